@@ -1,0 +1,535 @@
+//! Descriptor blocks: the log of a segment.
+//!
+//! Block `index` lies at the segment's block `segment_blocks - 1 - index`: they grow down from the end, towards the
+//! page data. A block is written once in a life of its segment, together with the payload it describes, and names
+//! itself: store, volume, segment, life (`sequence`), `index` and `commit`. So a block of an earlier life, of another
+//! place or of another store is recognised whatever lies around it.
+//!
+//! ```text
+//!  offset  bytes  field
+//!       0     24  prologue      its length is 160 and the body's bytes
+//!      24     16  store
+//!      40      8  sequence      the life of the segment
+//!      48      8  commit        the group that this block belongs to
+//!      56      8  synced        the highest commit known to be synced on every volume
+//!      64      4  segment
+//!      68      4  index
+//!      72      4  data_end      first data block not used, this block's pages included
+//!      76      2  volume
+//!      78      2  body          1 records, 2 namespace
+//!      80      4  count         records, or bytes of the namespace
+//!      84     76  zero
+//!     160      -  body
+//!
+//!  record, 96 bytes
+//!       0      1  kind          1 page, 2 delete, 3 clear, 4 evict
+//!       1      1  flags         bit 0: has a parent
+//!       2      2  zero
+//!       4      4  depth         of a page: pages before it in its chain
+//!       8     16  namespace
+//!      24     32  key           of a page or delete; of an evict its first 12 bytes, then zeros
+//!      56     12  parent        of a page that has one
+//!      68      4  start         of a page: its first block in the segment; of an evict: the segment
+//!      72      4  blocks        of a page; of an evict: the volume
+//!      76      4  zero
+//!      80      8  birth
+//!      88      8  checksum      of a page; of an evict: the life of the segment
+//! ```
+//!
+//! Fields that a kind does not have are zero.
+//!
+//! What is given out holds: `sequence <= commit`, `synced < commit`, every birth `< commit`, every page within
+//! `2..data_end`, and `data_end` not above this block. Births may be of any earlier run: a copy keeps its birth.
+//! Whether the payload of a page landed is not known here; its checksum says.
+
+use crate::bytes::{Reader, Writer};
+use crate::consts::BLOCK_BYTES;
+use crate::error::{Damage, Elsewhere, Structure};
+use crate::frame::{self, Checked, PROLOGUE_BYTES};
+use crate::geometry::{HEADER_BLOCKS, descriptor_block};
+use crate::ids::{SegmentNo, StoreId};
+use crate::key::{KeyPrefix, PageKey};
+use crate::namespace::{Fingerprint, NAMESPACE_BYTES_MAX, Namespace};
+use crate::segment::{Identity, SegmentAddress};
+use crate::serial::Serial;
+
+/// Most records of a block.
+pub const RECORDS_PER_BLOCK: usize = (BLOCK_BYTES - HEADER_BYTES) / RECORD_BYTES;
+
+const HEADER_BYTES: usize = 160;
+const HEADER_RESERVED: usize = HEADER_BYTES - PROLOGUE_BYTES - (16 + 3 * 8 + 3 * 4 + 2 * 2 + 4);
+const RECORD_BYTES: usize = 96;
+const FLAG_PARENT: u8 = 1;
+const BODY_RECORDS: u16 = 1;
+const BODY_NAMESPACE: u16 = 2;
+const KIND_PAGE: u8 = 1;
+const KIND_DELETE: u8 = 2;
+const KIND_CLEAR: u8 = 3;
+const KIND_EVICT: u8 = 4;
+
+const _: () = assert!(RECORDS_PER_BLOCK == 41 && HEADER_RESERVED == 76);
+const _: () = assert!(1 + 1 + 2 + 4 + 16 + 32 + 12 + 4 + 4 + 4 + 8 + 8 == RECORD_BYTES);
+const _: () = assert!(HEADER_BYTES + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
+
+/// What a descriptor block says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockHeader {
+    /// The store it belongs to.
+    pub store: StoreId,
+    /// The volume it lies on, by its place in the store's list.
+    pub volume: u16,
+    /// The segment it lies in.
+    pub segment: SegmentNo,
+    /// The life of that segment.
+    pub sequence: Serial,
+    /// Its own place: 0 is the last block of the segment.
+    pub index: u32,
+    /// The commit group that it belongs to.
+    pub commit: Serial,
+    /// The first data block not used, counted in blocks of the segment, once this block's pages are in place.
+    pub data_end: u32,
+    /// The highest commit known to be synced on every volume when this was written; [`Serial::ZERO`] for none.
+    pub synced: Serial,
+}
+
+/// A page of the segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRecord {
+    /// Its namespace.
+    pub namespace: Fingerprint,
+    /// Its key.
+    pub key: PageKey,
+    /// The key of the page before it in its chain, the first 96 bits.
+    pub parent: Option<KeyPrefix>,
+    /// Pages before it in its chain.
+    pub depth: u32,
+    /// When it was put. A copy keeps it.
+    pub birth: Serial,
+    /// Its first block, counted in blocks of the segment.
+    pub start: u32,
+    /// How many blocks it has.
+    pub blocks: u32,
+    /// Its [`PageChecksum`](crate::PageChecksum).
+    pub checksum: u64,
+}
+
+/// One line of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// A page was put, or copied here.
+    Page(PageRecord),
+    /// Every page of this key with a lower birth is gone.
+    Delete {
+        /// The namespace of the key.
+        namespace: Fingerprint,
+        /// The key.
+        key: PageKey,
+        /// When it was deleted.
+        birth: Serial,
+    },
+    /// Every page of this namespace with a lower birth is gone.
+    Clear {
+        /// The namespace.
+        namespace: Fingerprint,
+        /// When it was cleared.
+        birth: Serial,
+    },
+    /// The page of this key with a lower birth was dropped to make room, or found damaged. Needed for as long as the life
+    /// of the segment that it lay in is on disk.
+    Evict {
+        /// The namespace of the key.
+        namespace: Fingerprint,
+        /// What the index keeps of the key.
+        key: KeyPrefix,
+        /// When it was dropped.
+        birth: Serial,
+        /// The volume it lay on, by its place in the store's list.
+        volume: u16,
+        /// The segment it lay in.
+        segment: SegmentNo,
+        /// The life of that segment.
+        sequence: Serial,
+    },
+}
+
+/// What a descriptor block carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// At most [`RECORDS_PER_BLOCK`] records, in the order of the log.
+    Records(Vec<Record>),
+    /// The whole of a namespace that records name by its fingerprint.
+    Namespace(Namespace),
+}
+
+/// A descriptor block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DescriptorBlock {
+    /// What it says of itself.
+    pub header: BlockHeader,
+    /// What it carries.
+    pub body: Body,
+}
+
+/// Where a descriptor block was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockAddress {
+    /// The store.
+    pub store: StoreId,
+    /// The volume, by its place in the store's list.
+    pub volume: u16,
+    /// The segment's number on that volume.
+    pub segment: SegmentNo,
+    /// Blocks of a segment of this store.
+    pub segment_blocks: u32,
+    /// Which descriptor block of the segment.
+    pub index: u32,
+}
+
+impl Record {
+    /// The namespace it is about.
+    #[must_use]
+    pub fn namespace(&self) -> Fingerprint {
+        match self {
+            Record::Page(page) => page.namespace,
+            Record::Delete { namespace, .. }
+            | Record::Clear { namespace, .. }
+            | Record::Evict { namespace, .. } => *namespace,
+        }
+    }
+
+    /// When what it tells happened.
+    #[must_use]
+    pub fn birth(&self) -> Serial {
+        match self {
+            Record::Page(page) => page.birth,
+            Record::Delete { birth, .. }
+            | Record::Clear { birth, .. }
+            | Record::Evict { birth, .. } => *birth,
+        }
+    }
+}
+
+impl DescriptorBlock {
+    /// Writes the block. Allocates nothing.
+    ///
+    /// # Panics
+    /// With more than [`RECORDS_PER_BLOCK`] records.
+    #[expect(clippy::cast_possible_truncation, reason = "the body fits a block")]
+    pub fn encode(&self, out: &mut [u8; BLOCK_BYTES]) {
+        debug_assert_eq!(self.validate(), Ok(()), "no reader would take this block");
+        let header = &self.header;
+        let (kind, count, bytes) = match &self.body {
+            Body::Records(records) => {
+                assert!(
+                    records.len() <= RECORDS_PER_BLOCK,
+                    "too many records for a descriptor block"
+                );
+                (
+                    BODY_RECORDS,
+                    records.len(),
+                    records.len().saturating_mul(RECORD_BYTES),
+                )
+            }
+            Body::Namespace(namespace) => (
+                BODY_NAMESPACE,
+                namespace.encode().len(),
+                namespace.encode().len(),
+            ),
+        };
+        let mut writer = frame::begin(out);
+        writer.bytes(header.store.as_bytes());
+        writer.u64(header.sequence.get());
+        writer.u64(header.commit.get());
+        writer.u64(header.synced.get());
+        writer.u32(header.segment.0);
+        writer.u32(header.index);
+        writer.u32(header.data_end);
+        writer.u16(header.volume);
+        writer.u16(kind);
+        writer.u32(count as u32);
+        writer.reserved(HEADER_RESERVED);
+        match &self.body {
+            Body::Records(records) => records
+                .iter()
+                .for_each(|record| write_record(&mut writer, record)),
+            Body::Namespace(namespace) => writer.bytes(namespace.encode()),
+        }
+        let length = HEADER_BYTES.saturating_add(bytes);
+        frame::seal(out, Structure::DescriptorBlock, length as u32);
+    }
+
+    /// Checks that a block is a whole descriptor block.
+    ///
+    /// # Errors
+    /// It is not; see [`Damage`].
+    pub fn check(block: &[u8]) -> Result<Checked<DescriptorBlock>, Damage> {
+        let mut reader = frame::open(block, Structure::DescriptorBlock)?;
+        let store = StoreId::from_bytes(reader.array()?);
+        let sequence = Serial::from_raw(reader.u64()?);
+        let commit = Serial::from_raw(reader.u64()?);
+        let synced = Serial::from_raw(reader.u64()?);
+        let segment = SegmentNo(reader.u32()?);
+        let index = reader.u32()?;
+        let data_end = reader.u32()?;
+        let volume = reader.u16()?;
+        let kind = reader.u16()?;
+        let count = reader.u32()?;
+        reader.reserved(HEADER_RESERVED)?;
+        let header = BlockHeader {
+            store,
+            volume,
+            segment,
+            sequence,
+            index,
+            commit,
+            data_end,
+            synced,
+        };
+        let body = match kind {
+            BODY_RECORDS => Body::Records(read_records(reader.rest(), count)?),
+            BODY_NAMESPACE => Body::Namespace(read_namespace(reader.rest(), count)?),
+            other => return Err(damaged("body", other)),
+        };
+        let block = DescriptorBlock { header, body };
+        block.validate()?;
+        Ok(Checked(block))
+    }
+
+    /// What holds whatever the place.
+    #[inline]
+    fn validate(&self) -> Result<(), Damage> {
+        let header = &self.header;
+        if !header.sequence.is_drawn() {
+            return Err(damaged("sequence", header.sequence.get()));
+        }
+        if header.commit < header.sequence {
+            return Err(damaged("commit", header.commit.get()));
+        }
+        let synced_is_one = header.synced.is_drawn() || header.synced == Serial::ZERO;
+        if !synced_is_one || header.synced >= header.commit {
+            return Err(damaged("synced", header.synced.get()));
+        }
+        if header.data_end < HEADER_BLOCKS {
+            return Err(damaged("data_end", header.data_end));
+        }
+        match &self.body {
+            Body::Records(records) => records
+                .iter()
+                .try_for_each(|record| validate_record(record, header)),
+            Body::Namespace(_) => Ok(()),
+        }
+    }
+}
+
+impl Checked<DescriptorBlock> {
+    /// The place and life it claims, to tell an older life from garbage.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        let header = &self.0.header;
+        Identity {
+            store: header.store,
+            volume: header.volume,
+            segment: header.segment,
+            sequence: header.sequence,
+        }
+    }
+
+    /// The block, when it belongs where it was read and all that it names lies below it in the segment.
+    ///
+    /// # Errors
+    /// [`Damage::Elsewhere`], or [`Damage::Field`] for data that would reach into the descriptor blocks.
+    pub fn at(self, address: &BlockAddress) -> Result<DescriptorBlock, Damage> {
+        self.identity().at(&SegmentAddress {
+            store: address.store,
+            volume: address.volume,
+            segment: address.segment,
+            segment_blocks: address.segment_blocks,
+        })?;
+        let header = &self.0.header;
+        if header.index != address.index {
+            return Err(Damage::Elsewhere(Elsewhere::Index {
+                claimed: header.index,
+                expected: address.index,
+            }));
+        }
+        let own = descriptor_block(address.segment_blocks, header.index);
+        match own {
+            Some(own) if header.data_end <= own => Ok(self.0),
+            Some(_) => Err(damaged("data_end", header.data_end)),
+            None => Err(damaged("index", header.index)),
+        }
+    }
+}
+
+#[inline]
+fn validate_record(record: &Record, header: &BlockHeader) -> Result<(), Damage> {
+    let birth = record.birth();
+    if !birth.is_drawn() || birth >= header.commit {
+        return Err(damaged("birth", birth.get()));
+    }
+    let Record::Page(page) = record else {
+        return Ok(());
+    };
+    if page.start < HEADER_BLOCKS {
+        return Err(damaged("start", page.start));
+    }
+    match page.start.checked_add(page.blocks) {
+        Some(end) if page.blocks > 0 && end <= header.data_end => Ok(()),
+        _ => Err(damaged("blocks", page.blocks)),
+    }
+}
+
+fn write_record(writer: &mut Writer<'_>, record: &Record) {
+    let absent = PageRecord {
+        namespace: record.namespace(),
+        key: PageKey::from_bytes([0; 32]),
+        parent: None,
+        depth: 0,
+        birth: record.birth(),
+        start: 0,
+        blocks: 0,
+        checksum: 0,
+    };
+    let (kind, page) = match record {
+        Record::Page(page) => (KIND_PAGE, *page),
+        Record::Delete { key, .. } => (
+            KIND_DELETE,
+            PageRecord {
+                key: *key,
+                ..absent
+            },
+        ),
+        Record::Clear { .. } => (KIND_CLEAR, absent),
+        Record::Evict {
+            key,
+            volume,
+            segment,
+            sequence,
+            ..
+        } => (
+            KIND_EVICT,
+            PageRecord {
+                key: padded(*key),
+                start: segment.0,
+                blocks: u32::from(*volume),
+                checksum: sequence.get(),
+                ..absent
+            },
+        ),
+    };
+    writer.u8(kind);
+    writer.u8(if page.parent.is_some() {
+        FLAG_PARENT
+    } else {
+        0
+    });
+    writer.reserved(2);
+    writer.u32(page.depth);
+    writer.bytes(page.namespace.as_bytes());
+    writer.bytes(page.key.as_bytes());
+    writer.bytes(
+        page.parent
+            .map_or([0; 12], |parent| *parent.as_bytes())
+            .as_slice(),
+    );
+    writer.u32(page.start);
+    writer.u32(page.blocks);
+    writer.reserved(4);
+    writer.u64(page.birth.get());
+    writer.u64(page.checksum);
+}
+
+/// A key's prefix in the place of a key.
+fn padded(prefix: KeyPrefix) -> PageKey {
+    let mut key = [0; 32];
+    for (byte, of_prefix) in key.iter_mut().zip(prefix.as_bytes()) {
+        *byte = *of_prefix;
+    }
+    PageKey::from_bytes(key)
+}
+
+fn read_records(body: &[u8], count: u32) -> Result<Vec<Record>, Damage> {
+    let (records, rest) = body.as_chunks::<RECORD_BYTES>();
+    // The body lies within one block, so the number of records is bounded before anything is allocated for them.
+    if records.len() != count as usize || !rest.is_empty() {
+        return Err(damaged("count", count));
+    }
+    records.iter().map(read_record).collect()
+}
+
+#[inline]
+fn read_record(bytes: &[u8; RECORD_BYTES]) -> Result<Record, Damage> {
+    let mut reader = Reader::new(bytes);
+    let kind = reader.u8()?;
+    let flags = reader.u8()?;
+    let zero = reader.u16()?;
+    let depth = reader.u32()?;
+    let namespace = Fingerprint::from_bytes(reader.array()?);
+    let key = PageKey::from_bytes(reader.array()?);
+    let parent = KeyPrefix::from_bytes(reader.array()?);
+    let start = reader.u32()?;
+    let blocks = reader.u32()?;
+    let zero_too = reader.u32()?;
+    let birth = Serial::from_raw(reader.u64()?);
+    let checksum = reader.u64()?;
+    let has_parent = flags & FLAG_PARENT != 0;
+    let no_parent = *parent.as_bytes() == [0; 12];
+    if zero != 0 || zero_too != 0 || flags & !FLAG_PARENT != 0 || !(has_parent || no_parent) {
+        return Err(Damage::Reserved);
+    }
+    if kind == KIND_PAGE {
+        return Ok(Record::Page(PageRecord {
+            namespace,
+            key,
+            parent: has_parent.then_some(parent),
+            depth,
+            birth,
+            start,
+            blocks,
+            checksum,
+        }));
+    }
+    if has_parent || depth != 0 {
+        return Err(Damage::Reserved);
+    }
+    if kind == KIND_EVICT {
+        if padded(key.prefix()) != key {
+            return Err(Damage::Reserved);
+        }
+        return Ok(Record::Evict {
+            namespace,
+            key: key.prefix(),
+            birth,
+            volume: u16::try_from(blocks).map_err(|_| damaged("volume", blocks))?,
+            segment: SegmentNo(start),
+            sequence: Serial::from_raw(checksum),
+        });
+    }
+    if start != 0 || blocks != 0 || checksum != 0 {
+        return Err(Damage::Reserved);
+    }
+    match kind {
+        KIND_DELETE => Ok(Record::Delete {
+            namespace,
+            key,
+            birth,
+        }),
+        KIND_CLEAR if *key.as_bytes() == [0; 32] => Ok(Record::Clear { namespace, birth }),
+        KIND_CLEAR => Err(Damage::Reserved),
+        other => Err(damaged("kind", other)),
+    }
+}
+
+fn read_namespace(body: &[u8], count: u32) -> Result<Namespace, Damage> {
+    if body.len() != count as usize {
+        return Err(damaged("count", count));
+    }
+    Ok(Namespace::decode(body)?)
+}
+
+fn damaged(field: &'static str, value: impl Into<u64>) -> Damage {
+    Damage::Field {
+        field,
+        value: value.into(),
+    }
+}

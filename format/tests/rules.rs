@@ -1,0 +1,452 @@
+//! What each structure refuses, and why it says so.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use larder_format::*;
+
+fn invalid(field: &'static str, value: u64) -> SuperblockError {
+    SuperblockError::Invalid { field, value }
+}
+
+fn field(field: &'static str, value: u64) -> Damage {
+    Damage::Field { field, value }
+}
+
+#[test]
+fn a_whole_superblock_of_a_newer_version_is_newer_and_a_torn_one_is_damaged() {
+    let block = superblock().encode().unwrap();
+    let newer = patched(&block, 8, &2_u32.to_le_bytes());
+    assert_eq!(
+        refused(Superblock::decode(&newer)),
+        SuperblockError::Newer { version: 2 }
+    );
+    let mut torn = newer;
+    torn[3000] ^= 1;
+    let reason = refused(Superblock::decode(&torn));
+    assert!(
+        matches!(reason, SuperblockError::Damaged(Damage::Checksum { .. })),
+        "{reason}"
+    );
+    let zero = patched(&block, 8, &0_u32.to_le_bytes());
+    let older = SuperblockError::Damaged(Damage::Version { found: 0 });
+    assert_eq!(refused(Superblock::decode(&zero)), older);
+}
+
+#[test]
+fn whole_blocks_of_a_newer_version_say_so() {
+    let version = 7_u32.to_le_bytes();
+    let header = patched(&encode_header(&segment_header()), 8, &version);
+    assert_eq!(
+        refused(SegmentHeader::check(&header)),
+        Damage::Version { found: 7 }
+    );
+    let descriptors = patched(&encode_block(&records_block()), 8, &version);
+    assert_eq!(
+        refused(DescriptorBlock::check(&descriptors)),
+        Damage::Version { found: 7 }
+    );
+}
+
+/// A superblock with one thing changed is neither written nor read; what is read is the sample, patched.
+#[test]
+fn a_superblock_with_an_impossible_field_is_neither_written_nor_read() {
+    type Change = fn(&mut Superblock);
+    let cases: [(SuperblockError, Change); 11] = [
+        (invalid("volumes", 0), |it| it.volumes.clear()),
+        (invalid("volumes", 17), |it| {
+            it.volumes = vec![it.volumes[0].clone(); 17];
+        }),
+        (invalid("run", 0), |it| it.run = Run::ZERO),
+        (invalid("volume", 3), |it| it.volume = 3),
+        (invalid("volume", 1), |it| it.volume = 1),
+        (invalid("segment_blocks", 4095), |it| {
+            it.segment_blocks = 4095;
+        }),
+        (invalid("segment_blocks", (1 << 20) + 1), |it| {
+            it.segment_blocks = (1 << 20) + 1;
+        }),
+        (invalid("segments", 0), |it| it.volumes[1].segments = 0),
+        (invalid("segments", (1 << 24) + 1), |it| {
+            it.volumes[1].segments = (1 << 24) - 4107;
+        }),
+        (invalid("path_bytes", 201), |it| {
+            it.volumes[1].path = "x".repeat(201);
+        }),
+        (invalid("id", 0), |it| it.volumes[1].id = it.volumes[0].id),
+    ];
+    for (reason, change) in cases {
+        let mut changed = superblock();
+        change(&mut changed);
+        assert_eq!(refused(changed.encode()), reason);
+    }
+    let block = superblock().encode().unwrap();
+    let run = (1_u32 << 24).to_le_bytes();
+    let reads: [(SuperblockError, usize, &[u8]); 9] = [
+        (invalid("run", 0), 72, &[0; 4]),
+        (invalid("run", 1 << 24), 72, &run),
+        (invalid("segment_blocks", 0), 80, &[0; 4]),
+        (invalid("volume", 1), 84, &[1, 0]),
+        (invalid("volumes", 17), 86, &[17, 0]),
+        (invalid("state", 3), 88, &[3]),
+        (invalid("flags", 2), 256 + 20, &[2]),
+        (invalid("path_bytes", 201), 256 + 22, &[201]),
+        (invalid("path", 1), 256 + 25, &[0xff]),
+    ];
+    for (reason, at, bytes) in reads {
+        assert_eq!(
+            refused(Superblock::decode(&patched(&block, at, bytes))),
+            reason
+        );
+    }
+}
+
+#[test]
+fn a_set_bit_that_should_be_zero_is_refused_though_the_crc_is_right() {
+    let superblock = superblock().encode().unwrap();
+    for at in [20, 92, 255, 256 + 24 + 14, 4095] {
+        let reason = refused(Superblock::decode(&patched(&superblock, at, &[1])));
+        assert_eq!(
+            reason,
+            SuperblockError::Damaged(Damage::Reserved),
+            "byte {at}"
+        );
+    }
+    let header = encode_header(&segment_header());
+    for at in [20, 80, 4095] {
+        assert_eq!(
+            refused(SegmentHeader::check(&patched(&header, at, &[1]))),
+            Damage::Reserved,
+            "byte {at}"
+        );
+    }
+    let descriptors = encode_block(&records_block());
+    let (page, head, delete, clear) = (160, 256, 352, 448);
+    let zeros = [
+        20,
+        84,
+        159,
+        page + 1,
+        page + 2,
+        page + 76,
+        head + 56,
+        delete + 4,
+        delete + 88,
+        clear + 24,
+        4095,
+    ];
+    for at in zeros {
+        let block = patched(&descriptors, at, &[0x82]);
+        assert_eq!(
+            refused(DescriptorBlock::check(&block)),
+            Damage::Reserved,
+            "byte {at}"
+        );
+    }
+}
+
+#[test]
+fn the_newer_valid_copy_of_a_superblock_counts() {
+    let of = |generation| {
+        Ok(Superblock {
+            generation,
+            ..superblock()
+        })
+    };
+    let torn = || Err(SuperblockError::Damaged(Damage::Short));
+    let newer = || Err(SuperblockError::Newer { version: 2 });
+    let foreign = || Err(SuperblockError::NotLarder);
+    assert_eq!(newest(of(1), of(2)), of(2));
+    assert_eq!(newest(of(2), of(1)), of(2));
+    assert_eq!(newest(of(3), torn()), of(3));
+    assert_eq!(newest(foreign(), of(3)), of(3));
+    assert_eq!(newest(torn(), foreign()), torn());
+    assert_eq!(newest(foreign(), torn()), torn());
+    assert_eq!(newest(foreign(), foreign()), foreign());
+    // A newer Larder has been here: the copy that can be read is out of date.
+    assert_eq!(newest(of(3), newer()), newer());
+    assert_eq!(newest(newer(), of(3)), newer());
+    assert_eq!(newest(newer(), torn()), newer());
+    let other = StoreId::from_bytes([1; 16]);
+    let stranger = Ok(Superblock {
+        store: other,
+        ..superblock()
+    });
+    assert_eq!(
+        newest(of(3), stranger),
+        Err(SuperblockError::TwoStores { a: STORE, b: other })
+    );
+}
+
+#[test]
+fn a_segment_header_read_elsewhere_is_refused_and_still_says_what_it_is() {
+    let block = encode_header(&segment_header());
+    let checked = SegmentHeader::check(&block).unwrap();
+    let identity = checked.identity();
+    assert_eq!(
+        (identity.segment, identity.sequence),
+        (SegmentNo(11), serial(9, 1000))
+    );
+    let here = segment_address();
+    let other = StoreId::from_bytes([0; 16]);
+    let cases = [
+        (
+            SegmentAddress {
+                store: other,
+                ..here
+            },
+            Elsewhere::Store {
+                claimed: STORE,
+                expected: other,
+            },
+        ),
+        (
+            SegmentAddress { volume: 0, ..here },
+            Elsewhere::Volume {
+                claimed: 2,
+                expected: 0,
+            },
+        ),
+        (
+            SegmentAddress {
+                segment: SegmentNo(12),
+                ..here
+            },
+            Elsewhere::Segment {
+                claimed: SegmentNo(11),
+                expected: SegmentNo(12),
+            },
+        ),
+    ];
+    for (address, elsewhere) in cases {
+        assert_eq!(
+            checked.clone().at(&address),
+            Err(Damage::Elsewhere(elsewhere))
+        );
+    }
+    assert_eq!(checked.at(&here), Ok(segment_header()));
+}
+
+#[test]
+fn a_segment_header_with_an_impossible_field_is_refused() {
+    let block = encode_header(&segment_header());
+    let u32_at =
+        |at: usize, value: u32| refused(decode_header(&patched(&block, at, &value.to_le_bytes())));
+    let u64_at =
+        |at: usize, value: u64| refused(decode_header(&patched(&block, at, &value.to_le_bytes())));
+    assert_eq!(u64_at(40, 0), field("sequence", 0));
+    assert_eq!(u64_at(40, 5), field("sequence", 5));
+    assert_eq!(u64_at(48, 5), field("proven", 5));
+    assert_eq!(u64_at(56, 5), field("synced", 5));
+    assert_eq!(u32_at(68, 537), field("blocks", 537));
+    assert_eq!(u32_at(68, u32::MAX), field("blocks", u64::from(u32::MAX)));
+    assert_eq!(u32_at(72, 1), field("data_end", 1));
+    assert_eq!(
+        refused(decode_header(&patched(&block, 78, &[0]))),
+        field("state", 0)
+    );
+    assert_eq!(
+        refused(decode_header(&patched(&block, 78, &[4]))),
+        field("state", 4)
+    );
+    let open = SegmentHeader {
+        blocks: 0,
+        data_end: SEGMENT_BLOCKS + 1,
+        ..segment_header()
+    };
+    assert_eq!(
+        decode_header(&encode_header(&open)),
+        Err(field("data_end", 65_537))
+    );
+}
+
+#[test]
+fn a_segment_that_was_never_used_is_free_without_a_life() {
+    let free = SegmentHeader {
+        sequence: Serial::ZERO,
+        state: SegmentState::Free,
+        blocks: 0,
+        data_end: HEADER_BLOCKS,
+        proven: Serial::ZERO,
+        synced: Serial::ZERO,
+        ..segment_header()
+    };
+    assert_eq!(decode_header(&encode_header(&free)), Ok(free));
+}
+
+#[test]
+fn a_descriptor_block_read_elsewhere_is_refused_and_still_says_what_it_is() {
+    let block = encode_block(&records_block());
+    let checked = DescriptorBlock::check(&block).unwrap();
+    assert_eq!(checked.identity().sequence, serial(9, 1000));
+    let here = block_address();
+    let other = StoreId::from_bytes([0; 16]);
+    let cases = [
+        (
+            BlockAddress {
+                store: other,
+                ..here
+            },
+            Elsewhere::Store {
+                claimed: STORE,
+                expected: other,
+            },
+        ),
+        (
+            BlockAddress { volume: 0, ..here },
+            Elsewhere::Volume {
+                claimed: 2,
+                expected: 0,
+            },
+        ),
+        (
+            BlockAddress {
+                segment: SegmentNo(12),
+                ..here
+            },
+            Elsewhere::Segment {
+                claimed: SegmentNo(11),
+                expected: SegmentNo(12),
+            },
+        ),
+        (
+            BlockAddress { index: 4, ..here },
+            Elsewhere::Index {
+                claimed: 3,
+                expected: 4,
+            },
+        ),
+    ];
+    for (address, elsewhere) in cases {
+        assert_eq!(
+            checked.clone().at(&address),
+            Err(Damage::Elsewhere(elsewhere))
+        );
+    }
+    assert_eq!(checked.at(&here), Ok(records_block()));
+}
+
+#[test]
+fn page_data_never_reaches_into_the_descriptor_blocks() {
+    let block_of = |data_end, index| {
+        encode_block(&DescriptorBlock {
+            header: BlockHeader {
+                data_end,
+                index,
+                ..block_header()
+            },
+            body: Body::Records(Vec::new()),
+        })
+    };
+    let at = |data_end, index| {
+        let address = BlockAddress {
+            index,
+            ..block_address()
+        };
+        DescriptorBlock::check(&block_of(data_end, index))
+            .unwrap()
+            .at(&address)
+            .map(|it| it.header.data_end)
+    };
+    assert_eq!(at(SEGMENT_BLOCKS - 1, 0), Ok(SEGMENT_BLOCKS - 1));
+    assert_eq!(at(SEGMENT_BLOCKS, 0), Err(field("data_end", 65_536)));
+    assert_eq!(at(SEGMENT_BLOCKS - 4, 3), Ok(SEGMENT_BLOCKS - 4));
+    assert_eq!(at(SEGMENT_BLOCKS - 3, 3), Err(field("data_end", 65_533)));
+    assert_eq!(at(2, SEGMENT_BLOCKS - 3), Ok(2));
+    assert_eq!(at(2, SEGMENT_BLOCKS - 2), Err(field("index", 65_534)));
+    assert_eq!(at(2, u32::MAX), Err(field("index", u64::from(u32::MAX))));
+}
+
+#[test]
+fn a_descriptor_block_with_an_impossible_field_is_refused() {
+    let block = encode_block(&records_block());
+    let u32_at =
+        |at: usize, value: u32| refused(decode_block(&patched(&block, at, &value.to_le_bytes())));
+    let u64_at =
+        |at: usize, value: u64| refused(decode_block(&patched(&block, at, &value.to_le_bytes())));
+    let commit = serial(9, 2050).get();
+    assert_eq!(u64_at(40, 0), field("sequence", 0));
+    assert_eq!(u64_at(40, commit + 1), field("commit", commit));
+    assert_eq!(u64_at(56, commit), field("synced", commit));
+    assert_eq!(u64_at(56, 3), field("synced", 3));
+    assert_eq!(u32_at(72, 1), field("data_end", 1));
+    assert_eq!(
+        refused(decode_block(&patched(&block, 78, &[3]))),
+        field("body", 3)
+    );
+    assert_eq!(u32_at(80, 3), field("count", 3));
+    assert_eq!(u32_at(80, u32::MAX), field("count", u64::from(u32::MAX)));
+    let page = 160;
+    assert_eq!(
+        refused(decode_block(&patched(&block, 352, &[9]))),
+        field("kind", 9)
+    );
+    assert_eq!(u32_at(page + 68, 1), field("start", 1));
+    assert_eq!(u32_at(page + 68, u32::MAX), field("blocks", 2304));
+    assert_eq!(u32_at(page + 72, 0), field("blocks", 0));
+    assert_eq!(u32_at(page + 72, 4999), field("blocks", 4999));
+    assert_eq!(u64_at(page + 80, commit), field("birth", commit));
+    assert_eq!(u64_at(page + 80, 0), field("birth", 0));
+    // The last block below the mark may be used.
+    let fits = patched(&block, page + 72, &4998_u32.to_le_bytes());
+    assert!(decode_block(&fits).is_ok());
+}
+
+#[test]
+fn a_length_that_differs_from_the_body_is_refused() {
+    let length_of = |block: &Block| u32::from_le_bytes(block[12..16].try_into().unwrap());
+    let block = encode_block(&records_block());
+    let length = length_of(&block);
+    assert_eq!(length, 160 + 5 * 96);
+    let with_length =
+        |length: u32| DescriptorBlock::check(&patched(&block, 12, &length.to_le_bytes()));
+    assert_eq!(refused(with_length(length + 96)), field("count", 5));
+    assert_eq!(refused(with_length(length - 96)), Damage::Reserved);
+    assert_eq!(refused(with_length(4097)), Damage::Length { found: 4097 });
+    assert_eq!(refused(with_length(23)), Damage::Length { found: 23 });
+    let header = patched(&encode_header(&segment_header()), 12, &81_u32.to_le_bytes());
+    assert_eq!(
+        refused(SegmentHeader::check(&header)),
+        Damage::Length { found: 81 }
+    );
+    let superblock = superblock().encode().unwrap();
+    assert_eq!(length_of(&superblock), 256 + 3 * 224);
+    let longer = patched(&superblock, 12, &(256 + 3 * 224 + 1_u32).to_le_bytes());
+    let reason = SuperblockError::Damaged(Damage::Length { found: 929 });
+    assert_eq!(refused(Superblock::decode(&longer)), reason);
+    let mut empty = [0; BLOCK_BYTES];
+    empty[..24].copy_from_slice(&block[..24]);
+    let empty = patched(&empty, 12, &24_u32.to_le_bytes());
+    assert_eq!(refused(DescriptorBlock::check(&empty)), Damage::Short);
+}
+
+#[test]
+fn errors_are_sentences_with_what_where_and_what_to_do() {
+    let newer = SuperblockError::Newer { version: 3 };
+    assert_eq!(
+        newer.to_string(),
+        "format version 3 is newer than version 1, which this build reads: use a newer Larder"
+    );
+    let elsewhere = Damage::Elsewhere(Elsewhere::Segment {
+        claimed: SegmentNo(4),
+        expected: SegmentNo(7),
+    });
+    assert_eq!(
+        elsewhere.to_string(),
+        "it belongs elsewhere: it names segment 4, this is segment 7"
+    );
+    let crc = Damage::Checksum {
+        stored: 1,
+        computed: 0xabcd_ef01,
+    };
+    assert_eq!(
+        crc.to_string(),
+        "its CRC-32 is abcdef01, but 00000001 was written"
+    );
+    assert_eq!(
+        namespace().to_string(),
+        "Qwen/Qwen3-8B@a1b2c3 bfloat16 page_first_direct pool kv, 64 tokens in 9437184 bytes a page (2 parts), \
+         tp 1/4, rope=yarn, tag="
+    );
+}
