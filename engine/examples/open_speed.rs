@@ -1,0 +1,133 @@
+//! How long a store of many pages takes to open, after a clean close and after SIGKILL.
+//!
+//! `cargo run --release -p larder-engine --example open_speed -- DIRECTORY [PAGES]` fills a store of 4 KiB pages in a child process,
+//! which then closes it or kills itself, and opens it here, five times each (after the kill each open is left without a close). Needs about 5 GiB of disk a million pages.
+
+use std::io::IoSlice;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use larder_engine::format::{Namespace, NamespaceFields, PageShape, Rank, TokenUnits, page_keys};
+use larder_engine::memory::AlignedBuf;
+use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, PutPage, Store, create};
+
+type Failure = Box<dyn std::error::Error>;
+
+const PAGE_BYTES: u32 = 4096;
+const CHAIN: usize = 2048;
+const ROUNDS: usize = 5;
+
+fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["fill", path, pages, end] => fill(Path::new(path), pages.parse()?, end == "close"),
+        [directory] => measure(Path::new(directory), 2_000_000),
+        [directory, pages] => measure(Path::new(directory), pages.parse()?),
+        _ => Err("usage: open_speed DIRECTORY [PAGES]".into()),
+    }
+}
+
+fn measure(directory: &Path, pages: usize) -> Result<(), Failure> {
+    println!(
+        "| ended by | pages | open, s: median of {ROUNDS} | min | max |\n|---|---|---|---|---|"
+    );
+    for end in ["close", "kill"] {
+        let path = directory.join(format!("open-speed-{}", std::process::id()));
+        // Room for pages, their descriptors, and what reclaim keeps back, so that nothing is evicted.
+        let size = pages as u64 * u64::from(PAGE_BYTES) / 4 * 5 + (2 << 30);
+        let options = CreateOptions {
+            size,
+            segment_size: Some(256 << 20),
+            ..CreateOptions::default()
+        };
+        create(&path, &options)?;
+        let status = Command::new(std::env::current_exe()?)
+            .args([
+                "fill".as_ref(),
+                path.as_os_str(),
+                pages.to_string().as_ref(),
+                end.as_ref(),
+            ])
+            .status()?;
+        if end == "close" && !status.success() {
+            return Err("filling the store failed".into());
+        }
+        let mut times = Vec::new();
+        for _ in 0..ROUNDS {
+            let started = Instant::now();
+            let store = Store::open(&path, OpenOptions::default())?;
+            times.push(started.elapsed());
+            let found = store.stats().pages;
+            if found < pages as u64 {
+                return Err(format!("{found} of {pages} pages found").into());
+            }
+            if end == "close" {
+                store.close()?;
+            }
+        }
+        times.sort_unstable();
+        let seconds = |time: &Duration| time.as_secs_f64();
+        println!(
+            "| {end} | {pages} | {:.3} | {:.3} | {:.3} |",
+            seconds(&times[times.len() / 2]),
+            seconds(&times[0]),
+            seconds(&times[times.len() - 1])
+        );
+        std::fs::remove_file(&path)?;
+    }
+    Ok(())
+}
+
+fn fill(path: &Path, pages: usize, close: bool) -> Result<(), Failure> {
+    let store = Store::open(path, OpenOptions::default())?;
+    let namespace = store.namespace(&Namespace::new(NamespaceFields {
+        model: "open-speed".to_owned(),
+        weights: String::new(),
+        dtype: "u8".to_owned(),
+        layout: "page_first_direct".to_owned(),
+        page_tokens: 1,
+        shape: PageShape::new(&[PAGE_BYTES])?,
+        tp: Rank::ALONE,
+        pp: Rank::ALONE,
+        cp: Rank::ALONE,
+        pool: "kv".to_owned(),
+        extra: std::collections::BTreeMap::new(),
+    })?)?;
+    let bytes = AlignedBuf::zeroed(PAGE_BYTES as usize)?;
+    let parts = [IoSlice::new(&bytes)];
+    let mut left = pages;
+    let mut chain = 0_u64;
+    while left > 0 {
+        let count = left.min(CHAIN);
+        let tokens: Vec<u64> = (0..count as u64).map(|page| chain << 32 | page).collect();
+        let keys = page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single);
+        let pages: Vec<PutPage<'_>> = (0..count)
+            .map(|at| PutPage {
+                key: keys[at],
+                parent: at.checked_sub(1).map(|before| keys[before]),
+                depth: u32::try_from(at).unwrap_or(u32::MAX),
+                parts: &parts,
+            })
+            .collect();
+        let statuses = store.put(
+            namespace,
+            &pages,
+            PutOptions {
+                wait: Duration::from_secs(60),
+            },
+        );
+        if let Some(status) = statuses.iter().find(|status| !status.is_present()) {
+            return Err(format!("a put ended with {status:?}").into());
+        }
+        left -= count;
+        chain += 1;
+    }
+    if close {
+        store.close()?;
+    } else {
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
+    }
+    Ok(())
+}

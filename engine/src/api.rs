@@ -1,0 +1,385 @@
+//! What a caller sees: the [`PageStore`] trait and the values that go in and come out.
+//!
+//! Every call may be made from any thread. `put` and `get` block the calling thread while the device works for it;
+//! lookups never touch the device. Each page of a batch gets a status of its own: one bad page spoils no other.
+
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use larder_format::{Namespace, PageKey};
+
+use crate::disk::probe::Want;
+use crate::error::StoreError;
+use crate::index::NamespaceSlot;
+use crate::memory::AlignedBuf;
+
+/// A namespace as this opening of the store knows it. Not stored, not valid after a reopen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NamespaceId(pub(crate) u16);
+
+impl From<NamespaceId> for NamespaceSlot {
+    fn from(id: NamespaceId) -> NamespaceSlot {
+        NamespaceSlot(id.0)
+    }
+}
+
+/// A page store: the in-process one ([`Store`](crate::Store)), or a client of one in another process.
+pub trait PageStore: Send + Sync {
+    /// Names the namespace that later calls work in. Pages of different namespaces never meet.
+    ///
+    /// # Errors
+    /// When the store cannot hold another namespace or is closed.
+    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError>;
+
+    /// Stores pages; one status a page, in order. Pages of one chain should lie in chain order: what cannot be
+    /// admitted is refused from the tail. The parts are only read, and not after the call returns.
+    fn put(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+    ) -> Vec<PutStatus>;
+
+    /// Reads pages into the caller's memory; one status a page, in order. The contents of the parts of a page that is not a
+    /// [`GetStatus::Hit`] are unspecified. After `deadline` no further read is started; the call returns when the
+    /// device is done with those that were.
+    fn get(
+        &self,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus>;
+
+    /// Reads pages into memory lent by the engine. Returns at `deadline` at the latest: pages still being read then are
+    /// misses, and the engine keeps their memory.
+    fn get_lent(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        deadline: Option<Instant>,
+    ) -> Vec<Result<LentPage, MissReason>>;
+
+    /// How many of `keys`, which follow one another in one chain, are stored, counted from the first. From RAM. What it
+    /// confirms is leased: it stays for a short time, for the `get` that follows.
+    fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize;
+
+    /// Which of `keys` are stored. From RAM; confirmed pages are leased.
+    fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool>;
+
+    /// Says that these pages were of use elsewhere (a hit in a tier above), so that they stay.
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]);
+
+    /// Deletes pages and says how many were there. They stay deleted after a crash.
+    ///
+    /// # Errors
+    /// When the deletion could not be written down.
+    fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError>;
+
+    /// Deletes every page of a namespace and says how many there were.
+    ///
+    /// # Errors
+    /// When the deletion could not be written down.
+    fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError>;
+
+    /// Returns when everything that was stored or deleted before the call survives power loss.
+    ///
+    /// # Errors
+    /// When a sync failed, until each page that it may have lost is rewritten or forgotten.
+    fn flush(&self) -> Result<(), StoreError>;
+
+    /// Counters and sizes at this moment.
+    fn stats(&self) -> Stats;
+
+    /// Finishes what is under way, makes it durable and marks the store as cleanly closed. Idempotent; later puts
+    /// are refused, later gets miss.
+    ///
+    /// # Errors
+    /// When something could not be made durable: the next open recovers as after a crash.
+    fn close(&self) -> Result<(), StoreError>;
+}
+
+/// A page to store.
+#[derive(Clone, Copy)]
+pub struct PutPage<'a> {
+    /// The page's key.
+    pub key: PageKey,
+    /// The key before it in its chain, if the caller knows it.
+    pub parent: Option<PageKey>,
+    /// How many pages lie before it in its chain.
+    pub depth: u32,
+    /// The page's parts, with the lengths the namespace's shape gives them.
+    pub parts: &'a [IoSlice<'a>],
+}
+
+/// A page to read.
+pub struct GetPage<'b, 'a> {
+    /// The page's key.
+    pub key: PageKey,
+    /// Where its parts go, with the lengths the namespace's shape gives them.
+    pub parts: &'b mut [IoSliceMut<'a>],
+}
+
+/// How a put behaves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PutOptions {
+    /// How long a page that cannot be admitted at once may wait for space or for writes in flight to end. Zero, the
+    /// default, refuses it at once.
+    pub wait: Duration,
+}
+
+/// What became of a page given to `put`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutStatus {
+    /// Stored now.
+    Stored,
+    /// Stored before, and as durable as the sync policy asks.
+    Duplicate,
+    /// Not admitted; nothing was written.
+    Refused(Refusal),
+    /// Written, but not successfully.
+    Failed(PutFailure),
+}
+
+impl PutStatus {
+    /// Whether the page is in the store now.
+    #[must_use]
+    pub fn is_present(self) -> bool {
+        matches!(self, PutStatus::Stored | PutStatus::Duplicate)
+    }
+}
+
+/// Why a page was not admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No room now: reclaim has not caught up, or everything is leased.
+    NoSpace,
+    /// Too many bytes of writes are in flight.
+    Busy,
+    /// Its parts do not have the namespace's shape.
+    WrongShape,
+    /// The page does not fit a segment of this store.
+    TooLarge,
+    /// The store was opened read-only.
+    ReadOnly,
+    /// The store is closed, or a volume has failed for good.
+    Closed,
+    /// The store's serial numbers for this run are used up: reopen it.
+    Exhausted,
+}
+
+/// Why a page could not be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutFailure {
+    /// The device failed the write, twice, in different segments.
+    Write,
+    /// The device failed the sync that this put waited for.
+    Sync,
+}
+
+/// What became of a page asked from `get`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GetStatus {
+    /// Its bytes are in the caller's memory, whole and verified.
+    Hit,
+    /// They are not.
+    Miss(MissReason),
+}
+
+impl GetStatus {
+    /// Whether the page was read.
+    #[must_use]
+    pub fn is_hit(self) -> bool {
+        self == GetStatus::Hit
+    }
+}
+
+/// Why a page was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissReason {
+    /// Not in the store.
+    Absent,
+    /// Its bytes failed their checksum; the page is forgotten.
+    Damaged,
+    /// A write that was under way at the last crash and never finished; the page is forgotten.
+    Unfinished,
+    /// The device failed the read; the page is forgotten.
+    ReadError,
+    /// The deadline passed first.
+    Deadline,
+    /// The volume has not answered for longer than the hang limit.
+    Hung,
+    /// The page's segment was reused while a read-only handle read it.
+    Stale,
+    /// The parts do not have the namespace's shape.
+    WrongShape,
+    /// The store is closed.
+    Closed,
+}
+
+impl fmt::Display for MissReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MissReason::Absent => "absent",
+            MissReason::Damaged => "damaged",
+            MissReason::Unfinished => "unfinished",
+            MissReason::ReadError => "read error",
+            MissReason::Deadline => "deadline",
+            MissReason::Hung => "hung",
+            MissReason::Stale => "stale",
+            MissReason::WrongShape => "wrong shape",
+            MissReason::Closed => "closed",
+        })
+    }
+}
+
+/// A page in memory lent by the engine, parts back to back, each padded to whole blocks.
+pub struct LentPage {
+    pub(crate) memory: AlignedBuf,
+    pub(crate) shape: larder_format::PageShape,
+}
+
+impl LentPage {
+    /// The bytes of part `index`, without padding; `None` when the namespace has no such part.
+    #[must_use]
+    pub fn part(&self, index: usize) -> Option<&[u8]> {
+        if index >= self.shape.parts() {
+            return None;
+        }
+        let start = usize::try_from(self.shape.part_offset(index)).ok()?;
+        let length = usize::try_from(self.shape.part_bytes(index)).ok()?;
+        self.memory.get(start..start.checked_add(length)?)
+    }
+}
+
+/// When a put is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncPolicy {
+    /// Synced when a segment is sealed and on `flush`.
+    Relaxed,
+    /// As `Relaxed`, and at the latest this long after the first unsynced write.
+    Interval(Duration),
+    /// Before the put returns.
+    Always,
+}
+
+impl Default for SyncPolicy {
+    fn default() -> Self {
+        SyncPolicy::Interval(Duration::from_secs(1))
+    }
+}
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Which disk to use.
+    pub disk: Want,
+    /// Operations of one volume with the kernel at once.
+    pub depth: u32,
+    /// When puts are durable.
+    pub sync: SyncPolicy,
+    /// Take no lock and write nothing: sees sealed and proven pages only.
+    pub read_only: bool,
+    /// Open for good without volumes that are missing; their pages are lost.
+    pub degraded: bool,
+    /// How long a lookup protects what it confirmed.
+    pub lease: Duration,
+    /// A volume that answers nothing for this long counts as hung: its pages miss at once.
+    pub hang_limit: Duration,
+    /// Most bytes of puts in flight; further pages are refused or wait.
+    pub write_bytes_max: u64,
+    /// Where volumes other than the first are, if not where the store remembers them.
+    pub volumes: Vec<PathBuf>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            disk: Want::Auto,
+            depth: 32,
+            sync: SyncPolicy::default(),
+            read_only: false,
+            degraded: false,
+            lease: Duration::from_secs(10),
+            hang_limit: Duration::from_secs(10),
+            write_bytes_max: 1 << 30,
+            volumes: Vec::new(),
+        }
+    }
+}
+
+/// Counters since the store was opened, and sizes at this moment. Bytes are bytes on the device unless said otherwise.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Pages in the store.
+    pub pages: u64,
+    /// Bytes of those pages, padding included.
+    pub live_bytes: u64,
+    /// Most bytes of pages the store keeps at once: its capacity less what descriptors, open segments and reclaim need.
+    pub usable_bytes: u64,
+    /// Bytes of all volumes together.
+    pub capacity_bytes: u64,
+    /// Segments in all, and how many of them are free.
+    pub segments: u64,
+    /// Segments that hold nothing.
+    pub free_segments: u64,
+    /// Segments whose descriptors the device would not give when the store was opened: left alone until the next open.
+    pub unreadable_segments: u64,
+    /// RAM of the index.
+    pub index_bytes: u64,
+    /// Pages stored by puts.
+    pub pages_put: u64,
+    /// Pages that puts found already stored.
+    pub duplicates: u64,
+    /// Pages refused.
+    pub refused: u64,
+    /// Pages whose write or sync failed.
+    pub failed: u64,
+    /// Pages read and verified.
+    pub hits: u64,
+    /// Pages asked for and not stored.
+    pub misses: u64,
+    /// Pages dropped to make room.
+    pub evicted: u64,
+    /// Pages deleted, one by one or with their namespace.
+    pub deleted: u64,
+    /// Pages forgotten because their bytes failed the checksum or could not be read.
+    pub damaged: u64,
+    /// Pages forgotten because the crash before this opening cut their write short.
+    pub unfinished: u64,
+    /// Pages moved by reclaim.
+    pub moved: u64,
+    /// Segments reclaimed.
+    pub reclaimed: u64,
+    /// Bytes of page data given to puts and written.
+    pub bytes_put: u64,
+    /// Bytes written to the volumes in all: page data, descriptors, headers, copies.
+    pub bytes_written: u64,
+    /// Bytes of pages read for gets.
+    pub bytes_read: u64,
+    /// Pages moved straight between the device and the caller's memory.
+    pub direct_pages: u64,
+    /// Pages that went through an aligned copy because their memory or parts were not aligned.
+    pub bounced_pages: u64,
+    /// Syncs that succeeded.
+    pub syncs: u64,
+    /// Syncs that failed.
+    pub failed_syncs: u64,
+    /// Pages that recovery found and could not yet prove.
+    pub unproven: u64,
+    /// Which disk, and why.
+    pub disk: String,
+}
+
+impl Stats {
+    /// Bytes written to the volumes for each byte put; 1 when nothing was put.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+    pub fn write_amplification(&self) -> f64 {
+        if self.bytes_put == 0 {
+            return 1.0;
+        }
+        self.bytes_written as f64 / self.bytes_put as f64
+    }
+}

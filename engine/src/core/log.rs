@@ -1,0 +1,763 @@
+//! The log: descriptors are gathered into groups, a group is written as blocks, a page whose descriptor and bytes are both
+//! on the device becomes visible.
+//!
+//! While a few groups are in flight later descriptors gather for the next one, so that many small puts share
+//! blocks and a lone put waits for nobody. A group has one commit number; it is *complete* when each of its block
+//! writes is answered and each of its pages is settled. Syncs cover complete groups only.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use larder_format::{
+    BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, KeyPrefix, PageRecord, RECORDS_PER_BLOCK,
+    Record, SegmentNo, SegmentState, Serial,
+};
+
+use super::{Core, Effect, Io, IoId, Origin, RequestId, SyncPolicy, Ticket, Waiter};
+use crate::api::PutStatus;
+use crate::catalog::ReservationId;
+use crate::index::{NamespaceSlot, Publish, Published, SegmentId};
+use crate::memory::AlignedBuf;
+
+/// Records a descriptor block holds.
+pub(super) const RECORDS: u32 = RECORDS_PER_BLOCK as u32;
+
+/// Groups in flight at once. Deep enough to keep a device busy, shallow enough that descriptors gather.
+const GROUPS_MAX: usize = 8;
+
+/// Descriptor blocks in flight at once. A crash leaves holes of at most this many blocks among written ones; recovery looks
+/// further than that past the last block it finds.
+pub(crate) const BLOCKS_IN_FLIGHT_MAX: u32 = 512;
+
+/// Evictions that wait to be written down; past that the oldest are let go, and may come back after a crash.
+const EVICTIONS_MAX: usize = 1 << 16;
+
+/// A record that is no page.
+#[derive(Debug)]
+pub(super) struct Note {
+    pub body: NoteBody,
+    /// Who is told when it is written.
+    pub teller: Teller,
+}
+
+/// Who waits for a note.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Teller {
+    Nobody,
+    /// A caller's deletion.
+    Request(RequestId),
+    /// The segment that reclaim carries it out of.
+    Victim(SegmentId),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum NoteBody {
+    Record(Record),
+    /// The full record of a namespace, by its slot.
+    Namespace(u16),
+}
+
+/// A note that has been written and is not known to be durable: a failed sync may lose it.
+#[derive(Debug)]
+struct Written {
+    segment: SegmentId,
+    commit: Serial,
+    body: NoteBody,
+}
+
+/// Descriptors waiting for a group, all of one segment.
+#[derive(Debug, Default)]
+struct Queue {
+    pages: Vec<Ticket>,
+    notes: Vec<Note>,
+    /// Descriptor blocks promised to them.
+    credits: u32,
+}
+
+/// One write of neighbouring descriptor blocks.
+#[derive(Debug)]
+pub(super) struct BlockWrite {
+    commit: Serial,
+    segment: SegmentId,
+    blocks: u32,
+    pages: Vec<Ticket>,
+    notes: Vec<Note>,
+}
+
+#[derive(Debug)]
+pub(super) enum IoContext {
+    Blocks(BlockWrite),
+    Header(SegmentId, SegmentState),
+    Sync(usize),
+}
+
+#[derive(Debug)]
+pub(super) struct Log {
+    /// The last serial drawn.
+    serial: Serial,
+    /// The last commit number drawn.
+    pub last_commit: Serial,
+    queues: BTreeMap<SegmentId, Queue>,
+    /// What each incomplete group still waits for: block writes and pages.
+    groups: BTreeMap<Serial, usize>,
+    /// Groups that wait for nothing but a header: how many parts of each. They do not keep others from being written.
+    held: BTreeMap<Serial, usize>,
+    blocks_in_flight: u32,
+    ios: HashMap<IoId, IoContext>,
+    next_io: u64,
+    /// Pages whose bytes and descriptor are on the device, to be published together.
+    pub ready: Vec<Ticket>,
+    /// Such pages in segments whose first header is still being written.
+    pub unopened: Vec<Ticket>,
+    /// Evictions not written down yet, oldest first.
+    evictions: VecDeque<Record>,
+    /// Requests waiting for notes: how many are left, and the highest commit of those that are written.
+    requests: BTreeMap<RequestId, (usize, Serial)>,
+    /// Notes written into segments whose headers do not tell of them yet: ones that are just being opened, and sealed ones.
+    unlisted_notes: BTreeMap<SegmentId, Vec<(Note, Serial)>>,
+    /// Notes that no sync has covered yet.
+    unsynced_notes: Vec<Written>,
+}
+
+impl Log {
+    pub(super) fn new(first: Serial) -> Log {
+        Log {
+            serial: first,
+            last_commit: first,
+            queues: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            held: BTreeMap::new(),
+            blocks_in_flight: 0,
+            ios: HashMap::new(),
+            next_io: 0,
+            ready: Vec::new(),
+            unopened: Vec::new(),
+            evictions: VecDeque::new(),
+            requests: BTreeMap::new(),
+            unlisted_notes: BTreeMap::new(),
+            unsynced_notes: Vec::new(),
+        }
+    }
+
+    /// Draws the next serial; `None` when this run has used all of its own.
+    pub(super) fn next_serial(&mut self) -> Option<Serial> {
+        self.serial = self.serial.next()?;
+        Some(self.serial)
+    }
+
+    pub(super) fn io(&mut self, context: IoContext) -> IoId {
+        let id = IoId(self.next_io);
+        self.next_io += 1;
+        self.ios.insert(id, context);
+        id
+    }
+
+    pub(super) fn take_io(&mut self, id: IoId) -> Option<IoContext> {
+        self.ios.remove(&id)
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.ios.is_empty() && self.queues.is_empty() && self.groups.is_empty()
+    }
+
+    pub(super) fn hold(&mut self, commit: Serial) {
+        *self.held.entry(commit).or_default() += 1;
+    }
+
+    pub(super) fn unhold(&mut self, commit: Serial) {
+        if let Some(parts) = self.held.get_mut(&commit) {
+            *parts -= 1;
+            if *parts == 0 {
+                self.held.remove(&commit);
+            }
+        }
+    }
+
+    /// `parts` of what a group waits for are over.
+    pub(super) fn resolve(&mut self, commit: Serial, parts: usize) {
+        if let Some(left) = self.groups.get_mut(&commit) {
+            *left -= parts;
+            if *left == 0 {
+                self.groups.remove(&commit);
+            }
+        }
+    }
+
+    /// Has an eviction written down (again) with a later group.
+    pub(super) fn keep_eviction(&mut self, record: Record) {
+        self.evictions.push_back(record);
+        if self.evictions.len() > EVICTIONS_MAX {
+            self.evictions.pop_front();
+        }
+    }
+
+    /// Every group up to this one is complete.
+    pub(super) fn complete_through(&self) -> Serial {
+        match self.groups.first_key_value() {
+            Some((lowest, _)) => Serial::from_raw(lowest.get().saturating_sub(1)),
+            None => self.last_commit,
+        }
+    }
+
+    /// Whether descriptors of this segment wait for a group.
+    pub(super) fn has_queued(&self, segment: SegmentId) -> bool {
+        self.queues.contains_key(&segment)
+    }
+
+    /// A queue whose promised blocks have room for one more record.
+    pub(super) fn queue_with_spare(&self) -> Option<SegmentId> {
+        let has_spare = |queue: &Queue| {
+            let is_record = |note: &&Note| matches!(note.body, NoteBody::Record(_));
+            let records = queue.notes.iter().filter(is_record).count();
+            let others = queue.notes.len() - records;
+            let blocks = (queue.credits as usize).saturating_sub(others);
+            queue.pages.len() + records < blocks * RECORDS_PER_BLOCK
+        };
+        let found = self.queues.iter().find(|(_, queue)| has_spare(queue));
+        found.map(|(segment, _)| *segment)
+    }
+
+    pub(super) fn queue_note(&mut self, segment: SegmentId, note: Note, credits: u32) {
+        let queue = self.queues.entry(segment).or_default();
+        queue.notes.push(note);
+        queue.credits += credits;
+    }
+
+    pub(super) fn expect_notes(&mut self, request: RequestId, notes: usize) {
+        self.requests.entry(request).or_insert((0, Serial::ZERO)).0 += notes;
+    }
+
+    /// One note of a request is written. When it was the last: the highest commit of all of them.
+    fn note_written(&mut self, request: RequestId, commit: Serial) -> Option<Serial> {
+        let (left, highest) = self.requests.get_mut(&request)?;
+        *left -= 1;
+        *highest = commit.max(*highest);
+        if *left > 0 {
+            return None;
+        }
+        self.requests.remove(&request).map(|(_, highest)| highest)
+    }
+
+    /// Everything up to `synced` is durable.
+    pub(super) fn forget_synced_notes(&mut self, synced: Serial) {
+        self.unsynced_notes.retain(|note| note.commit > synced);
+    }
+
+    /// What was written into `segment` and may have been lost by a failed sync.
+    pub(super) fn unsynced_notes_in(&self, segment: SegmentId) -> Vec<NoteBody> {
+        let there = |note: &&Written| note.segment == segment;
+        self.unsynced_notes
+            .iter()
+            .filter(there)
+            .map(|note| note.body)
+            .collect()
+    }
+
+    /// Everything that lay in `segment` has been written elsewhere.
+    pub(super) fn forget_notes_in(&mut self, segment: SegmentId) {
+        self.unsynced_notes.retain(|note| note.segment != segment);
+    }
+
+    /// A request failed: later notes of it tell nobody.
+    pub(super) fn drop_request(&mut self, request: RequestId) -> bool {
+        self.requests.remove(&request).is_some()
+    }
+}
+
+impl Core {
+    /// Hands over the checksums of a reservation's pages, by their position in the asks; `None` gives a page up.
+    pub fn commit(&mut self, id: ReservationId, checksums: &[Option<u64>]) {
+        let Some(reservation) = self.reservations.get_mut(&id) else {
+            return;
+        };
+        let tickets = reservation.tickets.clone();
+        let runs = std::mem::take(&mut reservation.runs);
+        for run in runs {
+            self.log.queues.entry(run.segment).or_default().credits += run.credits;
+        }
+        let mut given_up = Vec::new();
+        for (index, ticket) in tickets.into_iter().enumerate() {
+            let Some(ticket) = ticket else { continue };
+            let Some(page) = self.pending.get_mut(ticket) else {
+                continue;
+            };
+            match checksums.get(index).copied().flatten() {
+                Some(checksum) if !page.spoiled => {
+                    page.checksum = checksum;
+                    let queue = self.log.queues.entry(page.place.segment).or_default();
+                    queue.pages.push(ticket);
+                }
+                _ => {
+                    page.written = Some(false);
+                    given_up.push(ticket);
+                }
+            }
+        }
+        for ticket in given_up {
+            self.settle(ticket);
+        }
+        self.pump();
+    }
+
+    pub(super) fn pump_groups(&mut self) {
+        while !self.log.queues.is_empty()
+            && self.log.groups.len() < GROUPS_MAX + self.log.held.len()
+            && self.log.blocks_in_flight < BLOCKS_IN_FLIGHT_MAX
+        {
+            let Some(commit) = self.log.next_serial() else {
+                self.fail_queued();
+                return;
+            };
+            self.write_group(commit);
+        }
+    }
+
+    /// Writes all that is queued, as far as the limit on blocks in flight allows, as one group.
+    fn write_group(&mut self, commit: Serial) {
+        let segments: Vec<SegmentId> = self.log.queues.keys().copied().collect();
+        let mut parts = 0;
+        for segment in segments {
+            if self.log.blocks_in_flight >= BLOCKS_IN_FLIGHT_MAX {
+                break;
+            }
+            let Some(queue) = self.log.queues.remove(&segment) else {
+                continue;
+            };
+            parts += self.write_queue(commit, segment, queue);
+        }
+        if parts > 0 {
+            self.log.last_commit = commit;
+            self.log.groups.insert(commit, parts);
+        }
+    }
+
+    /// Writes one segment's queue; returns how many parts it adds to the group.
+    fn write_queue(&mut self, commit: Serial, id: SegmentId, mut queue: Queue) -> usize {
+        let allowed =
+            (BLOCKS_IN_FLIGHT_MAX - self.log.blocks_in_flight) as usize * RECORDS_PER_BLOCK;
+        if queue.pages.len() > allowed {
+            // What goes now fills its blocks; all else, notes too, fits what is left of the promise.
+            let now = u32::try_from(allowed / RECORDS_PER_BLOCK).unwrap_or(u32::MAX);
+            let rest = Queue {
+                pages: queue.pages.split_off(allowed),
+                notes: std::mem::take(&mut queue.notes),
+                credits: queue.credits.saturating_sub(now),
+            };
+            queue.credits -= rest.credits;
+            self.log.queues.insert(id, rest);
+        }
+        let evictions = self.evictions_for(id, &mut queue);
+        let bodies = self.bodies(&queue, evictions);
+        let blocks = u32::try_from(bodies.len()).unwrap_or(u32::MAX);
+        let segment = self.space.segment_mut(id);
+        assert!(
+            blocks <= queue.credits,
+            "more descriptor blocks than were promised"
+        );
+        segment.credits -= queue.credits;
+        if bodies.is_empty() {
+            self.drain(id);
+            return 0;
+        }
+        let first = segment.blocks;
+        segment.blocks += blocks;
+        segment.writing += 1;
+        segment.last_commit = commit;
+        let Some(bytes) = self.encode_blocks(commit, id, first, bodies) else {
+            let write = BlockWrite {
+                commit,
+                segment: id,
+                blocks,
+                pages: queue.pages,
+                notes: queue.notes,
+            };
+            self.log.blocks_in_flight += blocks;
+            self.blocks_done(write, false);
+            return 0;
+        };
+        for &ticket in &queue.pages {
+            self.pending[ticket].commit = Some(commit);
+        }
+        let parts = queue.pages.len() + 1;
+        self.log.blocks_in_flight += blocks;
+        self.counters.blocks_written += u64::from(blocks);
+        // Block `i` lies `i + 1` blocks before the segment's end, so that a group's last block comes first.
+        let end = u64::from(self.config.segment_blocks - first - blocks) * BLOCK_BYTES as u64;
+        let offset = self.space.offset_of(id) + end;
+        let volume = self.space.volume_of(id);
+        let write = BlockWrite {
+            commit,
+            segment: id,
+            blocks,
+            pages: queue.pages,
+            notes: queue.notes,
+        };
+        let io = self.log.io(IoContext::Blocks(write));
+        self.effects.push(Effect::Io {
+            id: io,
+            volume,
+            io: Io::Write { offset, bytes },
+        });
+        parts
+    }
+
+    /// Remembers that a page left `segment`, so that a crash does not bring it back in place of pages that were kept. Written
+    /// down when a group has room for it.
+    pub(super) fn log_eviction(
+        &mut self,
+        namespace: NamespaceSlot,
+        key: KeyPrefix,
+        segment: SegmentId,
+    ) {
+        // A put of the same key that is under way was born after the page that leaves, and must stay.
+        let put = self.in_flight.get(&(namespace, key));
+        let birth = match put {
+            Some(&ticket) => Some(self.pending[ticket].birth),
+            None => self.log.next_serial(),
+        };
+        if let Some(birth) = birth {
+            self.log_eviction_born(namespace, key, segment, birth);
+        }
+    }
+
+    fn log_eviction_born(
+        &mut self,
+        namespace: NamespaceSlot,
+        key: KeyPrefix,
+        segment: SegmentId,
+        birth: Serial,
+    ) {
+        let record = Record::Evict {
+            namespace: self.namespaces[namespace.0 as usize].fingerprint,
+            key,
+            birth,
+            volume: u16::try_from(self.space.volume_of(segment)).unwrap_or(u16::MAX),
+            segment: SegmentNo(self.space.number_of(segment)),
+            sequence: self.space.segment(segment).sequence,
+        };
+        self.log.keep_eviction(record);
+    }
+
+    /// The evictions to write with a queue: as many as fit its blocks beside the pages, and as many blocks more as it has
+    /// itself, where the segment has room for them.
+    fn evictions_for(&mut self, id: SegmentId, queue: &mut Queue) -> Vec<Record> {
+        let notes = queue
+            .notes
+            .iter()
+            .filter(|note| matches!(note.body, NoteBody::Record(_)))
+            .count();
+        let records = queue.pages.len() + notes;
+        let blocks = records.div_ceil(RECORDS_PER_BLOCK);
+        let waiting = self.log.evictions.len();
+        let mut room = blocks * RECORDS_PER_BLOCK - records;
+        let more = waiting
+            .saturating_sub(room)
+            .div_ceil(RECORDS_PER_BLOCK)
+            .min(blocks);
+        let more = u32::try_from(more).unwrap_or(0);
+        if more > 0 && self.space.promise_blocks(id, more) {
+            queue.credits += more;
+            room += more as usize * RECORDS_PER_BLOCK;
+        }
+        self.log.evictions.drain(..waiting.min(room)).collect()
+    }
+
+    /// Writes down every eviction that still waits, for a clean close. Without room they are let go.
+    pub fn write_evictions(&mut self) {
+        let waiting = std::mem::take(&mut self.log.evictions);
+        for chunk in Vec::from(waiting).chunks(RECORDS_PER_BLOCK) {
+            let Some(segment) = self.place_note(1) else {
+                return;
+            };
+            let mut credit = 1;
+            for record in chunk {
+                let note = Note {
+                    body: NoteBody::Record(*record),
+                    teller: Teller::Nobody,
+                };
+                self.log.queue_note(segment, note, credit);
+                credit = 0;
+            }
+        }
+        self.pump();
+    }
+
+    fn bodies(&self, queue: &Queue, evictions: Vec<Record>) -> Vec<Body> {
+        let pages = queue
+            .pages
+            .iter()
+            .map(|&ticket| Record::Page(self.record(ticket)));
+        let notes = queue.notes.iter().filter_map(|note| match &note.body {
+            NoteBody::Record(record) => Some(*record),
+            NoteBody::Namespace(_) => None,
+        });
+        let records: Vec<Record> = pages.chain(notes).chain(evictions).collect();
+        let mut bodies: Vec<Body> = records
+            .chunks(RECORDS_PER_BLOCK)
+            .map(|chunk| Body::Records(chunk.to_vec()))
+            .collect();
+        for note in &queue.notes {
+            if let NoteBody::Namespace(slot) = note.body
+                && let Some(record) = &self.namespaces[slot as usize].record
+            {
+                bodies.push(Body::Namespace(record.clone()));
+            }
+        }
+        bodies
+    }
+
+    fn record(&self, ticket: Ticket) -> PageRecord {
+        let page = &self.pending[ticket];
+        PageRecord {
+            namespace: self.namespaces[page.namespace.0 as usize].fingerprint,
+            key: page.key,
+            parent: page.parent,
+            depth: page.depth,
+            birth: page.birth,
+            start: page.place.start,
+            blocks: page.blocks,
+            checksum: page.checksum,
+        }
+    }
+
+    fn encode_blocks(
+        &self,
+        commit: Serial,
+        id: SegmentId,
+        first: u32,
+        bodies: Vec<Body>,
+    ) -> Option<AlignedBuf> {
+        let mut bytes = AlignedBuf::zeroed(bodies.len() * BLOCK_BYTES).ok()?;
+        let data_end = self.space.segment(id).data_end;
+        let sequence = self.space.segment(id).sequence;
+        for ((body, out), index) in bodies
+            .into_iter()
+            .zip(bytes.rchunks_exact_mut(BLOCK_BYTES))
+            .zip(first..)
+        {
+            let header = BlockHeader {
+                store: self.config.store,
+                volume: u16::try_from(self.space.volume_of(id)).unwrap_or(u16::MAX),
+                segment: SegmentNo(self.space.number_of(id)),
+                sequence,
+                index,
+                commit,
+                data_end,
+                synced: self.syncs.synced,
+            };
+            let out: &mut [u8; BLOCK_BYTES] = out.try_into().ok()?;
+            DescriptorBlock { header, body }.encode(out);
+        }
+        Some(bytes)
+    }
+
+    pub(super) fn blocks_done(&mut self, write: BlockWrite, good: bool) {
+        let BlockWrite {
+            commit,
+            segment,
+            blocks,
+            pages,
+            notes,
+        } = write;
+        self.log.blocks_in_flight -= blocks;
+        self.space.segment_mut(segment).writing -= 1;
+        self.mark_dirty(segment);
+        if !good {
+            self.poison(segment);
+        }
+        for ticket in pages {
+            if let Some(page) = self.pending.get_mut(ticket) {
+                page.written = Some(good);
+                self.settle(ticket);
+            }
+        }
+        let extends = good && self.space.segment(segment).extended;
+        let waits = good && self.space.segment(segment).opening;
+        for note in notes {
+            if extends || waits {
+                let unlisted = self.log.unlisted_notes.entry(segment).or_default();
+                unlisted.push((note, commit));
+            } else if good {
+                self.finish_note(&note, segment, commit);
+            } else {
+                self.replace_note(note);
+            }
+        }
+        if extends {
+            self.hold(segment, commit);
+        } else {
+            self.log.resolve(commit, 1);
+        }
+        self.drain(segment);
+    }
+
+    /// The header that a segment's notes waited for is written, or its write failed.
+    pub(super) fn finish_unlisted(&mut self, segment: SegmentId, good: bool) {
+        let notes = self.log.unlisted_notes.remove(&segment);
+        for (note, commit) in notes.into_iter().flatten() {
+            if good {
+                self.finish_note(&note, segment, commit);
+            } else {
+                self.replace_note(note);
+            }
+        }
+    }
+
+    fn finish_note(&mut self, note: &Note, segment: SegmentId, commit: Serial) {
+        if !matches!(note.body, NoteBody::Record(Record::Evict { .. })) {
+            self.space.segment_mut(segment).holds_notes = true;
+            self.log.unsynced_notes.push(Written {
+                segment,
+                commit,
+                body: note.body,
+            });
+        }
+        let request = match note.teller {
+            Teller::Nobody => return,
+            Teller::Victim(victim) => {
+                self.carried_out(victim, segment, commit);
+                self.space.segment_mut(victim).carrying -= 1;
+                self.release_when_carried(victim);
+                return;
+            }
+            Teller::Request(request) => request,
+        };
+        let Some(commit) = self.log.note_written(request, commit) else {
+            return;
+        };
+        if self.config.sync == SyncPolicy::Always {
+            self.wait_for_sync(commit, Waiter::Request(request));
+        } else {
+            self.effects.push(Effect::Finished(request, Ok(())));
+        }
+    }
+
+    /// Takes a failed segment's queue apart: pages fail, notes go elsewhere.
+    pub(super) fn respool(&mut self, id: SegmentId) {
+        let Some(queue) = self.log.queues.remove(&id) else {
+            return;
+        };
+        self.space.segment_mut(id).credits -= queue.credits;
+        for ticket in queue.pages {
+            self.pending[ticket].written = Some(false);
+            self.settle(ticket);
+        }
+        for note in queue.notes {
+            self.replace_note(note);
+        }
+    }
+
+    /// No serial is left in this run: what is queued cannot be written.
+    fn fail_queued(&mut self) {
+        let segments: Vec<SegmentId> = self.log.queues.keys().copied().collect();
+        for id in segments {
+            if let Some(queue) = self.log.queues.remove(&id) {
+                self.space.segment_mut(id).credits -= queue.credits;
+                for ticket in queue.pages {
+                    self.pending[ticket].written = Some(false);
+                    self.settle(ticket);
+                }
+                for note in queue.notes {
+                    self.fail_note(&note);
+                }
+            }
+        }
+    }
+
+    /// Makes every ready page visible, in one pass over the index.
+    pub(super) fn publish_ready(&mut self) {
+        if self.log.ready.is_empty() {
+            return;
+        }
+        let ready = std::mem::take(&mut self.log.ready);
+        let mut batch = Vec::with_capacity(ready.len());
+        let mut published = Vec::with_capacity(ready.len());
+        for ticket in ready {
+            let page = &self.pending[ticket];
+            let cleared = page.birth < self.namespaces[page.namespace.0 as usize].cleared;
+            match page.origin {
+                Origin::Put if page.deleted || cleared => self.settle_stored(ticket, None),
+                Origin::Put => {
+                    batch.push(Publish {
+                        namespace: page.namespace,
+                        key: page.key.prefix(),
+                        parent: page.parent(),
+                        place: page.place,
+                        checksum: page.checksum,
+                        unproven: false,
+                    });
+                    published.push(ticket);
+                }
+                Origin::Copy(from) => self.settle_copy(ticket, from),
+            }
+        }
+        let outcomes = self.index.publish(&batch);
+        for (ticket, outcome) in published.into_iter().zip(outcomes) {
+            self.settle_stored(ticket, Some(outcome));
+        }
+    }
+
+    /// A put page is on the device; `outcome` is what the index made of it, `None` when a deletion came first.
+    fn settle_stored(&mut self, ticket: Ticket, outcome: Option<Published>) {
+        let page = self.remove_pending(ticket);
+        self.counters.pages_put += 1;
+        self.counters.blocks_put += u64::from(page.blocks);
+        let commit = page.commit.unwrap_or(Serial::ZERO);
+        match outcome {
+            Some(_) => self.space.add_live(page.place.segment, page.blocks),
+            None => self.counters.deleted += 1,
+        }
+        if let Some(Published::Replaced(old)) = outcome {
+            self.space.drop_live(old.segment, page.blocks);
+            self.carried_out(old.segment, page.place.segment, commit);
+            self.counters.replaced += 1;
+        }
+        let mut statuses = vec![(page.reservation, page.index, PutStatus::Stored)];
+        statuses.extend(
+            page.followers
+                .iter()
+                .map(|&(id, index)| (id, index, PutStatus::Duplicate)),
+        );
+        for (id, index, status) in statuses {
+            if status == PutStatus::Duplicate {
+                self.counters.duplicates += 1;
+            }
+            if self.config.sync == SyncPolicy::Always {
+                self.wait_for_sync(commit, Waiter::Page(id, index, status));
+            } else {
+                self.set_status(id, index, status);
+            }
+        }
+        self.note_unsynced();
+    }
+
+    fn settle_copy(&mut self, ticket: Ticket, from: crate::index::Place) {
+        let page = self.remove_pending(ticket);
+        if self
+            .index
+            .relocate(page.namespace, page.key.prefix(), from, page.place)
+        {
+            self.space.drop_live(from.segment, page.blocks);
+            self.space.add_live(page.place.segment, page.blocks);
+            // Its bytes were verified on the way.
+            self.index
+                .prove(page.namespace, page.key.prefix(), page.place);
+            let commit = page.commit.unwrap_or(Serial::ZERO);
+            self.carried_out(from.segment, page.place.segment, commit);
+            self.counters.moved += 1;
+        } else if self.index.locate(page.namespace, &page.key).is_none() {
+            // The page left while it was being copied, and the copy must not come back either. Where a newer put took its
+            // place it is not killed: a crash may leave that one unfinished.
+            let birth = Serial::from_raw(page.birth.get().saturating_add(1));
+            self.log_eviction_born(page.namespace, page.key.prefix(), page.place.segment, birth);
+        }
+        self.set_status(page.reservation, page.index, PutStatus::Stored);
+    }
+
+    /// The newer version of something in `segment` went out with `commit`: the segment stays until that is synced.
+    pub(super) fn carried_out(&mut self, segment: SegmentId, to: SegmentId, commit: Serial) {
+        let to_suspect = self.space.segment(to).suspect;
+        let segment = self.space.segment_mut(segment);
+        segment.carried = segment.carried.max(commit);
+        segment.carried_to_suspect |= to_suspect;
+    }
+}

@@ -1,0 +1,523 @@
+//! Space: the volumes' segments, which of them take new pages, and how full each is.
+//!
+//! A segment's life, and who moves it on:
+//!
+//! ```text
+//!   Free -> Open -> Draining -> Sealing -> Sealed -> Victim -> Emptied -> Releasing -> Free
+//!        |      |            |          |         |         |          |            |
+//!     first   full,       all landed, sealed   reclaim   all of it  a sync covers  free
+//!     page    or poisoned  and synced  header   picks it  carried    what was       header
+//!                                      written            out        carried out    written
+//!                                                                    and no reader  and
+//!                                                                    holds it       synced
+//! ```
+//!
+//! Invariants: data and descriptor blocks never meet (`data_end + blocks + credits <= segment_blocks`, where a credit is a
+//! descriptor block promised to pages that have been given extents); the last free segments are kept for copies and
+//! records, so that reclaim can always go on; `live` counts exactly the blocks of indexed pages.
+
+use std::collections::VecDeque;
+
+use larder_format::{HEADER_BLOCKS, Serial};
+
+use crate::index::{Place, SegmentId};
+
+/// Bytes of a put that go to one volume before the next one gets its turn: long enough that a chain's neighbours are
+/// neighbours on disk, short enough that a large put uses every volume.
+const RUN_BYTES: u64 = 4 << 20;
+
+/// Free segments that only copies and records may use.
+const FREE_KEPT_FOR_COPIES: usize = 1;
+
+/// Why a segment is being written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// New pages.
+    Put,
+    /// Pages that survived reclaim. They live longer than new ones; kept apart, whole segments die together.
+    Copy,
+}
+
+const STREAMS: usize = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Free,
+    Open(Stream),
+    Draining,
+    Sealing,
+    Sealed,
+    Victim,
+    Emptied,
+    Releasing,
+    /// Some of its descriptors could not be read at the open: it is left as it is until one can.
+    Unreadable,
+    /// On a volume that is gone for good.
+    Lost,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub state: State,
+    /// The life now on disk; zero when the segment was never written.
+    pub sequence: Serial,
+    /// First unused data block.
+    pub data_end: u32,
+    /// Descriptor blocks given out.
+    pub blocks: u32,
+    /// Descriptor blocks promised and not yet given out.
+    pub credits: u32,
+    /// Blocks of indexed pages.
+    pub live: u64,
+    /// Pages given extents here and not yet settled.
+    pub pending: u32,
+    /// Descriptor block writes in flight.
+    pub writing: u32,
+    /// Highest commit number written here.
+    pub last_commit: Serial,
+    /// Highest commit number of a copy or newer version of something that lay here.
+    pub carried: Serial,
+    /// Something of what was carried out of it may have been lost by a failed sync.
+    pub carried_to_suspect: bool,
+    /// Records being carried out of it.
+    pub carrying: u32,
+    /// A record could not be carried out of it for lack of room.
+    pub stuck: bool,
+    /// Reclaim got nowhere with it for lack of room, and lets it be until there is more.
+    pub shunned: bool,
+    /// It holds deletions.
+    pub holds_notes: bool,
+    /// What a failed sync may have lost of it is being written into it again.
+    pub healing: bool,
+    /// Its first header is being written. Another one must not be before that: the later write could land first.
+    pub opening: bool,
+    /// The header on disk says what it is: sealed, and what it holds; or free.
+    pub listed: bool,
+    /// Sealed, and taking records nevertheless: they count when a header lists them.
+    pub extended: bool,
+    /// Commits up to here have their payload on the device for certain.
+    pub proven: Serial,
+    /// A write into it failed: nothing more is acknowledged here.
+    pub poisoned: bool,
+    /// Commits of pages whose descriptors were written and whose bytes were not. Their groups are complete only when a header
+    /// says that these pages are not proven: a `synced` mark would vouch for them.
+    pub held: Vec<Serial>,
+    /// A sync failed after writes into it: every page must be read back and rewritten.
+    pub suspect: bool,
+}
+
+impl Segment {
+    pub(crate) fn free(sequence: Serial) -> Segment {
+        Segment {
+            state: State::Free,
+            sequence,
+            data_end: HEADER_BLOCKS,
+            blocks: 0,
+            credits: 0,
+            live: 0,
+            pending: 0,
+            writing: 0,
+            last_commit: Serial::ZERO,
+            carried: Serial::ZERO,
+            carried_to_suspect: false,
+            carrying: 0,
+            stuck: false,
+            shunned: false,
+            holds_notes: false,
+            healing: false,
+            opening: false,
+            listed: false,
+            extended: false,
+            proven: Serial::ZERO,
+            poisoned: false,
+            held: Vec::new(),
+            suspect: false,
+        }
+    }
+
+    fn begin(&mut self, sequence: Serial, stream: Stream) {
+        *self = Segment {
+            state: State::Open(stream),
+            ..Segment::free(sequence)
+        };
+    }
+
+    fn room_for(&self, segment_blocks: u32, data: u32, descriptors: u32) -> bool {
+        let used = u64::from(self.data_end) + u64::from(self.blocks) + u64::from(self.credits);
+        used + u64::from(data) + u64::from(descriptors) <= u64::from(segment_blocks)
+    }
+
+    /// Nothing is under way here any more.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.pending == 0 && self.writing == 0 && self.credits == 0 && !self.opening
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct VolumeSpace {
+    /// Store-wide number of its first segment.
+    pub base: u32,
+    pub segments: u32,
+    /// Written to since its last good sync.
+    pub dirty: bool,
+    free: VecDeque<SegmentId>,
+    open: [Option<SegmentId>; STREAMS],
+}
+
+/// All segments of the store.
+#[derive(Debug)]
+pub(crate) struct Space {
+    pub segment_blocks: u32,
+    pub volumes: Vec<VolumeSpace>,
+    segments: Vec<Segment>,
+    /// Most blocks of pages kept at once.
+    pub usable_blocks: u64,
+    pub live_blocks: u64,
+    /// Blocks given to pages that are not settled yet.
+    pub reserved_blocks: u64,
+    /// A sealed segment lost its last page: it can be given back at no cost.
+    pub some_died: bool,
+    turn: usize,
+    turn_left: u64,
+}
+
+/// How many blocks of pages a store of this geometry keeps at most: 87.5 % of the room of all segments, and always less than
+/// all by those that are open and those that reclaim keeps free. The rest is what reclaim works with: the less there
+/// is, the more it copies. The figures are in the module documentation of `reclaim`.
+#[must_use]
+pub fn usable_blocks(segments: u64, volumes: usize, segment_blocks: u32) -> u64 {
+    let room = u64::from(segment_blocks.saturating_sub(HEADER_BLOCKS));
+    let share = segments.saturating_mul(room) / 8 * 7;
+    share.min(
+        segments
+            .saturating_sub(kept_back(volumes))
+            .saturating_mul(room),
+    )
+}
+
+/// Fewest segments that a store on this many volumes works with.
+#[must_use]
+pub fn segments_min(volumes: usize) -> u64 {
+    kept_back(volumes) + 2
+}
+
+/// Segments that may be partly filled or free at any moment: the open ones of each volume and two free ones.
+fn kept_back(volumes: usize) -> u64 {
+    (STREAMS * volumes) as u64 + 2
+}
+
+impl Space {
+    /// `volumes` are the segment counts; `segments` the state of each, in the order of the volumes.
+    pub(crate) fn new(segment_blocks: u32, volumes: &[u32], segments: Vec<Segment>) -> Space {
+        let mut base = 0;
+        let mut spaces = Vec::with_capacity(volumes.len());
+        for &count in volumes {
+            spaces.push(VolumeSpace {
+                base,
+                segments: count,
+                dirty: false,
+                free: VecDeque::new(),
+                open: [None; STREAMS],
+            });
+            base += count;
+        }
+        let present = segments
+            .iter()
+            .filter(|segment| !matches!(segment.state, State::Lost | State::Unreadable))
+            .count();
+        let mut space = Space {
+            segment_blocks,
+            volumes: spaces,
+            usable_blocks: usable_blocks(present as u64, volumes.len(), segment_blocks),
+            live_blocks: 0,
+            reserved_blocks: 0,
+            segments,
+            some_died: false,
+            turn: 0,
+            turn_left: RUN_BYTES,
+        };
+        space.list();
+        space
+    }
+
+    /// Fills the lists of free and open segments from the segments' states.
+    fn list(&mut self) {
+        for index in 0..self.segments.len() {
+            let id = SegmentId(u32::try_from(index).unwrap_or(u32::MAX));
+            let volume = self.volume_of(id);
+            match self.segments[index].state {
+                State::Free => self.volumes[volume].free.push_back(id),
+                State::Open(stream) => {
+                    let slot = &mut self.volumes[volume].open[stream as usize];
+                    assert!(
+                        slot.is_none(),
+                        "two open segments for one purpose on one volume"
+                    );
+                    *slot = Some(id);
+                }
+                _ => {}
+            }
+        }
+        for volume in &mut self.volumes {
+            // Oldest life first, so that wear spreads over the volume.
+            volume
+                .free
+                .make_contiguous()
+                .sort_by_key(|id| self.segments[id.0 as usize].sequence);
+        }
+    }
+
+    pub(crate) fn segment(&self, id: SegmentId) -> &Segment {
+        &self.segments[id.0 as usize]
+    }
+
+    pub(crate) fn segment_mut(&mut self, id: SegmentId) -> &mut Segment {
+        &mut self.segments[id.0 as usize]
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        self.segments
+            .iter()
+            .enumerate()
+            .map(|(index, segment)| (SegmentId(u32::try_from(index).unwrap_or(u32::MAX)), segment))
+    }
+
+    pub(crate) fn volume_of(&self, id: SegmentId) -> usize {
+        self.volumes
+            .partition_point(|volume| volume.base + volume.segments <= id.0)
+    }
+
+    /// The segment's number within its volume.
+    pub(crate) fn number_of(&self, id: SegmentId) -> u32 {
+        id.0 - self.volumes[self.volume_of(id)].base
+    }
+
+    /// The segment of a number on a volume; `None` when there is none.
+    pub(crate) fn id_of(&self, volume: usize, number: u32) -> Option<SegmentId> {
+        let volume = self.volumes.get(volume)?;
+        (number < volume.segments).then(|| SegmentId(volume.base + number))
+    }
+
+    /// Whether a volume is gone for good.
+    pub(crate) fn is_lost(&self, volume: usize) -> bool {
+        let first = SegmentId(self.volumes[volume].base);
+        self.segment(first).state == State::Lost
+    }
+
+    /// Byte offset of a segment in its volume.
+    pub(crate) fn offset_of(&self, id: SegmentId) -> u64 {
+        let bytes = u64::from(self.segment_blocks) * larder_format::BLOCK_BYTES as u64;
+        larder_format::SEGMENTS_OFFSET + u64::from(self.number_of(id)) * bytes
+    }
+
+    pub(crate) fn free_segments(&self) -> usize {
+        self.volumes.iter().map(|volume| volume.free.len()).sum()
+    }
+
+    /// Blocks of a segment that pages can use.
+    pub(crate) fn data_blocks(&self) -> u64 {
+        u64::from(self.segment_blocks.saturating_sub(HEADER_BLOCKS))
+    }
+
+    /// Finds room for a page of `data` blocks; `holds_credit` tells whether a descriptor of this reservation in a segment
+    /// still fits a descriptor block already promised to it. Segments that turn out full are closed and new ones opened:
+    /// both are reported in `changed`.
+    pub(crate) fn place_page(
+        &mut self,
+        stream: Stream,
+        data: u32,
+        holds_credit: impl Fn(SegmentId) -> bool,
+        serials: &mut impl FnMut() -> Option<Serial>,
+        changed: &mut Changed,
+    ) -> Option<(Place, bool)> {
+        let bytes = u64::from(data) * larder_format::BLOCK_BYTES as u64;
+        if self.turn_left < bytes {
+            self.turn = (self.turn + 1) % self.volumes.len();
+            self.turn_left = RUN_BYTES.max(bytes);
+        }
+        for step in 0..self.volumes.len() {
+            let volume = (self.turn + step) % self.volumes.len();
+            let need = |id: SegmentId| if holds_credit(id) { 0 } else { 1 };
+            let Some(id) = self.open_with_room(volume, stream, data, need, serials, changed) else {
+                continue;
+            };
+            let credit = need(id);
+            let segment = self.segment_mut(id);
+            let place = Place {
+                segment: id,
+                start: segment.data_end,
+            };
+            segment.data_end += data;
+            segment.credits += credit;
+            segment.pending += 1;
+            self.reserved_blocks += u64::from(data);
+            self.turn_left = self.turn_left.saturating_sub(bytes);
+            return Some((place, credit == 1));
+        }
+        None
+    }
+
+    /// Finds room for `descriptors` descriptor blocks that carry no pages, and promises them.
+    pub(crate) fn place_records(
+        &mut self,
+        descriptors: u32,
+        serials: &mut impl FnMut() -> Option<Serial>,
+        changed: &mut Changed,
+    ) -> Option<SegmentId> {
+        let volumes = self.volumes.len();
+        for stream in [Stream::Put, Stream::Copy] {
+            for step in 0..volumes {
+                let volume = (self.turn + step) % volumes;
+                if let Some(id) =
+                    self.open_with_room(volume, stream, 0, |_| descriptors, serials, changed)
+                {
+                    self.segment_mut(id).credits += descriptors;
+                    return Some(id);
+                }
+            }
+        }
+        None
+    }
+
+    /// Promises further descriptor blocks of a segment that has records to write; false when it has no room for them.
+    pub(crate) fn promise_blocks(&mut self, id: SegmentId, blocks: u32) -> bool {
+        let segment_blocks = self.segment_blocks;
+        let segment = self.segment_mut(id);
+        let fits = segment.room_for(segment_blocks, 0, blocks);
+        if fits {
+            segment.credits += blocks;
+        }
+        fits
+    }
+
+    /// The last resort for records: the gap that a sealed segment has left between data and descriptors.
+    pub(crate) fn extend_sealed(&mut self, descriptors: u32) -> Option<SegmentId> {
+        let segment_blocks = self.segment_blocks;
+        let (id, _) = self
+            .iter()
+            .filter(|(_, s)| {
+                let takes = s.state == State::Sealed || s.extended && s.state == State::Draining;
+                !s.suspect && takes && s.room_for(segment_blocks, 0, descriptors)
+            })
+            // One that takes records already; else the one that stays longest. One that has failed before may fail again.
+            .max_by_key(|(_, s)| (!s.poisoned, s.extended, s.live))?;
+        let segment = self.segment_mut(id);
+        segment.state = State::Draining;
+        segment.extended = true;
+        segment.credits += descriptors;
+        Some(id)
+    }
+
+    /// After a failed sync: nothing carried out of any segment since `synced` is certain.
+    pub(crate) fn doubt_carried(&mut self, synced: Serial) {
+        for segment in &mut self.segments {
+            segment.carried_to_suspect |= segment.carried > synced || segment.carrying > 0;
+        }
+    }
+
+    /// There is room again: what reclaim got nowhere with is worth another try.
+    pub(crate) fn welcome_all(&mut self) {
+        for segment in &mut self.segments {
+            segment.shunned = false;
+        }
+    }
+
+    fn open_with_room(
+        &mut self,
+        volume: usize,
+        stream: Stream,
+        data: u32,
+        descriptors: impl Fn(SegmentId) -> u32,
+        serials: &mut impl FnMut() -> Option<Serial>,
+        changed: &mut Changed,
+    ) -> Option<SegmentId> {
+        let slot = stream as usize;
+        if let Some(id) = self.volumes[volume].open[slot] {
+            if self
+                .segment(id)
+                .room_for(self.segment_blocks, data, descriptors(id))
+            {
+                return Some(id);
+            }
+            if !self.may_open(volume, stream) {
+                return None;
+            }
+            self.close(id);
+            changed.closed.push(id);
+        }
+        if !self.may_open(volume, stream) {
+            return None;
+        }
+        let sequence = serials()?;
+        let id = self.volumes[volume].free.pop_front()?;
+        self.segment_mut(id).begin(sequence, stream);
+        self.volumes[volume].open[slot] = Some(id);
+        changed.opened.push(id);
+        self.welcome_all();
+        let fits = self
+            .segment(id)
+            .room_for(self.segment_blocks, data, descriptors(id));
+        fits.then_some(id)
+    }
+
+    fn may_open(&self, volume: usize, stream: Stream) -> bool {
+        let kept = if stream == Stream::Put {
+            FREE_KEPT_FOR_COPIES
+        } else {
+            0
+        };
+        !self.volumes[volume].free.is_empty() && self.free_segments() > kept
+    }
+
+    /// Takes no more pages into an open segment.
+    pub(crate) fn close(&mut self, id: SegmentId) {
+        let volume = self.volume_of(id);
+        for slot in &mut self.volumes[volume].open {
+            if *slot == Some(id) {
+                *slot = None;
+            }
+        }
+        self.segment_mut(id).state = State::Draining;
+    }
+
+    /// Gives a released segment back. Its life stays on disk until the next one begins.
+    pub(crate) fn release(&mut self, id: SegmentId) {
+        let sequence = self.segment(id).sequence;
+        *self.segment_mut(id) = Segment::free(sequence);
+        self.welcome_all();
+        let volume = self.volume_of(id);
+        self.volumes[volume].free.push_back(id);
+    }
+
+    pub(crate) fn add_live(&mut self, id: SegmentId, blocks: u32) {
+        self.segment_mut(id).live += u64::from(blocks);
+        self.live_blocks += u64::from(blocks);
+    }
+
+    pub(crate) fn drop_live(&mut self, id: SegmentId, blocks: u32) {
+        let segment = self.segment_mut(id);
+        segment.live = segment
+            .live
+            .checked_sub(u64::from(blocks))
+            .expect("a page left a segment that did not count it");
+        let died = segment.live == 0 && segment.state == State::Sealed;
+        self.some_died |= died;
+        self.live_blocks -= u64::from(blocks);
+    }
+
+    /// The oldest life still on disk, in free segments too.
+    pub(crate) fn oldest_life(&self) -> Option<Serial> {
+        self.segments
+            .iter()
+            .filter(|s| s.state != State::Lost && s.sequence > Serial::ZERO)
+            .map(|s| s.sequence)
+            .min()
+    }
+}
+
+/// Segments that changed while room was sought.
+#[derive(Debug, Default)]
+pub(crate) struct Changed {
+    pub opened: Vec<SegmentId>,
+    pub closed: Vec<SegmentId>,
+}

@@ -1,0 +1,221 @@
+//! Waiting for answers: a [`Sink`] that a thread can sleep on, batches of reads that return when all are done, and long
+//! sequences of reads into memory that is used again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Action, Buffer, Disk, DiskError, Done, Op, Piece, Sink};
+use crate::memory::AlignedBuf;
+
+/// Longest single wait: a moment much further off could not be named.
+const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Collects answers for one waiting thread.
+#[derive(Default)]
+pub struct Mailbox {
+    answers: Mutex<VecDeque<Done>>,
+    arrived: Condvar,
+}
+
+impl Sink for Mailbox {
+    fn done(&self, answers: Vec<Done>) {
+        self.answers.lock().extend(answers);
+        self.arrived.notify_one();
+    }
+}
+
+impl Mailbox {
+    /// All answers that are there; waits for the first one, at most `patience`. Empty when that has passed.
+    pub fn take(&self, patience: Duration) -> VecDeque<Done> {
+        let mut answers = self.answers.lock();
+        if answers.is_empty() {
+            let until = Instant::now() + patience.min(PATIENCE_MAX);
+            while answers.is_empty() {
+                if self.arrived.wait_until(&mut answers, until).timed_out() {
+                    break;
+                }
+            }
+        }
+        std::mem::take(&mut *answers)
+    }
+}
+
+/// One read into memory of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadAt {
+    /// Index of the volume.
+    pub volume: usize,
+    /// Byte offset.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// How long one wait for answers lasts before it is begun again; the device is given all the time it takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Carries out all reads, as many at once as the disk allows; one result each, in order.
+pub fn read_all(disk: &dyn Disk, reads: &[ReadAt]) -> Vec<Result<AlignedBuf, DiskError>> {
+    let mailbox = Arc::new(Mailbox::default());
+    let mut results: Vec<Result<AlignedBuf, DiskError>> = Vec::with_capacity(reads.len());
+    let mut ops = Vec::with_capacity(reads.len());
+    for (read, tag) in reads.iter().zip(0..) {
+        match AlignedBuf::zeroed(read.bytes) {
+            Ok(buffer) => {
+                results.push(Err(DiskError::Shutdown));
+                ops.push(Op {
+                    volume: read.volume,
+                    action: Action::Read {
+                        offset: read.offset,
+                        buffer: Buffer::Owned(buffer),
+                    },
+                    deadline: None,
+                    tag,
+                    sink: mailbox.clone(),
+                });
+            }
+            Err(error) => results.push(Err(DiskError::Os(
+                error.raw_os_error().unwrap_or(libc::ENOMEM),
+            ))),
+        }
+    }
+    let mut left = ops.len();
+    // SAFETY: every operation owns its buffer.
+    unsafe { disk.submit(ops) };
+    while left > 0 {
+        for done in mailbox.take(PATIENCE) {
+            left -= 1;
+            let slot = usize::try_from(done.tag)
+                .ok()
+                .and_then(|index| results.get_mut(index));
+            if let Some(slot) = slot {
+                *slot = match (done.result, done.buffer) {
+                    (Ok(()), Some(buffer)) => Ok(buffer),
+                    (Ok(()), None) => Err(DiskError::Shutdown),
+                    (Err(error), _) => Err(error),
+                };
+            }
+        }
+    }
+    results
+}
+
+/// A long sequence of reads, several under way at once, into memory that is allocated once. Results come in the order in which
+/// the reads were started. Dropping it waits for those under way.
+pub struct ReadAhead<'a> {
+    disk: &'a dyn Disk,
+    mailbox: Arc<Mailbox>,
+    slots: Vec<Slot>,
+    /// Reads started, answered and looked at so far; read `n` uses slot `n % slots.len()`.
+    started: u64,
+    answered: u64,
+    taken: u64,
+}
+
+struct Slot {
+    memory: AlignedBuf,
+    bytes: usize,
+    answer: Option<Result<(), DiskError>>,
+}
+
+impl<'a> ReadAhead<'a> {
+    /// Room for `depth` reads of at most `bytes` bytes.
+    ///
+    /// # Errors
+    /// When there is no memory for them.
+    pub fn new(disk: &'a dyn Disk, depth: usize, bytes: usize) -> Result<Self, std::io::Error> {
+        let slots = (0..depth.max(1)).map(|_| {
+            Ok(Slot {
+                memory: AlignedBuf::zeroed(bytes)?,
+                bytes: 0,
+                answer: None,
+            })
+        });
+        Ok(ReadAhead {
+            disk,
+            mailbox: Arc::default(),
+            slots: slots.collect::<Result<_, std::io::Error>>()?,
+            started: 0,
+            answered: 0,
+            taken: 0,
+        })
+    }
+
+    /// Whether another read can be started before the next result is looked at.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.started - self.taken < self.slots.len() as u64
+    }
+
+    /// Starts a read.
+    ///
+    /// # Panics
+    /// Without room for it, or when it is longer than the memory of a read.
+    pub fn start(&mut self, read: ReadAt) {
+        assert!(self.has_room(), "every buffer is in use");
+        let tag = self.started;
+        let index = self.index(tag);
+        let slot = &mut self.slots[index];
+        slot.bytes = read.bytes;
+        slot.answer = None;
+        let piece = Piece {
+            ptr: slot.memory[..read.bytes].as_mut_ptr(),
+            len: read.bytes,
+        };
+        self.started += 1;
+        let op = Op {
+            volume: read.volume,
+            action: Action::Read {
+                offset: read.offset,
+                buffer: Buffer::Borrowed(vec![piece]),
+            },
+            deadline: None,
+            tag,
+            sink: self.mailbox.clone(),
+        };
+        // SAFETY: the piece lies within the slot's memory, which is owned here and touched by nobody until the answer: a slot is
+        // looked at only when its answer has come, is used again only after that, and dropping `self` waits for all answers. If
+        // `self` is forgotten instead, the memory is never freed.
+        unsafe { self.disk.submit(vec![op]) };
+    }
+
+    /// The result of the oldest read not looked at yet; waits for it. `None` when there is none.
+    pub fn take(&mut self) -> Option<Result<&[u8], DiskError>> {
+        if self.taken == self.started {
+            return None;
+        }
+        let index = self.index(self.taken);
+        let answer = loop {
+            if let Some(answer) = self.slots[index].answer.take() {
+                break answer;
+            }
+            self.wait();
+        };
+        self.taken += 1;
+        let slot = &self.slots[index];
+        Some(answer.map(|()| &slot.memory[..slot.bytes]))
+    }
+
+    fn wait(&mut self) {
+        for done in self.mailbox.take(PATIENCE) {
+            self.answered += 1;
+            let index = self.index(done.tag);
+            self.slots[index].answer = Some(done.result);
+        }
+    }
+
+    fn index(&self, read: u64) -> usize {
+        usize::try_from(read % self.slots.len() as u64).unwrap_or(0)
+    }
+}
+
+impl Drop for ReadAhead<'_> {
+    fn drop(&mut self) {
+        while self.answered < self.started {
+            self.wait();
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Moving bytes: the [`Disk`] trait and what implements it.
+//!
+//! A disk takes batches of operations ([`Op`]) on the store's volumes and answers each one exactly once, through
+//! the [`Sink`] that came with it. It decides nothing: which bytes go where is the core's business, whether they
+//! are right is the reader's. It owns three things:
+//!
+//! - *progress*: a short transfer is resumed, one that was interrupted, cancelled or put off is tried again a bounded
+//!   number of times, one without progress is a failure ([`DiskError`]); a read that fails with `EIO` is tried three
+//!   times. A sync that failed is never tried again: the kernel reports a lost write once;
+//! - *depth*: no more than `depth` operations of a volume are with the kernel at once; the rest wait in order;
+//! - *deadlines*: an operation that has not been handed to the kernel by its deadline never is, and is answered
+//!   [`DiskError::Deadline`]. One that has been handed over is always waited for: its buffers belong to the kernel.
+//!
+//! | module | moves bytes by |
+//! |---|---|
+//! | [`uring`] | one io_uring and one thread a volume |
+//! | [`threads`] | `pread`/`pwrite` on a few threads a volume, where io_uring is forbidden |
+//! | [`mailbox`] | (waits for answers) |
+//! | [`probe`] | chooses between them, by trying, with a reason a person can read |
+//!
+//! An idle disk sleeps in the kernel: no polling, no timers.
+
+mod job;
+pub mod mailbox;
+pub mod probe;
+pub mod threads;
+pub mod uring;
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::memory::AlignedBuf;
+
+/// Largest transfer that neighbouring extents are merged into, in bytes. Larger single pages are not split: one
+/// 16 MiB read ran at the device's full speed from huge-page buffers.
+pub const MERGE_BYTES_MAX: usize = 1 << 20;
+
+/// Most scatter-gather entries of one operation (the kernel's `IOV_MAX` is 1024).
+pub const PIECES_MAX: usize = 256;
+
+/// A piece of memory that an operation reads into or writes from: the kernel's `iovec`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Piece {
+    /// Start of the piece.
+    pub ptr: *mut u8,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+// SAFETY: a `Piece` is an address; whoever submits it promises (see `Op::read`, `Op::write`) that the memory is valid and
+// not otherwise used until the operation is answered, from whichever thread that happens.
+unsafe impl Send for Piece {}
+// SAFETY: as above; a shared `Piece` gives no access to the memory without unsafe code.
+unsafe impl Sync for Piece {}
+
+/// The memory of an operation.
+#[derive(Debug)]
+pub enum Buffer {
+    /// Memory of the caller, promised to stay until the answer.
+    Borrowed(Vec<Piece>),
+    /// Memory that travels with the operation and comes back with the answer.
+    Owned(AlignedBuf),
+}
+
+/// What an operation does.
+#[derive(Debug)]
+pub enum Action {
+    /// Read `buffer.len()` bytes at `offset`.
+    Read {
+        /// Byte offset in the volume; a multiple of the block size.
+        offset: u64,
+        /// Where the bytes go.
+        buffer: Buffer,
+    },
+    /// Write `buffer.len()` bytes at `offset`.
+    Write {
+        /// Byte offset in the volume; a multiple of the block size.
+        offset: u64,
+        /// Where the bytes come from.
+        buffer: Buffer,
+    },
+    /// Make everything written and answered so far durable (`fdatasync`).
+    Sync,
+}
+
+/// One operation on one volume.
+pub struct Op {
+    /// Index of the volume in the store.
+    pub volume: usize,
+    /// What to do.
+    pub action: Action,
+    /// Not handed to the kernel after this moment.
+    pub deadline: Option<Instant>,
+    /// The submitter's own name for the operation, returned with the answer.
+    pub tag: u64,
+    /// Who is answered.
+    pub sink: Arc<dyn Sink>,
+}
+
+/// The answer to one operation.
+#[derive(Debug)]
+pub struct Done {
+    /// The operation's tag.
+    pub tag: u64,
+    /// Done in full, or why not.
+    pub result: Result<(), DiskError>,
+    /// The memory of an operation that owned it.
+    pub buffer: Option<AlignedBuf>,
+}
+
+/// Receives answers: on a disk's own thread, or on the submitter's for operations that cannot be taken at all (the disk is
+/// shut down, the volume is not there). Must be quick and must not wait for the disk; may submit to it. A panic in it ends
+/// the process.
+pub trait Sink: Send + Sync {
+    /// Takes a batch of answers. Every operation is answered exactly once.
+    fn done(&self, answers: Vec<Done>);
+}
+
+/// Why an operation was not carried out in full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DiskError {
+    /// The kernel refused or the device failed.
+    #[error("{}", std::io::Error::from_raw_os_error(*.0))]
+    Os(i32),
+    /// The kernel reported success without moving a byte.
+    #[error("the transfer made no progress (end of the volume?)")]
+    NoProgress,
+    /// Never handed to the kernel: its deadline had passed.
+    #[error("the deadline passed before the operation was started")]
+    Deadline,
+    /// The disk was shut down before the operation was started.
+    #[error("the disk is shut down")]
+    Shutdown,
+}
+
+/// Moves bytes between memory and the volumes of one store.
+pub trait Disk: Send + Sync {
+    /// Takes a batch of operations, in order, without waiting for any of them. After [`Disk::shutdown`] they are answered
+    /// [`DiskError::Shutdown`]; on a volume that is not there, [`DiskError::Os`] with `ENODEV`.
+    ///
+    /// # Safety
+    /// Memory behind every [`Buffer::Borrowed`] must stay valid, and must not be used in a conflicting way, until its
+    /// operation has been answered.
+    unsafe fn submit(&self, ops: Vec<Op>);
+
+    /// Registers long-lived memory with the kernel so that transfers inside it need no page pinning; best effort: says what
+    /// came of it (for `doctor`, logs and stats), never fails.
+    ///
+    /// # Safety
+    /// The memory must stay mapped until the disk has been dropped.
+    unsafe fn register(&self, memory: &[Piece]) -> String;
+
+    /// What this disk is, and why it was chosen, for `doctor`, logs and stats.
+    fn choice(&self) -> &Choice;
+
+    /// Answers everything not yet started with [`DiskError::Shutdown`], waits until the kernel is done with the rest,
+    /// and stops the threads. Idempotent.
+    fn shutdown(&self);
+}
+
+/// Which disk moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// io_uring.
+    Uring,
+    /// `pread`/`pwrite` on threads.
+    Threads,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Uring => "uring",
+            Kind::Threads => "threads",
+        })
+    }
+}
+
+/// The disk that was chosen and why.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The disk.
+    pub kind: Kind,
+    /// One line: why this one, which kernel features it uses.
+    pub reason: String,
+}
+
+/// What a disk is opened with.
+pub struct DiskOptions {
+    /// The volumes' files, in the store's order; `None` for a lost volume. The disk holds these very descriptions until its
+    /// last write is over, so that a lock on them lives exactly as long.
+    pub files: Vec<Option<Arc<OwnedFd>>>,
+    /// Operations of one volume with the kernel at once.
+    pub depth: u32,
+}
+
+impl Buffer {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Buffer::Borrowed(pieces) => pieces.iter().map(|piece| piece.len).sum(),
+            Buffer::Owned(memory) => memory.len(),
+        }
+    }
+
+    /// Whether there is nothing to move.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,515 @@
+//! Chooses a disk by trying, and finds out what the system under it can do.
+//!
+//! Owns: the choice between [`Uring`] and [`Threads`] ([`open_disk`]), the reasons why io_uring cannot be used
+//! ([`Obstacle`]), and facts for `doctor` ([`report`], [`direct_io`], [`filesystem`]).
+//!
+//! Invariants: io_uring is chosen only after it has read from every volume; what was chosen, and why, can be read from the disk
+//! ([`super::Choice`]); nothing here changes a volume.
+//!
+//! Faults defended against: kernels and containers without io_uring, or with one that sets up but does not work; file
+//! systems that accept `O_DIRECT` and then buffer; kernels too old to say whether they do.
+//!
+//! Does not: warn or decide about file systems that buffer; that is for whoever opens the store.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
+use rustix::process::Resource;
+use rustix::thread::CapabilitySet;
+
+use super::mailbox::{ReadAt, read_all};
+use super::threads::Threads;
+use super::uring::{Features, Uring};
+use super::{Disk, DiskError, DiskOptions};
+use crate::memory::AlignedBuf;
+
+/// Length of the read that proves a ring, in bytes.
+const PROOF_BYTES: usize = 4096;
+
+/// Locked-memory limit below which registered buffers are not worth having, in bytes.
+const MEMLOCK_BYTES_MIN: u64 = 1 << 30;
+
+/// Which disk is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Want {
+    /// io_uring where it works, else threads.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    Uring,
+    /// Threads.
+    Threads,
+}
+
+impl fmt::Display for Want {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Want::Auto => "auto",
+            Want::Uring => "uring",
+            Want::Threads => "threads",
+        })
+    }
+}
+
+/// A word that names no disk.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a disk: use auto, uring or threads")]
+pub struct UnknownDisk(String);
+
+impl FromStr for Want {
+    type Err = UnknownDisk;
+
+    fn from_str(word: &str) -> Result<Self, UnknownDisk> {
+        match word {
+            "auto" => Ok(Want::Auto),
+            "uring" => Ok(Want::Uring),
+            "threads" => Ok(Want::Threads),
+            _ => Err(UnknownDisk(word.to_owned())),
+        }
+    }
+}
+
+/// Why io_uring cannot be used, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Obstacle {
+    /// The kernel does not know it, or not enough of it.
+    #[error("io_uring is missing: use Linux 5.6 or newer, outside of sandboxes that hide it")]
+    Missing,
+    /// The administrator has switched it off.
+    #[error(
+        "io_uring is switched off by kernel.io_uring_disabled = {0}: set it to 0, or if it is 1 run in the group named by \
+         kernel.io_uring_group"
+    )]
+    SwitchedOff(u32),
+    /// Something else forbids it.
+    #[error(
+        "io_uring is forbidden, most likely by the container's seccomp profile: allow io_uring_setup, io_uring_enter and \
+         io_uring_register"
+    )]
+    Forbidden,
+    /// No memory for the rings.
+    #[error(
+        "io_uring gets no memory for its rings: raise the locked-memory limit (ulimit -l, LimitMEMLOCK=)"
+    )]
+    LockedMemory,
+    /// It can be set up but does not read.
+    #[error(
+        "io_uring does not read volume {volume} ({error}), which can be read without it: use the threads disk"
+    )]
+    Unfit {
+        /// Index of the volume in the store.
+        volume: usize,
+        /// What the read through the ring came to.
+        error: DiskError,
+    },
+    /// Anything else.
+    #[error("io_uring cannot be set up: {0}; use the threads disk")]
+    Other(io::Error),
+}
+
+impl Obstacle {
+    /// What stands behind an error of setting io_uring up, given `kernel.io_uring_disabled`.
+    fn behind(error: io::Error, disabled: Option<u32>) -> Self {
+        match (error.raw_os_error(), disabled) {
+            (Some(libc::EPERM | libc::EACCES), Some(level @ 1..)) => Obstacle::SwitchedOff(level),
+            (Some(libc::EPERM | libc::EACCES), _) => Obstacle::Forbidden,
+            (Some(libc::ENOMEM), _) => Obstacle::LockedMemory,
+            (Some(libc::ENOSYS), _) => Obstacle::Missing,
+            _ if error.kind() == io::ErrorKind::Unsupported => Obstacle::Missing,
+            _ => Obstacle::Other(error),
+        }
+    }
+}
+
+/// Why no disk could be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskOpenError {
+    /// io_uring was asked for and cannot be used.
+    #[error("{0}")]
+    Uring(Obstacle),
+    /// The system has no more threads.
+    #[error(
+        "cannot start the threads of the disk: {0}; raise the limit on threads (ulimit -u, TasksMax=)"
+    )]
+    Threads(io::Error),
+}
+
+/// Opens the disk that is wanted. io_uring must first read from every volume.
+///
+/// # Errors
+/// [`DiskOpenError::Uring`] only when [`Want::Uring`] was asked for; otherwise threads take its place, and the
+/// disk's [`super::Choice`] says why.
+pub fn open_disk(options: DiskOptions, want: Want) -> Result<Arc<dyn Disk>, DiskOpenError> {
+    choose(options, want, open_uring)
+}
+
+fn choose(
+    options: DiskOptions,
+    want: Want,
+    open_uring: impl FnOnce(DiskOptions) -> Result<Arc<dyn Disk>, Obstacle>,
+) -> Result<Arc<dyn Disk>, DiskOpenError> {
+    match want {
+        Want::Threads => open_threads(options, "threads, as asked for".to_owned()),
+        Want::Uring => open_uring(options).map_err(DiskOpenError::Uring),
+        Want::Auto => {
+            let same = DiskOptions {
+                files: options.files.clone(),
+                depth: options.depth,
+            };
+            open_uring(same).or_else(|obstacle| {
+                tracing::warn!(%obstacle, "reading and writing with threads instead of io_uring");
+                open_threads(options, format!("threads, because {obstacle}"))
+            })
+        }
+    }
+}
+
+fn open_threads(options: DiskOptions, reason: String) -> Result<Arc<dyn Disk>, DiskOpenError> {
+    Ok(Arc::new(
+        Threads::open(options, reason).map_err(DiskOpenError::Threads)?,
+    ))
+}
+
+fn open_uring(options: DiskOptions) -> Result<Arc<dyn Disk>, Obstacle> {
+    let files = options.files.clone();
+    let disk = Features::probe()
+        .and_then(|features| Uring::open(options, features))
+        .map_err(|error| Obstacle::behind(error, io_uring_disabled()))?;
+    for (volume, file) in files.iter().enumerate() {
+        if let Some(file) = file {
+            prove(&disk, volume, file)?;
+        }
+    }
+    Ok(Arc::new(disk))
+}
+
+/// Reads the start of a volume through the disk. A read that fails without io_uring as well is no argument against it.
+fn prove(disk: &Uring, volume: usize, file: &OwnedFd) -> Result<(), Obstacle> {
+    let proof = ReadAt {
+        volume,
+        offset: 0,
+        bytes: PROOF_BYTES,
+    };
+    let Some(Err(error)) = read_all(disk, &[proof]).pop() else {
+        return Ok(());
+    };
+    let mut memory = AlignedBuf::zeroed(PROOF_BYTES).map_err(Obstacle::Other)?;
+    match rustix::io::pread(file, &mut memory[..], 0) {
+        Ok(PROOF_BYTES) => Err(Obstacle::Unfit { volume, error }),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// `kernel.io_uring_disabled`: 0 for everybody, 1 but for one group, 2 switched off; `None` before Linux 6.6.
+fn io_uring_disabled() -> Option<u32> {
+    std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled")
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// How good a fact is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Works, but could be better; the fact says what to do.
+    Warn,
+    /// Does not work.
+    Fail,
+}
+
+/// One thing found out about the system.
+#[derive(Clone, Debug)]
+pub struct Fact {
+    /// What it is about, in a word or two.
+    pub name: &'static str,
+    /// How good it is.
+    pub level: Level,
+    /// What was found and, unless it is well, what to do.
+    pub what: String,
+}
+
+/// What the disks depend on, found out by trying: for `doctor`.
+pub fn report() -> Vec<Fact> {
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    let kernel = Fact {
+        name: "kernel",
+        level: Level::Ok,
+        what: format!("Linux {release}"),
+    };
+    vec![
+        kernel,
+        io_uring_fact(),
+        sysctl_fact(io_uring_disabled()),
+        memlock_fact(),
+    ]
+}
+
+fn io_uring_fact() -> Fact {
+    match Features::probe() {
+        Ok(features) => Fact {
+            name: "io_uring",
+            level: Level::Ok,
+            what: features.to_string(),
+        },
+        Err(error) => {
+            let what = format!(
+                "{}; threads are used instead",
+                Obstacle::behind(error, io_uring_disabled())
+            );
+            Fact {
+                name: "io_uring",
+                level: Level::Warn,
+                what,
+            }
+        }
+    }
+}
+
+fn sysctl_fact(disabled: Option<u32>) -> Fact {
+    let (level, what) = match disabled {
+        None => (Level::Ok, "this kernel has no such switch".to_owned()),
+        Some(0) => (Level::Ok, "0: io_uring is allowed".to_owned()),
+        Some(value) => (
+            Level::Warn,
+            format!("{value}: {}", Obstacle::SwitchedOff(value)),
+        ),
+    };
+    Fact {
+        name: "kernel.io_uring_disabled",
+        level,
+        what,
+    }
+}
+
+fn memlock_fact() -> Fact {
+    let limit_bytes = rustix::process::getrlimit(Resource::Memlock).current;
+    let exempt = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    let (level, what) = match limit_bytes {
+        None => (Level::Ok, "unlimited".to_owned()),
+        Some(bytes) if exempt => (
+            Level::Ok,
+            format!(
+                "{} KiB, but this process is exempt (CAP_IPC_LOCK)",
+                bytes >> 10
+            ),
+        ),
+        Some(bytes) if bytes >= MEMLOCK_BYTES_MIN => (Level::Ok, format!("{} MiB", bytes >> 20)),
+        Some(bytes) => {
+            let advice =
+                "too low to register buffers; raise it (ulimit -l, LimitMEMLOCK=) to save CPU time";
+            (Level::Warn, format!("{} KiB: {advice}", bytes >> 10))
+        }
+    };
+    Fact {
+        name: "locked memory",
+        level,
+        what,
+    }
+}
+
+/// Whether and how a file can be read and written without the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Direct {
+    /// Whether `O_DIRECT` is honoured rather than accepted and ignored.
+    pub dio: bool,
+    /// What addresses of memory must be multiples of, in bytes; 0 without direct I/O.
+    pub memory_align: u32,
+    /// What offsets and lengths in the file must be multiples of, in bytes; 0 without direct I/O.
+    pub offset_align: u32,
+}
+
+/// Asks the kernel whether direct I/O works on an open file.
+///
+/// Kernels before 6.1 do not say. There a file opened with `O_DIRECT` is asked for one byte: where direct I/O is honoured that
+/// is refused. An empty file refuses nothing and counts as one without.
+pub fn direct_io(file: impl AsFd) -> Direct {
+    let file = file.as_fd();
+    let none = Direct {
+        dio: false,
+        memory_align: 0,
+        offset_align: 0,
+    };
+    match rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Ok(stat) if stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => Direct {
+            dio: stat.stx_dio_offset_align != 0,
+            memory_align: stat.stx_dio_mem_align,
+            offset_align: stat.stx_dio_offset_align,
+        },
+        _ if refuses_single_bytes(file) => Direct {
+            dio: true,
+            memory_align: 4096,
+            offset_align: 4096,
+        },
+        _ => none,
+    }
+}
+
+fn refuses_single_bytes(file: impl AsFd) -> bool {
+    let file = file.as_fd();
+    rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
+        && rustix::io::pread(file, &mut [0u8; 1], 1) == Err(rustix::io::Errno::INVAL)
+}
+
+/// The name of the file system a file lies on, or `block device`.
+pub fn filesystem(file: impl AsFd) -> String {
+    let file = file.as_fd();
+    let mode = rustix::fs::fstat(file).map(|stat| stat.st_mode);
+    if mode.is_ok_and(|mode| FileType::from_raw_mode(mode) == FileType::BlockDevice) {
+        return "block device".to_owned();
+    }
+    match rustix::fs::fstatfs(file) {
+        Ok(stat) => filesystem_name(stat.f_type as u32),
+        Err(error) => format!("unknown ({error})"),
+    }
+}
+
+fn filesystem_name(magic: u32) -> String {
+    let name = match magic {
+        0x0000_ef53 => "ext4",
+        0x5846_5342 => "xfs",
+        0x9123_683e => "btrfs",
+        0xf2f5_2010 => "f2fs",
+        0x2fc1_2fc1 => "zfs",
+        0xca45_1a4e => "bcachefs",
+        0x0102_1994 => "tmpfs",
+        0x8584_58f6 => "ramfs",
+        0x794c_7630 => "overlayfs",
+        0x6573_5546 => "fuse",
+        0x0102_1997 => "9p",
+        0x0000_6969 => "nfs",
+        0xfe53_4d42 | 0xff53_4d42 => "smb",
+        0x00c3_6400 => "ceph",
+        0x0bd0_0bd0 => "lustre",
+        _ => return format!("unknown (0x{magic:x})"),
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::disk::Kind;
+
+    fn no_volumes() -> DiskOptions {
+        DiskOptions {
+            files: vec![None],
+            depth: 1,
+        }
+    }
+
+    fn refused_with(errno: i32, disabled: Option<u32>) -> Obstacle {
+        Obstacle::behind(io::Error::from_raw_os_error(errno), disabled)
+    }
+
+    #[test]
+    fn auto_falls_back_to_threads_and_says_why() {
+        let forbidden = |_| Err(refused_with(libc::EPERM, Some(0)));
+        let disk = choose(no_volumes(), Want::Auto, forbidden).unwrap();
+        assert_eq!(disk.choice().kind, Kind::Threads);
+        assert!(
+            disk.choice().reason.contains("seccomp"),
+            "{}",
+            disk.choice().reason
+        );
+    }
+
+    #[test]
+    fn io_uring_asked_for_by_name_is_not_replaced() {
+        let switched_off = |_| Err(refused_with(libc::EPERM, Some(2)));
+        let error = choose(no_volumes(), Want::Uring, switched_off)
+            .err()
+            .unwrap();
+        assert!(matches!(
+            error,
+            DiskOpenError::Uring(Obstacle::SwitchedOff(2))
+        ));
+        assert!(
+            error.to_string().contains("kernel.io_uring_disabled = 2"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn threads_asked_for_by_name_never_touch_io_uring() {
+        let untouchable = |_| panic!("io_uring was tried");
+        let disk = choose(no_volumes(), Want::Threads, untouchable).unwrap();
+        assert_eq!(disk.choice().kind, Kind::Threads);
+    }
+
+    #[test]
+    fn every_refusal_of_the_kernel_has_its_remedy() {
+        assert!(matches!(
+            refused_with(libc::EPERM, Some(0)),
+            Obstacle::Forbidden
+        ));
+        assert!(matches!(
+            refused_with(libc::EPERM, None),
+            Obstacle::Forbidden
+        ));
+        assert!(matches!(
+            refused_with(libc::EPERM, Some(1)),
+            Obstacle::SwitchedOff(1)
+        ));
+        assert!(matches!(
+            refused_with(libc::ENOSYS, None),
+            Obstacle::Missing
+        ));
+        assert!(matches!(
+            refused_with(libc::ENOMEM, Some(0)),
+            Obstacle::LockedMemory
+        ));
+        assert!(matches!(
+            refused_with(libc::EMFILE, Some(0)),
+            Obstacle::Other(_)
+        ));
+        let lacking = io::Error::new(io::ErrorKind::Unsupported, "no fsync");
+        assert!(matches!(Obstacle::behind(lacking, None), Obstacle::Missing));
+    }
+
+    #[test]
+    fn disks_are_named_as_they_are_printed() {
+        for want in [Want::Auto, Want::Uring, Want::Threads] {
+            assert_eq!(want.to_string().parse(), Ok(want));
+        }
+        assert!("aio".parse::<Want>().is_err());
+    }
+
+    #[test]
+    fn a_pipe_has_no_direct_io_and_a_file_system_has_a_name() {
+        let (reader, _writer) = io::pipe().unwrap();
+        assert!(!direct_io(&reader).dio);
+        assert_eq!(filesystem_name(0xef53), "ext4");
+        assert_eq!(filesystem_name(0x1234), "unknown (0x1234)");
+    }
+
+    #[test]
+    fn the_report_covers_kernel_io_uring_and_limits() {
+        let facts = report();
+        for name in [
+            "kernel",
+            "io_uring",
+            "kernel.io_uring_disabled",
+            "locked memory",
+        ] {
+            assert!(
+                facts
+                    .iter()
+                    .any(|fact| fact.name == name && !fact.what.is_empty()),
+                "{name}"
+            );
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The disk for where io_uring is forbidden: `preadv` and `pwritev` on a few threads a volume.
+//!
+//! Owns: one queue and up to [`THREADS_MAX`] threads for each volume that is there.
+//!
+//! Invariants: an operation is in the queue, or with exactly one thread; a thread has one operation at a time, so that
+//! no more than `depth` are with the kernel; sinks are called without a lock held; what is queued when the disk is shut
+//! down is answered by its threads before they end.
+//!
+//! Faults defended against: those of the module `job`. A sink that panics ends the process.
+//!
+//! Does not: merge or reorder operations, or register memory.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::job::{AbortOnPanic, Answers, Job, Step, join_others, refuse, submit_by_volume};
+use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
+
+/// Most threads a volume.
+pub const THREADS_MAX: u32 = 16;
+
+/// Moves bytes with blocking calls on its own threads.
+pub struct Threads {
+    lanes: Vec<Option<Arc<Lane>>>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+    choice: Choice,
+}
+
+/// What the threads of one volume share.
+struct Lane {
+    file: Arc<OwnedFd>,
+    inbox: Mutex<Inbox>,
+    filled: Condvar,
+}
+
+struct Inbox {
+    ops: VecDeque<Op>,
+    open: bool,
+}
+
+impl Threads {
+    /// Starts `min(depth, 16)` threads, at least one, for each volume that is there. `reason` says why this disk was chosen.
+    ///
+    /// # Errors
+    /// The system's, when it has no more threads to give.
+    pub fn open(options: DiskOptions, reason: String) -> Result<Self, io::Error> {
+        let mut disk = Self {
+            lanes: Vec::with_capacity(options.files.len()),
+            workers: Mutex::new(Vec::new()),
+            choice: Choice {
+                kind: Kind::Threads,
+                reason,
+            },
+        };
+        for (volume, file) in options.files.into_iter().enumerate() {
+            let lane = file.map(|file| Arc::new(Lane::new(file)));
+            disk.lanes.push(lane.clone());
+            for worker in 0..options.depth.clamp(1, THREADS_MAX) {
+                let Some(lane) = lane.clone() else { break };
+                let thread = std::thread::Builder::new()
+                    .name(format!("larder-io-{volume}.{worker}"))
+                    .spawn(move || serve(&lane))?;
+                disk.workers.get_mut().push(thread);
+            }
+        }
+        Ok(disk)
+    }
+
+    fn push(&self, volume: usize, ops: Vec<Op>, answers: &mut Answers) {
+        let Some(lane) = self.lanes.get(volume).and_then(Option::as_ref) else {
+            return ops
+                .into_iter()
+                .for_each(|op| refuse(op, DiskError::Os(libc::ENODEV), answers));
+        };
+        let mut inbox = lane.inbox.lock();
+        if !inbox.open {
+            drop(inbox);
+            return ops
+                .into_iter()
+                .for_each(|op| refuse(op, DiskError::Shutdown, answers));
+        }
+        let count = ops.len();
+        inbox.ops.extend(ops);
+        drop(inbox);
+        (0..count.min(THREADS_MAX as usize)).for_each(|_| {
+            lane.filled.notify_one();
+        });
+    }
+}
+
+impl Disk for Threads {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        submit_by_volume(ops, |volume, ops, answers| self.push(volume, ops, answers));
+    }
+
+    unsafe fn register(&self, _memory: &[Piece]) -> String {
+        "not registered: only io_uring can register memory".to_owned()
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    fn shutdown(&self) {
+        for lane in self.lanes.iter().flatten() {
+            lane.inbox.lock().open = false;
+            lane.filled.notify_all();
+        }
+        join_others(&mut self.workers.lock());
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl Lane {
+    fn new(file: Arc<OwnedFd>) -> Self {
+        let inbox = Inbox {
+            ops: VecDeque::new(),
+            open: true,
+        };
+        Self {
+            file,
+            inbox: Mutex::new(inbox),
+            filled: Condvar::new(),
+        }
+    }
+
+    /// The next operation, waiting for one; whether it may still be started. `None` once the lane is closed and empty.
+    fn take(&self) -> Option<(Op, bool)> {
+        let mut inbox = self.inbox.lock();
+        loop {
+            if let Some(op) = inbox.ops.pop_front() {
+                return Some((op, inbox.open));
+            }
+            if !inbox.open {
+                return None;
+            }
+            self.filled.wait(&mut inbox);
+        }
+    }
+}
+
+fn serve(lane: &Lane) {
+    let _guard = AbortOnPanic;
+    let mut answers = Answers::default();
+    while let Some((op, open)) = lane.take() {
+        if !open {
+            refuse(op, DiskError::Shutdown, &mut answers);
+        } else if let Some(mut job) = Job::admit(op, &mut answers) {
+            let result = carry_out(&lane.file, &mut job);
+            job.answer(result, &mut answers);
+        }
+        answers.deliver();
+    }
+}
+
+fn carry_out(file: &OwnedFd, job: &mut Job) -> Result<(), DiskError> {
+    while let Some(step) = job.next() {
+        let outcome = match step {
+            Step::Read { offset, pieces } => transfer(libc::preadv, file, offset, pieces),
+            Step::Write { offset, pieces } => transfer(libc::pwritev, file, offset, pieces),
+            Step::Sync => rustix::fs::fdatasync(file)
+                .map(|()| 0)
+                .map_err(rustix::io::Errno::raw_os_error),
+        };
+        job.after(outcome)?;
+    }
+    Ok(())
+}
+
+/// `preadv` or `pwritev`.
+type Vectored = unsafe extern "C" fn(
+    libc::c_int,
+    *const libc::iovec,
+    libc::c_int,
+    libc::off_t,
+) -> libc::ssize_t;
+
+fn transfer(call: Vectored, file: &OwnedFd, offset: u64, pieces: &[Piece]) -> Result<usize, i32> {
+    let offset = libc::off_t::try_from(offset).map_err(|_| libc::EINVAL)?;
+    let count = libc::c_int::try_from(pieces.len()).map_err(|_| libc::EINVAL)?;
+    // SAFETY: the file is open; a `Piece` has the layout of an `iovec` (asserted in `job`); the memory behind the pieces
+    // belongs to the operation until it is answered (contract of `Disk::submit`), which is after this call.
+    let moved_bytes = unsafe { call(file.as_raw_fd(), pieces.as_ptr().cast(), count, offset) };
+    usize::try_from(moved_bytes).map_err(|_| {
+        io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO)
+    })
+}

@@ -1,0 +1,404 @@
+//! The disk on io_uring: one ring and one thread for each volume that is there.
+//!
+//! Owns: the queue between submitters and each ring's thread (the module `worker` is what runs there), the doorbell that wakes it,
+//! and what is known about the kernel's abilities ([`Features`]).
+//!
+//! Invariants:
+//! - a ring is used by its own thread only; everybody else pushes into the inbox, under its lock;
+//! - `asleep` is read and written under that lock, and is set only when the thread has seen the inbox empty and will go to
+//!   sleep in the kernel next. So a submitter that finds it set must ring the bell, and one that finds it clear need not:
+//!   the thread will look at the inbox again before it sleeps, or when the next completion frees a place in the ring;
+//! - an inbox that has been closed stays closed, and every closing rings the bell.
+//!
+//! Faults defended against: those of the module `job`; kernels that lack newer abilities (each is probed by using it); a
+//! locked-memory limit too low for registered buffers (they are used plain, and [`Disk::register`] says so).
+//!
+//! Does not: poll (neither SQPOLL nor IOPOLL), split or merge operations, or bound its queues: callers bound what they
+//! submit.
+
+mod worker;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use io_uring::{IoUring, Probe, opcode};
+use parking_lot::Mutex;
+use rustix::event::EventfdFlags;
+
+use super::job::{Answers, join_others, refuse, submit_by_volume};
+use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
+
+/// Most operations of one volume with the kernel at once.
+pub const DEPTH_MAX: u32 = 4096;
+
+/// Longest stretch of memory the kernel registers as one buffer, in bytes.
+const FIXED_BUFFER_BYTES_MAX: usize = 1 << 30;
+
+/// Most registered buffers of a ring: 1 TiB of memory at their longest, 16 KiB of kernel memory for the table.
+const FIXED_BUFFERS_MAX: u16 = 1024;
+
+/// How a ring is set up, newest kernel first. What a kernel does not know it refuses with `EINVAL`.
+const SETUPS: [Setup; 5] = [
+    Setup {
+        deferred: true,
+        cooperative: true,
+        no_sqarray: true,
+        submit_all: true,
+    },
+    Setup {
+        deferred: true,
+        cooperative: true,
+        no_sqarray: false,
+        submit_all: true,
+    },
+    Setup {
+        deferred: false,
+        cooperative: true,
+        no_sqarray: false,
+        submit_all: true,
+    },
+    Setup {
+        deferred: false,
+        cooperative: false,
+        no_sqarray: false,
+        submit_all: true,
+    },
+    Setup {
+        deferred: false,
+        cooperative: false,
+        no_sqarray: false,
+        submit_all: false,
+    },
+];
+
+/// Flags of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Setup {
+    /// `SINGLE_ISSUER | DEFER_TASKRUN` (6.1): completions are processed when the thread asks for them, not by interrupting it.
+    deferred: bool,
+    /// `COOP_TASKRUN | TASKRUN_FLAG` (5.19): no inter-processor interrupts for completions.
+    cooperative: bool,
+    /// `NO_SQARRAY` (6.6): one indirection less.
+    no_sqarray: bool,
+    /// `SUBMIT_ALL` (5.18): one bad entry does not hold up those behind it.
+    submit_all: bool,
+}
+
+/// What this kernel's io_uring can do, found out by trying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    setup: Setup,
+    fixed_buffers: bool,
+    vectored_fixed: bool,
+}
+
+impl Features {
+    /// Sets up a small ring and asks it.
+    ///
+    /// # Errors
+    /// The kernel's, when there is no ring to be had: `ENOSYS` (too old), `EPERM` (forbidden), `ENOMEM` (locked-memory
+    /// limit); [`io::ErrorKind::Unsupported`] when the ring lacks an operation this disk cannot do without (before 5.6).
+    pub fn probe() -> Result<Self, io::Error> {
+        let (setup, ring) = Self::first_setup()?;
+        let submitter = ring.submitter();
+        let mut known = Probe::new();
+        submitter.register_probe(&mut known)?;
+        let needed = [
+            opcode::Read::CODE,
+            opcode::Write::CODE,
+            opcode::Readv::CODE,
+            opcode::Writev::CODE,
+            opcode::Fsync::CODE,
+        ];
+        if !needed.into_iter().all(|code| known.is_supported(code)) {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "io_uring lacks read, write or fsync",
+            ));
+        }
+        let fixed_buffers = submitter
+            .register_buffers_sparse(u32::from(FIXED_BUFFERS_MAX))
+            .is_ok();
+        let vectored = known.is_supported(opcode::ReadvFixed::CODE)
+            && known.is_supported(opcode::WritevFixed::CODE);
+        Ok(Self {
+            setup,
+            fixed_buffers,
+            vectored_fixed: fixed_buffers && vectored,
+        })
+    }
+
+    fn first_setup() -> Result<(Setup, IoUring), io::Error> {
+        let mut refusal = None;
+        for setup in SETUPS {
+            match setup.build(8) {
+                Ok(ring) => return Ok((setup, ring)),
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refusal = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refusal.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
+    }
+}
+
+impl Setup {
+    fn build(self, entries: u32) -> Result<IoUring, io::Error> {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(entries.saturating_mul(2));
+        if self.deferred {
+            builder.setup_single_issuer().setup_defer_taskrun();
+        }
+        if self.cooperative {
+            builder.setup_coop_taskrun().setup_taskrun_flag();
+        }
+        if self.no_sqarray {
+            builder.setup_no_sqarray();
+        }
+        if self.submit_all {
+            builder.setup_submit_all();
+        }
+        builder.build(entries)
+    }
+}
+
+impl fmt::Display for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("io_uring: registered files")?;
+        let names = [
+            (self.setup.deferred, "single issuer, deferred task work"),
+            (self.setup.cooperative, "cooperative task work"),
+            (self.setup.no_sqarray, "no submission array"),
+            (self.fixed_buffers, "fixed buffers"),
+            (self.vectored_fixed, "vectored fixed buffers"),
+        ];
+        names
+            .iter()
+            .filter(|(has, _)| *has)
+            .try_for_each(|(_, name)| write!(f, ", {name}"))
+    }
+}
+
+/// Moves bytes through one io_uring a volume.
+pub struct Uring {
+    lanes: Vec<Option<Arc<Lane>>>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+    features: Features,
+    choice: Choice,
+}
+
+/// What submitters and the thread of one volume's ring share.
+struct Lane {
+    inbox: Mutex<Inbox>,
+    /// An eventfd that the ring reads from whenever its thread may sleep.
+    bell: OwnedFd,
+}
+
+struct Inbox {
+    ops: VecDeque<Op>,
+    registrations: Vec<Registration>,
+    open: bool,
+    asleep: bool,
+}
+
+/// Memory to register, and where to say what came of it.
+struct Registration {
+    buffers: Vec<Piece>,
+    reply: mpsc::Sender<Registered>,
+}
+
+/// What came of a registration on one ring.
+struct Registered {
+    buffers: usize,
+    bytes: usize,
+    refusal: Option<io::Error>,
+}
+
+impl Uring {
+    /// Sets up a ring and starts a thread for each volume that is there. `depth` is held to 1..=[`DEPTH_MAX`].
+    ///
+    /// # Errors
+    /// The kernel's, when a ring cannot be set up or a thread not be started; nothing is left running then.
+    pub fn open(options: DiskOptions, features: Features) -> Result<Self, io::Error> {
+        let depth = options.depth.clamp(1, DEPTH_MAX);
+        let mut disk = Self {
+            lanes: Vec::with_capacity(options.files.len()),
+            workers: Mutex::new(Vec::new()),
+            features,
+            choice: Choice {
+                kind: Kind::Uring,
+                reason: features.to_string(),
+            },
+        };
+        for (volume, file) in options.files.into_iter().enumerate() {
+            let Some(file) = file else {
+                disk.lanes.push(None);
+                continue;
+            };
+            let lane = Arc::new(Lane::new()?);
+            let (started, outcome) = mpsc::channel();
+            let thread = std::thread::Builder::new()
+                .name(format!("larder-ring-{volume}"))
+                .spawn({
+                    let lane = Arc::clone(&lane);
+                    move || worker::run(&lane, file, depth, features, &started)
+                })?;
+            disk.lanes.push(Some(lane));
+            disk.workers.get_mut().push(thread);
+            outcome
+                .recv()
+                .unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+        }
+        Ok(disk)
+    }
+
+    /// What the kernel can do of what this disk uses.
+    pub fn features(&self) -> &Features {
+        &self.features
+    }
+
+    fn push(&self, volume: usize, ops: Vec<Op>, answers: &mut Answers) {
+        let Some(lane) = self.lanes.get(volume).and_then(Option::as_ref) else {
+            return ops
+                .into_iter()
+                .for_each(|op| refuse(op, DiskError::Os(libc::ENODEV), answers));
+        };
+        if let Err(ops) = lane.put(ops, |inbox, ops| inbox.ops.extend(ops)) {
+            ops.into_iter()
+                .for_each(|op| refuse(op, DiskError::Shutdown, answers));
+        }
+    }
+
+    fn register_everywhere(&self, buffers: &[Piece]) -> Vec<Registered> {
+        let (reply, replies) = mpsc::channel();
+        for lane in self.lanes.iter().flatten() {
+            let registration = Registration {
+                buffers: buffers.to_vec(),
+                reply: reply.clone(),
+            };
+            // A closed lane drops its registration, and with it its end of the channel.
+            let _ = lane.put(registration, |inbox, registration| {
+                inbox.registrations.push(registration);
+            });
+        }
+        drop(reply);
+        replies.iter().collect()
+    }
+}
+
+impl Disk for Uring {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        submit_by_volume(ops, |volume, ops, answers| self.push(volume, ops, answers));
+    }
+
+    unsafe fn register(&self, memory: &[Piece]) -> String {
+        if !self.features.fixed_buffers {
+            return "not registered: this kernel's io_uring has no updatable buffer table (5.19 has)".to_owned();
+        }
+        let buffers: Vec<Piece> = memory.iter().copied().flat_map(cut).collect();
+        summary(&buffers, &self.register_everywhere(&buffers))
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    fn shutdown(&self) {
+        for lane in self.lanes.iter().flatten() {
+            lane.inbox.lock().open = false;
+            lane.ring_bell();
+        }
+        join_others(&mut self.workers.lock());
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+impl Lane {
+    fn new() -> Result<Self, io::Error> {
+        // Blocking, so that the ring's read waits for the bell instead of failing.
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let inbox = Inbox {
+            ops: VecDeque::new(),
+            registrations: Vec::new(),
+            open: true,
+            asleep: false,
+        };
+        Ok(Self {
+            inbox: Mutex::new(inbox),
+            bell,
+        })
+    }
+
+    /// Puts something into the inbox and wakes the thread if it sleeps, or gives it back if the lane is closed.
+    fn put<T>(&self, item: T, into: impl FnOnce(&mut Inbox, T)) -> Result<(), T> {
+        let mut inbox = self.inbox.lock();
+        if !inbox.open {
+            return Err(item);
+        }
+        into(&mut inbox, item);
+        let asleep = std::mem::replace(&mut inbox.asleep, false);
+        drop(inbox);
+        if asleep {
+            self.ring_bell();
+        }
+        Ok(())
+    }
+
+    fn ring_bell(&self) {
+        while let Err(error) = rustix::io::write(&self.bell, &1u64.to_ne_bytes()) {
+            // Nothing else can fail: the counter would have to be rung 2^64 times unheard.
+            if error != rustix::io::Errno::INTR {
+                tracing::error!(%error, "could not wake the thread of an io_uring");
+                return;
+            }
+        }
+    }
+
+    fn bell_fd(&self) -> i32 {
+        self.bell.as_raw_fd()
+    }
+}
+
+/// Cuts memory into buffers no longer than the kernel takes.
+fn cut(piece: Piece) -> impl Iterator<Item = Piece> {
+    (0..piece.len)
+        .step_by(FIXED_BUFFER_BYTES_MAX)
+        .map(move |start| Piece {
+            ptr: piece.ptr.wrapping_add(start),
+            len: FIXED_BUFFER_BYTES_MAX.min(piece.len - start),
+        })
+}
+
+fn summary(wanted: &[Piece], rings: &[Registered]) -> String {
+    let mib = |bytes: usize| bytes >> 20;
+    let wanted_bytes: usize = wanted.iter().map(|piece| piece.len).sum();
+    let Some(least) = rings.iter().min_by_key(|ring| ring.bytes) else {
+        return "not registered: no ring is running".to_owned();
+    };
+    let Some(refusal) = &least.refusal else {
+        let (buffers, rings) = (least.buffers, rings.len());
+        return format!(
+            "{} MiB registered, in {buffers} buffers on {rings} rings",
+            mib(wanted_bytes)
+        );
+    };
+    let hint = match refusal.raw_os_error() {
+        Some(libc::ENOMEM | libc::EPERM) => {
+            "raise the locked-memory limit (ulimit -l, LimitMEMLOCK=)"
+        }
+        Some(libc::EFAULT | libc::EOPNOTSUPP) => {
+            "the kernel cannot pin this kind of mapping (use anonymous memory)"
+        }
+        _ => "if it is the locked-memory limit, raise it (ulimit -l, LimitMEMLOCK=)",
+    };
+    let (registered, wanted) = (mib(least.bytes), mib(wanted_bytes));
+    format!("{registered} of {wanted} MiB registered, plain I/O for the rest: {refusal}; {hint}")
+}

@@ -1,0 +1,433 @@
+//! The thread of one ring.
+//!
+//! Owns: the ring, the operations that are with the kernel, and the table of registered buffers.
+//!
+//! Invariants:
+//! - an operation with the kernel stands in `jobs` until its completion has been reaped, and with it its list of pieces and
+//!   the memory that travels with it: the kernel never holds an address of anything freed. A panic ends the process;
+//! - at most `depth` operations and one read of the bell are outstanding, and the ring has room for them all twice over:
+//!   the submission queue is never full when something is pushed, and the completion queue never overflows;
+//! - the bell is armed only after the inbox was seen open. So whoever closes it finds the bell armed, or not to be armed again,
+//!   and the thread ends once nothing is outstanding;
+//! - free places are filled from the inbox, and the kernel told, before sinks are called, so that the device has work meanwhile.
+//!
+//! Does not: look at deadlines again once an operation is with the kernel.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use io_uring::types::{Fixed, FsyncFlags};
+use io_uring::{CompletionQueue, EnterFlags, IoUring, SubmissionQueue, Submitter, opcode, squeue};
+
+use super::{FIXED_BUFFERS_MAX, Features, Lane, Registered, Registration};
+use crate::disk::job::{AbortOnPanic, Answers, Job, Step, refuse};
+use crate::disk::{DiskError, Op, Piece};
+use crate::memory::AlignedBuf;
+
+/// Places in the table of registered files.
+const VOLUME: Fixed = Fixed(0);
+const BELL: Fixed = Fixed(1);
+
+/// Name of the bell's read among completions; operations are named by their place in `jobs`.
+const BELL_RUNG: u64 = u64::MAX;
+
+/// Longest transfer the kernel makes in one go, in bytes.
+const REQUEST_BYTES_MAX: u32 = 0x7fff_f000;
+
+/// Pause before the kernel is asked again after it refused to be entered.
+const REFUSED_PAUSE: Duration = Duration::from_millis(1);
+
+/// Sets up the ring on this, its own thread, says in `started` what came of it, and serves the lane until it is closed.
+pub(super) fn run(
+    lane: &Lane,
+    file: Arc<OwnedFd>,
+    depth: u32,
+    features: Features,
+    started: &mpsc::Sender<Result<(), io::Error>>,
+) {
+    let (mut ring, bell_count) = match set_up(lane, &file, depth, features) {
+        Ok(parts) => parts,
+        Err(error) => {
+            let _ = started.send(Err(error));
+            return;
+        }
+    };
+    let _ = started.send(Ok(()));
+    let (mut submitter, submissions, completions) = ring.split();
+    // Saves looking the ring up on every entry; before 5.18 it is looked up.
+    let _ = submitter.register_ring_fd();
+    let mut worker = Worker::new(
+        lane,
+        depth,
+        features,
+        bell_count,
+        submitter,
+        submissions,
+        completions,
+    );
+    worker.serve();
+    worker.tear_down();
+    drop(ring);
+    // Last, so that a lock on the file is not given up before the ring has let go of it.
+    drop(file);
+}
+
+fn set_up(
+    lane: &Lane,
+    file: &OwnedFd,
+    depth: u32,
+    features: Features,
+) -> Result<(IoUring, AlignedBuf), io::Error> {
+    let bell_count = AlignedBuf::zeroed(size_of::<u64>())?;
+    let ring = features.setup.build((depth + 1).next_power_of_two())?;
+    ring.submitter()
+        .register_files(&[file.as_raw_fd(), lane.bell_fd()])?;
+    if features.fixed_buffers {
+        ring.submitter()
+            .register_buffers_sparse(u32::from(FIXED_BUFFERS_MAX))?;
+    }
+    Ok((ring, bell_count))
+}
+
+struct Worker<'r> {
+    lane: &'r Lane,
+    submitter: Submitter<'r>,
+    submissions: SubmissionQueue<'r>,
+    completions: CompletionQueue<'r>,
+    vectored_fixed: bool,
+    /// Operations with the kernel, by place.
+    jobs: Vec<Option<Job>>,
+    /// Places of `jobs` that are free.
+    free: Vec<usize>,
+    fixed: FixedBuffers,
+    answers: Answers,
+    /// Operations just taken from the inbox; kept for its capacity.
+    taken: Vec<Op>,
+    /// Whether the inbox was open when it was last looked at.
+    open: bool,
+    bell_armed: bool,
+    /// Where the bell's read goes: nobody cares how often it was rung.
+    bell_count: AlignedBuf,
+    refused: bool,
+}
+
+impl<'r> Worker<'r> {
+    fn new(
+        lane: &'r Lane,
+        depth: u32,
+        features: Features,
+        bell_count: AlignedBuf,
+        submitter: Submitter<'r>,
+        submissions: SubmissionQueue<'r>,
+        completions: CompletionQueue<'r>,
+    ) -> Self {
+        let depth = depth as usize;
+        Self {
+            lane,
+            submitter,
+            submissions,
+            completions,
+            vectored_fixed: features.vectored_fixed,
+            jobs: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            fixed: FixedBuffers::default(),
+            answers: Answers::default(),
+            taken: Vec::with_capacity(depth),
+            open: true,
+            bell_armed: false,
+            bell_count,
+            refused: false,
+        }
+    }
+
+    fn serve(&mut self) {
+        // In this frame, so that unwinding ends the process before it gets to what `self` owns.
+        let _guard = AbortOnPanic;
+        loop {
+            self.fill();
+            if !self.answers.is_empty() {
+                self.enter(0);
+                self.answers.deliver();
+            } else if self.open || self.bell_armed || self.free.len() < self.jobs.len() {
+                self.enter(1);
+                self.reap();
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Takes what there is room for from the inbox and queues it for the kernel. Leaves the inbox marked `asleep` if it is
+    /// empty, there is room for more, and nothing but sleep is to be done next.
+    fn fill(&mut self) {
+        let may_sleep = self.answers.is_empty();
+        let mut inbox = self.lane.inbox.lock();
+        self.open = inbox.open;
+        let room = if self.open {
+            self.free.len()
+        } else {
+            usize::MAX
+        };
+        let count = inbox.ops.len().min(room);
+        self.taken.extend(inbox.ops.drain(..count));
+        let registrations = mem::take(&mut inbox.registrations);
+        inbox.asleep = may_sleep && inbox.ops.is_empty() && count < room;
+        drop(inbox);
+
+        for registration in registrations {
+            self.register(&registration);
+        }
+        let mut taken = mem::take(&mut self.taken);
+        for op in taken.drain(..) {
+            self.start(op);
+        }
+        self.taken = taken;
+        if self.open && !self.bell_armed {
+            self.arm_bell();
+        }
+    }
+
+    fn start(&mut self, op: Op) {
+        if !self.open {
+            return refuse(op, DiskError::Shutdown, &mut self.answers);
+        }
+        let Some(job) = Job::admit(op, &mut self.answers) else {
+            return;
+        };
+        if let Some(place) = self.free.pop() {
+            self.jobs[place] = Some(job);
+            self.issue(place);
+        }
+    }
+
+    /// Queues the next step of a job for the kernel, or answers the job if there is none.
+    fn issue(&mut self, place: usize) {
+        let job = self.jobs[place].as_ref();
+        match job.and_then(Job::next).map(|step| self.entry(&step)) {
+            Some(entry) => self.push(&entry.user_data(place as u64)),
+            None => self.finish(place, Ok(())),
+        }
+    }
+
+    fn entry(&self, step: &Step<'_>) -> squeue::Entry {
+        match *step {
+            Step::Sync => opcode::Fsync::new(VOLUME)
+                .flags(FsyncFlags::DATASYNC)
+                .build(),
+            Step::Read { offset, pieces } => self.read(offset, pieces),
+            Step::Write { offset, pieces } => self.write(offset, pieces),
+        }
+    }
+
+    fn read(&self, offset: u64, pieces: &[Piece]) -> squeue::Entry {
+        let (list, count) = (pieces.as_ptr().cast(), pieces.len() as u32);
+        match (pieces, self.fixed.holding(pieces)) {
+            (&[Piece { ptr, len }], Some(buffer)) => {
+                opcode::ReadFixed::new(VOLUME, ptr, request_bytes(len), buffer)
+                    .offset(offset)
+                    .build()
+            }
+            (&[Piece { ptr, len }], None) => opcode::Read::new(VOLUME, ptr, request_bytes(len))
+                .offset(offset)
+                .build(),
+            (_, Some(buffer)) if self.vectored_fixed => {
+                opcode::ReadvFixed::new(VOLUME, list, count, buffer)
+                    .offset(offset)
+                    .build()
+            }
+            _ => opcode::Readv::new(VOLUME, list, count)
+                .offset(offset)
+                .build(),
+        }
+    }
+
+    fn write(&self, offset: u64, pieces: &[Piece]) -> squeue::Entry {
+        let (list, count) = (pieces.as_ptr().cast(), pieces.len() as u32);
+        match (pieces, self.fixed.holding(pieces)) {
+            (&[Piece { ptr, len }], Some(buffer)) => {
+                opcode::WriteFixed::new(VOLUME, ptr, request_bytes(len), buffer)
+                    .offset(offset)
+                    .build()
+            }
+            (&[Piece { ptr, len }], None) => opcode::Write::new(VOLUME, ptr, request_bytes(len))
+                .offset(offset)
+                .build(),
+            (_, Some(buffer)) if self.vectored_fixed => {
+                opcode::WritevFixed::new(VOLUME, list, count, buffer)
+                    .offset(offset)
+                    .build()
+            }
+            _ => opcode::Writev::new(VOLUME, list, count)
+                .offset(offset)
+                .build(),
+        }
+    }
+
+    fn arm_bell(&mut self) {
+        let count = self.bell_count.as_mut_ptr();
+        let read = opcode::Read::new(BELL, count, size_of::<u64>() as u32).build();
+        self.push(&read.user_data(BELL_RUNG));
+        self.bell_armed = true;
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: what the entry points to lives until its completion: the list of pieces, and memory that travels with the
+        // operation, in the job that stays in its place until then; borrowed memory by the contract of `Disk::submit`; the
+        // bell's count in `self`, which `serve` does not leave while the bell is armed.
+        let pushed = unsafe { self.submissions.push(entry) };
+        assert!(
+            pushed.is_ok(),
+            "the submission queue has room for every place and the bell"
+        );
+    }
+
+    /// Tells the kernel what is queued and waits for at least `want` completions.
+    fn enter(&mut self, want: usize) {
+        self.submissions.sync();
+        if want == 0 && self.submissions.is_empty() {
+            return;
+        }
+        if let Err(error) = self.submitter.submit_and_wait(want) {
+            self.after_refusal(&error);
+        }
+        self.submissions.sync();
+    }
+
+    /// The kernel could not be entered. It may be out of memory for the moment (`EAGAIN`, `EBUSY`); whatever it is, what is
+    /// queued stays queued and is submitted again. Waits a little, so that a refusal that lasts does not cost a core, and has
+    /// finished operations processed, because they may hold what the kernel lacks.
+    fn after_refusal(&mut self, error: &io::Error) {
+        if error.raw_os_error() == Some(libc::EINTR) {
+            return;
+        }
+        if !mem::replace(&mut self.refused, true) {
+            tracing::warn!(%error, "the kernel refuses to take io_uring requests; trying again until it does");
+        }
+        std::thread::sleep(REFUSED_PAUSE);
+        // SAFETY: nothing is submitted and no argument passed.
+        let _ = unsafe {
+            self.submitter
+                .enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None)
+        };
+    }
+
+    fn reap(&mut self) {
+        self.completions.sync();
+        while let Some(completion) = self.completions.next() {
+            let (name, result) = (completion.user_data(), completion.result());
+            if name == BELL_RUNG {
+                self.bell_armed = false;
+            } else {
+                self.completed(name as usize, result);
+            }
+        }
+        self.completions.sync();
+    }
+
+    fn completed(&mut self, place: usize, result: i32) {
+        let job = self.jobs.get_mut(place).and_then(Option::as_mut);
+        assert!(
+            job.is_some(),
+            "every completion belongs to an operation with the kernel"
+        );
+        let Some(job) = job else { return };
+        match job.after(usize::try_from(result).map_err(|_| result.wrapping_neg())) {
+            Ok(()) => self.issue(place),
+            Err(error) => self.finish(place, Err(error)),
+        }
+    }
+
+    fn finish(&mut self, place: usize, result: Result<(), DiskError>) {
+        if let Some(job) = self.jobs[place].take() {
+            self.free.push(place);
+            job.answer(result, &mut self.answers);
+        }
+    }
+
+    fn register(&mut self, registration: &Registration) {
+        let mut registered = Registered {
+            buffers: 0,
+            bytes: 0,
+            refusal: None,
+        };
+        for buffer in &registration.buffers {
+            if let Err(error) = self.fixed.add(&self.submitter, *buffer) {
+                registered.refusal = Some(error);
+                break;
+            }
+            registered.buffers += 1;
+            registered.bytes += buffer.len;
+        }
+        let _ = registration.reply.send(registered);
+    }
+
+    /// Makes the ring let go of the file and the buffers now: the kernel takes a ring apart later, in its own time.
+    fn tear_down(mut self) {
+        let _ = self.submitter.unregister_files();
+        let _ = self.submitter.unregister_buffers();
+        let _ = self.submitter.unregister_ring_fd();
+    }
+}
+
+/// The length of one request.
+fn request_bytes(len: usize) -> u32 {
+    u32::try_from(len).map_or(REQUEST_BYTES_MAX, |len| len.min(REQUEST_BYTES_MAX))
+}
+
+/// The buffers registered with the ring, by address.
+#[derive(Default)]
+struct FixedBuffers {
+    buffers: Vec<FixedBuffer>,
+}
+
+struct FixedBuffer {
+    start: usize,
+    end: usize,
+    index: u16,
+}
+
+impl FixedBuffers {
+    fn add(&mut self, submitter: &Submitter<'_>, buffer: Piece) -> Result<(), io::Error> {
+        let index = u16::try_from(self.buffers.len())
+            .ok()
+            .filter(|index| *index < FIXED_BUFFERS_MAX);
+        let index =
+            index.ok_or_else(|| io::Error::other("all places for registered buffers are taken"))?;
+        let start = buffer.ptr.addr();
+        let vector = libc::iovec {
+            iov_base: buffer.ptr.cast(),
+            iov_len: buffer.len,
+        };
+        // SAFETY: the memory stays mapped until the disk has been dropped (contract of `Disk::register`), which is after this
+        // thread has unregistered it.
+        unsafe { submitter.register_buffers_update(u32::from(index), &[vector], None) }?;
+        let place = self.buffers.partition_point(|known| known.start <= start);
+        self.buffers.insert(
+            place,
+            FixedBuffer {
+                start,
+                end: start + buffer.len,
+                index,
+            },
+        );
+        Ok(())
+    }
+
+    /// The one buffer that holds all pieces.
+    fn holding(&self, pieces: &[Piece]) -> Option<u16> {
+        let first = pieces.first()?.ptr.addr();
+        let place = self
+            .buffers
+            .partition_point(|known| known.start <= first)
+            .checked_sub(1)?;
+        let buffer = self.buffers.get(place)?;
+        let inside = |piece: &Piece| {
+            let end = piece.ptr.addr().checked_add(piece.len);
+            piece.ptr.addr() >= buffer.start && end.is_some_and(|end| end <= buffer.end)
+        };
+        pieces.iter().all(inside).then_some(buffer.index)
+    }
+}

@@ -1,0 +1,186 @@
+//! Why a store could not be created, opened or used: what, where, and what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use larder_format::{Damage, SuperblockError};
+
+use crate::disk::probe::DiskOpenError;
+
+/// A store could not be created, opened or used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The operating system refused something.
+    #[error("{path}: {doing}: {source}{}", hint(.source))]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// There is no store at this path.
+    #[error("{0}: not a Larder store; create one with `larder create`, or check the path")]
+    NotAStore(PathBuf),
+    /// The file or device holds something that is not Larder's.
+    #[error(
+        "{0}: holds data that is not a Larder store; use --force to overwrite it, or choose another path"
+    )]
+    Foreign(PathBuf),
+    /// There is a store already.
+    #[error(
+        "{0}: already holds a Larder store; use --force to destroy it, or --grow to enlarge it"
+    )]
+    Exists(PathBuf),
+    /// Neither a file nor a block device.
+    #[error("{0}: is a {1}; a volume is a regular file or a block device")]
+    NotAVolume(PathBuf, &'static str),
+    /// Somebody else has it open.
+    #[error("{path}: in use by process {pid}{}; stop it first, or open read-only", if *.alive { "" } else { " (or a child of it: that process is gone)" })]
+    Locked {
+        /// The volume.
+        path: PathBuf,
+        /// Who opened it last.
+        pid: u32,
+        /// Whether that process exists.
+        alive: bool,
+    },
+    /// The superblocks cannot be used.
+    #[error("{path}: {source}")]
+    Superblock {
+        /// The volume.
+        path: PathBuf,
+        /// Why not.
+        source: SuperblockError,
+    },
+    /// A volume of the store is not where it should be.
+    #[error(
+        "volume {index} of the store is missing ({path}: {reason}); bring it back, name its new path, or open with --degraded to give up its pages"
+    )]
+    VolumeMissing {
+        /// Its place in the store.
+        index: usize,
+        /// Where it was expected.
+        path: PathBuf,
+        /// What was found instead.
+        reason: String,
+    },
+    /// A volume has not seen what the others have.
+    #[error(
+        "{path}: is of run {run}, but the store has written in run {newest}: an old copy? bring back the current one, or open with --degraded to give up its pages"
+    )]
+    VolumeStale {
+        /// The volume.
+        path: PathBuf,
+        /// Its run.
+        run: u32,
+        /// The store's.
+        newest: u32,
+    },
+    /// A volume is shorter than its geometry.
+    #[error(
+        "{path}: is {found} bytes long, the store needs {needed}: truncated? restore the file, or create the store anew"
+    )]
+    Truncated {
+        /// The volume.
+        path: PathBuf,
+        /// Its length.
+        found: u64,
+        /// The length it must have.
+        needed: u64,
+    },
+    /// The first volume is another one.
+    #[error("{0}: is not the first volume of its store; open the store by its first volume ({1})")]
+    NotFirstVolume(PathBuf, String),
+    /// Something about the request makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// No room.
+    #[error(
+        "{path}: no space: {needed} bytes needed, {free} free; free some, or choose a smaller --size"
+    )]
+    NoSpace {
+        /// The volume.
+        path: PathBuf,
+        /// Bytes asked for.
+        needed: u64,
+        /// Bytes the filesystem has.
+        free: u64,
+    },
+    /// A structure on disk could not be trusted.
+    #[error("{path}: at byte {offset}: {source}")]
+    Damaged {
+        /// The volume.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong with it.
+        source: Damage,
+    },
+    /// No disk could be opened.
+    #[error(transparent)]
+    Disk(#[from] DiskOpenError),
+    /// Read-only.
+    #[error("the store is open read-only")]
+    ReadOnly,
+    /// Closed.
+    #[error("the store is closed")]
+    Closed,
+    /// A write failed.
+    #[error("a write to the store failed ({0}); what it carried is not acknowledged")]
+    WriteFailed(String),
+    /// A sync failed.
+    #[error(
+        "a sync failed: pages written since the last good one may not survive power loss; the store is rewriting them, flush again later"
+    )]
+    SyncFailed,
+    /// A record could not be written for lack of space.
+    #[error(
+        "no room for the record: every segment is in use; try again when reclaim has caught up"
+    )]
+    NoRoom,
+    /// Too many namespaces.
+    #[error(
+        "the store knows {0} namespaces, its limit; clear those no longer used and compact the store"
+    )]
+    TooManyNamespaces(usize),
+    /// The id belongs to no namespace of this store.
+    #[error("unknown namespace id: ids are valid for one opening of one store")]
+    UnknownNamespace,
+}
+
+impl StoreError {
+    /// The exit code a command line tool ends with: 1 findings, 2 usage, 3 environment.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            StoreError::Damaged { .. } => 1,
+            StoreError::Usage(_) | StoreError::UnknownNamespace => 2,
+            _ => 3,
+        }
+    }
+
+    pub(crate) fn io(
+        doing: &'static str,
+        path: &std::path::Path,
+        source: impl Into<io::Error>,
+    ) -> StoreError {
+        StoreError::Io {
+            doing,
+            path: path.to_owned(),
+            source: source.into(),
+        }
+    }
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; check the path",
+        io::ErrorKind::PermissionDenied => "; run as the store's owner, or change its permissions",
+        io::ErrorKind::StorageFull => "; free some space",
+        io::ErrorKind::ReadOnlyFilesystem => "; remount it writable, or choose another path",
+        _ => "",
+    }
+}

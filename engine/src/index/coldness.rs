@@ -1,0 +1,227 @@
+//! The choice of what is cold: which leaf goes next.
+//!
+//! [`Coldness`] holds the numbers of leaves (pages without stored children), each at most once, and
+//! is told of a leaf only when it becomes one. Heats rise all the time under the readers' hands,
+//! without a word to it: it asks for the true heat when it is about to give a leaf away. So what it
+//! holds may be too cold, stale (no leaf any more, or no page), but never too hot; and a pop
+//! corrects what it meets.
+//!
+//! [`Lru`] is exact for all that: least recent heat first, equal heats by slot number. It is a heap
+//! of 8 bytes a leaf. (Buckets of equal age would take 4, but recovery may give ten million leaves
+//! one age, and sorting that bucket stops every lookup for a second.)
+
+use super::chunks::Chunks;
+use super::slab::PageId;
+use super::types::Heat;
+
+/// What a queued slot is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// No leaf. The asker has noted that the queue no longer holds the slot.
+    Gone,
+    /// A leaf of this heat; whether a lease stands on it.
+    Leaf(Heat, bool),
+}
+
+/// See the module.
+pub(super) trait Coldness: std::fmt::Debug + Send + Sync {
+    /// Takes in a leaf that it does not hold.
+    fn file(&mut self, id: PageId, heat: Heat);
+
+    /// Gives away the coldest leaf without a lease. `next` is the next stamp to be drawn: every
+    /// heat is below it. Leases stand on no page colder than `floor`.
+    fn coldest(
+        &mut self,
+        next: Heat,
+        floor: Heat,
+        standing: &mut dyn FnMut(PageId) -> Standing,
+    ) -> Option<PageId>;
+
+    /// All heats have been lowered by `cut`, those below it to 0.
+    fn lower(&mut self, cut: u32);
+
+    /// All it holds, and the heat it believes each has.
+    fn held(&self) -> Box<dyn Iterator<Item = (PageId, Heat)> + '_>;
+
+    /// Bytes allocated.
+    fn ram_bytes(&self) -> usize;
+}
+
+/// Least recently used first.
+///
+/// Leaves met under a lease are set aside until no lease can stand on them, so that a run of
+/// evictions does not climb over them again each time. A leaf set aside may meanwhile be read,
+/// which ends its lease, but makes it hotter than everything that was used before it was set aside:
+/// it is missed only by a pop that gets as far as `aside_since`, and that one takes all of them
+/// back first.
+#[derive(Debug)]
+pub(super) struct Lru {
+    queue: Heap,
+    aside: Heap,
+    aside_since: Heat,
+}
+
+impl Lru {
+    pub(super) const fn new() -> Self {
+        Self {
+            queue: Heap::new(),
+            aside: Heap::new(),
+            aside_since: Heat(u32::MAX),
+        }
+    }
+
+    fn take_back(&mut self, below: Heat) {
+        while let Some((heat, id)) = self.aside.top()
+            && heat < below
+        {
+            self.aside.pop();
+            self.queue.push(heat, id);
+        }
+        if self.aside.top().is_none() {
+            self.aside_since = Heat(u32::MAX);
+        }
+    }
+}
+
+impl Coldness for Lru {
+    fn file(&mut self, id: PageId, heat: Heat) {
+        self.queue.push(heat, id);
+    }
+
+    fn coldest(
+        &mut self,
+        next: Heat,
+        floor: Heat,
+        standing: &mut dyn FnMut(PageId) -> Standing,
+    ) -> Option<PageId> {
+        self.take_back(floor);
+        loop {
+            let Some((filed, id)) = self.queue.top() else {
+                if self.aside_since >= next {
+                    return None;
+                }
+                self.take_back(Heat(u32::MAX));
+                continue;
+            };
+            match standing(id) {
+                Standing::Gone => self.queue.pop(),
+                Standing::Leaf(heat, _) if heat > filed => self.queue.replace_top(heat, id),
+                Standing::Leaf(heat, true) => {
+                    self.queue.pop();
+                    self.aside.push(heat, id);
+                    self.aside_since = self.aside_since.min(next);
+                }
+                Standing::Leaf(heat, false) if heat >= self.aside_since => {
+                    self.take_back(Heat(u32::MAX));
+                }
+                Standing::Leaf(..) => {
+                    self.queue.pop();
+                    return Some(id);
+                }
+            }
+        }
+    }
+
+    fn lower(&mut self, cut: u32) {
+        self.queue.lower(cut);
+        self.aside.lower(cut);
+        if self.aside.top().is_some() {
+            self.aside_since = Heat(self.aside_since.0.saturating_sub(cut));
+        }
+    }
+
+    fn held(&self) -> Box<dyn Iterator<Item = (PageId, Heat)> + '_> {
+        Box::new(self.queue.iter().chain(self.aside.iter()))
+    }
+
+    fn ram_bytes(&self) -> usize {
+        self.queue.0.ram_bytes() + self.aside.0.ram_bytes()
+    }
+}
+
+/// A four-way min-heap of (heat, slot number), one word each: half the levels of a two-way one, and
+/// the four children lie side by side.
+#[derive(Debug)]
+struct Heap(Chunks<u64>);
+
+const WAYS: usize = 4;
+
+impl Heap {
+    const fn new() -> Self {
+        Self(Chunks::new())
+    }
+
+    const fn word(heat: Heat, id: PageId) -> u64 {
+        (heat.0 as u64) << 32 | id.0 as u64
+    }
+
+    const fn unpack(word: u64) -> (Heat, PageId) {
+        (Heat((word >> 32) as u32), PageId(word as u32))
+    }
+
+    fn top(&self) -> Option<(Heat, PageId)> {
+        (self.0.len() > 0).then(|| Self::unpack(*self.0.get(0)))
+    }
+
+    fn push(&mut self, heat: Heat, id: PageId) {
+        let word = Self::word(heat, id);
+        let mut at = self.0.len();
+        self.0.push(word);
+        while at > 0 {
+            let above = (at - 1) / WAYS;
+            let other = *self.0.get(above);
+            if other <= word {
+                break;
+            }
+            *self.0.get_mut(at) = other;
+            at = above;
+        }
+        *self.0.get_mut(at) = word;
+    }
+
+    fn pop(&mut self) {
+        if let Some(last) = self.0.pop()
+            && self.0.len() > 0
+        {
+            self.sink(last);
+        }
+    }
+
+    fn replace_top(&mut self, heat: Heat, id: PageId) {
+        self.sink(Self::word(heat, id));
+    }
+
+    /// Puts `word` in the place of the top.
+    fn sink(&mut self, word: u64) {
+        let len = self.0.len();
+        let mut at = 0;
+        loop {
+            let first = at * WAYS + 1;
+            let least = (first..len.min(first + WAYS)).min_by_key(|child| *self.0.get(*child));
+            let Some(child) = least else { break };
+            let below = *self.0.get(child);
+            if word <= below {
+                break;
+            }
+            *self.0.get_mut(at) = below;
+            at = child;
+        }
+        *self.0.get_mut(at) = word;
+    }
+
+    /// Lowering never swaps two heats, so the heap stays a heap; what becomes equal at 0 has no
+    /// order to keep.
+    fn lower(&mut self, cut: u32) {
+        for word in self.0.iter_mut() {
+            let (heat, id) = Self::unpack(*word);
+            *word = Self::word(Heat(heat.0.saturating_sub(cut)), id);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (PageId, Heat)> {
+        self.0.iter().map(|word| {
+            let (heat, id) = Self::unpack(*word);
+            (id, heat)
+        })
+    }
+}

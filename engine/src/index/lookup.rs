@@ -1,0 +1,339 @@
+//! What callers' threads do: look up, lease, pin, touch. All of it holds the read lock only, for at
+//! most [`HOLD_KEYS`] keys at a time, so that no writer waits for a long list and no list waits
+//! long for a writer.
+//!
+//! Ten million pages are far more than the caches hold, so a lookup is a few cache misses a key and
+//! nothing else. They are made to overlap: the keys of a hold are taken together through each step,
+//! so that no key waits for another key's miss.
+
+use std::sync::atomic::Ordering;
+
+use larder_format::PageKey;
+use parking_lot::RwLockReadGuard;
+
+use super::slab::{LIVE, Mark, ORPHAN, PageId, UNPROVEN};
+use super::state::State;
+use super::table::{self, Guess};
+use super::types::{Adoption, Heat, Lease, Located, NamespaceSlot, SegmentId};
+use super::{Index, Stamp};
+
+/// Most keys looked up in one hold of the lock: about 15 us.
+const HOLD_KEYS: usize = 256;
+
+/// On a segment's count of pins: the core waits for it to fall to zero.
+const AWAITED: u32 = 1 << 31;
+
+impl Index {
+    /// How many of `keys`, a chain from its head, are stored without a gap from the first.
+    ///
+    /// Leases and heats what it confirms. Pairs whose link the index lacks are appended to
+    /// `orphans`, for the core to `adopt`.
+    pub fn longest_prefix(
+        &self,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+        lease: Lease,
+        orphans: &mut Vec<Adoption>,
+    ) -> usize {
+        let mut found = 0;
+        self.confirm(namespace, keys, lease, orphans, |ids| {
+            let run = ids
+                .iter()
+                .position(|id| *id == PageId::NONE)
+                .unwrap_or(ids.len());
+            ids[run..].fill(PageId::NONE);
+            found += run;
+            run == ids.len()
+        });
+        found
+    }
+
+    /// Which of `keys`, in the order of their chain (gaps allowed), are stored.
+    ///
+    /// Leases and heats what it confirms, and reports `orphans`, as `longest_prefix` does.
+    pub fn contains(
+        &self,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+        lease: Lease,
+        orphans: &mut Vec<Adoption>,
+    ) -> Vec<bool> {
+        let mut stored = Vec::with_capacity(keys.len());
+        self.confirm(namespace, keys, lease, orphans, |ids| {
+            stored.extend(ids.iter().map(|id| *id != PageId::NONE));
+            true
+        });
+        stored
+    }
+
+    /// Which of `keys` are stored, leaving no trace: no lease, no heat.
+    pub fn peek(&self, namespace: NamespaceSlot, keys: &[PageKey]) -> Vec<bool> {
+        let mut stored = Vec::with_capacity(keys.len());
+        let mut ids = [PageId::NONE; HOLD_KEYS];
+        for keys in keys.chunks(HOLD_KEYS) {
+            let ids = &mut ids[..keys.len()];
+            find_all(&self.state.read(), namespace, keys, ids);
+            stored.extend(ids.iter().map(|id| *id != PageId::NONE));
+        }
+        stored
+    }
+
+    /// Locates pages for reading, heats them, ends their leases, and takes one pin of the segment
+    /// for each page found: until it is given back with [`Index::unpin`], the bytes at that place
+    /// stay as they are.
+    pub fn pin(&self, namespace: NamespaceSlot, keys: &[PageKey]) -> Vec<Option<Located>> {
+        let mut located = Vec::with_capacity(keys.len());
+        self.heat_all(namespace, keys, |state, ids| {
+            // Neighbours in a chain are neighbours on disk: one addition pins the whole run.
+            let mut run: Option<(SegmentId, u32)> = None;
+            for id in ids {
+                let found = locate(state, *id);
+                located.push(found);
+                let Some(segment) = found.map(|found| found.place.segment) else {
+                    continue;
+                };
+                run = match run {
+                    Some((same, pages)) if same == segment => Some((same, pages + 1)),
+                    other => {
+                        self.add_pins(other);
+                        Some((segment, 1))
+                    }
+                };
+            }
+            self.add_pins(run);
+        });
+        located
+    }
+
+    fn add_pins(&self, run: Option<(SegmentId, u32)>) {
+        if let Some((segment, pages)) = run {
+            // Relaxed: the lock under which the entry still points there orders this before any
+            // later move.
+            self.pins[segment.0 as usize].fetch_add(pages, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives back one pin; true when it was the last of a segment that the core waits for.
+    ///
+    /// # Panics
+    ///
+    /// When the segment is not pinned: a pin given back twice would free bytes under another
+    /// reader.
+    pub fn unpin(&self, segment: SegmentId) -> bool {
+        // Release: what the reader did with the bytes comes before whatever the core does on seeing
+        // 0.
+        let before = self.pins[segment.0 as usize].fetch_sub(1, Ordering::Release);
+        assert!(
+            before & !AWAITED > 0,
+            "segment {} is unpinned more often than pinned",
+            segment.0
+        );
+        before == AWAITED | 1
+    }
+
+    /// Whether readers have left a segment that no entry points to. If not, the last one's `unpin` will say so.
+    pub fn await_readers(&self, segment: SegmentId) -> bool {
+        let pins = &self.pins[segment.0 as usize];
+        let left = pins.fetch_or(AWAITED, Ordering::AcqRel) & !AWAITED == 0;
+        if left {
+            // Nobody can pin it any more: the mark has served its purpose.
+            pins.store(0, Ordering::Release);
+        }
+        left
+    }
+
+    /// Pins on a segment now. Once no entry points there, it can only fall.
+    pub fn pins(&self, segment: SegmentId) -> u32 {
+        self.pins[segment.0 as usize].load(Ordering::Acquire) & !AWAITED
+    }
+
+    /// Heats those of `keys` that are stored, all alike, and ends their leases.
+    pub fn touch(&self, namespace: NamespaceSlot, keys: &[PageKey]) {
+        self.heat_all(namespace, keys, |_, _| ());
+    }
+
+    /// Where a page lies, leaving no trace: no pin, no heat, no lease.
+    pub fn locate(&self, namespace: NamespaceSlot, key: &PageKey) -> Option<Located> {
+        let state = self.state.read();
+        locate(&state, state.find(namespace, key.prefix())?)
+    }
+
+    /// Finds `keys` hold by hold, leases and heats what `take` leaves in its list of slots, until
+    /// `take` says that it is enough.
+    fn confirm(
+        &self,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+        lease: Lease,
+        orphans: &mut Vec<Adoption>,
+        mut take: impl FnMut(&mut [PageId]) -> bool,
+    ) {
+        let mut stamp = None;
+        let mut ids = [PageId::NONE; HOLD_KEYS];
+        let mut before_is_stored = false;
+        for (hold, some) in keys.chunks(HOLD_KEYS).enumerate() {
+            let ids = &mut ids[..some.len()];
+            let (state, heat) = self.read_stamped(&mut stamp, Some(lease));
+            find_all(&state, namespace, some, ids);
+            let goes_on = take(ids);
+            for (at, id) in ids.iter().enumerate() {
+                let is_stored = *id != PageId::NONE;
+                if is_stored && before_is_stored && state.slab().entry(*id).spot.has(ORPHAN) {
+                    let child = hold * HOLD_KEYS + at;
+                    orphans.push(Adoption {
+                        namespace,
+                        child: keys[child].prefix(),
+                        parent: keys[child - 1].prefix(),
+                    });
+                }
+                before_is_stored = is_stored;
+            }
+            self.lease_all(&state, ids, heat);
+            if !goes_on {
+                break;
+            }
+        }
+        if let Some(stamp) = stamp {
+            self.leases.lock().close(stamp.heat);
+        }
+    }
+
+    /// Leases as many of the slots as the limit allows, the first ones first, and heats all of
+    /// them.
+    fn lease_all(&self, state: &State, ids: &[PageId], heat: Heat) {
+        let found = ids.iter().filter(|id| **id != PageId::NONE).count();
+        if found == 0 {
+            return;
+        }
+        let granted = self.leases.lock().reserve(heat, found);
+        let mut left = granted;
+        let mut ended = EndedLeases::default();
+        for id in ids.iter().filter(|id| **id != PageId::NONE) {
+            let mark = Mark::new(heat, left > 0);
+            let before = state.slab().entry(*id).raise(mark);
+            if before < mark {
+                left = left.saturating_sub(1);
+                ended.add(before, 1);
+            }
+        }
+        ended.add(Mark::new(heat, true), left as u64);
+        self.leases.lock().settle(&ended.0);
+    }
+
+    /// Finds `keys` hold by hold, heats them, ends their leases, and shows each hold's slots to
+    /// `see`.
+    fn heat_all(
+        &self,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+        mut see: impl FnMut(&State, &[PageId]),
+    ) {
+        let mut stamp = None;
+        let mut ids = [PageId::NONE; HOLD_KEYS];
+        for keys in keys.chunks(HOLD_KEYS) {
+            let ids = &mut ids[..keys.len()];
+            let (state, heat) = self.read_stamped(&mut stamp, None);
+            find_all(&state, namespace, keys, ids);
+            let mark = Mark::new(heat, false);
+            let mut ended = EndedLeases::default();
+            for id in ids.iter().filter(|id| **id != PageId::NONE) {
+                let before = state.slab().entry(*id).raise(mark);
+                if before < mark {
+                    ended.add(before, 1);
+                }
+            }
+            see(&state, ids);
+            if !ended.0.is_empty() {
+                self.leases.lock().settle(&ended.0);
+            }
+        }
+    }
+
+    /// The read lock, and the call's stamp: drawn at its first hold, and drawn again (with a new
+    /// lease record) in the rare case that heats were lowered since.
+    fn read_stamped(
+        &self,
+        stamp: &mut Option<Stamp>,
+        terms: Option<Lease>,
+    ) -> (RwLockReadGuard<'_, State>, Heat) {
+        loop {
+            let state = self.state.read();
+            let had = stamp.map(|stamp| stamp.epoch);
+            if let Some(heat) = Stamp::of(stamp, &state) {
+                if let Some(terms) = &terms
+                    && had != Some(state.epoch())
+                {
+                    self.leases.lock().open(heat, terms);
+                }
+                return (state, heat);
+            }
+            drop(state);
+            self.lower_heats(&mut self.state.write());
+        }
+    }
+}
+
+/// Leases that a call ended, summed over runs: a chain is mostly leased by one call.
+#[derive(Default)]
+struct EndedLeases(Vec<(Heat, u64)>);
+
+impl EndedLeases {
+    fn add(&mut self, mark: Mark, pages: u64) {
+        if !mark.has_lease() || pages == 0 {
+            return;
+        }
+        match self.0.last_mut() {
+            Some((heat, sum)) if *heat == mark.heat() => *sum += pages,
+            _ => self.0.push((mark.heat(), pages)),
+        }
+    }
+}
+
+fn locate(state: &State, id: PageId) -> Option<Located> {
+    if id == PageId::NONE {
+        return None;
+    }
+    let entry = state.slab().entry(id);
+    Some(Located {
+        place: entry.spot.place(),
+        checksum: entry.checksum,
+        unproven: entry.spot.has(UNPROVEN),
+    })
+}
+
+/// The slot of each key, `PageId::NONE` for what is not stored.
+///
+/// In four passes, so that the misses of one pass overlap: nothing in the first and the third waits
+/// for memory.
+fn find_all(state: &State, namespace: NamespaceSlot, keys: &[PageKey], ids: &mut [PageId]) {
+    let mut hashes = [0; HOLD_KEYS];
+    let hashes = &mut hashes[..keys.len()];
+    let mut fetched = 0;
+    for (key, hash) in keys.iter().zip(&mut *hashes) {
+        *hash = table::hash(namespace, key.prefix().as_bytes());
+        fetched ^= state.table().fetch(*hash);
+    }
+    std::hint::black_box(fetched);
+    for ((hash, key), id) in hashes.iter().zip(keys).zip(&mut *ids) {
+        *id = match state.table().guess(*hash) {
+            Guess::Perhaps(id) => id,
+            Guess::Absent => PageId::NONE,
+            Guess::Elsewhere => state.find(namespace, key.prefix()).unwrap_or(PageId::NONE),
+        };
+    }
+    let mut fetched = 0;
+    for id in ids.iter().filter(|id| **id != PageId::NONE) {
+        fetched ^= state.slab().entry(*id).checksum;
+    }
+    std::hint::black_box(fetched);
+    for (key, id) in keys.iter().zip(ids) {
+        if *id == PageId::NONE {
+            continue;
+        }
+        let entry = state.slab().entry(*id);
+        let key = key.prefix();
+        if !(entry.is(namespace, key.as_bytes()) && entry.spot.has(LIVE)) {
+            *id = state.find(namespace, key).unwrap_or(PageId::NONE);
+        }
+    }
+}

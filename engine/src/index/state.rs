@@ -1,0 +1,572 @@
+//! What the lock guards: table, slab and coldness queue, and the few steps that change them
+//! together.
+//!
+//! Invariants (checked by `check`): the table holds exactly the stored pages and the ghosts, each
+//! under its own hash; every page's count of children is the number of stored pages that point at
+//! it; nothing points at a free slot; following parents never comes back; every leaf is queued, at
+//! no more than its heat.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use larder_format::KeyPrefix;
+
+use super::coldness::{Coldness, Lru, Standing};
+use super::slab::{
+    Entry, HEAT_END, LIVE, Link, Mark, ORPHAN, PageId, QUEUED, Slab, Spot, UNPROVEN,
+};
+use super::table::{self, Table};
+use super::types::{
+    Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published,
+};
+
+/// Most steps from a page towards the head of its chain when a link is checked for a circle; a
+/// chain longer than this stays in two pieces (each evicted from its own end).
+const ADOPT_WALK_MAX: usize = 1 << 20;
+
+/// What became of a published page.
+pub(super) struct Arrived {
+    pub(super) id: PageId,
+    pub(super) outcome: Published,
+    /// A shard of the table was rebuilt for it.
+    pub(super) table_grew: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct State {
+    table: Table,
+    slab: Slab,
+    cold: Box<dyn Coldness>,
+    pages: usize,
+    /// Grows when heats are lowered: a stamp drawn before is worthless after.
+    epoch: u64,
+    /// The next stamp.
+    clock: AtomicU64,
+}
+
+impl State {
+    pub(super) fn new(capacity_blocks: u64, first: Heat) -> Self {
+        Self {
+            table: Table::new(capacity_blocks),
+            slab: Slab::new(),
+            cold: Box::new(Lru::new()),
+            pages: 0,
+            epoch: 0,
+            clock: AtomicU64::new(u64::from(first.0)),
+        }
+    }
+
+    /// Makes room in an empty table for that many pages.
+    pub(super) fn expect(&mut self, pages: usize) {
+        self.table.expect(pages);
+    }
+
+    pub(super) const fn pages(&self) -> usize {
+        self.pages
+    }
+
+    pub(super) const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// A fresh stamp, or `None` when they have run out: `lower_heats` brings more.
+    pub(super) fn draw(&self) -> Option<Heat> {
+        let stamp = self.clock.fetch_add(1, Ordering::Relaxed);
+        (stamp < u64::from(HEAT_END)).then_some(Heat(stamp as u32))
+    }
+
+    /// Whether `draw` would give one.
+    pub(super) fn has_stamps(&self) -> bool {
+        self.next().0 < HEAT_END
+    }
+
+    /// The next stamp: above every heat.
+    pub(super) fn next(&self) -> Heat {
+        let next = self.clock.load(Ordering::Relaxed).min(u64::from(HEAT_END));
+        Heat(next as u32)
+    }
+
+    // ---- finding
+
+    pub(super) const fn slab(&self) -> &Slab {
+        &self.slab
+    }
+
+    pub(super) const fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The slot of that name: a stored page's or a ghost's.
+    fn find_slot(&self, namespace: NamespaceSlot, key: KeyPrefix) -> Option<PageId> {
+        let hash = table::hash(namespace, key.as_bytes());
+        self.table
+            .find(hash, |id| self.slab.entry(id).is(namespace, key.as_bytes()))
+    }
+
+    /// The stored page of that name.
+    #[inline]
+    pub(super) fn find(&self, namespace: NamespaceSlot, key: KeyPrefix) -> Option<PageId> {
+        self.find_slot(namespace, key)
+            .filter(|id| self.slab.entry(*id).spot.has(LIVE))
+    }
+
+    /// The stored page of that name, if it still lies at `place`.
+    pub(super) fn find_at(
+        &self,
+        namespace: NamespaceSlot,
+        key: KeyPrefix,
+        place: Place,
+    ) -> Option<PageId> {
+        self.find(namespace, key)
+            .filter(|id| self.slab.entry(*id).spot.place() == place)
+    }
+
+    // ---- single fields
+
+    pub(super) fn move_to(&mut self, id: PageId, place: Place) {
+        let entry = self.slab.entry_mut(id);
+        entry.spot = Spot::new(place, entry.spot.namespace(), entry.spot.flags());
+    }
+
+    pub(super) fn set_proven(&mut self, id: PageId) {
+        self.slab.entry_mut(id).spot.clear(UNPROVEN);
+    }
+
+    /// Raises a page's heat without ending or renewing a lease that stands on it.
+    fn warm(&mut self, id: PageId, heat: Heat, floor: Heat) {
+        let entry = self.slab.entry_mut(id);
+        let mark = entry.mark();
+        entry.set_mark(mark.max(Mark::new(heat.max(mark.heat()), mark.is_leased(floor))));
+    }
+
+    // ---- arriving
+
+    /// Makes one page visible, under its heat; links it if its parent is stored. `previous` is a
+    /// page known to be stored, likely its parent.
+    ///
+    /// A page whose parent is not stored yet is left an orphan, and so is one whose name was here
+    /// before: it may have children, and then linking it takes the walk of `can_adopt`, for which
+    /// no lookup should wait. Their adoption is put into `later`.
+    pub(super) fn publish(
+        &mut self,
+        page: &Publish,
+        previous: Option<(NamespaceSlot, KeyPrefix, PageId)>,
+        heat: Heat,
+        floor: Heat,
+        later: &mut Vec<Adoption>,
+    ) -> Arrived {
+        let unproven = if page.unproven { UNPROVEN } else { 0 };
+        let Some(id) = self.find_slot(page.namespace, page.key) else {
+            let parent = self.parent_for(page, previous);
+            let is_orphan = parent.is_none() && page.parent != Parent::Head;
+            let orphan = if is_orphan { ORPHAN } else { 0 };
+            if is_orphan {
+                later.extend(adoption(page));
+            }
+            let spot = Spot::new(page.place, page.namespace, LIVE | unproven | orphan);
+            let mark = Mark::new(heat, false);
+            let (id, table_grew) = self.insert(Entry::new(spot, page.checksum, page.key, mark));
+            if let Some(parent) = parent {
+                self.link(id, parent);
+            }
+            return Arrived {
+                id,
+                outcome: Published::New,
+                table_grew,
+            };
+        };
+        let entry = self.slab.entry_mut(id);
+        let was = entry.spot;
+        let returns = !was.has(LIVE);
+        let orphan = if returns {
+            ORPHAN
+        } else {
+            was.flags() & ORPHAN
+        };
+        entry.checksum = page.checksum;
+        entry.spot = Spot::new(
+            page.place,
+            page.namespace,
+            was.flags() & QUEUED | LIVE | unproven | orphan,
+        );
+        if page.parent == Parent::Head {
+            entry.spot.clear(ORPHAN);
+        } else if orphan != 0 {
+            later.extend(adoption(page));
+        }
+        self.warm(id, heat, floor);
+        let outcome = if returns {
+            self.pages += 1;
+            Published::New
+        } else {
+            Published::Replaced(was.place())
+        };
+        Arrived {
+            id,
+            outcome,
+            table_grew: false,
+        }
+    }
+
+    fn parent_for(
+        &self,
+        page: &Publish,
+        previous: Option<(NamespaceSlot, KeyPrefix, PageId)>,
+    ) -> Option<PageId> {
+        let Parent::Key(key) = page.parent else {
+            return None;
+        };
+        match previous {
+            // A put is a run of a chain: the parent is nearly always the page just published.
+            Some((namespace, known, id)) if known == key && namespace == page.namespace => Some(id),
+            _ => self.find(page.namespace, key),
+        }
+    }
+
+    fn insert(&mut self, entry: Entry) -> (PageId, bool) {
+        let hash = hash_of(&entry);
+        let id = self.slab.insert(entry);
+        let slab = &self.slab;
+        let rebuilt = self.table.insert(hash, id, |id| hash_of(slab.entry(id)));
+        self.pages += 1;
+        (id, rebuilt)
+    }
+
+    fn link(&mut self, child: PageId, parent: PageId) {
+        self.slab.link_mut(child).parent = parent;
+        self.slab.link_mut(parent).children += 1;
+    }
+
+    /// Queues a page if it is a leaf and not queued yet. `publish` leaves this to its caller: a
+    /// page whose child comes with it need not enter the queue at all.
+    pub(super) fn queue_if_leaf(&mut self, id: PageId) {
+        let children = self.slab.link(id).children;
+        let entry = self.slab.entry_mut(id);
+        if children == 0 && entry.spot.has(LIVE) && !entry.spot.has(QUEUED) {
+            entry.spot.set(QUEUED);
+            let heat = entry.mark().heat();
+            self.cold.file(id, heat);
+        }
+    }
+
+    // ---- adopting
+
+    /// The child and the parent, if the child is an orphan, both are stored, and the link closes no
+    /// circle.
+    pub(super) fn can_adopt(&self, pair: &Adoption) -> Option<(PageId, PageId)> {
+        let child = self.find(pair.namespace, pair.child)?;
+        let parent = self.find(pair.namespace, pair.parent)?;
+        if !self.slab.entry(child).spot.has(ORPHAN) || child == parent {
+            return None;
+        }
+        // Only a page with children can be its parent's ancestor.
+        if self.slab.link(child).children > 0 {
+            let mut above = parent;
+            for _ in 0..ADOPT_WALK_MAX {
+                above = self.slab.link(above).parent;
+                if above == PageId::NONE {
+                    return Some((child, parent));
+                }
+                if above == child {
+                    return None;
+                }
+            }
+            return None;
+        }
+        Some((child, parent))
+    }
+
+    /// Links what `can_adopt` gave.
+    pub(super) fn adopt(&mut self, child: PageId, parent: PageId) {
+        self.slab.entry_mut(child).spot.clear(ORPHAN);
+        self.link(child, parent);
+    }
+
+    // ---- leaving
+
+    /// Takes a stored page out; its mark tells the lease to give back. Its children stay, as
+    /// orphans of a ghost.
+    pub(super) fn take_out(&mut self, id: PageId, floor: Heat) -> (Departed, Mark) {
+        let entry = self.slab.entry(id);
+        let mark = entry.mark();
+        let departed = Departed {
+            namespace: entry.spot.namespace(),
+            key: entry.key(),
+            place: entry.spot.place(),
+            heat: mark.heat(),
+        };
+        self.unlink(id, mark.heat(), floor);
+        self.pages -= 1;
+        if self.slab.link(id).children > 0 {
+            let ghost = self.slab.entry_mut(id);
+            ghost.spot.clear(LIVE | UNPROVEN | ORPHAN);
+            ghost.set_mark(Mark::new(mark.heat(), false));
+        } else {
+            self.drop_slot(id);
+        }
+        (departed, mark)
+    }
+
+    /// Parts a page that leaves from its parent, which stays as hot as the hottest descendant it
+    /// ever had.
+    fn unlink(&mut self, id: PageId, heat: Heat, floor: Heat) {
+        let parent = std::mem::replace(&mut self.slab.link_mut(id).parent, PageId::NONE);
+        if parent == PageId::NONE {
+            return;
+        }
+        let siblings = &mut self.slab.link_mut(parent).children;
+        *siblings -= 1;
+        let is_last = *siblings == 0;
+        if self.slab.entry(parent).spot.has(LIVE) {
+            self.warm(parent, heat, floor);
+            self.queue_if_leaf(parent);
+        } else if is_last {
+            self.drop_slot(parent);
+        }
+    }
+
+    fn drop_slot(&mut self, id: PageId) {
+        let hash = hash_of(self.slab.entry(id));
+        let was_there = self.table.remove(hash, id);
+        debug_assert!(was_there, "slot {} is not in the table", id.0);
+        self.slab.free(id);
+    }
+
+    /// Takes out the coldest leaf on which no lease stands.
+    pub(super) fn evict(&mut self, floor: Heat) -> Option<Departed> {
+        let next = self.next();
+        let slab = &mut self.slab;
+        let id = self.cold.coldest(next, floor, &mut |id| {
+            let Link { children, .. } = slab.link(id);
+            let entry = slab.entry_mut(id);
+            if children == 0 && entry.spot.has(LIVE) {
+                let mark = entry.mark();
+                Standing::Leaf(mark.heat(), mark.is_leased(floor))
+            } else {
+                entry.spot.clear(QUEUED);
+                Standing::Gone
+            }
+        })?;
+        self.slab.entry_mut(id).spot.clear(QUEUED);
+        Some(self.take_out(id, floor).0)
+    }
+
+    // ---- the clock
+
+    /// Lowers every heat so that at least half of all stamps are free again; how far.
+    ///
+    /// By the coldest page's heat, and nothing changes in the order. Only when that is too little
+    /// (a page unused for a billion calls), the older half of the stamps become one age.
+    pub(super) fn lower_heats(&mut self, floor: Heat) -> u32 {
+        let live = |entry: &&Entry| entry.spot.has(LIVE);
+        let coldest = self
+            .slab
+            .entries()
+            .filter(live)
+            .map(|entry| entry.mark().heat().0)
+            .min();
+        let cut = coldest.unwrap_or(HEAT_END).max(HEAT_END / 2);
+        for entry in self.slab.entries_mut() {
+            let mark = entry.mark();
+            let heat = Heat(mark.heat().0.saturating_sub(cut));
+            entry.set_mark(Mark::new(heat, mark.is_leased(floor)));
+        }
+        self.cold.lower(cut);
+        let next = self.next().0.saturating_sub(cut);
+        *self.clock.get_mut() = u64::from(next);
+        self.epoch += 1;
+        cut
+    }
+
+    // ---- inspection
+
+    pub(super) fn view(&self, id: PageId) -> Option<PageView> {
+        let entry = self.slab.entry(id);
+        if !entry.spot.has(LIVE) {
+            return None;
+        }
+        let Link { parent, children } = self.slab.link(id);
+        let above = (parent != PageId::NONE).then(|| self.slab.entry(parent));
+        let parent = above.filter(|above| above.spot.has(LIVE)).map(Entry::key);
+        Some(PageView {
+            namespace: entry.spot.namespace(),
+            key: entry.key(),
+            parent,
+            place: entry.spot.place(),
+            checksum: entry.checksum,
+            heat: entry.mark().heat(),
+            children,
+            unproven: entry.spot.has(UNPROVEN),
+            orphan: entry.spot.has(ORPHAN) || above.is_some() && parent.is_none(),
+        })
+    }
+
+    /// Bytes allocated.
+    pub(super) fn ram_bytes(&self) -> usize {
+        self.table.ram_bytes() + self.slab.ram_bytes() + self.cold.ram_bytes()
+    }
+
+    /// What must hold (see the module), in about a microsecond a page; the first thing that does
+    /// not.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let children = self.check_slots()?;
+        self.check_links(&children)?;
+        self.check_queue()
+    }
+
+    /// Returns the number of pages that point at each slot.
+    fn check_slots(&self) -> Result<Vec<u32>, String> {
+        let mut children = vec![0_u32; self.slab.slots()];
+        let (mut pages, mut ghosts) = (0, 0);
+        for id in self.slab.ids() {
+            let entry = self.slab.entry(id);
+            let link = self.slab.link(id);
+            let is_page = entry.spot.has(LIVE);
+            if !is_page && link.children == 0 {
+                continue;
+            }
+            *(if is_page { &mut pages } else { &mut ghosts }) += 1;
+            let found = self.find_slot(entry.spot.namespace(), entry.key());
+            if found != Some(id) {
+                return Err(format!("the key of slot {} leads to {found:?}", id.0));
+            }
+            if link.parent == PageId::NONE {
+                continue;
+            }
+            if !is_page || entry.spot.has(ORPHAN) {
+                return Err(format!(
+                    "slot {} is a ghost or an orphan with a parent",
+                    id.0
+                ));
+            }
+            match children.get_mut(link.parent.0 as usize) {
+                Some(count) => *count += 1,
+                None => return Err(format!("slot {} has a parent beyond the slab", id.0)),
+            }
+        }
+        let free = self.slab.free_count();
+        if pages != self.pages
+            || self.table.len() != pages + ghosts
+            || self.slab.slots() != pages + ghosts + free
+        {
+            return Err(format!(
+                "{pages} pages, {ghosts} ghosts, {free} free; but {} pages, {} in table, {} slots",
+                self.pages,
+                self.table.len(),
+                self.slab.slots()
+            ));
+        }
+        Ok(children)
+    }
+
+    fn check_links(&self, children: &[u32]) -> Result<(), String> {
+        // The walk on which a slot was first met: meeting one's own walk again is a circle.
+        let mut walks = vec![0_u32; self.slab.slots()];
+        for (start, counted) in self.slab.ids().zip(children) {
+            let entry = self.slab.entry(start);
+            let link = self.slab.link(start);
+            if link.children != *counted {
+                let says = link.children;
+                return Err(format!(
+                    "slot {} has {counted} children, says {says}",
+                    start.0
+                ));
+            }
+            if !entry.spot.has(LIVE) {
+                continue;
+            }
+            let walk = start.0 + 1;
+            let mut at = start;
+            while at != PageId::NONE && walks[at.0 as usize] == 0 {
+                walks[at.0 as usize] = walk;
+                at = self.slab.link(at).parent;
+            }
+            if at != PageId::NONE && walks[at.0 as usize] == walk {
+                return Err(format!("slot {} is its own ancestor", at.0));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_queue(&self) -> Result<(), String> {
+        let mut held = vec![false; self.slab.slots()];
+        for (id, filed) in self.cold.held() {
+            if std::mem::replace(&mut held[id.0 as usize], true) {
+                return Err(format!("slot {} is queued twice", id.0));
+            }
+            let entry = self.slab.entry(id);
+            if entry.spot.has(LIVE) && filed > entry.mark().heat() {
+                return Err(format!("slot {} is queued hotter than it is", id.0));
+            }
+        }
+        for id in self.slab.ids() {
+            let spot = self.slab.entry(id).spot;
+            let is_leaf = spot.has(LIVE) && self.slab.link(id).children == 0;
+            if spot.has(QUEUED) != held[id.0 as usize] || is_leaf && !spot.has(QUEUED) {
+                return Err(format!(
+                    "slot {} is queued and does not know, or is not",
+                    id.0
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn adoption(page: &Publish) -> Option<Adoption> {
+    let Parent::Key(parent) = page.parent else {
+        return None;
+    };
+    Some(Adoption {
+        namespace: page.namespace,
+        child: page.key,
+        parent,
+    })
+}
+
+fn hash_of(entry: &Entry) -> u64 {
+    table::hash(entry.spot.namespace(), entry.key().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::types::SegmentId;
+    use super::*;
+
+    fn publish(state: &mut State, number: u8) {
+        let page = Publish {
+            namespace: NamespaceSlot(0),
+            key: KeyPrefix::from_bytes([number; 12]),
+            parent: Parent::Head,
+            place: Place {
+                segment: SegmentId(0),
+                start: u32::from(number),
+            },
+            checksum: 0,
+            unproven: false,
+        };
+        let heat = state.draw().unwrap_or(Heat(0));
+        let id = state
+            .publish(&page, None, heat, Heat(u32::MAX), &mut Vec::new())
+            .id;
+        state.queue_if_leaf(id);
+    }
+
+    #[test]
+    fn pages_unused_for_a_billion_calls_become_one_age_and_the_newer_keep_their_order() {
+        let mut state = State::new(0, Heat(0));
+        publish(&mut state, 3);
+        publish(&mut state, 2);
+        *state.clock.get_mut() = u64::from(HEAT_END - 2);
+        publish(&mut state, 1);
+        publish(&mut state, 0);
+        assert_eq!(state.draw(), None);
+        assert_eq!(state.lower_heats(Heat(u32::MAX)), HEAT_END / 2);
+        assert_eq!(state.draw(), Some(Heat(HEAT_END / 2)));
+        assert_eq!(state.check(), Ok(()));
+        let heats: Vec<u32> = std::iter::from_fn(|| state.evict(Heat(u32::MAX)))
+            .map(|page| page.heat.0)
+            .collect();
+        assert_eq!(heats, [0, 0, HEAT_END / 2 - 2, HEAT_END / 2 - 1]);
+    }
+}

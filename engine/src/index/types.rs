@@ -1,0 +1,153 @@
+//! The words the index speaks in: ids, places, heats, and the plain records its calls take and
+//! give.
+
+use larder_format::KeyPrefix;
+
+/// Most segments a store may have: an entry keeps its segment in 24 bits.
+pub const SEGMENTS_MAX: usize = 1 << 24;
+
+/// Most blocks a segment may have: an entry keeps its start block in 20 bits (4 GiB of 4 KiB
+/// blocks).
+pub const SEGMENT_BLOCKS_MAX: u32 = 1 << 20;
+
+/// Number of a namespace while the store is open; the core hands them out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamespaceSlot(pub u16);
+
+/// Store-wide number of a segment, below [`SEGMENTS_MAX`] and below the count the index was made
+/// for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub u32);
+
+/// Where a page's payload begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The segment that holds the page.
+    pub segment: SegmentId,
+    /// First block of the page within the segment, below [`SEGMENT_BLOCKS_MAX`].
+    pub start: u32,
+}
+
+/// How recently a page was used: the stamp of the last call that used it. Greater is hotter.
+///
+/// Stamps have 31 bits. When they run out, the index lowers all of them at once, keeping their
+/// order; a `Heat` read before that compares too hot with one read after, so do not keep heats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Heat(pub u32);
+
+/// The terms of the leases that one lookup takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// The caller's clock, in milliseconds; the same clock that `evict_coldest` is given.
+    pub now_ms: u64,
+    /// How long the lease protects what was confirmed, in milliseconds.
+    pub duration_ms: u64,
+    /// Blocks that one page of the namespace takes: what a leased page counts against the limit.
+    pub blocks_per_page: u32,
+}
+
+/// A page as a reader needs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Located {
+    /// Where its payload begins.
+    pub place: Place,
+    /// Its payload checksum, which also covers its whole key and its namespace.
+    pub checksum: u64,
+    /// Its payload may not have landed before the last crash: not damage if the checksum fails.
+    pub unproven: bool,
+}
+
+/// A page stored without its parent being known, and the page that a caller says is its parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Adoption {
+    /// The namespace of both.
+    pub namespace: NamespaceSlot,
+    /// The page without a parent.
+    pub child: KeyPrefix,
+    /// The page before it in its chain.
+    pub parent: KeyPrefix,
+}
+
+/// What comes before a page in its chain, as far as its writer knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parent {
+    /// Nothing: the page heads its chain (depth 0).
+    Head,
+    /// Some page that the writer did not name.
+    Unknown,
+    /// The page of this key, whether it is stored or not.
+    Key(KeyPrefix),
+}
+
+/// One page to make visible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Publish {
+    /// Its namespace.
+    pub namespace: NamespaceSlot,
+    /// Its key.
+    pub key: KeyPrefix,
+    /// The page before it.
+    pub parent: Parent,
+    /// Where its payload begins.
+    pub place: Place,
+    /// Its payload checksum.
+    pub checksum: u64,
+    /// Found by recovery above the synced commit number: its payload may not have landed.
+    pub unproven: bool,
+}
+
+/// What `publish` did with one page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Published {
+    /// The key was not stored.
+    New,
+    /// The key was stored at this place, whose bytes are dead from now on.
+    Replaced(Place),
+}
+
+/// A page that left the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Departed {
+    /// Its namespace.
+    pub namespace: NamespaceSlot,
+    /// Its key.
+    pub key: KeyPrefix,
+    /// Where its bytes lie, dead from now on.
+    pub place: Place,
+    /// Its heat when it left.
+    pub heat: Heat,
+}
+
+/// What reclaim weighs when it decides between copying a page and dropping it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LiveInfo {
+    /// When it was last used.
+    pub heat: Heat,
+    /// Stored pages whose parent it is: it may be dropped only at 0.
+    pub children: u32,
+    /// A lookup promised it to a reader who has not come yet.
+    pub leased: bool,
+}
+
+/// One page, as inspection sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageView {
+    /// Its namespace.
+    pub namespace: NamespaceSlot,
+    /// Its key.
+    pub key: KeyPrefix,
+    /// Its parent, when that is stored and linked.
+    pub parent: Option<KeyPrefix>,
+    /// Where its payload begins.
+    pub place: Place,
+    /// Its payload checksum.
+    pub checksum: u64,
+    /// When it was last used.
+    pub heat: Heat,
+    /// Stored pages whose parent it is.
+    pub children: u32,
+    /// Its payload may not have landed before the last crash.
+    pub unproven: bool,
+    /// It has a parent, but that is not known or not stored.
+    pub orphan: bool,
+}

@@ -1,0 +1,92 @@
+//! Settling doubts: which of several records of one key is whole, when the newest of them is not proven.
+//!
+//! A crash may leave the descriptor of a page whose bytes never landed: of a put that repeats an unproven page, of a copy that
+//! reclaim was making, of a write that failed. The page that it was to replace may be promised, and lies where it lay. Nothing but
+//! the bytes can tell, so those of such keys are read: the newest record whose bytes match counts, and a proven one
+//! counts without being read. Only what was being written at the last crash, and was in the store before, is ever in doubt;
+//! a store that was closed in order has next to none of it.
+
+use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
+
+use super::scan::Spot;
+use super::{Found, NamespaceInit};
+use crate::disk::Disk;
+use crate::disk::mailbox::{ReadAt, read_all};
+
+/// Bytes of pages read at once.
+const BATCH_BYTES: usize = 64 << 20;
+
+/// The records of one key that no deletion kills, newest first, down to the first proven one: their positions among all pages.
+/// There are at least two.
+pub(super) struct Doubt {
+    pub key: PageKey,
+    pub candidates: Vec<usize>,
+}
+
+/// Where pages are found, and what they add up to.
+pub(super) struct Payloads<'a, E> {
+    pub disk: &'a dyn Disk,
+    pub spots: &'a [Spot],
+    pub namespaces: &'a [NamespaceInit],
+    pub pages: &'a [Found<E>],
+}
+
+impl<E> Payloads<'_, E> {
+    /// The newest whole record of each key: one that is proven, or was read and matched. `None` where none is whole.
+    pub(super) fn settle(&self, doubts: &[Doubt]) -> Vec<Option<usize>> {
+        let mut settled: Vec<Option<usize>> = vec![None; doubts.len()];
+        let most = doubts.iter().map(|doubt| doubt.candidates.len()).max();
+        for age in 0..most.unwrap_or(0) {
+            let mut asked = Vec::new();
+            for (at, doubt) in doubts.iter().enumerate() {
+                match doubt.candidates.get(age) {
+                    Some(&page) if settled[at].is_none() && self.pages[page].proven => {
+                        settled[at] = Some(page);
+                    }
+                    Some(&page) if settled[at].is_none() => asked.push((at, page)),
+                    _ => {}
+                }
+            }
+            self.read(doubts, &asked, &mut settled);
+        }
+        settled
+    }
+
+    fn read(&self, doubts: &[Doubt], asked: &[(usize, usize)], settled: &mut [Option<usize>]) {
+        let mut rest = asked;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let count = rest
+                .iter()
+                .take_while(|(_, page)| {
+                    bytes += self.place(&self.pages[*page]).bytes;
+                    bytes <= BATCH_BYTES
+                })
+                .count()
+                .max(1);
+            let (now, later) = rest.split_at(count);
+            let places = now.iter().map(|(_, page)| self.place(&self.pages[*page]));
+            let reads: Vec<ReadAt> = places.collect();
+            for (&(at, page), bytes) in now.iter().zip(read_all(self.disk, &reads)) {
+                let found = &self.pages[page];
+                if bytes.is_ok_and(|bytes| self.matches(&doubts[at].key, found, &bytes)) {
+                    settled[at] = Some(page);
+                }
+            }
+            rest = later;
+        }
+    }
+
+    fn place(&self, found: &Found<E>) -> ReadAt {
+        let blocks = self.namespaces[usize::from(found.slot.0)].page_blocks;
+        self.spots[found.place.segment.0 as usize].data(found.place.start, blocks)
+    }
+
+    fn matches(&self, key: &PageKey, found: &Found<E>, bytes: &[u8]) -> bool {
+        let namespace = self.namespaces[usize::from(found.slot.0)].fingerprint;
+        let mut checksum = PageChecksum::new(namespace, key);
+        checksum.blocks(bytes);
+        debug_assert!(bytes.len().is_multiple_of(BLOCK_BYTES));
+        checksum.finish() == found.checksum
+    }
+}

@@ -1,0 +1,608 @@
+//! Reading one segment's descriptors: which life is on disk, and what it holds.
+//!
+//! The header is a hint; descriptor blocks identify themselves. What a segment is follows from the highest sequence in either
+//! header copy (`H`) and in descriptor block 0 (`B`), which lies at the segment's very end:
+//!
+//! | case | header | block 0 | what it is | what is read |
+//! |---|---|---|---|---|
+//! | `Blank` | both absent | absent | never written | nothing more |
+//! | `Free` | says free | none newer than H | free; its old life stays on disk | nothing more |
+//! | `Listed` | says sealed, or open in a cleanly closed store, with n blocks | of H's life, or n = 0 | holds what its n blocks say | n blocks |
+//! | `Unlisted` | says open, not cleanly closed | any | the crash left it | whole scan |
+//! | `Newer` | none, or older than B | newer than H | its header never arrived | whole scan |
+//! | `Hidden` | damaged or unreadable | absent or damaged | unknown until read | whole scan |
+//!
+//! A `Listed` segment in which a block of a newer life turns up, or one of its own life behind the last one listed, is scanned
+//! whole too. A whole scan reads blocks from the
+//! segment's end downwards, past bad ones, until it reaches the data (the highest data end that a block of this life states) or has
+//! seen [`GAP_BLOCKS`] readable blocks in a row that are not of this life. Writers keep fewer blocks than that in
+//! flight, so a crash cannot leave such a gap in front of an acknowledged page. What cannot be read is skipped, never taken for
+//! empty.
+
+use larder_format::{
+    BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, SegmentAddress,
+    SegmentHeader, SegmentNo, SegmentState, Serial, StoreId, Structure,
+};
+
+use crate::core::BLOCKS_IN_FLIGHT_MAX;
+use crate::disk::mailbox::{ReadAt, read_all};
+use crate::disk::{Disk, DiskError};
+use crate::memory::AlignedBuf;
+
+/// Readable blocks in a row that are not of the life being scanned, after which a scan ends.
+pub const GAP_BLOCKS: u32 = 2 * BLOCKS_IN_FLIGHT_MAX;
+
+/// Blocks a scan reads at once.
+const WINDOW_BLOCKS: u32 = 256;
+
+/// Bytes of descriptor blocks read at once when many segments are listed.
+const BATCH_BYTES: usize = 64 << 20;
+
+/// Where a segment is.
+#[derive(Clone, Copy, Debug)]
+pub struct Spot {
+    /// The store it must belong to.
+    pub store: StoreId,
+    /// Index of its volume.
+    pub volume: usize,
+    /// Its number there.
+    pub number: u32,
+    /// Its size in blocks.
+    pub segment_blocks: u32,
+}
+
+impl Spot {
+    fn offset(&self, block: u32) -> u64 {
+        let bytes = u64::from(self.segment_blocks) * BLOCK_BYTES as u64;
+        larder_format::SEGMENTS_OFFSET
+            + u64::from(self.number) * bytes
+            + u64::from(block) * BLOCK_BYTES as u64
+    }
+
+    fn volume_number(&self) -> u16 {
+        u16::try_from(self.volume).unwrap_or(u16::MAX)
+    }
+
+    fn header_address(&self) -> SegmentAddress {
+        SegmentAddress {
+            store: self.store,
+            volume: self.volume_number(),
+            segment: SegmentNo(self.number),
+            segment_blocks: self.segment_blocks,
+        }
+    }
+
+    fn block_address(&self, index: u32) -> BlockAddress {
+        BlockAddress {
+            store: self.store,
+            volume: self.volume_number(),
+            segment: SegmentNo(self.number),
+            segment_blocks: self.segment_blocks,
+            index,
+        }
+    }
+
+    /// Byte offset of descriptor block `index`.
+    #[must_use]
+    pub fn block_offset(&self, index: u32) -> u64 {
+        self.offset(self.segment_blocks.saturating_sub(1).saturating_sub(index))
+    }
+
+    /// Reads of both header copies.
+    #[must_use]
+    pub fn headers(&self) -> ReadAt {
+        ReadAt {
+            volume: self.volume,
+            offset: self.offset(0),
+            bytes: HEADER_BLOCKS as usize * BLOCK_BYTES,
+        }
+    }
+
+    /// Read of `count` descriptor blocks from `first` on. The last one comes first in the bytes.
+    #[must_use]
+    pub fn blocks(&self, first: u32, count: u32) -> ReadAt {
+        ReadAt {
+            volume: self.volume,
+            offset: self.block_offset(first + count - 1),
+            bytes: count as usize * BLOCK_BYTES,
+        }
+    }
+
+    /// Read of `count` data blocks from block `start` of the segment on.
+    #[must_use]
+    pub fn data(&self, start: u32, count: u32) -> ReadAt {
+        ReadAt {
+            volume: self.volume,
+            offset: self.offset(start),
+            bytes: count as usize * BLOCK_BYTES,
+        }
+    }
+
+    /// The header copies in what [`Spot::headers`] read.
+    pub fn parse_headers(&self, bytes: &[u8]) -> [Result<SegmentHeader, Damage>; 2] {
+        let mut copies = bytes.chunks_exact(BLOCK_BYTES);
+        let mut next = || {
+            let block = copies.next().unwrap_or_default();
+            SegmentHeader::check(block)?.at(&self.header_address())
+        };
+        [next(), next()]
+    }
+
+    /// One descriptor block.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse_block(&self, index: u32, bytes: &[u8]) -> Result<DescriptorBlock, Damage> {
+        DescriptorBlock::check(bytes)?.at(&self.block_address(index))
+    }
+}
+
+/// Which row of the table a segment fell under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// Never written.
+    Blank,
+    /// Free.
+    Free,
+    /// Its header says how many blocks it has.
+    Listed,
+    /// Open at a crash.
+    Unlisted,
+    /// Its header is of an older life, or gone.
+    Newer,
+    /// Its headers cannot be used, and nothing else tells.
+    Hidden,
+}
+
+/// Something in a segment that should have been readable and was not.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// Byte offset in the volume.
+    pub offset: u64,
+    /// What is wrong.
+    pub reason: FaultReason,
+}
+
+/// Why a block could not be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum FaultReason {
+    /// The device would not give it.
+    #[error("unreadable: {0}")]
+    Unreadable(DiskError),
+    /// It is not what should be there.
+    #[error("{0}")]
+    Damaged(Damage),
+}
+
+/// What a segment holds.
+#[derive(Debug)]
+pub struct SegmentScan {
+    /// How it was recognised.
+    pub case: Case,
+    /// The header of the life on disk, if a copy of it is whole.
+    pub header: Option<SegmentHeader>,
+    /// The life on disk; zero when there is none.
+    pub sequence: Serial,
+    /// Its descriptor blocks, by index; those that could not be used are missing.
+    pub blocks: Vec<DescriptorBlock>,
+    /// Descriptor block positions in use, the bad ones among them too.
+    pub block_count: u32,
+    /// First data block that no page of this life uses.
+    pub data_end: u32,
+    /// What was found broken. A block that a crash may have cut short is none.
+    pub faults: Vec<Fault>,
+}
+
+impl SegmentScan {
+    fn empty(case: Case, header: Option<SegmentHeader>, sequence: Serial) -> SegmentScan {
+        SegmentScan {
+            case,
+            header,
+            sequence,
+            blocks: Vec::new(),
+            block_count: 0,
+            data_end: HEADER_BLOCKS,
+            faults: Vec::new(),
+        }
+    }
+
+    /// Whether it holds nothing and may be written.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        matches!(self.case, Case::Blank | Case::Free)
+    }
+}
+
+/// What the first look at a segment showed.
+struct Look {
+    header: Option<SegmentHeader>,
+    /// A header copy is there, but broken or unreadable.
+    header_faults: Vec<Fault>,
+    block: Option<Serial>,
+    block_fault: Option<Fault>,
+}
+
+/// Scans segments, calling `found` for each in order. `clean` says that the store was closed in order.
+pub fn scan(
+    disk: &dyn Disk,
+    spots: &[Spot],
+    clean: bool,
+    mut found: impl FnMut(&Spot, SegmentScan),
+) {
+    const LOOKS: usize = 1024;
+    for spots in spots.chunks(LOOKS) {
+        let looks = look(disk, spots);
+        let mut batch: Vec<(Spot, Look)> = Vec::new();
+        let mut bytes = 0;
+        for (spot, look) in spots.iter().zip(looks) {
+            bytes += listed_blocks(spot, &look, clean).unwrap_or(0) as usize * BLOCK_BYTES;
+            batch.push((*spot, look));
+            if bytes >= BATCH_BYTES {
+                scan_batch(disk, std::mem::take(&mut batch), clean, &mut found);
+                bytes = 0;
+            }
+        }
+        scan_batch(disk, batch, clean, &mut found);
+    }
+}
+
+/// Reads headers and first descriptor blocks.
+fn look(disk: &dyn Disk, spots: &[Spot]) -> Vec<Look> {
+    let reads: Vec<ReadAt> = spots
+        .iter()
+        .flat_map(|spot| [spot.headers(), spot.blocks(0, 1)])
+        .collect();
+    let mut results = read_all(disk, &reads).into_iter();
+    spots
+        .iter()
+        .map(|spot| {
+            let headers = results.next().unwrap_or(Err(DiskError::Shutdown));
+            let block = results.next().unwrap_or(Err(DiskError::Shutdown));
+            look_at(spot, headers, block)
+        })
+        .collect()
+}
+
+fn look_at(
+    spot: &Spot,
+    headers: Result<AlignedBuf, DiskError>,
+    block: Result<AlignedBuf, DiskError>,
+) -> Look {
+    let mut look = Look {
+        header: None,
+        header_faults: Vec::new(),
+        block: None,
+        block_fault: None,
+    };
+    match headers {
+        Err(error) => {
+            look.header_faults.push(Fault {
+                offset: spot.offset(0),
+                reason: FaultReason::Unreadable(error),
+            });
+        }
+        Ok(bytes) => {
+            for (copy, number) in spot.parse_headers(&bytes).into_iter().zip(0..) {
+                match copy {
+                    Ok(header) => look.header = Some(newer(look.header.take(), header)),
+                    Err(damage) if is_absent(&damage, Structure::SegmentHeader) => {}
+                    Err(damage) => look.header_faults.push(Fault {
+                        offset: spot.offset(number),
+                        reason: FaultReason::Damaged(damage),
+                    }),
+                }
+            }
+        }
+    }
+    match block {
+        Err(error) => {
+            look.block_fault = Some(Fault {
+                offset: spot.block_offset(0),
+                reason: FaultReason::Unreadable(error),
+            });
+        }
+        Ok(bytes) => match spot.parse_block(0, &bytes) {
+            Ok(block) => look.block = Some(block.header.sequence),
+            Err(damage) if is_absent(&damage, Structure::DescriptorBlock) => {}
+            Err(damage) => {
+                look.block_fault = Some(Fault {
+                    offset: spot.block_offset(0),
+                    reason: FaultReason::Damaged(damage),
+                });
+            }
+        },
+    }
+    look
+}
+
+/// The header that counts: of the later life; of one life, the one that is further on.
+fn newer(a: Option<SegmentHeader>, b: SegmentHeader) -> SegmentHeader {
+    let rank = |header: &SegmentHeader| match header.state {
+        SegmentState::Open => 0,
+        SegmentState::Sealed => 1,
+        SegmentState::Free => 2,
+    };
+    match a {
+        Some(a) if (a.sequence, rank(&a)) >= (b.sequence, rank(&b)) => a,
+        _ => b,
+    }
+}
+
+/// Whether what was found is not Larder's, or of another store: nothing of ours was ever there.
+fn is_absent(damage: &Damage, structure: Structure) -> bool {
+    matches!(damage, Damage::Magic(found) if *found == structure)
+        || matches!(
+            damage,
+            Damage::Elsewhere(larder_format::Elsewhere::Store { .. })
+        )
+}
+
+fn classify(look: &Look, clean: bool) -> Case {
+    let Some(header) = &look.header else {
+        return match (&look.block, &look.block_fault) {
+            (Some(_), _) => Case::Newer,
+            (None, None) if look.header_faults.is_empty() => Case::Blank,
+            _ => Case::Hidden,
+        };
+    };
+    if look
+        .block
+        .is_some_and(|sequence| sequence > header.sequence)
+    {
+        return Case::Newer;
+    }
+    match header.state {
+        SegmentState::Free => Case::Free,
+        SegmentState::Sealed => Case::Listed,
+        SegmentState::Open if clean => Case::Listed,
+        SegmentState::Open => Case::Unlisted,
+    }
+}
+
+/// How many blocks of a listed segment are read: one more than it has, where there is room for one; `None` for a segment that
+/// needs a scan.
+fn listed_blocks(spot: &Spot, look: &Look, clean: bool) -> Option<u32> {
+    match (classify(look, clean), &look.header) {
+        (Case::Listed, Some(header)) => {
+            let room = spot.segment_blocks.saturating_sub(header.data_end);
+            Some(header.blocks.saturating_add(1).min(room))
+        }
+        _ => None,
+    }
+}
+
+fn scan_batch(
+    disk: &dyn Disk,
+    batch: Vec<(Spot, Look)>,
+    clean: bool,
+    found: &mut impl FnMut(&Spot, SegmentScan),
+) {
+    let reads: Vec<ReadAt> = batch
+        .iter()
+        .filter_map(|(spot, look)| {
+            listed_blocks(spot, look, clean)
+                .filter(|&count| count > 0)
+                .map(|count| spot.blocks(0, count))
+        })
+        .collect();
+    let mut results = read_all(disk, &reads).into_iter();
+    for (spot, look) in batch {
+        let case = classify(&look, clean);
+        let scan = match case {
+            Case::Blank => SegmentScan::empty(case, None, Serial::ZERO),
+            Case::Free => {
+                let sequence = look
+                    .header
+                    .as_ref()
+                    .map_or(Serial::ZERO, |header| header.sequence);
+                SegmentScan {
+                    faults: look.header_faults,
+                    ..SegmentScan::empty(case, look.header, sequence)
+                }
+            }
+            Case::Listed => {
+                let count = listed_blocks(&spot, &look, clean).unwrap_or(0);
+                let bytes = if count > 0 { results.next() } else { None };
+                list(disk, &spot, look, count, bytes)
+            }
+            Case::Unlisted | Case::Newer | Case::Hidden => scan_whole(disk, &spot, look, case),
+        };
+        found(&spot, scan);
+    }
+}
+
+/// A segment whose header tells how many blocks it has.
+fn list(
+    disk: &dyn Disk,
+    spot: &Spot,
+    look: Look,
+    count: u32,
+    bytes: Option<Result<AlignedBuf, DiskError>>,
+) -> SegmentScan {
+    let Some(header) = look.header else {
+        return scan_whole(disk, spot, look, Case::Hidden);
+    };
+    let sequence = header.sequence;
+    let mut scan = SegmentScan::empty(Case::Listed, Some(header), sequence);
+    scan.block_count = header.blocks;
+    scan.data_end = header.data_end;
+    scan.faults.clone_from(&look.header_faults);
+    let parts: Vec<(u32, Result<AlignedBuf, DiskError>)> = match bytes {
+        None => return scan,
+        Some(Ok(bytes)) => {
+            let mut holes = Vec::new();
+            for (bytes, index) in bytes.rchunks_exact(BLOCK_BYTES).zip(0..count) {
+                if let Some(case) = parse_listed(spot, bytes, index, &mut scan, &mut holes) {
+                    return scan_whole(disk, spot, look, case);
+                }
+            }
+            report_holes(spot, header.proven, &holes, &mut scan);
+            return scan;
+        }
+        // One bad sector must not hide the other blocks: read them one by one.
+        Some(Err(_)) => {
+            let reads: Vec<ReadAt> = (0..count).map(|index| spot.blocks(index, 1)).collect();
+            (0..).zip(read_all(disk, &reads)).collect()
+        }
+    };
+    let mut holes = Vec::new();
+    for (index, bytes) in parts {
+        match bytes {
+            Ok(bytes) => {
+                if let Some(case) = parse_listed(spot, &bytes, index, &mut scan, &mut holes) {
+                    return scan_whole(disk, spot, look, case);
+                }
+            }
+            Err(_) if index >= header.blocks => {}
+            Err(error) => scan.faults.push(Fault {
+                offset: spot.block_offset(index),
+                reason: FaultReason::Unreadable(error),
+            }),
+        }
+    }
+    report_holes(spot, header.proven, &holes, &mut scan);
+    scan
+}
+
+/// Parses one listed block, or the one behind the last. What the segment is instead, when the block is of a newer life, or of
+/// this one and not listed: then records were being added to a sealed segment.
+fn parse_listed(
+    spot: &Spot,
+    bytes: &[u8],
+    index: u32,
+    scan: &mut SegmentScan,
+    holes: &mut Vec<(u32, Damage)>,
+) -> Option<Case> {
+    let sequence = scan.sequence;
+    let is_listed = index < scan.block_count;
+    match spot.parse_block(index, bytes) {
+        Ok(block) if block.header.sequence > sequence => return Some(Case::Newer),
+        Ok(block) if block.header.sequence == sequence => {
+            if !is_listed {
+                return Some(Case::Unlisted);
+            }
+            // Commits grow with the index. One that does not is of an earlier run, which a crash ended before it was listed.
+            let last = scan.blocks.last().map(|last| last.header.commit);
+            if last.is_some_and(|last| last > block.header.commit) {
+                holes.push((index, Damage::Magic(Structure::DescriptorBlock)));
+            } else {
+                scan.blocks.push(block);
+            }
+        }
+        _ if !is_listed => {}
+        // An older life's block where this life wrote one: the write was lost.
+        Ok(_) => holes.push((index, Damage::Magic(Structure::DescriptorBlock))),
+        Err(damage) => holes.push((index, damage)),
+    }
+    None
+}
+
+/// Reports listed blocks that are not what was written. One that `proven` does not reach is no damage: a crash left it, in a
+/// segment that got its header from recovery, or while records were being added behind the last block.
+fn report_holes(spot: &Spot, proven: Serial, holes: &[(u32, Damage)], scan: &mut SegmentScan) {
+    for (index, damage) in holes {
+        // Commits grow with the index: the hole's own lies between those of its neighbours.
+        let next = scan.blocks.iter().find(|block| block.header.index > *index);
+        let last = scan.blocks.last();
+        let is_vouched_for = match (next, last) {
+            (Some(next), _) => next.header.commit <= proven,
+            (None, Some(last)) => last.header.commit < proven,
+            (None, None) => proven > scan.sequence,
+        };
+        if is_vouched_for {
+            scan.faults.push(Fault {
+                offset: spot.block_offset(*index),
+                reason: FaultReason::Damaged(*damage),
+            });
+        }
+    }
+}
+
+/// Looks at every place where a descriptor block may be.
+fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentScan {
+    let known = look
+        .header
+        .as_ref()
+        .map_or(Serial::ZERO, |header| header.sequence);
+    let mut sequence = known.max(look.block.unwrap_or(Serial::ZERO));
+    let mut blocks: Vec<DescriptorBlock> = Vec::new();
+    let mut unreadable: Vec<Fault> = Vec::new();
+    let mut data_end = HEADER_BLOCKS;
+    let mut gap = 0;
+    let mut next = 0;
+    let last = spot.segment_blocks - HEADER_BLOCKS;
+    while next < last.min(spot.segment_blocks.saturating_sub(data_end)) && gap < GAP_BLOCKS {
+        let count = WINDOW_BLOCKS.min(last - next);
+        let window = read_window(disk, spot, next, count);
+        for (bytes, index) in window.into_iter().zip(next..) {
+            let block = match bytes {
+                Err(error) => {
+                    unreadable.push(Fault {
+                        offset: spot.block_offset(index),
+                        reason: FaultReason::Unreadable(error),
+                    });
+                    continue;
+                }
+                Ok(bytes) => spot.parse_block(index, &bytes),
+            };
+            match block {
+                Ok(block) if block.header.sequence >= sequence => {
+                    if block.header.sequence > sequence {
+                        // What was taken for this life so far belongs to an older one.
+                        sequence = block.header.sequence;
+                        blocks.clear();
+                        data_end = HEADER_BLOCKS;
+                    }
+                    data_end = data_end.max(block.header.data_end);
+                    blocks.push(block);
+                    gap = 0;
+                }
+                _ => gap += 1,
+            }
+        }
+        next += count;
+    }
+    let header = look.header.filter(|header| header.sequence == sequence);
+    if sequence == Serial::ZERO && unreadable.is_empty() && look.header_faults.is_empty() {
+        return SegmentScan::empty(Case::Blank, None, Serial::ZERO);
+    }
+    let block_count = blocks.last().map_or(0, |block| block.header.index + 1);
+    unreadable.extend(look.header_faults);
+    if case == Case::Hidden {
+        unreadable.extend(look.block_fault);
+    }
+    SegmentScan {
+        case,
+        header,
+        sequence,
+        blocks,
+        block_count,
+        data_end,
+        faults: unreadable,
+    }
+}
+
+/// One window of blocks, each by itself; read in one piece where that works.
+fn read_window(
+    disk: &dyn Disk,
+    spot: &Spot,
+    first: u32,
+    count: u32,
+) -> Vec<Result<AlignedBuf, DiskError>> {
+    let whole = read_all(disk, &[spot.blocks(first, count)]).pop();
+    if let Some(Ok(bytes)) = whole {
+        return bytes
+            .rchunks_exact(BLOCK_BYTES)
+            .map(|block| {
+                let mut copy =
+                    AlignedBuf::zeroed(BLOCK_BYTES).map_err(|_| DiskError::Os(libc::ENOMEM))?;
+                copy.copy_from_slice(block);
+                Ok(copy)
+            })
+            .collect();
+    }
+    let reads: Vec<ReadAt> = (first..first + count)
+        .map(|index| spot.blocks(index, 1))
+        .collect();
+    read_all(disk, &reads)
+}

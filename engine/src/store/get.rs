@@ -1,0 +1,659 @@
+//! Reading pages: pin, read, verify, unpin.
+//!
+//! Pages that are neighbours on disk are read together, up to 1 MiB, straight into the caller's memory when that is aligned. The
+//! caller's thread verifies each page as it arrives, while the device works on the others. Every byte that is handed out
+//! has passed its checksum, which covers the page's key and namespace too. When a read of several pages fails they are read
+//! again one by one: one bad sector costs one page.
+
+use std::io::IoSliceMut;
+use std::sync::Arc;
+use std::time::Instant;
+
+use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
+
+use super::hang::Hangs;
+use super::local::Local;
+use super::{Counters, DataPath};
+use crate::api::{GetPage, GetStatus, LentPage, MissReason, NamespaceId};
+use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
+use crate::disk::mailbox::{Mailbox, read_all};
+use crate::disk::{Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
+use crate::memory::AlignedBuf;
+
+/// A page that is being read.
+struct Job {
+    /// Position among the pages of the call.
+    page: usize,
+    pinned: Pinned,
+}
+
+/// One read of one or more pages that are neighbours on disk.
+struct Group {
+    jobs: std::ops::Range<usize>,
+    answered: bool,
+}
+
+/// Bytes of aligned copies that one call uses at once.
+const BOUNCE_BYTES: usize = 64 << 20;
+
+pub(super) fn get<C: Catalog + ?Sized>(
+    catalog: &C,
+    data: &DataPath,
+    namespace: NamespaceId,
+    pages: &mut [GetPage<'_, '_>],
+    deadline: Option<Instant>,
+) -> Vec<GetStatus> {
+    let Some(shape) = catalog.shape(namespace) else {
+        return vec![GetStatus::Miss(MissReason::Absent); pages.len()];
+    };
+    let bounces =
+        |page: &GetPage<'_, '_>| fits(&shape, page.parts) && !is_aligned(&shape, page.parts);
+    let slice = if pages.iter().any(bounces) {
+        BOUNCE_BYTES / page_bytes(&shape)
+    } else {
+        pages.len()
+    };
+    let mut statuses = Vec::with_capacity(pages.len());
+    for pages in pages.chunks_mut(slice.max(1)) {
+        statuses.extend(get_slice(catalog, data, namespace, &shape, pages, deadline));
+    }
+    for status in &statuses {
+        let counter = if status.is_hit() {
+            &data.counters.hits
+        } else {
+            &data.counters.misses
+        };
+        Counters::add(counter, 1);
+    }
+    statuses
+}
+
+fn page_bytes(shape: &NamespaceShape) -> usize {
+    shape.shape.page_blocks() as usize * BLOCK_BYTES
+}
+
+fn get_slice<C: Catalog + ?Sized>(
+    catalog: &C,
+    data: &DataPath,
+    namespace: NamespaceId,
+    shape: &NamespaceShape,
+    pages: &mut [GetPage<'_, '_>],
+    deadline: Option<Instant>,
+) -> Vec<GetStatus> {
+    let mut statuses = vec![GetStatus::Miss(MissReason::Absent); pages.len()];
+    let mut asked = Vec::with_capacity(pages.len());
+    for (index, page) in pages.iter().enumerate() {
+        if fits(shape, page.parts) {
+            asked.push(index);
+        } else {
+            statuses[index] = GetStatus::Miss(MissReason::WrongShape);
+        }
+    }
+    let keys: Vec<PageKey> = asked.iter().map(|&index| pages[index].key).collect();
+    let mut jobs: Vec<Job> = catalog
+        .pin(namespace, &keys)
+        .into_iter()
+        .zip(asked)
+        .filter_map(|(pinned, page)| pinned.map(|pinned| Job { page, pinned }))
+        .collect();
+    jobs.sort_unstable_by_key(|job| (job.pinned.extent.volume, job.pinned.extent.offset));
+    let _pins = Pins {
+        catalog,
+        extents: jobs.iter().map(|job| job.pinned.extent).collect(),
+    };
+    let mut reads = Reads::new(data, shape, jobs);
+    let all = 0..reads.jobs.len();
+    reads.submit(pages, all, MERGE_BYTES_MAX, deadline);
+    let mut findings = Vec::new();
+    let mut again = Vec::new();
+    loop {
+        while let Some(Outcome {
+            job,
+            merged,
+            result,
+        }) = reads.next()
+        {
+            if merged && result.as_ref().is_err_and(is_of_the_medium) {
+                again.push(job);
+                continue;
+            }
+            let Job { page, pinned } = &reads.jobs[job];
+            statuses[*page] = match result {
+                Ok(bounced) => {
+                    if let Some(bytes) = bounced {
+                        copy_out(shape, &bytes, pages[*page].parts);
+                    }
+                    verify(shape, &pages[*page], pinned, &mut findings)
+                }
+                Err(error) => failed(&pages[*page].key, pinned, error, &mut findings),
+            };
+        }
+        if again.is_empty() {
+            break;
+        }
+        for job in again.drain(..) {
+            reads.submit(pages, job..job + 1, 0, deadline);
+        }
+    }
+    let statuses = recheck(data, &reads.jobs, statuses);
+    if !findings.is_empty() {
+        catalog.verified(namespace, &findings);
+    }
+    statuses
+}
+
+/// Gives pins back, however the call ends.
+struct Pins<'a, C: Catalog + ?Sized> {
+    catalog: &'a C,
+    extents: Vec<Extent>,
+}
+
+impl<C: Catalog + ?Sized> Drop for Pins<'_, C> {
+    fn drop(&mut self) {
+        self.catalog.unpin(&self.extents);
+    }
+}
+
+fn fits(shape: &NamespaceShape, parts: &[IoSliceMut<'_>]) -> bool {
+    let sizes = shape.shape.part_sizes();
+    parts.len() == sizes.len()
+        && parts
+            .iter()
+            .zip(sizes)
+            .all(|(part, &size)| part.len() == size as usize)
+}
+
+/// Whether the device can read straight into these parts.
+fn is_aligned(shape: &NamespaceShape, parts: &[IoSliceMut<'_>]) -> bool {
+    shape.shape.is_aligned()
+        && parts
+            .iter()
+            .all(|part| (part.as_ptr() as usize).is_multiple_of(BLOCK_BYTES))
+}
+
+fn copy_out(shape: &NamespaceShape, bytes: &[u8], parts: &mut [IoSliceMut<'_>]) {
+    for (index, part) in parts.iter_mut().enumerate() {
+        let start = usize::try_from(shape.shape.part_offset(index)).unwrap_or(usize::MAX);
+        if let Some(from) = bytes.get(start..start.saturating_add(part.len())) {
+            part.copy_from_slice(from);
+        }
+    }
+}
+
+fn verify(
+    shape: &NamespaceShape,
+    page: &GetPage<'_, '_>,
+    pinned: &Pinned,
+    findings: &mut Vec<(PageKey, Extent, Finding)>,
+) -> GetStatus {
+    let mut checksum = PageChecksum::new(shape.fingerprint, &page.key);
+    for part in page.parts.iter() {
+        checksum.part(part);
+    }
+    judge(&page.key, pinned, checksum.finish(), findings)
+}
+
+/// What a page's checksum says of it.
+fn judge(
+    key: &PageKey,
+    pinned: &Pinned,
+    checksum: u64,
+    findings: &mut Vec<(PageKey, Extent, Finding)>,
+) -> GetStatus {
+    if checksum == pinned.checksum {
+        if pinned.unproven {
+            findings.push((*key, pinned.extent, Finding::Good));
+        }
+        return GetStatus::Hit;
+    }
+    findings.push((*key, pinned.extent, Finding::Mismatch));
+    GetStatus::Miss(if pinned.unproven {
+        MissReason::Unfinished
+    } else {
+        MissReason::Damaged
+    })
+}
+
+fn failed(
+    key: &PageKey,
+    pinned: &Pinned,
+    error: DiskError,
+    findings: &mut Vec<(PageKey, Extent, Finding)>,
+) -> GetStatus {
+    GetStatus::Miss(match error {
+        DiskError::Deadline => MissReason::Deadline,
+        DiskError::Shutdown => MissReason::Closed,
+        DiskError::Os(libc::ETIME) => MissReason::Hung,
+        DiskError::Os(_) | DiskError::NoProgress => {
+            if is_of_the_medium(&error) {
+                findings.push((*key, pinned.extent, Finding::Unreadable));
+            }
+            MissReason::ReadError
+        }
+    })
+}
+
+/// Whether an error speaks of the bytes on the medium, rather than of this attempt to read them (memory, limits).
+pub(super) fn is_of_the_medium(error: &DiskError) -> bool {
+    match error {
+        DiskError::Os(errno) => {
+            matches!(
+                *errno,
+                libc::EIO | libc::EILSEQ | libc::ENODATA | libc::EREMOTEIO | libc::EBADMSG
+            )
+        }
+        DiskError::NoProgress => true,
+        DiskError::Deadline | DiskError::Shutdown => false,
+    }
+}
+
+/// What became of one page's read.
+struct Outcome {
+    job: usize,
+    /// It was read together with others.
+    merged: bool,
+    /// Its bytes, where they did not go straight to the caller.
+    result: Result<Option<AlignedBuf>, DiskError>,
+}
+
+/// The reads of one call. Dropping it waits for the device: the memory is the caller's.
+struct Reads<'a> {
+    data: &'a DataPath,
+    shape: &'a NamespaceShape,
+    jobs: Vec<Job>,
+    groups: Vec<Group>,
+    mailbox: Arc<Mailbox>,
+    /// Operations with the disk.
+    left: usize,
+    /// Outcomes not yet looked at.
+    ready: Vec<Outcome>,
+}
+
+impl<'a> Reads<'a> {
+    fn new(data: &'a DataPath, shape: &'a NamespaceShape, jobs: Vec<Job>) -> Reads<'a> {
+        let ready = Vec::with_capacity(jobs.len());
+        Reads {
+            data,
+            shape,
+            jobs,
+            groups: Vec::new(),
+            mailbox: Arc::default(),
+            left: 0,
+            ready,
+        }
+    }
+
+    /// Starts the reads of some jobs, neighbours together up to `merge` bytes.
+    fn submit(
+        &mut self,
+        pages: &mut [GetPage<'_, '_>],
+        jobs: std::ops::Range<usize>,
+        merge: usize,
+        deadline: Option<Instant>,
+    ) {
+        let mut ops = Vec::with_capacity(jobs.len());
+        let page_bytes = page_bytes(self.shape);
+        let mut next = jobs.start;
+        while next < jobs.end {
+            let first = self.jobs[next].pinned.extent;
+            if self.data.hangs.is_hung(first.volume) {
+                self.give_up(next, DiskError::Os(libc::ETIME));
+                next += 1;
+                continue;
+            }
+            let direct = is_aligned(self.shape, pages[self.jobs[next].page].parts);
+            let end = if direct {
+                self.neighbours(next, jobs.end, merge, pages)
+            } else {
+                next + 1
+            };
+            let buffer = if direct {
+                Buffer::Borrowed(self.pieces(next..end, pages))
+            } else {
+                match AlignedBuf::zeroed(page_bytes) {
+                    Ok(bytes) => Buffer::Owned(bytes),
+                    Err(_) => {
+                        self.give_up(next, DiskError::Os(libc::ENOMEM));
+                        next = end;
+                        continue;
+                    }
+                }
+            };
+            let counter = if direct {
+                &self.data.counters.direct_pages
+            } else {
+                &self.data.counters.bounced_pages
+            };
+            Counters::add(counter, (end - next) as u64);
+            Counters::add(
+                &self.data.counters.bytes_read,
+                ((end - next) * page_bytes) as u64,
+            );
+            ops.push(Op {
+                volume: first.volume,
+                action: Action::Read {
+                    offset: first.offset,
+                    buffer,
+                },
+                deadline,
+                tag: self.groups.len() as u64,
+                sink: self.mailbox.clone(),
+            });
+            self.groups.push(Group {
+                jobs: next..end,
+                answered: false,
+            });
+            next = end;
+        }
+        self.left += ops.len();
+        // SAFETY: the pieces lie in `pages`, which the caller lends for longer than this value lives, and dropping it waits
+        // until every operation has been answered. Each part belongs to one page and so to one operation at a time (a page is
+        // read again only after its first read was answered); the parts are not looked at before the answer.
+        unsafe { self.data.disk.submit(ops) };
+    }
+
+    fn give_up(&mut self, job: usize, error: DiskError) {
+        self.ready.push(Outcome {
+            job,
+            merged: false,
+            result: Err(error),
+        });
+    }
+
+    /// One past the last job that is read together with job `first`.
+    fn neighbours(
+        &self,
+        first: usize,
+        limit: usize,
+        merge: usize,
+        pages: &[GetPage<'_, '_>],
+    ) -> usize {
+        let start = self.jobs[first].pinned.extent;
+        let parts = self.shape.shape.parts();
+        let page_bytes = page_bytes(self.shape);
+        let mut end = first + 1;
+        while end < limit {
+            let job = &self.jobs[end];
+            let count = end - first + 1;
+            let extent = job.pinned.extent;
+            let adjacent = extent.volume == start.volume
+                && extent.offset == start.offset + ((count - 1) * page_bytes) as u64;
+            let small = count * page_bytes <= merge && count * parts <= PIECES_MAX;
+            if !adjacent || !small || !is_aligned(self.shape, pages[job.page].parts) {
+                break;
+            }
+            end += 1;
+        }
+        end
+    }
+
+    /// The memory of some jobs' pages, adjoining pieces joined.
+    fn pieces(&self, jobs: std::ops::Range<usize>, pages: &mut [GetPage<'_, '_>]) -> Vec<Piece> {
+        let mut pieces: Vec<Piece> = Vec::with_capacity(jobs.len() * self.shape.shape.parts());
+        for job in &self.jobs[jobs] {
+            for part in pages[job.page].parts.iter_mut() {
+                push_piece(
+                    &mut pieces,
+                    Piece {
+                        ptr: part.as_mut_ptr(),
+                        len: part.len(),
+                    },
+                );
+            }
+        }
+        pieces
+    }
+
+    /// The next page that is over.
+    fn next(&mut self) -> Option<Outcome> {
+        while self.ready.is_empty() {
+            if self.left == 0 {
+                return None;
+            }
+            self.wait();
+        }
+        self.ready.pop()
+    }
+
+    fn wait(&mut self) {
+        let answers = self.mailbox.take(self.data.hangs.limit());
+        if answers.is_empty() {
+            // The memory is the caller's, so this call waits on; later ones need not.
+            for group in self.groups.iter().filter(|group| !group.answered) {
+                let volume = self.jobs[group.jobs.start].pinned.extent.volume;
+                self.data.hangs.fell_silent(volume);
+            }
+            return;
+        }
+        for Done {
+            tag,
+            result,
+            mut buffer,
+        } in answers
+        {
+            self.left -= 1;
+            let group = usize::try_from(tag)
+                .ok()
+                .and_then(|tag| self.groups.get_mut(tag));
+            let Some(group) = group else { continue };
+            group.answered = true;
+            let jobs = group.jobs.clone();
+            let volume = self.jobs[jobs.start].pinned.extent.volume;
+            self.data.hangs.answered(volume);
+            let merged = jobs.len() > 1;
+            for job in jobs {
+                self.ready.push(Outcome {
+                    job,
+                    merged,
+                    result: result.map(|()| buffer.take()),
+                });
+            }
+        }
+    }
+}
+
+impl Drop for Reads<'_> {
+    fn drop(&mut self) {
+        while self.left > 0 {
+            self.wait();
+        }
+    }
+}
+
+/// Appends a piece, or lengthens the last one where it adjoins.
+pub(super) fn push_piece(pieces: &mut Vec<Piece>, piece: Piece) {
+    if let Some(last) = pieces.last_mut()
+        && last.ptr.wrapping_add(last.len) == piece.ptr
+    {
+        last.len += piece.len;
+        return;
+    }
+    pieces.push(piece);
+}
+
+/// For a handle that holds no lock: whether the segments read from still are what they were when the store was opened.
+fn recheck(data: &DataPath, jobs: &[Job], mut statuses: Vec<GetStatus>) -> Vec<GetStatus> {
+    let Some(recheck) = &data.recheck else {
+        return statuses;
+    };
+    let mut segments: Vec<usize> = jobs
+        .iter()
+        .map(|job| job.pinned.extent.place.segment.0 as usize)
+        .collect();
+    segments.sort_unstable();
+    segments.dedup();
+    let reads: Vec<_> = segments
+        .iter()
+        .map(|&segment| recheck.spots[segment].headers())
+        .collect();
+    let mut stale = Vec::new();
+    for (&segment, bytes) in segments.iter().zip(read_all(data.disk.as_ref(), &reads)) {
+        let same = bytes.is_ok_and(|bytes| {
+            let copies = recheck.spots[segment].parse_headers(&bytes);
+            let latest = copies
+                .into_iter()
+                .flatten()
+                .max_by_key(|header| header.sequence);
+            latest.is_none_or(|header| header.sequence == recheck.sequences[segment])
+        });
+        if !same {
+            stale.push(segment);
+        }
+    }
+    for job in jobs {
+        if stale.contains(&(job.pinned.extent.place.segment.0 as usize)) {
+            statuses[job.page] = GetStatus::Miss(MissReason::Stale);
+        }
+    }
+    statuses
+}
+
+/// Keeps the pins of reads that a call no longer waits for.
+struct LentReads {
+    local: Arc<Local>,
+    hangs: Arc<Hangs>,
+    extents: parking_lot::Mutex<Vec<Option<Extent>>>,
+    mailbox: Mailbox,
+}
+
+impl crate::disk::Sink for LentReads {
+    fn done(&self, answers: Vec<Done>) {
+        for done in &answers {
+            let extent = usize::try_from(done.tag)
+                .ok()
+                .and_then(|tag| self.extents.lock().get_mut(tag)?.take());
+            if let Some(extent) = extent {
+                self.hangs.answered(extent.volume);
+                self.local.unpin(&[extent]);
+            }
+        }
+        self.mailbox.done(answers);
+    }
+}
+
+pub(super) fn get_lent(
+    local: &Arc<Local>,
+    data: &DataPath,
+    namespace: NamespaceId,
+    keys: &[PageKey],
+    deadline: Option<Instant>,
+) -> Vec<Result<LentPage, MissReason>> {
+    let mut pages: Vec<Result<LentPage, MissReason>> =
+        keys.iter().map(|_| Err(MissReason::Absent)).collect();
+    let Some(shape) = local.shape(namespace) else {
+        return pages;
+    };
+    let page_bytes = shape.shape.page_blocks() as usize * BLOCK_BYTES;
+    let pinned = local.pin(namespace, keys);
+    let sink = Arc::new(LentReads {
+        local: local.clone(),
+        hangs: data.hangs.clone(),
+        extents: parking_lot::Mutex::new(
+            pinned
+                .iter()
+                .map(|page| page.map(|page| page.extent))
+                .collect(),
+        ),
+        mailbox: Mailbox::default(),
+    });
+    let mut ops = Vec::new();
+    for ((pinned, page), tag) in pinned.iter().zip(&mut pages).zip(0..) {
+        let Some(pinned) = pinned else { continue };
+        let hung = data.hangs.is_hung(pinned.extent.volume);
+        match AlignedBuf::zeroed(page_bytes) {
+            Ok(buffer) if !hung => {
+                *page = Err(MissReason::Deadline);
+                ops.push(Op {
+                    volume: pinned.extent.volume,
+                    action: Action::Read {
+                        offset: pinned.extent.offset,
+                        buffer: Buffer::Owned(buffer),
+                    },
+                    deadline,
+                    tag,
+                    sink: sink.clone(),
+                });
+            }
+            _ => {
+                *page = Err(MissReason::Hung);
+                local.unpin(&[pinned.extent]);
+            }
+        }
+    }
+    let mut left = ops.len();
+    // SAFETY: every operation owns its buffer.
+    unsafe { data.disk.submit(ops) };
+    let mut findings = Vec::new();
+    while left > 0 {
+        let now = Instant::now();
+        let patience = deadline.map_or(data.hangs.limit(), |deadline| {
+            deadline.saturating_duration_since(now)
+        });
+        let answers = sink.mailbox.take(patience.min(data.hangs.limit()));
+        if answers.is_empty() {
+            if deadline.is_none_or(|deadline| Instant::now() < deadline) {
+                for (page, pinned) in pages.iter().zip(&pinned) {
+                    if let (Err(MissReason::Deadline), Some(pinned)) = (page, pinned) {
+                        data.hangs.fell_silent(pinned.extent.volume);
+                    }
+                }
+            }
+            break;
+        }
+        for done in answers {
+            left -= 1;
+            let Some(index) = usize::try_from(done.tag)
+                .ok()
+                .filter(|index| *index < keys.len())
+            else {
+                continue;
+            };
+            let Some(pinned) = &pinned[index] else {
+                continue;
+            };
+            pages[index] = lend(&shape, &keys[index], pinned, done, &mut findings);
+        }
+    }
+    if !findings.is_empty() {
+        local.verified(namespace, &findings);
+    }
+    for page in &pages {
+        let counter = if page.is_ok() {
+            &data.counters.hits
+        } else {
+            &data.counters.misses
+        };
+        Counters::add(counter, 1);
+    }
+    pages
+}
+
+fn lend(
+    shape: &NamespaceShape,
+    key: &PageKey,
+    pinned: &Pinned,
+    done: Done,
+    findings: &mut Vec<(PageKey, Extent, Finding)>,
+) -> Result<LentPage, MissReason> {
+    let status = match (done.result, done.buffer) {
+        (Ok(()), Some(memory)) => {
+            let mut checksum = PageChecksum::new(shape.fingerprint, key);
+            checksum.blocks(&memory);
+            match judge(key, pinned, checksum.finish(), findings) {
+                GetStatus::Hit => {
+                    return Ok(LentPage {
+                        memory,
+                        shape: shape.shape,
+                    });
+                }
+                miss @ GetStatus::Miss(_) => miss,
+            }
+        }
+        (Ok(()), None) => GetStatus::Miss(MissReason::Closed),
+        (Err(error), _) => failed(key, pinned, error, findings),
+    };
+    match status {
+        GetStatus::Miss(reason) => Err(reason),
+        GetStatus::Hit => Err(MissReason::Absent),
+    }
+}

@@ -1,0 +1,443 @@
+//! The in-process catalog: a core behind one mutex.
+//!
+//! A command runs on the thread that brings it, under the mutex; its effects are carried out after the mutex is given
+//! back. So a put that finds nothing to wait for costs no thread switch, and no I/O is ever submitted with the core locked.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use larder_format::{BLOCK_BYTES, Namespace, PageKey};
+use parking_lot::{Condvar, Mutex};
+
+use crate::api::{NamespaceId, PutStatus, Stats};
+use crate::catalog::{
+    Ask, Catalog, Extent, Finding, Grant, NamespaceShape, Pinned, ReservationId, SegmentMap,
+};
+use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId};
+use crate::disk::{Action, Buffer, Disk, Done, Op, Sink};
+use crate::error::StoreError;
+use crate::index::{Adoption, Index, Lease, NamespaceSlot};
+
+/// How often a waiting request looks at the clock for the core.
+const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
+
+/// Answers that threads wait for.
+#[derive(Default)]
+struct Answers {
+    settled: HashMap<ReservationId, Vec<PutStatus>>,
+    finished: HashMap<RequestId, Result<(), Fault>>,
+    /// Times that space or write budget became available.
+    room: u64,
+}
+
+/// What the housekeeping thread is woken for.
+#[derive(Debug, Default)]
+pub(super) struct Errands {
+    pub reclaim: bool,
+    pub stop: bool,
+    /// When the core wants a tick, in milliseconds since the store's epoch.
+    pub wake_at: Option<u64>,
+}
+
+pub(super) struct Local {
+    core: Mutex<Core>,
+    pub(super) index: Arc<Index>,
+    pub(super) disk: Arc<dyn Disk>,
+    answers: Mutex<Answers>,
+    answered: Condvar,
+    pub(super) errands: Mutex<Errands>,
+    pub(super) errand: Condvar,
+    shapes: Mutex<Vec<Option<NamespaceShape>>>,
+    map: SegmentMap,
+    lease: Duration,
+    epoch: Instant,
+    next_request: AtomicU64,
+    /// Itself, for completions to come back to.
+    this: Weak<Local>,
+}
+
+/// A core that panicked half-way through a change must not decide anything more: what it acknowledged next might be wrong. The
+/// store recovers from the process's end as from any crash.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        tracing::error!(
+            "the store's core panicked; ending the process so that nothing wrong is acknowledged"
+        );
+        std::process::abort();
+    }
+}
+
+/// Brings the disk's answers to the core.
+struct CoreSink(Weak<Local>);
+
+impl Sink for CoreSink {
+    fn done(&self, answers: Vec<Done>) {
+        let Some(local) = self.0.upgrade() else {
+            return;
+        };
+        local.with_core(|core| {
+            for answer in &answers {
+                core.io_done(IoId(answer.tag), answer.result.is_ok());
+            }
+        });
+    }
+}
+
+impl Local {
+    pub(super) fn new(
+        core: Core,
+        index: Arc<Index>,
+        disk: Arc<dyn Disk>,
+        map: SegmentMap,
+        lease: Duration,
+    ) -> Arc<Local> {
+        Arc::new_cyclic(|this| Local {
+            core: Mutex::new(core),
+            index,
+            disk,
+            answers: Mutex::default(),
+            answered: Condvar::new(),
+            errands: Mutex::default(),
+            errand: Condvar::new(),
+            shapes: Mutex::default(),
+            map,
+            lease,
+            epoch: Instant::now(),
+            next_request: AtomicU64::new(0),
+            this: this.clone(),
+        })
+    }
+
+    /// Milliseconds since the store was opened, on the monotonic clock.
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Runs a command, then carries out its effects.
+    pub(super) fn with_core<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
+        let now = self.now_ms();
+        let mut core = self.core.lock();
+        let guard = AbortOnPanic;
+        core.tick(now);
+        let result = command(&mut core);
+        std::mem::forget(guard);
+        let effects = core.take_effects();
+        let wake_at = core.wakes_at();
+        drop(core);
+        self.carry_out(effects, wake_at);
+        result
+    }
+
+    fn carry_out(&self, effects: Vec<Effect>, wake_at: Option<u64>) {
+        let mut ops = Vec::new();
+        let mut answers = Vec::new();
+        let mut reclaim = false;
+        for effect in effects {
+            match effect {
+                Effect::Io { id, volume, io } => ops.push(self.op(id, volume, io)),
+                Effect::Reclaim => reclaim = true,
+                effect => answers.push(effect),
+            }
+        }
+        if !ops.is_empty() {
+            // SAFETY: the core's writes own their buffers, its syncs have none.
+            unsafe { self.disk.submit(ops) };
+        }
+        if !answers.is_empty() {
+            self.answer(answers);
+        }
+        self.call_keeper(reclaim, wake_at);
+    }
+
+    fn op(&self, id: IoId, volume: usize, io: Io) -> Op {
+        let action = match io {
+            Io::Write { offset, bytes } => Action::Write {
+                offset,
+                buffer: Buffer::Owned(bytes),
+            },
+            Io::Sync => Action::Sync,
+        };
+        Op {
+            volume,
+            action,
+            deadline: None,
+            tag: id.0,
+            sink: Arc::new(CoreSink(self.this.clone())),
+        }
+    }
+
+    fn answer(&self, effects: Vec<Effect>) {
+        let mut answers = self.answers.lock();
+        for effect in effects {
+            match effect {
+                Effect::Settled(id, statuses) => {
+                    answers.settled.insert(id, statuses);
+                }
+                Effect::Finished(id, result) => {
+                    answers.finished.insert(id, result);
+                }
+                Effect::Room => answers.room += 1,
+                Effect::Io { .. } | Effect::Reclaim => {}
+            }
+        }
+        drop(answers);
+        self.answered.notify_all();
+    }
+
+    fn call_keeper(&self, reclaim: bool, wake_at: Option<u64>) {
+        let mut errands = self.errands.lock();
+        let earlier = match (errands.wake_at, wake_at) {
+            (Some(known), Some(wanted)) => wanted < known,
+            (None, Some(_)) => true,
+            (_, None) => false,
+        };
+        if earlier {
+            errands.wake_at = wake_at;
+        }
+        let call = earlier || reclaim && !errands.reclaim;
+        errands.reclaim |= reclaim;
+        drop(errands);
+        if call {
+            self.errand.notify_one();
+        }
+    }
+
+    fn new_request(&self) -> RequestId {
+        RequestId(self.next_request.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn wait_for_request(&self, id: RequestId) -> Result<(), Fault> {
+        let mut answers = self.answers.lock();
+        loop {
+            if let Some(result) = answers.finished.remove(&id) {
+                return result;
+            }
+            // While a store is being closed nobody else tells the core the time.
+            if self
+                .answered
+                .wait_for(&mut answers, TICK_WHILE_WAITING)
+                .timed_out()
+            {
+                drop(answers);
+                self.with_core(|_| ());
+                answers = self.answers.lock();
+            }
+        }
+    }
+
+    /// Waits until nothing is under way; false when `until` passed first.
+    pub(super) fn wait_until_idle(&self, until: Instant) -> bool {
+        const LOOK_AGAIN: Duration = Duration::from_millis(5);
+        while !self.with_core(|core| core.is_idle()) {
+            if Instant::now() >= until {
+                return false;
+            }
+            // The last step of a close: header writes and syncs settle without telling anybody.
+            let mut answers = self.answers.lock();
+            self.answered.wait_for(&mut answers, LOOK_AGAIN);
+        }
+        true
+    }
+
+    fn lease(&self, namespace: NamespaceId) -> Lease {
+        let blocks = self
+            .shape(namespace)
+            .map_or(1, |shape| shape.shape.page_blocks());
+        Lease {
+            now_ms: self.now_ms(),
+            duration_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+            blocks_per_page: blocks,
+        }
+    }
+
+    fn adopt(&self, orphans: &[Adoption]) {
+        if !orphans.is_empty() {
+            self.with_core(|core| core.adopt(orphans));
+        }
+    }
+}
+
+fn slot(namespace: NamespaceId) -> NamespaceSlot {
+    NamespaceSlot(namespace.0)
+}
+
+fn failure(fault: Fault) -> StoreError {
+    match fault {
+        Fault::Write => StoreError::WriteFailed("the device refused it".to_owned()),
+        Fault::Sync => StoreError::SyncFailed,
+        Fault::NoRoom => StoreError::NoRoom,
+    }
+}
+
+impl Catalog for Local {
+    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        let id = self
+            .with_core(|core| core.open_namespace(namespace))
+            .ok_or(StoreError::TooManyNamespaces(NAMESPACES_MAX))?;
+        let mut shapes = self.shapes.lock();
+        let at = usize::from(id.0);
+        if shapes.len() <= at {
+            shapes.resize(at + 1, None);
+        }
+        shapes[at] = Some(NamespaceShape {
+            fingerprint: namespace.fingerprint(),
+            shape: *namespace.shape(),
+        });
+        Ok(id)
+    }
+
+    fn shape(&self, namespace: NamespaceId) -> Option<NamespaceShape> {
+        self.shapes
+            .lock()
+            .get(usize::from(namespace.0))
+            .cloned()
+            .flatten()
+    }
+
+    fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
+        let mut orphans = Vec::new();
+        let found =
+            self.index
+                .longest_prefix(slot(namespace), keys, self.lease(namespace), &mut orphans);
+        self.adopt(&orphans);
+        found
+    }
+
+    fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
+        let mut orphans = Vec::new();
+        let found = self
+            .index
+            .contains(slot(namespace), keys, self.lease(namespace), &mut orphans);
+        self.adopt(&orphans);
+        found
+    }
+
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
+        self.index.touch(slot(namespace), keys);
+    }
+
+    fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>> {
+        let found = self.index.pin(slot(namespace), keys).into_iter();
+        found
+            .map(|page| {
+                page.map(|page| Pinned {
+                    extent: self.map.extent(page.place),
+                    checksum: page.checksum,
+                    unproven: page.unproven,
+                })
+            })
+            .collect()
+    }
+
+    fn unpin(&self, extents: &[Extent]) {
+        for extent in extents {
+            if self.index.unpin(extent.place.segment) {
+                self.with_core(|core| core.unpinned(extent.place.segment));
+            }
+        }
+    }
+
+    fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]) {
+        self.with_core(|core| {
+            for (key, extent, finding) in findings {
+                core.found(slot(namespace), key, extent.place, *finding);
+            }
+        });
+    }
+
+    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
+        self.with_core(|core| core.reserve(slot(namespace), asks))
+    }
+
+    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
+        self.with_core(|core| core.commit(reservation, checksums));
+    }
+
+    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
+        self.with_core(|core| core.landed(reservation, pages));
+    }
+
+    fn wait(&self, reservation: ReservationId) -> Vec<PutStatus> {
+        let mut answers = self.answers.lock();
+        loop {
+            if let Some(statuses) = answers.settled.remove(&reservation) {
+                return statuses;
+            }
+            self.answered.wait(&mut answers);
+        }
+    }
+
+    fn room(&self) -> u64 {
+        self.answers.lock().room
+    }
+
+    fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool {
+        let mut answers = self.answers.lock();
+        while answers.room == seen {
+            if self.answered.wait_until(&mut answers, deadline).timed_out() {
+                return answers.room != seen;
+            }
+        }
+        true
+    }
+
+    fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
+        if self.shape(namespace).is_none() {
+            return Err(StoreError::UnknownNamespace);
+        }
+        let request = self.new_request();
+        let found = self.with_core(|core| core.delete(request, slot(namespace), keys));
+        self.wait_for_request(request).map_err(failure)?;
+        Ok(found)
+    }
+
+    fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
+        if self.shape(namespace).is_none() {
+            return Err(StoreError::UnknownNamespace);
+        }
+        let request = self.new_request();
+        let found = self.with_core(|core| core.clear(request, slot(namespace)));
+        self.wait_for_request(request).map_err(failure)?;
+        Ok(found)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        let request = self.new_request();
+        self.with_core(|core| core.flush(request));
+        self.wait_for_request(request).map_err(failure)
+    }
+
+    fn stats(&self) -> Stats {
+        let core = self.core.lock();
+        let (counters, space) = (core.counters(), core.space_view());
+        drop(core);
+        let block = BLOCK_BYTES as u64;
+        Stats {
+            pages: self.index.len() as u64,
+            live_bytes: space.live_blocks * block,
+            usable_bytes: space.usable_blocks * block,
+            segments: space.segments,
+            free_segments: space.free_segments,
+            unreadable_segments: space.unreadable_segments,
+            index_bytes: self.index.ram_bytes() as u64,
+            pages_put: counters.pages_put,
+            duplicates: counters.duplicates,
+            failed: counters.failed,
+            evicted: counters.evicted,
+            deleted: counters.deleted,
+            damaged: counters.damaged,
+            unfinished: counters.unfinished,
+            moved: counters.moved,
+            reclaimed: counters.reclaimed,
+            bytes_put: counters.blocks_put * block,
+            bytes_written: counters.blocks_written * block,
+            syncs: counters.syncs,
+            failed_syncs: counters.failed_syncs,
+            ..Stats::default()
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! Scanning the segments: what each one holds, and what of it is broken.
+//!
+//! Three looks, all by the structures' own checks. Both copies of every header are compared, because a scan is content with
+//! one. Recovery's scan says which life a segment is in and which of its blocks are bad. And where no header lists the blocks,
+//! holes are looked for: blocks are written in the order of their commits, so that a hole below a proven block is a lost block,
+//! and any other may be what a crash left.
+
+use std::collections::HashMap;
+
+use larder_format::{
+    BLOCK_BYTES, Body, Damage, Elsewhere, Fingerprint, HEADER_BLOCKS, KeyPrefix, Record,
+    SegmentHeader, SegmentState, Serial, Structure,
+};
+
+use super::volumes::VolumeState;
+use super::{Condition, Flaw, FlawReason, NamespaceFacts, Records, Survey, Whole};
+use crate::core::NamespaceInit;
+use crate::disk::DiskError;
+use crate::disk::mailbox::read_all;
+use crate::index::SegmentId;
+use crate::memory::AlignedBuf;
+use crate::recovery::scan::{Case, SegmentScan, Spot, scan};
+use crate::recovery::{Gathered, SegmentSummary};
+
+/// Segments whose headers are read together.
+const LOOKS: usize = 1024;
+
+/// A segment, as far as it is known.
+#[derive(Clone, Debug)]
+pub struct SegmentFacts {
+    /// Index of its volume.
+    pub volume: usize,
+    /// Its number there.
+    pub number: u32,
+    /// Its byte offset there.
+    pub offset: u64,
+    /// How it was recognised; `None` when it is not there to be read.
+    pub case: Option<Case>,
+    /// What the header of its life says.
+    pub state: Option<SegmentState>,
+    /// Its life; zero when it has none, or none that is known.
+    pub sequence: Serial,
+    /// Descriptor blocks that it has.
+    pub descriptor_blocks: u32,
+    /// Page records in those.
+    pub records: u64,
+    /// Bytes of page data written in this life.
+    pub data_bytes: u64,
+    /// Pages in it that count.
+    pub live_pages: u64,
+    /// Bytes of those, padding included.
+    pub live_bytes: u64,
+    /// Things broken in it.
+    pub flaws: u64,
+}
+
+/// A record that took pages away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removal {
+    /// What it did.
+    pub kind: RemovalKind,
+    /// The namespace it is about.
+    pub namespace: Fingerprint,
+    /// Pages born before it are gone.
+    pub birth: Serial,
+    /// The group that carries it.
+    pub commit: Serial,
+    /// Index of the volume that holds it.
+    pub volume: usize,
+    /// The segment that holds it.
+    pub segment: u32,
+}
+
+/// What a removal did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovalKind {
+    /// Somebody deleted the key.
+    Deleted,
+    /// The page was dropped to make room, or because it was found damaged.
+    Evicted,
+    /// Somebody cleared the namespace.
+    Cleared,
+}
+
+/// What is looked at again when all marks are known.
+struct Scanned {
+    summary: SegmentSummary,
+    /// Missing blocks of a segment without a list: index, and commit of the next block that is there.
+    holes: Vec<(u32, Serial)>,
+}
+
+/// Both copies of a segment's header.
+type Copies = Result<[Result<SegmentHeader, Damage>; 2], DiskError>;
+
+impl Survey {
+    /// Reads every descriptor and fills in all that is found.
+    pub(super) fn scan(&mut self, key: Option<KeyPrefix>) {
+        let present: Vec<Spot> = self.readable().collect();
+        let ids: HashMap<(usize, u32), u32> = self
+            .spots
+            .iter()
+            .zip(0..)
+            .map(|(spot, id)| ((spot.volume, spot.number), id))
+            .collect();
+        self.segments = self.spots.iter().map(SegmentFacts::unknown).collect();
+        self.unfinished_blocks = 0;
+        self.removals.clear();
+        let mut gathered: Gathered<Whole> = Gathered::new();
+        let mut scans: HashMap<u32, Scanned> = HashMap::with_capacity(present.len());
+        let clean = self.condition == Condition::Clean;
+        let disk = self.disk.clone();
+        scan(disk.as_ref(), &present, clean, |spot, found| {
+            let id = ids[&(spot.volume, spot.number)];
+            self.note_scan(id as usize, spot, &found);
+            if let Some(key) = key {
+                self.note_removals(spot, &found, key);
+            }
+            let holes = holes(&found);
+            let summary = gathered.take(SegmentId(id), spot, found, false);
+            let records = self.segments[id as usize].records;
+            let misfits = records.saturating_sub(summary.pages.len() as u64);
+            if misfits > 0 {
+                self.flaw(Flaw::in_segment(spot, None, FlawReason::WrongSize(misfits)));
+            }
+            scans.insert(id, Scanned { summary, holes });
+        });
+        gathered.prove(scans.values_mut().map(|scanned| &mut scanned.summary));
+        for spots in present.chunks(LOOKS) {
+            let copies = self.headers(spots);
+            for (spot, copies) in spots.iter().zip(copies) {
+                let id = ids[&(spot.volume, spot.number)];
+                if let Some(scanned) = scans.get(&id) {
+                    self.compare_headers(spot, &copies, &scanned.summary);
+                    self.judge_holes(spot, scanned);
+                }
+            }
+        }
+        self.note_stale_volumes(gathered.highest);
+        self.removals.sort_by_key(|removal| removal.birth);
+        self.take_records(gathered);
+    }
+
+    /// Segments that lie on a volume that is there, and in a part of it that is there.
+    fn readable(&self) -> impl Iterator<Item = Spot> + '_ {
+        let bytes = self.segment_bytes();
+        self.spots.iter().copied().filter(move |spot| {
+            let volume = &self.volumes[spot.volume];
+            let end = spot.headers().offset.saturating_add(bytes);
+            match volume.state {
+                VolumeState::Present => true,
+                VolumeState::Truncated => volume.bytes.is_some_and(|length| end <= length),
+                VolumeState::Missing | VolumeState::GivenUp => false,
+            }
+        })
+    }
+
+    fn flaw(&mut self, flaw: Flaw) {
+        let place = flaw.segment.map(|number| (flaw.volume, number));
+        // Segments lie in the order of volumes and numbers.
+        let found = place.and_then(|place| {
+            self.segments
+                .binary_search_by_key(&place, |facts| (facts.volume, facts.number))
+                .ok()
+        });
+        if let Some(index) = found {
+            self.segments[index].flaws += 1;
+        }
+        self.flaws.push(flaw);
+    }
+
+    fn note_scan(&mut self, id: usize, spot: &Spot, scan: &SegmentScan) {
+        let records = scan.blocks.iter().map(|block| match &block.body {
+            Body::Records(records) => records
+                .iter()
+                .filter(|record| matches!(record, Record::Page(_)))
+                .count() as u64,
+            Body::Namespace(_) => 0,
+        });
+        let data_blocks = scan.data_end.saturating_sub(HEADER_BLOCKS);
+        let facts = &mut self.segments[id];
+        facts.case = Some(scan.case);
+        facts.state = scan.header.map(|header| header.state);
+        facts.sequence = scan.sequence;
+        facts.descriptor_blocks = scan.block_count;
+        facts.records = records.sum();
+        facts.data_bytes = u64::from(data_blocks) * BLOCK_BYTES as u64;
+        let behind_headers = spot.headers().offset + spot.headers().bytes as u64;
+        for fault in &scan.faults {
+            // Headers are compared later, copy by copy.
+            if fault.offset >= behind_headers {
+                let reason = FlawReason::Descriptor(fault.reason.to_string());
+                self.flaw(Flaw::in_segment(spot, Some(fault.offset), reason));
+            }
+        }
+    }
+
+    fn note_removals(&mut self, spot: &Spot, scan: &SegmentScan, wanted: KeyPrefix) {
+        for block in &scan.blocks {
+            let Body::Records(records) = &block.body else {
+                continue;
+            };
+            for record in records {
+                let kind = match record {
+                    Record::Delete { key, .. } if key.prefix() == wanted => RemovalKind::Deleted,
+                    Record::Evict { key, .. } if *key == wanted => RemovalKind::Evicted,
+                    Record::Clear { .. } => RemovalKind::Cleared,
+                    _ => continue,
+                };
+                self.removals.push(Removal {
+                    kind,
+                    namespace: record.namespace(),
+                    birth: record.birth(),
+                    commit: block.header.commit,
+                    volume: spot.volume,
+                    segment: spot.number,
+                });
+            }
+        }
+    }
+
+    fn headers(&self, spots: &[Spot]) -> Vec<Copies> {
+        let reads: Vec<_> = spots.iter().map(Spot::headers).collect();
+        let parse = |(spot, bytes): (&Spot, Result<AlignedBuf, DiskError>)| {
+            bytes.map(|bytes| spot.parse_headers(&bytes))
+        };
+        let results = read_all(self.disk.as_ref(), &reads);
+        spots.iter().zip(results).map(parse).collect()
+    }
+
+    /// Whether the crash of the last run may have cut the write of the segment's header short. Of a segment that was open then
+    /// either copy may be anything; of others, two whole copies may say different things.
+    fn is_left_by_crash(&self, summary: &SegmentSummary, both_whole: bool) -> bool {
+        let was_open = matches!(summary.case, Case::Unlisted | Case::Newer);
+        self.condition != Condition::Clean
+            && summary.sequence.run() >= self.run
+            && (was_open || both_whole)
+    }
+
+    fn compare_headers(&mut self, spot: &Spot, copies: &Copies, summary: &SegmentSummary) {
+        let offset = spot.headers().offset;
+        let offsets = [offset, offset + BLOCK_BYTES as u64];
+        let copies = match copies {
+            Ok(copies) => copies,
+            Err(error) => {
+                let reason = FlawReason::Header {
+                    reason: format!("unreadable: {error}"),
+                    other_is_good: false,
+                };
+                self.flaw(Flaw::in_segment(spot, Some(offset), reason));
+                return;
+            }
+        };
+        let mut bad: Vec<(u64, String)> = Vec::new();
+        match copies {
+            [Err(a), Err(b)] if is_absent(a) && is_absent(b) && summary.case == Case::Blank => {}
+            [Ok(a), Ok(b)] => {
+                bad.extend(disagreement(a, b).map(|(copy, why)| (offsets[copy], why)));
+            }
+            copies => {
+                let broken = copies.iter().zip(offsets);
+                bad.extend(
+                    broken.filter_map(|(copy, at)| Some((at, copy.as_ref().err()?.to_string()))),
+                );
+            }
+        }
+        if self.is_left_by_crash(summary, copies.iter().all(Result::is_ok)) {
+            self.unfinished_blocks += bad.len() as u64;
+            return;
+        }
+        let other_is_good = copies.iter().any(Result::is_ok);
+        for (at, reason) in bad {
+            let reason = FlawReason::Header {
+                reason,
+                other_is_good,
+            };
+            self.flaw(Flaw::in_segment(spot, Some(at), reason));
+        }
+    }
+
+    fn judge_holes(&mut self, spot: &Spot, scanned: &Scanned) {
+        let proven = scanned.summary.proven;
+        for &(index, next_commit) in &scanned.holes {
+            let offset = spot.block_offset(index);
+            if next_commit > proven {
+                self.unfinished_blocks += 1;
+            } else if !self.flaws.iter().any(|flaw| is_at(flaw, spot, offset)) {
+                let read = read_all(self.disk.as_ref(), &[spot.blocks(index, 1)]).pop();
+                let reason = match read {
+                    Some(Ok(bytes)) => match spot.parse_block(index, &bytes) {
+                        Ok(_) => {
+                            "it is of an older life of the segment: its write was lost".to_owned()
+                        }
+                        Err(damage) => damage.to_string(),
+                    },
+                    Some(Err(error)) => format!("unreadable: {error}"),
+                    None => continue,
+                };
+                let reason = FlawReason::Descriptor(reason);
+                self.flaw(Flaw::in_segment(spot, Some(offset), reason));
+            }
+        }
+    }
+
+    /// A crash while an open was telling the volumes its run leaves some behind, but then nothing was written in it.
+    fn note_stale_volumes(&mut self, highest: Serial) {
+        let newest = self.run;
+        if highest.run() < newest {
+            return;
+        }
+        for volume in 0..self.volumes.len() {
+            if let Some(run) = self.volumes[volume].run.filter(|run| *run < newest) {
+                self.flaw(Flaw::of_volume(volume, FlawReason::Stale { run, newest }));
+            }
+        }
+    }
+
+    fn take_records(&mut self, mut gathered: Gathered<Whole>) {
+        let (found, fates) = gathered.judge(self.disk.as_ref(), &self.spots);
+        let namespaces = gathered.namespaces;
+        self.records = Records::new(found, fates, &namespaces);
+        self.namespaces = namespaces.into_iter().map(NamespaceFacts::empty).collect();
+        for &index in &self.records.live {
+            let found = &self.records.found[index];
+            let bytes = self.records.bytes(found);
+            let namespace = &mut self.namespaces[usize::from(found.slot.0)];
+            namespace.pages += 1;
+            namespace.bytes += bytes;
+            let segment = &mut self.segments[found.place.segment.0 as usize];
+            segment.live_pages += 1;
+            segment.live_bytes += bytes;
+        }
+        self.note_overlaps();
+    }
+
+    fn note_overlaps(&mut self) {
+        let mut live = self.records.live.clone();
+        live.sort_unstable_by_key(|&index| self.records.found[index].place);
+        let mut flaws = Vec::new();
+        for pair in live.windows(2) {
+            let [a, b] = [pair[0], pair[1]].map(|index| &self.records.found[index]);
+            let end = a.place.start + self.records.blocks(a);
+            if a.place.segment == b.place.segment && b.place.start < end {
+                let spot = &self.spots[b.place.segment.0 as usize];
+                let reason = FlawReason::Overlap(b.extra.key);
+                flaws.push(Flaw::in_segment(spot, Some(self.offset(b)), reason));
+            }
+        }
+        for flaw in flaws {
+            self.flaw(flaw);
+        }
+    }
+}
+
+impl SegmentFacts {
+    fn unknown(spot: &Spot) -> SegmentFacts {
+        SegmentFacts {
+            volume: spot.volume,
+            number: spot.number,
+            offset: spot.headers().offset,
+            case: None,
+            state: None,
+            sequence: Serial::ZERO,
+            descriptor_blocks: 0,
+            records: 0,
+            data_bytes: 0,
+            live_pages: 0,
+            live_bytes: 0,
+            flaws: 0,
+        }
+    }
+}
+
+impl NamespaceFacts {
+    fn empty(init: NamespaceInit) -> NamespaceFacts {
+        NamespaceFacts {
+            fingerprint: init.fingerprint,
+            record: init.record.map(|(record, _)| record),
+            pages: 0,
+            bytes: 0,
+        }
+    }
+}
+
+/// Missing blocks in a segment whose blocks no header lists; where one does, the scan has named them already.
+fn holes(scan: &SegmentScan) -> Vec<(u32, Serial)> {
+    if !matches!(scan.case, Case::Unlisted | Case::Newer | Case::Hidden) {
+        return Vec::new();
+    }
+    let mut holes = Vec::new();
+    let mut next = 0;
+    for block in &scan.blocks {
+        holes.extend((next..block.header.index).map(|index| (index, block.header.commit)));
+        next = block.header.index.saturating_add(1);
+    }
+    holes
+}
+
+/// Never written, or by another store.
+fn is_absent(damage: &Damage) -> bool {
+    matches!(
+        damage,
+        Damage::Magic(Structure::SegmentHeader) | Damage::Elsewhere(Elsewhere::Store { .. })
+    )
+}
+
+/// Which of two whole copies was not written when it should have been, and why that follows. Both are written each time, except
+/// that a free mark goes to one.
+fn disagreement(a: &SegmentHeader, b: &SegmentHeader) -> Option<(usize, String)> {
+    let freed = |free: &SegmentHeader, other: &SegmentHeader| {
+        free.state == SegmentState::Free && free.sequence == other.sequence
+    };
+    if a == b || freed(a, b) || freed(b, a) {
+        return None;
+    }
+    let rank = |header: &SegmentHeader| (header.sequence, header.state != SegmentState::Open);
+    let older = usize::from(rank(b) < rank(a));
+    Some((
+        older,
+        "it is older than the other copy: its last write was lost".to_owned(),
+    ))
+}
+
+fn is_at(flaw: &Flaw, spot: &Spot, offset: u64) -> bool {
+    flaw.volume == spot.volume && flaw.offset == Some(offset)
+}

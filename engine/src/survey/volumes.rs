@@ -1,0 +1,340 @@
+//! Opening volumes to look at them: whatever is broken is written down, and what is left is used.
+//!
+//! A volume without a usable superblock is used all the same when another volume names the store: headers and descriptor blocks
+//! say themselves where they belong.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use larder_format::{
+    BLOCK_BYTES, Damage, Geometry, Holder, OpenState, Run, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS,
+    SegmentHeader, Structure, Superblock, SuperblockError, newest,
+};
+
+use super::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
+use crate::error::StoreError;
+use crate::volume::{Access, File, is_alive};
+
+/// Whether a volume can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeState {
+    /// Whole.
+    Present,
+    /// Shorter than its segments.
+    Truncated,
+    /// Not where it should be.
+    Missing,
+    /// The store was once opened without it, for good.
+    GivenUp,
+}
+
+/// A volume, as far as it is known.
+#[derive(Clone, Debug)]
+pub struct VolumeFacts {
+    /// Where it is, or where it should be.
+    pub path: PathBuf,
+    /// Whether it can be read.
+    pub state: VolumeState,
+    /// Its length; `None` when it is not there.
+    pub bytes: Option<u64>,
+    /// Its segments, as the store counts them.
+    pub segments: u32,
+    /// The run of its superblock; `None` when it has no usable one.
+    pub run: Option<Run>,
+}
+
+/// A volume that is there.
+pub(super) struct Opened {
+    pub path: PathBuf,
+    pub file: File,
+    copies: [Result<Superblock, CopyFault>; 2],
+    /// The one that counts.
+    pub superblock: Option<Superblock>,
+}
+
+/// All volumes of a store, and what is wrong with them.
+pub(super) struct Opening {
+    /// A superblock that tells what the store is.
+    pub reference: Superblock,
+    /// In the store's order; `None` for one that is not there.
+    pub opened: Vec<Option<Opened>>,
+    pub facts: Vec<VolumeFacts>,
+    pub flaws: Vec<Flaw>,
+}
+
+/// Why a copy of a superblock cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum CopyFault {
+    #[error("unreadable: {0}")]
+    Unreadable(io::Error),
+    #[error("{0}")]
+    Bad(SuperblockError),
+}
+
+impl Opened {
+    fn new(path: &Path, hold: bool) -> Result<Opened, StoreError> {
+        let file = File::open(path, Access::ReadOnly)?;
+        let mut copies = read_copies(&file);
+        // Only what is Larder's is locked: a foreign file is somebody else's to lock.
+        let mut superblock = choose(path, &file, &copies)?;
+        if hold {
+            file.lock_shared(path)?;
+            copies = read_copies(&file);
+            superblock = choose(path, &file, &copies)?;
+        }
+        Ok(Opened {
+            path: path.to_owned(),
+            file,
+            copies,
+            superblock,
+        })
+    }
+
+    fn flaws(&self, volume: usize) -> impl Iterator<Item = Flaw> + '_ {
+        let copies = self.copies.iter().zip(SUPERBLOCK_OFFSETS);
+        let bad = copies.filter_map(move |(copy, offset)| {
+            let reason = FlawReason::Superblock {
+                reason: copy.as_ref().err()?.to_string(),
+                other_is_good: self.superblock.is_some(),
+            };
+            Some(Flaw::at(volume, offset, reason))
+        });
+        bad.chain(self.stale_copy(volume))
+    }
+
+    /// Both copies are written each time, one after the other: one that is further behind than one write was not written.
+    fn stale_copy(&self, volume: usize) -> Option<Flaw> {
+        let [Ok(a), Ok(b)] = &self.copies else {
+            return None;
+        };
+        if a.generation.abs_diff(b.generation) <= 1 {
+            return None;
+        }
+        let older = usize::from(b.generation < a.generation);
+        let reason = FlawReason::Superblock {
+            reason: format!(
+                "it is of generation {}, the other copy of generation {}: writes to it were lost",
+                a.generation.min(b.generation),
+                a.generation.max(b.generation)
+            ),
+            other_is_good: true,
+        };
+        Some(Flaw::at(volume, SUPERBLOCK_OFFSETS[older], reason))
+    }
+}
+
+fn read_copies(file: &File) -> [Result<Superblock, CopyFault>; 2] {
+    SUPERBLOCK_OFFSETS.map(|offset| {
+        let bytes = file
+            .read(offset, BLOCK_BYTES)
+            .map_err(CopyFault::Unreadable)?;
+        if bytes.len() < BLOCK_BYTES && !bytes.starts_with(&Structure::Superblock.magic()) {
+            return Err(CopyFault::Bad(SuperblockError::NotLarder));
+        }
+        Superblock::decode(&bytes).map_err(CopyFault::Bad)
+    })
+}
+
+/// The superblock that counts; `None` when both copies are broken, but the volume is Larder's all the same.
+fn choose(
+    path: &Path,
+    file: &File,
+    copies: &[Result<Superblock, CopyFault>; 2],
+) -> Result<Option<Superblock>, StoreError> {
+    let [a, b] = copies.each_ref().map(|copy| match copy {
+        Ok(superblock) => Ok(superblock.clone()),
+        Err(CopyFault::Bad(error)) => Err(*error),
+        // Unreadable is never the same as empty.
+        Err(CopyFault::Unreadable(_)) => Err(SuperblockError::Damaged(Damage::Short)),
+    });
+    match newest(a, b) {
+        Ok(superblock) => Ok(Some(superblock)),
+        Err(SuperblockError::NotLarder) if has_segments(file) => Ok(None),
+        Err(SuperblockError::NotLarder) => Err(StoreError::NotAStore(path.to_owned())),
+        Err(SuperblockError::Damaged(_) | SuperblockError::Invalid { .. }) => Ok(None),
+        Err(source) => Err(StoreError::Superblock {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Whether a segment begins where the first one would.
+fn has_segments(file: &File) -> bool {
+    file.read(SEGMENTS_OFFSET, BLOCK_BYTES)
+        .is_ok_and(|bytes| SegmentHeader::check(&bytes).is_ok())
+}
+
+impl Opening {
+    pub(super) fn new(path: &Path, options: &SurveyOptions) -> Result<Opening, SurveyError> {
+        let first = Opened::new(path, options.hold)?;
+        let reference = match &first.superblock {
+            Some(superblock) => superblock.clone(),
+            None => named_elsewhere(&first, &options.volumes)?,
+        };
+        if let Some(superblock) = first.superblock.as_ref().filter(|s| s.volume != 0) {
+            let entry = superblock.volumes.first();
+            let name = entry.map(|entry| entry.path.clone()).unwrap_or_default();
+            return Err(StoreError::NotFirstVolume(path.to_owned(), name).into());
+        }
+        let mut opening = Opening {
+            reference,
+            opened: Vec::new(),
+            facts: Vec::new(),
+            flaws: Vec::new(),
+        };
+        opening.add(Ok(first));
+        for index in 1..opening.reference.volumes.len() {
+            let found = opening.find(index, options)?;
+            opening.add(found);
+        }
+        Ok(opening)
+    }
+
+    /// The volume of this index, or why there is none. A volume that somebody has open is an error when it must not be.
+    fn find(
+        &self,
+        index: usize,
+        options: &SurveyOptions,
+    ) -> Result<Result<Opened, String>, StoreError> {
+        let entry = &self.reference.volumes[index];
+        if entry.lost {
+            return Ok(Err("given up".to_owned()));
+        }
+        let usual = PathBuf::from(&entry.path);
+        let mut reason = "not found".to_owned();
+        for place in options.volumes.iter().chain([&usual]) {
+            match Opened::new(place, options.hold) {
+                Ok(opened) => match &opened.superblock {
+                    Some(superblock)
+                        if superblock.store == self.reference.store
+                            && usize::from(superblock.volume) == index =>
+                    {
+                        return Ok(Ok(opened));
+                    }
+                    None if *place == usual => return Ok(Ok(opened)),
+                    _ => {
+                        reason = format!(
+                            "{} is a volume of another store, or another volume of this one",
+                            place.display()
+                        );
+                    }
+                },
+                Err(error @ StoreError::Locked { .. }) => return Err(error),
+                Err(error) => reason = error.to_string(),
+            }
+        }
+        Ok(Err(reason))
+    }
+
+    fn add(&mut self, found: Result<Opened, String>) {
+        let index = self.facts.len();
+        let entry = &self.reference.volumes[index];
+        let mut facts = VolumeFacts {
+            path: PathBuf::from(&entry.path),
+            state: VolumeState::Missing,
+            bytes: None,
+            segments: entry.segments,
+            run: None,
+        };
+        match &found {
+            Ok(opened) => {
+                let needed = self.needed_bytes(index);
+                facts.path.clone_from(&opened.path);
+                facts.bytes = Some(opened.file.bytes);
+                facts.run = opened.superblock.as_ref().map(|superblock| superblock.run);
+                facts.state = VolumeState::Present;
+                self.flaws.extend(opened.flaws(index));
+                if opened.file.bytes < needed {
+                    facts.state = VolumeState::Truncated;
+                    let found = opened.file.bytes;
+                    self.flaws.push(Flaw::of_volume(
+                        index,
+                        FlawReason::Truncated { found, needed },
+                    ));
+                }
+            }
+            Err(_) if entry.lost => facts.state = VolumeState::GivenUp,
+            Err(reason) => {
+                let reason = FlawReason::Missing(reason.clone());
+                self.flaws.push(Flaw::of_volume(index, reason));
+            }
+        }
+        self.facts.push(facts);
+        self.opened.push(found.ok());
+    }
+
+    fn needed_bytes(&self, index: usize) -> u64 {
+        let index = u16::try_from(index).unwrap_or(u16::MAX);
+        self.reference
+            .geometry(index)
+            .map_or(0, Geometry::volume_bytes)
+    }
+
+    fn superblocks(&self) -> impl Iterator<Item = &Superblock> {
+        self.opened
+            .iter()
+            .flatten()
+            .filter_map(|opened| opened.superblock.as_ref())
+    }
+
+    /// The highest run that a superblock has seen.
+    pub(super) fn newest_run(&self) -> Run {
+        let runs = self.superblocks().map(|superblock| superblock.run);
+        runs.max().unwrap_or(self.reference.run)
+    }
+
+    /// Whether the store was closed in order.
+    pub(super) fn is_clean(&self) -> bool {
+        self.superblocks()
+            .all(|superblock| superblock.state == OpenState::Clean)
+    }
+
+    /// Who opened the store last.
+    pub(super) fn holder(&self) -> HolderFacts {
+        let latest = self.superblocks().max_by_key(|superblock| superblock.run);
+        HolderFacts::of(&latest.unwrap_or(&self.reference).holder)
+    }
+
+    /// Whether the store is closed, or somebody has it open. `held` says that nobody can have.
+    pub(super) fn condition(&self, held: bool) -> Condition {
+        let mut opened = self.opened.iter().flatten();
+        let alive = self.holder().alive;
+        let in_use = |o: &Opened| o.file.is_locked() && (alive || o.file.stays_locked(&o.path));
+        if !held && opened.any(in_use) {
+            Condition::InUse
+        } else if self.is_clean() {
+            Condition::Clean
+        } else {
+            Condition::NotClosed
+        }
+    }
+}
+
+/// The store, as a volume named on the command line knows it, when the first one's superblocks are both broken.
+fn named_elsewhere(first: &Opened, elsewhere: &[PathBuf]) -> Result<Superblock, SurveyError> {
+    let named = elsewhere
+        .iter()
+        .filter_map(|path| Opened::new(path, false).ok()?.superblock)
+        .max_by_key(|superblock| superblock.run);
+    named.ok_or_else(|| SurveyError::NoSuperblock {
+        path: first.path.clone(),
+        flaws: first.flaws(0).collect(),
+    })
+}
+
+impl HolderFacts {
+    fn of(holder: &Holder) -> HolderFacts {
+        let alive = is_alive(holder);
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", holder.pid));
+        let command = name.ok().filter(|_| alive).map(|name| {
+            let shown = name.trim_end().chars().filter(|c| !c.is_control());
+            shown.collect()
+        });
+        HolderFacts {
+            pid: holder.pid,
+            alive,
+            command,
+        }
+    }
+}

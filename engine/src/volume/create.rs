@@ -1,0 +1,556 @@
+//! Making stores: files are preallocated in full, so that a store can never run out of the space it was promised, and
+//! never takes more.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use larder_format::{
+    BLOCK_BYTES, Geometry, OpenState, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN,
+    SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError, VOLUMES_MAX, VolumeEntry, VolumeId,
+    segments_that_fit,
+};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+
+use super::{Access, File, this_holder};
+use crate::core::{segments_min, usable_blocks};
+use crate::error::StoreError;
+use crate::memory::AlignedBuf;
+
+/// Bytes at either end of a device that must be zero for it to count as unused.
+const FOREIGN_CHECK_BYTES: usize = 1 << 20;
+
+/// Bytes written at once when every block is written beforehand.
+const PREWRITE_BYTES: usize = 4 << 20;
+
+/// How a store is made.
+#[derive(Clone, Default)]
+pub struct CreateOptions<'a> {
+    /// Bytes of all volumes together. For block devices zero means the whole device.
+    pub size: u64,
+    /// Bytes of a segment; `None` for [`default_segment_bytes`].
+    pub segment_size: Option<u64>,
+    /// Volumes after the first one.
+    pub volumes: Vec<PathBuf>,
+    /// Write every block once: overwriting is up to 2.3 times as fast as the first write into preallocated space.
+    pub prewrite: bool,
+    /// Enlarge an existing store to `size`.
+    pub grow: bool,
+    /// Overwrite whatever is there.
+    pub force: bool,
+    /// Check everything, change nothing.
+    pub dry_run: bool,
+    /// Told bytes done and bytes in all.
+    pub progress: Option<&'a (dyn Fn(u64, u64) + 'a)>,
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Created {
+    /// Segments on all volumes.
+    pub segments: u64,
+    /// Bytes of each.
+    pub segment_bytes: u64,
+    /// Bytes of pages the store keeps at most.
+    pub usable_bytes: u64,
+    /// Bytes of all volumes.
+    pub capacity_bytes: u64,
+    /// Every volume.
+    pub volumes: Vec<PathBuf>,
+}
+
+/// 256 MiB, or for small stores a power of two near a 256th of the size: reclaim copies less the more segments it can choose
+/// from.
+#[must_use]
+pub fn default_segment_bytes(size: u64) -> u64 {
+    let share = (size / 256).max(1);
+    let power = 1_u64 << share.ilog2();
+    power.clamp(SEGMENT_BYTES_MIN, 256 << 20)
+}
+
+/// Makes a store whose first volume is at `path`.
+///
+/// # Errors
+/// [`StoreError::Usage`] for sizes that make no store; [`StoreError::Exists`] and [`StoreError::Foreign`] without `force`;
+/// [`StoreError::Locked`] when the store is in use, with `force` too; [`StoreError::NoSpace`]; and what the system says.
+/// Files made by a call that fails are removed.
+pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
+    if options.grow {
+        return grow(path, options);
+    }
+    let paths: Vec<PathBuf> = std::iter::once(path.to_owned())
+        .chain(options.volumes.iter().cloned())
+        .collect();
+    if paths.len() > VOLUMES_MAX {
+        return Err(StoreError::Usage(format!(
+            "{} volumes: a store has at most {VOLUMES_MAX}",
+            paths.len()
+        )));
+    }
+    let plan = Plan::new(&paths, options)?;
+    if options.dry_run {
+        for path in &paths {
+            Target::check(path, options.force)?;
+            check_space(path, plan.volume_bytes)?;
+        }
+        return Ok(plan.created(paths));
+    }
+    let mut targets: Vec<Target> = Vec::with_capacity(paths.len());
+    for path in &paths {
+        targets.push(Target::open(path, options.force)?);
+    }
+    plan.write(&targets, options)?;
+    for target in &mut targets {
+        target.keep();
+    }
+    Ok(plan.created(paths))
+}
+
+/// Sizes, decided before anything is touched.
+struct Plan {
+    volume_bytes: u64,
+    geometry: Geometry,
+    volumes: usize,
+}
+
+impl Plan {
+    fn new(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<Plan, StoreError> {
+        let volumes = paths.len();
+        let size = if options.size == 0 {
+            device_bytes(paths)?
+        } else {
+            options.size
+        };
+        let segment_bytes = options
+            .segment_size
+            .unwrap_or_else(|| default_segment_bytes(size));
+        if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment_bytes)
+            || !segment_bytes.is_multiple_of(BLOCK_BYTES as u64)
+        {
+            return Err(StoreError::Usage(format!(
+                "a segment of {segment_bytes} bytes: the segment size is a multiple of 4 KiB from 16 MiB to 4 GiB"
+            )));
+        }
+        let volume_bytes = size / volumes as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let segments = segments_that_fit(volume_bytes, segment_bytes);
+        let least = segments_min(volumes);
+        if u64::from(segments) * (volumes as u64) < least {
+            let needed = (least.div_ceil(volumes as u64) * segment_bytes
+                + larder_format::SEGMENTS_OFFSET)
+                * volumes as u64;
+            return Err(StoreError::Usage(format!(
+                "{size} bytes hold {segments} segments of {segment_bytes} bytes a volume: a store on {volumes} volumes needs {least} in all, \
+                 so at least {needed} bytes or smaller segments"
+            )));
+        }
+        let blocks = u32::try_from(segment_bytes / BLOCK_BYTES as u64).unwrap_or(u32::MAX);
+        let geometry =
+            Geometry::new(blocks, segments).map_err(|e| StoreError::Usage(e.to_string()))?;
+        Ok(Plan {
+            volume_bytes,
+            geometry,
+            volumes,
+        })
+    }
+
+    fn created(&self, volumes: Vec<PathBuf>) -> Created {
+        let segments = u64::from(self.geometry.segments()) * self.volumes as u64;
+        Created {
+            segments,
+            segment_bytes: self.geometry.segment_bytes(),
+            usable_bytes: usable_blocks(segments, self.volumes, self.geometry.segment_blocks())
+                * BLOCK_BYTES as u64,
+            capacity_bytes: self.volume_bytes * self.volumes as u64,
+            volumes,
+        }
+    }
+
+    fn write(&self, targets: &[Target], options: &CreateOptions<'_>) -> Result<(), StoreError> {
+        let store = StoreId::from_bytes(random_bytes()?);
+        let mut entries = Vec::with_capacity(targets.len());
+        for target in targets {
+            entries.push(VolumeEntry {
+                id: VolumeId::from_bytes(random_bytes()?),
+                segments: self.geometry.segments(),
+                lost: false,
+                path: absolute(&target.path)?,
+            });
+        }
+        for target in targets {
+            target.allocate(self.volume_bytes)?;
+        }
+        if options.prewrite {
+            let total = self.volume_bytes * targets.len() as u64;
+            for (index, target) in targets.iter().enumerate() {
+                prewrite(
+                    target,
+                    0..self.volume_bytes,
+                    index as u64 * self.volume_bytes,
+                    total,
+                    options,
+                )?;
+            }
+        }
+        let created_unix_s = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |passed| passed.as_secs());
+        for (index, target) in targets.iter().enumerate() {
+            let superblock = Superblock {
+                store,
+                volume: u16::try_from(index).unwrap_or(u16::MAX),
+                generation: 1,
+                run: Run::FIRST,
+                state: OpenState::Clean,
+                created_unix_s,
+                holder: this_holder(),
+                segment_blocks: self.geometry.segment_blocks(),
+                volumes: entries.clone(),
+            };
+            target.write_superblock(&superblock)?;
+        }
+        Ok(())
+    }
+}
+
+/// A file that becomes a volume. One made for this is removed again unless it is kept.
+struct Target {
+    path: PathBuf,
+    file: File,
+    made: bool,
+}
+
+impl Target {
+    /// Whether `path` may become a volume, without touching it.
+    fn check(path: &Path, force: bool) -> Result<(), StoreError> {
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => check_directory(path),
+            Err(error) => Err(StoreError::io("looking at the path", path, error)),
+            Ok(_) => {
+                let file = File::open(path, Access::ReadOnly)?;
+                if file.is_locked() {
+                    file.lock(path)?;
+                }
+                may_overwrite(&file, path, force)
+            }
+        }
+    }
+
+    fn open(path: &Path, force: bool) -> Result<Target, StoreError> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let made = match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(_) => true,
+            Err(rustix::io::Errno::EXIST) => false,
+            Err(rustix::io::Errno::NOENT) => {
+                return Err(StoreError::io(
+                    "creating the volume (is its directory there?)",
+                    path,
+                    rustix::io::Errno::NOENT,
+                ));
+            }
+            Err(error) => return Err(StoreError::io("creating the volume", path, error)),
+        };
+        let opened = File::open(path, Access::Exclusive).and_then(|file| {
+            file.lock(path)?;
+            if !made {
+                may_overwrite(&file, path, force)?;
+            }
+            Ok(file)
+        });
+        match opened {
+            Ok(file) => Ok(Target {
+                path: path.to_owned(),
+                file,
+                made,
+            }),
+            Err(error) => {
+                if made {
+                    let _ = fs::remove_file(path);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn keep(&mut self) {
+        self.made = false;
+    }
+
+    /// Gives the file its length and its blocks.
+    fn allocate(&self, bytes: u64) -> Result<(), StoreError> {
+        let failed = |doing, error: rustix::io::Errno| match error {
+            rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT | rustix::io::Errno::FBIG => {
+                StoreError::NoSpace {
+                    path: self.path.clone(),
+                    needed: bytes,
+                    free: free_bytes(&self.path),
+                }
+            }
+            error => StoreError::io(doing, &self.path, error),
+        };
+        if self.file.is_device {
+            if self.file.bytes < bytes {
+                return Err(StoreError::Usage(format!(
+                    "{}: the device has {} bytes, {bytes} are needed",
+                    self.path.display(),
+                    self.file.bytes
+                )));
+            }
+            return Ok(());
+        }
+        let have =
+            u64::try_from(rustix::fs::fstat(self.file.file.as_fd()).map_or(0, |s| s.st_blocks))
+                .unwrap_or(0)
+                * 512;
+        if bytes > have && bytes - have > free_bytes(&self.path) {
+            return Err(StoreError::NoSpace {
+                path: self.path.clone(),
+                needed: bytes - have,
+                free: free_bytes(&self.path),
+            });
+        }
+        let file = self.file.file.as_fd();
+        rustix::fs::ftruncate(file, bytes).map_err(|e| failed("sizing the volume", e))?;
+        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes)
+            .map_err(|e| failed("allocating the volume", e))
+    }
+
+    fn write_superblock(&self, superblock: &Superblock) -> Result<(), StoreError> {
+        let encoded = superblock
+            .encode()
+            .map_err(|source| StoreError::Superblock {
+                path: self.path.clone(),
+                source,
+            })?;
+        let io = |e: std::io::Error| StoreError::io("writing the superblock", &self.path, e);
+        let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES).map_err(io)?;
+        bytes.copy_from_slice(&encoded[..]);
+        for offset in SUPERBLOCK_OFFSETS {
+            self.file.write(offset, &bytes).map_err(io)?;
+        }
+        rustix::fs::fsync(self.file.file.as_fd()).map_err(|e| io(e.into()))?;
+        // The name must survive too.
+        if let Some(directory) = parent_of(&self.path)
+            && let Ok(directory) = fs::File::open(directory)
+        {
+            let _ = directory.sync_all();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if self.made {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn may_overwrite(file: &File, path: &Path, force: bool) -> Result<(), StoreError> {
+    if force {
+        return Ok(());
+    }
+    match file.superblock() {
+        Err(SuperblockError::NotLarder) => {}
+        _ => return Err(StoreError::Exists(path.to_owned())),
+    }
+    if file.bytes == 0 && !file.is_device {
+        return Ok(());
+    }
+    // An unused device reads as zeros at both ends, where filesystems and partition tables keep their marks. A file with
+    // anything in it is somebody's.
+    let tail = file.bytes.saturating_sub(FOREIGN_CHECK_BYTES as u64) / BLOCK_BYTES as u64
+        * BLOCK_BYTES as u64;
+    let unused = file.is_device
+        && [0, tail].iter().all(|&offset| {
+            file.read(offset, FOREIGN_CHECK_BYTES)
+                .is_ok_and(|bytes| bytes.iter().all(|&byte| byte == 0))
+        });
+    if unused {
+        Ok(())
+    } else {
+        Err(StoreError::Foreign(path.to_owned()))
+    }
+}
+
+fn prewrite(
+    target: &Target,
+    range: std::ops::Range<u64>,
+    before: u64,
+    total: u64,
+    options: &CreateOptions<'_>,
+) -> Result<(), StoreError> {
+    let io = |e: std::io::Error| StoreError::io("writing the volume's blocks", &target.path, e);
+    let zeros = AlignedBuf::zeroed(PREWRITE_BYTES).map_err(io)?;
+    let mut offset = range.start;
+    while offset < range.end {
+        let left = range.end - offset;
+        if left >= PREWRITE_BYTES as u64 {
+            target.file.write(offset, &zeros).map_err(io)?;
+        } else {
+            let rest =
+                AlignedBuf::zeroed(usize::try_from(left).unwrap_or(BLOCK_BYTES)).map_err(io)?;
+            target.file.write(offset, &rest).map_err(io)?;
+        }
+        offset += left.min(PREWRITE_BYTES as u64);
+        if let Some(progress) = options.progress {
+            progress(before + offset - range.start, total);
+        }
+    }
+    Ok(())
+}
+
+/// Enlarges every volume evenly, up to `size` in all. Nothing is changed in what is there; the new segments come after it.
+fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
+    let mut volumes = super::Volumes::open(path, &options.volumes, Access::Exclusive, false)?;
+    let superblock = volumes.superblock().clone();
+    let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
+    if options
+        .segment_size
+        .is_some_and(|size| size != segment_bytes)
+    {
+        return Err(StoreError::Usage(format!(
+            "the store has segments of {segment_bytes} bytes; growing does not change that"
+        )));
+    }
+    let count = volumes.list.len();
+    let volume_bytes = options.size / count as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    let segments = segments_that_fit(volume_bytes, segment_bytes);
+    let geometry = Geometry::new(superblock.segment_blocks, segments)
+        .map_err(|e| StoreError::Usage(e.to_string()))?;
+    let plan = Plan {
+        volume_bytes,
+        geometry,
+        volumes: count,
+    };
+    let paths: Vec<PathBuf> = volumes
+        .present()
+        .map(|(_, volume)| volume.path.clone())
+        .collect();
+    if superblock
+        .volumes
+        .iter()
+        .any(|entry| entry.segments >= segments)
+    {
+        let now = superblock
+            .volumes
+            .iter()
+            .map(|entry| u64::from(entry.segments))
+            .sum::<u64>()
+            * segment_bytes;
+        return Err(StoreError::Usage(format!(
+            "{} bytes are not more than the {now} the store's segments take; a store grows by whole segments, and never shrinks",
+            options.size
+        )));
+    }
+    if options.dry_run {
+        return Ok(plan.created(paths));
+    }
+    for (_, volume) in volumes.present() {
+        let is_device = fs::metadata(&volume.path).is_ok_and(|m| !m.is_file());
+        let bytes = super::length(&volume.file, &volume.path, is_device)?;
+        let target = Target {
+            path: volume.path.clone(),
+            file: File {
+                file: volume.file.clone(),
+                direct: volume.direct,
+                bytes,
+                is_device,
+            },
+            made: false,
+        };
+        target.allocate(volume_bytes.max(bytes))?;
+        if options.prewrite {
+            let from = super::length(&volume.file, &volume.path, is_device)?.min(bytes)
+                / BLOCK_BYTES as u64
+                * BLOCK_BYTES as u64;
+            prewrite(
+                &target,
+                from..volume_bytes,
+                0,
+                volume_bytes - from.min(volume_bytes),
+                options,
+            )?;
+        }
+    }
+    volumes.update(|superblock| {
+        for entry in &mut superblock.volumes {
+            entry.segments = segments;
+        }
+    })?;
+    Ok(plan.created(paths))
+}
+
+fn random_bytes() -> Result<[u8; 16], StoreError> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        filled +=
+            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())
+                .map_err(|e| StoreError::io("drawing an identity", Path::new("getrandom"), e))?;
+    }
+    Ok(bytes)
+}
+
+fn absolute(path: &Path) -> Result<String, StoreError> {
+    let path = fs::canonicalize(path).map_err(|e| StoreError::io("resolving the path", path, e))?;
+    let text = path.to_str().map(str::to_owned);
+    let fits = text.filter(|text| text.len() <= larder_format::VOLUME_PATH_BYTES_MAX);
+    fits.ok_or_else(|| {
+        StoreError::Usage(format!(
+            "{}: a volume's path is UTF-8 and at most {} bytes long; use a shorter one, or a link",
+            path.display(),
+            larder_format::VOLUME_PATH_BYTES_MAX
+        ))
+    })
+}
+
+fn parent_of(path: &Path) -> Option<PathBuf> {
+    let parent = path.parent()?;
+    Some(if parent.as_os_str().is_empty() {
+        PathBuf::from(".")
+    } else {
+        parent.to_owned()
+    })
+}
+
+fn check_directory(path: &Path) -> Result<(), StoreError> {
+    let directory = parent_of(path).unwrap_or_else(|| PathBuf::from("."));
+    fs::metadata(&directory)
+        .map_err(|e| StoreError::io("looking at the directory", &directory, e))?;
+    rustix::fs::access(&directory, rustix::fs::Access::WRITE_OK)
+        .map_err(|e| StoreError::io("checking that the directory is writable", &directory, e))
+}
+
+fn check_space(path: &Path, bytes: u64) -> Result<(), StoreError> {
+    let free = free_bytes(path);
+    if fs::metadata(path).is_err() && bytes > free {
+        return Err(StoreError::NoSpace {
+            path: path.to_owned(),
+            needed: bytes,
+            free,
+        });
+    }
+    Ok(())
+}
+
+/// Free bytes of the filesystem that holds (or would hold) `path`.
+fn free_bytes(path: &Path) -> u64 {
+    let directory = parent_of(path).unwrap_or_else(|| PathBuf::from("."));
+    rustix::fs::statvfs(&directory)
+        .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+fn device_bytes(paths: &[PathBuf]) -> Result<u64, StoreError> {
+    let mut total = 0;
+    for path in paths {
+        let file = File::open(path, Access::ReadOnly)?;
+        if !file.is_device {
+            return Err(StoreError::Usage(
+                "a size is needed: only a block device has one of its own".to_owned(),
+            ));
+        }
+        total += file.bytes;
+    }
+    Ok(total)
+}

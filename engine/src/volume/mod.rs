@@ -1,0 +1,480 @@
+//! Volumes: opening, locking and checking the files or block devices that a store lives on.
+//!
+//! A volume is opened with O_DIRECT where the filesystem honours it, and locked (`flock`) on the very file description that the
+//! disk writes through, so that the lock lives exactly as long as any write in flight. Block devices are opened
+//! with O_EXCL as well, which the kernel refuses for mounted ones.
+//!
+//! What is small, rare and must be in order (superblocks, headers at a clean close) is read and written here, synchronously; all
+//! else goes through a [`Disk`](crate::disk::Disk).
+
+pub mod create;
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use larder_format::{
+    BLOCK_BYTES, Holder, Run, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
+};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use crate::error::StoreError;
+use crate::memory::AlignedBuf;
+
+/// How long a locked volume is tried again: an io_uring may outlive its process for a moment.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
+
+/// What a volume is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading and writing, alone.
+    Exclusive,
+    /// Reading, beside whoever writes.
+    ReadOnly,
+}
+
+/// An open volume.
+#[derive(Debug)]
+pub struct Volume {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its file; the lock lives as long as this description.
+    pub file: Arc<OwnedFd>,
+    /// Its superblock, the newer valid one.
+    pub superblock: Superblock,
+    /// Whether reads and writes bypass the page cache.
+    pub direct: bool,
+}
+
+/// The volumes of one store, in its order; `None` for a lost one.
+#[derive(Debug)]
+pub struct Volumes {
+    /// Each volume.
+    pub list: Vec<Option<Volume>>,
+}
+
+/// An open file that may become or be a volume.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub file: Arc<OwnedFd>,
+    pub direct: bool,
+    pub bytes: u64,
+    pub is_device: bool,
+}
+
+impl File {
+    /// Opens an existing file or block device.
+    pub(crate) fn open(path: &Path, access: Access) -> Result<File, StoreError> {
+        let found =
+            fs::metadata(path).map_err(|e| StoreError::io("opening the volume", path, e))?;
+        let kind = found.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(StoreError::NotAVolume(path.to_owned(), kind_name(kind)));
+        }
+        let is_device = kind.is_block_device();
+        let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+        flags |= if access == Access::Exclusive {
+            OFlags::RDWR
+        } else {
+            OFlags::RDONLY
+        };
+        if is_device && access == Access::Exclusive {
+            flags |= OFlags::EXCL;
+        }
+        let (file, direct) = open_direct(path, flags)?;
+        let bytes = length(&file, path, is_device)?;
+        Ok(File {
+            file: Arc::new(file),
+            direct,
+            bytes,
+            is_device,
+        })
+    }
+
+    /// Locks it against every other opener, waiting a moment for one that is just going away.
+    pub(crate) fn lock(&self, path: &Path) -> Result<(), StoreError> {
+        self.flock(path, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// Locks it against writers, beside others that do the same: for a reader under whom nothing may move.
+    pub(crate) fn lock_shared(&self, path: &Path) -> Result<(), StoreError> {
+        self.flock(path, FlockOperation::NonBlockingLockShared)
+    }
+
+    fn flock(&self, path: &Path, operation: FlockOperation) -> Result<(), StoreError> {
+        let until = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match rustix::fs::flock(self.file.as_fd(), operation) {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                    std::thread::sleep(LOCK_RETRY);
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(self.held(path)),
+                Err(error) => return Err(StoreError::io("locking the volume", path, error)),
+            }
+        }
+    }
+
+    /// Who holds it, as far as its superblock tells.
+    fn held(&self, path: &Path) -> StoreError {
+        let holder = self.superblock().map(|superblock| superblock.holder);
+        let (pid, alive) = holder.map_or((0, false), |holder| (holder.pid, is_alive(&holder)));
+        StoreError::Locked {
+            path: path.to_owned(),
+            pid,
+            alive,
+        }
+    }
+
+    /// Whether somebody holds the lock now. A lock taken to find out is given back at once.
+    pub(crate) fn is_locked(&self) -> bool {
+        match rustix::fs::flock(self.file.as_fd(), FlockOperation::NonBlockingLockShared) {
+            Ok(()) => {
+                let _ = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock);
+                false
+            }
+            Err(_) => true,
+        }
+    }
+
+    /// Whether somebody holds the lock for longer than a process that has just ended does.
+    pub(crate) fn stays_locked(&self, path: &Path) -> bool {
+        let refused = self.lock_shared(path).is_err();
+        let _ = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock);
+        refused
+    }
+
+    /// The newer valid superblock.
+    pub(crate) fn superblock(&self) -> Result<Superblock, SuperblockError> {
+        let [a, b] = SUPERBLOCK_OFFSETS.map(|offset| self.superblock_at(offset));
+        newest(a, b)
+    }
+
+    /// One copy of the superblock.
+    pub(crate) fn superblock_at(&self, offset: u64) -> Result<Superblock, SuperblockError> {
+        let bytes = self.read(offset, BLOCK_BYTES).unwrap_or_default();
+        if bytes.len() < BLOCK_BYTES {
+            // Too short to have one: whatever it is, it never was a volume.
+            return Err(SuperblockError::NotLarder);
+        }
+        Superblock::decode(&bytes)
+    }
+
+    /// Reads bytes; shorter than asked for where the volume ends.
+    pub(crate) fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, std::io::Error> {
+        let mut buffer = AlignedBuf::zeroed(bytes)?;
+        let mut done = 0;
+        while done < bytes {
+            match rustix::io::pread(self.file.as_fd(), &mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(buffer[..done].to_vec())
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &AlignedBuf) -> Result<(), std::io::Error> {
+        write_all(&self.file, offset, bytes)
+    }
+}
+
+fn kind_name(kind: fs::FileType) -> &'static str {
+    if kind.is_dir() {
+        "directory"
+    } else if kind.is_fifo() {
+        "pipe"
+    } else if kind.is_socket() {
+        "socket"
+    } else {
+        "character device"
+    }
+}
+
+/// Opens with O_DIRECT, or without where the filesystem does not know it.
+fn open_direct(path: &Path, flags: OFlags) -> Result<(OwnedFd, bool), StoreError> {
+    let failed = |error: rustix::io::Errno| match error {
+        rustix::io::Errno::BUSY => StoreError::io(
+            "opening the device (is it mounted, or in use?)",
+            path,
+            error,
+        ),
+        _ => StoreError::io("opening the volume", path, error),
+    };
+    match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+        Ok(file) => {
+            // tmpfs and btrfs accept the flag and buffer all the same; statx tells.
+            let direct = crate::disk::probe::direct_io(file.as_fd()).dio;
+            Ok((file, direct))
+        }
+        Err(rustix::io::Errno::INVAL) => rustix::fs::open(path, flags, Mode::empty())
+            .map(|file| (file, false))
+            .map_err(failed),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn length(file: &OwnedFd, path: &Path, is_device: bool) -> Result<u64, StoreError> {
+    let end = if is_device {
+        rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
+    } else {
+        rustix::fs::fstat(file).map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
+    };
+    end.map_err(|e| StoreError::io("measuring the volume", path, e))
+}
+
+fn write_all(file: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<(), std::io::Error> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(file, &bytes[done..], offset + done as u64) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(count) => done += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+impl Volume {
+    fn open(path: &Path, access: Access) -> Result<Volume, StoreError> {
+        let file = File::open(path, access)?;
+        let superblock = file.superblock().map_err(|source| match source {
+            SuperblockError::NotLarder => StoreError::NotAStore(path.to_owned()),
+            source => StoreError::Superblock {
+                path: path.to_owned(),
+                source,
+            },
+        })?;
+        if access == Access::Exclusive {
+            file.lock(path)?;
+        }
+        // Whoever held the lock until now may have written a newer one.
+        let superblock = file.superblock().unwrap_or(superblock);
+        let geometry =
+            superblock
+                .geometry(superblock.volume)
+                .map_err(|source| StoreError::Superblock {
+                    path: path.to_owned(),
+                    source,
+                })?;
+        if file.bytes < geometry.volume_bytes() {
+            return Err(StoreError::Truncated {
+                path: path.to_owned(),
+                found: file.bytes,
+                needed: geometry.volume_bytes(),
+            });
+        }
+        Ok(Volume {
+            path: path.to_owned(),
+            file: file.file,
+            superblock,
+            direct: file.direct,
+        })
+    }
+
+    /// Writes bytes at an offset, synchronously.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn write(&self, offset: u64, bytes: &AlignedBuf) -> Result<(), StoreError> {
+        write_all(&self.file, offset, bytes).map_err(|e| StoreError::io("writing", &self.path, e))
+    }
+
+    /// Gives the lock up, also when somebody still holds the file.
+    pub(crate) fn unlock(&self) {
+        if let Err(error) = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock) {
+            tracing::warn!("{}: unlocking: {error}", self.path.display());
+        }
+    }
+
+    /// Makes everything written durable.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        rustix::fs::fdatasync(self.file.as_fd())
+            .map_err(|e| StoreError::io("syncing", &self.path, e))
+    }
+
+    /// Replaces both copies of the superblock, one after the other, so that one is whole at every moment.
+    fn replace_superblock(&mut self, mut superblock: Superblock) -> Result<(), StoreError> {
+        superblock.generation = self.superblock.generation.saturating_add(1);
+        let encoded = superblock
+            .encode()
+            .map_err(|source| StoreError::Superblock {
+                path: self.path.clone(),
+                source,
+            })?;
+        let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES)
+            .map_err(|e| StoreError::io("writing", &self.path, e))?;
+        bytes.copy_from_slice(&encoded[..]);
+        for offset in SUPERBLOCK_OFFSETS {
+            self.write(offset, &bytes)?;
+            self.sync()?;
+        }
+        self.superblock = superblock;
+        Ok(())
+    }
+}
+
+impl Volumes {
+    /// Opens all volumes of the store whose first one is at `path`.
+    ///
+    /// # Errors
+    /// See [`StoreError`]: every way a volume can be absent, foreign, damaged, truncated or in use.
+    pub fn open(
+        path: &Path,
+        elsewhere: &[PathBuf],
+        access: Access,
+        degraded: bool,
+    ) -> Result<Volumes, StoreError> {
+        let first = Volume::open(path, access)?;
+        if first.superblock.volume != 0 {
+            let name = first
+                .superblock
+                .volumes
+                .first()
+                .map(|entry| entry.path.clone())
+                .unwrap_or_default();
+            return Err(StoreError::NotFirstVolume(path.to_owned(), name));
+        }
+        let entries = first.superblock.volumes.clone();
+        let store = first.superblock.store;
+        let mut list = vec![Some(first)];
+        for (index, entry) in entries.iter().enumerate().skip(1) {
+            if entry.lost {
+                list.push(None);
+                continue;
+            }
+            let places = elsewhere
+                .iter()
+                .map(PathBuf::as_path)
+                .chain([Path::new(&entry.path)]);
+            let mut reason = "not found".to_owned();
+            let mut found = None;
+            for place in places {
+                match Volume::open(place, access) {
+                    Ok(volume)
+                        if volume.superblock.store == store
+                            && usize::from(volume.superblock.volume) == index =>
+                    {
+                        found = Some(volume);
+                        break;
+                    }
+                    Ok(_) => "it is a volume of another store, or another volume of this one"
+                        .clone_into(&mut reason),
+                    Err(error @ (StoreError::Locked { .. } | StoreError::Truncated { .. }))
+                        if !degraded =>
+                    {
+                        return Err(error);
+                    }
+                    Err(error) => reason = error.to_string(),
+                }
+            }
+            if found.is_none() && !degraded {
+                return Err(StoreError::VolumeMissing {
+                    index,
+                    path: PathBuf::from(&entry.path),
+                    reason,
+                });
+            }
+            list.push(found);
+        }
+        Ok(Volumes { list })
+    }
+
+    /// Those that are there.
+    pub fn present(&self) -> impl Iterator<Item = (usize, &Volume)> {
+        self.list
+            .iter()
+            .enumerate()
+            .filter_map(|(index, volume)| volume.as_ref().map(|volume| (index, volume)))
+    }
+
+    /// The superblock of each volume; `None` for a lost one.
+    #[must_use]
+    pub fn superblocks(&self) -> Vec<Option<&Superblock>> {
+        self.list
+            .iter()
+            .map(|volume| volume.as_ref().map(|volume| &volume.superblock))
+            .collect()
+    }
+
+    /// The superblock of the first volume: what is the same on all of them.
+    #[must_use]
+    pub fn superblock(&self) -> &Superblock {
+        &self.list[0]
+            .as_ref()
+            .expect("a store is opened by its first volume, which is never lost")
+            .superblock
+    }
+
+    /// The highest run that any superblock has seen.
+    #[must_use]
+    pub fn newest_run(&self) -> Run {
+        self.present()
+            .map(|(_, volume)| volume.superblock.run)
+            .max()
+            .unwrap_or(Run::FIRST)
+    }
+
+    /// The first volume whose superblock is of an older run than `run`.
+    #[must_use]
+    pub fn older_than(&self, run: Run) -> Option<&Volume> {
+        self.present()
+            .map(|(_, volume)| volume)
+            .find(|volume| volume.superblock.run < run)
+    }
+
+    /// Writes the superblocks of all volumes, changed by `change`, and makes them durable.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn update(&mut self, change: impl Fn(&mut Superblock)) -> Result<(), StoreError> {
+        let lost: Vec<bool> = self.list.iter().map(Option::is_none).collect();
+        for volume in self.list.iter_mut().flatten() {
+            let mut superblock = volume.superblock.clone();
+            for (entry, lost) in superblock.volumes.iter_mut().zip(&lost) {
+                entry.lost = *lost;
+            }
+            change(&mut superblock);
+            volume.replace_superblock(superblock)?;
+        }
+        Ok(())
+    }
+}
+
+/// This process, as a superblock records it.
+#[must_use]
+pub fn this_holder() -> Holder {
+    Holder {
+        pid: std::process::id(),
+        boot_id: boot_id(),
+    }
+}
+
+/// Whether the recorded process exists, on this boot of this machine.
+#[must_use]
+pub fn is_alive(holder: &Holder) -> bool {
+    holder.boot_id == boot_id() && Path::new("/proc").join(holder.pid.to_string()).exists()
+}
+
+fn boot_id() -> [u8; 16] {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut id = [0; 16];
+    let digits: Vec<u8> = text
+        .bytes()
+        .filter_map(|c| char::from(c).to_digit(16))
+        .map(|d| d.to_le_bytes()[0])
+        .collect();
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    id
+}

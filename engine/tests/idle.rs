@@ -1,0 +1,130 @@
+//! A disk and a store with nothing to do cost nothing. One test, in a process of its own, because it counts what all threads
+//! of the engine do.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use larder_engine::disk::probe::{Want, open_disk};
+use larder_engine::disk::{Action, DiskOptions, Done, Op, Sink};
+use larder_engine::{OpenOptions, PageStore};
+
+/// CPU time the rest of the process spends while the disk is idle: a poll every 10 ms would show many times over.
+const SPENT: Duration = Duration::from_millis(300);
+
+/// Times the disk's threads may still give up the processor after their last answer, on their way to sleep.
+const SETTLING: u64 = 4;
+
+struct Mailbox(mpsc::Sender<Done>);
+
+impl Sink for Mailbox {
+    fn done(&self, answers: Vec<Done>) {
+        answers
+            .into_iter()
+            .for_each(|answer| self.0.send(answer).unwrap());
+    }
+}
+
+/// Context switches, of both kinds, of all threads of this process that belong to the engine.
+fn switches_of_engine_threads() -> u64 {
+    let mut switches = 0;
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let status =
+            std::fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
+        let field = |name: &str| {
+            status.lines().find_map(|line| {
+                line.strip_prefix(name)?
+                    .trim_start_matches(':')
+                    .trim()
+                    .parse::<u64>()
+                    .ok()
+            })
+        };
+        if status
+            .lines()
+            .next()
+            .is_some_and(|name| name.contains("larder-"))
+        {
+            switches += field("voluntary_ctxt_switches").unwrap()
+                + field("nonvoluntary_ctxt_switches").unwrap();
+        }
+    }
+    switches
+}
+
+/// CPU time of the calling thread.
+fn thread_cpu_time() -> Duration {
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(
+        schedstat
+            .split_whitespace()
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap(),
+    )
+}
+
+/// Spends CPU time beside the engine's threads, which must not wake up meanwhile.
+#[track_caller]
+fn sleeps(what: &str) {
+    let before = switches_of_engine_threads();
+    assert!(before > 0, "the engine's threads are counted");
+    let end = thread_cpu_time() + SPENT;
+    while thread_cpu_time() < end {}
+    let switches = switches_of_engine_threads() - before;
+    assert!(
+        switches <= SETTLING,
+        "{what}: {switches} switches while idle"
+    );
+}
+
+#[test]
+fn what_has_nothing_to_do_sleeps() {
+    an_idle_disk();
+    an_idle_store();
+}
+
+fn an_idle_store() {
+    for disk in [Want::Auto, Want::Threads] {
+        let home = common::Home::with_store(128 * common::MIB);
+        let store = home.open_with(OpenOptions {
+            disk,
+            ..OpenOptions::default()
+        });
+        let pool = common::Pool::new(&store, "m", &[65536]);
+        pool.put(&common::chain(1, 500));
+        assert_eq!(pool.hits(&common::chain(1, 500)), 500);
+        // The last sync of the interval is done with; what is sealed after it settles within the switches allowed.
+        store.flush().unwrap();
+        store.flush().unwrap();
+        sleeps(&format!("a store, {disk}"));
+    }
+}
+
+fn an_idle_disk() {
+    for want in [Want::Auto, Want::Threads] {
+        let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let files = vec![Some(Arc::new(OwnedFd::from(file)))];
+        let disk = open_disk(DiskOptions { files, depth: 2 }, want).unwrap();
+        let (sender, answers) = mpsc::channel();
+        let sink = Arc::new(Mailbox(sender));
+        for tag in 0..10 {
+            let op = Op {
+                volume: 0,
+                action: Action::Sync,
+                deadline: None,
+                tag,
+                sink: sink.clone(),
+            };
+            // SAFETY: a sync has no memory.
+            unsafe { disk.submit(vec![op]) };
+            assert_eq!(answers.recv().unwrap().result, Ok(()));
+        }
+        sleeps(&format!("a disk, {want}"));
+    }
+}

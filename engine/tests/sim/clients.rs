@@ -1,0 +1,616 @@
+//! What callers do: puts, gets, lookups, deletions, flushes, each in the steps that the handle takes, with the steps of others in
+//! between.
+
+use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
+use larder_engine::core::RequestId;
+use larder_engine::index::{Lease, Located};
+use larder_engine::{PutStatus, SyncPolicy};
+
+use super::disk::Content;
+use super::oracle::{Name, VersionId};
+use super::world::{Flight, Live, World};
+
+/// Most pages written by one operation.
+const MERGE: usize = 4;
+
+pub enum Task {
+    Put(Put),
+    Get(Get),
+    Request(RequestId, Request),
+}
+
+pub struct Put {
+    pub namespace: usize,
+    pub names: Vec<Name>,
+    pub reservation: ReservationId,
+    grants: Vec<Grant>,
+    versions: Vec<Option<VersionId>>,
+    /// What the index held under each name at the beginning.
+    before: Vec<Option<VersionId>>,
+    submitted: bool,
+    committed: bool,
+    pub flights: usize,
+    pub landed: Vec<(usize, bool)>,
+    departed: u64,
+    statuses: Option<Vec<PutStatus>>,
+    again: bool,
+}
+
+pub struct Get {
+    namespace: usize,
+    pages: Vec<Reading>,
+    pub waiting: usize,
+    /// Steps for which the pins are kept after the reads.
+    hold: usize,
+}
+
+pub struct Reading {
+    name: Name,
+    located: Located,
+    pub outcome: Option<Result<Vec<Content>, ()>>,
+    pub misdirected: bool,
+}
+
+pub enum Request {
+    Flush {
+        versions: Vec<(Name, VersionId)>,
+        deletions: Vec<u64>,
+    },
+    Delete,
+}
+
+/// Pages that have left the index for whatever reason.
+pub fn departed(live: &Live) -> u64 {
+    let c = live.core.counters();
+    c.evicted + c.deleted + c.damaged + c.unfinished
+}
+
+impl World {
+    /// A random run of consecutive pages of a chain of one namespace, head first.
+    fn draw_names(&mut self, batch: usize) -> (usize, Vec<Name>) {
+        let mut at = Some(Name(self.dice.below(self.oracle.names())));
+        let namespace = self
+            .oracle
+            .name(Name(at.map_or(0, |name| name.0)))
+            .namespace;
+        let mut names = Vec::new();
+        while let Some(name) = at {
+            names.push(name);
+            at = self.oracle.name(name).parent;
+        }
+        names.reverse();
+        // Mostly from the head, as a prefill does; else any part.
+        let from = if self.dice.chance(0.8) {
+            0
+        } else {
+            self.dice.below(names.len())
+        };
+        let to = names.len().min(from + batch.max(1));
+        (namespace, names[from..to].to_vec())
+    }
+
+    pub fn current(&self, live: &Live, name: Name) -> Option<VersionId> {
+        let info = self.oracle.name(name);
+        let found = live.index.locate(live.slots[info.namespace], &info.key)?;
+        self.oracle.find(name, found.checksum)
+    }
+
+    /// Begins something for an idle client.
+    pub fn begin_task(&mut self, live: &mut Live, client: usize) {
+        let what = self.dice.below(1000);
+        let batch = self.setup.batch;
+        match what {
+            0..450 => {
+                let count = 1 + self.dice.below(batch);
+                let (namespace, names) = self.draw_names(count);
+                self.begin_put(live, client, namespace, names, false);
+            }
+            450..700 => self.begin_get(live, client),
+            700..800 => self.look_up(live),
+            800..840 => {
+                let (namespace, names) = self.draw_names(64);
+                let keys: Vec<_> = names
+                    .iter()
+                    .map(|name| self.oracle.name(*name).key)
+                    .collect();
+                live.index.touch(live.slots[namespace], &keys);
+            }
+            840..880 => self.begin_delete(live, client),
+            880..883 => self.begin_clear(live, client),
+            883..930 => self.begin_flush(live, client),
+            _ => {}
+        }
+    }
+
+    pub fn begin_put(
+        &mut self,
+        live: &mut Live,
+        client: usize,
+        namespace: usize,
+        names: Vec<Name>,
+        again: bool,
+    ) {
+        let knows_parents = self.dice.chance(0.9);
+        let asks: Vec<Ask> = names
+            .iter()
+            .map(|name| {
+                let info = self.oracle.name(*name);
+                Ask {
+                    key: info.key,
+                    parent: info
+                        .parent
+                        .filter(|_| knows_parents)
+                        .map(|parent| self.oracle.name(parent).key),
+                    depth: info.depth,
+                }
+            })
+            .collect();
+        let slot = live.slots[namespace];
+        let before = names.iter().map(|name| self.current(live, *name)).collect();
+        let left = departed(live);
+        let reserved_at = self.clock;
+        let (reservation, grants) = self.with_core(live, |core| core.reserve(slot, &asks));
+        assert_eq!(grants.len(), asks.len());
+        let space = self.setup.namespaces[namespace].clone();
+        let versions: Vec<Option<VersionId>> = names
+            .iter()
+            .zip(&grants)
+            .map(|(name, grant)| {
+                matches!(grant, Grant::Write(_))
+                    .then(|| self.oracle.write(*name, reserved_at, &space))
+            })
+            .collect();
+        self.note(reservation.0, || {
+            format!("client {client} puts {names:?}: {reservation:?} {grants:?} {versions:?}")
+        });
+        live.clients[client] = Some(Task::Put(Put {
+            namespace,
+            names,
+            reservation,
+            grants,
+            versions,
+            before,
+            submitted: false,
+            committed: false,
+            flights: 0,
+            landed: Vec::new(),
+            departed: left,
+            statuses: None,
+            again,
+        }));
+    }
+
+    fn begin_get(&mut self, live: &mut Live, client: usize) {
+        let (namespace, names) = self.draw_names(16);
+        let keys: Vec<_> = names
+            .iter()
+            .map(|name| self.oracle.name(*name).key)
+            .collect();
+        let found = live.index.pin(live.slots[namespace], &keys);
+        let mut pages = Vec::new();
+        for (name, located) in names.into_iter().zip(found) {
+            let Some(located) = located else {
+                self.totals.misses += 1;
+                continue;
+            };
+            *live.pins.entry(located.place.segment).or_default() += 1;
+            let version = self
+                .oracle
+                .find(name, located.checksum)
+                .expect("a pinned page has a checksum that was never put");
+            let (volume, start) = self.address(located.place);
+            let count = self.oracle.version(version).blocks as usize;
+            live.flights.push(Flight::Read {
+                client,
+                at: pages.len(),
+                volume,
+                start,
+                count,
+            });
+            pages.push(Reading {
+                name,
+                located,
+                outcome: None,
+                misdirected: false,
+            });
+        }
+        if pages.is_empty() {
+            return;
+        }
+        let hold = if self.dice.chance(0.1) {
+            self.dice.below(300)
+        } else {
+            self.dice.below(3)
+        };
+        self.note(client as u64, || {
+            let names: Vec<Name> = pages.iter().map(|page| page.name).collect();
+            format!("client {client} gets {names:?}")
+        });
+        live.clients[client] = Some(Task::Get(Get {
+            namespace,
+            waiting: pages.len(),
+            pages,
+            hold,
+        }));
+    }
+
+    fn look_up(&mut self, live: &mut Live) {
+        let (namespace, names) = self.draw_names(64);
+        let keys: Vec<_> = names
+            .iter()
+            .map(|name| self.oracle.name(*name).key)
+            .collect();
+        let lease = Lease {
+            now_ms: self.now_ms,
+            duration_ms: self.setup.lease_ms,
+            blocks_per_page: self.setup.namespaces[namespace].shape().page_blocks(),
+        };
+        let mut orphans = Vec::new();
+        let slot = live.slots[namespace];
+        if self.dice.chance(0.5) {
+            let found = live.index.longest_prefix(slot, &keys, lease, &mut orphans);
+            for (at, name) in names.iter().enumerate().take(found + 1) {
+                let is_there = self.current(live, *name).is_some();
+                assert_eq!(is_there, at < found, "longest_prefix says {found}");
+            }
+        } else {
+            let found = live.index.contains(slot, &keys, lease, &mut orphans);
+            for (name, found) in names.iter().zip(found) {
+                assert_eq!(self.current(live, *name).is_some(), found);
+            }
+        }
+        if !orphans.is_empty() {
+            self.with_core(live, |core| core.adopt(&orphans));
+        }
+    }
+
+    fn begin_delete(&mut self, live: &mut Live, client: usize) {
+        let count = 1 + self.dice.below(4);
+        let (namespace, names) = self.draw_names(count);
+        let keys: Vec<_> = names
+            .iter()
+            .map(|name| self.oracle.name(*name).key)
+            .collect();
+        let slot = live.slots[namespace];
+        let there = names
+            .iter()
+            .filter(|name| self.current(live, **name).is_some())
+            .count();
+        let request = self.new_request();
+        self.clock += 1;
+        self.oracle.delete(&names, request.0, self.clock);
+        self.note(request.0, || {
+            format!("client {client} deletes {names:?}: {request:?}")
+        });
+        let found = self.with_core(live, |core| core.delete(request, slot, &keys));
+        assert_eq!(
+            found, there as u64,
+            "a deletion says how many pages were there"
+        );
+        self.totals.deleted += found;
+        live.clients[client] = Some(Task::Request(request, Request::Delete));
+    }
+
+    fn begin_clear(&mut self, live: &mut Live, client: usize) {
+        let namespace = self.dice.below(self.setup.namespaces.len());
+        let names: Vec<Name> = (0..self.oracle.names())
+            .map(Name)
+            .filter(|name| self.oracle.name(*name).namespace == namespace)
+            .collect();
+        let there = names
+            .iter()
+            .filter(|name| self.current(live, **name).is_some())
+            .count();
+        let slot = live.slots[namespace];
+        let request = self.new_request();
+        self.clock += 1;
+        self.oracle.delete(&names, request.0, self.clock);
+        self.note(request.0, || {
+            format!("client {client} clears {namespace}: {request:?}")
+        });
+        let found = self.with_core(live, |core| core.clear(request, slot));
+        assert_eq!(
+            found, there as u64,
+            "a clear says how many pages were there"
+        );
+        self.totals.deleted += found;
+        live.clients[client] = Some(Task::Request(request, Request::Delete));
+    }
+
+    pub fn begin_flush(&mut self, live: &mut Live, client: usize) {
+        let versions = self
+            .snapshot(&live.index, &self.namespaces_by_slot(live))
+            .into_iter()
+            .map(|(name, (version, ..))| (name, version))
+            .collect();
+        let deletions = self.oracle.acked_deletions();
+        let request = self.new_request();
+        self.note(request.0, || {
+            format!("client {client} flushes: {request:?}")
+        });
+        self.with_core(live, |core| core.flush(request));
+        live.clients[client] = Some(Task::Request(
+            request,
+            Request::Flush {
+                versions,
+                deletions,
+            },
+        ));
+    }
+
+    pub fn new_request(&mut self) -> RequestId {
+        self.next_request += 1;
+        RequestId(self.next_request)
+    }
+
+    // ---- going on
+
+    pub fn go_on(&mut self, live: &mut Live, client: usize) {
+        match live.clients[client].take() {
+            Some(Task::Put(put)) => self.go_on_putting(live, client, put),
+            Some(Task::Get(get)) => self.go_on_getting(live, client, get),
+            other => live.clients[client] = other,
+        }
+    }
+
+    fn go_on_putting(&mut self, live: &mut Live, client: usize, mut put: Put) {
+        if !put.submitted {
+            put.submitted = true;
+            self.submit(
+                live,
+                Some(client),
+                &put.grants.clone(),
+                &put.versions.clone(),
+                &mut put.flights,
+            );
+        } else if !put.committed {
+            put.committed = true;
+            let checksums: Vec<Option<u64>> = put
+                .versions
+                .iter()
+                .map(|version| {
+                    let version = (*version)?;
+                    let given_up = self.fault(self.setup.faults.give_up);
+                    live.failures += u64::from(given_up);
+                    (!given_up).then(|| self.oracle.version(version).checksum)
+                })
+                .collect();
+            self.with_core(live, |core| core.commit(put.reservation, &checksums));
+        } else if !put.landed.is_empty() && put.flights == 0 {
+            let landed = std::mem::take(&mut put.landed);
+            self.note(put.reservation.0, || {
+                format!("{:?} landed {landed:?}", put.reservation)
+            });
+            self.with_core(live, |core| core.landed(put.reservation, &landed));
+        }
+        if put.committed && put.flights == 0 && put.landed.is_empty() && put.statuses.is_some() {
+            let statuses = put.statuses.take().unwrap_or_default();
+            let failed: Vec<Name> = put
+                .names
+                .iter()
+                .zip(&statuses)
+                .filter(|(_, status)| matches!(status, PutStatus::Failed(_)))
+                .map(|(name, _)| *name)
+                .collect();
+            if !failed.is_empty() && !put.again {
+                self.begin_put(live, client, put.namespace, failed, true);
+            }
+            return;
+        }
+        live.clients[client] = Some(Task::Put(put));
+    }
+
+    /// Starts the writes of granted pages, neighbours together.
+    pub fn submit(
+        &mut self,
+        live: &mut Live,
+        client: Option<usize>,
+        grants: &[Grant],
+        versions: &[Option<VersionId>],
+        flights: &mut usize,
+    ) {
+        let mut open: Option<(usize, usize, Vec<usize>, Vec<Content>)> = None;
+        for (ask, (grant, version)) in grants.iter().zip(versions).enumerate() {
+            let (Grant::Write(extent), Some(version)) = (grant, version) else {
+                continue;
+            };
+            let payload = self.oracle.payload(*version);
+            let (volume, start) = self.address(extent.place);
+            assert_eq!(extent.volume, volume);
+            assert_eq!(extent.offset, (start * super::setup::BLOCK) as u64);
+            match open.as_mut() {
+                Some((v, s, asks, blocks))
+                    if *v == volume && *s + blocks.len() == start && asks.len() < MERGE =>
+                {
+                    asks.push(ask);
+                    blocks.extend(payload);
+                }
+                _ => {
+                    if let Some((volume, start, asks, blocks)) = open.take() {
+                        *flights += 1;
+                        live.flights.push(Flight::Data {
+                            client,
+                            asks,
+                            volume,
+                            start,
+                            blocks,
+                        });
+                    }
+                    open = Some((volume, start, vec![ask], payload));
+                }
+            }
+        }
+        if let Some((volume, start, asks, blocks)) = open {
+            *flights += 1;
+            live.flights.push(Flight::Data {
+                client,
+                asks,
+                volume,
+                start,
+                blocks,
+            });
+        }
+    }
+
+    fn go_on_getting(&mut self, live: &mut Live, client: usize, mut get: Get) {
+        if get.waiting > 0 || get.hold > 0 && !self.calm {
+            get.hold = get.hold.saturating_sub(1);
+            live.clients[client] = Some(Task::Get(get));
+            return;
+        }
+        let slot = live.slots[get.namespace];
+        for page in &get.pages {
+            let version = self
+                .oracle
+                .find(page.name, page.located.checksum)
+                .expect("checked at the pin");
+            let key = self.oracle.name(page.name).key;
+            let finding = match &page.outcome {
+                Some(Ok(blocks)) if self.oracle.is_payload(version, blocks) => Finding::Good,
+                Some(Ok(_)) => Finding::Mismatch,
+                _ => Finding::Unreadable,
+            };
+            let known = self.oracle.version(version);
+            let may_fail = page.misdirected || known.rotten || known.dropped || known.torn;
+            assert!(
+                finding == Finding::Good || may_fail,
+                "{version:?} of {:?} at {:?} reads as {finding:?}",
+                page.name,
+                page.located.place
+            );
+            if finding == Finding::Good {
+                self.totals.hits += 1;
+            } else {
+                self.totals.misses += 1;
+            }
+            if finding != Finding::Good || page.located.unproven {
+                self.note(version.0 as u64, || {
+                    format!("{version:?} is found {finding:?}")
+                });
+                let place = page.located.place;
+                self.with_core(live, |core| core.found(slot, &key, place, finding));
+            }
+        }
+        for page in &get.pages {
+            let segment = page.located.place.segment;
+            if let Some(pins) = live.pins.get_mut(&segment) {
+                *pins -= 1;
+            }
+            if live.index.unpin(segment) {
+                self.with_core(live, |core| core.unpinned(segment));
+            }
+        }
+    }
+
+    pub fn read_done(
+        get: &mut Get,
+        at: usize,
+        outcome: Result<Vec<Content>, ()>,
+        misdirected: bool,
+    ) {
+        get.waiting -= 1;
+        get.pages[at].outcome = Some(outcome);
+        get.pages[at].misdirected = misdirected;
+    }
+
+    // ---- answers
+
+    /// Takes note of what has been answered, right when it is.
+    pub fn hear(&mut self, live: &mut Live) {
+        for client in 0..live.clients.len() {
+            match live.clients[client].take() {
+                Some(Task::Put(mut put)) => {
+                    if let Some(statuses) = live.settled.remove(&put.reservation) {
+                        self.hear_statuses(live, &put, &statuses);
+                        put.statuses = Some(statuses);
+                    }
+                    live.clients[client] = Some(Task::Put(put));
+                }
+                Some(Task::Request(id, request)) => match live.finished.remove(&id) {
+                    Some(result) => self.hear_result(live, id, &request, result.is_ok()),
+                    None => live.clients[client] = Some(Task::Request(id, request)),
+                },
+                other => live.clients[client] = other,
+            }
+        }
+    }
+
+    fn hear_statuses(&mut self, live: &Live, put: &Put, statuses: &[PutStatus]) {
+        assert_eq!(statuses.len(), put.names.len(), "one status a page");
+        let is_still = departed(live) == put.departed;
+        let always = self.setup.sync == SyncPolicy::Always;
+        for (at, status) in statuses.iter().enumerate() {
+            let fits = match put.grants[at] {
+                Grant::Write(_) => matches!(status, PutStatus::Stored | PutStatus::Failed(_)),
+                Grant::Settles => matches!(status, PutStatus::Duplicate | PutStatus::Failed(_)),
+                Grant::Refused(why) => *status == PutStatus::Refused(why),
+            };
+            assert!(
+                fits,
+                "{:?} was granted, and settles as {status:?}",
+                put.grants[at]
+            );
+            match status {
+                PutStatus::Stored => self.totals.stored += 1,
+                PutStatus::Duplicate => self.totals.duplicates += 1,
+                PutStatus::Refused(_) => self.totals.refused += 1,
+                PutStatus::Failed(_) => {
+                    self.totals.failed += 1;
+                    assert!(live.failures > 0, "a put fails though nothing went wrong");
+                }
+            }
+            if !status.is_present() {
+                continue;
+            }
+            let now = self.current(live, put.names[at]);
+            assert!(
+                now.is_some() || !is_still,
+                "{:?} is called {status:?} and is not there",
+                put.names[at]
+            );
+            let Some(version) = now else { continue };
+            let before = put.before[at].filter(|v| is_still && self.oracle.version(*v).durable);
+            let meant = put.versions[at].or(put.before[at]);
+            let always = always && meant == Some(version);
+            if always || before.is_some() && before != Some(version) {
+                let version = self.oracle.version_mut(version);
+                version.durable = true;
+                version.in_place_of = before.filter(|_| !always);
+                version.dropped &= !always;
+            }
+        }
+    }
+
+    fn hear_result(&mut self, live: &Live, id: RequestId, request: &Request, good: bool) {
+        match request {
+            Request::Delete if good => {
+                self.oracle
+                    .deleted(id.0, self.setup.sync == SyncPolicy::Always);
+            }
+            Request::Delete => {}
+            Request::Flush {
+                versions,
+                deletions,
+            } => {
+                self.totals.flushes += u64::from(good);
+                assert!(
+                    good || live.failures > 0,
+                    "a flush fails though nothing went wrong"
+                );
+                if !good {
+                    return;
+                }
+                for (name, version) in versions {
+                    if self.current(live, *name) == Some(*version) {
+                        let version = self.oracle.version_mut(*version);
+                        // What a crash cut short stays so, and nobody was promised it.
+                        version.durable = !version.torn;
+                        version.in_place_of = None;
+                        version.dropped = false;
+                    }
+                }
+                self.oracle.deletions_durable(deletions);
+            }
+        }
+    }
+}

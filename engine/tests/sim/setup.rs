@@ -1,0 +1,213 @@
+//! What a seed draws before its run begins: the store, the load, and which faults may happen, each class with a
+//! probability of its own and often not at all (swarm testing).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use larder_engine::SyncPolicy;
+use larder_engine::format::{
+    Holder, Namespace, NamespaceFields, OpenState, PageShape, Rank, Run, SEGMENTS_OFFSET, StoreId,
+    Superblock, VolumeEntry, VolumeId,
+};
+
+use super::dice::Dice;
+
+pub const BLOCK: usize = larder_engine::format::BLOCK_BYTES;
+
+/// Probabilities of what may go wrong: of a step, an operation, or a sync, as each says.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// A step is the last before the process is killed.
+    pub kill: f64,
+    /// A step is the last before the power goes.
+    pub power: f64,
+    /// A step is the last before a clean close.
+    pub close: f64,
+    /// A write of page data fails, some of its blocks written.
+    pub data_error: f64,
+    /// A write of descriptors fails.
+    pub meta_error: f64,
+    /// A write of headers fails.
+    pub header_error: f64,
+    /// A sync fails and drops some of what it should have covered.
+    pub sync_error: f64,
+    /// A caller gives a page up.
+    pub give_up: f64,
+    /// A write is acknowledged and never happens.
+    pub lost_write: f64,
+    /// A step rots a block.
+    pub rot: f64,
+    /// A step makes a block unreadable.
+    pub unreadable: f64,
+    /// A read gives another block's content.
+    pub misdirected_read: f64,
+}
+
+impl Faults {
+    /// Whether the device may spoil what it once held.
+    pub fn spoils(&self) -> bool {
+        self.lost_write > 0.0 || self.rot > 0.0 || self.unreadable > 0.0
+    }
+
+    /// Whether writes may fail.
+    pub fn fail_writes(&self) -> bool {
+        self.data_error + self.meta_error + self.header_error > 0.0
+    }
+
+    fn draw(dice: &mut Dice, steps: usize) -> Faults {
+        let step = 1.0 / steps as f64;
+        let mut some = |share: f64, of: &[f64]| {
+            if dice.chance(share) {
+                dice.pick(of)
+            } else {
+                0.0
+            }
+        };
+        let mut faults = Faults {
+            kill: some(0.6, &[2.0 * step, 6.0 * step]),
+            power: some(0.6, &[2.0 * step, 6.0 * step]),
+            close: some(0.3, &[2.0 * step]),
+            data_error: some(0.25, &[0.002, 0.02]),
+            meta_error: some(0.25, &[0.002, 0.02, 0.1]),
+            header_error: some(0.2, &[0.02, 0.2]),
+            sync_error: some(0.25, &[0.02, 0.1, 0.3]),
+            give_up: some(0.2, &[0.02]),
+            ..Faults::default()
+        };
+        if dice.chance(0.25) {
+            let mut some = |of: &[f64]| if dice.chance(0.5) { dice.pick(of) } else { 0.0 };
+            faults.lost_write = some(&[0.002, 0.01]);
+            faults.rot = some(&[3.0 * step, 20.0 * step]);
+            faults.unreadable = some(&[3.0 * step, 20.0 * step]);
+            faults.misdirected_read = some(&[0.002, 0.02]);
+        }
+        faults
+    }
+}
+
+/// How often each kind of step is chosen, relative to the others.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights {
+    pub device: usize,
+    pub clients: usize,
+    pub keeper: usize,
+    pub clock: usize,
+}
+
+pub struct Setup {
+    /// Segments of each volume.
+    pub volumes: Vec<u32>,
+    pub segment_blocks: u32,
+    pub namespaces: Vec<Namespace>,
+    pub chains: usize,
+    pub depth: usize,
+    pub sync: SyncPolicy,
+    pub write_bytes_max: u64,
+    pub lease_ms: u64,
+    pub clients: usize,
+    pub batch: usize,
+    pub steps: usize,
+    pub weights: Weights,
+    pub faults: Faults,
+    pub tick_ms: u64,
+}
+
+impl Setup {
+    pub fn draw(dice: &mut Dice) -> Setup {
+        let volumes = dice.pick(&[1, 1, 2]);
+        let least = larder_engine::core::segments_min(volumes) as u32;
+        let volumes = (0..volumes as u32)
+            .map(|volume| (least + dice.below(5) as u32).div_ceil(volumes as u32) + volume % 2)
+            .collect();
+        let segment_blocks = dice.pick(&[48, 64, 128, 128, 256, 256, 512]);
+        let steps = dice.pick(&[400, 1000, 2000]);
+        let namespaces = (0..dice.pick(&[1, 1, 2, 3]))
+            .map(|index| {
+                let most = segment_blocks as usize / dice.pick(&[4, 8, 16, 32]);
+                let page = 1 + dice.below(most);
+                namespace(index, page as u32)
+            })
+            .collect();
+        Setup {
+            volumes,
+            segment_blocks,
+            namespaces,
+            chains: 4 + dice.below(28),
+            depth: 2 + dice.below(14),
+            sync: match dice.below(4) {
+                0 => SyncPolicy::Relaxed,
+                1 => SyncPolicy::Always,
+                _ => SyncPolicy::Interval(Duration::from_millis(dice.pick(&[5, 50, 1000]))),
+            },
+            write_bytes_max: dice.pick(&[64 << 10, 1 << 20, 1 << 30]),
+            lease_ms: dice.pick(&[1, 100, 10_000]),
+            clients: 1 + dice.below(6),
+            batch: dice.pick(&[1, 4, 16]),
+            steps,
+            weights: Weights {
+                device: dice.pick(&[2, 6, 20]),
+                clients: 6,
+                keeper: dice.pick(&[1, 3, 10]),
+                clock: 1,
+            },
+            faults: Faults::draw(dice, steps),
+            tick_ms: dice.pick(&[1, 20, 500]),
+        }
+    }
+
+    pub fn volume_blocks(&self) -> Vec<usize> {
+        let before = SEGMENTS_OFFSET as usize / BLOCK;
+        self.volumes
+            .iter()
+            .map(|&segments| before + (segments * self.segment_blocks) as usize)
+            .collect()
+    }
+
+    pub fn superblocks(&self, store: StoreId) -> Vec<Superblock> {
+        let entries: Vec<VolumeEntry> = self
+            .volumes
+            .iter()
+            .zip(1_u8..)
+            .map(|(&segments, id)| VolumeEntry {
+                id: VolumeId::from_bytes([id; 16]),
+                segments,
+                lost: false,
+                path: format!("volume{id}"),
+            })
+            .collect();
+        (0..)
+            .zip(&entries)
+            .map(|(volume, _)| Superblock {
+                store,
+                volume,
+                generation: 1,
+                run: Run::FIRST,
+                state: OpenState::Clean,
+                created_unix_s: 0,
+                holder: Holder {
+                    pid: 1,
+                    boot_id: [0; 16],
+                },
+                segment_blocks: self.segment_blocks,
+                volumes: entries.clone(),
+            })
+            .collect()
+    }
+}
+
+fn namespace(index: usize, blocks: u32) -> Namespace {
+    Namespace::new(NamespaceFields {
+        model: format!("model {index}"),
+        weights: String::new(),
+        dtype: "bf16".to_owned(),
+        layout: "page_first_direct".to_owned(),
+        page_tokens: 64,
+        shape: PageShape::new(&[blocks * BLOCK as u32]).unwrap(),
+        tp: Rank::ALONE,
+        pp: Rank::ALONE,
+        cp: Rank::ALONE,
+        pool: "kv".to_owned(),
+        extra: BTreeMap::new(),
+    })
+    .unwrap()
+}

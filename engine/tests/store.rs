@@ -1,0 +1,661 @@
+//! The store through its public interface, on real files.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::{Duration, Instant};
+
+use common::{Home, MIB, Pool, chain};
+use larder_engine::disk::probe::Want;
+use larder_engine::{
+    CreateOptions, GetPage, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutPage,
+    PutStatus, Refusal, Stats, Store, StoreError, SyncPolicy, create,
+};
+
+#[test]
+fn pages_come_back_bit_exact_before_and_after_a_reopen() {
+    let home = Home::with_store(256 * MIB);
+    for parts in [
+        &[65536_u32][..],
+        &[65536, 65536],
+        &[5000, 70272],
+        &[1],
+        &[4 << 20, 4 << 20],
+    ] {
+        let model = format!("{parts:?}");
+        let keys = chain(1, 9);
+        {
+            let store = home.open();
+            let pool = Pool::new(&store, &model, parts);
+            assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 9]);
+            assert_eq!(pool.put(&keys), vec![PutStatus::Duplicate; 9]);
+            assert_eq!(store.longest_prefix(pool.id, &keys), 9);
+            assert_eq!(pool.get(&keys), vec![GetStatus::Hit; 9]);
+            store.check_invariants().unwrap();
+            store.close().unwrap();
+        }
+        let store = home.open();
+        let pool = Pool::new(&store, &model, parts);
+        assert_eq!(store.longest_prefix(pool.id, &keys), 9);
+        assert_eq!(pool.get(&keys), vec![GetStatus::Hit; 9]);
+        assert_eq!(
+            pool.get(&chain(2, 1)),
+            vec![GetStatus::Miss(MissReason::Absent)]
+        );
+        // Not closed: the next round recovers as after a crash.
+    }
+}
+
+#[test]
+fn a_store_many_times_over_its_size_keeps_what_is_newest_and_never_a_child_without_its_parent() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    let shared = chain(0, 8);
+    for seed in 1..400 {
+        // The shared chain stays hot, each round brings a chain of its own.
+        assert_eq!(pool.put(&shared).len(), 8);
+        assert_eq!(pool.hits(&shared), 8, "round {seed}");
+        let keys = chain(seed, 32);
+        assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 32], "round {seed}");
+        if seed % 16 == 0 {
+            store.check_invariants().unwrap();
+        }
+    }
+    for seed in 1..400 {
+        let keys = chain(seed, 32);
+        let prefix = store.longest_prefix(pool.id, &keys);
+        let all = store
+            .contains(pool.id, &keys)
+            .iter()
+            .filter(|there| **there)
+            .count();
+        assert_eq!(prefix, all, "chain {seed} has a page without its parent");
+    }
+    let stats = store.stats();
+    assert!(stats.evicted > 0 && stats.reclaimed > 0);
+    assert!(stats.live_bytes <= stats.usable_bytes);
+    assert_eq!(pool.hits(&chain(399, 32)), 32);
+    assert_eq!(store.longest_prefix(pool.id, &chain(1, 32)), 0);
+    store.close().unwrap();
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    assert_eq!(pool.hits(&chain(399, 32)), 32);
+    assert_eq!(store.stats().evicted, 0, "evicted pages came back");
+    assert_eq!(store.stats().pages, stats.pages);
+    assert_eq!(pool.hits(&shared), 8);
+    assert!(store.stats().live_bytes <= store.stats().usable_bytes);
+    store.check_invariants().unwrap();
+}
+
+/// Runs `work` in a child process that is killed (SIGKILL, by itself) at the end, so that nothing is closed or dropped.
+fn in_a_process_that_dies(test: &str, work: impl FnOnce()) {
+    const MARK: &str = "LARDER_TEST_DIES";
+    if std::env::var(MARK).as_deref() == Ok(test) {
+        work();
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+            .unwrap();
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture"]).env(MARK, test);
+    let output = child.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+    assert_eq!(signal, Some(9), "{errors}");
+}
+
+/// The home of a test that runs in two processes: made by the first, found by the second.
+fn shared_home(name: &str, size: u64) -> (std::path::PathBuf, bool) {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let is_child = std::env::var("LARDER_TEST_DIES").is_ok();
+    if !is_child {
+        let _ = std::fs::remove_file(&path);
+        let options = CreateOptions {
+            size,
+            segment_size: Some(16 * MIB),
+            ..CreateOptions::default()
+        };
+        create(&path, &options).unwrap();
+    }
+    (path, is_child)
+}
+
+#[test]
+fn what_was_put_and_what_was_deleted_survives_sigkill() {
+    let (path, _) = shared_home("sigkill-store", 256 * MIB);
+    let (kept, deleted, cleared) = (chain(1, 40), chain(2, 40), chain(3, 40));
+    in_a_process_that_dies("what_was_put_and_what_was_deleted_survives_sigkill", || {
+        let store = Store::open(&path, OpenOptions::default()).unwrap();
+        let pool = Pool::new(&store, "m", &[65536, 4096]);
+        let other = Pool::new(&store, "other", &[65536, 4096]);
+        for (pool, keys) in [(&pool, &kept), (&pool, &deleted), (&other, &cleared)] {
+            assert!(
+                pool.put(keys)
+                    .iter()
+                    .all(|status| *status == PutStatus::Stored)
+            );
+        }
+        assert_eq!(store.delete(pool.id, &deleted[20..]).unwrap(), 20);
+        assert_eq!(store.clear_namespace(other.id).unwrap(), 40);
+        // A page put again after its deletion is a new one.
+        assert_eq!(
+            pool.put_from(&deleted[..21], 20, PutOptions::default()),
+            [PutStatus::Stored]
+        );
+    });
+    let store = Store::open(&path, OpenOptions::default()).unwrap();
+    let pool = Pool::new(&store, "m", &[65536, 4096]);
+    let other = Pool::new(&store, "other", &[65536, 4096]);
+    assert_eq!(pool.hits(&kept), 40);
+    assert_eq!(pool.hits(&deleted), 21);
+    assert_eq!(store.longest_prefix(pool.id, &deleted), 21);
+    assert_eq!(other.hits(&cleared), 0);
+    assert_eq!(store.stats().wrong_or_lost(), 0);
+    store.check_invariants().unwrap();
+    drop(store);
+    std::fs::remove_file(&path).unwrap();
+}
+
+trait WrongOrLost {
+    fn wrong_or_lost(&self) -> u64;
+}
+
+impl WrongOrLost for Stats {
+    fn wrong_or_lost(&self) -> u64 {
+        self.damaged + self.unfinished + self.failed
+    }
+}
+
+#[test]
+fn namespaces_never_read_each_others_bytes_under_equal_keys() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let keys = chain(1, 16);
+    // Sizes alike, sizes not alike.
+    let pools: Vec<Pool<'_>> = [
+        ("a", &[8192_u32][..]),
+        ("b", &[8192]),
+        ("c", &[4096, 4096]),
+        ("d", &[100_000]),
+    ]
+    .into_iter()
+    .map(|(model, parts)| Pool::new(&store, model, parts))
+    .collect();
+    assert_eq!(pools[0].put(&keys), vec![PutStatus::Stored; 16]);
+    for other in &pools[1..] {
+        assert_eq!(store.longest_prefix(other.id, &keys), 0);
+        assert_eq!(other.hits(&keys), 0);
+    }
+    for other in &pools[1..] {
+        assert_eq!(other.put(&keys), vec![PutStatus::Stored; 16]);
+    }
+    // `get` of a pool compares with its own model's bytes.
+    for pool in &pools {
+        assert_eq!(pool.hits(&keys), 16);
+    }
+    assert_eq!(store.clear_namespace(pools[1].id).unwrap(), 16);
+    assert_eq!(pools[1].hits(&keys), 0);
+    assert_eq!(
+        pools[0].hits(&keys) + pools[2].hits(&keys) + pools[3].hits(&keys),
+        48
+    );
+    let mut known: Vec<String> = store
+        .namespaces()
+        .iter()
+        .map(|n| n.fields().model.clone())
+        .collect();
+    known.sort();
+    assert_eq!(known, ["a", "b", "c", "d"]);
+}
+
+#[test]
+fn one_page_puts_of_64_kib_fill_nine_tenths_of_a_segment_with_payload() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    let before = store.stats().free_segments;
+    let mut pages = 0_u64;
+    // Until the fourth segment is opened, three are full.
+    while before - store.stats().free_segments < 4 {
+        let keys = chain(pages + 1, 1);
+        assert_eq!(pool.put(&keys), [PutStatus::Stored]);
+        pages += 1;
+    }
+    let share = (pages * 65536) as f64 / (3 * 16 * MIB) as f64;
+    assert!(share >= 0.9, "{share} of three segments is payload");
+}
+
+#[test]
+fn a_put_that_finds_no_room_is_refused_at_once_and_from_the_tail() {
+    let home = Home::with_store(128 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    // More in one call than the store holds.
+    let keys = chain(1, 140);
+    let statuses = pool.put_from(&keys, 0, PutOptions::default());
+    let stored = statuses
+        .iter()
+        .take_while(|status| **status == PutStatus::Stored)
+        .count();
+    assert!(stored > 0 && stored < keys.len());
+    assert!(
+        statuses[stored..]
+            .iter()
+            .all(|status| *status == PutStatus::Refused(Refusal::NoSpace))
+    );
+    assert_eq!(store.stats().refused, (keys.len() - stored) as u64);
+    // With patience the same call goes through: what was put first makes room for what comes last.
+    let keys = chain(2, 140);
+    assert!(
+        pool.put(&keys)
+            .iter()
+            .all(|status| *status == PutStatus::Stored)
+    );
+    assert!(pool.hits(&keys[139..]) == 1);
+    store.check_invariants().unwrap();
+}
+
+#[test]
+fn pages_of_the_wrong_shape_are_refused_and_their_neighbours_are_not() {
+    let home = Home::with_store(128 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[8192]);
+    let keys = chain(1, 2);
+    let (good, bad) = (vec![1_u8; 8192], vec![1_u8; 8191]);
+    let parts = [[IoSlice::new(&bad)], [IoSlice::new(&good)]];
+    let pages: Vec<PutPage<'_>> = (0..2)
+        .map(|at| PutPage {
+            key: keys[at],
+            parent: None,
+            depth: 0,
+            parts: &parts[at],
+        })
+        .collect();
+    let statuses = store.put(pool.id, &pages, PutOptions::default());
+    assert_eq!(
+        statuses,
+        [PutStatus::Refused(Refusal::WrongShape), PutStatus::Stored]
+    );
+    let mut short = vec![0_u8; 4096];
+    let mut parts = [IoSliceMut::new(&mut short)];
+    let mut pages = [GetPage {
+        key: keys[1],
+        parts: &mut parts,
+    }];
+    assert_eq!(
+        store.get(pool.id, &mut pages, None),
+        [GetStatus::Miss(MissReason::WrongShape)]
+    );
+}
+
+#[test]
+fn memory_that_is_not_aligned_goes_through_a_copy_and_comes_back_right() {
+    let home = Home::with_store(128 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[8192, 8192]);
+    let key = chain(1, 1)[0];
+    let mut memory = vec![0_u8; 4 * 8192];
+    let odd = 4096 - memory.as_ptr() as usize % 4096 + 1;
+    for (at, byte) in memory.iter_mut().enumerate() {
+        *byte = (at % 251) as u8;
+    }
+    let parts = [
+        IoSlice::new(&memory[odd..odd + 8192]),
+        IoSlice::new(&memory[odd + 8192..odd + 16384]),
+    ];
+    let page = PutPage {
+        key,
+        parent: None,
+        depth: 0,
+        parts: &parts,
+    };
+    assert_eq!(
+        store.put(pool.id, &[page], PutOptions::default()),
+        [PutStatus::Stored]
+    );
+    let mut back = vec![0_u8; 4 * 8192];
+    let from = 4096 - back.as_ptr() as usize % 4096 + 3;
+    let (first, second) = back[from..from + 16384].split_at_mut(8192);
+    let mut parts = [IoSliceMut::new(first), IoSliceMut::new(second)];
+    let mut pages = [GetPage {
+        key,
+        parts: &mut parts,
+    }];
+    assert_eq!(store.get(pool.id, &mut pages, None), [GetStatus::Hit]);
+    assert_eq!(back[from..from + 16384], memory[odd..odd + 16384]);
+    let stats = store.stats();
+    assert_eq!((stats.direct_pages, stats.bounced_pages), (0, 2));
+}
+
+#[test]
+fn a_deadline_that_has_passed_starts_no_read() {
+    let home = Home::with_store(128 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    let keys = chain(1, 8);
+    pool.put(&keys);
+    let mut memory = vec![[0_u8; 65536]; 8];
+    let mut parts: Vec<[IoSliceMut<'_>; 1]> =
+        memory.iter_mut().map(|m| [IoSliceMut::new(m)]).collect();
+    let mut pages: Vec<GetPage<'_, '_>> = keys
+        .iter()
+        .zip(&mut parts)
+        .map(|(key, parts)| GetPage { key: *key, parts })
+        .collect();
+    let now = Instant::now();
+    let statuses = store.get(pool.id, &mut pages, Some(now));
+    assert_eq!(statuses, vec![GetStatus::Miss(MissReason::Deadline); 8]);
+    let lent = store.get_lent(pool.id, &keys, Some(now));
+    assert!(
+        lent.iter()
+            .all(|page| matches!(page, Err(MissReason::Deadline)))
+    );
+    // A missed deadline is no damage.
+    assert_eq!(pool.hits(&keys), 8);
+}
+
+#[test]
+fn lent_pages_hold_the_parts_without_padding() {
+    let home = Home::with_store(128 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[5000, 70_272]);
+    let keys = chain(1, 8);
+    pool.put(&keys);
+    let mut asked = keys.clone();
+    asked.push(chain(2, 1)[0]);
+    let lent = store.get_lent(
+        pool.id,
+        &asked,
+        Some(Instant::now() + Duration::from_secs(60)),
+    );
+    for (key, page) in keys.iter().zip(&lent) {
+        let page = page.as_ref().unwrap_or_else(|reason| panic!("{reason}"));
+        for (index, size) in [5000, 70_272].into_iter().enumerate() {
+            let mut expected = vec![0; size];
+            common::fill("m", key, index, &mut expected);
+            assert_eq!(page.part(index).unwrap(), expected);
+        }
+        assert!(page.part(2).is_none());
+    }
+    assert!(matches!(lent[8], Err(MissReason::Absent)));
+}
+
+#[test]
+fn a_leased_page_outlives_colder_and_warmer_ones_until_the_lease_lapses() {
+    let home = Home::with_store(256 * MIB);
+    let lease = Duration::from_secs(3600);
+    let store = home.open_with(OpenOptions {
+        lease,
+        ..OpenOptions::default()
+    });
+    let pool = Pool::new(&store, "m", &[65536]);
+    let leased = chain(1, 32);
+    pool.put(&leased);
+    assert_eq!(store.longest_prefix(pool.id, &leased), 32);
+    for seed in 2..200 {
+        pool.put(&chain(seed, 32));
+    }
+    assert!(store.stats().evicted > 0);
+    assert_eq!(pool.hits(&leased), 32, "a leased page was evicted");
+    // The read was what the lease was for: now they age like all others.
+    for seed in 200..400 {
+        pool.put(&chain(seed, 32));
+    }
+    assert_eq!(pool.hits(&leased), 0);
+}
+
+#[test]
+fn a_flipped_byte_is_a_miss_once_and_the_next_put_repairs_it() {
+    let home = Home::with_store(128 * MIB);
+    let keys = chain(1, 4);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    pool.put(&keys);
+    // The first segment begins at 1 MiB; its first page behind two header blocks.
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&home.path)
+        .unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"?", MIB + 2 * 4096 + 65536 + 77).unwrap();
+    file.sync_all().unwrap();
+    let damaged = GetStatus::Miss(MissReason::Damaged);
+    assert_eq!(
+        pool.get(&keys),
+        [GetStatus::Hit, damaged, GetStatus::Hit, GetStatus::Hit]
+    );
+    assert_eq!(pool.get(&keys[1..2]), [GetStatus::Miss(MissReason::Absent)]);
+    assert_eq!(store.longest_prefix(pool.id, &keys), 1);
+    assert_eq!(store.stats().damaged, 1);
+    let statuses = pool.put(&keys);
+    assert_eq!(
+        statuses
+            .iter()
+            .filter(|status| **status == PutStatus::Stored)
+            .count(),
+        1
+    );
+    assert_eq!(store.longest_prefix(pool.id, &keys), 4);
+    assert_eq!(pool.hits(&keys), 4);
+    store.check_invariants().unwrap();
+}
+
+#[test]
+fn several_volumes_share_the_pages_and_come_back_together() {
+    let home = Home::new();
+    let second = home.directory.path().join("second");
+    let options = CreateOptions {
+        size: 512 * MIB,
+        segment_size: Some(16 * MIB),
+        volumes: vec![second.clone()],
+        ..CreateOptions::default()
+    };
+    create(&home.path, &options).unwrap();
+    {
+        let store = home.open();
+        let pool = Pool::new(&store, "m", &[1 << 20]);
+        for seed in 0..30 {
+            assert!(
+                pool.put(&chain(seed, 32))
+                    .iter()
+                    .all(|status| status.is_present())
+            );
+        }
+        assert_eq!(pool.hits(&chain(29, 32)), 32);
+        store.check_invariants().unwrap();
+        store.close().unwrap();
+    }
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    assert_eq!(pool.hits(&chain(29, 32)), 32);
+    drop(store);
+    // Both are locked together, both are needed, and neither stands in for the other.
+    let moved = home.directory.path().join("moved");
+    std::fs::rename(&second, &moved).unwrap();
+    let missing = Store::open(&home.path, OpenOptions::default())
+        .err()
+        .unwrap();
+    assert!(
+        matches!(missing, StoreError::VolumeMissing { index: 1, .. }),
+        "{missing}"
+    );
+    let wrong = Store::open(&moved, OpenOptions::default()).err().unwrap();
+    assert!(matches!(wrong, StoreError::NotFirstVolume(..)), "{wrong}");
+    let found = OpenOptions {
+        volumes: vec![moved.clone()],
+        ..OpenOptions::default()
+    };
+    let store = home.open_with(found);
+    assert_eq!(Pool::new(&store, "m", &[1 << 20]).hits(&chain(29, 32)), 32);
+    drop(store);
+    // Given up, its pages are misses, and it never comes back.
+    let store = home.open_with(OpenOptions {
+        degraded: true,
+        ..OpenOptions::default()
+    });
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    let left = pool.hits(&chain(29, 32));
+    assert!(left < 32);
+    assert!(
+        pool.put(&chain(29, 32))
+            .iter()
+            .all(|status| status.is_present())
+    );
+    assert_eq!(pool.hits(&chain(29, 32)), 32);
+    store.check_invariants().unwrap();
+    store.close().unwrap();
+    let store = home.open_with(OpenOptions {
+        volumes: vec![moved],
+        ..OpenOptions::default()
+    });
+    assert_eq!(Pool::new(&store, "m", &[1 << 20]).hits(&chain(29, 32)), 32);
+}
+
+#[test]
+fn a_second_opener_is_told_who_holds_the_store_and_a_reader_may_look_on() {
+    let home = Home::with_store(256 * MIB);
+    let keys = chain(1, 200);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[131_072]);
+    pool.put(&keys);
+    store.flush().unwrap();
+    let locked = Store::open(&home.path, OpenOptions::default())
+        .err()
+        .unwrap();
+    let StoreError::Locked { pid, alive, .. } = locked else {
+        panic!("{locked}")
+    };
+    assert_eq!((pid, alive), (std::process::id(), true));
+    // 25 MiB: one segment is sealed and proven, the other still open.
+    let reader = home.open_with(OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    });
+    let seen = Pool::new(&reader, "m", &[131_072]);
+    let hits = seen.hits(&keys);
+    assert!(hits > 0 && hits < 200, "{hits}");
+    assert_eq!(
+        seen.put(&keys[..1]),
+        [PutStatus::Refused(Refusal::ReadOnly)]
+    );
+    assert!(matches!(
+        reader.delete(seen.id, &keys),
+        Err(StoreError::ReadOnly)
+    ));
+    // The writer goes on until every segment has been written again: what the reader knows is stale, never wrong.
+    for seed in 2..40 {
+        pool.put(&chain(seed, 200));
+    }
+    assert_eq!(seen.hits(&keys), 0);
+    drop(reader);
+    store.close().unwrap();
+    assert!(matches!(store.flush(), Err(StoreError::Closed)));
+    assert_eq!(pool.put(&keys[..1]), [PutStatus::Refused(Refusal::Closed)]);
+    assert_eq!(pool.get(&keys[..1]), [GetStatus::Miss(MissReason::Closed)]);
+}
+
+#[test]
+fn every_sync_policy_and_both_disks_store_and_return_the_same() {
+    for disk in [Want::Auto, Want::Threads] {
+        for sync in [
+            SyncPolicy::Relaxed,
+            SyncPolicy::Interval(Duration::from_millis(1)),
+            SyncPolicy::Always,
+        ] {
+            let home = Home::with_store(256 * MIB);
+            let store = home.open_with(OpenOptions {
+                disk,
+                sync,
+                ..OpenOptions::default()
+            });
+            let pool = Pool::new(&store, "m", &[65536]);
+            for seed in 0..60 {
+                let keys = chain(seed, 64);
+                assert!(
+                    pool.put(&keys)
+                        .iter()
+                        .all(|status| *status == PutStatus::Stored)
+                );
+                assert!(
+                    pool.put(&keys)
+                        .iter()
+                        .all(|status| *status == PutStatus::Duplicate)
+                );
+            }
+            store.flush().unwrap();
+            assert_eq!(pool.hits(&chain(59, 64)), 64);
+            assert!(store.stats().syncs > 0);
+            store.close().unwrap();
+            let store = home.open();
+            assert_eq!(Pool::new(&store, "m", &[65536]).hits(&chain(59, 64)), 64);
+        }
+    }
+}
+
+#[test]
+fn many_threads_may_use_one_store() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let shared = chain(0, 16);
+    std::thread::scope(|scope| {
+        for thread in 1..=6 {
+            let (store, shared) = (&store, &shared);
+            scope.spawn(move || {
+                let pool = Pool::new(store, "m", &[65536]);
+                for round in 0..40 {
+                    // All put the same chain: one stores a page, the others share its outcome.
+                    assert!(pool.put(shared).iter().all(|status| status.is_present()));
+                    let keys = chain(thread << 16 | round, 24);
+                    assert!(
+                        pool.put(&keys)
+                            .iter()
+                            .all(|status| *status == PutStatus::Stored)
+                    );
+                    let prefix = store.longest_prefix(pool.id, &keys);
+                    pool.get(&keys[..prefix]);
+                    if round % 8 == 7 {
+                        store.delete(pool.id, &keys).unwrap();
+                        assert_eq!(pool.hits(&keys), 0);
+                    }
+                }
+            });
+        }
+    });
+    let stats = store.stats();
+    assert_eq!(stats.wrong_or_lost(), 0);
+    assert_eq!(stats.pages, stats.pages_put - stats.evicted - stats.deleted);
+    store.check_invariants().unwrap();
+    store.close().unwrap();
+}
+
+#[test]
+fn a_parent_that_a_put_did_not_name_is_filled_in_by_a_later_lookup() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    let keys = chain(1, 16);
+    // Put page by page, without parents: nothing ties them together.
+    for (depth, &key) in (0..).zip(&keys) {
+        let mut bytes = vec![0; 65536];
+        common::fill("m", &key, 0, &mut bytes);
+        let parts = [IoSlice::new(&bytes)];
+        let page = PutPage {
+            key,
+            parent: None,
+            depth,
+            parts: &parts,
+        };
+        assert_eq!(
+            store.put(pool.id, &[page], PutOptions::default()),
+            [PutStatus::Stored]
+        );
+    }
+    assert_eq!(store.longest_prefix(pool.id, &keys), 16);
+    // From now on the tail is used, the head is not; the head stays for as long as the tail does.
+    for seed in 2..300 {
+        pool.put(&chain(seed, 32));
+        store.touch(pool.id, &keys[15..]);
+    }
+    assert!(store.stats().evicted > 0);
+    assert_eq!(store.longest_prefix(pool.id, &keys), 16);
+}
