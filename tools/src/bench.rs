@@ -1,0 +1,493 @@
+//! `larder bench`: how fast a store puts, gets and looks up, and at what CPU cost, with every byte checked.
+//!
+//! Only the store's calls are timed and their CPU counted; making the pages and comparing what came back happens between
+//! them. Reads are cold: the store reads past the page cache. Every run of `put` makes pages that no store holds yet; `get`
+//! and `exists` use the same pages in every run with one seed, and put those that are missing first.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::{Args, ValueEnum};
+use indicatif::ProgressBar;
+use larder_engine::memory::backing_page_bytes;
+use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus, Store};
+use larder_format::{PageKey, PageShape};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_pcg::Pcg64;
+use serde::Serialize;
+
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::open::OpenArgs;
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+use crate::usage::{self, Meter};
+use crate::workload::{self, Link, PageBuffers};
+
+/// How long a put may wait for space or for earlier writes.
+const PUT_WAIT: Duration = Duration::from_secs(30);
+
+/// Pages of a chain that `get` reads: the chains do not depend on the batch, so that runs with different ones share pages.
+const CHAIN_PAGES: u64 = 128;
+
+/// Lookups that `exists` times.
+const EXISTS_CALLS: u64 = 200;
+
+/// Page size of `exists`, whose pages are never read, unless given.
+const EXISTS_PAGE_BYTES: ByteSize = ByteSize(4 << 10);
+
+/// Page size of `put` and `get` unless given.
+const PAGE_BYTES: ByteSize = ByteSize(4 << 20);
+
+/// Tokens that a bench page stands for; only names the namespace.
+const PAGE_TOKENS: u32 = 64;
+
+/// Measure a store: puts, gets or lookups
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// The store; it must exist (`larder create --prewrite`)
+    path: PathBuf,
+    /// What to measure
+    #[arg(long, value_enum)]
+    op: Op,
+    /// Size of a page over all its parts [default: 4MiB; 4KiB for exists]
+    #[arg(long)]
+    page_bytes: Option<ByteSize>,
+    /// Parts of a page, of equal size: K and V are two
+    #[arg(long, default_value_t = 2)]
+    parts: u32,
+    /// Pages to put or get in all
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    pages: u64,
+    /// Pages of a call
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    batch: u64,
+    /// Length of the chain that exists looks up
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    keys: u64,
+    /// Chooses the pages of get and exists, and the order of get; put makes new pages in every run
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    open: OpenArgs,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Op {
+    /// Writes new pages, one chain a batch
+    Put,
+    /// Reads pages in random order
+    Get,
+    /// Looks one chain up, again and again
+    Exists,
+}
+
+/// What was measured.
+#[derive(Serialize)]
+struct BenchReport {
+    /// `put`, `get` or `exists`.
+    op: Op,
+    /// Bytes of a page, all parts together.
+    page_bytes: u64,
+    /// Parts of a page.
+    parts: u32,
+    /// Pages (for `exists`: keys) asked for in all timed calls.
+    pages: u64,
+    /// Pages (keys) of a call.
+    batch: u64,
+    /// Operations with the kernel at once, per volume.
+    depth: u32,
+    /// Which disk moved the bytes, and why that one.
+    disk: String,
+    disk_reason: String,
+    /// Size of the memory pages behind the buffers.
+    buffer_page_bytes: u64,
+    /// Time of the store's calls.
+    seconds: f64,
+    /// Page bytes moved a second of those; 0 for `exists`.
+    bytes_per_second: f64,
+    /// Pages (keys) a second.
+    pages_per_second: f64,
+    /// Median and 99th percentile of the calls, in microseconds.
+    p50_us: f64,
+    p99_us: f64,
+    /// CPU time of the whole process during the calls.
+    cpu_seconds: f64,
+    /// The same for each GiB of pages moved; 0 for `exists`.
+    cpu_seconds_per_gib: f64,
+    /// Time of the flush after the last put, which `seconds` leaves out.
+    flush_seconds: f64,
+    #[serde(flatten)]
+    counts: Counts,
+    /// Whether the operator ended it early.
+    interrupted: bool,
+}
+
+/// What became of the pages.
+#[derive(Clone, Copy, Default, Serialize)]
+struct Counts {
+    /// Pages that were compared and right: all that were got; of those put, the last batch, read back; keys confirmed.
+    verified_pages: u64,
+    /// Pages whose bytes were wrong, or keys answered wrongly. Must be 0.
+    wrong_pages: u64,
+    /// Pages stored by the timed puts.
+    stored_pages: u64,
+    /// Pages that the timed puts could not store.
+    unstored_pages: u64,
+    /// Pages that should have been there and were not.
+    missed_pages: u64,
+}
+
+impl Report for BenchReport {
+    const COMMAND: &'static str = "bench";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let what = match self.op {
+            Op::Put => "put",
+            Op::Get => "get, random order",
+            Op::Exists => "exists, one chain",
+        };
+        lines.row("Operation", what);
+        let (unit, speed, cpu) = if self.op == Op::Exists {
+            ("Keys", String::new(), String::new())
+        } else {
+            let speed = format!("{}, ", usage::rate(self.bytes_per_second));
+            (
+                "Pages",
+                speed,
+                format!(", {:.3} s/GiB", self.cpu_seconds_per_gib),
+            )
+        };
+        let (size, parts) = (ByteSize(self.page_bytes), self.parts);
+        let (p50, p99) = (self.p50_us, self.p99_us);
+        lines.row(
+            unit,
+            format!("{}; pages of {size} in {parts} parts", self.pages),
+        );
+        lines.row(
+            "Calls of",
+            format!("{}; p50 {p50:.0} us, p99 {p99:.0} us", self.batch),
+        );
+        lines.row(
+            "Speed",
+            format!(
+                "{speed}{:.0} {} a second",
+                self.pages_per_second,
+                unit.to_lowercase()
+            ),
+        );
+        lines.row("CPU", format!("{:.3} s{cpu}", self.cpu_seconds));
+        lines.row("Disk", format!("{} at depth {}", self.disk, self.depth));
+        lines.row(
+            "Buffers",
+            format!("in memory pages of {}", ByteSize(self.buffer_page_bytes)),
+        );
+        let counts = &self.counts;
+        lines.row(
+            "Verified",
+            format!(
+                "{} right, {} wrong",
+                counts.verified_pages, counts.wrong_pages
+            ),
+        );
+        if counts.missed_pages + counts.unstored_pages > 0 {
+            lines.row(
+                "Not there",
+                format!(
+                    "{} missed, {} not stored",
+                    counts.missed_pages, counts.unstored_pages
+                ),
+            );
+        }
+        if self.interrupted {
+            lines.text("Interrupted: these are the figures up to then.");
+        }
+        lines
+    }
+}
+
+/// A run in progress.
+struct Run<'a> {
+    args: &'a BenchArgs,
+    store: &'a Store,
+    namespace: NamespaceId,
+    buffers: PageBuffers,
+    meter: Meter,
+    counts: Counts,
+    pages: u64,
+    flush: Duration,
+    interrupt: &'a Interrupt,
+    bar: ProgressBar,
+}
+
+/// Runs the command.
+pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let default = if args.op == Op::Exists {
+        EXISTS_PAGE_BYTES
+    } else {
+        PAGE_BYTES
+    };
+    let shape = workload::shape(args.page_bytes.unwrap_or(default), args.parts)?;
+    let report = args
+        .open
+        .with(&args.path, |store| measure(args, store, &shape, &interrupt))?;
+    report::print(&report, args.json)?;
+    let counts = report.counts;
+    let wrong = counts.wrong_pages + counts.missed_pages + counts.unstored_pages > 0;
+    Ok(match (report.interrupted, wrong) {
+        (_, true) => Ending::Findings,
+        (true, false) => Ending::Interrupted,
+        (false, false) => Ending::Done,
+    })
+}
+
+fn measure(
+    args: &BenchArgs,
+    store: &Store,
+    shape: &PageShape,
+    interrupt: &Interrupt,
+) -> Result<BenchReport, Failure> {
+    let slots = usize::try_from(args.batch).unwrap_or(usize::MAX);
+    let mut run = Run {
+        args,
+        store,
+        namespace: store.namespace(&workload::namespace("bench", PAGE_TOKENS, *shape)?)?,
+        buffers: PageBuffers::new(shape, slots)?,
+        meter: Meter::default(),
+        counts: Counts::default(),
+        pages: 0,
+        flush: Duration::ZERO,
+        interrupt,
+        bar: report::progress(None, "{msg} {wide_bar} {pos}/{len}"),
+    };
+    run.buffers.register(store);
+    match args.op {
+        Op::Put => run.put()?,
+        Op::Get => run.get(shape)?,
+        Op::Exists => run.exists(shape)?,
+    }
+    run.bar.finish_and_clear();
+    Ok(run.report(shape))
+}
+
+impl Run<'_> {
+    fn batch(&self) -> usize {
+        self.buffers.slots()
+    }
+
+    fn start_bar(&self, what: &'static str, total: u64) {
+        self.bar.set_message(what);
+        self.bar.set_length(total);
+        self.bar.set_position(0);
+    }
+
+    /// Puts pages that no store holds yet, one chain a batch, then reads the last batch back.
+    fn put(&mut self) -> Result<(), Failure> {
+        let seed = fresh_seed();
+        let batch = self.args.batch;
+        let mut last = Vec::new();
+        self.start_bar("putting", self.args.pages);
+        for number in 0..self.args.pages.div_ceil(batch) {
+            if self.interrupt.is_raised() {
+                break;
+            }
+            let pages = batch.min(self.args.pages - number * batch);
+            last = workload::links(&seeded_chain(seed, number, pages));
+            let options = PutOptions { wait: PUT_WAIT };
+            let statuses =
+                self.buffers
+                    .put(self.store, self.namespace, &last, options, &mut self.meter);
+            let stored = statuses
+                .iter()
+                .filter(|status| **status == PutStatus::Stored)
+                .count() as u64;
+            self.counts.stored_pages += stored;
+            self.counts.unstored_pages += pages - stored;
+            self.pages += pages;
+            self.bar.inc(pages);
+        }
+        let started = Instant::now();
+        self.store.flush()?;
+        self.flush = started.elapsed();
+        let keys: Vec<PageKey> = last.iter().map(|link| link.key).collect();
+        self.read_and_compare(&keys, &mut Meter::default());
+        Ok(())
+    }
+
+    /// Reads pages in random order.
+    fn get(&mut self, shape: &PageShape) -> Result<(), Failure> {
+        let chains: Vec<Vec<PageKey>> = (0..self.args.pages.div_ceil(CHAIN_PAGES))
+            .map(|number| {
+                let pages = CHAIN_PAGES.min(self.args.pages - number * CHAIN_PAGES);
+                seeded_chain(self.args.seed, number, pages)
+            })
+            .collect();
+        self.provide(&chains, shape)?;
+        let mut keys = chains.concat();
+        keys.shuffle(&mut Pcg64::seed_from_u64(self.args.seed));
+        self.start_bar("getting", self.args.pages);
+        let mut meter = Meter::default();
+        for batch in keys.chunks(self.batch()) {
+            if self.interrupt.is_raised() {
+                break;
+            }
+            self.read_and_compare(batch, &mut meter);
+            self.pages += batch.len() as u64;
+            self.bar.inc(batch.len() as u64);
+        }
+        self.meter = meter;
+        Ok(())
+    }
+
+    /// Looks one chain up, with a key at its end that no store holds.
+    fn exists(&mut self, shape: &PageShape) -> Result<(), Failure> {
+        // The number keeps the chain apart from those of `get`, which start with the same seed.
+        let mut keys = seeded_chain(self.args.seed, u64::MAX, self.args.keys + 1);
+        let absent = keys.split_off(keys.len() - 1);
+        self.provide(std::slice::from_ref(&keys), shape)?;
+        let expected = keys.len();
+        keys.extend(absent);
+        self.start_bar("looking up", EXISTS_CALLS);
+        for _ in 0..EXISTS_CALLS {
+            if self.interrupt.is_raised() {
+                break;
+            }
+            let found = self
+                .meter
+                .measure(|| self.store.longest_prefix(self.namespace, &keys));
+            self.counts.verified_pages += found.min(expected) as u64;
+            self.counts.missed_pages += expected.saturating_sub(found) as u64;
+            self.counts.wrong_pages += found.saturating_sub(expected) as u64;
+            self.pages += expected as u64;
+            self.bar.inc(1);
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the store holds these chains, outside of the figures.
+    fn provide(&mut self, chains: &[Vec<PageKey>], shape: &PageShape) -> Result<(), Failure> {
+        let pages: u64 = chains.iter().map(|chain| chain.len() as u64).sum();
+        let stats = self.store.stats();
+        let page_bytes_on_disk = u64::from(shape.page_blocks()) * larder_format::BLOCK_BYTES as u64;
+        let room = stats.usable_bytes / page_bytes_on_disk;
+        if pages > room {
+            return Err(Failure::usage(format!(
+                "{}: {pages} pages of {} do not fit, the store keeps {room}; ask for fewer, or create a larger store",
+                self.args.path.display(),
+                ByteSize(shape.page_bytes()),
+            )));
+        }
+        self.start_bar("filling the store", pages);
+        for chain in chains {
+            self.put_missing(chain)?;
+        }
+        Ok(())
+    }
+
+    fn put_missing(&mut self, chain: &[PageKey]) -> Result<(), Failure> {
+        let present = self.store.contains(self.namespace, chain);
+        let missing: Vec<Link> = workload::links(chain)
+            .into_iter()
+            .zip(&present)
+            .filter(|(_, there)| !**there)
+            .map(|(link, _)| link)
+            .collect();
+        self.bar.inc((chain.len() - missing.len()) as u64);
+        for batch in missing.chunks(self.batch()) {
+            let options = PutOptions { wait: PUT_WAIT };
+            let statuses = self.buffers.put(
+                self.store,
+                self.namespace,
+                batch,
+                options,
+                &mut Meter::default(),
+            );
+            if let Some(status) = statuses.iter().find(|status| !status.is_present()) {
+                return Err(Failure::environment(format!(
+                    "{}: cannot fill the store: a page was {status:?}; `larder doctor` and `larder verify` tell more",
+                    self.args.path.display()
+                )));
+            }
+            self.bar.inc(batch.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn read_and_compare(&mut self, keys: &[PageKey], meter: &mut Meter) {
+        let statuses = self.buffers.get(self.store, self.namespace, keys, meter);
+        for (slot, (key, status)) in keys.iter().zip(statuses).enumerate() {
+            if !status.is_hit() {
+                self.counts.missed_pages += 1;
+            } else if self.buffers.holds(slot, key) {
+                self.counts.verified_pages += 1;
+            } else {
+                self.counts.wrong_pages += 1;
+            }
+        }
+    }
+
+    fn report(&self, shape: &PageShape) -> BenchReport {
+        let stats = self.store.stats();
+        let (disk, disk_reason) = stats.disk.split_once(": ").unwrap_or((&stats.disk, ""));
+        let moved = match self.args.op {
+            Op::Put => self.counts.stored_pages,
+            Op::Get => self.counts.verified_pages,
+            Op::Exists => 0,
+        };
+        let done = if self.args.op == Op::Exists {
+            self.counts.verified_pages
+        } else {
+            moved
+        };
+        let bytes = moved * shape.page_bytes();
+        let seconds = self.meter.seconds();
+        let cpu_seconds = self.meter.cpu_seconds();
+        BenchReport {
+            op: self.args.op,
+            page_bytes: shape.page_bytes(),
+            parts: self.args.parts,
+            pages: self.pages,
+            batch: if self.args.op == Op::Exists {
+                self.args.keys
+            } else {
+                self.args.batch
+            },
+            depth: self.args.open.depth(),
+            disk: disk.to_owned(),
+            disk_reason: disk_reason.to_owned(),
+            buffer_page_bytes: backing_page_bytes(self.buffers.address()).unwrap_or(0),
+            seconds,
+            bytes_per_second: usage::per_second(bytes, seconds),
+            pages_per_second: usage::per_second(done, seconds),
+            p50_us: self.meter.percentile_us(50),
+            p99_us: self.meter.percentile_us(99),
+            cpu_seconds,
+            cpu_seconds_per_gib: usage::per_gib(cpu_seconds, bytes),
+            flush_seconds: self.flush.as_secs_f64(),
+            counts: self.counts,
+            interrupted: self.interrupt.is_raised(),
+        }
+    }
+}
+
+/// The chain of `pages` pages that `seed` and `number` name.
+fn seeded_chain(seed: u64, number: u64, pages: u64) -> Vec<PageKey> {
+    workload::chain_after(&[seed, number], pages)
+}
+
+/// A seed that no other run has: of the time and the process.
+fn fresh_seed() -> u64 {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let nanoseconds = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+    nanoseconds.rotate_left(20) ^ u64::from(std::process::id())
+}

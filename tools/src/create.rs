@@ -1,0 +1,134 @@
+//! `larder create`: makes a store, or enlarges one.
+//!
+//! Everything is decided and checked by the engine; this prints what it made, and shows how far a `--prewrite` has come.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use larder_engine::CreateOptions;
+use larder_engine::volume::create::Created;
+use serde::Serialize;
+
+use crate::failure::{Ending, Failure};
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+
+/// Make a store, or enlarge one
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// The first volume: a file to make, or a block device
+    path: PathBuf,
+    /// Size of the whole store, over all volumes (64GiB, 512MiB, bytes); with --grow, its new size [default: the whole
+    /// of a block device]
+    #[arg(long)]
+    size: Option<ByteSize>,
+    /// Size of a segment, the unit of reclaim [default: by the size of the store]
+    #[arg(long)]
+    segment_size: Option<ByteSize>,
+    /// A further volume (may be repeated); the size is divided evenly over all
+    #[arg(long = "volume", value_name = "PATH")]
+    volumes: Vec<PathBuf>,
+    /// Write every block once, so that later writes overwrite written extents: up to 2.3 times as fast
+    #[arg(long)]
+    prewrite: bool,
+    /// Add segments to an existing store that nobody has open
+    #[arg(long)]
+    grow: bool,
+    /// Destroy what is there: an existing store, or data that is not Larder's
+    #[arg(long)]
+    force: bool,
+    /// Check everything and say what would be made, but write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was made.
+#[derive(Serialize)]
+struct CreateReport {
+    /// The first volume, then the others.
+    volumes: Vec<PathBuf>,
+    /// Segments in all.
+    segments: u64,
+    /// Bytes of a segment.
+    segment_bytes: u64,
+    /// Bytes of all volumes together.
+    capacity_bytes: u64,
+    /// Most bytes of pages that the store keeps at once.
+    usable_bytes: u64,
+    /// Whether every block has been written once.
+    prewritten: bool,
+    /// Whether an existing store was enlarged.
+    grown: bool,
+    /// Whether nothing was written.
+    dry_run: bool,
+}
+
+impl Report for CreateReport {
+    const COMMAND: &'static str = "create";
+
+    fn lines(&self) -> Lines {
+        let done = match (self.dry_run, self.grown) {
+            (true, true) => "Would enlarge",
+            (true, false) => "Would create",
+            (false, true) => "Enlarged",
+            (false, false) => "Created",
+        };
+        let mut lines = Lines::default();
+        for (index, volume) in self.volumes.iter().enumerate() {
+            let label = if index == 0 { done } else { "" };
+            lines.row(label, volume.display().to_string());
+        }
+        lines.row(
+            "Segments",
+            format!("{} of {}", self.segments, ByteSize(self.segment_bytes)),
+        );
+        lines.row("Capacity", ByteSize(self.capacity_bytes).to_string());
+        lines.row("Usable for pages", ByteSize(self.usable_bytes).to_string());
+        lines
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
+    let created = create(args)?;
+    let report = CreateReport {
+        volumes: created.volumes,
+        segments: created.segments,
+        segment_bytes: created.segment_bytes,
+        capacity_bytes: created.capacity_bytes,
+        usable_bytes: created.usable_bytes,
+        prewritten: args.prewrite && !args.dry_run,
+        grown: args.grow,
+        dry_run: args.dry_run,
+    };
+    report::print(&report, args.json)?;
+    Ok(Ending::Done)
+}
+
+fn create(args: &CreateArgs) -> Result<Created, Failure> {
+    let bar = report::progress(
+        None,
+        "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}",
+    );
+    bar.set_message("prewriting");
+    let advance = |done: u64, total: u64| {
+        bar.set_length(total);
+        bar.set_position(done);
+    };
+    let options = CreateOptions {
+        size: args.size.map_or(0, |size| size.0),
+        segment_size: args.segment_size.map(|size| size.0),
+        volumes: args.volumes.clone(),
+        prewrite: args.prewrite,
+        grow: args.grow,
+        force: args.force,
+        dry_run: args.dry_run,
+        progress: args.prewrite.then_some(&advance),
+    };
+    let created = larder_engine::create(&args.path, &options);
+    bar.finish_and_clear();
+    Ok(created?)
+}

@@ -1,0 +1,505 @@
+//! `larder demo`: a newcomer's first minute, with nothing to prepare.
+//!
+//! Makes a store in a directory of its own, serves a made-up chat load from it in a child process, kills that with SIGKILL
+//! in the middle, reopens the store, looks for every page that was acknowledged before, and goes on. The disk's own
+//! speed is measured in the same run, beside the store. A slow disk ends a half early rather than make anyone wait.
+//!
+//! The child says what it has done in one line of JSON a turn on its stdout; lines it got out before it was killed are
+//! in the pipe. The directory is removed at the end, also after an error or Ctrl-C, unless `--keep` is given.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use larder_engine::disk::probe;
+use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
+use larder_format::{PageKey, PageShape};
+use serde::{Deserialize, Serialize};
+
+use crate::conversations::Turns;
+use crate::device::{self, DeviceSpeed};
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines, Report};
+use crate::session::{Checked, Counts, Session, Witness};
+use crate::size::ByteSize;
+use crate::usage;
+use crate::workload;
+
+/// Size of the store. All pages of the demo fit, so that every one must survive.
+const STORE_BYTES: u64 = 1 << 30;
+
+/// Chunks of 1 MiB that the disk is measured with.
+const DEVICE_CHUNKS: u64 = 256;
+
+/// Room to ask for beyond the store: the file that the disk is measured with is gone before the store is made.
+const SPARE_BYTES: u64 = 64 << 20;
+
+/// Size of a page.
+const PAGE_BYTES: ByteSize = ByteSize(1 << 20);
+
+/// Parts of a page: K and V.
+const PAGE_PARTS: u32 = 2;
+
+/// Tokens that a page stands for: with 1 MiB a page, what a model of 8 billion parameters needs.
+const PAGE_TOKENS: u32 = 8;
+
+/// Turns in each half; the kill comes between them.
+const HALF_TURNS: u64 = 50;
+
+/// Longest time for a half.
+const HALF_TIME: Duration = Duration::from_secs(8);
+
+/// How long a put may wait for space.
+const PUT_WAIT: Duration = Duration::from_secs(10);
+
+/// Names the conversations.
+const SEED: u64 = 20;
+
+/// See a store work: a made-up chat load, a kill in the middle, a table of what came of it
+#[derive(Args, Debug)]
+pub struct DemoArgs {
+    /// Directory to work in, on the disk to try; needs 1.1 GiB [default: the system's directory for temporary files]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Keep the store, to look at it with the other commands
+    #[arg(long)]
+    keep: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// The half of the demo that is killed
+#[derive(Args, Debug)]
+pub struct WorkerArgs {
+    /// The store
+    store: PathBuf,
+}
+
+/// What the demo showed.
+#[derive(Serialize)]
+struct DemoReport {
+    /// The store, gone unless `kept`.
+    store: PathBuf,
+    /// The file system under it.
+    filesystem: String,
+    /// Whether the store was left in place.
+    kept: bool,
+    /// Bytes of the store, and of a page.
+    capacity_bytes: u64,
+    page_bytes: u64,
+    /// Both halves together.
+    #[serde(flatten)]
+    counts: Counts,
+    /// `pages_hit / pages_requested`.
+    hit_rate: f64,
+    /// Page bytes a second while the store was reading and writing, and the disk's own.
+    get_bytes_per_second: f64,
+    put_bytes_per_second: f64,
+    device_read_bytes_per_second: f64,
+    device_write_bytes_per_second: f64,
+    /// Turns that were over when the process was killed.
+    killed_after_requests: u64,
+    /// Pages acknowledged before the kill, and how many of them were found and right after it.
+    acknowledged_pages: u64,
+    survived_pages: u64,
+    /// Time to open the store after the kill.
+    reopen_seconds: f64,
+    /// Which disk moved the bytes, and why.
+    disk: String,
+}
+
+impl Report for DemoReport {
+    const COMMAND: &'static str = "demo";
+
+    fn lines(&self) -> Lines {
+        let counts = &self.counts;
+        let mut lines = Lines::default();
+        let store = self.store.display();
+        let (page, capacity) = (ByteSize(self.page_bytes), ByteSize(self.capacity_bytes));
+        lines.text(format!(
+            "Served {} turns of made-up conversations from a store of {capacity}",
+            counts.requests
+        ));
+        lines
+            .text(format!(
+                "in {store} ({}), pages of {page}.",
+                self.filesystem
+            ))
+            .text("");
+        lines.row("Pages asked for", counts.pages_requested.to_string());
+        lines.row(
+            "  read, not computed",
+            format!("{} ({:.1} %)", counts.pages_hit, self.hit_rate * 100.0),
+        );
+        lines.row("  new, written", counts.pages_put.to_string());
+        lines.row(
+            "Reading",
+            beside(self.get_bytes_per_second, self.device_read_bytes_per_second),
+        );
+        lines.row(
+            "Writing",
+            beside(
+                self.put_bytes_per_second,
+                self.device_write_bytes_per_second,
+            ),
+        );
+        lines.row(
+            "Killed (SIGKILL)",
+            format!(
+                "after turn {}, while serving the next",
+                self.killed_after_requests
+            ),
+        );
+        lines.row(
+            "  acknowledged before",
+            format!("{} pages", self.acknowledged_pages),
+        );
+        lines.row(
+            "  found after",
+            format!("{} pages, compared byte by byte", self.survived_pages),
+        );
+        lines.row(
+            "  reopened in",
+            format!("{:.0} ms", self.reopen_seconds * 1e3),
+        );
+        lines.row("Wrong pages", counts.wrong_pages.to_string());
+        lines.row("I/O", &self.disk).text("");
+        if self.filesystem == "tmpfs" {
+            lines.text(
+                "This directory is memory, not a disk: give one on the disk to try with --dir.",
+            );
+        }
+        if self.kept {
+            let directory = self.store.parent().unwrap_or(&self.store).display();
+            lines.text(format!(
+                "The store is kept. Look at it:  larder inspect {store}"
+            ));
+            lines.text(format!("Remove it when done:            rm -r {directory}"));
+        } else {
+            lines.text("The store has been removed; --keep leaves it in place.");
+        }
+        lines
+    }
+}
+
+/// `3.1 GiB/s, 94 % of the disk's own 3.3 GiB/s`.
+fn beside(ours: f64, device: f64) -> String {
+    let share = if device > 0.0 {
+        ours / device * 100.0
+    } else {
+        0.0
+    };
+    format!(
+        "{}, {share:.0} % of the disk's own {}",
+        usage::rate(ours),
+        usage::rate(device)
+    )
+}
+
+/// The demo's own directory; removed when dropped, unless kept.
+struct Place {
+    directory: PathBuf,
+    keep: bool,
+}
+
+impl Place {
+    fn make(args: &DemoArgs) -> Result<Self, Failure> {
+        let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+        let directory = parent.join(format!("larder-demo-{}", std::process::id()));
+        let failure = |error: &dyn std::fmt::Display| {
+            Failure::environment(format!(
+                "{}: {error}; choose another directory with --dir",
+                directory.display()
+            ))
+        };
+        std::fs::create_dir(&directory).map_err(|error| failure(&error))?;
+        let place = Place {
+            directory: directory.clone(),
+            keep: args.keep,
+        };
+        let space = rustix::fs::statvfs(&directory).map_err(|error| failure(&error))?;
+        let (free, needed) = (
+            space.f_bavail.saturating_mul(space.f_frsize),
+            STORE_BYTES + SPARE_BYTES,
+        );
+        if free < needed {
+            return Err(failure(&format!(
+                "no space: {} needed, {} free",
+                ByteSize(needed),
+                ByteSize(free)
+            )));
+        }
+        Ok(place)
+    }
+
+    fn store(&self) -> PathBuf {
+        self.directory.join("store")
+    }
+
+    fn filesystem(&self) -> String {
+        File::open(&self.directory).map_or_else(
+            |error| error.to_string(),
+            |directory| probe::filesystem(&directory),
+        )
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.keep {
+            return;
+        }
+        if let Err(error) = std::fs::remove_dir_all(&self.directory) {
+            eprintln!(
+                "larder: {}: {error}; remove it by hand",
+                self.directory.display()
+            );
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let place = Place::make(args)?;
+    let bar = report::progress(None, "{spinner} {msg}");
+    let shown = show(&place, &bar, &interrupt);
+    bar.finish_and_clear();
+    let shown = shown?;
+    // Nothing of the store is read after this; what the table says about it being gone is then true.
+    drop(place);
+    let Some(report) = shown else {
+        return Ok(Ending::Interrupted);
+    };
+    report::print(&report, args.json)?;
+    let lost = report.acknowledged_pages - report.survived_pages;
+    Ok(if lost + report.counts.wrong_pages > 0 {
+        Ending::Findings
+    } else {
+        Ending::Done
+    })
+}
+
+/// The whole demo; `None` when the operator ended it.
+fn show(
+    place: &Place,
+    bar: &ProgressBar,
+    interrupt: &Interrupt,
+) -> Result<Option<DemoReport>, Failure> {
+    let tell = |what: &'static str| {
+        bar.set_message(what);
+        bar.tick();
+    };
+    let shape = workload::shape(PAGE_BYTES, PAGE_PARTS)?;
+    tell("measuring the disk without the store");
+    let device = device::measure(&place.directory, DEVICE_CHUNKS)?;
+    tell("making the store");
+    let options = CreateOptions {
+        size: STORE_BYTES,
+        prewrite: true,
+        ..CreateOptions::default()
+    };
+    larder_engine::create(&place.store(), &options)?;
+    tell("serving conversations in a process that will be killed");
+    let Some(before) = serve_and_kill(&place.store(), interrupt)? else {
+        return Ok(None);
+    };
+    tell("reopening the store");
+    let started = Instant::now();
+    let store = Store::open(&place.store(), OpenOptions::default())?;
+    let reopen_seconds = started.elapsed().as_secs_f64();
+    tell("looking for every page and serving on");
+    let after = serve_on(&store, &shape, &before, interrupt);
+    let disk = store.stats().disk;
+    let closed = store.close();
+    let (found, after) = after?;
+    closed?;
+    if interrupt.is_raised() {
+        return Ok(None);
+    }
+    Ok(Some(summary(
+        place,
+        device,
+        &before,
+        &after,
+        found,
+        reopen_seconds,
+        disk,
+    )))
+}
+
+fn summary(
+    place: &Place,
+    device: DeviceSpeed,
+    before: &Half,
+    after: &Half,
+    found: Checked,
+    reopen_seconds: f64,
+    disk: String,
+) -> DemoReport {
+    let mut counts = before.counts + after.counts;
+    counts.wrong_pages += found.wrong;
+    let per_second = |pages: u64, seconds: f64| usage::per_second(pages * PAGE_BYTES.0, seconds);
+    DemoReport {
+        store: place.store(),
+        filesystem: place.filesystem(),
+        kept: place.keep,
+        capacity_bytes: STORE_BYTES,
+        page_bytes: PAGE_BYTES.0,
+        counts,
+        hit_rate: usage::ratio(counts.pages_hit, counts.pages_requested),
+        get_bytes_per_second: per_second(counts.pages_hit, before.get_seconds + after.get_seconds),
+        put_bytes_per_second: per_second(counts.pages_put, before.put_seconds + after.put_seconds),
+        device_read_bytes_per_second: device.read,
+        device_write_bytes_per_second: device.write,
+        killed_after_requests: before.counts.requests,
+        acknowledged_pages: before.acknowledged.len() as u64,
+        survived_pages: found.right,
+        reopen_seconds,
+        disk,
+    }
+}
+
+/// What one process served.
+#[derive(Default)]
+struct Half {
+    counts: Counts,
+    get_seconds: f64,
+    put_seconds: f64,
+    acknowledged: Vec<PageKey>,
+}
+
+/// What the child says after each turn: the pages acknowledged in it, and its totals so far.
+#[derive(Serialize, Deserialize)]
+struct TurnLine {
+    acknowledged: Vec<String>,
+    counts: Counts,
+    get_seconds: f64,
+    put_seconds: f64,
+}
+
+/// Keeps the keys of acknowledged pages.
+impl Witness for Vec<PageKey> {
+    fn hit(&mut self, _keys: &[PageKey]) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn acknowledged(&mut self, keys: &[PageKey]) -> Result<(), Failure> {
+        self.extend(keys);
+        Ok(())
+    }
+}
+
+/// Serves turns in a child process and kills it in the middle of one; `None` when the operator ended the demo.
+fn serve_and_kill(store: &Path, interrupt: &Interrupt) -> Result<Option<Half>, Failure> {
+    let failure = |error: io::Error| {
+        Failure::environment(format!("the demo's child process: {error}; try again"))
+    };
+    let program = std::env::current_exe().map_err(failure)?;
+    let mut command = Command::new(program);
+    command
+        .arg("demo-worker")
+        .arg(store)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().map_err(failure)?;
+    let read = match child.stdout.take() {
+        Some(lines) => read_turns(lines, &mut child, interrupt),
+        None => Err(io::Error::other("it has no stdout")),
+    };
+    // After an error it may still run; killing a process that has ended is no error.
+    let killed = child.kill().and_then(|()| child.wait());
+    let half = read.map_err(failure)?;
+    killed.map_err(failure)?;
+    if interrupt.is_raised() {
+        return Ok(None);
+    }
+    let gave_up =
+        || Failure::environment("the demo's child process gave up; what it said is above");
+    half.map(Some).ok_or_else(gave_up)
+}
+
+/// Reads what the child says until it has done enough, kills it, and reads what was still in the pipe. `None` when it
+/// ended by itself.
+fn read_turns(
+    lines: ChildStdout,
+    child: &mut Child,
+    interrupt: &Interrupt,
+) -> io::Result<Option<Half>> {
+    let started = Instant::now();
+    let mut half = Half::default();
+    let mut killed = false;
+    for line in BufReader::new(lines).lines() {
+        // The kill may cut the last line short.
+        let Ok(turn) = serde_json::from_str::<TurnLine>(&line?) else {
+            break;
+        };
+        let keys: Result<Vec<PageKey>, _> =
+            turn.acknowledged.iter().map(|key| key.parse()).collect();
+        half.acknowledged.extend(keys.map_err(io::Error::other)?);
+        (half.counts, half.get_seconds, half.put_seconds) =
+            (turn.counts, turn.get_seconds, turn.put_seconds);
+        let enough = half.counts.requests >= HALF_TURNS || started.elapsed() >= HALF_TIME;
+        if (enough || interrupt.is_raised()) && !killed {
+            child.kill()?;
+            killed = true;
+        }
+    }
+    Ok(killed.then_some(half))
+}
+
+/// The killed half: serves turns and says so, until it is killed or nobody listens.
+pub fn work(args: &WorkerArgs) -> Result<Ending, Failure> {
+    let shape = workload::shape(PAGE_BYTES, PAGE_PARTS)?;
+    let store = Store::open(&args.store, OpenOptions::default())?;
+    let namespace = store.namespace(&workload::namespace("demo", PAGE_TOKENS, shape)?)?;
+    let mut session = Session::new(&store, namespace, &shape, PUT_WAIT)?;
+    for turn in Turns::new(SEED) {
+        let mut acknowledged: Vec<PageKey> = Vec::new();
+        session.serve(&workload::chain(&turn), &mut acknowledged)?;
+        let line = TurnLine {
+            acknowledged: acknowledged.iter().map(PageKey::to_string).collect(),
+            counts: session.counts,
+            get_seconds: session.gets.seconds(),
+            put_seconds: session.puts.seconds(),
+        };
+        let told = serde_json::to_string(&line).map_err(io::Error::other);
+        let told = told.and_then(|line| io::stdout().lock().write_all((line + "\n").as_bytes()));
+        if told.is_err() {
+            break;
+        }
+    }
+    store.close()?;
+    Ok(Ending::Done)
+}
+
+/// Looks for every page acknowledged before the kill, then serves the turns that follow, the interrupted one first.
+fn serve_on(
+    store: &Store,
+    shape: &PageShape,
+    before: &Half,
+    interrupt: &Interrupt,
+) -> Result<(Checked, Half), Failure> {
+    let namespace = store.namespace(&workload::namespace("demo", PAGE_TOKENS, *shape)?)?;
+    let mut session = Session::new(store, namespace, shape, PUT_WAIT)?;
+    let found = session.check(&before.acknowledged);
+    let started = Instant::now();
+    let mut half = Half::default();
+    let done = usize::try_from(before.counts.requests).unwrap_or(usize::MAX);
+    for turn in Turns::new(SEED).skip(done) {
+        let enough = session.counts.requests >= HALF_TURNS || started.elapsed() >= HALF_TIME;
+        if enough || interrupt.is_raised() {
+            break;
+        }
+        session.serve(&workload::chain(&turn), &mut half.acknowledged)?;
+    }
+    half.counts = session.counts;
+    (half.get_seconds, half.put_seconds) = (session.gets.seconds(), session.puts.seconds());
+    Ok((found, half))
+}

@@ -1,0 +1,470 @@
+//! `larder doctor`: what this machine offers a store, what is in the way, and what to do about it.
+//!
+//! Everything is found out by trying or by asking the kernel; nothing is changed. What the engine depends on is the engine's
+//! to find out ([`probe::report`]); the rest is about one place: the directory, file or device that a store is or
+//! will be in. A line is `ok`, `warn` (works, but slower or riskier than it could) or `fail` (a store cannot work there).
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use larder_engine::StoreError;
+use larder_engine::disk::probe::{self, Level};
+use larder_engine::memory::{AlignedBuf, backing_page_bytes};
+use larder_engine::volume::{Access, Volumes, is_alive};
+use larder_format::{OpenState, Superblock};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use serde::Serialize;
+
+use crate::failure::{Ending, Failure};
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+
+/// Free space below which a store of useful size does not fit, in bytes.
+const FREE_BYTES_MIN: u64 = 1 << 30;
+
+/// Size of the buffer that huge pages are tried with: two of them.
+const HUGE_TRIAL_BYTES: usize = 4 << 20;
+
+/// Strictest alignment that the format provides for, in bytes.
+const ALIGN_BYTES_MAX: u32 = 4096;
+
+/// Schedulers that add little to a fast disk.
+const LIGHT_SCHEDULERS: [&str; 3] = ["none", "mq-deadline", "kyber"];
+
+/// Say what this machine offers a store, and what is in the way
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// A store, or the directory or device for one
+    #[arg(default_value = ".")]
+    path: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found.
+#[derive(Serialize)]
+struct DoctorReport {
+    /// What was looked at.
+    path: PathBuf,
+    /// One line a fact.
+    facts: Vec<FactLine>,
+}
+
+#[derive(Serialize)]
+struct FactLine {
+    /// What it is about.
+    name: String,
+    /// `ok`, `warn` or `fail`.
+    level: &'static str,
+    /// What was found and, unless it is well, what to do.
+    what: String,
+}
+
+impl Report for DoctorReport {
+    const COMMAND: &'static str = "doctor";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let width = self
+            .facts
+            .iter()
+            .map(|fact| fact.name.len())
+            .max()
+            .unwrap_or(0);
+        for fact in &self.facts {
+            lines.row(
+                format!("{:<4}  {:<width$}", fact.level, fact.name),
+                &fact.what,
+            );
+        }
+        lines
+    }
+}
+
+/// The facts so far.
+#[derive(Default)]
+struct Facts(Vec<FactLine>);
+
+impl Facts {
+    fn add(&mut self, name: &str, level: Level, what: impl Into<String>) {
+        let level = match level {
+            Level::Ok => "ok",
+            Level::Warn => "warn",
+            Level::Fail => "fail",
+        };
+        self.0.push(FactLine {
+            name: name.to_owned(),
+            level,
+            what: what.into(),
+        });
+    }
+}
+
+/// Runs the command: exit code 1 when a line says `fail`.
+pub fn run(args: &DoctorArgs) -> Result<Ending, Failure> {
+    let mut facts = Facts::default();
+    for fact in probe::report() {
+        facts.add(fact.name, fact.level, fact.what);
+    }
+    huge_pages(&mut facts);
+    place(&args.path, &mut facts)?;
+    let failed = facts.0.iter().any(|fact| fact.level == "fail");
+    report::print(
+        &DoctorReport {
+            path: args.path.clone(),
+            facts: facts.0,
+        },
+        args.json,
+    )?;
+    Ok(if failed {
+        Ending::Findings
+    } else {
+        Ending::Done
+    })
+}
+
+/// Whether large buffers get huge pages: the largest single effect on speed.
+fn huge_pages(facts: &mut Facts) {
+    let mode =
+        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let mode = chosen(&mode).unwrap_or("unknown").to_owned();
+    let page_bytes = AlignedBuf::zeroed(HUGE_TRIAL_BYTES)
+        .ok()
+        .and_then(|mut buffer| {
+            buffer.fill(1);
+            backing_page_bytes(buffer.as_ptr())
+        });
+    match page_bytes {
+        Some(bytes) if bytes > u64::from(ALIGN_BYTES_MAX) => {
+            let what = format!("buffers get memory pages of {} (transparent_hugepage: {mode})", ByteSize(bytes));
+            facts.add("huge pages", Level::Ok, what);
+        }
+        _ => facts.add(
+            "huge pages",
+            Level::Warn,
+            format!(
+                "buffers get small memory pages (transparent_hugepage: {mode}), which costs bandwidth and CPU time: \
+                 echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+            ),
+        ),
+    }
+}
+
+/// The word in brackets of a sysfs choice such as `none [mq-deadline] kyber`.
+fn chosen(choice: &str) -> Option<&str> {
+    Some(choice.split_once('[')?.1.split_once(']')?.0)
+}
+
+/// What is true of the path itself.
+fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
+    let failure = |error: &std::io::Error| {
+        Failure::environment(format!("{}: {error}; check the path", path.display()))
+    };
+    let metadata = match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            // A store that is still to be made is judged by where it would be.
+            let parent = path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty())
+                .unwrap_or(Path::new("."));
+            facts.add(
+                "path",
+                Level::Ok,
+                format!("{} does not exist yet", path.display()),
+            );
+            return match std::fs::metadata(parent) {
+                Ok(metadata) if metadata.is_dir() => directory(parent, facts),
+                Ok(_) => Err(Failure::environment(format!(
+                    "{}: not a directory; check the path",
+                    parent.display()
+                ))),
+                Err(error) => Err(failure(&error)),
+            };
+        }
+        found => found.map_err(|error| failure(&error))?,
+    };
+    if metadata.is_dir() {
+        return directory(path, facts);
+    }
+    let device = metadata.file_type().is_block_device();
+    match rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK,
+        Mode::empty(),
+    ) {
+        Ok(file) => direct_io(&file, facts),
+        Err(error) => facts.add(
+            "direct I/O",
+            Level::Warn,
+            format!("cannot be opened with O_DIRECT: {error}"),
+        ),
+    }
+    scheduler(
+        if device {
+            metadata.rdev()
+        } else {
+            metadata.dev()
+        },
+        facts,
+    );
+    if !device {
+        free_space(path, facts);
+    }
+    store(path, facts);
+    Ok(())
+}
+
+fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
+    let failure = |error: std::io::Error| {
+        Failure::environment(format!("{}: {error}; check the path", path.display()))
+    };
+    let directory = File::open(path).map_err(failure)?;
+    let trial = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    // The trial file has no name and is gone when it is closed.
+    let mode = Mode::RUSR | Mode::WUSR;
+    let direct = rustix::fs::open(path, trial | OFlags::DIRECT, mode)
+        .or_else(|_| rustix::fs::open(path, trial, mode));
+    match direct {
+        Ok(file) => direct_io(&file, facts),
+        Err(rustix::io::Errno::OPNOTSUPP) => {
+            filesystem(&directory, facts);
+            facts.add(
+                "direct I/O",
+                Level::Warn,
+                "cannot be tried here without leaving a file behind",
+            );
+        }
+        Err(error) => {
+            filesystem(&directory, facts);
+            let what = format!(
+                "{}: no file can be made here: {error}; check permissions and mount",
+                path.display()
+            );
+            facts.add("writable", Level::Fail, what);
+        }
+    }
+    scheduler(directory.metadata().map_err(failure)?.dev(), facts);
+    free_space(path, facts);
+    Ok(())
+}
+
+fn direct_io(file: &OwnedFd, facts: &mut Facts) {
+    filesystem(file, facts);
+    let direct = probe::direct_io(file.as_fd());
+    if !direct.dio {
+        let what = "not honoured here: everything goes through the page cache, at many times the CPU cost; use ext4, xfs or \
+                    a block device";
+        facts.add("direct I/O", Level::Warn, what);
+        return;
+    }
+    let (memory, offset) = (direct.memory_align, direct.offset_align);
+    let level = if memory.max(offset) <= ALIGN_BYTES_MAX {
+        Level::Ok
+    } else {
+        Level::Fail
+    };
+    let remedy = if level == Level::Ok {
+        ""
+    } else {
+        ": a store needs 4096 or less, use another disk"
+    };
+    let what =
+        format!("honoured, memory aligned to {memory} and offsets to {offset} bytes{remedy}");
+    facts.add("direct I/O", level, what);
+}
+
+fn filesystem(file: impl AsFd, facts: &mut Facts) {
+    let name = probe::filesystem(file);
+    let (level, advice) = match name.as_str() {
+        "ext4" | "xfs" | "block device" => (Level::Ok, ""),
+        "tmpfs" | "ramfs" => (
+            Level::Warn,
+            ": this is memory; a store here does not outlive the machine's next start",
+        ),
+        "btrfs" | "zfs" | "bcachefs" => (
+            Level::Warn,
+            ": it copies on write and checks data itself, at a cost; use ext4, xfs or a block device",
+        ),
+        "nfs" | "smb" | "9p" | "fuse" | "ceph" | "lustre" => (
+            Level::Warn,
+            ": it may be remote, where locks and syncs may not hold; use a local disk",
+        ),
+        _ => (
+            Level::Warn,
+            ": not tried with this one; ext4, xfs and block devices are",
+        ),
+    };
+    facts.add("file system", level, format!("{name}{advice}"));
+}
+
+/// The I/O scheduler of the disk under a file system, or of a device.
+fn scheduler(device: u64, facts: &mut Facts) {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    // A partition has its queue in the disk above it.
+    let queue = ["queue/scheduler", "../queue/scheduler"].map(|queue| device.join(queue));
+    let Some(text) = queue
+        .iter()
+        .find_map(|queue| std::fs::read_to_string(queue).ok())
+    else {
+        facts.add(
+            "scheduler",
+            Level::Ok,
+            format!("device {major}:{minor} has none of its own"),
+        );
+        return;
+    };
+    let name = chosen(&text).unwrap_or("none");
+    if LIGHT_SCHEDULERS.contains(&name) {
+        facts.add("scheduler", Level::Ok, name);
+    } else {
+        let real = device.canonicalize().unwrap_or(device);
+        let disk = real
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let what = format!(
+            "{name} slows a fast disk down: echo none > /sys/block/{disk}/queue/scheduler (of the whole disk)"
+        );
+        facts.add("scheduler", Level::Warn, what);
+    }
+}
+
+fn free_space(path: &Path, facts: &mut Facts) {
+    match rustix::fs::statvfs(path) {
+        Ok(space) => {
+            let free = space.f_bavail.saturating_mul(space.f_frsize);
+            let level = if free >= FREE_BYTES_MIN {
+                Level::Ok
+            } else {
+                Level::Warn
+            };
+            let advice = if level == Level::Ok {
+                ""
+            } else {
+                ": too little for a new store of any use"
+            };
+            facts.add("free space", level, format!("{}{advice}", ByteSize(free)));
+        }
+        Err(error) => facts.add("free space", Level::Warn, format!("unknown: {error}")),
+    }
+}
+
+/// The store at a path: whole, closed, in use?
+fn store(path: &Path, facts: &mut Facts) {
+    let volumes = match Volumes::open(path, &[], Access::ReadOnly, false) {
+        Ok(volumes) => volumes,
+        Err(StoreError::NotAStore(_)) => {
+            facts.add(
+                "store",
+                Level::Ok,
+                "none here; `larder create` makes one, over other data only with --force",
+            );
+            return;
+        }
+        Err(error) => {
+            facts.add("store", Level::Fail, error.to_string());
+            return;
+        }
+    };
+    let superblock = volumes.superblock();
+    let segments: u64 = superblock
+        .volumes
+        .iter()
+        .map(|volume| u64::from(volume.segments))
+        .sum();
+    let what = format!(
+        "{} on {} volumes, {segments} segments",
+        superblock.store,
+        superblock.volumes.len()
+    );
+    facts.add("store", Level::Ok, what);
+    let locked = volumes.present().any(|(_, volume)| {
+        let file = volume.file.as_fd();
+        let free = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared).is_ok();
+        if free {
+            let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+        }
+        !free
+    });
+    let (level, what) = in_use(superblock, locked);
+    facts.add("store in use", level, what);
+}
+
+fn in_use(superblock: &Superblock, locked: bool) -> (Level, String) {
+    let pid = superblock.holder.pid;
+    match (locked, superblock.state) {
+        (true, OpenState::Open) if is_alive(&superblock.holder) => {
+            (Level::Ok, format!("yes, by process {pid}"))
+        }
+        (true, _) => (
+            Level::Warn,
+            format!("yes, but not by process {pid}, who opened it last: perhaps by a child of it"),
+        ),
+        (false, OpenState::Clean) => (Level::Ok, "no; it was closed cleanly".to_owned()),
+        (false, OpenState::Open) => (
+            Level::Ok,
+            format!(
+                "no; process {pid} left it without closing it, the next to open it recovers it"
+            ),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_chosen_word_is_the_one_in_brackets() {
+        assert_eq!(chosen("none [mq-deadline] kyber\n"), Some("mq-deadline"));
+        assert_eq!(chosen("always [madvise] never"), Some("madvise"));
+        assert_eq!(chosen("none"), None);
+    }
+
+    #[test]
+    fn every_fact_of_a_directory_says_something() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut facts = Facts::default();
+        place(directory.path(), &mut facts).unwrap();
+        place(&directory.path().join("store"), &mut facts).unwrap();
+        for name in ["file system", "direct I/O", "scheduler", "free space"] {
+            assert_eq!(
+                facts
+                    .0
+                    .iter()
+                    .filter(|fact| fact.name == name && !fact.what.is_empty())
+                    .count(),
+                2,
+                "{name}"
+            );
+        }
+        assert_eq!(
+            std::fs::read_dir(directory.path()).unwrap().count(),
+            0,
+            "no trial file is left"
+        );
+    }
+
+    #[test]
+    fn a_path_into_nowhere_is_an_error() {
+        let error = place(
+            Path::new("/nonexistent/directory/store"),
+            &mut Facts::default(),
+        )
+        .err()
+        .unwrap();
+        assert!(
+            error
+                .to_string()
+                .starts_with("/nonexistent/directory/store: "),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,93 @@
+//! How a command ends: its exit code, and the one sentence it fails with.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | done, and found something wrong: damage, wrong bytes, a failed check |
+//! | 2 | the command line or its input makes no sense |
+//! | 3 | the environment is in the way: locked, not a store, no space |
+//! | 130 | stopped by the operator; what was done until then was reported |
+
+use std::fmt;
+use std::process::ExitCode;
+
+use larder_engine::StoreError;
+
+use crate::trace::TraceError;
+
+/// How a command that ran ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// As asked, nothing wrong.
+    Done,
+    /// As asked, and something is wrong with what it looked at.
+    Findings,
+    /// Early, because the operator asked for it.
+    Interrupted,
+}
+
+impl From<Ending> for ExitCode {
+    fn from(ending: Ending) -> Self {
+        ExitCode::from(match ending {
+            Ending::Done => 0,
+            Ending::Findings => 1,
+            Ending::Interrupted => 130,
+        })
+    }
+}
+
+/// Why a command could not do what it was asked: what, where, and what to do about it.
+#[derive(Debug)]
+pub struct Failure {
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    /// The command line or its input makes no sense.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Failure {
+            code: 2,
+            message: message.into(),
+        }
+    }
+
+    /// The environment is in the way.
+    pub fn environment(message: impl Into<String>) -> Self {
+        Failure {
+            code: 3,
+            message: message.into(),
+        }
+    }
+
+    /// The code that the process ends with.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Failure {
+            code: error.exit_code(),
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<TraceError> for Failure {
+    fn from(error: TraceError) -> Self {
+        match error {
+            TraceError::Io { .. } => Failure::environment(error.to_string()),
+            TraceError::TooLong { .. } | TraceError::Malformed { .. } => {
+                Failure::usage(error.to_string())
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What `inspect` and `verify` share: looking at a store without opening it, and saying what is broken in it.
+//!
+//! Each finding names its place (volume, segment, byte offset, key) and what is wrong there; what to do about it is said once for
+//! each kind. Does not decide the exit code.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use larder_engine::StoreError;
+use larder_engine::survey::{BadPage, Flaw, Survey, SurveyError, SurveyOptions};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::report::Lines;
+
+/// What to do about a page whose bytes are lost.
+const PAGE_ADVICE: &str =
+    "the page is lost: reading it is a miss, and putting it again repairs that";
+
+/// Which store is looked at.
+#[derive(Args, Clone, Debug)]
+pub struct StoreArgs {
+    /// The store: its first volume
+    pub path: PathBuf,
+    /// Where a further volume is, if not where the store remembers it (may be repeated)
+    #[arg(long = "volume", value_name = "PATH")]
+    pub volumes: Vec<PathBuf>,
+}
+
+/// Something broken.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// Index of the volume, and its path.
+    volume: usize,
+    path: PathBuf,
+    /// The segment's number on that volume, when it is about one.
+    segment: Option<u32>,
+    /// Byte offset in the volume, when it is about a place.
+    offset: Option<u64>,
+    /// The page's key, when it is about one.
+    key: Option<String>,
+    /// One word for programs.
+    kind: &'static str,
+    /// What is wrong.
+    reason: String,
+    /// What it costs, and what to do.
+    advice: &'static str,
+}
+
+/// A store that was looked at, or what is left of it.
+pub enum Look {
+    /// It is one.
+    Store(Box<Survey>),
+    /// Nothing says any more what it is.
+    Wreck(Vec<Finding>, String),
+}
+
+impl StoreArgs {
+    /// Looks at the store; `complete` fills in the options.
+    ///
+    /// # Errors
+    /// There is no store, or it cannot be looked at.
+    pub fn look(
+        &self,
+        complete: impl FnOnce(SurveyOptions) -> SurveyOptions,
+    ) -> Result<Look, Failure> {
+        let options = complete(SurveyOptions {
+            volumes: self.volumes.clone(),
+            ..SurveyOptions::default()
+        });
+        match Survey::new(&self.path, &options) {
+            Ok(survey) => Ok(Look::Store(Box::new(survey))),
+            Err(SurveyError::Store(error)) => Err(refusal(error)),
+            Err(error @ SurveyError::NoSuperblock { .. }) => {
+                let message = error.to_string();
+                let SurveyError::NoSuperblock { path, flaws } = error else {
+                    return Err(Failure::environment(message));
+                };
+                let findings = flaws.iter().map(|flaw| Finding::of(&path, flaw)).collect();
+                Ok(Look::Wreck(findings, message))
+            }
+        }
+    }
+}
+
+fn refusal(error: StoreError) -> Failure {
+    match error {
+        StoreError::Locked { path, pid, alive } => {
+            let path = path.display();
+            let who = if alive {
+                format!("process {pid}")
+            } else {
+                format!("a child of process {pid}, which is gone, or another tool")
+            };
+            Failure::environment(format!(
+                "{path}: in use by {who}; nothing may write while the store is verified: end that process first, or look with \
+                 `larder inspect`, which needs no lock"
+            ))
+        }
+        error => error.into(),
+    }
+}
+
+impl Finding {
+    fn of(path: &Path, flaw: &Flaw) -> Finding {
+        Finding {
+            volume: flaw.volume,
+            path: path.to_owned(),
+            segment: flaw.segment,
+            offset: flaw.offset,
+            key: flaw.reason.key().map(|key| key.to_string()),
+            kind: flaw.reason.kind(),
+            reason: flaw.reason.to_string(),
+            advice: flaw.reason.advice(),
+        }
+    }
+
+    /// What a survey found.
+    pub fn all_of(survey: &Survey) -> Vec<Finding> {
+        let finding = |flaw: &Flaw| Finding::of(&survey.volumes[flaw.volume].path, flaw);
+        survey.flaws.iter().map(finding).collect()
+    }
+
+    /// A page whose bytes are lost.
+    pub fn of_page(survey: &Survey, bad: &BadPage) -> Finding {
+        let segment = &survey.segments[bad.page.segment];
+        Finding {
+            volume: segment.volume,
+            path: survey.volumes[segment.volume].path.clone(),
+            segment: Some(segment.number),
+            offset: Some(bad.page.offset),
+            key: Some(bad.page.key.to_string()),
+            kind: "payload",
+            reason: bad.fault.to_string(),
+            advice: PAGE_ADVICE,
+        }
+    }
+
+    fn line(&self) -> String {
+        let mut place = self.path.display().to_string();
+        let parts = [
+            self.segment.map(|segment| format!("segment {segment}")),
+            self.offset.map(|offset| format!("offset {offset}")),
+            self.key.as_ref().map(|key| format!("key {key}")),
+        ];
+        for part in parts.into_iter().flatten() {
+            place.push_str(", ");
+            place.push_str(&part);
+        }
+        format!("  {place}: {}", self.reason)
+    }
+}
+
+/// Lists findings for people, and then what to do about each kind of them.
+pub fn list(findings: &[Finding], lines: &mut Lines) {
+    if findings.is_empty() {
+        return;
+    }
+    lines.text("");
+    lines.text(format!("Damage ({}):", findings.len()));
+    for finding in findings {
+        lines.text(finding.line());
+    }
+    let kinds: BTreeSet<(&str, &str)> = findings
+        .iter()
+        .map(|finding| (finding.kind, finding.advice))
+        .collect();
+    lines.text("What to do:");
+    for (kind, advice) in kinds {
+        lines.text(format!("  {kind}: {advice}"));
+    }
+}
+
+/// Adds a table: a line of headings, then the rows; the first column is flush left, numbers line up on the right.
+pub fn table<const N: usize>(headings: [&str; N], rows: &[[String; N]], lines: &mut Lines) {
+    let mut widths = headings.map(str::len);
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let headings = headings.map(str::to_owned);
+    for row in std::iter::once(&headings).chain(rows) {
+        let mut line = String::new();
+        for (index, (cell, width)) in row.iter().zip(widths).enumerate() {
+            let cell = if index == 0 {
+                format!("{cell:<width$}")
+            } else {
+                format!("  {cell:>width$}")
+            };
+            line.push_str(&cell);
+        }
+        lines.text(line.trim_end());
+    }
+}
+
+/// `1 page`, `2 pages`.
+pub fn count(number: u64, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}

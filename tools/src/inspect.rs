@@ -1,0 +1,378 @@
+//! `larder inspect`: shows what is in a store without opening it, whatever state that is in.
+//!
+//! Needs no lock and writes nothing, so it works beside a server that has the store open (then what it shows is one moment's look),
+//! on a store that was left by a crash, and on a damaged one; each of these it says plainly. It shows pages as the next open
+//! would find them. It reads no page: whether their bytes are whole is for `verify --deep` to say.
+
+mod rows;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use larder_engine::format::{KeyPrefix, PageKey};
+use larder_engine::survey::{Condition, Survey, SurveyOptions};
+use serde::Serialize;
+
+use crate::failure::{Ending, Failure};
+use crate::findings::{self, Finding, Look, StoreArgs, count, table};
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+use crate::usage;
+use rows::{ChainRow, KeyRow, NamespaceRow, RemovalRow, SegmentCounts, SegmentRow, VolumeRow};
+
+/// Hex digits of a key prefix, as descriptors keep it of parents.
+const PREFIX_DIGITS: usize = 24;
+
+/// Namespaces that the summary names.
+const NAMESPACES_SHOWN: usize = 8;
+
+/// Show what is in a store, also when it is in use, damaged or was not closed
+///
+/// Exit codes: 0 shown, 1 shown and damage found, 2 usage, 3 there is no store.
+#[derive(Args, Debug)]
+pub struct InspectArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    view: View,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is shown besides the summary.
+#[derive(Args, Debug)]
+#[group(multiple = false)]
+struct View {
+    /// List the segments
+    #[arg(long)]
+    segments: bool,
+    /// List the namespaces
+    #[arg(long)]
+    namespaces: bool,
+    /// Show how the pages of chains lie
+    #[arg(long)]
+    chains: bool,
+    /// Show every record of a page: its key, or the first 24 digits of it
+    #[arg(long, value_name = "HEX", value_parser = wanted)]
+    key: Option<Wanted>,
+}
+
+/// A key that is looked for, or the beginning of one.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    prefix: KeyPrefix,
+    whole: Option<PageKey>,
+}
+
+fn wanted(text: &str) -> Result<Wanted, String> {
+    let text = text.trim().to_ascii_lowercase();
+    if text.len() == PREFIX_DIGITS {
+        let prefix = text.parse().map_err(|error| format!("{error}"))?;
+        return Ok(Wanted {
+            prefix,
+            whole: None,
+        });
+    }
+    let key: PageKey = text.parse().map_err(|error| {
+        format!("{error}; a key has 64 hex digits, its beginning {PREFIX_DIGITS}")
+    })?;
+    Ok(Wanted {
+        prefix: key.prefix(),
+        whole: Some(key),
+    })
+}
+
+#[derive(Serialize)]
+struct InspectReport {
+    /// The first volume.
+    path: PathBuf,
+    /// Whether anything is damaged.
+    damaged: bool,
+    /// What is left out when nothing says any more what the store is.
+    #[serde(flatten)]
+    store: Option<Summary>,
+    /// Everything that is damaged, as far as structures tell.
+    damage: Vec<Finding>,
+    /// Why there is nothing to show.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wreck: Option<String>,
+}
+
+/// The store as a whole.
+#[derive(Serialize)]
+struct Summary {
+    /// The store's identity.
+    store: String,
+    /// When it was created.
+    created_unix_s: u64,
+    /// `clean`, `not_closed` or `in_use`.
+    condition: &'static str,
+    /// How often it has been opened.
+    run: u32,
+    /// Who opened it last.
+    holder: HolderRow,
+    /// Bytes of a segment, of all volumes together, and of pages kept at most.
+    segment_bytes: u64,
+    capacity_bytes: u64,
+    usable_bytes: u64,
+    volumes: Vec<VolumeRow>,
+    segments: SegmentCounts,
+    /// Pages that count, their bytes, and how many of them no sync covers.
+    pages: u64,
+    live_bytes: u64,
+    unproven_pages: u64,
+    /// Page records, live or not, and bytes of page data in use by them.
+    records: u64,
+    data_bytes: u64,
+    /// Descriptor blocks and header copies that a crash cut short.
+    unfinished_blocks: u64,
+    namespaces: Vec<NamespaceRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    segment_list: Option<Vec<SegmentRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chains: Option<Vec<ChainRow>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<KeyView>,
+    /// Which lines people see.
+    #[serde(skip)]
+    lists_namespaces: bool,
+}
+
+#[derive(Serialize)]
+struct HolderRow {
+    pid: u32,
+    alive: bool,
+    /// Its name, while it exists.
+    command: Option<String>,
+}
+
+/// Everything known of one key.
+#[derive(Serialize)]
+struct KeyView {
+    /// Puts and copies, by namespace, the oldest first.
+    records: Vec<KeyRow>,
+    /// Deletions, evictions and clears, the oldest first.
+    removals: Vec<RemovalRow>,
+}
+
+impl Report for InspectReport {
+    const COMMAND: &'static str = "inspect";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        if let Some(store) = &self.store {
+            store.lines(&self.damage, &mut lines);
+        }
+        findings::list(&self.damage, &mut lines);
+        if let Some(wreck) = &self.wreck {
+            lines.text(wreck.as_str());
+        }
+        lines
+    }
+}
+
+impl Summary {
+    fn new(survey: &Survey, view: &View) -> Summary {
+        let holder = &survey.holder;
+        let namespaces = NamespaceRow::all_of(survey);
+        Summary {
+            store: survey.store().to_string(),
+            created_unix_s: survey.created_unix_s(),
+            condition: match survey.condition {
+                Condition::Clean => "clean",
+                Condition::NotClosed => "not_closed",
+                Condition::InUse => "in_use",
+            },
+            run: survey.run.get(),
+            holder: HolderRow {
+                pid: holder.pid,
+                alive: holder.alive,
+                command: holder.command.clone(),
+            },
+            segment_bytes: survey.segment_bytes(),
+            capacity_bytes: survey.volumes.iter().filter_map(|facts| facts.bytes).sum(),
+            usable_bytes: survey.usable_bytes(),
+            volumes: survey.volumes.iter().map(VolumeRow::of).collect(),
+            segments: SegmentCounts::of(survey),
+            pages: survey.live().len() as u64,
+            live_bytes: survey.live_bytes(),
+            unproven_pages: survey.live().filter(|page| !page.proven).count() as u64,
+            records: survey.record_count() as u64,
+            data_bytes: survey.segments.iter().map(|facts| facts.data_bytes).sum(),
+            unfinished_blocks: survey.unfinished_blocks,
+            namespaces,
+            segment_list: view.segments.then(|| SegmentRow::all_of(survey)),
+            chains: view.chains.then(|| ChainRow::all_of(survey)),
+            key: view.key.map(|key| KeyView::of(survey, key)),
+            lists_namespaces: view.namespaces,
+        }
+    }
+
+    fn lines(&self, damage: &[Finding], lines: &mut Lines) {
+        lines.row(
+            "Store",
+            format!(
+                "{}, created {}",
+                self.store,
+                rows::date(self.created_unix_s)
+            ),
+        );
+        lines.row("State", self.state());
+        let damaged = match damage.len() as u64 {
+            0 => "none that structures show (verify --deep reads every page)".to_owned(),
+            found => format!("DAMAGED: {}, listed below", count(found, "finding")),
+        };
+        lines.row("Damage", damaged);
+        for (index, volume) in self.volumes.iter().enumerate() {
+            lines.row(format!("Volume {index}"), volume.line());
+        }
+        let segments = self.segments.line();
+        lines.row(
+            "Segments",
+            format!("{}, {segments}", ByteSize(self.segment_bytes)),
+        );
+        let share = usage::ratio(self.live_bytes, self.usable_bytes) * 100.0;
+        let usable = ByteSize(self.usable_bytes);
+        let live = ByteSize(self.live_bytes);
+        lines.row(
+            "Pages",
+            format!("{}, {live} of {usable} usable ({share:.0} %)", self.pages),
+        );
+        let data = ByteSize(self.data_bytes);
+        lines.row(
+            "Page data",
+            format!("{data} in segments, {}", count(self.records, "record")),
+        );
+        if self.unproven_pages + self.unfinished_blocks > 0 {
+            let blocks = count(self.unfinished_blocks, "unfinished block");
+            let pages = count(self.unproven_pages, "page");
+            lines.row("Not yet synced", format!("{pages} unproven, {blocks}"));
+        }
+        self.view_lines(lines);
+    }
+
+    fn view_lines(&self, lines: &mut Lines) {
+        if let Some(segments) = &self.segment_list {
+            lines.text("");
+            let rows: Vec<_> = segments.iter().map(SegmentRow::cells).collect();
+            table(SegmentRow::HEADINGS, &rows, lines);
+        } else if let Some(chains) = &self.chains {
+            lines.text("");
+            let rows: Vec<_> = chains.iter().map(ChainRow::cells).collect();
+            table(ChainRow::HEADINGS, &rows, lines);
+        } else if let Some(key) = &self.key {
+            key.lines(lines);
+        } else {
+            let shown = if self.lists_namespaces {
+                usize::MAX
+            } else {
+                NAMESPACES_SHOWN
+            };
+            self.namespace_lines(shown, lines);
+        }
+    }
+
+    fn namespace_lines(&self, shown: usize, lines: &mut Lines) {
+        lines.row("Namespaces", self.namespaces.len().to_string());
+        for namespace in self.namespaces.iter().take(shown) {
+            lines.text(namespace.line());
+        }
+        let hidden = self.namespaces.len().saturating_sub(shown);
+        if hidden > 0 {
+            lines.text(format!("  and {hidden} more (--namespaces lists them all)"));
+        }
+    }
+
+    /// Whether it is closed, and what that means.
+    fn state(&self) -> String {
+        let HolderRow { pid, .. } = self.holder;
+        let run = self.run;
+        match (self.condition, &self.holder.command) {
+            ("clean", _) => format!("closed in order, run {run}"),
+            ("in_use", Some(command)) => {
+                format!("IN USE by process {pid} ({command}), run {run}: this is one moment's look")
+            }
+            ("in_use", None) => format!(
+                "IN USE by a child of process {pid}, which is gone, or by another tool, run {run}: this is one moment's look"
+            ),
+            _ => format!(
+                "NOT CLOSED: process {pid} left it in run {run} (a crash, a kill, a power loss); the next open recovers it"
+            ),
+        }
+    }
+}
+
+impl KeyView {
+    fn of(survey: &Survey, wanted: Wanted) -> KeyView {
+        let is_wanted = |key: PageKey| wanted.whole.is_none_or(|whole| whole == key);
+        let pages: Vec<_> = survey
+            .records_of(wanted.prefix)
+            .filter(|page| is_wanted(page.key))
+            .collect();
+        // A clear concerns the key only where there was such a page.
+        let concerns = |fingerprint| {
+            pages
+                .iter()
+                .any(|page| survey.namespaces[page.namespace].fingerprint == fingerprint)
+        };
+        let removals = survey.removals.iter();
+        KeyView {
+            removals: removals
+                .filter(|removal| !RemovalRow::is_clear(removal) || concerns(removal.namespace))
+                .map(RemovalRow::of)
+                .collect(),
+            records: pages.iter().map(|page| KeyRow::of(survey, page)).collect(),
+        }
+    }
+
+    fn lines(&self, lines: &mut Lines) {
+        lines.text("");
+        if self.records.is_empty() && self.removals.is_empty() {
+            lines.text("No record of this key in any segment.");
+        }
+        for record in &self.records {
+            record.lines(lines);
+        }
+        for removal in &self.removals {
+            lines.text(removal.line());
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no store.
+pub fn run(args: &InspectArgs) -> Result<Ending, Failure> {
+    let look = args.store.look(|options| SurveyOptions {
+        key: args.view.key.map(|wanted| wanted.prefix),
+        ..options
+    })?;
+    let path = args.store.path.clone();
+    let report = match look {
+        Look::Wreck(damage, message) => InspectReport {
+            path,
+            damaged: true,
+            store: None,
+            damage,
+            wreck: Some(message),
+        },
+        Look::Store(survey) => {
+            let damage = Finding::all_of(&survey);
+            InspectReport {
+                path,
+                damaged: !damage.is_empty(),
+                store: Some(Summary::new(&survey, &args.view)),
+                damage,
+                wreck: None,
+            }
+        }
+    };
+    report::print(&report, args.json)?;
+    Ok(if report.damaged {
+        Ending::Findings
+    } else {
+        Ending::Done
+    })
+}

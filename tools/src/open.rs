@@ -1,0 +1,69 @@
+//! Options that every command opening a store shares.
+
+use std::path::Path;
+
+use clap::{Args, ValueEnum};
+use larder_engine::disk::probe::Want;
+use larder_engine::{OpenOptions, PageStore, Store, SyncPolicy};
+
+use crate::failure::Failure;
+
+/// How a command opens the store.
+#[derive(Args, Clone, Debug)]
+pub struct OpenArgs {
+    /// How bytes are moved: uring, threads, or auto, which tries io_uring and falls back to threads
+    #[arg(long, default_value_t = Want::Auto)]
+    disk: Want,
+    /// Operations with the kernel at once, per volume
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    depth: Option<u32>,
+    /// When puts become durable: on flush, within a second, or before each put returns
+    #[arg(long, value_enum, default_value_t = SyncArg::Interval)]
+    sync: SyncArg,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SyncArg {
+    Relaxed,
+    Interval,
+    Always,
+}
+
+impl OpenArgs {
+    /// The engine's options.
+    pub fn options(&self) -> OpenOptions {
+        let defaults = OpenOptions::default();
+        OpenOptions {
+            disk: self.disk,
+            depth: self.depth.unwrap_or(defaults.depth),
+            sync: match self.sync {
+                SyncArg::Relaxed => SyncPolicy::Relaxed,
+                SyncArg::Interval => SyncPolicy::default(),
+                SyncArg::Always => SyncPolicy::Always,
+            },
+            ..defaults
+        }
+    }
+
+    /// Operations with the kernel at once, per volume.
+    pub fn depth(&self) -> u32 {
+        self.options().depth
+    }
+
+    /// Opens the store at `path`, works on it, and closes it cleanly, whether the work succeeds or not.
+    ///
+    /// # Errors
+    /// The work's, else those of opening and closing.
+    pub fn with<T>(
+        &self,
+        path: &Path,
+        work: impl FnOnce(&Store) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let store = Store::open(path, self.options())?;
+        let outcome = work(&store);
+        let closed = store.close();
+        let value = outcome?;
+        closed?;
+        Ok(value)
+    }
+}

@@ -1,0 +1,378 @@
+//! `larder replay`: runs a request trace against a store, as a server would: the longest stored prefix is read, the rest put.
+//!
+//! One page a 512-token block. Every byte read is compared with what the page's key says it must be. A store that holds
+//! pages of an earlier run is continued, so that a replay can be killed at any moment and started again; `--ack-log` and
+//! `--check-log` prove that what was acknowledged before the kill is still there ([`crate::ack_log`]).
+//!
+//! Defends against continuing the wrong store: its capacity and the shape of its replay pages must be those asked for.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use larder_engine::{CreateOptions, NamespaceId, PageStore, Store};
+use larder_format::{BLOCK_BYTES, PageKey, PageShape};
+use serde::Serialize;
+
+use crate::ack_log::{AckLog, History};
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::open::OpenArgs;
+use crate::report::{self, Lines, Report};
+use crate::session::{self, Counts, Session, Witness};
+use crate::size::{self, ByteSize};
+use crate::trace::Trace;
+use crate::usage;
+use crate::workload;
+
+/// Tokens of a block of the trace.
+const BLOCK_TOKENS: u32 = 512;
+
+/// The model that names the namespace of replay pages.
+const MODEL: &str = "replay";
+
+/// Run a request trace against a store and check every byte
+#[derive(Args, Debug)]
+pub struct ReplayArgs {
+    /// Mooncake trace: one JSON object a line, with hash_ids of 512-token blocks
+    trace: PathBuf,
+    /// The store: created when it does not exist, continued when it does
+    #[arg(long)]
+    store: PathBuf,
+    /// Size of the store (4GiB)
+    #[arg(long)]
+    capacity: ByteSize,
+    /// Size of a page
+    #[arg(long)]
+    page_bytes: ByteSize,
+    /// Size of a segment of a store that is created [default: by its size]
+    #[arg(long)]
+    segment_size: Option<ByteSize>,
+    /// Stop after this many requests
+    #[arg(long)]
+    limit: Option<u64>,
+    /// How long a put may wait for space
+    #[arg(long, default_value = "30s", value_parser = size::duration)]
+    wait: Duration,
+    /// Append every acknowledged page to this file
+    #[arg(long, value_name = "FILE")]
+    ack_log: Option<PathBuf>,
+    /// First check the store against such a file, also one that --ack-log continues
+    #[arg(long, value_name = "FILE")]
+    check_log: Option<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came of it.
+#[derive(Serialize)]
+struct ReplayReport {
+    #[serde(flatten)]
+    counts: Counts,
+    /// `pages_hit / pages_requested`.
+    hit_rate: f64,
+    /// Bytes of pages read from the volumes.
+    bytes_read: u64,
+    /// Bytes written to the volumes in all: pages, descriptors, headers, copies.
+    bytes_written: u64,
+    /// `bytes_written` for each byte of pages put.
+    write_amplification: f64,
+    /// Pages dropped to make room.
+    evicted_pages: u64,
+    /// Pages that the store forgot because their bytes failed their checksum or could not be read.
+    damaged_pages: u64,
+    /// Pages that the store forgot because a crash cut their write short.
+    unfinished_pages: u64,
+    /// Bytes of a page.
+    page_bytes: u64,
+    /// Bytes of all volumes together.
+    capacity_bytes: u64,
+    /// Most pages that the store keeps at once.
+    usable_pages: u64,
+    /// From opening the store to the flush at the end.
+    seconds: f64,
+    /// Of those, time in the store's gets and puts.
+    get_seconds: f64,
+    put_seconds: f64,
+    /// CPU time of the process since its start, making and comparing pages included.
+    cpu_seconds: f64,
+    /// Most memory that the process had resident.
+    peak_rss_bytes: u64,
+    /// Which disk moved the bytes, and why.
+    disk: String,
+    /// The check of `--check-log`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<CheckReport>,
+    /// Whether the operator ended it early.
+    interrupted: bool,
+}
+
+/// What became of pages that were acknowledged earlier.
+#[derive(Clone, Copy, Default, Serialize)]
+struct CheckReport {
+    /// Pages in the log.
+    acknowledged_pages: u64,
+    /// Of those, read and right.
+    found_pages: u64,
+    /// Not in the store: evicted, or lost.
+    missing_pages: u64,
+    /// Acknowledged so recently that eviction cannot have taken them.
+    owed_pages: u64,
+    /// Owed and missing. Must be 0.
+    lost_pages: u64,
+    /// Read and wrong. Must be 0.
+    wrong_pages: u64,
+    /// Lines of the log that were cut short.
+    torn_lines: u64,
+}
+
+impl Report for ReplayReport {
+    const COMMAND: &'static str = "replay";
+
+    fn lines(&self) -> Lines {
+        let counts = &self.counts;
+        let mut lines = Lines::default();
+        if let Some(check) = &self.check {
+            lines.row(
+                "Acknowledged before",
+                format!("{} pages", check.acknowledged_pages),
+            );
+            lines.row(
+                "  still there",
+                format!("{}, {} wrong", check.found_pages, check.wrong_pages),
+            );
+            lines.row(
+                "  owed",
+                format!("{}, {} lost", check.owed_pages, check.lost_pages),
+            );
+        }
+        lines.row("Requests", counts.requests.to_string());
+        lines.row(
+            "Pages asked for",
+            format!(
+                "{} of {}",
+                counts.pages_requested,
+                ByteSize(self.page_bytes)
+            ),
+        );
+        lines.row(
+            "Pages hit",
+            format!("{} ({:.2} %)", counts.pages_hit, self.hit_rate * 100.0),
+        );
+        lines.row("Pages put", counts.pages_put.to_string());
+        lines.row(
+            "Pages evicted",
+            format!(
+                "{} (the store keeps {})",
+                self.evicted_pages, self.usable_pages
+            ),
+        );
+        lines.row("Wrong pages", counts.wrong_pages.to_string());
+        let lost = format!(
+            "{} refused, {} failed, {} damaged, {} unfinished, {} lapsed",
+            counts.refused_pages,
+            counts.failed_pages,
+            self.damaged_pages,
+            self.unfinished_pages,
+            counts.lapsed_pages
+        );
+        lines.row("Other losses", lost);
+        let speed = |bytes, seconds| {
+            format!(
+                "{} at {}",
+                ByteSize(bytes),
+                usage::rate(usage::per_second(bytes, seconds))
+            )
+        };
+        lines.row("Read", speed(self.bytes_read, self.get_seconds));
+        lines.row("Written", speed(self.bytes_written, self.put_seconds));
+        lines.row(
+            "Write amplification",
+            format!("{:.3}", self.write_amplification),
+        );
+        let usage = format!("{:.1} s, {:.1} s of CPU", self.seconds, self.cpu_seconds);
+        lines
+            .row("Time", usage)
+            .row("Peak memory", ByteSize(self.peak_rss_bytes).to_string());
+        lines.row("Disk", &self.disk);
+        if self.interrupted {
+            lines.text("Interrupted: run it again to go on.");
+        }
+        lines
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let shape = workload::shape(args.page_bytes, 1)?;
+    // The trace and the logs are opened first: a mistyped path should not leave a store behind.
+    let trace = Trace::open(&args.trace)?;
+    let acks = args.ack_log.as_deref().map(AckLog::open).transpose()?;
+    let history = args.check_log.as_deref().map(History::read).transpose()?;
+    create_missing(args)?;
+    let input = Input {
+        trace,
+        acks,
+        history,
+        shape,
+    };
+    let report = args
+        .open
+        .with(&args.store, |store| replay(args, store, input, &interrupt))?;
+    report::print(&report, args.json)?;
+    Ok(ending(&report))
+}
+
+/// What a replay goes by, all of it readable.
+struct Input {
+    trace: Trace<BufReader<File>>,
+    acks: Option<AckLog>,
+    history: Option<History>,
+    shape: PageShape,
+}
+
+fn replay(
+    args: &ReplayArgs,
+    store: &Store,
+    mut input: Input,
+    interrupt: &Interrupt,
+) -> Result<ReplayReport, Failure> {
+    let started = Instant::now();
+    check_capacity(args, store)?;
+    let namespace = namespace(store, &args.store, input.shape)?;
+    let mut session = Session::new(store, namespace, &input.shape, args.wait)?;
+    let usable_pages = store.stats().usable_bytes / session::page_bytes_on_disk(&input.shape);
+    let check = input
+        .history
+        .map(|history| check(&mut session, &history, usable_pages));
+    let checked = store.stats();
+    let bar = report::progress(args.limit, "{pos} requests, {per_sec}, {elapsed}");
+    let limit = args.limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    });
+    for request in input.trace.take(limit) {
+        if interrupt.is_raised() {
+            break;
+        }
+        session.serve(&workload::chain(&request?.hash_ids), &mut input.acks)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    store.flush()?;
+    let stats = store.stats();
+    Ok(ReplayReport {
+        counts: session.counts,
+        hit_rate: usage::ratio(session.counts.pages_hit, session.counts.pages_requested),
+        bytes_read: stats.bytes_read - checked.bytes_read,
+        bytes_written: stats.bytes_written,
+        write_amplification: stats.write_amplification(),
+        evicted_pages: stats.evicted,
+        damaged_pages: stats.damaged,
+        unfinished_pages: stats.unfinished,
+        page_bytes: input.shape.page_bytes(),
+        capacity_bytes: stats.capacity_bytes,
+        usable_pages,
+        seconds: started.elapsed().as_secs_f64(),
+        get_seconds: session.gets.seconds(),
+        put_seconds: session.puts.seconds(),
+        cpu_seconds: usage::cpu_time().as_secs_f64(),
+        peak_rss_bytes: usage::peak_rss_bytes(),
+        disk: stats.disk,
+        check,
+        interrupted: interrupt.is_raised(),
+    })
+}
+
+fn ending(report: &ReplayReport) -> Ending {
+    let check = report.check.unwrap_or_default();
+    if report.counts.wrong_pages + check.wrong_pages + check.lost_pages > 0 {
+        Ending::Findings
+    } else if report.interrupted {
+        Ending::Interrupted
+    } else {
+        Ending::Done
+    }
+}
+
+fn create_missing(args: &ReplayArgs) -> Result<(), Failure> {
+    let there = args.store.try_exists();
+    if there.map_err(|error| {
+        Failure::environment(format!("{}: {error}; check the path", args.store.display()))
+    })? {
+        return Ok(());
+    }
+    let options = CreateOptions {
+        size: args.capacity.0,
+        segment_size: args.segment_size.map(|size| size.0),
+        ..CreateOptions::default()
+    };
+    larder_engine::create(&args.store, &options)?;
+    Ok(())
+}
+
+fn check_capacity(args: &ReplayArgs, store: &Store) -> Result<(), Failure> {
+    let capacity_bytes = store.stats().capacity_bytes;
+    // A file is whole blocks.
+    if args.capacity.0 - args.capacity.0 % BLOCK_BYTES as u64 == capacity_bytes {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{}: its capacity is {capacity_bytes} bytes, --capacity says {}; give the store's own, or another --store",
+        args.store.display(),
+        args.capacity.0
+    )))
+}
+
+/// The namespace of replay pages of this shape, unless the store holds replay pages of another.
+fn namespace(store: &Store, path: &Path, shape: PageShape) -> Result<NamespaceId, Failure> {
+    let asked = workload::namespace(MODEL, BLOCK_TOKENS, shape)?;
+    let other = store
+        .namespaces()
+        .into_iter()
+        .find(|held| held.fields().model == MODEL && *held != asked);
+    if let Some(held) = other {
+        return Err(Failure::usage(format!(
+            "{}: namespace mismatch: it holds pages of `{held}`, asked for is `{asked}`; give the same --page-bytes, or \
+             another --store",
+            path.display()
+        )));
+    }
+    Ok(store.namespace(&asked)?)
+}
+
+/// Checks the store against what an earlier run was promised.
+fn check(session: &mut Session<'_>, history: &History, usable_pages: u64) -> CheckReport {
+    let mut acknowledged = history.acknowledged();
+    // Both lists are newest first: the owed pages are the first of all.
+    let owed = history.owed(usable_pages).len();
+    // Reading is a use: in the order of the puts it leaves the newest pages the warmest, as they were.
+    acknowledged.reverse();
+    let (older, newest) = acknowledged.split_at(acknowledged.len() - owed);
+    let (older, newest) = (session.check(older), session.check(newest));
+    CheckReport {
+        acknowledged_pages: acknowledged.len() as u64,
+        found_pages: newest.right + older.right,
+        missing_pages: newest.missing + older.missing,
+        owed_pages: owed as u64,
+        lost_pages: newest.missing,
+        wrong_pages: newest.wrong + older.wrong,
+        torn_lines: history.torn_lines,
+    }
+}
+
+/// Without a log there is nobody to tell.
+impl Witness for Option<AckLog> {
+    fn hit(&mut self, keys: &[PageKey]) -> Result<(), Failure> {
+        self.as_mut().map_or(Ok(()), |log| log.hit(keys))
+    }
+
+    fn acknowledged(&mut self, keys: &[PageKey]) -> Result<(), Failure> {
+        self.as_mut().map_or(Ok(()), |log| log.put(keys))
+    }
+}

@@ -1,0 +1,166 @@
+//! What a command prints on stdout: one JSON document, or lines for people.
+//!
+//! A JSON document is an object that opens with `schema`, the version of all documents' fields, and `command`. Within a
+//! version fields are only added; one that is renamed, removed or changes its meaning raises it. Sizes are bytes, times are
+//! seconds unless a name says otherwise. Nothing else goes to stdout.
+//!
+//! Defends against a reader that has seen enough: a closed pipe ends the output, not the program.
+
+use std::io::{self, Write};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Version of the JSON documents.
+pub const SCHEMA: u32 = 1;
+
+/// Progress is drawn at most this often a second.
+const DRAWS_PER_SECOND_MAX: u8 = 10;
+
+/// The outcome of a command.
+pub trait Report: Serialize {
+    /// The command's name, as it is typed.
+    const COMMAND: &'static str;
+
+    /// The lines for people.
+    fn lines(&self) -> Lines;
+}
+
+/// Lines for people: labelled values in two columns, headings, sentences.
+#[derive(Default)]
+pub struct Lines(Vec<Line>);
+
+enum Line {
+    Row(String, String),
+    Text(String),
+}
+
+impl Lines {
+    /// Adds a value with its label.
+    pub fn row(&mut self, label: impl Into<String>, value: impl Into<String>) -> &mut Self {
+        self.0.push(Line::Row(label.into(), value.into()));
+        self
+    }
+
+    /// Adds a line of text.
+    pub fn text(&mut self, text: impl Into<String>) -> &mut Self {
+        self.0.push(Line::Text(text.into()));
+        self
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let width = |line: &Line| {
+            if let Line::Row(label, _) = line {
+                label.chars().count()
+            } else {
+                0
+            }
+        };
+        let width = self.0.iter().map(width).max().unwrap_or(0);
+        for line in &self.0 {
+            match line {
+                Line::Row(label, value) => writeln!(out, "{label:<width$}  {value}")?,
+                Line::Text(text) => writeln!(out, "{text}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a, R> {
+    schema: u32,
+    command: &'static str,
+    #[serde(flatten)]
+    report: &'a R,
+}
+
+/// Prints a report on stdout, as JSON or for people.
+///
+/// # Errors
+/// When stdout cannot be written to, unless because its reader is gone.
+pub fn print<R: Report>(report: &R, json: bool) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match write(report, json, &mut out).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::environment(
+            format!("standard output: {error}; the report is lost"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn write<R: Report>(report: &R, json: bool, out: &mut dyn Write) -> io::Result<()> {
+    if !json {
+        return report.lines().write(out);
+    }
+    let document = Document {
+        schema: SCHEMA,
+        command: R::COMMAND,
+        report,
+    };
+    serde_json::to_writer_pretty(&mut *out, &document)?;
+    writeln!(out)
+}
+
+/// A progress bar on stderr, drawn only where that is a terminal. Without a known `total` it counts.
+pub fn progress(total: Option<u64>, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(
+        total,
+        ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND_MAX),
+    );
+    bar.set_style(
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+    );
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Sample {
+        pages: u64,
+    }
+
+    impl Report for Sample {
+        const COMMAND: &'static str = "sample";
+
+        fn lines(&self) -> Lines {
+            let mut lines = Lines::default();
+            lines
+                .text("A sample")
+                .row("pages", self.pages.to_string())
+                .row("a longer label", "x");
+            lines
+        }
+    }
+
+    fn written(json: bool) -> String {
+        let mut out = Vec::new();
+        write(&Sample { pages: 3 }, json, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn documents_open_with_their_schema_and_command() {
+        let document: serde_json::Value = serde_json::from_str(&written(true)).unwrap();
+        assert_eq!(
+            document,
+            serde_json::json!({"schema": SCHEMA, "command": "sample", "pages": 3})
+        );
+        assert!(written(true).starts_with("{\n  \"schema\": 1,"));
+    }
+
+    #[test]
+    fn rows_line_up() {
+        assert_eq!(
+            written(false),
+            "A sample\npages           3\na longer label  x\n"
+        );
+    }
+}

@@ -1,0 +1,213 @@
+//! Serves requests from a store as a server would: the longest stored prefix is read, the rest put, every byte checked.
+//!
+//! What `replay` and `demo` have in common. Making and comparing pages happens between the store's calls, which alone are
+//! timed. A page that a lookup confirmed and a read missed ends the prefix there; it and what follows are put again.
+
+use std::ops::Add;
+use std::time::Duration;
+
+use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus, Store};
+use larder_format::{BLOCK_BYTES, PageKey, PageShape};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+use crate::usage::Meter;
+use crate::workload::{self, Link, PageBuffers};
+
+/// Most bytes of pages in one call; longer chains take several.
+const CALL_BYTES: u64 = 32 << 20;
+
+/// What became of requests and pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Requests served.
+    pub requests: u64,
+    /// Pages of their inputs, a last partial one included.
+    pub pages_requested: u64,
+    /// Pages of the longest stored prefixes that were read.
+    pub pages_hit: u64,
+    /// Pages stored.
+    pub pages_put: u64,
+    /// Pages that turned out to be stored already when they were put.
+    pub duplicate_pages: u64,
+    /// Pages whose bytes were not what their key says. Must be 0.
+    pub wrong_pages: u64,
+    /// Pages that a lookup confirmed and a read missed, for whatever reason.
+    pub lapsed_pages: u64,
+    /// Pages that the store did not admit.
+    pub refused_pages: u64,
+    /// Pages whose write failed.
+    pub failed_pages: u64,
+}
+
+impl Add for Counts {
+    type Output = Counts;
+
+    fn add(self, other: Counts) -> Counts {
+        Counts {
+            requests: self.requests + other.requests,
+            pages_requested: self.pages_requested + other.pages_requested,
+            pages_hit: self.pages_hit + other.pages_hit,
+            pages_put: self.pages_put + other.pages_put,
+            duplicate_pages: self.duplicate_pages + other.duplicate_pages,
+            wrong_pages: self.wrong_pages + other.wrong_pages,
+            lapsed_pages: self.lapsed_pages + other.lapsed_pages,
+            refused_pages: self.refused_pages + other.refused_pages,
+            failed_pages: self.failed_pages + other.failed_pages,
+        }
+    }
+}
+
+/// Is told what the store did, as soon as it did it.
+pub trait Witness {
+    /// These pages were read.
+    ///
+    /// # Errors
+    /// Ends the session.
+    fn hit(&mut self, keys: &[PageKey]) -> Result<(), Failure>;
+
+    /// These pages were acknowledged.
+    ///
+    /// # Errors
+    /// Ends the session.
+    fn acknowledged(&mut self, keys: &[PageKey]) -> Result<(), Failure>;
+}
+
+/// What reading pages back came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Read, and as their keys say.
+    pub right: u64,
+    /// Read, and otherwise.
+    pub wrong: u64,
+    /// Not read.
+    pub missing: u64,
+}
+
+/// A session on one store in one namespace.
+pub struct Session<'a> {
+    store: &'a Store,
+    namespace: NamespaceId,
+    buffers: PageBuffers,
+    options: PutOptions,
+    /// Time and CPU of the store's gets.
+    pub gets: Meter,
+    /// Time and CPU of the store's puts.
+    pub puts: Meter,
+    /// What became of the pages so far.
+    pub counts: Counts,
+}
+
+impl<'a> Session<'a> {
+    /// A session with pages of `shape`, whose puts may wait for space for `wait`.
+    ///
+    /// # Errors
+    /// When there is no memory for its buffers.
+    pub fn new(
+        store: &'a Store,
+        namespace: NamespaceId,
+        shape: &PageShape,
+        wait: Duration,
+    ) -> Result<Self, Failure> {
+        let slots = (CALL_BYTES / page_bytes_on_disk(shape)).max(1);
+        let mut buffers = PageBuffers::new(shape, usize::try_from(slots).unwrap_or(usize::MAX))?;
+        buffers.register(store);
+        Ok(Session {
+            store,
+            namespace,
+            buffers,
+            options: PutOptions { wait },
+            gets: Meter::default(),
+            puts: Meter::default(),
+            counts: Counts::default(),
+        })
+    }
+
+    /// Serves one request, whose pages have these keys.
+    ///
+    /// # Errors
+    /// The witness's.
+    pub fn serve(&mut self, keys: &[PageKey], witness: &mut dyn Witness) -> Result<(), Failure> {
+        let found = self.store.longest_prefix(self.namespace, keys);
+        let hit = self.read_prefix(&keys[..found]);
+        witness.hit(&keys[..hit])?;
+        for batch in workload::links(keys)[hit..].chunks(self.buffers.slots()) {
+            let acknowledged = self.put(batch);
+            witness.acknowledged(&acknowledged)?;
+        }
+        self.counts.requests += 1;
+        self.counts.pages_requested += keys.len() as u64;
+        self.counts.pages_hit += hit as u64;
+        Ok(())
+    }
+
+    /// Reads a confirmed prefix and says how many pages of it came, up to the first that did not.
+    fn read_prefix(&mut self, keys: &[PageKey]) -> usize {
+        let mut hit = 0;
+        for batch in keys.chunks(self.buffers.slots()) {
+            let statuses = self
+                .buffers
+                .get(self.store, self.namespace, batch, &mut self.gets);
+            for (slot, (key, status)) in batch.iter().zip(&statuses).enumerate() {
+                self.counts.lapsed_pages += u64::from(!status.is_hit());
+                if status.is_hit() && !self.buffers.holds(slot, key) {
+                    self.counts.wrong_pages += 1;
+                }
+            }
+            let came = statuses.iter().take_while(|status| status.is_hit()).count();
+            hit += came;
+            if came < batch.len() {
+                break;
+            }
+        }
+        hit
+    }
+
+    /// Puts a batch and says which pages the store now has.
+    fn put(&mut self, batch: &[Link]) -> Vec<PageKey> {
+        let statuses = self.buffers.put(
+            self.store,
+            self.namespace,
+            batch,
+            self.options,
+            &mut self.puts,
+        );
+        for status in &statuses {
+            match status {
+                PutStatus::Stored => self.counts.pages_put += 1,
+                PutStatus::Duplicate => self.counts.duplicate_pages += 1,
+                PutStatus::Refused(_) => self.counts.refused_pages += 1,
+                PutStatus::Failed(_) => self.counts.failed_pages += 1,
+            }
+        }
+        let present = batch
+            .iter()
+            .zip(statuses)
+            .filter(|(_, status)| status.is_present());
+        present.map(|(link, _)| link.key).collect()
+    }
+
+    /// Reads pages back and compares them, outside of the session's figures.
+    pub fn check(&mut self, keys: &[PageKey]) -> Checked {
+        let mut checked = Checked::default();
+        for batch in keys.chunks(self.buffers.slots()) {
+            let statuses =
+                self.buffers
+                    .get(self.store, self.namespace, batch, &mut Meter::default());
+            for (slot, (key, status)) in batch.iter().zip(statuses).enumerate() {
+                let count = match (status.is_hit(), self.buffers.holds(slot, key)) {
+                    (false, _) => &mut checked.missing,
+                    (true, true) => &mut checked.right,
+                    (true, false) => &mut checked.wrong,
+                };
+                *count += 1;
+            }
+        }
+        checked
+    }
+}
+
+/// Bytes that a page takes on disk, padding included.
+pub fn page_bytes_on_disk(shape: &PageShape) -> u64 {
+    u64::from(shape.page_blocks()) * BLOCK_BYTES as u64
+}

@@ -1,0 +1,227 @@
+//! Sizes as people write and read them: `64GiB` in, `64 GiB` out, bytes in between. And durations: `30s`, `500ms`.
+//!
+//! Owns the one grammar of sizes on the command line: digits, optionally a fraction, optionally `B`, `KiB`, `MiB`, `GiB` or
+//! `TiB` in any case; no unit means bytes. Invariant: arithmetic is exact in integers; a fraction of a byte is dropped.
+//! Durations are whole numbers of `ms`, `s` or `m`; no unit means seconds.
+//!
+//! Defends against units that mean different things to different people: `GB` and `G` are refused, not guessed. Does not
+//! know what a size is for, nor its limits.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Units, smallest first, and how many bytes each stands for.
+const UNITS: [(&str, u64); 5] = [
+    ("B", 1),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+];
+
+/// Most digits of a fraction; more could not change a whole number of bytes.
+const FRACTION_DIGITS_MAX: usize = 15;
+
+/// A number of bytes, written `64GiB` on the command line and printed `64 GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteSize(pub u64);
+
+/// Text that is not a size.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// No number where one should be.
+    #[error(
+        "`{0}` is not a size; write bytes (4096) or a number and a unit (64KiB, 16MiB, 1.5GiB, 2TiB)"
+    )]
+    Number(String),
+    /// A number, but a unit that is unknown or ambiguous.
+    #[error("`{0}` is not a unit; use B, KiB, MiB, GiB or TiB (powers of 1024)")]
+    Unit(String),
+    /// More than fits 64 bits.
+    #[error("`{0}` is more than 2^64 bytes")]
+    TooLarge(String),
+}
+
+impl FromStr for ByteSize {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let text = text.trim();
+        let number_end = text
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(text.len());
+        let (number, unit) = text.split_at(number_end);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+        let malformed = || SizeError::Number(text.to_owned());
+        let digits =
+            |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits(whole) || !digits(fraction) || fraction.len() > FRACTION_DIGITS_MAX {
+            return Err(malformed());
+        }
+        let unit_bytes = unit_bytes(unit.trim())?;
+        let whole: u128 = whole
+            .parse()
+            .map_err(|_| SizeError::TooLarge(text.to_owned()))?;
+        let scale = 10_u128.pow(u32::try_from(fraction.len()).map_err(|_| malformed())?);
+        let fraction: u128 = fraction.parse().map_err(|_| malformed())?;
+        let bytes = whole
+            .checked_mul(unit_bytes)
+            .and_then(|bytes| bytes.checked_add(fraction * unit_bytes / scale));
+        let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+        bytes
+            .map(ByteSize)
+            .ok_or_else(|| SizeError::TooLarge(text.to_owned()))
+    }
+}
+
+fn unit_bytes(unit: &str) -> Result<u128, SizeError> {
+    if unit.is_empty() {
+        return Ok(1);
+    }
+    let known = UNITS
+        .iter()
+        .find(|(name, _)| name.eq_ignore_ascii_case(unit));
+    known
+        .map(|(_, bytes)| u128::from(*bytes))
+        .ok_or_else(|| SizeError::Unit(unit.to_owned()))
+}
+
+impl fmt::Display for ByteSize {
+    /// The largest unit that leaves at least 1; one decimal unless the number is whole.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = UNITS.iter().rev().find(|(_, bytes)| self.0 >= *bytes);
+        let (name, unit) = fits.copied().unwrap_or(("B", 1));
+        if self.0.is_multiple_of(unit) {
+            return write!(f, "{} {name}", self.0 / unit);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "one decimal for people")]
+        let number = self.0 as f64 / unit as f64;
+        write!(f, "{number:.1} {name}")
+    }
+}
+
+/// Reads a duration for the command line.
+///
+/// # Errors
+/// A sentence that says what a duration looks like.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    let (number, unit) = text.split_at(
+        text.find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len()),
+    );
+    let malformed = || {
+        format!(
+            "`{text}` is not a duration; write seconds (30) or a whole number and a unit (500ms, 30s, 2m)"
+        )
+    };
+    let number: u64 = number.parse().map_err(|_| malformed())?;
+    match unit {
+        "ms" => Ok(Duration::from_millis(number)),
+        "" | "s" => Ok(Duration::from_secs(number)),
+        "m" => number
+            .checked_mul(60)
+            .map(Duration::from_secs)
+            .ok_or_else(malformed),
+        _ => Err(malformed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_and_without_units() {
+        let cases = [
+            ("0", 0),
+            ("4096", 4096),
+            ("4096B", 4096),
+            ("64KiB", 64 << 10),
+            ("16 MiB", 16 << 20),
+            ("64gib", 64 << 30),
+            ("1.5GiB", 3 << 29),
+            ("0.5KiB", 512),
+            ("2TiB", 2 << 40),
+            ("18446744073709551615", u64::MAX),
+        ];
+        for (text, bytes) in cases {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_fraction_of_a_byte_is_dropped() {
+        assert_eq!("0.1KiB".parse(), Ok(ByteSize(102)));
+    }
+
+    #[test]
+    fn what_is_not_a_size_is_refused_with_the_reason() {
+        for text in [
+            "",
+            "GiB",
+            "-1",
+            "1.",
+            ".5GiB",
+            "1.2.3GiB",
+            "one",
+            "1.0000000000000000GiB",
+        ] {
+            assert_eq!(
+                text.parse::<ByteSize>(),
+                Err(SizeError::Number(text.to_owned())),
+                "{text}"
+            );
+        }
+        for (text, unit) in [("4GB", "GB"), ("4G", "G"), ("4 apples", "apples")] {
+            assert_eq!(
+                text.parse::<ByteSize>(),
+                Err(SizeError::Unit(unit.to_owned()))
+            );
+        }
+        for text in [
+            "18446744073709551616",
+            "16777216TiB",
+            "99999999999999999999999999999999999999999",
+        ] {
+            assert_eq!(
+                text.parse::<ByteSize>(),
+                Err(SizeError::TooLarge(text.to_owned()))
+            );
+        }
+    }
+
+    #[test]
+    fn sizes_are_printed_in_the_largest_unit_that_leaves_at_least_one() {
+        let cases = [
+            (0, "0 B"),
+            (1, "1 B"),
+            (4096, "4 KiB"),
+            (3 << 29, "1.5 GiB"),
+            (64 << 30, "64 GiB"),
+            (1025, "1.0 KiB"),
+            (u64::MAX, "16777216.0 TiB"),
+        ];
+        for (bytes, text) in cases {
+            assert_eq!(ByteSize(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn durations_are_whole_numbers_with_a_unit() {
+        let read =
+            ["0", "30", "30s", "500ms", "2m"].map(|text| duration(text).unwrap().as_millis());
+        assert_eq!(read, [0, 30_000, 30_000, 500, 120_000]);
+        for text in ["", "s", "1.5s", "-1s", "3h", "18446744073709551615m"] {
+            assert!(
+                duration(text)
+                    .unwrap_err()
+                    .starts_with(&format!("`{text}` is not a duration")),
+                "{text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Reads Mooncake request traces: one JSON object a line, of which `hash_ids` matters here.
+//!
+//! A hash id stands for a whole prefix of 512-token blocks up to and including its own. The trace is read as a stream,
+//! one line in memory at a time. Defends against input that is not a trace: lines have a length limit, and every error names
+//! the file, the line and what to do. Blank lines are skipped. Does not interpret timestamps or lengths.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// Longest line, in bytes; the longest of the published traces has a thousandth of it.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
+/// One request of a trace.
+#[derive(Debug, Deserialize, PartialEq, Eq)]
+pub struct Request {
+    /// One id for each block of its input, in order; the last block may be partial.
+    pub hash_ids: Vec<u64>,
+}
+
+/// Why a trace could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The system refused.
+    #[error("{path}: cannot read the trace: {source}; check the path")]
+    Io {
+        /// The trace.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A line is longer than any request.
+    #[error(
+        "{path}, line {line}: longer than {LINE_BYTES_MAX} bytes; a trace has one JSON object a line"
+    )]
+    TooLong {
+        /// The trace.
+        path: PathBuf,
+        /// Counted from 1.
+        line: u64,
+    },
+    /// A line is not a request.
+    #[error(
+        "{path}, line {line}: not a request ({reason}); expected one JSON object a line, such as \
+         {{\"timestamp\": 0, \"input_length\": 1024, \"output_length\": 8, \"hash_ids\": [0, 1]}}"
+    )]
+    Malformed {
+        /// The trace.
+        path: PathBuf,
+        /// Counted from 1.
+        line: u64,
+        /// What the parser said.
+        reason: String,
+    },
+}
+
+/// A trace being read; iterates over its requests and ends after the first error.
+pub struct Trace<R> {
+    path: PathBuf,
+    input: R,
+    line: u64,
+    text: Vec<u8>,
+    failed: bool,
+}
+
+impl Trace<BufReader<File>> {
+    /// Opens a trace.
+    ///
+    /// # Errors
+    /// When the file cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        match File::open(path) {
+            Ok(file) => Ok(Trace::new(path, BufReader::new(file))),
+            Err(source) => Err(TraceError::Io {
+                path: path.to_owned(),
+                source,
+            }),
+        }
+    }
+}
+
+impl<R: BufRead> Trace<R> {
+    /// Reads a trace from `input`; `path` is what errors call it.
+    pub fn new(path: &Path, input: R) -> Self {
+        Trace {
+            path: path.to_owned(),
+            input,
+            line: 0,
+            text: Vec::new(),
+            failed: false,
+        }
+    }
+
+    /// Reads the next line into `text`; false at the end.
+    fn read_line(&mut self) -> Result<bool, TraceError> {
+        self.text.clear();
+        self.line += 1;
+        let mut limited = self.input.by_ref().take(LINE_BYTES_MAX + 1);
+        let read = limited.read_until(b'\n', &mut self.text);
+        let read = read.map_err(|source| TraceError::Io {
+            path: self.path.clone(),
+            source,
+        })?;
+        if read as u64 > LINE_BYTES_MAX {
+            return Err(TraceError::TooLong {
+                path: self.path.clone(),
+                line: self.line,
+            });
+        }
+        Ok(read > 0)
+    }
+
+    fn next_request(&mut self) -> Result<Option<Request>, TraceError> {
+        while self.read_line()? {
+            let text = self.text.trim_ascii();
+            if text.is_empty() {
+                continue;
+            }
+            let malformed = |error: serde_json::Error| TraceError::Malformed {
+                path: self.path.clone(),
+                line: self.line,
+                reason: error.to_string(),
+            };
+            return serde_json::from_slice(text).map(Some).map_err(malformed);
+        }
+        Ok(None)
+    }
+}
+
+impl<R: BufRead> Iterator for Trace<R> {
+    type Item = Result<Request, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let next = self.next_request().transpose();
+        self.failed = matches!(next, Some(Err(_)));
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn trace(text: &[u8]) -> Vec<Result<Request, TraceError>> {
+        Trace::new(Path::new("t.jsonl"), text).collect()
+    }
+
+    #[test]
+    fn requests_are_read_in_order_whatever_else_a_line_holds() {
+        let text = b"{\"timestamp\": 0, \"input_length\": 900, \"output_length\": 5, \"hash_ids\": [0, 1]}\n\n\
+                     {\"hash_ids\": [], \"timestamp\": 3.5}\r\n  {\"hash_ids\":[18446744073709551615]}";
+        let ids: Vec<Vec<u64>> = trace(text)
+            .into_iter()
+            .map(|request| request.unwrap().hash_ids)
+            .collect();
+        assert_eq!(ids, [vec![0, 1], vec![], vec![u64::MAX]]);
+    }
+
+    #[test]
+    fn a_malformed_line_is_an_error_that_names_its_line_and_ends_the_trace() {
+        for bad in [
+            "{\"hash_ids\": [1, -2]}",
+            "{\"hash_ids\": 7}",
+            "{}",
+            "[1]",
+            "{\"hash_ids\": [1]",
+            "\u{e9}",
+        ] {
+            let text = format!("{{\"hash_ids\": [1]}}\n\n{bad}\n{{\"hash_ids\": [2]}}\n");
+            let read = trace(text.as_bytes());
+            assert_eq!(read.len(), 2, "{bad}");
+            let message = read[1].as_ref().unwrap_err().to_string();
+            assert!(
+                message.starts_with("t.jsonl, line 3: not a request ("),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_endless_line_is_refused_without_being_read_to_its_end() {
+        let endless = BufReader::new(io::repeat(b'['));
+        let mut trace = Trace::new(Path::new("/dev/zero"), endless);
+        assert!(matches!(
+            trace.next(),
+            Some(Err(TraceError::TooLong { line: 1, .. }))
+        ));
+        assert!(trace.next().is_none());
+    }
+
+    #[test]
+    fn a_trace_that_is_not_there_is_an_error_that_names_it() {
+        let error = Trace::open(Path::new("/nonexistent/trace.jsonl"))
+            .err()
+            .unwrap();
+        assert!(
+            error
+                .to_string()
+                .starts_with("/nonexistent/trace.jsonl: cannot read the trace: "),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,321 @@
+//! `larder verify`: checks a store that nobody has open, and lists what is damaged.
+//!
+//! Without `--deep` it checks structures: both copies of every superblock and header, every descriptor block, and that no two pages
+//! claim one place. With it, the bytes of every live page as well. The store is locked against writers meanwhile.
+//!
+//! One bad copy of two loses nothing yet, and is a finding all the same: the next fault there would. Writes that a crash cut short
+//! are counted and are no findings, because nothing was promised of them.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use larder_engine::survey::{Condition, Payloads, Survey};
+use serde::Serialize;
+
+use crate::failure::{Ending, Failure};
+use crate::findings::{self, Finding, Look, StoreArgs, count};
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+use crate::usage;
+
+/// Check a store that nobody has open, and list what is damaged
+///
+/// Exit codes: 0 sound (writes that a crash cut short are counted, not damage), 1 damage found, 2 usage, 3 the store is in use,
+/// or there is none.
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Also read every page and check its bytes
+    #[arg(long)]
+    deep: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct VerifyReport {
+    /// The first volume.
+    path: PathBuf,
+    /// Whether anything is damaged.
+    damaged: bool,
+    /// What is left out when nothing says any more what the store is.
+    #[serde(flatten)]
+    checked: Option<Checked>,
+    /// Everything that is damaged.
+    damage: Vec<Finding>,
+    /// Why nothing could be checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wreck: Option<String>,
+}
+
+/// What was checked.
+#[derive(Serialize)]
+struct Checked {
+    /// The store's identity.
+    store: String,
+    /// Whether it was closed in order; if not, the next open recovers it.
+    clean: bool,
+    /// Segments, and how many of them could be read.
+    segments: u64,
+    segments_read: u64,
+    /// Descriptor blocks, and page records in them, live or not.
+    descriptor_blocks: u64,
+    records: u64,
+    /// Pages that count, and their bytes.
+    pages: u64,
+    live_bytes: u64,
+    /// Pages that count, but whose bytes no sync covers.
+    unproven_pages: u64,
+    /// Descriptor blocks and header copies that a crash cut short.
+    unfinished_blocks: u64,
+    /// Page records of writes that a crash cut short, while an older record of the key is whole.
+    unfinished_records: u64,
+    /// The bytes of the pages, with `--deep`.
+    deep: Option<Deep>,
+}
+
+/// What became of the pages' bytes.
+#[derive(Serialize)]
+struct Deep {
+    /// Pages looked at, and their bytes.
+    checked_pages: u64,
+    checked_bytes: u64,
+    /// Pages whose bytes are what was put.
+    good_pages: u64,
+    /// Pages that are lost.
+    damaged_pages: u64,
+    /// Unproven pages that a crash cut short.
+    unfinished_pages: u64,
+    /// How long that took, and how fast it was.
+    seconds: f64,
+    bytes_per_second: f64,
+    /// CPU time of the process meanwhile.
+    cpu_seconds: f64,
+    /// Whether the operator ended it before the last page.
+    interrupted: bool,
+}
+
+impl Report for VerifyReport {
+    const COMMAND: &'static str = "verify";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        if let Some(checked) = &self.checked {
+            checked.lines(&mut lines);
+        }
+        let result = match (&self.checked, self.damaged) {
+            (_, true) => count(self.damage.len() as u64, "thing") + " damaged",
+            (Some(checked), false) if checked.deep.is_none() => {
+                "sound, as far as structures tell (--deep reads every page)".to_owned()
+            }
+            _ if self.is_interrupted() => "no damage found until it was interrupted".to_owned(),
+            _ => "sound".to_owned(),
+        };
+        lines.row("Result", result);
+        findings::list(&self.damage, &mut lines);
+        if let Some(wreck) = &self.wreck {
+            lines.text(wreck.as_str());
+        }
+        lines
+    }
+}
+
+impl VerifyReport {
+    fn is_interrupted(&self) -> bool {
+        let deep = self
+            .checked
+            .as_ref()
+            .and_then(|checked| checked.deep.as_ref());
+        deep.is_some_and(|deep| deep.interrupted)
+    }
+
+    fn ending(&self) -> Ending {
+        if self.damaged {
+            Ending::Findings
+        } else if self.is_interrupted() {
+            Ending::Interrupted
+        } else {
+            Ending::Done
+        }
+    }
+}
+
+impl Checked {
+    fn lines(&self, lines: &mut Lines) {
+        lines.row("Store", self.store.as_str());
+        let state = if self.clean {
+            "closed in order"
+        } else {
+            "not closed: the next open recovers it"
+        };
+        lines.row("State", state);
+        let mut segments = self.segments.to_string();
+        if self.segments_read < self.segments {
+            segments.push_str(&format!(
+                ", {} of them cannot be read",
+                self.segments - self.segments_read
+            ));
+        }
+        lines.row("Segments", segments);
+        lines.row(
+            "Descriptor blocks",
+            format!(
+                "{}, {}",
+                self.descriptor_blocks,
+                count(self.records, "record")
+            ),
+        );
+        let pages = format!("{}, {}", self.pages, ByteSize(self.live_bytes));
+        lines.row("Live pages", pages);
+        if self.unproven_pages + self.unfinished_blocks + self.unfinished_records > 0 {
+            let pages = count(self.unproven_pages, "page");
+            let records = count(self.unfinished_records, "unfinished record");
+            let blocks = count(self.unfinished_blocks, "unfinished block");
+            lines.row(
+                "Left by a crash",
+                format!("{pages} unproven, {records}, {blocks}"),
+            );
+        }
+        if let Some(deep) = &self.deep {
+            deep.lines(lines);
+        }
+    }
+}
+
+impl Deep {
+    fn lines(&self, lines: &mut Lines) {
+        lines.row(
+            "Bytes checked",
+            format!(
+                "{} of {} in {:.1} s, {}",
+                ByteSize(self.checked_bytes),
+                count(self.checked_pages, "page"),
+                self.seconds,
+                usage::rate(self.bytes_per_second)
+            ),
+        );
+        lines.row(
+            "Pages",
+            format!(
+                "{} good, {} damaged, {} unfinished",
+                self.good_pages, self.damaged_pages, self.unfinished_pages
+            ),
+        );
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no store, or somebody has it open.
+pub fn run(args: &VerifyArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let look = args
+        .store
+        .look(|options| larder_engine::survey::SurveyOptions {
+            hold: true,
+            ..options
+        })?;
+    let report = match look {
+        Look::Wreck(damage, message) => VerifyReport {
+            path: args.store.path.clone(),
+            damaged: true,
+            checked: None,
+            damage,
+            wreck: Some(message),
+        },
+        Look::Store(survey) => check(args, &survey, &interrupt)?,
+    };
+    report::print(&report, args.json)?;
+    Ok(report.ending())
+}
+
+fn check(
+    args: &VerifyArgs,
+    survey: &Survey,
+    interrupt: &Interrupt,
+) -> Result<VerifyReport, Failure> {
+    let mut damage = Finding::all_of(survey);
+    let deep = if args.deep {
+        Some(deep(args, survey, interrupt, &mut damage)?)
+    } else {
+        None
+    };
+    let segments = &survey.segments;
+    let checked = Checked {
+        store: survey.store().to_string(),
+        clean: survey.condition == Condition::Clean,
+        segments: segments.len() as u64,
+        segments_read: segments.iter().filter(|facts| facts.case.is_some()).count() as u64,
+        descriptor_blocks: segments
+            .iter()
+            .map(|facts| u64::from(facts.descriptor_blocks))
+            .sum(),
+        records: survey.record_count() as u64,
+        pages: survey.live().len() as u64,
+        live_bytes: survey.live_bytes(),
+        unproven_pages: survey.live().filter(|page| !page.proven).count() as u64,
+        unfinished_blocks: survey.unfinished_blocks,
+        unfinished_records: survey.unfinished_records() as u64,
+        deep,
+    };
+    Ok(VerifyReport {
+        path: args.store.path.clone(),
+        damaged: !damage.is_empty(),
+        checked: Some(checked),
+        damage,
+        wreck: None,
+    })
+}
+
+fn deep(
+    args: &VerifyArgs,
+    survey: &Survey,
+    interrupt: &Interrupt,
+    damage: &mut Vec<Finding>,
+) -> Result<Deep, Failure> {
+    let template = "verifying {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    let bar = report::progress(Some(survey.live_bytes()), template);
+    let (started, cpu) = (Instant::now(), usage::cpu_time());
+    let progress = |bytes| {
+        bar.set_position(bytes);
+        if interrupt.is_raised() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    };
+    let lost = |bad| damage.push(Finding::of_page(survey, &bad));
+    let checked = survey.check_payloads(progress, lost);
+    bar.finish_and_clear();
+    let path = args.store.path.display();
+    let counts = checked.map_err(|error| {
+        Failure::environment(format!(
+            "{path}: no memory to read the pages with: {error}; free some"
+        ))
+    })?;
+    let seconds = started.elapsed().as_secs_f64();
+    let Payloads {
+        checked,
+        checked_bytes,
+        good,
+        unfinished,
+        bad,
+    } = counts;
+    Ok(Deep {
+        checked_pages: checked,
+        checked_bytes,
+        good_pages: good,
+        damaged_pages: bad,
+        unfinished_pages: unfinished,
+        seconds,
+        bytes_per_second: usage::per_second(checked_bytes, seconds),
+        cpu_seconds: usage::cpu_time().saturating_sub(cpu).as_secs_f64(),
+        interrupted: checked < survey.live().len() as u64,
+    })
+}

@@ -1,0 +1,427 @@
+//! Test pages: what they are called and what they hold, and the buffers that they travel in.
+//!
+//! The bytes of a page are a pure function of its key and of the position in it, so that every byte that comes out of a
+//! store can be checked without remembering what went in. Each 8-byte word depends on the key, the part and the place in the
+//! part: pages mistaken for each other, swapped parts and shifted or stale blocks all differ. Making and comparing is a few
+//! additions a word, well above device speed, and is not meant to be random in any stronger sense.
+//!
+//! Keys are chains of hashes made by [`page_keys`] with one token a page, as an engine would make them.
+//!
+//! Does not decide which pages are asked for (`bench`, `replay`, `demo`), and measures only through the [`Meter`] it is given.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::num::NonZeroUsize;
+
+use larder_engine::memory::AlignedBuf;
+use larder_engine::{
+    GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Store,
+};
+use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
+
+use crate::failure::Failure;
+use crate::size::ByteSize;
+use crate::usage::Meter;
+
+/// Bytes made or compared in one step.
+const STEP_BYTES: usize = 64;
+
+/// Words of a step.
+const LANES: usize = STEP_BYTES / 8;
+
+/// Bytes compared between looks at the outcome.
+const COMPARE_BYTES: usize = 4096;
+
+/// Distance between neighbouring words before mixing: odd, so that no two words of a part are alike.
+const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Words between the starts of neighbouring parts: more than a part can have.
+const PART_WORDS: u64 = 1 << 32;
+
+/// The keys of a chain with one token a page.
+pub fn chain(tokens: &[u64]) -> Vec<PageKey> {
+    page_keys(tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
+}
+
+/// The keys of `pages` pages whose chain follows the pages of `seed`, which name it and are not part of it.
+pub fn chain_after(seed: &[u64], pages: u64) -> Vec<PageKey> {
+    let tokens: Vec<u64> = (0..pages).collect();
+    page_keys(
+        &tokens,
+        NonZeroUsize::MIN,
+        chain(seed).last().copied(),
+        TokenUnits::Single,
+    )
+}
+
+/// The shape of pages of `page_bytes` in `parts` equal parts.
+///
+/// # Errors
+/// When the page cannot be divided so, or the format has no such shape.
+pub fn shape(page_bytes: ByteSize, parts: u32) -> Result<PageShape, Failure> {
+    let usage = |reason: &dyn std::fmt::Display| {
+        Failure::usage(format!(
+            "pages of {} bytes in {parts} parts: {reason}; choose other --page-bytes or --parts",
+            page_bytes.0
+        ))
+    };
+    if parts == 0 || !page_bytes.0.is_multiple_of(u64::from(parts)) {
+        return Err(usage(&"a page is divided into equal parts"));
+    }
+    let part_bytes = u32::try_from(page_bytes.0 / u64::from(parts))
+        .map_err(|_| usage(&"a page is less than 1 GiB"))?;
+    // A shape has at most a handful of parts; cutting the list off keeps an absurd count from being allocated.
+    let part_bytes = vec![part_bytes; parts.min(1 << 10) as usize];
+    PageShape::new(&part_bytes).map_err(|error| usage(&error))
+}
+
+/// The namespace of test pages: the command that makes them stands for the model.
+///
+/// # Errors
+/// When the format refuses it: an empty command, or no tokens a page.
+pub fn namespace(command: &str, page_tokens: u32, shape: PageShape) -> Result<Namespace, Failure> {
+    let fields = NamespaceFields {
+        model: command.to_owned(),
+        weights: "made-up".to_owned(),
+        dtype: "bytes".to_owned(),
+        layout: "page_first_direct".to_owned(),
+        page_tokens,
+        shape,
+        tp: Rank::ALONE,
+        pp: Rank::ALONE,
+        cp: Rank::ALONE,
+        pool: "kv".to_owned(),
+        extra: BTreeMap::new(),
+    };
+    Namespace::new(fields).map_err(|error| Failure::usage(format!("namespace {command}: {error}")))
+}
+
+/// The words of one part of one page.
+#[derive(Clone, Copy)]
+struct Words {
+    start: u64,
+    salt: u64,
+}
+
+impl Words {
+    fn of(key: &PageKey, part: usize) -> Self {
+        let half = |index: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&key.as_bytes()[index..index + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let first = (part as u64).wrapping_mul(PART_WORDS).wrapping_mul(STRIDE);
+        Words {
+            start: half(0).wrapping_add(first),
+            salt: half(8),
+        }
+    }
+
+    /// The bytes of step `step`, counted from the start of the part.
+    #[inline(always)]
+    fn step(self, step: usize) -> [u64; LANES] {
+        let first = self
+            .start
+            .wrapping_add((step as u64).wrapping_mul(STRIDE.wrapping_mul(LANES as u64)));
+        let mut lanes = [0; LANES];
+        for (index, lane) in lanes.iter_mut().enumerate() {
+            let word = first.wrapping_add(STRIDE.wrapping_mul(index as u64));
+            *lane = (word ^ (word >> 31)).wrapping_add(self.salt).to_le();
+        }
+        lanes
+    }
+
+    fn step_bytes(self, step: usize) -> [u8; STEP_BYTES] {
+        let mut bytes = [0; STEP_BYTES];
+        for (out, lane) in bytes.chunks_exact_mut(8).zip(self.step(step)) {
+            out.copy_from_slice(&lane.to_ne_bytes());
+        }
+        bytes
+    }
+
+    fn fill(self, part: &mut [u8]) {
+        let mut steps = part.chunks_exact_mut(STEP_BYTES);
+        let mut count = 0;
+        for (step, out) in steps.by_ref().enumerate() {
+            for (word, lane) in out.chunks_exact_mut(8).zip(self.step(step)) {
+                word.copy_from_slice(&lane.to_ne_bytes());
+            }
+            count = step + 1;
+        }
+        let tail = steps.into_remainder();
+        let bytes = self.step_bytes(count);
+        tail.copy_from_slice(&bytes[..tail.len()]);
+    }
+
+    /// Whether `part` holds these words.
+    fn match_part(self, part: &[u8]) -> bool {
+        let mut step = 0;
+        for block in part.chunks(COMPARE_BYTES) {
+            let mut steps = block.chunks_exact(STEP_BYTES);
+            let mut difference = [0; LANES];
+            for bytes in steps.by_ref() {
+                let expected = self.step(step);
+                for ((difference, word), lane) in difference
+                    .iter_mut()
+                    .zip(bytes.chunks_exact(8))
+                    .zip(expected)
+                {
+                    let mut found = [0; 8];
+                    found.copy_from_slice(word);
+                    *difference |= u64::from_ne_bytes(found) ^ lane;
+                }
+                step += 1;
+            }
+            let tail = steps.remainder();
+            if difference != [0; LANES] || *tail != self.step_bytes(step)[..tail.len()] {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// A page of a chain: its key and where it stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    /// Its key.
+    pub key: PageKey,
+    /// The key before it.
+    pub parent: Option<PageKey>,
+    /// Pages before it.
+    pub depth: u32,
+}
+
+/// The links of a whole chain.
+pub fn links(keys: &[PageKey]) -> Vec<Link> {
+    let parents = std::iter::once(None).chain(keys.iter().copied().map(Some));
+    keys.iter()
+        .zip(parents)
+        .zip(0..)
+        .map(|((key, parent), depth)| Link {
+            key: *key,
+            parent,
+            depth,
+        })
+        .collect()
+}
+
+/// Room for a number of pages of one shape, in huge-page backed memory: parts back to back, each aligned for direct I/O.
+pub struct PageBuffers {
+    /// For the life of the process, as a server's host pool is.
+    memory: &'static mut [u8],
+    shape: PageShape,
+    slots: usize,
+    slot_bytes: usize,
+}
+
+impl PageBuffers {
+    /// Room for `slots` pages, all of it touched already, so that no page fault is measured later.
+    ///
+    /// # Errors
+    /// When there is no such memory.
+    pub fn new(shape: &PageShape, slots: usize) -> Result<Self, Failure> {
+        let slot_bytes = shape.page_blocks() as usize * larder_format::BLOCK_BYTES;
+        let memory = slots
+            .checked_mul(slot_bytes)
+            .ok_or_else(|| io::ErrorKind::OutOfMemory.into());
+        let memory = memory.and_then(AlignedBuf::zeroed).map_err(|error| {
+            let bytes = ByteSize((slots as u64).saturating_mul(slot_bytes as u64));
+            Failure::environment(format!(
+                "no memory for {slots} pages ({bytes}): {error}; choose a smaller batch"
+            ))
+        })?;
+        let memory = memory.leak();
+        memory.fill(0xa5);
+        Ok(PageBuffers {
+            memory,
+            shape: *shape,
+            slots,
+            slot_bytes,
+        })
+    }
+
+    /// Registers the memory with the store's disk.
+    pub fn register(&mut self, store: &Store) {
+        let (memory, _) = store.register(std::mem::take(&mut self.memory));
+        self.memory = memory;
+    }
+
+    /// How many pages have room.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Start of the memory, for probing what backs it.
+    pub fn address(&self) -> *const u8 {
+        self.memory.as_ptr()
+    }
+
+    /// The byte range of a part within its slot.
+    fn part_range(&self, part: usize) -> std::ops::Range<usize> {
+        let start = usize::try_from(self.shape.part_offset(part)).unwrap_or(usize::MAX);
+        start..start.saturating_add(self.shape.part_bytes(part) as usize)
+    }
+
+    /// Makes the bytes of page `key` in `slot`.
+    pub fn fill(&mut self, slot: usize, key: &PageKey) {
+        for part in 0..self.shape.parts() {
+            let range = self.part_range(part);
+            let start = slot * self.slot_bytes;
+            Words::of(key, part).fill(&mut self.memory[start + range.start..start + range.end]);
+        }
+    }
+
+    /// Whether `slot` holds exactly the bytes of page `key`.
+    pub fn holds(&self, slot: usize, key: &PageKey) -> bool {
+        let bytes = &self.memory[slot * self.slot_bytes..][..self.slot_bytes];
+        (0..self.shape.parts())
+            .all(|part| Words::of(key, part).match_part(&bytes[self.part_range(part)]))
+    }
+
+    /// Makes the bytes of `pages`, at most as many as there are slots, and puts them; the meter counts the store's call alone.
+    pub fn put(
+        &mut self,
+        store: &dyn PageStore,
+        namespace: NamespaceId,
+        pages: &[Link],
+        options: PutOptions,
+        meter: &mut Meter,
+    ) -> Vec<PutStatus> {
+        assert!(pages.len() <= self.slots, "a batch fits the buffers");
+        for (slot, page) in pages.iter().enumerate() {
+            self.fill(slot, &page.key);
+        }
+        let slots = self.memory.chunks_exact(self.slot_bytes).take(pages.len());
+        let part_count = self.shape.parts();
+        let parts: Vec<IoSlice<'_>> = slots
+            .flat_map(|slot| (0..part_count).map(move |part| (slot, part)))
+            .map(|(slot, part)| IoSlice::new(&slot[self.part_range(part)]))
+            .collect();
+        let pages: Vec<PutPage<'_>> = pages
+            .iter()
+            .zip(parts.chunks_exact(part_count))
+            .map(|(page, parts)| PutPage {
+                key: page.key,
+                parent: page.parent,
+                depth: page.depth,
+                parts,
+            })
+            .collect();
+        meter.measure(|| store.put(namespace, &pages, options))
+    }
+
+    /// Reads the pages `keys`, at most as many as there are slots; page `i` goes to slot `i`. The meter counts the store's
+    /// call alone.
+    pub fn get(
+        &mut self,
+        store: &dyn PageStore,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        meter: &mut Meter,
+    ) -> Vec<GetStatus> {
+        assert!(keys.len() <= self.slots, "a batch fits the buffers");
+        let part_count = self.shape.parts();
+        let ranges: Vec<_> = (0..part_count).map(|part| self.part_range(part)).collect();
+        let mut parts = Vec::with_capacity(keys.len() * part_count);
+        for mut slot in self
+            .memory
+            .chunks_exact_mut(self.slot_bytes)
+            .take(keys.len())
+        {
+            let mut taken = 0;
+            for range in &ranges {
+                let (part, rest) = slot.split_at_mut(range.end - taken);
+                parts.push(IoSliceMut::new(&mut part[range.start - taken..]));
+                (slot, taken) = (rest, range.end);
+            }
+        }
+        let mut pages: Vec<GetPage<'_, '_>> = keys
+            .iter()
+            .zip(parts.chunks_exact_mut(part_count))
+            .map(|(key, parts)| GetPage { key: *key, parts })
+            .collect();
+        meter.measure(|| store.get(namespace, &mut pages, None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn buffers(part_bytes: &[u32], slots: usize) -> PageBuffers {
+        PageBuffers::new(&PageShape::new(part_bytes).unwrap(), slots).unwrap()
+    }
+
+    #[test]
+    fn a_page_holds_its_own_bytes_and_no_other_pages() {
+        let keys = chain(&[1, 2, 3]);
+        let mut buffers = buffers(&[8192, 100, 4097], 3);
+        for (slot, key) in keys.iter().enumerate() {
+            buffers.fill(slot, key);
+        }
+        for (slot, _) in keys.iter().enumerate() {
+            let held: Vec<usize> = (0..3)
+                .filter(|other| buffers.holds(slot, &keys[*other]))
+                .collect();
+            assert_eq!(held, [slot]);
+        }
+    }
+
+    #[test]
+    fn any_changed_byte_is_noticed() {
+        let key = chain(&[7])[0];
+        let mut buffers = buffers(&[4096, 133], 1);
+        buffers.fill(0, &key);
+        for at in (0..4096)
+            .step_by(97)
+            .chain([4095, 4096, 4096 + 63, 4096 + 64, 4096 + 132])
+        {
+            buffers.memory[at] ^= 0x10;
+            assert!(!buffers.holds(0, &key), "byte {at}");
+            buffers.memory[at] ^= 0x10;
+        }
+        assert!(buffers.holds(0, &key));
+    }
+
+    #[test]
+    fn swapped_parts_and_shifted_blocks_are_noticed() {
+        let key = chain(&[7])[0];
+        let mut buffers = buffers(&[8192, 8192], 1);
+        buffers.fill(0, &key);
+        let good = buffers.memory.to_vec();
+        buffers.memory[..8192].copy_from_slice(&good[8192..]);
+        buffers.memory[8192..].copy_from_slice(&good[..8192]);
+        assert!(!buffers.holds(0, &key));
+        buffers.memory.copy_from_slice(&good);
+        buffers.memory[..4096].copy_from_slice(&good[4096..8192]);
+        assert!(!buffers.holds(0, &key));
+    }
+
+    #[test]
+    fn keys_chain_so_that_equal_prefixes_and_nothing_else_share_them() {
+        let (one, two) = (chain(&[1, 2, 3, 9]), chain(&[1, 2, 4, 9]));
+        assert_eq!(one[..2], two[..2]);
+        assert!(one[2..].iter().all(|key| !two.contains(key)));
+        let links = links(&one);
+        assert_eq!((links[0].parent, links[0].depth), (None, 0));
+        assert_eq!((links[3].parent, links[3].depth), (Some(one[2]), 3));
+    }
+
+    #[test]
+    fn shapes_that_cannot_be_are_refused_with_the_options_to_change() {
+        for (page_bytes, parts) in [(4096, 0), (4097, 2), (0, 1), (4096, 4096), (1 << 40, 1)] {
+            let error = shape(ByteSize(page_bytes), parts)
+                .err()
+                .unwrap()
+                .to_string();
+            assert!(
+                error.contains("choose other --page-bytes or --parts"),
+                "{error}"
+            );
+        }
+        assert_eq!(shape(ByteSize(4 << 20), 2).unwrap().part_bytes(1), 2 << 20);
+    }
+}

@@ -1,0 +1,612 @@
+//! The `larder` binary as a person or a script meets it: what it prints, how it exits, what it leaves behind.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use larder_engine::{OpenOptions, PageStore, Store};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const STORE_SIZE: &str = "256MiB";
+
+/// A directory on the disk that the build is on, so that direct I/O is real.
+fn directory() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command
+        .args(arguments)
+        .env_remove("LARDER_LOG")
+        .stdin(Stdio::null());
+    command
+}
+
+fn larder(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Runs a command that must end with `code` and a message on stderr that holds all of `words`.
+#[track_caller]
+fn fails(arguments: &[&str], code: i32, words: &[&str]) {
+    let output = larder(arguments);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
+    for word in words {
+        assert!(
+            message.contains(word),
+            "{arguments:?}: no `{word}` in: {message}"
+        );
+    }
+    assert!(!message.contains("panicked"), "{message}");
+}
+
+/// Runs a command with `--json` that must succeed.
+#[track_caller]
+fn json(arguments: &[&str]) -> Value {
+    let output = command(arguments).arg("--json").output().unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{arguments:?}: {}",
+        stderr(&output)
+    );
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["schema"], 1);
+    assert_eq!(document["command"], arguments[0]);
+    document
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn store_in(directory: &TempDir) -> PathBuf {
+    let path = directory.path().join("store");
+    json(&["create", text(&path), "--size", STORE_SIZE]);
+    path
+}
+
+/// A trace of `requests` conversations turns: every second request repeats the one before it and adds `blocks`.
+fn trace_in(directory: &TempDir, requests: u64, blocks: u64) -> PathBuf {
+    let path = directory.path().join("trace.jsonl");
+    let mut lines = String::new();
+    for request in 0..requests {
+        let first = request / 2 * 2 * blocks;
+        let ids: Vec<u64> = (first..first + (1 + request % 2) * blocks).collect();
+        let line = serde_json::json!({"timestamp": request, "input_length": ids.len() * 512, "output_length": 1, "hash_ids": ids});
+        writeln!(lines, "{line}").unwrap();
+    }
+    std::fs::write(&path, lines).unwrap();
+    path
+}
+
+fn replay<'a>(trace: &'a Path, store: &'a Path, page_bytes: &'a str) -> Vec<&'a str> {
+    vec![
+        "replay",
+        text(trace),
+        "--store",
+        text(store),
+        "--capacity",
+        STORE_SIZE,
+        "--page-bytes",
+        page_bytes,
+    ]
+}
+
+#[test]
+fn create_says_what_it_made() {
+    let directory = directory();
+    let path = directory.path().join("store");
+    let created = json(&[
+        "create",
+        text(&path),
+        "--size",
+        STORE_SIZE,
+        "--segment-size",
+        "16MiB",
+    ]);
+    assert_eq!(created["capacity_bytes"], 256 << 20);
+    assert_eq!(created["segment_bytes"], 16 << 20);
+    assert_eq!(created["volumes"], serde_json::json!([path]));
+    assert!(created["usable_bytes"].as_u64().unwrap() > 128 << 20);
+    assert_eq!(path.metadata().unwrap().len(), 256 << 20);
+    let people = larder(&["create", text(&path), "--size", STORE_SIZE, "--force"]);
+    let people = String::from_utf8(people.stdout).unwrap();
+    assert!(people.contains("Capacity          256 MiB\n"), "{people}");
+}
+
+#[test]
+fn a_dry_run_checks_and_makes_nothing() {
+    let directory = directory();
+    let path = directory.path().join("store");
+    let would = json(&["create", text(&path), "--size", STORE_SIZE, "--dry-run"]);
+    assert_eq!(would["dry_run"], true);
+    assert!(!path.exists());
+    fails(
+        &["create", text(&path), "--size", "1MiB", "--dry-run"],
+        2,
+        &["1048576"],
+    );
+}
+
+#[test]
+fn sizes_that_make_no_store_are_usage_errors_and_leave_nothing() {
+    let directory = directory();
+    let path = directory.path().join("store");
+    let path_text = text(&path);
+    fails(&["create", path_text, "--size", "1MiB"], 2, &["1048576"]);
+    fails(
+        &["create", path_text, "--size", "256MB"],
+        2,
+        &["`MB` is not a unit", "MiB"],
+    );
+    fails(
+        &["create", path_text, "--size", "big"],
+        2,
+        &["`big` is not a size"],
+    );
+    fails(
+        &[
+            "create",
+            path_text,
+            "--size",
+            STORE_SIZE,
+            "--segment-size",
+            "1MiB",
+        ],
+        2,
+        &["segment", "16 MiB"],
+    );
+    assert!(!path.exists());
+}
+
+#[test]
+fn an_existing_store_is_destroyed_only_by_force() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let before = std::fs::read(&path).unwrap();
+    fails(
+        &["create", text(&path), "--size", STORE_SIZE],
+        3,
+        &[text(&path), "already holds a Larder store", "--force"],
+    );
+    assert!(
+        std::fs::read(&path).unwrap() == before,
+        "the store was changed"
+    );
+    json(&["create", text(&path), "--size", STORE_SIZE, "--force"]);
+    assert!(
+        std::fs::read(&path).unwrap() != before,
+        "the store was not made anew"
+    );
+}
+
+#[test]
+fn a_foreign_file_is_refused_and_kept() {
+    let directory = directory();
+    for (name, content) in [
+        ("letter", "Dear all".to_owned()),
+        ("book", "Call me Ishmael. ".repeat(100_000)),
+    ] {
+        let path = directory.path().join(name);
+        std::fs::write(&path, &content).unwrap();
+        let foreign = [text(&path), "not a Larder store"];
+        fails(&["create", text(&path), "--size", STORE_SIZE], 3, &foreign);
+        fails(
+            &["create", text(&path), "--size", STORE_SIZE, "--dry-run"],
+            3,
+            &foreign,
+        );
+        fails(&["bench", text(&path), "--op", "get"], 3, &foreign);
+        assert_eq!(std::fs::read(&path).unwrap(), content.as_bytes());
+    }
+}
+
+#[test]
+fn a_missing_directory_is_named() {
+    let directory = directory();
+    let path = directory.path().join("nowhere/store");
+    fails(
+        &["create", text(&path), "--size", STORE_SIZE],
+        3,
+        &[text(&path), "directory"],
+    );
+    fails(
+        &["bench", text(&path), "--op", "get"],
+        3,
+        &[text(&path), "check the path"],
+    );
+    fails(
+        &[
+            "doctor",
+            text(&directory.path().join("nowhere/deeper/store")),
+        ],
+        3,
+        &["nowhere", "check the path"],
+    );
+}
+
+#[test]
+fn bench_puts_gets_and_finds_what_it_put() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let path = text(&path);
+    let pages = ["--page-bytes", "128KiB", "--pages", "100", "--batch", "32"];
+    let put = json(&[&["bench", path, "--op", "put"], &pages[..]].concat());
+    assert_eq!(
+        (&put["stored_pages"], &put["verified_pages"]),
+        (&100.into(), &4.into())
+    );
+    let again = json(&[&["bench", path, "--op", "put"], &pages[..]].concat());
+    assert_eq!(again["stored_pages"], 100, "every run puts new pages");
+    for disk in ["uring", "threads"] {
+        if disk == "uring" && !io_uring_works() {
+            continue;
+        }
+        let get = json(&[&["bench", path, "--op", "get", "--disk", disk], &pages[..]].concat());
+        assert_eq!(
+            (&get["pages"], &get["verified_pages"]),
+            (&100.into(), &100.into())
+        );
+        assert_eq!(
+            (&get["wrong_pages"], &get["missed_pages"]),
+            (&0.into(), &0.into())
+        );
+        assert_eq!(get["disk"], disk);
+        for figure in [
+            "bytes_per_second",
+            "pages_per_second",
+            "p50_us",
+            "p99_us",
+            "cpu_seconds",
+            "cpu_seconds_per_gib",
+        ] {
+            assert!(get[figure].as_f64().unwrap() > 0.0, "{figure}");
+        }
+        assert!(get["buffer_page_bytes"].as_u64().unwrap() >= 4096);
+    }
+    let exists = json(&["bench", path, "--op", "exists", "--keys", "300"]);
+    assert_eq!(exists["batch"], 300);
+    assert_eq!(exists["verified_pages"], exists["pages"]);
+}
+
+fn io_uring_works() -> bool {
+    let doctor = larder(&["doctor", "--json"]);
+    let doctor: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    doctor["facts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|fact| fact["name"] == "io_uring" && fact["level"] == "ok")
+}
+
+#[test]
+fn bench_of_more_pages_than_fit_says_how_many_would() {
+    let directory = directory();
+    let path = store_in(&directory);
+    fails(
+        &["bench", text(&path), "--op", "get", "--pages", "512"],
+        2,
+        &["512 pages of 4 MiB do not fit", "keeps"],
+    );
+    fails(
+        &[
+            "bench",
+            text(&path),
+            "--op",
+            "get",
+            "--page-bytes",
+            "10",
+            "--parts",
+            "3",
+        ],
+        2,
+        &["--parts"],
+    );
+    fails(
+        &["bench", text(&path), "--op", "get", "--disk", "floppy"],
+        2,
+        &["floppy"],
+    );
+}
+
+#[test]
+fn a_store_in_use_names_its_holder() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let store = Store::open(&path, OpenOptions::default()).unwrap();
+    let pid = format!("process {}", std::process::id());
+    fails(
+        &["bench", text(&path), "--op", "get"],
+        3,
+        &[text(&path), "in use", &pid],
+    );
+    let doctor = String::from_utf8(larder(&["doctor", text(&path)]).stdout).unwrap();
+    assert!(doctor.contains(&format!("yes, by {pid}")), "{doctor}");
+    store.close().unwrap();
+    drop(store);
+    let doctor = String::from_utf8(larder(&["doctor", text(&path)]).stdout).unwrap();
+    assert!(doctor.contains("closed cleanly"), "{doctor}");
+}
+
+#[test]
+fn replay_hits_what_earlier_requests_put_and_continues_a_store() {
+    let directory = directory();
+    let trace = trace_in(&directory, 20, 3);
+    let store = directory.path().join("replayed");
+    let arguments = replay(&trace, &store, "64KiB");
+    let first = json(&arguments);
+    assert_eq!(
+        (&first["requests"], &first["pages_requested"]),
+        (&20.into(), &90.into())
+    );
+    assert_eq!(
+        (&first["pages_hit"], &first["pages_put"]),
+        (&30.into(), &60.into())
+    );
+    assert_eq!(first["bytes_read"], 30 * 65536);
+    let losses = [
+        "wrong_pages",
+        "refused_pages",
+        "failed_pages",
+        "damaged_pages",
+        "evicted_pages",
+        "lapsed_pages",
+    ];
+    for count in losses {
+        assert_eq!(first[count], 0, "{count}");
+    }
+    assert!(first["write_amplification"].as_f64().unwrap() >= 1.0);
+    assert!(first["peak_rss_bytes"].as_u64().unwrap() > 0);
+    let again = json(&[&arguments[..], &["--limit", "10"]].concat());
+    assert_eq!(
+        (&again["requests"], &again["hit_rate"]),
+        (&10.into(), &1.0.into())
+    );
+}
+
+#[test]
+fn replay_refuses_a_store_of_another_size_or_page() {
+    let directory = directory();
+    let trace = trace_in(&directory, 4, 3);
+    let store = directory.path().join("replayed");
+    json(&replay(&trace, &store, "64KiB"));
+    let mut larger = replay(&trace, &store, "64KiB");
+    larger[5] = "512MiB";
+    fails(
+        &larger,
+        2,
+        &[text(&store), "268435456", "536870912", "--capacity"],
+    );
+    fails(
+        &replay(&trace, &store, "128KiB"),
+        2,
+        &[
+            "namespace mismatch",
+            "65536 bytes",
+            "131072 bytes",
+            "--page-bytes",
+        ],
+    );
+    assert_eq!(json(&replay(&trace, &store, "64KiB"))["hit_rate"], 1.0);
+}
+
+#[test]
+fn replay_names_what_is_wrong_with_its_input() {
+    let directory = directory();
+    let store = directory.path().join("replayed");
+    let missing = directory.path().join("missing.jsonl");
+    fails(
+        &replay(&missing, &store, "64KiB"),
+        3,
+        &[text(&missing), "cannot read the trace"],
+    );
+    assert!(
+        !store.exists(),
+        "no store is made for a trace that is not there"
+    );
+    let trace = trace_in(&directory, 4, 3);
+    std::fs::write(
+        &trace,
+        std::fs::read_to_string(&trace).unwrap() + "{\"hash_ids\": 7}\n",
+    )
+    .unwrap();
+    fails(
+        &replay(&trace, &store, "64KiB"),
+        2,
+        &[text(&trace), "line 5"],
+    );
+    let good = trace_in(&directory, 4, 3);
+    assert_eq!(
+        json(&replay(&good, &store, "64KiB"))["hit_rate"],
+        1.0,
+        "what was put before the bad line stays"
+    );
+}
+
+/// A replay whose acknowledgements are read through a pipe: what was read was acknowledged, at any moment.
+fn replay_until_acknowledged(
+    arguments: &[&str],
+    pages: usize,
+) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    let mut child = command(arguments)
+        .args(["--ack-log", "/dev/stdout", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut log = String::new();
+    while log.matches("put ").count() < pages {
+        assert!(
+            lines.read_line(&mut log).unwrap() > 0,
+            "it ended early: {log}"
+        );
+    }
+    (child, lines, log)
+}
+
+#[test]
+fn every_page_acknowledged_before_a_sigkill_is_found_after_it() {
+    let directory = directory();
+    let trace = trace_in(&directory, 1000, 8);
+    let store = directory.path().join("replayed");
+    let acks = directory.path().join("acks");
+    let arguments = replay(&trace, &store, "4KiB");
+    let mut log = String::new();
+    for pages in [40, 200, 500] {
+        let (mut child, mut rest, lines) = replay_until_acknowledged(&arguments, pages);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        log += &lines;
+        rest.read_to_string(&mut log).unwrap();
+        std::fs::write(&acks, &log).unwrap();
+        let check = json(
+            &[
+                &arguments[..],
+                &["--limit", "0", "--check-log", text(&acks)],
+            ]
+            .concat(),
+        );
+        let check = &check["check"];
+        assert!(
+            check["acknowledged_pages"].as_u64().unwrap() >= pages as u64,
+            "{check}"
+        );
+        assert_eq!(check["found_pages"], check["acknowledged_pages"], "{check}");
+        assert!(check["owed_pages"].as_u64().unwrap() > 0, "{check}");
+        assert_eq!(
+            (&check["wrong_pages"], &check["lost_pages"]),
+            (&0.into(), &0.into()),
+            "{check}"
+        );
+    }
+}
+
+#[test]
+fn a_page_that_is_owed_and_missing_is_a_finding() {
+    let directory = directory();
+    let trace = trace_in(&directory, 4, 3);
+    let store = directory.path().join("replayed");
+    let acks = directory.path().join("acks");
+    json(&replay(&trace, &store, "64KiB"));
+    std::fs::write(&acks, format!("put {}\n", "ab".repeat(32))).unwrap();
+    let arguments = [
+        &replay(&trace, &store, "64KiB")[..],
+        &["--check-log", text(&acks), "--json"],
+    ]
+    .concat();
+    let output = larder(&arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["check"]["lost_pages"], 1);
+}
+
+#[test]
+fn ctrl_c_ends_a_replay_cleanly_with_what_it_has_done() {
+    let directory = directory();
+    let trace = trace_in(&directory, 2000, 8);
+    let store = directory.path().join("replayed");
+    let arguments = replay(&trace, &store, "64KiB");
+    let (mut child, mut rest, mut log) = replay_until_acknowledged(&arguments, 40);
+    kill(
+        Pid::from_raw(i32::try_from(child.id()).unwrap()),
+        Signal::SIGINT,
+    )
+    .unwrap();
+    rest.read_to_string(&mut log).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let document: Value = serde_json::from_str(&log[log.find('{').unwrap()..]).unwrap();
+    assert_eq!(document["interrupted"], true);
+    assert!(document["requests"].as_u64().unwrap() < 2000, "{document}");
+    let doctor = String::from_utf8(larder(&["doctor", text(&store)]).stdout).unwrap();
+    assert!(doctor.contains("closed cleanly"), "{doctor}");
+}
+
+#[test]
+fn doctor_judges_the_place_it_is_asked_about() {
+    let directory = directory();
+    let report = json(&["doctor", text(directory.path())]);
+    let facts = report["facts"].as_array().unwrap();
+    for name in [
+        "kernel",
+        "io_uring",
+        "locked memory",
+        "huge pages",
+        "file system",
+        "direct I/O",
+        "scheduler",
+        "free space",
+    ] {
+        let fact = facts.iter().find(|fact| fact["name"] == name);
+        let fact = fact.unwrap_or_else(|| panic!("nothing about {name}: {report}"));
+        assert!(
+            ["ok", "warn"].contains(&fact["level"].as_str().unwrap()),
+            "{fact}"
+        );
+    }
+    let lines = String::from_utf8(larder(&["doctor", text(directory.path())]).stdout).unwrap();
+    assert_eq!(lines.lines().count(), facts.len());
+    assert!(
+        lines
+            .lines()
+            .all(|line| line.starts_with("ok ") || line.starts_with("warn ")),
+        "{lines}"
+    );
+}
+
+#[test]
+fn a_reader_that_is_gone_ends_the_output_and_nothing_else() {
+    for arguments in [
+        &["doctor"][..],
+        &["doctor", "--json"],
+        &["--help"],
+        &["create", "--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command(arguments).stdout(writer).output().unwrap();
+        assert_eq!(stderr(&output), "", "{arguments:?}");
+        assert_ne!(output.status.code(), Some(101), "{arguments:?}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_a_usage_error() {
+    fails(&[], 2, &["Usage"]);
+    fails(&["put"], 2, &["unrecognized subcommand"]);
+    fails(&["bench", "store"], 2, &["--op"]);
+    fails(
+        &["replay", "trace", "--store", "s", "--capacity", "4GiB"],
+        2,
+        &["--page-bytes"],
+    );
+    assert_eq!(larder(&["--version"]).status.code(), Some(0));
+}
+
+#[test]
+fn the_demo_survives_its_kill_and_cleans_up() {
+    let directory = directory();
+    let shown = json(&["demo", "--dir", text(directory.path())]);
+    assert_eq!(shown["survived_pages"], shown["acknowledged_pages"]);
+    assert!(shown["acknowledged_pages"].as_u64().unwrap() > 0);
+    assert!(shown["requests"].as_u64() > shown["killed_after_requests"].as_u64());
+    assert_eq!(shown["wrong_pages"], 0);
+    assert!(shown["hit_rate"].as_f64().unwrap() > 0.5);
+    assert_eq!(
+        std::fs::read_dir(directory.path()).unwrap().count(),
+        0,
+        "the demo left something behind"
+    );
+}

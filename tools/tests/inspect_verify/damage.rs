@@ -1,0 +1,259 @@
+//! Every structure of a store damaged in turn: what is found, what it costs.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
+
+use crate::home::{
+    BLOCK_BYTES, Home, SEGMENT_BYTES, SEGMENTS, block_offset, chain, finding, flip, overwrite,
+};
+
+#[test]
+fn a_flipped_bit_in_a_page_is_found_by_deep_verification_alone_and_names_the_page() {
+    let home = Home::new();
+    let keys = chain(1, 60);
+    home.with(|pool| pool.put(&keys));
+    let offset = home.offset_of(&keys[33]);
+    flip(&home.path, offset + 40_000);
+    home.json("verify", &[], 0);
+    let document = home.json("verify", &["--deep"], 1);
+    let found = finding(&document);
+    assert_eq!(found["kind"], "payload");
+    assert_eq!(found["key"], keys[33].to_string());
+    assert_eq!(found["offset"], offset);
+    assert_eq!(found["volume"], 0);
+    assert_eq!(found["segment"], (offset - SEGMENTS_OFFSET) / SEGMENT_BYTES);
+    assert!(found["reason"].as_str().unwrap().contains("checksum"));
+    assert_eq!(document["deep"]["damaged_pages"], 1);
+    assert_eq!(document["deep"]["good_pages"], 59);
+    let key = keys[33].to_string();
+    home.says(
+        "verify",
+        &["--deep"],
+        1,
+        &[
+            &key,
+            &offset.to_string(),
+            "1 thing damaged",
+            "putting it again",
+        ],
+    );
+}
+
+#[test]
+fn a_flipped_bit_in_a_descriptor_block_is_damage_and_costs_its_pages_alone() {
+    let home = Home::new();
+    home.with(|pool| (1..=3).for_each(|seed| pool.put(&chain(seed, 20))));
+    let (segment, blocks) = home.written_segment();
+    let offset = block_offset(segment, blocks - 1);
+    flip(&home.path, offset + 200);
+    let document = home.json("verify", &["--deep"], 1);
+    let found = finding(&document);
+    assert_eq!(found["kind"], "descriptor");
+    assert_eq!(found["offset"], offset);
+    assert_eq!(document["pages"], 40);
+    assert_eq!(document["deep"]["good_pages"], 40);
+    home.says(
+        "inspect",
+        &[],
+        1,
+        &[
+            "DAMAGED: 1 finding",
+            "CRC-32",
+            &offset.to_string(),
+            "What to do",
+        ],
+    );
+}
+
+#[test]
+fn a_flipped_bit_in_a_header_copy_loses_nothing_but_the_redundancy() {
+    for copy in 0..2 {
+        let home = Home::new();
+        home.with(|pool| pool.put(&chain(1, 20)));
+        let (segment, _) = home.written_segment();
+        let offset = segment + copy * BLOCK_BYTES;
+        flip(&home.path, offset + 41);
+        let document = home.json("verify", &["--deep"], 1);
+        let found = finding(&document);
+        assert_eq!(found["kind"], "header");
+        assert_eq!(found["offset"], offset);
+        assert_eq!(document["deep"]["good_pages"], 20);
+        home.says(
+            "inspect",
+            &[],
+            1,
+            &["the other copy is good, nothing is lost"],
+        );
+    }
+}
+
+#[test]
+fn a_wiped_header_copy_is_damage_too() {
+    let home = Home::new();
+    home.with(|pool| pool.put(&chain(1, 20)));
+    let (segment, _) = home.written_segment();
+    overwrite(
+        &home.path,
+        segment + BLOCK_BYTES,
+        &[0; BLOCK_BYTES as usize],
+    );
+    let document = home.json("verify", &[], 1);
+    assert_eq!(finding(&document)["kind"], "header");
+}
+
+#[test]
+fn with_both_header_copies_gone_the_descriptor_blocks_still_tell_every_page() {
+    let home = Home::new();
+    home.with(|pool| pool.put(&chain(1, 20)));
+    let (segment, _) = home.written_segment();
+    flip(&home.path, segment + 41);
+    flip(&home.path, segment + BLOCK_BYTES + 41);
+    let document = home.json("verify", &["--deep"], 1);
+    assert_eq!(document["damage"].as_array().unwrap().len(), 2);
+    assert_eq!(document["pages"], 20);
+    assert_eq!(document["deep"]["good_pages"], 20);
+    let document = home.json("inspect", &["--segments"], 1);
+    assert_eq!(document["segments"]["no_header"], 1);
+    // An open for writing repairs that.
+    home.with(|_| ());
+    home.json("verify", &["--deep"], 0);
+}
+
+#[test]
+fn a_flipped_bit_in_a_superblock_copy_loses_nothing_and_the_next_open_repairs_it() {
+    for offset in SUPERBLOCK_OFFSETS {
+        let home = Home::new();
+        home.with(|pool| pool.put(&chain(1, 20)));
+        flip(&home.path, offset + 73);
+        let document = home.json("verify", &["--deep"], 1);
+        let found = finding(&document);
+        assert_eq!(found["kind"], "superblock");
+        assert_eq!(found["offset"], offset);
+        assert_eq!(document["deep"]["good_pages"], 20);
+        home.says(
+            "inspect",
+            &[],
+            1,
+            &["superblock copy", "CRC-32", "the other copy is good"],
+        );
+        home.with(|_| ());
+        home.json("verify", &[], 0);
+    }
+}
+
+#[test]
+fn a_superblock_copy_that_stayed_behind_by_more_than_one_write_is_damage() {
+    let home = Home::new();
+    let mut old = [0; BLOCK_BYTES as usize];
+    let file = File::open(&home.path).unwrap();
+    file.read_exact_at(&mut old, SUPERBLOCK_OFFSETS[1]).unwrap();
+    home.with(|pool| pool.put(&chain(1, 20)));
+    overwrite(&home.path, SUPERBLOCK_OFFSETS[1], &old);
+    home.says("verify", &[], 1, &["generation", "writes to it were lost"]);
+    let document = home.json("verify", &[], 1);
+    assert_eq!(finding(&document)["offset"], SUPERBLOCK_OFFSETS[1]);
+}
+
+#[test]
+fn without_a_usable_superblock_both_copies_are_named_and_nothing_is_guessed() {
+    let damaged = Home::new();
+    let wiped = Home::new();
+    for home in [&damaged, &wiped] {
+        home.with(|pool| pool.put(&chain(1, 20)));
+    }
+    for offset in SUPERBLOCK_OFFSETS {
+        flip(&damaged.path, offset + 73);
+        overwrite(&wiped.path, offset, &[0; BLOCK_BYTES as usize]);
+    }
+    for home in [&damaged, &wiped] {
+        for command in ["verify", "inspect"] {
+            let document = home.json(command, &[], 1);
+            assert_eq!(document["damage"].as_array().unwrap().len(), 2);
+            home.says(
+                command,
+                &[],
+                1,
+                &["neither copy of the superblock can be used", "backup"],
+            );
+        }
+    }
+}
+
+#[test]
+fn a_truncated_volume_is_damage_and_what_is_left_of_it_is_checked() {
+    let home = Home::new();
+    home.with(|pool| (1..=10).for_each(|seed| pool.put(&chain(seed, 50))));
+    let whole = home.json("inspect", &[], 0)["pages"].as_u64().unwrap();
+    let file = File::options().write(true).open(&home.path).unwrap();
+    file.set_len(SEGMENTS_OFFSET + SEGMENT_BYTES + SEGMENT_BYTES / 2)
+        .unwrap();
+    let document = home.json("verify", &["--deep"], 1);
+    assert_eq!(finding(&document)["kind"], "volume_truncated");
+    assert_eq!(
+        (&document["segments"], &document["segments_read"]),
+        (&SEGMENTS.into(), &1.into())
+    );
+    let left = document["deep"]["good_pages"].as_u64().unwrap();
+    assert!(0 < left && left < whole, "{left} of {whole} pages are left");
+    home.says(
+        "inspect",
+        &[],
+        1,
+        &["TRUNCATED", "7 UNREACHABLE", "its end is cut off"],
+    );
+}
+
+#[test]
+fn a_missing_volume_is_damage_until_its_new_place_is_named() {
+    let home = Home::with_volumes(&["second"]);
+    home.with(|pool| (1..=4).for_each(|seed| pool.put(&chain(seed, 100))));
+    assert_eq!(
+        home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
+        400
+    );
+    let elsewhere = home.beside("elsewhere");
+    std::fs::rename(home.beside("second"), &elsewhere).unwrap();
+    let document = home.json("verify", &["--deep"], 1);
+    assert_eq!(finding(&document)["kind"], "volume_missing");
+    assert_eq!(finding(&document)["volume"], 1);
+    let left = document["deep"]["good_pages"].as_u64().unwrap();
+    assert!(0 < left && left < 400, "{left} pages are left");
+    home.says("inspect", &[], 1, &["MISSING", "UNREACHABLE", "--volume"]);
+    let elsewhere = elsewhere.to_str().unwrap();
+    let document = home.json("verify", &["--deep", "--volume", elsewhere], 0);
+    assert_eq!(document["deep"]["good_pages"], 400);
+}
+
+#[test]
+fn a_first_volume_without_superblocks_is_read_with_the_help_of_another_one() {
+    let home = Home::with_volumes(&["second"]);
+    home.with(|pool| (1..=4).for_each(|seed| pool.put(&chain(seed, 100))));
+    for offset in SUPERBLOCK_OFFSETS {
+        flip(&home.path, offset + 73);
+    }
+    let second = home.beside("second");
+    let document = home.json(
+        "verify",
+        &["--deep", "--volume", second.to_str().unwrap()],
+        1,
+    );
+    assert_eq!(document["damage"].as_array().unwrap().len(), 2);
+    assert_eq!(document["deep"]["good_pages"], 400);
+}
+
+#[test]
+fn a_volume_that_has_not_seen_the_last_run_is_damage() {
+    let home = Home::with_volumes(&["second"]);
+    let old = home.beside("old");
+    std::fs::copy(home.beside("second"), &old).unwrap();
+    home.with(|pool| (1..=4).for_each(|seed| pool.put(&chain(seed, 100))));
+    std::fs::rename(&old, home.beside("second")).unwrap();
+    home.says(
+        "verify",
+        &[],
+        1,
+        &["of run 1, the store has written in run 2: an old copy"],
+    );
+}

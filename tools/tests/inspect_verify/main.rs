@@ -1,0 +1,8 @@
+//! `larder inspect` and `larder verify` on real stores: whole, damaged in every structure, left by a crash, in use, and none.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod crash;
+mod damage;
+mod home;
+mod views;
