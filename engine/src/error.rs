@@ -94,6 +94,11 @@ pub enum StoreError {
     /// The first volume is another one.
     #[error("{0}: is not the first volume of its store; open the store by its first volume ({1})")]
     NotFirstVolume(PathBuf, String),
+    /// No run number is left.
+    #[error(
+        "{0}: every run number has been used (or a block claims so): copy the pages worth keeping to a new store"
+    )]
+    RunsExhausted(PathBuf),
     /// Something about the request makes no sense.
     #[error("{0}")]
     Usage(String),

@@ -659,3 +659,35 @@ fn a_parent_that_a_put_did_not_name_is_filled_in_by_a_later_lookup() {
     assert!(store.stats().evicted > 0);
     assert_eq!(store.longest_prefix(pool.id, &keys), 16);
 }
+
+#[test]
+fn a_creation_that_was_killed_leaves_nothing_in_the_way() {
+    let home = Home::new();
+    // What a killed creation leaves: the file under its other name, without superblocks.
+    let left = home.directory.path().join("store.creating");
+    std::fs::write(&left, vec![0; 1 << 20]).unwrap();
+    let options = CreateOptions {
+        size: 128 * MIB,
+        ..CreateOptions::default()
+    };
+    create(&home.path, &options).unwrap();
+    assert!(!left.exists());
+    home.open().close().unwrap();
+}
+
+#[test]
+fn the_longest_patience_there_is_is_no_overflow() {
+    let home = Home::with_store(128 * MIB);
+    let store = home.open_with(OpenOptions {
+        lease: Duration::MAX,
+        hang_limit: Duration::MAX,
+        ..OpenOptions::default()
+    });
+    let pool = Pool::new(&store, "m", &[65536]);
+    let wait = PutOptions {
+        wait: Duration::MAX,
+    };
+    assert_eq!(pool.put_from(&chain(1, 2), 0, wait), [PutStatus::Stored; 2]);
+    assert_eq!(store.longest_prefix(pool.id, &chain(1, 2)), 2);
+    assert_eq!(pool.hits(&chain(1, 2)), 2);
+}

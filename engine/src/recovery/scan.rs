@@ -35,6 +35,9 @@ pub const GAP_BLOCKS: u32 = 2 * BLOCKS_IN_FLIGHT_MAX;
 /// Blocks a scan reads at once.
 const WINDOW_BLOCKS: u32 = 256;
 
+/// Listed blocks of one segment read in one piece: what a header says must not size an allocation.
+const LISTED_AT_ONCE: u32 = 4096;
+
 /// Bytes of descriptor blocks read at once when many segments are listed.
 const BATCH_BYTES: usize = 64 << 20;
 
@@ -382,7 +385,7 @@ fn scan_batch(
         .filter_map(|(spot, look)| {
             listed_blocks(spot, look, clean)
                 .filter(|&count| count > 0)
-                .map(|count| spot.blocks(0, count))
+                .map(|count| spot.blocks(0, count.min(LISTED_AT_ONCE)))
         })
         .collect();
     let mut results = read_all(disk, &reads).into_iter();
@@ -427,37 +430,33 @@ fn list(
     scan.block_count = header.blocks;
     scan.data_end = header.data_end;
     scan.faults.clone_from(&look.header_faults);
-    let parts: Vec<(u32, Result<AlignedBuf, DiskError>)> = match bytes {
-        None => return scan,
-        Some(Ok(bytes)) => {
-            let mut holes = Vec::new();
-            for (bytes, index) in bytes.rchunks_exact(BLOCK_BYTES).zip(0..count) {
-                if let Some(case) = parse_listed(spot, bytes, index, &mut scan, &mut holes) {
-                    return scan_whole(disk, spot, look, case);
-                }
-            }
-            report_holes(spot, header.proven, &holes, &mut scan);
-            return scan;
-        }
-        // One bad sector must not hide the other blocks: read them one by one.
-        Some(Err(_)) => {
-            let reads: Vec<ReadAt> = (0..count).map(|index| spot.blocks(index, 1)).collect();
-            (0..).zip(read_all(disk, &reads)).collect()
-        }
-    };
     let mut holes = Vec::new();
-    for (index, bytes) in parts {
-        match bytes {
-            Ok(bytes) => {
-                if let Some(case) = parse_listed(spot, &bytes, index, &mut scan, &mut holes) {
-                    return scan_whole(disk, spot, look, case);
-                }
+    let mut next = 0;
+    if let Some(Ok(bytes)) = bytes {
+        for (bytes, index) in bytes.rchunks_exact(BLOCK_BYTES).zip(0..count) {
+            if let Some(case) = parse_listed(spot, bytes, index, &mut scan, &mut holes) {
+                return scan_whole(disk, spot, look, case);
             }
-            Err(_) if index >= header.blocks => {}
-            Err(error) => scan.faults.push(Fault {
-                offset: spot.block_offset(index),
-                reason: FaultReason::Unreadable(error),
-            }),
+            next = index + 1;
+        }
+    }
+    // What did not come in one piece: very many blocks, or some behind a bad sector, which must not hide the others.
+    while next < count {
+        let window = read_window(disk, spot, next, WINDOW_BLOCKS.min(count - next));
+        for bytes in window {
+            match bytes {
+                Ok(bytes) => {
+                    if let Some(case) = parse_listed(spot, &bytes, next, &mut scan, &mut holes) {
+                        return scan_whole(disk, spot, look, case);
+                    }
+                }
+                Err(_) if next >= header.blocks => {}
+                Err(error) => scan.faults.push(Fault {
+                    offset: spot.block_offset(next),
+                    reason: FaultReason::Unreadable(error),
+                }),
+            }
+            next += 1;
         }
     }
     report_holes(spot, header.proven, &holes, &mut scan);

@@ -302,6 +302,9 @@ fn recover_current(
         // A crash while an open was telling the volumes its run leaves some behind, but writes nothing in that run. If something was
         // written in it, a volume that does not know the run is an old copy.
         let newest = volumes.newest_run();
+        if newest.max(recovery.highest_run).next().is_none() && !options.read_only {
+            return Err(StoreError::RunsExhausted(volumes.first_path()));
+        }
         let behind = volumes
             .older_than(newest)
             .filter(|_| recovery.highest_run >= newest);

@@ -10,7 +10,7 @@ use larder_format::{
     SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError, VOLUMES_MAX, VolumeEntry, VolumeId,
     segments_that_fit,
 };
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 
 use super::{Access, File, this_holder};
 use crate::core::{segments_min, usable_blocks};
@@ -100,8 +100,9 @@ pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, Store
         targets.push(Target::open(path, options.force)?);
     }
     plan.write(&targets, options)?;
-    for target in &mut targets {
-        target.keep();
+    // The first volume, by which the store is opened, gets its name last.
+    for target in targets.iter_mut().rev() {
+        target.keep()?;
     }
     Ok(plan.created(paths))
 }
@@ -212,11 +213,13 @@ impl Plan {
     }
 }
 
-/// A file that becomes a volume. One made for this is removed again unless it is kept.
+/// A file that becomes a volume. A new one carries another name until it is whole, so that a creation that is killed leaves
+/// nothing at `path`; one that fails is removed.
 struct Target {
     path: PathBuf,
     file: File,
-    made: bool,
+    /// The name it has meanwhile.
+    temporary: Option<PathBuf>,
 }
 
 impl Target {
@@ -236,43 +239,73 @@ impl Target {
     }
 
     fn open(path: &Path, force: bool) -> Result<Target, StoreError> {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        let made = match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(_) => true,
-            Err(rustix::io::Errno::EXIST) => false,
-            Err(rustix::io::Errno::NOENT) => {
-                return Err(StoreError::io(
-                    "creating the volume (is its directory there?)",
-                    path,
-                    rustix::io::Errno::NOENT,
-                ));
-            }
-            Err(error) => return Err(StoreError::io("creating the volume", path, error)),
-        };
-        let opened = File::open(path, Access::Exclusive).and_then(|file| {
-            file.lock(path)?;
-            if !made {
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Target::make(path),
+            Err(error) => Err(StoreError::io("looking at the path", path, error)),
+            Ok(_) => {
+                let file = File::open(path, Access::Exclusive)?;
+                file.lock(path)?;
                 may_overwrite(&file, path, force)?;
+                Ok(Target {
+                    path: path.to_owned(),
+                    file,
+                    temporary: None,
+                })
             }
+        }
+    }
+
+    fn make(path: &Path) -> Result<Target, StoreError> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".creating");
+        let temporary = path.with_file_name(name);
+        if temporary.exists() {
+            // Left by a creation that was killed, unless somebody still holds it.
+            File::open(&temporary, Access::Exclusive)?.lock(&temporary)?;
+            fs::remove_file(&temporary).map_err(|e| {
+                StoreError::io("removing what a killed creation left", &temporary, e)
+            })?;
+        }
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
+            let doing = match error {
+                rustix::io::Errno::NOENT => "creating the volume (is its directory there?)",
+                _ => "creating the volume",
+            };
+            StoreError::io(doing, path, error)
+        })?;
+        let opened = File::open(&temporary, Access::Exclusive).and_then(|file| {
+            file.lock(&temporary)?;
             Ok(file)
         });
         match opened {
             Ok(file) => Ok(Target {
                 path: path.to_owned(),
                 file,
-                made,
+                temporary: Some(temporary),
             }),
             Err(error) => {
-                if made {
-                    let _ = fs::remove_file(path);
-                }
+                let _ = fs::remove_file(&temporary);
                 Err(error)
             }
         }
     }
 
-    fn keep(&mut self) {
-        self.made = false;
+    /// Gives it its name.
+    fn keep(&mut self) -> Result<(), StoreError> {
+        if let Some(temporary) = &self.temporary {
+            let (from, to) = (temporary.as_path(), self.path.as_path());
+            rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
+                .map_err(|e| StoreError::io("naming the new volume", to, e))?;
+            self.temporary = None;
+        }
+        // The name must survive too.
+        if let Some(directory) = parent_of(&self.path)
+            && let Ok(directory) = fs::File::open(directory)
+        {
+            let _ = directory.sync_all();
+        }
+        Ok(())
     }
 
     /// Gives the file its length and its blocks.
@@ -328,20 +361,14 @@ impl Target {
             self.file.write(offset, &bytes).map_err(io)?;
         }
         rustix::fs::fsync(self.file.file.as_fd()).map_err(|e| io(e.into()))?;
-        // The name must survive too.
-        if let Some(directory) = parent_of(&self.path)
-            && let Ok(directory) = fs::File::open(directory)
-        {
-            let _ = directory.sync_all();
-        }
         Ok(())
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if self.made {
-            let _ = fs::remove_file(&self.path);
+        if let Some(temporary) = &self.temporary {
+            let _ = fs::remove_file(temporary);
         }
     }
 }
@@ -457,7 +484,7 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
                 bytes,
                 is_device,
             },
-            made: false,
+            temporary: None,
         };
         target.allocate(volume_bytes.max(bytes))?;
         if options.prewrite {
@@ -493,7 +520,13 @@ fn random_bytes() -> Result<[u8; 16], StoreError> {
 }
 
 fn absolute(path: &Path) -> Result<String, StoreError> {
-    let path = fs::canonicalize(path).map_err(|e| StoreError::io("resolving the path", path, e))?;
+    // The volume may not have its name yet.
+    let parent = parent_of(path).unwrap_or_else(|| PathBuf::from("/"));
+    let path = fs::canonicalize(path)
+        .or_else(|_| {
+            fs::canonicalize(parent).map(|parent| parent.join(path.file_name().unwrap_or_default()))
+        })
+        .map_err(|e| StoreError::io("resolving the path", path, e))?;
     let text = path.to_str().map(str::to_owned);
     let fits = text.filter(|text| text.len() <= larder_format::VOLUME_PATH_BYTES_MAX);
     fits.ok_or_else(|| {

@@ -415,6 +415,13 @@ impl Volumes {
             .superblock
     }
 
+    /// Where the first volume is.
+    pub(crate) fn first_path(&self) -> PathBuf {
+        self.present()
+            .next()
+            .map_or_else(PathBuf::new, |(_, volume)| volume.path.clone())
+    }
+
     /// The highest run that any superblock has seen.
     #[must_use]
     pub fn newest_run(&self) -> Run {
