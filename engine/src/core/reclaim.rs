@@ -21,9 +21,10 @@ use larder_format::{
 };
 
 use super::log::{Note, NoteBody, Teller};
+use super::pages::{NewPage, Origin};
 use super::space::State;
 use super::sync::Waiter;
-use super::{Core, Effect, NewPage, Origin};
+use super::{Core, Effect};
 use crate::api::PutStatus;
 use crate::catalog::{Finding, Grant, ReservationId};
 use crate::index::{Heat, NamespaceSlot, Place, SegmentId};

@@ -94,6 +94,7 @@ pub struct Weights {
     pub clock: usize,
 }
 
+#[derive(Debug)]
 pub struct Setup {
     /// Segments of each volume.
     pub volumes: Vec<u32>,

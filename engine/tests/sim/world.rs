@@ -23,7 +23,7 @@ use super::setup::{BLOCK, Setup};
 /// The last events of a run, for when it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
-const EVENTS_KEPT: usize = 40;
+const EVENTS_KEPT: usize = 3000;
 
 /// Something that the device is doing.
 pub enum Flight {
@@ -162,6 +162,9 @@ impl World {
     pub fn new(seed: u64, journal: Option<Journal>) -> World {
         let mut dice = Dice::new(seed);
         let setup = Setup::draw(&mut dice);
+        if journal.is_some() {
+            eprintln!("{setup:?}");
+        }
         let store = StoreId::from_bytes([7; 16]);
         World {
             disk: SimDisk::new(&setup.volume_blocks()),

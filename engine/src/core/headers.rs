@@ -1,0 +1,172 @@
+//! Segment headers: written when a segment is opened, sealed and freed, and once more at a clean close.
+
+use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentNo, SegmentState, Serial};
+
+use super::space::State;
+use super::{Core, Effect, Io, log};
+use crate::index::SegmentId;
+use crate::memory::AlignedBuf;
+
+impl Core {
+    pub(super) fn write_header(&mut self, id: SegmentId, state: SegmentState) {
+        let segment = self.space.segment(id);
+        let header = self.header(id, state);
+        // Opening and sealing write both copies; one suffices to mark a segment free, and leaves the other to a reader
+        // that looks at this moment.
+        let copies = if state == SegmentState::Free { 1 } else { 2 };
+        let Some(bytes) = encode_headers(&header, copies) else {
+            // Without memory for two blocks: a header is a hint, the descriptor blocks tell the same.
+            self.header_done(id, state, false);
+            return;
+        };
+        debug_assert!(segment.sequence > Serial::ZERO, "a header names a life");
+        let offset = self.space.offset_of(id);
+        let volume = self.space.volume_of(id);
+        self.counters.blocks_written += copies as u64;
+        let io = self.log.io(log::IoContext::Header(id, state));
+        self.effects.push(Effect::Io {
+            id: io,
+            volume,
+            io: Io::Write { offset, bytes },
+        });
+    }
+
+    pub(super) fn header(&self, id: SegmentId, state: SegmentState) -> SegmentHeader {
+        let segment = self.space.segment(id);
+        SegmentHeader {
+            store: self.config.store,
+            volume: u16::try_from(self.space.volume_of(id)).unwrap_or(u16::MAX),
+            segment: SegmentNo(self.space.number_of(id)),
+            sequence: segment.sequence,
+            state,
+            blocks: segment.blocks,
+            data_end: segment.data_end,
+            proven: segment.proven,
+            synced: self.syncs.synced,
+        }
+    }
+
+    pub(super) fn header_done(&mut self, id: SegmentId, state: SegmentState, good: bool) {
+        self.syncs.trouble |= !good;
+        match state {
+            SegmentState::Open => {
+                self.space.segment_mut(id).opening = false;
+                self.opened(id, good);
+            }
+            SegmentState::Sealed => {
+                let segment = self.space.segment_mut(id);
+                segment.state = State::Sealed;
+                segment.listed = good;
+                if std::mem::take(&mut segment.extended) {
+                    segment.poisoned |= !good;
+                    if std::mem::take(&mut segment.healing) {
+                        segment.suspect = !good;
+                    }
+                    self.space.welcome_all();
+                    if self.has_suspects() {
+                        self.effects.push(Effect::Reclaim);
+                    }
+                    self.finish_unlisted(id, good);
+                } else if !good && !segment.held.is_empty() {
+                    // Nothing on the device says which of its pages are not there: the others are better off elsewhere.
+                    segment.suspect = true;
+                    self.effects.push(Effect::Reclaim);
+                    return;
+                }
+                self.resolve_held(id);
+                if self.wants_reclaim() {
+                    self.effects.push(Effect::Reclaim);
+                }
+            }
+            SegmentState::Free => {
+                self.space.segment_mut(id).listed = good;
+                self.free_at_next_sync(id);
+            }
+        }
+    }
+
+    /// What groups waited for in this segment is over.
+    pub(super) fn resolve_held(&mut self, id: SegmentId) {
+        for commit in std::mem::take(&mut self.space.segment_mut(id).held) {
+            self.log.unhold(commit);
+            self.log.resolve(commit, 1);
+        }
+    }
+
+    /// Leaves a group incomplete until a header of this segment is written.
+    pub(super) fn hold(&mut self, id: SegmentId, commit: Serial) {
+        self.space.segment_mut(id).held.push(commit);
+        self.log.hold(commit);
+    }
+
+    /// A segment's free header is durable: it may be written again.
+    pub(super) fn released(&mut self, id: SegmentId) {
+        let listed = self.space.segment(id).listed;
+        self.space.release(id);
+        self.space.segment_mut(id).listed = listed;
+        self.counters.reclaimed += 1;
+        self.write_homeless();
+        self.effects.push(Effect::Room);
+        if self.wants_reclaim() {
+            self.effects.push(Effect::Reclaim);
+        }
+    }
+
+    /// The first header of a segment is written, or its write failed: then nothing in it is acknowledged.
+    pub(super) fn opened(&mut self, id: SegmentId, good: bool) {
+        if !good {
+            self.poison(id);
+        }
+        let waiting = std::mem::take(&mut self.log.unopened);
+        for ticket in waiting {
+            if self.pending[ticket].place.segment == id {
+                self.settle(ticket);
+            } else {
+                self.log.unopened.push(ticket);
+            }
+        }
+        self.finish_unlisted(id, good);
+        self.drain(id);
+    }
+
+    /// Headers for every segment whose header on disk does not state what it holds: open ones, and those whose last header
+    /// write failed or was skipped. Written as the last thing before a clean close, when nothing is under way. Volume, byte
+    /// offset, bytes.
+    ///
+    /// # Errors
+    /// When there is no memory for them.
+    pub fn closing_headers(&mut self) -> Result<Vec<(usize, u64, AlignedBuf)>, std::io::Error> {
+        let lively: Vec<SegmentId> = self
+            .space
+            .iter()
+            .filter(|(_, s)| !s.listed && !matches!(s.state, State::Lost | State::Unreadable))
+            .map(|(id, _)| id)
+            .collect();
+        let mut headers = Vec::new();
+        for id in lively {
+            let segment = self.space.segment_mut(id);
+            // One with a failed write has said how far it is to be trusted.
+            if !segment.poisoned {
+                segment.proven = segment.last_commit;
+            }
+            let state = match segment.state {
+                State::Free | State::Releasing => SegmentState::Free,
+                State::Open(_) => SegmentState::Open,
+                _ => SegmentState::Sealed,
+            };
+            let header = self.header(id, state);
+            let bytes = encode_headers(&header, 2).ok_or(std::io::ErrorKind::OutOfMemory)?;
+            let offset = self.space.offset_of(id);
+            headers.push((self.space.volume_of(id), offset, bytes));
+        }
+        Ok(headers)
+    }
+}
+
+fn encode_headers(header: &SegmentHeader, copies: usize) -> Option<AlignedBuf> {
+    let mut bytes = AlignedBuf::zeroed(copies * BLOCK_BYTES).ok()?;
+    for copy in bytes.chunks_exact_mut(BLOCK_BYTES) {
+        header.encode(copy.try_into().ok()?);
+    }
+    Some(bytes)
+}

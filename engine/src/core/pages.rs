@@ -1,0 +1,484 @@
+//! Pages on their way: from the reservation that gives a page its extent to the status that ends it.
+
+use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, SegmentState, Serial};
+
+use super::space::{Changed, Segment, State, Stream};
+use super::sync::Waiter;
+use super::{Core, Effect, SyncPolicy, Ticket, log};
+use crate::api::{PutFailure, PutStatus, Refusal};
+use crate::catalog::{Ask, Extent, Grant, ReservationId};
+use crate::index::{Adoption, NamespaceSlot, Parent, Place, SegmentId};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin {
+    Put,
+    /// A copy of the page at this place.
+    Copy(Place),
+}
+
+/// A page between its reservation and its status.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) reservation: ReservationId,
+    pub(super) index: usize,
+    pub(super) namespace: NamespaceSlot,
+    pub(super) key: PageKey,
+    pub(super) parent: Option<KeyPrefix>,
+    pub(super) depth: u32,
+    pub(super) birth: Serial,
+    pub(super) place: Place,
+    pub(super) blocks: u32,
+    pub(super) checksum: u64,
+    pub(super) origin: Origin,
+    /// Whether its bytes are on the device.
+    pub(super) landed: Option<bool>,
+    /// Whether its descriptor is.
+    pub(super) written: Option<bool>,
+    /// The group its descriptor went with.
+    pub(super) commit: Option<Serial>,
+    /// Something else in its segment failed first.
+    pub(super) spoiled: bool,
+    /// Deleted while it was being written.
+    pub(super) deleted: bool,
+    /// Puts of the same key that share its outcome.
+    pub(super) followers: Vec<(ReservationId, usize)>,
+}
+
+/// One put (or one batch of copies) between reserve and its last status.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    /// By position in the asks; `None` where nothing was granted.
+    pub(super) tickets: Vec<Option<Ticket>>,
+    /// Records promised to each segment.
+    pub(super) runs: Vec<Run>,
+    pub(super) statuses: Vec<Option<PutStatus>>,
+    pub(super) left: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) segment: SegmentId,
+    pub(super) records: u32,
+    pub(super) credits: u32,
+}
+
+/// What a new page brings with it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewPage {
+    pub(super) namespace: NamespaceSlot,
+    pub(super) key: PageKey,
+    pub(super) parent: Option<KeyPrefix>,
+    pub(super) depth: u32,
+}
+
+impl Pending {
+    pub(super) fn parent(&self) -> Parent {
+        match self.parent {
+            Some(key) => Parent::Key(key),
+            None if self.depth == 0 => Parent::Head,
+            None => Parent::Unknown,
+        }
+    }
+}
+
+impl Core {
+    /// Gives pages extents, one grant an ask. Pages that are there already, or on their way, settle by themselves. When one
+    /// page is refused, so are all that follow it.
+    pub fn reserve(
+        &mut self,
+        namespace: NamespaceSlot,
+        asks: &[Ask],
+    ) -> (ReservationId, Vec<Grant>) {
+        let id = self.new_reservation(asks.len());
+        let mut grants = Vec::with_capacity(asks.len());
+        let mut refused = None;
+        for (index, ask) in asks.iter().enumerate() {
+            let grant = match refused {
+                Some(why) => Grant::Refused(why),
+                None => self.reserve_one(id, index, namespace, ask),
+            };
+            if let Grant::Refused(why) = grant {
+                refused = Some(why);
+                self.counters.refused += 1;
+                self.set_status(id, index, PutStatus::Refused(why));
+            }
+            grants.push(grant);
+        }
+        self.pump();
+        (id, grants)
+    }
+
+    pub(super) fn new_reservation(&mut self, asks: usize) -> ReservationId {
+        let id = ReservationId(self.next_reservation);
+        self.next_reservation += 1;
+        let reservation = Reservation {
+            tickets: vec![None; asks],
+            runs: Vec::new(),
+            statuses: vec![None; asks],
+            left: asks,
+        };
+        self.reservations.insert(id, reservation);
+        if asks == 0 {
+            self.end_reservation(id);
+        }
+        id
+    }
+
+    pub(super) fn reserve_one(
+        &mut self,
+        id: ReservationId,
+        index: usize,
+        namespace: NamespaceSlot,
+        ask: &Ask,
+    ) -> Grant {
+        let prefix = ask.key.prefix();
+        if let Some(&first) = self.in_flight.get(&(namespace, prefix)) {
+            self.pending[first].followers.push((id, index));
+            return Grant::Settles;
+        }
+        if let Some(found) = self
+            .index
+            .locate(namespace, &ask.key)
+            .filter(|found| !found.unproven)
+        {
+            self.index.touch(namespace, &[ask.key]);
+            self.adopt_if_missing(namespace, ask);
+            self.settle_duplicate(id, index, found.place.segment);
+            return Grant::Settles;
+        }
+        let blocks = self.namespaces[namespace.0 as usize].page_blocks;
+        let page = NewPage {
+            namespace,
+            key: ask.key,
+            parent: ask.parent.map(|key| key.prefix()),
+            depth: ask.depth,
+        };
+        match self.grant(id, index, page, blocks, Origin::Put, None) {
+            Ok(extent) => Grant::Write(extent),
+            Err(why) => Grant::Refused(why),
+        }
+    }
+
+    /// A put that names a parent fills it in where an earlier one did not.
+    pub(super) fn adopt_if_missing(&mut self, namespace: NamespaceSlot, ask: &Ask) {
+        if let Some(parent) = ask.parent {
+            self.index.adopt(&[Adoption {
+                namespace,
+                child: ask.key.prefix(),
+                parent: parent.prefix(),
+            }]);
+        }
+    }
+
+    pub(super) fn settle_duplicate(&mut self, id: ReservationId, index: usize, segment: SegmentId) {
+        self.counters.duplicates += 1;
+        let Segment {
+            last_commit: written,
+            proven,
+            ..
+        } = *self.space.segment(segment);
+        if self.config.sync == SyncPolicy::Always && written > self.syncs.synced.max(proven) {
+            self.wait_for_sync(written, Waiter::Page(id, index, PutStatus::Duplicate));
+        } else {
+            self.set_status(id, index, PutStatus::Duplicate);
+        }
+    }
+
+    pub(super) fn grant(
+        &mut self,
+        id: ReservationId,
+        index: usize,
+        page: NewPage,
+        blocks: u32,
+        origin: Origin,
+        birth: Option<Serial>,
+    ) -> Result<Extent, Refusal> {
+        if self.space.data_blocks() <= u64::from(blocks) {
+            return Err(Refusal::TooLarge);
+        }
+        if matches!(origin, Origin::Put) {
+            let in_flight = (self.space.reserved_blocks + u64::from(blocks)) * BLOCK_BYTES as u64;
+            if in_flight > self.config.write_bytes_max && self.space.reserved_blocks > 0 {
+                return Err(Refusal::Busy);
+            }
+            if !self.make_room(u64::from(blocks)) {
+                return Err(Refusal::NoSpace);
+            }
+        }
+        let birth = match birth {
+            Some(birth) => birth,
+            None => self.log.next_serial().ok_or(Refusal::Exhausted)?,
+        };
+        let stream = if matches!(origin, Origin::Put) {
+            Stream::Put
+        } else {
+            Stream::Copy
+        };
+        let Some(place) = self.place_page(id, stream, blocks) else {
+            self.effects.push(Effect::Reclaim);
+            return Err(Refusal::NoSpace);
+        };
+        let NewPage {
+            namespace,
+            key,
+            parent,
+            depth,
+        } = page;
+        let pending = Pending {
+            reservation: id,
+            index,
+            namespace,
+            key,
+            parent,
+            depth,
+            birth,
+            place,
+            blocks,
+            checksum: 0,
+            origin,
+            landed: None,
+            written: None,
+            commit: None,
+            spoiled: false,
+            deleted: false,
+            followers: Vec::new(),
+        };
+        let ticket = self.pending.insert(pending);
+        if matches!(origin, Origin::Put) {
+            self.in_flight.insert((namespace, key.prefix()), ticket);
+        }
+        let reservation = self
+            .reservations
+            .get_mut(&id)
+            .expect("the reservation being made");
+        reservation.tickets[index] = Some(ticket);
+        Ok(self.extent(place))
+    }
+
+    pub(super) fn place_page(
+        &mut self,
+        id: ReservationId,
+        stream: Stream,
+        blocks: u32,
+    ) -> Option<Place> {
+        let reservation = self
+            .reservations
+            .get_mut(&id)
+            .expect("the reservation being made");
+        let runs = &mut reservation.runs;
+        let mut changed = Changed::default();
+        let log = &mut self.log;
+        let placed = self.space.place_page(
+            stream,
+            blocks,
+            |segment| {
+                runs.iter()
+                    .any(|run| run.segment == segment && run.records < run.credits * log::RECORDS)
+            },
+            &mut || log.next_serial(),
+            &mut changed,
+        );
+        if let Some((place, credit)) = placed {
+            let credits = u32::from(credit);
+            match runs.iter_mut().find(|run| run.segment == place.segment) {
+                Some(run) => {
+                    run.records += 1;
+                    run.credits += credits;
+                }
+                None => runs.push(Run {
+                    segment: place.segment,
+                    records: 1,
+                    credits,
+                }),
+            }
+        }
+        self.after_change(changed);
+        placed.map(|(place, _)| place)
+    }
+
+    /// Writes the headers of segments that were opened, moves on those that were closed, and asks for reclaim when free
+    /// segments run short.
+    pub(super) fn after_change(&mut self, changed: Changed) {
+        if changed.opened.is_empty() && changed.closed.is_empty() {
+            return;
+        }
+        for id in changed.opened {
+            self.space.segment_mut(id).opening = true;
+            self.write_header(id, SegmentState::Open);
+        }
+        for id in changed.closed {
+            self.drain(id);
+        }
+        if self.wants_reclaim() {
+            self.effects.push(Effect::Reclaim);
+        }
+    }
+
+    /// Evicts the coldest pages until `blocks` more fit under the limit.
+    pub(super) fn make_room(&mut self, blocks: u64) -> bool {
+        while self.space.live_blocks + self.space.reserved_blocks + blocks
+            > self.space.usable_blocks
+        {
+            if !self.evict_one() {
+                return false;
+            }
+        }
+        true
+    }
+
+    pub(super) fn evict_one(&mut self) -> bool {
+        let Some(page) = self.index.evict_coldest(self.now_ms) else {
+            return false;
+        };
+        let blocks = self.namespaces[page.namespace.0 as usize].page_blocks;
+        self.space.drop_live(page.place.segment, blocks);
+        self.counters.evicted += 1;
+        self.frontier = Some(page.heat);
+        self.log_eviction(page.namespace, page.key, page.place.segment);
+        true
+    }
+
+    /// Where in which volume a place lies.
+    #[must_use]
+    pub fn extent(&self, place: Place) -> Extent {
+        let volume = self.space.volume_of(place.segment);
+        let offset =
+            self.space.offset_of(place.segment) + u64::from(place.start) * BLOCK_BYTES as u64;
+        Extent {
+            volume,
+            offset,
+            place,
+        }
+    }
+
+    pub(super) fn set_status(&mut self, id: ReservationId, index: usize, status: PutStatus) {
+        let Some(reservation) = self.reservations.get_mut(&id) else {
+            return;
+        };
+        if reservation.statuses[index].is_none() {
+            reservation.statuses[index] = Some(status);
+            reservation.left -= 1;
+        }
+        if reservation.left == 0 {
+            self.end_reservation(id);
+        }
+    }
+
+    /// A reservation ends with its last status. Pages it was granted are all settled then, so its promises are kept or void.
+    pub(super) fn end_reservation(&mut self, id: ReservationId) {
+        if let Some(reservation) = self.reservations.remove(&id) {
+            let statuses = reservation.statuses.into_iter().flatten().collect();
+            self.effects.push(Effect::Settled(id, statuses));
+        }
+    }
+
+    /// Says which pages of a reservation have been written, by their position in the asks.
+    pub fn landed(&mut self, id: ReservationId, pages: &[(usize, bool)]) {
+        for &(index, good) in pages {
+            let ticket = self
+                .reservations
+                .get(&id)
+                .and_then(|r| r.tickets.get(index).copied().flatten());
+            let Some(ticket) = ticket else { continue };
+            let Some(page) = self.pending.get_mut(ticket) else {
+                continue;
+            };
+            page.landed = Some(good);
+            let segment = page.place.segment;
+            self.counters.blocks_written += u64::from(page.blocks);
+            self.mark_dirty(segment);
+            if !good {
+                self.poison(segment);
+            }
+            self.settle(ticket);
+        }
+        self.publish_ready();
+        self.pump();
+    }
+
+    /// Settles a page once its bytes and its descriptor are both answered for.
+    pub(super) fn settle(&mut self, ticket: Ticket) {
+        // A failed write may have settled it on the way here, with everything else in its segment.
+        let Some(page) = self.pending.get(ticket) else {
+            return;
+        };
+        let (Some(landed), Some(written)) = (page.landed, page.written) else {
+            return;
+        };
+        if landed && written && !page.spoiled {
+            // Recovery finds a segment by its header, or its first block: neither is sure to be there before the header is.
+            if self.space.segment(page.place.segment).opening {
+                self.log.unopened.push(ticket);
+            } else {
+                self.log.ready.push(ticket);
+            }
+        } else {
+            self.settle_failed(ticket);
+        }
+    }
+
+    pub(super) fn settle_failed(&mut self, ticket: Ticket) {
+        let page = &mut self.pending[ticket];
+        if page.landed == Some(false)
+            && let Some(commit) = page.commit.take()
+        {
+            let segment = page.place.segment;
+            self.hold(segment, commit);
+        }
+        let page = self.remove_pending(ticket);
+        let status = PutStatus::Failed(PutFailure::Write);
+        if matches!(page.origin, Origin::Put) {
+            self.counters.failed += 1;
+        }
+        self.set_status(page.reservation, page.index, status);
+        for (id, index) in page.followers {
+            self.set_status(id, index, status);
+        }
+    }
+
+    /// Takes a page off the lists of what is under way.
+    pub(super) fn remove_pending(&mut self, ticket: Ticket) -> Pending {
+        let page = self
+            .pending
+            .remove(ticket)
+            .expect("a ticket is settled once");
+        let name = (page.namespace, page.key.prefix());
+        if self.in_flight.get(&name) == Some(&ticket) {
+            self.in_flight.remove(&name);
+        }
+        self.space.reserved_blocks -= u64::from(page.blocks);
+        let segment = self.space.segment_mut(page.place.segment);
+        segment.pending -= 1;
+        if let Some(commit) = page.commit {
+            self.log.resolve(commit, 1);
+        }
+        self.drain(page.place.segment);
+        self.effects.push(Effect::Room);
+        page
+    }
+
+    pub(super) fn mark_dirty(&mut self, segment: SegmentId) {
+        let volume = self.space.volume_of(segment);
+        self.space.volumes[volume].dirty = true;
+    }
+
+    /// After a failed write: takes nothing more into the segment, and acknowledges nothing in it that is not visible yet.
+    pub(super) fn poison(&mut self, id: SegmentId) {
+        let segment = self.space.segment_mut(id);
+        segment.poisoned = true;
+        if matches!(segment.state, State::Open(_)) {
+            self.space.close(id);
+        }
+        let spoiled: Vec<Ticket> = self
+            .pending
+            .iter()
+            .filter(|(_, page)| page.place.segment == id)
+            .map(|(ticket, _)| ticket)
+            .collect();
+        for ticket in spoiled {
+            self.pending[ticket].spoiled = true;
+        }
+        self.respool(id);
+        self.drain(id);
+    }
+}

@@ -1,0 +1,186 @@
+//! What goes into a core and what comes out of it.
+
+use larder_format::{Fingerprint, Namespace, Serial, StoreId};
+
+use crate::api::{PutStatus, SyncPolicy};
+use crate::catalog::ReservationId;
+use crate::index::SegmentId;
+use crate::memory::AlignedBuf;
+
+/// Names an I/O request of the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IoId(pub u64);
+
+/// Names a caller's request other than a put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// An I/O request of the core: metadata only, page data is moved by handles.
+#[derive(Debug)]
+pub enum Io {
+    /// Write these blocks.
+    Write {
+        /// Byte offset in the volume.
+        offset: u64,
+        /// What to write.
+        bytes: AlignedBuf,
+    },
+    /// Make durable what has been written and answered.
+    Sync,
+}
+
+/// What is to be done, in no binding order.
+#[derive(Debug)]
+pub enum Effect {
+    /// Carry out an I/O request and answer it with [`Core::io_done`](super::Core::io_done).
+    Io {
+        /// To answer it by.
+        id: IoId,
+        /// Index of the volume.
+        volume: usize,
+        /// What to do.
+        io: Io,
+    },
+    /// Every page of a reservation has its status.
+    Settled(ReservationId, Vec<PutStatus>),
+    /// A request is finished.
+    Finished(RequestId, Result<(), Fault>),
+    /// Space or write budget has become available.
+    Room,
+    /// [`Core::next_victim`](super::Core::next_victim) may have work.
+    Reclaim,
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A write failed.
+    Write,
+    /// A sync failed.
+    Sync,
+    /// No segment had room.
+    NoRoom,
+}
+
+/// What a core needs to know that does not change while the store is open.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The store's identity, part of everything written.
+    pub store: StoreId,
+    /// Blocks a segment.
+    pub segment_blocks: u32,
+    /// When puts are durable.
+    pub sync: SyncPolicy,
+    /// Most bytes of puts in flight.
+    pub write_bytes_max: u64,
+    /// Nothing is written, not even what a new namespace would need.
+    pub read_only: bool,
+}
+
+/// A segment as recovery found it.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentInit {
+    /// What it holds.
+    pub state: InitState,
+    /// The life on disk; zero when it was never written.
+    pub sequence: Serial,
+    /// First unused data block.
+    pub data_end: u32,
+    /// Descriptor blocks.
+    pub blocks: u32,
+    /// Highest commit number in it.
+    pub last_commit: Serial,
+    /// Commits up to here are known to be whole on the device.
+    pub proven: Serial,
+}
+
+/// What recovery found a segment to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InitState {
+    /// Holds nothing.
+    Free,
+    /// Open when the store was cleanly closed: may be written on.
+    Open,
+    /// Holds pages and takes no more.
+    Sealed,
+    /// Some of its descriptors could not be read: what could be is served, and nothing in it is touched.
+    Unreadable,
+    /// On a lost volume.
+    Lost,
+}
+
+/// A namespace as recovery found it.
+#[derive(Clone, Debug)]
+pub struct NamespaceInit {
+    /// Its fingerprint.
+    pub fingerprint: Fingerprint,
+    /// Its full record, if one was found, and the segment that holds it.
+    pub record: Option<(Namespace, SegmentId)>,
+    /// Blocks of each of its pages; zero while none is known.
+    pub page_blocks: u32,
+}
+
+/// What recovery found.
+#[derive(Debug)]
+pub struct Recovered {
+    /// Segment count of each volume.
+    pub volumes: Vec<u32>,
+    /// Every segment, in the order of the volumes.
+    pub segments: Vec<SegmentInit>,
+    /// Every namespace; its position is its slot.
+    pub namespaces: Vec<NamespaceInit>,
+    /// First serial of this run.
+    pub first: Serial,
+    /// Whether the store was cleanly closed.
+    pub clean: bool,
+}
+
+/// Counters since the store was opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Pages stored by puts.
+    pub pages_put: u64,
+    /// Pages already stored.
+    pub duplicates: u64,
+    /// Pages refused.
+    pub refused: u64,
+    /// Pages whose write or sync failed.
+    pub failed: u64,
+    /// Pages evicted.
+    pub evicted: u64,
+    /// Pages deleted, those that a deletion overtook on their way among them.
+    pub deleted: u64,
+    /// Unproven pages that a put wrote again.
+    pub replaced: u64,
+    /// Pages forgotten as damaged.
+    pub damaged: u64,
+    /// Pages forgotten as unfinished.
+    pub unfinished: u64,
+    /// Pages moved by reclaim.
+    pub moved: u64,
+    /// Segments reclaimed.
+    pub reclaimed: u64,
+    /// Blocks of page data stored by puts.
+    pub blocks_put: u64,
+    /// Blocks written in all.
+    pub blocks_written: u64,
+    /// Syncs that succeeded.
+    pub syncs: u64,
+    /// Syncs that failed.
+    pub failed_syncs: u64,
+}
+
+/// Space as it is now, for statistics.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SpaceView {
+    /// Blocks of indexed pages.
+    pub live_blocks: u64,
+    /// Most of them.
+    pub usable_blocks: u64,
+    /// Segments of all volumes.
+    pub segments: u64,
+    /// Those that are free.
+    pub free_segments: u64,
+    /// Those whose descriptors could not all be read: left alone until the next open.
+    pub unreadable_segments: u64,
+}
