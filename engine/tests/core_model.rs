@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use sim::run::play;
-use sim::world::{Journal, Totals};
+use sim::totals::Totals;
+use sim::world::Journal;
 
 const SEEDS: u64 = 300;
 

@@ -87,6 +87,8 @@ impl Core {
         if self.has_suspects() {
             self.effects
                 .push(Effect::Finished(request, Err(Fault::Sync)));
+            // What reclaim gave up on it may try again whenever somebody asks.
+            self.space.welcome_all();
             self.effects.push(Effect::Reclaim);
             return;
         }

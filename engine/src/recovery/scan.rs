@@ -124,9 +124,26 @@ impl Spot {
     /// The header copies in what [`Spot::headers`] read.
     pub fn parse_headers(&self, bytes: &[u8]) -> [Result<SegmentHeader, Damage>; 2] {
         let mut copies = bytes.chunks_exact(BLOCK_BYTES);
+        let mut next = || self.parse_header(copies.next().unwrap_or_default());
+        [next(), next()]
+    }
+
+    fn parse_header(&self, block: &[u8]) -> Result<SegmentHeader, Damage> {
+        SegmentHeader::check(block)?.at(&self.header_address())
+    }
+
+    /// Both header copies, each read by itself: one bad sector must not hide the other.
+    fn read_copies(&self, disk: &dyn Disk) -> [Result<SegmentHeader, FaultReason>; 2] {
+        let reads = [0, 1].map(|copy| ReadAt {
+            volume: self.volume,
+            offset: self.offset(copy),
+            bytes: BLOCK_BYTES,
+        });
+        let mut copies = read_all(disk, &reads).into_iter();
         let mut next = || {
-            let block = copies.next().unwrap_or_default();
-            SegmentHeader::check(block)?.at(&self.header_address())
+            let bytes = copies.next().unwrap_or(Err(DiskError::Shutdown));
+            let bytes = bytes.map_err(FaultReason::Unreadable)?;
+            self.parse_header(&bytes).map_err(FaultReason::Damaged)
         };
         [next(), next()]
     }
@@ -261,14 +278,20 @@ fn look(disk: &dyn Disk, spots: &[Spot]) -> Vec<Look> {
         .map(|spot| {
             let headers = results.next().unwrap_or(Err(DiskError::Shutdown));
             let block = results.next().unwrap_or(Err(DiskError::Shutdown));
-            look_at(spot, headers, block)
+            let copies = match headers {
+                Ok(bytes) => spot
+                    .parse_headers(&bytes)
+                    .map(|copy| copy.map_err(FaultReason::Damaged)),
+                Err(_) => spot.read_copies(disk),
+            };
+            look_at(spot, copies, block)
         })
         .collect()
 }
 
 fn look_at(
     spot: &Spot,
-    headers: Result<AlignedBuf, DiskError>,
+    copies: [Result<SegmentHeader, FaultReason>; 2],
     block: Result<AlignedBuf, DiskError>,
 ) -> Look {
     let mut look = Look {
@@ -277,24 +300,14 @@ fn look_at(
         block: None,
         block_fault: None,
     };
-    match headers {
-        Err(error) => {
-            look.header_faults.push(Fault {
-                offset: spot.offset(0),
-                reason: FaultReason::Unreadable(error),
-            });
-        }
-        Ok(bytes) => {
-            for (copy, number) in spot.parse_headers(&bytes).into_iter().zip(0..) {
-                match copy {
-                    Ok(header) => look.header = Some(newer(look.header.take(), header)),
-                    Err(damage) if is_absent(&damage, Structure::SegmentHeader) => {}
-                    Err(damage) => look.header_faults.push(Fault {
-                        offset: spot.offset(number),
-                        reason: FaultReason::Damaged(damage),
-                    }),
-                }
-            }
+    for (copy, number) in copies.into_iter().zip(0..) {
+        match copy {
+            Ok(header) => look.header = Some(newer(look.header.take(), header)),
+            Err(FaultReason::Damaged(damage)) if is_absent(&damage, Structure::SegmentHeader) => {}
+            Err(reason) => look.header_faults.push(Fault {
+                offset: spot.offset(number),
+                reason,
+            }),
         }
     }
     match block {
@@ -477,16 +490,16 @@ fn parse_listed(
     match spot.parse_block(index, bytes) {
         Ok(block) if block.header.sequence > sequence => return Some(Case::Newer),
         Ok(block) if block.header.sequence == sequence => {
+            if is_behind(&scan.blocks, &block) {
+                if is_listed {
+                    holes.push((index, Damage::Magic(Structure::DescriptorBlock)));
+                }
+                return None;
+            }
             if !is_listed {
                 return Some(Case::Unlisted);
             }
-            // Commits grow with the index. One that does not is of an earlier run, which a crash ended before it was listed.
-            let last = scan.blocks.last().map(|last| last.header.commit);
-            if last.is_some_and(|last| last > block.header.commit) {
-                holes.push((index, Damage::Magic(Structure::DescriptorBlock)));
-            } else {
-                scan.blocks.push(block);
-            }
+            scan.blocks.push(block);
         }
         _ if !is_listed => {}
         // An older life's block where this life wrote one: the write was lost.
@@ -494,6 +507,13 @@ fn parse_listed(
         Err(damage) => holes.push((index, damage)),
     }
     None
+}
+
+/// Commits grow with the index. A block whose commit does not was added to a sealed segment by a run that a crash ended before a
+/// header listed it; what the next run found does not hold it, so it must not come to count later.
+fn is_behind(blocks: &[DescriptorBlock], block: &DescriptorBlock) -> bool {
+    let last = blocks.last().map(|last| last.header.commit);
+    last.is_some_and(|last| last > block.header.commit)
 }
 
 /// Reports listed blocks that are not what was written. One that `proven` does not reach is no damage: a crash left it, in a
@@ -552,9 +572,11 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
                         blocks.clear();
                         data_end = HEADER_BLOCKS;
                     }
-                    data_end = data_end.max(block.header.data_end);
-                    blocks.push(block);
                     gap = 0;
+                    if !is_behind(&blocks, &block) {
+                        data_end = data_end.max(block.header.data_end);
+                        blocks.push(block);
+                    }
                 }
                 _ => gap += 1,
             }

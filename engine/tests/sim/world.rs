@@ -19,11 +19,12 @@ use super::disk::{Content, SimDisk, contents};
 use super::keeper::Keeper;
 use super::oracle::{Name, Oracle, VersionId};
 use super::setup::{BLOCK, Setup};
+use super::totals::Totals;
 
 /// The last events of a run, for when it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
-const EVENTS_KEPT: usize = 3000;
+const EVENTS_KEPT: usize = 40;
 
 /// Something that the device is doing.
 pub enum Flight {
@@ -91,6 +92,8 @@ pub struct Live {
     /// Pages given up, or whose write failed, so that a failed status is due.
     pub failures: u64,
     pub stopping: bool,
+    /// What the index held after the last step.
+    names: Vec<Name>,
 }
 
 pub struct World {
@@ -108,54 +111,12 @@ pub struct World {
     pub calm: bool,
     /// Segments whose metadata the device spoiled, in their present life.
     pub tainted: BTreeSet<SegmentId>,
+    /// Pages that have left the index at some time.
+    pub left: BTreeSet<Name>,
     /// Segments whose metadata a failed sync dropped, in their present life.
     pub shaken: BTreeSet<SegmentId>,
     journal: Option<Journal>,
     pub totals: Totals,
-}
-
-/// What a run did, to see that the simulation reaches what it is meant to.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Totals {
-    pub steps: u64,
-    pub crashes: u64,
-    pub opens: u64,
-    pub stored: u64,
-    pub duplicates: u64,
-    pub refused: u64,
-    pub failed: u64,
-    pub hits: u64,
-    pub misses: u64,
-    pub evicted: u64,
-    pub moved: u64,
-    pub reclaimed: u64,
-    pub deleted: u64,
-    pub flushes: u64,
-    pub failed_syncs: u64,
-    pub unproven: u64,
-    pub torn: u64,
-}
-
-impl Totals {
-    pub fn add(&mut self, other: &Totals) {
-        self.steps += other.steps;
-        self.crashes += other.crashes;
-        self.opens += other.opens;
-        self.stored += other.stored;
-        self.duplicates += other.duplicates;
-        self.refused += other.refused;
-        self.failed += other.failed;
-        self.hits += other.hits;
-        self.misses += other.misses;
-        self.evicted += other.evicted;
-        self.moved += other.moved;
-        self.reclaimed += other.reclaimed;
-        self.deleted += other.deleted;
-        self.flushes += other.flushes;
-        self.failed_syncs += other.failed_syncs;
-        self.unproven += other.unproven;
-        self.torn += other.torn;
-    }
 }
 
 impl World {
@@ -179,6 +140,7 @@ impl World {
             digest: 0,
             calm: false,
             tainted: BTreeSet::new(),
+            left: BTreeSet::new(),
             shaken: BTreeSet::new(),
             journal,
             totals: Totals::default(),
@@ -565,7 +527,7 @@ impl World {
     }
 
     /// Checks what must hold between any two steps.
-    pub fn check(&mut self, live: &Live) {
+    pub fn check(&mut self, live: &mut Live) {
         live.core.check_invariants().unwrap();
         let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
         for (version, place, _) in pages.values() {
@@ -574,6 +536,10 @@ impl World {
                 "{version:?} at {place:?} was deleted"
             );
         }
+        let names: Vec<Name> = pages.keys().copied().collect();
+        let gone = |name: &&Name| !pages.contains_key(name);
+        self.left.extend(live.names.iter().filter(gone));
+        live.names = names;
         let c = live.core.counters();
         let balance = live.recovered + c.pages_put;
         let gone = c.replaced + c.evicted + c.deleted + c.damaged + c.unfinished;
@@ -620,6 +586,7 @@ impl Live {
             mark,
             failures: 0,
             stopping: false,
+            names: Vec::new(),
         }
     }
 
