@@ -21,7 +21,12 @@
 //! - a page becomes visible only when its bytes *and* its descriptor are on the device (`settle`);
 //! - after a failed write nothing in its segment that was not yet visible is acknowledged;
 //! - `synced` never passes a commit whose bytes a failed sync may have lost;
-//! - a segment is given back only after everything carried out of it is synced, and no reader is in it.
+//! - a page whose bytes failed after its descriptor was written is never vouched for: its group stays incomplete until a header
+//!   says so (`Segment::held`);
+//! - nothing in a segment is acknowledged before its first header is written: recovery finds it by that, or by its first block;
+//! - a segment is given back only after everything carried out of it is synced, and no reader is in it; it is written again only
+//!   when the header that says so is durable: else a power loss leaves the old life with the new one's bytes;
+//! - a deletion is written again after a failed sync, from memory: its block may be what was lost.
 
 mod headers;
 mod log;

@@ -6,7 +6,9 @@
 //!
 //! After a failed sync the kernel may have dropped what it could not write and call the next sync good, so the next one
 //! proves nothing. Every segment of that volume written since the last good sync becomes *suspect*: reclaim reads each of
-//! its pages back, verifies it and writes it anew. Until that is done `synced` stands still and flushes fail.
+//! its pages back, verifies it and writes it anew. Until that is done `synced` stands still and flushes fail, and so does
+//! whoever waited for one. Only segments that reclaim has emptied since are given back meanwhile, by *partial* rounds: without them a
+//! full store would have nowhere to write anew.
 
 use std::collections::BTreeMap;
 
