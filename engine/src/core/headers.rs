@@ -80,7 +80,7 @@ impl Core {
             }
             SegmentState::Free => {
                 self.space.segment_mut(id).listed = good;
-                self.free_at_next_sync(id);
+                self.free_at_next_sync(id, good);
             }
         }
     }

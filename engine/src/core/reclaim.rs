@@ -165,12 +165,8 @@ impl Core {
     /// The next segment to empty, if any should be.
     pub fn next_victim(&mut self) -> Option<Victim> {
         // One that is on its way back counts as free: reclaiming further segments meanwhile would only add copies.
-        let coming = self
-            .space
-            .iter()
-            .filter(|(_, s)| matches!(s.state, State::Emptied | State::Releasing))
-            .count();
-        let runs_short = self.space.free_segments() + coming < self.free_target();
+        self.retry_freeing();
+        let runs_short = self.space.free_segments() + self.coming() < self.free_target();
         let id = self.pick()?;
         if !runs_short && !self.is_dead(id) && !self.space.segment(id).suspect {
             return None;
@@ -365,11 +361,7 @@ impl Core {
 
     /// Whether there is no room for copies, and none will come but by reclaim: a crash in the middle of it leaves a store so.
     fn is_cornered(&self) -> bool {
-        let coming = self
-            .space
-            .iter()
-            .any(|(_, s)| matches!(s.state, State::Emptied | State::Releasing));
-        self.space.free_segments() == 0 && (!coming || self.has_suspects())
+        self.space.free_segments() == 0 && (self.coming() == 0 || self.has_suspects())
     }
 
     /// Evicts everything, whoever leased or descends from it: the price of going on at all.

@@ -53,6 +53,8 @@ pub(super) struct Syncs {
     /// Segments whose free headers no round has covered yet. Writing such a segment now would, after a power loss, leave its old
     /// life with the new one's bytes.
     freed: Vec<SegmentId>,
+    /// Segments whose free headers could not be written.
+    unfreed: Vec<SegmentId>,
     /// When the first write since the last round was acknowledged.
     unsynced_since_ms: Option<u64>,
     /// A sync or a header has failed since the store was opened: only then are there suspects to look for.
@@ -72,6 +74,7 @@ impl Syncs {
             waiters: BTreeMap::new(),
             round: None,
             freed: Vec::new(),
+            unfreed: Vec::new(),
             unsynced_since_ms: None,
             trouble: false,
             pause_until_ms: None,
@@ -195,15 +198,34 @@ impl Core {
         }
     }
 
-    /// A freed segment waits for the next sync, whoever it is for; only when segments run short one is made for it alone.
-    fn needs_freed(&self) -> bool {
-        let is_listed = |id: &SegmentId| self.space.segment(*id).listed;
-        self.space.free_segments() < self.free_target() && self.syncs.freed.iter().any(is_listed)
+    /// Writes the free headers again that could not be written: without one a segment must not be reused.
+    pub(super) fn retry_freeing(&mut self) {
+        for id in std::mem::take(&mut self.syncs.unfreed) {
+            self.write_header(id, SegmentState::Free);
+        }
     }
 
-    /// The free header of a segment has been written: it is free when that is durable.
-    pub(super) fn free_at_next_sync(&mut self, id: SegmentId) {
-        self.syncs.freed.push(id);
+    /// Segments that will be free by themselves.
+    pub(super) fn coming(&self) -> usize {
+        self.space
+            .iter()
+            .filter(|(_, s)| matches!(s.state, State::Emptied | State::Releasing))
+            .filter(|(id, _)| !self.syncs.unfreed.contains(id))
+            .count()
+    }
+
+    /// A freed segment waits for the next sync, whoever it is for; only when segments run short one is made for it alone.
+    fn needs_freed(&self) -> bool {
+        !self.syncs.freed.is_empty() && self.space.free_segments() < self.free_target()
+    }
+
+    /// The free header of a segment has been written: it is free when that is durable. Or it could not be, and is tried again.
+    pub(super) fn free_at_next_sync(&mut self, id: SegmentId, good: bool) {
+        if good {
+            self.syncs.freed.push(id);
+        } else {
+            self.syncs.unfreed.push(id);
+        }
     }
 
     fn is_released_by_partial(&self, waiter: &Waiter) -> bool {
@@ -297,12 +319,7 @@ impl Core {
             return;
         }
         for id in round.freed {
-            if self.space.segment(id).listed {
-                self.released(id);
-            } else {
-                // Its header could not be written: tried again with each round, since it must not be reused without.
-                self.write_header(id, SegmentState::Free);
-            }
+            self.released(id);
         }
         if round.is_partial {
             for (commit, waiters) in served {

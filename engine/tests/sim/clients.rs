@@ -576,7 +576,7 @@ impl World {
                 let version = self.oracle.version_mut(version);
                 version.durable = true;
                 version.in_place_of = before.filter(|_| !always);
-                version.dropped &= !always;
+                version.dropped &= !(always && *status == PutStatus::Stored);
             }
         }
     }

@@ -95,7 +95,8 @@ impl World {
                 volume.lose_power(&mut dice);
             }
         }
-        self.oracle.end_run(power);
+        // Where a failed sync took what recovery finds a segment by, what was written behind it is lost with it.
+        self.oracle.end_run(power || !self.shaken.is_empty());
         expected
     }
 

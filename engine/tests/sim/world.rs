@@ -24,7 +24,7 @@ use super::totals::Totals;
 /// The last events of a run, for when it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
-const EVENTS_KEPT: usize = 40;
+const EVENTS_KEPT: usize = 4000;
 
 /// Something that the device is doing.
 pub enum Flight {
