@@ -465,7 +465,8 @@ impl<E: Extra> Gathered<E> {
                     let mark = self.marks.get(&commit.run());
                     mark.copied().filter(|mark| *mark >= commit)
                 })
-                .unwrap_or(Serial::ZERO);
+                // Not further than what was found: the header that says so must not vouch for blocks that are added later.
+                .map_or(Serial::ZERO, |mark| mark.min(summary.last_commit));
             let closed = summary
                 .header
                 .as_ref()

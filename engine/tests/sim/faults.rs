@@ -49,8 +49,11 @@ impl World {
                 }
                 Content::Meta(_) => {
                     self.oracle.spoiled = true;
-                    let (segment, ..) = self.locate_block(volume, at);
+                    let (segment, _, within) = self.locate_block(volume, at);
                     self.tainted.insert(segment);
+                    if within < 2 {
+                        self.headless.insert(segment);
+                    }
                     for version in self.pages_of(block) {
                         self.oracle.version_mut(version).rotten = true;
                     }

@@ -111,7 +111,8 @@ impl World {
                     || known.rotten
                     || known.dropped
                     || unheaded
-                    || self.tainted.contains(&place.segment),
+                    || self.tainted.contains(&place.segment)
+                    || self.headless.contains(&place.segment),
                 "{version:?} of {name:?} at {place:?} is called proven, and is not whole"
             );
             self.oracle.version_mut(*version).torn = true;
@@ -162,7 +163,11 @@ impl World {
             let unheaded = known.refused
                 && (self.setup.faults.spoils() || self.setup.faults.header_error > 0.0);
             assert!(
-                known.rotten || known.dropped || unheaded || self.is_intact(version, place),
+                known.rotten
+                    || known.dropped
+                    || unheaded
+                    || self.headless.contains(&place.segment)
+                    || self.is_intact(version, place),
                 "a reader is shown {version:?} of {name:?} at {place:?}, which is not whole"
             );
         }

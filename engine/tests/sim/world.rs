@@ -24,7 +24,7 @@ use super::totals::Totals;
 /// The last events of a run, for when it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
-const EVENTS_KEPT: usize = 4000;
+const EVENTS_KEPT: usize = 40;
 
 /// Something that the device is doing.
 pub enum Flight {
@@ -111,6 +111,8 @@ pub struct World {
     pub calm: bool,
     /// Segments whose metadata the device spoiled, in their present life.
     pub tainted: BTreeSet<SegmentId>,
+    /// Segments one of whose headers rotted at some time: their old life may come back under their new one's bytes.
+    pub headless: BTreeSet<SegmentId>,
     /// Pages that have left the index at some time.
     pub left: BTreeSet<Name>,
     /// Segments whose metadata a failed sync dropped, in their present life.
@@ -140,6 +142,7 @@ impl World {
             digest: 0,
             calm: false,
             tainted: BTreeSet::new(),
+            headless: BTreeSet::new(),
             left: BTreeSet::new(),
             shaken: BTreeSet::new(),
             journal,
