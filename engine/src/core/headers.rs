@@ -126,6 +126,14 @@ impl Core {
             }
         }
         self.finish_unlisted(id, good);
+        for (segment, commit) in std::mem::take(&mut self.log.unopened_blocks) {
+            if segment == id {
+                self.log.unhold(commit);
+                self.log.resolve(commit, 1);
+            } else {
+                self.log.unopened_blocks.push((segment, commit));
+            }
+        }
         self.drain(id);
     }
 

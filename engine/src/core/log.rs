@@ -108,6 +108,8 @@ pub(super) struct Log {
     pub ready: Vec<Ticket>,
     /// Such pages in segments whose first header is still being written.
     pub unopened: Vec<Ticket>,
+    /// Groups with blocks in such segments.
+    pub unopened_blocks: Vec<(SegmentId, Serial)>,
     /// Evictions not written down yet, oldest first.
     evictions: VecDeque<Record>,
     /// Requests waiting for notes: how many are left, and the highest commit of those that are written.
@@ -131,6 +133,7 @@ impl Log {
             next_io: 0,
             ready: Vec::new(),
             unopened: Vec::new(),
+            unopened_blocks: Vec::new(),
             evictions: VecDeque::new(),
             requests: BTreeMap::new(),
             unlisted_notes: BTreeMap::new(),
@@ -584,6 +587,10 @@ impl Core {
         }
         if extends {
             self.hold(segment, commit);
+        } else if waits {
+            // A sync that does not cover the header does not make sure that recovery finds this block.
+            self.log.hold(commit);
+            self.log.unopened_blocks.push((segment, commit));
         } else {
             self.log.resolve(commit, 1);
         }

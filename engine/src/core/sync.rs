@@ -402,6 +402,8 @@ impl Core {
         for id in touched {
             let segment = self.space.segment_mut(id);
             segment.suspect = true;
+            // What is being written into it again may be among what was lost.
+            segment.healing = false;
             if matches!(segment.state, State::Open(_)) {
                 self.space.close(id);
             }

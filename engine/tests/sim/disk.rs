@@ -50,7 +50,7 @@ impl Content {
                 let mut bytes = bytes.clone();
                 // Another bit each time, so that rotting twice does not heal.
                 let sum: usize = bytes.iter().map(|byte| usize::from(*byte)).sum();
-                let at = 24 + sum % 128;
+                let at = 24 + sum % 127;
                 Arc::make_mut(&mut bytes)[at] ^= 1 << (at % 8);
                 Content::Meta(bytes)
             }

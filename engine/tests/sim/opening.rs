@@ -98,6 +98,9 @@ impl World {
                 !self.oracle.is_dead(*version),
                 "{version:?} of {name:?} came back from the dead at {place:?}"
             );
+            // Nobody remembers the failed sync: a header that it dropped is lost however it reads now.
+            let known = self.oracle.version_mut(*version);
+            known.rotten |= !known.durable && self.shaken.contains(&place.segment);
             if self.is_intact(*version, *place) {
                 continue;
             }

@@ -24,7 +24,7 @@ use super::totals::Totals;
 /// The last events of a run, for when it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
-const EVENTS_KEPT: usize = 40;
+const EVENTS_KEPT: usize = 100;
 
 /// Something that the device is doing.
 pub enum Flight {
@@ -388,8 +388,8 @@ impl World {
         let header = &block.header;
         self.note(header.commit.get(), || {
             format!(
-                "block {} of {segment:?} commit {} synced {}",
-                header.index, header.commit, header.synced
+                "block {} of {segment:?} commit {} synced {} {:?}",
+                header.index, header.commit, header.synced, block.body
             )
         });
         self.check_mark(live, header.synced);
