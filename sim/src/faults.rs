@@ -2,9 +2,9 @@
 
 use larder_engine::format::{Body, DescriptorBlock, Record};
 
-use super::disk::Content;
-use super::oracle::VersionId;
-use super::world::World;
+use crate::disk::Content;
+use crate::oracle::VersionId;
+use crate::world::World;
 
 impl World {
     /// A write arrives: done, failed in part, or lost. Whether the device calls it done.

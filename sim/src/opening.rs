@@ -8,11 +8,11 @@ use larder_engine::format::OpenState;
 use larder_engine::index::Index;
 use larder_engine::recovery::{Recovery, recover};
 
-use super::disk::contents;
-use super::ending::Expected;
-use super::oracle::Name;
-use super::setup::BLOCK;
-use super::world::{Live, World};
+use crate::disk::contents;
+use crate::ending::Expected;
+use crate::oracle::Name;
+use crate::setup::BLOCK;
+use crate::world::{Live, World};
 
 impl World {
     /// Recovers, checks what that found, and begins a run; `None` when a crash comes in between.

@@ -5,9 +5,9 @@ use larder_engine::core::{Core, Move, Victim};
 use larder_engine::disk::mailbox::{ReadAt, read_all};
 use larder_engine::format::DescriptorBlock;
 
-use super::disk::Content;
-use super::oracle::VersionId;
-use super::world::{Live, World};
+use crate::disk::Content;
+use crate::oracle::VersionId;
+use crate::world::{Live, World};
 
 pub enum Keeper {
     Idle,

@@ -13,13 +13,13 @@ use larder_engine::format::{
 use larder_engine::index::{Index, NamespaceSlot, Place, SegmentId};
 use larder_engine::recovery::scan::Spot;
 
-use super::clients::Task;
-use super::dice::{Dice, mix};
-use super::disk::{Content, SimDisk, contents};
-use super::keeper::Keeper;
-use super::oracle::{Name, Oracle, VersionId};
-use super::setup::{BLOCK, Setup};
-use super::totals::Totals;
+use crate::clients::Task;
+use crate::dice::{Dice, mix};
+use crate::disk::{Content, SimDisk, contents};
+use crate::keeper::Keeper;
+use crate::oracle::{Name, Oracle, VersionId};
+use crate::setup::{BLOCK, Setup};
+use crate::totals::Totals;
 
 /// The last events of a run, for when it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;

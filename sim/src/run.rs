@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::clients::Task;
-use super::dice::mix;
-use super::ending::Expected;
-use super::keeper::Keeper;
-use super::totals::Totals;
-use super::world::{Flight, Journal, Live, World};
+use crate::clients::Task;
+use crate::dice::mix;
+use crate::ending::Expected;
+use crate::keeper::Keeper;
+use crate::totals::Totals;
+use crate::world::{Flight, Journal, Live, World};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {

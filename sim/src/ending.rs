@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use larder_engine::core::{Core, segments_min};
 
-use super::disk::contents;
-use super::keeper::Keeper;
-use super::oracle::Name;
-use super::setup::BLOCK;
-use super::world::{Flight, Live, World};
+use crate::disk::contents;
+use crate::keeper::Keeper;
+use crate::oracle::Name;
+use crate::setup::BLOCK;
+use crate::world::{Flight, Live, World};
 
 /// Steps in which everything must come to rest once nothing goes wrong any more.
 const REST_STEPS_MAX: usize = 100_000;

@@ -6,9 +6,9 @@ use larder_engine::core::RequestId;
 use larder_engine::index::{Lease, Located};
 use larder_engine::{PutStatus, SyncPolicy};
 
-use super::disk::Content;
-use super::oracle::{Name, VersionId};
-use super::world::{Flight, Live, World};
+use crate::disk::Content;
+use crate::oracle::{Name, VersionId};
+use crate::world::{Flight, Live, World};
 
 /// Most pages written by one operation.
 const MERGE: usize = 4;
@@ -417,7 +417,7 @@ impl World {
             let payload = self.oracle.payload(*version);
             let (volume, start) = self.address(extent.place);
             assert_eq!(extent.volume, volume);
-            assert_eq!(extent.offset, (start * super::setup::BLOCK) as u64);
+            assert_eq!(extent.offset, (start * crate::setup::BLOCK) as u64);
             match open.as_mut() {
                 Some((v, s, asks, blocks))
                     if *v == volume && *s + blocks.len() == start && asks.len() < MERGE =>

@@ -10,7 +10,7 @@ use larder_engine::format::{
     Superblock, VolumeEntry, VolumeId,
 };
 
-use super::dice::Dice;
+use crate::dice::Dice;
 
 pub const BLOCK: usize = larder_engine::format::BLOCK_BYTES;
 

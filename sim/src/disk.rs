@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::BLOCK_BYTES;
 
-use super::dice::{Dice, mix};
+use crate::dice::{Dice, mix};
 
 pub type Block = [u8; BLOCK_BYTES];
 

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use larder_engine::format::{Namespace, PageChecksum, PageKey};
 
-use super::dice::mix;
-use super::disk::Content;
-use super::setup::{BLOCK, Setup};
+use crate::dice::mix;
+use crate::disk::Content;
+use crate::setup::{BLOCK, Setup};
 
 /// A page's name: its place in the list of all names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
