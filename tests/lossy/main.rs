@@ -1,0 +1,65 @@
+//! Power loss at random moments, over a device that forgets what was not synced: what was acknowledged as flushed is there.
+//!
+//! Needs FUSE and the right to mount; where either is missing it says so and passes. `LARDER_KILLS=n` makes n power losses
+//! instead of the usual number.
+#![allow(clippy::unwrap_used)]
+
+mod device;
+#[path = "../support/mod.rs"]
+mod support;
+
+use device::Device;
+use support::stage::{Promise, Stage, is_filling, kills};
+
+/// Cuts the power under writers until `enough` times, or until the store has no room for all that the next one might write.
+/// Returns how often; `None` where no device can be had.
+fn power_losses(stage: &mut Stage, enough: usize) -> Option<usize> {
+    let mountpoint = stage.beside("mounted");
+    std::fs::create_dir(&mountpoint).unwrap();
+    let device = match Device::mount(&stage.store, &mountpoint) {
+        Ok(device) => device,
+        Err(error) => {
+            println!("SKIPPED: cannot mount a FUSE file system ({error}): no power loss was tried");
+            return None;
+        }
+    };
+    stage.store = device.path();
+    let mut losses = 0;
+    for round in 1.. {
+        let writer = stage.writer(Promise::PowerLoss);
+        let was_cut = stage.interrupt(writer, |child| {
+            device.cut_power();
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+        if was_cut {
+            device.restore_power(&mut stage.dice);
+            losses += 1;
+        }
+        assert!(
+            round < 20 + 10 * losses,
+            "commands end before the power does"
+        );
+        let report = stage.check();
+        assert_eq!(report["check"]["missing_pages"], 0, "{report:#}");
+        if losses >= enough || is_filling(&report) {
+            break;
+        }
+    }
+    let counts = device.counts();
+    println!("{losses} power losses: {counts:?}");
+    assert!(counts.synced > 0 && counts.lost > 0, "{counts:?}");
+    Some(losses)
+}
+
+#[test]
+fn what_was_flushed_survives_power_loss_whatever_became_of_unsynced_blocks() {
+    let mut left = kills(40);
+    for seed in 4000.. {
+        let mut stage = Stage::new(1, "320MiB", seed);
+        match power_losses(&mut stage, left) {
+            Some(losses) if losses < left => left -= losses,
+            _ => break,
+        }
+    }
+}

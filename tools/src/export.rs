@@ -1,0 +1,654 @@
+//! `larder export`: pages of a store in one portable file, which another store of any geometry takes (`larder import`).
+//!
+//! Reads without opening the store, so it works beside a server, on a store left by a crash and on a damaged one. Every page is
+//! checked on its way; one whose bytes are not what was put is left out and said so. The file gets its name when it is complete and
+//! durable: whatever ends an export early, there is no half of a file.
+
+use std::fs::{File, Permissions};
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use larder_engine::format::{
+    ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint, PageKey,
+    Structure,
+};
+use larder_engine::survey::{
+    BadPage, Condition, Page, PayloadFault, RecordId, Survey, SurveyOptions,
+};
+use serde::Serialize;
+use tempfile::NamedTempFile;
+
+use crate::archive::{self, ArchiveSink};
+use crate::failure::{Ending, Failure};
+use crate::findings::{self, Finding, Look, StoreArgs, count};
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+use crate::usage;
+
+/// The file name that stands for standard output.
+const STDOUT: &str = "-";
+
+/// Write pages of a store to one file that another store can take
+///
+/// Needs no lock and writes nothing to the store. Exit codes: 0 done, 1 done, but pages are missing (damaged, or a chain that is
+/// not stored whole), 2 usage, 3 there is no store, or the file cannot be written.
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// The file to make; `-` for standard output
+    file: PathBuf,
+    /// Which pages: those of the namespace with this fingerprint, or all
+    #[arg(long, value_name = "FINGERPRINT", default_value = "all", value_parser = selection)]
+    namespace: Selection,
+    /// Only the chain that ends in the page with this key: the page and all before it
+    #[arg(long, value_name = "HEX", value_parser = page_key)]
+    key: Option<PageKey>,
+    /// Replace the file if there is one
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON document (on standard error when the archive goes to standard output)
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which namespaces.
+#[derive(Clone, Copy, Debug)]
+enum Selection {
+    All,
+    One(Fingerprint),
+}
+
+fn selection(text: &str) -> Result<Selection, String> {
+    if text == "all" {
+        return Ok(Selection::All);
+    }
+    let fingerprint = text.trim().to_ascii_lowercase().parse();
+    fingerprint.map(Selection::One).map_err(|error| {
+        format!("{error}; give `all`, or a fingerprint as `larder inspect --namespaces` shows it")
+    })
+}
+
+fn page_key(text: &str) -> Result<PageKey, String> {
+    let key = text.trim().to_ascii_lowercase().parse();
+    key.map_err(|error| format!("{error}; a page key has 64 hex digits"))
+}
+
+#[derive(Serialize)]
+struct ExportReport {
+    /// The first volume.
+    path: PathBuf,
+    /// The file that was made; none when the export was interrupted or nothing says any more what the store is.
+    file: Option<PathBuf>,
+    /// Its length in bytes.
+    file_bytes: u64,
+    /// Whether anything is damaged.
+    damaged: bool,
+    /// Whether the store was in use: then pages may have moved before they were read.
+    in_use: bool,
+    namespaces: Vec<NamespaceRow>,
+    /// Pages in the file, and the bytes of their payloads, padding included.
+    pages: u64,
+    bytes: u64,
+    /// Pages left out because they are damaged, and because a crash cut their write short.
+    damaged_pages: u64,
+    unfinished_pages: u64,
+    /// With `--key`: whether every page before it is stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chain_complete: Option<bool>,
+    /// How long it took, and how fast it was.
+    seconds: f64,
+    bytes_per_second: f64,
+    /// Whether the operator ended it.
+    interrupted: bool,
+    /// Everything that is damaged.
+    damage: Vec<Finding>,
+    /// Why nothing could be exported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wreck: Option<String>,
+}
+
+/// A namespace of the file.
+#[derive(Serialize)]
+struct NamespaceRow {
+    fingerprint: String,
+    /// What it is made of; `None` when the store has lost its record: then only a store that knows it can take the pages.
+    name: Option<String>,
+    /// Pages chosen, damaged ones among them.
+    pages: u64,
+}
+
+impl Report for ExportReport {
+    const COMMAND: &'static str = "export";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        if let Some(file) = &self.file {
+            let size = ByteSize(self.file_bytes);
+            lines.row("Exported to", format!("{}, {size}", file.display()));
+            let rate = usage::rate(self.bytes_per_second);
+            let bytes = ByteSize(self.bytes);
+            lines.row(
+                "Pages",
+                format!("{}, {bytes} in {:.1} s, {rate}", self.pages, self.seconds),
+            );
+            self.describe(&mut lines);
+        }
+        findings::list(&self.damage, &mut lines);
+        if let Some(wreck) = &self.wreck {
+            lines.text(wreck.as_str());
+        }
+        if self.interrupted {
+            lines.text("Interrupted: no file was made.");
+        }
+        lines
+    }
+}
+
+impl ExportReport {
+    fn describe(&self, lines: &mut Lines) {
+        for namespace in &self.namespaces {
+            let name = namespace.name.as_deref().unwrap_or(
+                "its record is lost: only a store that knows the namespace can take its pages",
+            );
+            let pages = count(namespace.pages, "page");
+            lines.row(
+                "Namespace",
+                format!("{}, {pages}: {name}", namespace.fingerprint),
+            );
+        }
+        if self.damaged_pages + self.unfinished_pages > 0 {
+            lines.row(
+                "Left out",
+                format!(
+                    "{} damaged, {} cut short by a crash",
+                    count(self.damaged_pages, "page"),
+                    self.unfinished_pages
+                ),
+            );
+        }
+        if self.in_use {
+            lines.text(
+                "The store is in use: a page that its owner moved or dropped meanwhile counts as damaged here.",
+            );
+        }
+        if self.chain_complete == Some(false) {
+            lines.text(
+                "The chain is not stored whole: pages before the first one exported are not there.",
+            );
+        }
+    }
+
+    fn ending(&self) -> Ending {
+        if self.interrupted {
+            Ending::Interrupted
+        } else if self.damaged || self.chain_complete == Some(false) {
+            Ending::Findings
+        } else {
+            Ending::Done
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no store, no such namespace or page, or the file cannot be written.
+pub fn run(args: &ExportArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let target = Target::check(args)?;
+    let report = match args.store.look(|options: SurveyOptions| options)? {
+        Look::Wreck(damage, message) => wreck(args, damage, message),
+        Look::Store(survey) => {
+            target.refuse_volumes(&survey)?;
+            export(args, &survey, &target, &interrupt)?
+        }
+    };
+    match target {
+        Target::Stdout => report::print_on(&report, args.json, &mut io::stderr().lock())?,
+        Target::File { .. } => report::print(&report, args.json)?,
+    }
+    Ok(report.ending())
+}
+
+fn wreck(args: &ExportArgs, damage: Vec<Finding>, message: String) -> ExportReport {
+    ExportReport {
+        path: args.store.path.clone(),
+        file: None,
+        file_bytes: 0,
+        damaged: true,
+        in_use: false,
+        namespaces: Vec::new(),
+        pages: 0,
+        bytes: 0,
+        damaged_pages: 0,
+        unfinished_pages: 0,
+        chain_complete: None,
+        seconds: 0.0,
+        bytes_per_second: 0.0,
+        interrupted: false,
+        damage,
+        wreck: Some(message),
+    }
+}
+
+fn export(
+    args: &ExportArgs,
+    survey: &Survey,
+    target: &Target,
+    interrupt: &Interrupt,
+) -> Result<ExportReport, Failure> {
+    let started = Instant::now();
+    let choice = Choice::new(args, survey)?;
+    let template = "exporting {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    let bar = report::progress(Some(choice.bytes()), template);
+    let mut damage = Finding::all_of(survey);
+    let mut progress = Progress {
+        bar: &bar,
+        interrupt,
+        damage: &mut damage,
+        outcome: Outcome::default(),
+    };
+    let needed = archive::bytes_max(choice.sections.len(), choice.pages(), choice.bytes());
+    let made = target.make(needed, |out| write(survey, &choice, out, &mut progress));
+    let outcome = progress.outcome;
+    bar.finish_and_clear();
+    let file_bytes = made?;
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(ExportReport {
+        path: args.store.path.clone(),
+        file: file_bytes.is_some().then(|| args.file.clone()),
+        file_bytes: file_bytes.unwrap_or(0),
+        damaged: !damage.is_empty(),
+        in_use: survey.condition == Condition::InUse,
+        namespaces: choice.rows(survey),
+        pages: outcome.pages,
+        bytes: outcome.bytes,
+        damaged_pages: outcome.damaged,
+        unfinished_pages: outcome.unfinished,
+        chain_complete: choice.complete,
+        seconds,
+        bytes_per_second: usage::per_second(outcome.bytes, seconds),
+        interrupted: file_bytes.is_none(),
+        damage,
+        wreck: None,
+    })
+}
+
+/// The pages to export.
+struct Choice {
+    /// By namespace, in the order in which they are written.
+    sections: Vec<Section>,
+    /// With `--key`: whether its chain is stored whole.
+    complete: Option<bool>,
+}
+
+/// The pages of one namespace.
+struct Section {
+    /// Position among the survey's namespaces.
+    namespace: usize,
+    pages: Vec<RecordId>,
+    /// Bytes of each page, padding included.
+    page_bytes: u64,
+}
+
+impl Choice {
+    fn new(args: &ExportArgs, survey: &Survey) -> Result<Choice, Failure> {
+        let chosen: Vec<usize> = (0..survey.namespaces.len())
+            .filter(|&at| match args.namespace {
+                Selection::All => true,
+                Selection::One(wanted) => survey.namespaces[at].fingerprint == wanted,
+            })
+            .collect();
+        let path = args.store.path.display();
+        if let (Selection::One(wanted), []) = (args.namespace, &chosen[..]) {
+            return Err(Failure::usage(format!(
+                "{path}: no namespace {wanted} in this store; `larder inspect --namespaces` lists them"
+            )));
+        }
+        let Some(key) = args.key else {
+            let sections = chosen
+                .into_iter()
+                .map(|at| Section::new(survey, at, survey.chain_order(at)));
+            return Ok(Choice {
+                sections: sections.collect(),
+                complete: None,
+            });
+        };
+        let mut complete = true;
+        let mut sections = Vec::new();
+        for at in chosen {
+            if let Some(ancestry) = survey.ancestry(at, &key) {
+                complete &= ancestry.complete;
+                sections.push(Section::new(survey, at, ancestry.pages));
+            }
+        }
+        if sections.is_empty() {
+            return Err(Failure::usage(format!(
+                "{path}: page {key} is not in the store; `larder inspect --key` tells what became of it"
+            )));
+        }
+        Ok(Choice {
+            sections,
+            complete: Some(complete),
+        })
+    }
+
+    fn pages(&self) -> u64 {
+        let pages = self.sections.iter().map(|section| section.pages.len());
+        pages.sum::<usize>() as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        self.sections.iter().map(Section::bytes).sum()
+    }
+
+    fn rows(&self, survey: &Survey) -> Vec<NamespaceRow> {
+        let row = |section: &Section| {
+            let facts = &survey.namespaces[section.namespace];
+            NamespaceRow {
+                fingerprint: facts.fingerprint.to_string(),
+                name: facts.record.as_ref().map(ToString::to_string),
+                pages: section.pages.len() as u64,
+            }
+        };
+        self.sections.iter().map(row).collect()
+    }
+}
+
+impl Section {
+    fn new(survey: &Survey, namespace: usize, pages: Vec<RecordId>) -> Section {
+        let first = pages.first().map(|&first| survey.page_of(first));
+        Section {
+            namespace,
+            page_bytes: first.map_or(0, |page| page.bytes),
+            pages,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.pages.len() as u64 * self.page_bytes
+    }
+
+    /// What the archive says of the namespace; `None` when the store knows neither its record nor a page of it.
+    fn archived(&self, survey: &Survey) -> Option<ArchivedNamespace> {
+        let facts = &survey.namespaces[self.namespace];
+        if let Some(record) = &facts.record {
+            return Some(ArchivedNamespace::Whole(record.clone()));
+        }
+        let blocks = self.page_bytes / BLOCK_BYTES as u64;
+        let page_blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks > 0)?;
+        Some(ArchivedNamespace::Unnamed {
+            fingerprint: facts.fingerprint,
+            page_blocks,
+        })
+    }
+}
+
+/// What has been exported so far.
+#[derive(Default)]
+struct Outcome {
+    pages: u64,
+    bytes: u64,
+    damaged: u64,
+    unfinished: u64,
+}
+
+struct Progress<'a> {
+    bar: &'a ProgressBar,
+    interrupt: &'a Interrupt,
+    damage: &'a mut Vec<Finding>,
+    outcome: Outcome,
+}
+
+/// Writes the archive; its length, or `None` when the operator ended it.
+fn write(
+    survey: &Survey,
+    choice: &Choice,
+    out: &mut dyn Write,
+    progress: &mut Progress<'_>,
+) -> io::Result<Option<u64>> {
+    let head = ArchiveHead {
+        store: survey.store(),
+        created_unix_s: unix_seconds(),
+        pages: choice.pages(),
+        blocks: choice.bytes() / BLOCK_BYTES as u64,
+    };
+    let mut sink = ArchiveSink::begin(out, random_id()?, head)?;
+    for section in &choice.sections {
+        let Some(namespace) = section.archived(survey) else {
+            continue;
+        };
+        sink.namespace(namespace)?;
+        let mut written = Ok(());
+        survey.read_pages(&section.pages, |page, bytes| {
+            written = progress.page(survey, page, bytes, &mut sink);
+            if written.is_err() || progress.interrupt.is_raised() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        written?;
+        if progress.interrupt.is_raised() {
+            return Ok(None);
+        }
+    }
+    let left_out = progress.outcome.damaged + progress.outcome.unfinished;
+    let (_, bytes) = sink.end(left_out)?;
+    Ok(Some(bytes))
+}
+
+impl Progress<'_> {
+    fn page(
+        &mut self,
+        survey: &Survey,
+        page: &Page,
+        bytes: Result<&[u8], PayloadFault>,
+        sink: &mut ArchiveSink<&mut dyn Write>,
+    ) -> io::Result<()> {
+        self.bar.inc(page.bytes);
+        let outcome = &mut self.outcome;
+        match bytes {
+            Ok(bytes) => {
+                let archived = ArchivedPage {
+                    key: page.key,
+                    parent: page.parent,
+                    depth: page.depth,
+                    checksum: page.checksum,
+                };
+                sink.page(archived, bytes)?;
+                outcome.pages += 1;
+                outcome.bytes += page.bytes;
+            }
+            Err(PayloadFault::Mismatch { .. }) if !page.proven => outcome.unfinished += 1,
+            Err(fault) => {
+                outcome.damaged += 1;
+                let page = *page;
+                self.damage
+                    .push(Finding::of_page(survey, &BadPage { page, fault }));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unix_seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+fn random_id() -> io::Result<ArchiveId> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
+    }
+    Ok(ArchiveId::from_bytes(bytes))
+}
+
+/// Where the archive goes.
+enum Target {
+    Stdout,
+    File {
+        path: PathBuf,
+        directory: PathBuf,
+        replace: bool,
+    },
+}
+
+impl Target {
+    /// Looks whether the file may be made, before any work is done.
+    fn check(args: &ExportArgs) -> Result<Target, Failure> {
+        let path = &args.file;
+        if path.as_os_str() == STDOUT {
+            if io::stdout().is_terminal() {
+                return Err(Failure::usage(
+                    "standard output is a terminal, and an archive is no text; give a file, or pipe it somewhere",
+                ));
+            }
+            return Ok(Target::Stdout);
+        }
+        let shown = path.display();
+        match path.symlink_metadata() {
+            Ok(found) if !found.is_file() => Err(Failure::environment(format!(
+                "{shown}: is there already and is no regular file; choose another name"
+            ))),
+            Ok(_) if !args.force => Err(Failure::environment(format!(
+                "{shown}: is there already; use --force to replace it, or choose another name"
+            ))),
+            Ok(_) if is_volume(path) => Err(Failure::environment(format!(
+                "{shown}: is a volume of a store, which --force does not replace; choose another name"
+            ))),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::environment(
+                format!("{shown}: {error}; check the path"),
+            )),
+            Ok(_) | Err(_) if !directory_of(path).is_dir() => Err(Failure::environment(format!(
+                "{shown}: there is no directory for it; make it first, or check the path"
+            ))),
+            Ok(_) | Err(_) => Ok(Target::File {
+                path: path.clone(),
+                directory: directory_of(path),
+                replace: args.force,
+            }),
+        }
+    }
+
+    /// A volume whose superblocks are broken is not to be replaced either.
+    fn refuse_volumes(&self, survey: &Survey) -> Result<(), Failure> {
+        let Target::File { path, .. } = self else {
+            return Ok(());
+        };
+        let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
+        let own = identity(path);
+        let same = |facts: &&larder_engine::survey::VolumeFacts| {
+            own.is_some() && identity(&facts.path) == own
+        };
+        match survey.volumes.iter().find(same) {
+            Some(_) => Err(Failure::environment(format!(
+                "{}: is a volume of the store that is exported; choose another name",
+                path.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Has the archive written, and gives it its name when it is complete and durable. `needed` bytes are the most it can have.
+    /// `None` when the writer gave up: then nothing is left behind.
+    fn make(
+        &self,
+        needed: u64,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<Option<u64>>,
+    ) -> Result<Option<u64>, Failure> {
+        match self {
+            Target::Stdout => {
+                let failed = |error| {
+                    Failure::environment(format!(
+                        "standard output: {error}; what went through it is no archive"
+                    ))
+                };
+                // Not through the standard library's buffer, which looks for the ends of lines.
+                let out = io::stdout().as_fd().try_clone_to_owned();
+                write(&mut File::from(out.map_err(failed)?)).map_err(failed)
+            }
+            Target::File {
+                path,
+                directory,
+                replace,
+            } => {
+                let failed = |error: io::Error| {
+                    Failure::environment(format!(
+                        "{}: writing the archive: {error}; nothing was left behind",
+                        path.display()
+                    ))
+                };
+                check_space(path, directory, needed)?;
+                let mut file = temporary(path, directory).map_err(failed)?;
+                let written = write(file.as_file_mut()).map_err(failed)?;
+                if written.is_some() {
+                    keep(file, path, directory, *replace).map_err(failed)?;
+                }
+                Ok(written)
+            }
+        }
+    }
+}
+
+fn is_volume(path: &Path) -> bool {
+    let mut magic = [0; 8];
+    let read = File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut magic));
+    read.is_ok() && magic == Structure::Superblock.magic()
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn check_space(path: &Path, directory: &Path, needed: u64) -> Result<(), Failure> {
+    // Where the system cannot say, writing will.
+    let Ok(space) = rustix::fs::statvfs(directory) else {
+        return Ok(());
+    };
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if needed <= free {
+        return Ok(());
+    }
+    Err(Failure::environment(format!(
+        "{}: no space: the archive may take {}, {} are free; free some, choose another place, or export less",
+        path.display(),
+        ByteSize(needed),
+        ByteSize(free)
+    )))
+}
+
+/// A file beside the one to be made, which goes when it is dropped.
+fn temporary(path: &Path, directory: &Path) -> io::Result<NamedTempFile> {
+    let mut prefix = path.file_name().unwrap_or_default().to_owned();
+    prefix.push(".");
+    tempfile::Builder::new()
+        .prefix(&prefix)
+        .suffix(".tmp")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(directory)
+}
+
+fn keep(file: NamedTempFile, path: &Path, directory: &Path, replace: bool) -> io::Result<()> {
+    file.as_file().sync_all()?;
+    if replace {
+        file.persist(path)?;
+    } else {
+        file.persist_noclobber(path)?;
+    }
+    File::open(directory)?.sync_all()
+}
