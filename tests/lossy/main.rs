@@ -9,9 +9,9 @@ mod device;
 mod support;
 
 use device::Device;
-use support::stage::{Promise, Stage, is_filling, kills};
+use support::stage::{AMPLE, Promise, Stage, is_used_up, kills};
 
-/// Cuts the power under writers until `enough` times, or until the store has no room for all that the next one might write.
+/// Cuts the power under writers until `enough` times, or until the stage is used up.
 /// Returns how often; `None` where no device can be had.
 fn power_losses(stage: &mut Stage, enough: usize) -> Option<usize> {
     let mountpoint = stage.beside("mounted");
@@ -42,7 +42,7 @@ fn power_losses(stage: &mut Stage, enough: usize) -> Option<usize> {
         );
         let report = stage.check();
         assert_eq!(report["check"]["missing_pages"], 0, "{report:#}");
-        if losses >= enough || is_filling(&report) {
+        if losses >= enough || is_used_up(losses, &report) {
             break;
         }
     }
@@ -56,7 +56,7 @@ fn power_losses(stage: &mut Stage, enough: usize) -> Option<usize> {
 fn what_was_flushed_survives_power_loss_whatever_became_of_unsynced_blocks() {
     let mut left = kills(40);
     for seed in 4000.. {
-        let mut stage = Stage::new(1, "320MiB", seed);
+        let mut stage = Stage::new(1, AMPLE, seed);
         match power_losses(&mut stage, left) {
             Some(losses) if losses < left => left -= losses,
             _ => break,

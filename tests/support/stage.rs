@@ -154,6 +154,11 @@ impl Stage {
         }
     }
 
+    /// Runs a command, which must succeed, to its end.
+    pub fn finish(&self, mut command: Command) {
+        assert!(command.stdout(Stdio::null()).status().unwrap().success());
+    }
+
     /// Starts a command and kills it at a moment that the dice choose; false when it had ended by then.
     pub fn kill(&mut self, command: Command) -> bool {
         self.interrupt(command, |child| {
@@ -185,10 +190,13 @@ impl Stage {
     }
 }
 
-/// Whether so much has been acknowledged that the next command might have to make room for what it writes.
-pub fn is_filling(report: &Value) -> bool {
-    let count = |value: &Value| value.as_u64().unwrap();
-    count(&report["check"]["acknowledged_pages"]) > count(&report["usable_pages"]) / 2
+/// A capacity in which nothing has to be evicted before [`is_used_up`].
+pub const AMPLE: &str = "2GiB";
+
+/// Whether a stage of [`AMPLE`] capacity has seen enough: a kill leaves some segments filled in part, two a volume at most, which
+/// count as used until reclaim has come round to them. So do as many pages as a few segments hold.
+pub fn is_used_up(kills: usize, report: &Value) -> bool {
+    kills >= 20 || report["check"]["acknowledged_pages"].as_u64().unwrap() > 2000
 }
 
 fn text(path: &Path) -> &str {

@@ -9,10 +9,8 @@
 //! than what the store acknowledged, also when the process is killed in between. A line cut short by a kill is skipped.
 //!
 //! The check. A page that a store acknowledged may be gone only by eviction, and eviction takes what was used longest ago. So
-//! all pages acknowledged while the last uses and puts touched a quarter as many pages as the store keeps are *owed*: one that is
-//! missing is lost. A quarter, not all, because reclaim may take what is cold within one segment, and because a store that is
-//! reopened takes the copies that reclaim made for newer than what was put before them: in a store of 12 segments, killed and
-//! reopened again and again, pages of the newest half were evicted after all. Older pages may be missing, but
+//! all pages acknowledged while the last uses and puts touched half as many pages as the store keeps are *owed*: one that is
+//! missing is lost. Half, not all, because reclaim may take what is cold within one segment. Older pages may be missing, but
 //! none that is there may be wrong. That a page was read does not make it owed: a store forgets uses when it is reopened.
 
 use std::collections::HashSet;
@@ -156,7 +154,7 @@ impl History {
 
     /// The pages that a store keeping `usable_pages` still owes; newest first.
     pub fn owed(&self, usable_pages: u64) -> Vec<PageKey> {
-        self.newest_puts(usable_pages / 4)
+        self.newest_puts(usable_pages / 2)
     }
 
     /// Pages acknowledged while at most `used_max` pages were used or put, counted from the end.
@@ -235,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_owed_while_the_uses_since_touched_a_quarter_of_the_store() {
+    fn pages_are_owed_while_the_uses_since_touched_half_of_the_store() {
         let dir = temporary();
         let keys = chain(&[1, 2, 3, 4, 5, 6]);
         let mut acks = AckLog::open(&log(&dir)).unwrap();
@@ -244,10 +242,10 @@ mod tests {
         acks.put(&keys[2..4]).unwrap();
         let history = History::read(&log(&dir)).unwrap();
         assert_eq!(history.owed(0), []);
-        assert_eq!(history.owed(7), [keys[3]]);
-        assert_eq!(history.owed(8), [keys[3], keys[2]]);
-        assert_eq!(history.owed(19), [keys[3], keys[2]]);
-        assert_eq!(history.owed(20), [keys[3], keys[2], keys[1]]);
+        assert_eq!(history.owed(3), [keys[3]]);
+        assert_eq!(history.owed(4), [keys[3], keys[2]]);
+        assert_eq!(history.owed(9), [keys[3], keys[2]]);
+        assert_eq!(history.owed(10), [keys[3], keys[2], keys[1]]);
         assert_eq!(history.owed(1000).len(), 4);
     }
 
