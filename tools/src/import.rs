@@ -7,12 +7,14 @@
 //!
 //! One thread reads and checks, another stores.
 
+mod batches;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IoSlice, Read};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -35,15 +37,13 @@ use crate::open::OpenArgs;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage;
+use batches::{Batches, Step};
 
 /// The file name that stands for standard input.
 const STDIN: &str = "-";
 
 /// How long a put may wait for reclaim to make room.
 const PUT_WAIT: Duration = Duration::from_secs(30);
-
-/// Bytes of pages stored with one call, unless a single page has more.
-const BATCH_BYTES: usize = 8 << 20;
 
 /// Batches that are read ahead of the store.
 const BATCHES_AHEAD: usize = 2;
@@ -255,10 +255,9 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let input = open(args)?;
     let mut source = ArchiveSource::new(input);
-    let head = read_head(&mut source);
-    let head = match head {
+    let head = match read_head(&mut source) {
         Ok(head) => head,
-        Err(fault) => return headless(args, fault),
+        Err(fault) => return headless(args, &fault),
     };
     let report = if args.dry_run {
         let options = OpenOptions {
@@ -296,7 +295,7 @@ fn open(args: &ImportArgs) -> Result<Box<dyn Read + Send>, Failure> {
 }
 
 /// Ends the command over a file whose first block is not the head of an archive that this build reads.
-fn headless(args: &ImportArgs, fault: Fault) -> Result<Ending, Failure> {
+fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
     let file = args.file.display();
     let message = match &fault.reason {
         FaultReason::Structure(Damage::Magic(_)) => {
@@ -325,7 +324,7 @@ fn headless(args: &ImportArgs, fault: Fault) -> Result<Ending, Failure> {
 }
 
 impl ImportReport {
-    fn damage(&mut self, fault: Fault) {
+    fn damage(&mut self, fault: &Fault) {
         self.damaged = true;
         self.damage = Some(DamageRow {
             offset: fault.offset,
@@ -373,7 +372,7 @@ fn import(
     stored?;
     match read {
         Ok(Ok(left_out)) => report.left_out_pages = left_out,
-        Ok(Err(fault)) if !report.interrupted => report.damage(fault),
+        Ok(Err(fault)) if !report.interrupted => report.damage(&fault),
         Ok(Err(_)) => {}
         Err(panic) => std::panic::resume_unwind(panic),
     }
@@ -445,87 +444,6 @@ fn new_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
         }
     }
     Some(bytes)
-}
-
-/// What the reading thread hands over.
-enum Step {
-    Namespace(ArchivedNamespace),
-    /// Pages of the namespace named last, whose payloads lie back to back.
-    Pages(Vec<ArchivedPage>, AlignedBuf),
-}
-
-/// Reads an archive batch by batch.
-struct Batches<R> {
-    source: ArchiveSource<R>,
-    out: SyncSender<Step>,
-    /// Memory that has been stored from.
-    spares: Receiver<AlignedBuf>,
-}
-
-impl<R: Read> Batches<R> {
-    fn new(source: ArchiveSource<R>, out: SyncSender<Step>, spares: Receiver<AlignedBuf>) -> Self {
-        Batches {
-            source,
-            out,
-            spares,
-        }
-    }
-
-    /// Reads to the end, or until nobody listens; how many pages the export left out.
-    fn read(mut self) -> Result<u64, Fault> {
-        let (mut fingerprint, mut page_bytes, mut left_out) = (None, 0, 0);
-        while let Some(item) = self.source.item()? {
-            match item {
-                ArchiveItem::Namespace(namespace) => {
-                    page_bytes = namespace.page_blocks() as usize * BLOCK_BYTES;
-                    fingerprint = Some(namespace.fingerprint());
-                    if self.out.send(Step::Namespace(namespace)).is_err() {
-                        break;
-                    }
-                }
-                ArchiveItem::Pages(pages) => {
-                    let Some(namespace) = fingerprint else { break };
-                    for pages in pages.chunks((BATCH_BYTES / page_bytes).max(1)) {
-                        if !self.batch(namespace, pages, page_bytes)? {
-                            return Ok(left_out);
-                        }
-                    }
-                }
-                ArchiveItem::End(counts) => left_out = counts.left_out,
-                ArchiveItem::Head(_) => {}
-            }
-        }
-        Ok(left_out)
-    }
-
-    /// Reads some pages and hands over those that are good; false when nobody listens.
-    fn batch(
-        &mut self,
-        namespace: Fingerprint,
-        pages: &[ArchivedPage],
-        page_bytes: usize,
-    ) -> Result<bool, Fault> {
-        let mut memory = self.memory(pages.len() * page_bytes)?;
-        let payloads = memory.chunks_exact_mut(page_bytes).zip(pages);
-        let mut good = 0;
-        let mut read = Ok(());
-        for (payload, page) in payloads {
-            read = self.source.payload(namespace, page, payload);
-            if read.is_err() {
-                break;
-            }
-            good += 1;
-        }
-        let step = Step::Pages(pages[..good].to_vec(), memory);
-        let listens = self.out.send(step).is_ok();
-        read.map(|()| listens)
-    }
-
-    fn memory(&self, bytes: usize) -> Result<AlignedBuf, Fault> {
-        let spare = self.spares.try_iter().find(|spare| spare.len() >= bytes);
-        let memory = spare.map_or_else(|| AlignedBuf::zeroed(bytes.max(BATCH_BYTES)), Ok);
-        memory.map_err(|error| self.source.fault(FaultReason::Unreadable(error)))
-    }
 }
 
 /// Stores what the reading thread hands over.
