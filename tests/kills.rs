@@ -1,6 +1,7 @@
 //! SIGKILL at random moments: what was acknowledged is there, and nothing is ever wrong.
 //!
-//! `LARDER_KILLS=n` makes n kills in each test instead of the usual number.
+//! `LARDER_KILLS=n` makes n kills in each test instead of the usual number. Any command that changes a store can be killed so:
+//! `survives(&mut stage, |stage| stage.larder("COMMAND", &[]), ...)`, on a stage that writers have filled.
 #![allow(clippy::unwrap_used)]
 
 mod support;

@@ -170,21 +170,33 @@ fn has(store: &Store, id: NamespaceId, model: Model, key: &PageKey) -> bool {
 /// Stores the pages of a chain from page `from` on, one call each.
 #[track_caller]
 pub fn put_from(store: &Store, model: Model, keys: &[PageKey], from: usize) {
-    let id = store.namespace(&model.namespace()).unwrap();
     for (depth, key) in keys.iter().enumerate().skip(from) {
-        let parts = model.content(key);
-        let parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        let page = PutPage {
-            key: *key,
-            parent: depth.checked_sub(1).map(|before| keys[before]),
-            depth: u32::try_from(depth).unwrap(),
-            parts: &parts,
-        };
-        let options = PutOptions {
-            wait: Duration::from_secs(20),
-        };
-        assert_eq!(store.put(id, &[page], options), [PutStatus::Stored]);
+        let parent = depth.checked_sub(1).map(|before| keys[before]);
+        put_page(store, model, key, parent, depth);
     }
+}
+
+/// Stores a page as the one after another, whatever that is.
+#[track_caller]
+pub fn put_after(store: &Store, model: Model, key: &PageKey, parent: &PageKey) {
+    put_page(store, model, key, Some(*parent), 1);
+}
+
+#[track_caller]
+fn put_page(store: &Store, model: Model, key: &PageKey, parent: Option<PageKey>, depth: usize) {
+    let id = store.namespace(&model.namespace()).unwrap();
+    let parts = model.content(key);
+    let parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+    let page = PutPage {
+        key: *key,
+        parent,
+        depth: u32::try_from(depth).unwrap(),
+        parts: &parts,
+    };
+    let options = PutOptions {
+        wait: Duration::from_secs(20),
+    };
+    assert_eq!(store.put(id, &[page], options), [PutStatus::Stored]);
 }
 
 #[track_caller]

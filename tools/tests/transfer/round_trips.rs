@@ -6,7 +6,7 @@ use larder_engine::PageStore;
 use larder_format::ArchiveItem;
 
 use crate::home::{
-    EVEN, Home, RAGGED, archived, chain, items, json, larder, put, put_from, says, text,
+    EVEN, Home, RAGGED, archived, chain, items, json, larder, put, put_after, put_from, says, text,
 };
 
 /// Two namespaces, chains of several lengths, one with two branches.
@@ -180,6 +180,35 @@ fn a_chain_that_is_not_stored_whole_is_exported_from_where_it_is_and_said_so() {
     let target = Home::new();
     json("import", &target.path, &[text(&file)], 0);
     assert_eq!(target.having(EVEN, &keys), 5);
+}
+
+#[test]
+fn circles_that_callers_claimed_are_exported_once_and_taken() {
+    let source = Home::new();
+    let (keys, other) = (chain(1, 3), chain(2, 1));
+    source.with(|store| {
+        // Each follows the one before it, and the first the last; another one follows itself.
+        put_after(store, RAGGED, &keys[0], &keys[2]);
+        put_after(store, RAGGED, &keys[1], &keys[0]);
+        put_after(store, RAGGED, &keys[2], &keys[1]);
+        put_after(store, RAGGED, &other[0], &other[0]);
+    });
+    let file = source.beside("circle");
+    let key = keys[1].to_string();
+    let options = [text(&file), "--key", &key];
+    let document = json("export", &source.path, &options, 1);
+    assert_eq!(
+        (&document["pages"], &document["chain_complete"]),
+        (&3.into(), &false.into())
+    );
+    let archive = source.export("archive", &[]);
+    assert_eq!(archived(&archive).len(), 4);
+    let target = Home::new();
+    json("import", &target.path, &[text(&archive)], 0);
+    assert_eq!(
+        target.having(RAGGED, &keys) + target.having(RAGGED, &other),
+        4
+    );
 }
 
 #[test]
