@@ -2,7 +2,8 @@
 //!
 //! Writes go to memory; a sync makes all of them durable. When the power is cut ([`Device::cut_power`]) every request fails from
 //! that instant on, so that nothing that was under way completes behind it. When it comes back ([`Device::restore_power`]), each
-//! block written since the last sync holds one of its versions, chosen by dice: what was durable, or any of those written.
+//! block written since the last sync holds one of its versions, chosen by dice: what was durable, or any of those written; now and
+//! then the beginning of the newest in front of another, torn between sectors.
 //!
 //! The kernel caches nothing of the file (direct I/O), and locks on it are its own affair.
 
@@ -24,6 +25,9 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 
 const BLOCK_BYTES: usize = 4096;
+
+/// What a device writes whole or not at all.
+const SECTOR_BYTES: usize = 512;
 
 /// The file's name in the mounted directory.
 const NAME: &str = "store";
@@ -71,6 +75,8 @@ pub struct Counts {
     /// Blocks that were not synced when the power was cut, and how many of them did not keep what was written last.
     pub doubtful: u64,
     pub lost: u64,
+    /// Of the former, those that were cut in the middle.
+    pub torn: u64,
 }
 
 impl Device {
@@ -130,9 +136,18 @@ impl Device {
                 dice.random_range(0..=versions.len()).checked_sub(1)
             };
             state.counts.lost += u64::from(kept != Some(newest));
-            if let Some(kept) = kept {
-                self.shared.write_back(block, &versions[kept]).unwrap();
+            let mut bytes = match kept {
+                Some(kept) => *versions[kept],
+                None => self.shared.durable(block).unwrap(),
+            };
+            if dice.random_ratio(1, 10) {
+                // Torn: it begins with what was written last.
+                let sectors = dice.random_range(0..=BLOCK_BYTES / SECTOR_BYTES);
+                let torn = sectors * SECTOR_BYTES;
+                bytes[..torn].copy_from_slice(&versions[newest][..torn]);
+                state.counts.torn += 1;
             }
+            self.shared.write_back(block, &bytes).unwrap();
         }
         state.powerless = false;
     }
@@ -165,6 +180,10 @@ impl Shared {
         {
             return Ok(**newest);
         }
+        self.durable(block)
+    }
+
+    fn durable(&self, block: u64) -> io::Result<Block> {
         let mut bytes = [0; BLOCK_BYTES];
         self.backing
             .read_exact_at(&mut bytes, block * BLOCK_BYTES as u64)?;
