@@ -7,7 +7,7 @@
 //!
 //! The kernel caches nothing of the file (direct I/O), and locks on it are its own affair.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -62,6 +62,8 @@ struct State {
     /// What was written to each block since the last sync, the oldest first.
     unsynced: BTreeMap<u64, Vec<Box<Block>>>,
     powerless: bool,
+    /// Blocks that cannot be read.
+    spoilt: BTreeSet<u64>,
     /// How often the file is open.
     open: u64,
     counts: Counts,
@@ -109,6 +111,12 @@ impl Device {
 
     pub fn counts(&self) -> Counts {
         self.shared.lock().counts
+    }
+
+    /// From now on the block at a byte offset cannot be read.
+    pub fn spoil(&self, offset: u64) {
+        let block = offset / BLOCK_BYTES as u64;
+        self.shared.lock().spoilt.insert(block);
     }
 
     /// From now on every request fails.
@@ -193,6 +201,10 @@ impl Shared {
     fn read(&self, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
         let state = self.powered()?;
         let end = self.bytes.min(offset + u64::from(size));
+        let blocks = offset / BLOCK_BYTES as u64..end.div_ceil(BLOCK_BYTES as u64);
+        if blocks.start < blocks.end && state.spoilt.range(blocks).next().is_some() {
+            return Err(Errno::EIO);
+        }
         let mut bytes = vec![0; usize::try_from(end.saturating_sub(offset)).unwrap()];
         self.backing.read_exact_at(&mut bytes, offset)?;
         for (&block, versions) in state.unsynced.range(offset / BLOCK_BYTES as u64..) {

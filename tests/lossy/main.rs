@@ -1,4 +1,5 @@
-//! Power loss at random moments, over a device that forgets what was not synced: what was acknowledged as flushed is there.
+//! Power loss at random moments, over a device that forgets what was not synced: what was acknowledged as flushed is there. And
+//! sectors that cannot be read.
 //!
 //! Needs FUSE and the right to mount; where either is missing it says so and passes. `LARDER_KILLS=n` makes n power losses
 //! instead of the usual number.
@@ -9,6 +10,7 @@ mod device;
 mod support;
 
 use device::Device;
+use serde_json::Value;
 use support::stage::{AMPLE, Promise, Stage, is_used_up, kills};
 
 /// A device under the stage's store; `None`, with a visible line, where none can be had.
@@ -89,4 +91,40 @@ fn what_was_only_written_may_be_lost_with_the_power() {
         stage.look()["check"]["missing_pages"] != 0
     });
     assert!(lost, "{:?}", device.counts());
+}
+
+#[test]
+fn a_sector_that_cannot_be_read_costs_one_page_and_that_is_named() {
+    let mut stage = Stage::new(1, AMPLE, 6000);
+    let Some(device) = device_under(&mut stage) else {
+        return;
+    };
+    let mut writer = stage.writer(Promise::Kill);
+    writer.args(["--limit", "40"]);
+    stage.finish(writer);
+    let document = |command: &str, options: &[&str]| -> Value {
+        let output = stage
+            .larder(command, options)
+            .arg("--json")
+            .output()
+            .unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let key = stage.acknowledged();
+    let found = document("inspect", &["--key", &key]);
+    let page = found["key"]["records"][0]["offset"].as_u64().unwrap();
+    let pages = found["pages"].as_u64().unwrap();
+    device.spoil(page + 8192);
+    let archive = stage.beside("archive");
+    let exported = document("export", &[archive.to_str().unwrap()]);
+    assert_eq!(exported["pages"], pages - 1);
+    let verified = document("verify", &["--deep"]);
+    assert_eq!(verified["deep"]["good_pages"], pages - 1);
+    for report in [exported, verified] {
+        let damage = report["damage"].as_array().unwrap();
+        assert_eq!(damage.len(), 1, "{report:#}");
+        assert_eq!(damage[0]["key"], key);
+        let reason = damage[0]["reason"].as_str().unwrap();
+        assert!(reason.contains("unreadable"), "{reason}");
+    }
 }

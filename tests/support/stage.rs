@@ -162,6 +162,13 @@ impl Stage {
         assert!(command.stdout(Stdio::null()).status().unwrap().success());
     }
 
+    /// The key of a page that was acknowledged.
+    pub fn acknowledged(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap();
+        let mut puts = log.lines().filter_map(|line| line.strip_prefix("put "));
+        puts.next().unwrap().to_owned()
+    }
+
     /// Starts a command and kills it at a moment that the dice choose; false when it had ended by then.
     pub fn kill(&mut self, command: Command) -> bool {
         self.interrupt(command, |child| child.kill().unwrap())
