@@ -7,61 +7,7 @@ use common::*;
 use larder_format::*;
 use proptest::prelude::*;
 
-const ID: ArchiveId = ArchiveId::from_bytes([0xa1; 16]);
 const OTHER: ArchiveId = ArchiveId::from_bytes([0xa2; 16]);
-
-fn page(fill: u8) -> ArchivedPage {
-    ArchivedPage {
-        key: key(fill),
-        parent: (fill > 1).then(|| key(fill - 1).prefix()),
-        depth: u32::from(fill) - 1,
-        checksum: u64::from(fill) << 40,
-    }
-}
-
-fn unnamed(page_blocks: u32) -> ArchiveItem {
-    ArchiveItem::Namespace(ArchivedNamespace::Unnamed {
-        fingerprint: namespace().fingerprint(),
-        page_blocks,
-    })
-}
-
-fn head(pages: u64, blocks: u64) -> ArchiveItem {
-    ArchiveItem::Head(ArchiveHead {
-        store: STORE,
-        created_unix_s: 1_790_000_000,
-        pages,
-        blocks,
-    })
-}
-
-fn end(pages: u64, blocks: u64, left_out: u64) -> ArchiveItem {
-    ArchiveItem::End(ArchiveCounts {
-        pages,
-        blocks,
-        left_out,
-    })
-}
-
-/// Two namespaces, three pages, one left out.
-fn sample() -> Vec<ArchiveItem> {
-    let blocks = u64::from(namespace().shape().page_blocks());
-    vec![
-        head(4, 2 * blocks + 20),
-        ArchiveItem::Namespace(ArchivedNamespace::Whole(namespace())),
-        ArchiveItem::Pages(vec![page(1), page(2)]),
-        unnamed(10),
-        ArchiveItem::Pages(vec![page(7)]),
-        end(3, 2 * blocks + 10, 1),
-    ]
-}
-
-/// The structures of an archive, each with its block number.
-fn written(id: ArchiveId, items: &[ArchiveItem]) -> Vec<Block> {
-    let mut writer = ArchiveWriter::new(id);
-    let blocks = items.iter().map(|item| *writer.item(item).unwrap());
-    blocks.collect()
-}
 
 fn read(blocks: &[Block]) -> Result<Vec<ArchiveItem>, Damage> {
     let mut reader = ArchiveReader::new();
@@ -71,7 +17,7 @@ fn read(blocks: &[Block]) -> Result<Vec<ArchiveItem>, Damage> {
 #[track_caller]
 fn refused(items: &[ArchiveItem], field: &'static str) {
     let (last, before) = items.split_last().unwrap();
-    let mut writer = ArchiveWriter::new(ID);
+    let mut writer = ArchiveWriter::new(ARCHIVE);
     for item in before {
         writer.item(item).unwrap();
     }
@@ -83,7 +29,7 @@ fn refused(items: &[ArchiveItem], field: &'static str) {
 
 #[test]
 fn what_was_written_is_read_and_the_reader_knows_where_the_next_structure_lies() {
-    let items = sample();
+    let items = archive_items();
     let mut reader = ArchiveReader::new();
     let page_blocks = u64::from(namespace().shape().page_blocks());
     let places = [
@@ -94,7 +40,11 @@ fn what_was_written_is_read_and_the_reader_knows_where_the_next_structure_lies()
         4 + 2 * page_blocks,
         15 + 2 * page_blocks,
     ];
-    for ((block, item), place) in written(ID, &items).iter().zip(&items).zip(places) {
+    for ((block, item), place) in encode_archive(ARCHIVE, &items)
+        .iter()
+        .zip(&items)
+        .zip(places)
+    {
         assert_eq!(reader.offset(), place * BLOCK_BYTES as u64);
         assert!(!reader.is_over());
         assert_eq!(reader.item(block).as_ref(), Ok(item));
@@ -105,8 +55,8 @@ fn what_was_written_is_read_and_the_reader_knows_where_the_next_structure_lies()
 
 #[test]
 fn the_writer_counts_what_it_wrote() {
-    let items = sample();
-    let mut writer = ArchiveWriter::new(ID);
+    let items = archive_items();
+    let mut writer = ArchiveWriter::new(ARCHIVE);
     for item in &items[..5] {
         writer.item(item).unwrap();
     }
@@ -115,7 +65,7 @@ fn the_writer_counts_what_it_wrote() {
 
 #[test]
 fn any_flipped_byte_of_a_structure_is_refused() {
-    let blocks = written(ID, &sample());
+    let blocks = encode_archive(ARCHIVE, &archive_items());
     for (index, block) in blocks.iter().enumerate() {
         let mut reader = ArchiveReader::new();
         for before in &blocks[..index] {
@@ -131,8 +81,11 @@ fn any_flipped_byte_of_a_structure_is_refused() {
 
 #[test]
 fn structures_of_another_archive_or_another_place_are_refused() {
-    let items = sample();
-    let (blocks, others) = (written(ID, &items), written(OTHER, &items));
+    let items = archive_items();
+    let (blocks, others) = (
+        encode_archive(ARCHIVE, &items),
+        encode_archive(OTHER, &items),
+    );
     for index in 1..blocks.len() {
         let mut spliced = blocks.clone();
         spliced[index] = others[index];
@@ -140,7 +93,7 @@ fn structures_of_another_archive_or_another_place_are_refused() {
             read(&spliced),
             Err(Damage::Elsewhere(Elsewhere::Archive {
                 claimed: OTHER,
-                expected: ID
+                expected: ARCHIVE
             }))
         );
         let mut cut = blocks.clone();
@@ -159,25 +112,25 @@ fn structures_of_another_archive_or_another_place_are_refused() {
 
 #[test]
 fn an_archive_begins_with_its_head_and_names_a_namespace_before_its_pages() {
-    let pages = ArchiveItem::Pages(vec![page(1)]);
-    refused(&[unnamed(1)], "body");
+    let pages = ArchiveItem::Pages(vec![archived_page(1)]);
+    refused(&[archive_unnamed(1)], "body");
     refused(std::slice::from_ref(&pages), "body");
-    refused(&[end(0, 0, 0)], "body");
-    refused(&[head(1, 1), head(1, 1)], "body");
-    refused(&[head(1, 1), pages], "body");
+    refused(&[archive_end(0, 0, 0)], "body");
+    refused(&[archive_head(1, 1), archive_head(1, 1)], "body");
+    refused(&[archive_head(1, 1), pages], "body");
 }
 
 #[test]
 fn nothing_follows_the_end() {
-    let whole = [head(0, 0), end(0, 0, 0)];
-    refused(&[&whole[..], &[unnamed(1)]].concat(), "body");
-    refused(&[&whole[..], &[end(0, 0, 0)]].concat(), "body");
+    let whole = [archive_head(0, 0), archive_end(0, 0, 0)];
+    refused(&[&whole[..], &[archive_unnamed(1)]].concat(), "body");
+    refused(&[&whole[..], &[archive_end(0, 0, 0)]].concat(), "body");
 }
 
 #[test]
 fn counts_that_lie_are_refused() {
-    let opening = |pages, blocks| [head(pages, blocks), unnamed(3)];
-    let pages = |count| ArchiveItem::Pages(vec![page(1); count]);
+    let opening = |pages, blocks| [archive_head(pages, blocks), archive_unnamed(3)];
+    let pages = |count| ArchiveItem::Pages(vec![archived_page(1); count]);
     refused(&[&opening(9, 99)[..], &[pages(0)]].concat(), "count");
     let many = ARCHIVED_PAGES_MAX + 1;
     refused(&[&opening(99, 999)[..], &[pages(many)]].concat(), "count");
@@ -185,23 +138,29 @@ fn counts_that_lie_are_refused() {
     refused(&[&opening(1, 99)[..], &[pages(2)]].concat(), "count");
     refused(&[&opening(2, 5)[..], &[pages(2)]].concat(), "count");
     let two = |last| [&opening(3, 9)[..], &[pages(2), last]].concat();
-    refused(&two(end(1, 6, 2)), "pages");
-    refused(&two(end(2, 7, 1)), "blocks");
-    refused(&two(end(2, 6, 0)), "left_out");
-    refused(&two(end(2, 6, u64::MAX)), "left_out");
-    assert!(read(&written(ID, &two(end(2, 6, 1)))).is_ok());
+    refused(&two(archive_end(1, 6, 2)), "pages");
+    refused(&two(archive_end(2, 7, 1)), "blocks");
+    refused(&two(archive_end(2, 6, 0)), "left_out");
+    refused(&two(archive_end(2, 6, u64::MAX)), "left_out");
+    assert!(read(&encode_archive(ARCHIVE, &two(archive_end(2, 6, 1)))).is_ok());
 }
 
 #[test]
 fn a_page_is_of_one_block_at_least_and_below_the_limit() {
-    refused(&[head(1, 1), unnamed(0)], "page_blocks");
-    refused(&[head(1, 1), unnamed(1 << 18)], "page_blocks");
-    refused(&[head(1, 1), unnamed(u32::MAX)], "page_blocks");
+    refused(&[archive_head(1, 1), archive_unnamed(0)], "page_blocks");
+    refused(
+        &[archive_head(1, 1), archive_unnamed(1 << 18)],
+        "page_blocks",
+    );
+    refused(
+        &[archive_head(1, 1), archive_unnamed(u32::MAX)],
+        "page_blocks",
+    );
 }
 
 #[test]
 fn hostile_structures_with_a_right_crc_are_refused() {
-    let blocks = written(ID, &sample());
+    let blocks = encode_archive(ARCHIVE, &archive_items());
     let mut reader = ArchiveReader::new();
     for block in &blocks[..2] {
         reader.item(block).unwrap();
@@ -227,13 +186,17 @@ fn hostile_structures_with_a_right_crc_are_refused() {
 
 #[test]
 fn a_newer_version_is_named() {
-    let block = patched(&written(ID, &sample())[0], 8, &2_u32.to_le_bytes());
+    let block = patched(
+        &encode_archive(ARCHIVE, &archive_items())[0],
+        8,
+        &2_u32.to_le_bytes(),
+    );
     let damage = ArchiveReader::new().item(&block).unwrap_err();
     assert_eq!(damage, Damage::Version { found: 2 });
 }
 
 prop_compose! {
-    fn any_page()(
+    fn any_archived_page()(
         key in any::<[u8; 32]>(),
         parent in any::<Option<[u8; 12]>>(),
         depth in any::<u32>(),
@@ -256,7 +219,7 @@ fn any_section() -> impl Strategy<Value = Vec<ArchiveItem>> {
             page_blocks,
         }
     });
-    let pages = prop::collection::vec(any_page(), 1..=ARCHIVED_PAGES_MAX);
+    let pages = prop::collection::vec(any_archived_page(), 1..=ARCHIVED_PAGES_MAX);
     (
         prop_oneof![named, nameless],
         prop::collection::vec(pages, 0..4),
@@ -271,17 +234,17 @@ fn any_section() -> impl Strategy<Value = Vec<ArchiveItem>> {
 
 proptest! {
     #[test]
-    fn every_archive_is_read_as_it_was_written(
+    fn every_archive_is_read_as_it_was_encode_archive(
         sections in prop::collection::vec(any_section(), 0..4),
         left_out in 0..100_u64,
     ) {
-        let mut writer = ArchiveWriter::new(ID);
+        let mut writer = ArchiveWriter::new(ARCHIVE);
         let mut items: Vec<ArchiveItem> = sections.concat();
         let pages: usize = items.iter().map(|item| match item {
             ArchiveItem::Pages(pages) => pages.len(),
             _ => 0,
         }).sum();
-        items.insert(0, head(pages as u64 + left_out, u64::MAX));
+        items.insert(0, archive_head(pages as u64 + left_out, u64::MAX));
         let mut blocks: Vec<Block> = items.iter().map(|item| *writer.item(item).unwrap()).collect();
         items.push(ArchiveItem::End(writer.counts(left_out)));
         blocks.push(*writer.item(items.last().unwrap()).unwrap());
@@ -294,7 +257,7 @@ proptest! {
         place in 0..5_usize,
     ) {
         let mut reader = ArchiveReader::new();
-        for block in &written(ID, &sample())[..place] {
+        for block in &encode_archive(ARCHIVE, &archive_items())[..place] {
             reader.item(block).unwrap();
         }
         prop_assert!(reader.item(&bytes).is_err());
