@@ -41,7 +41,8 @@
 //! both, which makes a prefix one stretch of the archive; a reader need not believe it. What came before an error stays true.
 //!
 //! Defends against: flipped bits (CRC-32 of structures, checksums of payloads), a file that was cut off (its end is missing),
-//! pieces cut out, repeated, reordered or taken from another archive (identity and position), counts and sizes that lie.
+//! pieces cut out, repeated, reordered or taken from another archive (identity and position), counts and sizes that lie. Not
+//! against intent: checksums are no signature, and whoever can write an archive can put any bytes under any key.
 
 use crate::bytes::{Reader, Writer};
 use crate::consts::{BLOCK_BYTES, BLOCK_BYTES_U64};

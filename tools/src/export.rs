@@ -76,7 +76,7 @@ fn page_key(text: &str) -> Result<PageKey, String> {
     key.map_err(|error| format!("{error}; a page key has 64 hex digits"))
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct ExportReport {
     /// The first volume.
     path: PathBuf,
@@ -95,7 +95,7 @@ struct ExportReport {
     /// Pages left out because they are damaged, and because a crash cut their write short.
     damaged_pages: u64,
     unfinished_pages: u64,
-    /// With `--key`: whether every page before it is stored.
+    /// With `--key`: whether it and every page before it are in the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     chain_complete: Option<bool>,
     /// How long it took, and how fast it was.
@@ -176,7 +176,7 @@ impl ExportReport {
         }
         if self.chain_complete == Some(false) {
             lines.text(
-                "The chain is not stored whole: pages before the first one exported are not there.",
+                "The chain is not stored whole: pages of it are not there, or were left out.",
             );
         }
     }
@@ -216,21 +216,10 @@ pub fn run(args: &ExportArgs) -> Result<Ending, Failure> {
 fn wreck(args: &ExportArgs, damage: Vec<Finding>, message: String) -> ExportReport {
     ExportReport {
         path: args.store.path.clone(),
-        file: None,
-        file_bytes: 0,
         damaged: true,
-        in_use: false,
-        namespaces: Vec::new(),
-        pages: 0,
-        bytes: 0,
-        damaged_pages: 0,
-        unfinished_pages: 0,
-        chain_complete: None,
-        seconds: 0.0,
-        bytes_per_second: 0.0,
-        interrupted: false,
         damage,
         wreck: Some(message),
+        ..ExportReport::default()
     }
 }
 
@@ -268,7 +257,9 @@ fn export(
         bytes: outcome.bytes,
         damaged_pages: outcome.damaged,
         unfinished_pages: outcome.unfinished,
-        chain_complete: choice.complete,
+        chain_complete: choice
+            .complete
+            .map(|complete| complete && outcome.pages == choice.pages()),
         seconds,
         bytes_per_second: usage::per_second(outcome.bytes, seconds),
         interrupted: file_bytes.is_none(),

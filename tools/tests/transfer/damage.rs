@@ -79,6 +79,12 @@ fn a_write_that_a_crash_cut_short_is_left_out_and_is_no_damage() {
     assert_eq!(document["pages"], 9);
     let document = json("import", &Home::new().path, &[text(&file)], 0);
     assert_eq!(document["stored_pages"], 9);
+    // Of a chain that was asked for it is a gap all the same.
+    let key = keys[9].to_string();
+    let options = [text(&file), "--force", "--key", &key];
+    let document = json("export", &source.path, &options, 1);
+    assert_eq!(document["chain_complete"], false);
+    assert_eq!(document["damaged"], false);
 }
 
 /// Breaks every descriptor block that holds the full record of a namespace.
