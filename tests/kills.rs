@@ -1,132 +1,80 @@
 //! SIGKILL at random moments: what was acknowledged is there, and nothing is ever wrong.
+//!
+//! `LARDER_KILLS=n` makes n kills in each test instead of the usual number. Any command that changes a store can be killed so:
+//! `survives(&mut stage, |stage| stage.larder("COMMAND", &[]), ...)`, on a stage that writers have filled.
 #![allow(clippy::unwrap_used)]
 
 mod support;
 
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::Command;
 
-use rand::{RngExt, SeedableRng};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::inotify;
+use rand::RngExt;
 use serde_json::Value;
-use support::{directory, json, larder, make_trace};
+use support::stage::{AMPLE, Promise, Stage, is_used_up, kills};
 
-const KILLS: usize = 5;
-
-struct Replay {
-    trace: PathBuf,
-    store: PathBuf,
-    log: PathBuf,
-    capacity: &'static str,
-    disk: &'static str,
-}
-
-impl Replay {
-    fn arguments<'a>(&'a self, log: &'a str) -> Vec<&'a str> {
-        let text = |path: &'a Path| path.to_str().unwrap();
-        vec![
-            "replay",
-            text(&self.trace),
-            "--store",
-            text(&self.store),
-            "--capacity",
-            self.capacity,
-            "--segment-size",
-            "16MiB",
-            "--page-bytes",
-            "64KiB",
-            "--disk",
-            self.disk,
-            log,
-            text(&self.log),
-        ]
-    }
-
-    /// Starts the replay and kills it once its log has grown by `bytes`; false when it finished first.
-    fn kill_after(&self, bytes: u64) -> bool {
-        let length = |path: &Path| std::fs::metadata(path).map_or(0, |found| found.len());
-        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
-        inotify::add_watch(&watch, &self.log, inotify::WatchFlags::MODIFY).unwrap();
-        let until = length(&self.log) + bytes;
-        let mut child = larder(&self.arguments("--ack-log"))
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let pid = rustix::process::Pid::from_child(&child);
-        let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-        loop {
-            let mut events = [
-                PollFd::new(&watch, PollFlags::IN),
-                PollFd::new(&ended, PollFlags::IN),
-            ];
-            poll(&mut events, None).unwrap();
-            let finished = !events[1].revents().is_empty();
-            if !finished {
-                let mut ignored = [0_u8; 4096];
-                rustix::io::read(&watch, &mut ignored).unwrap();
-                if length(&self.log) < until {
-                    continue;
-                }
-            }
-            // A process that has ended takes no harm from being killed.
-            child.kill().unwrap();
-            let status = child.wait().unwrap();
-            assert!(!finished || status.success());
-            return !finished;
+/// Starts commands and kills them in the middle, and checks the store after each, until `enough`. Some are killed over what the
+/// one before left, without a look in between. Returns how many were killed.
+fn survives(
+    stage: &mut Stage,
+    command: impl Fn(&mut Stage) -> Command,
+    mut enough: impl FnMut(usize, &Value) -> bool,
+) -> usize {
+    let mut killed = 0;
+    for round in 1.. {
+        let over = usize::from(stage.dice.random_range(0..4) == 0);
+        for _ in 0..=over {
+            let next = command(stage);
+            killed += usize::from(stage.kill(next));
+        }
+        assert!(
+            round < 20 + 10 * killed,
+            "commands end before they are killed"
+        );
+        if enough(killed, &stage.check()) {
+            break;
         }
     }
-
-    /// Runs it to its end, with what was acknowledged before checked first.
-    fn finish(&self) -> Value {
-        json(&self.arguments("--check-log"))
-    }
+    killed
 }
 
-fn survives_kills(capacity: &'static str, disk: &'static str, requests: usize, seed: u64) -> Value {
-    let directory = directory();
-    let replay = Replay {
-        trace: directory.path().join("trace.jsonl"),
-        store: directory.path().join("store"),
-        log: directory.path().join("log"),
-        capacity,
-        disk,
-    };
-    make_trace(&replay.trace, requests, seed);
-    std::fs::write(&replay.log, "").unwrap();
-    let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(seed);
-    for kill in 0..KILLS {
-        // A line of the log is 69 bytes; a restarted replay first finds what is there, then goes on.
-        let bytes = random.random_range(1..200_000);
-        let killed = replay.kill_after(bytes);
-        println!(
-            "kill {kill}: after {bytes} bytes of log: {}",
-            if killed { "killed" } else { "had finished" }
-        );
-    }
-    let report = replay.finish();
-    assert_eq!(report["wrong_pages"], 0, "{report:#}");
-    let check = &report["check"];
-    assert!(check["acknowledged_pages"].as_u64().unwrap() > 0);
-    assert_eq!(check["wrong_pages"], 0, "{report:#}");
-    assert_eq!(check["lost_pages"], 0, "{report:#}");
-    report
+fn writer(stage: &mut Stage) -> Command {
+    stage.writer(Promise::Kill)
 }
 
-#[test]
-fn every_page_acknowledged_before_five_kills_is_there_when_nothing_had_to_be_evicted() {
-    for disk in ["auto", "threads"] {
-        let report = survives_kills("1GiB", disk, 700, 11);
-        assert_eq!(
-            report["evicted_pages"], 0,
-            "the store is too small for this test"
-        );
-        assert_eq!(report["check"]["missing_pages"], 0, "{report:#}");
+/// Kills writers in stores with room for all that they write: then no page may be missing.
+fn nothing_is_missing(volumes: usize, kills: usize, seed: u64) {
+    let (mut left, mut stages) = (kills, seed..);
+    while left > 0 {
+        let mut stage = Stage::new(volumes, AMPLE, stages.next().unwrap());
+        let killed = survives(&mut stage, writer, |killed, report| {
+            assert_eq!(report["check"]["missing_pages"], 0, "{report:#}");
+            killed >= left || is_used_up(killed, report)
+        });
+        println!("{killed} kills, {left} were to come");
+        left = left.saturating_sub(killed);
     }
 }
 
 #[test]
-fn five_kills_of_a_store_that_evicts_lose_nothing_that_was_used_lately() {
-    let report = survives_kills("256MiB", "auto", 1500, 12);
-    assert!(report["evicted_pages"].as_u64().unwrap() > 0);
+fn no_acknowledged_page_is_missing_after_any_of_a_hundred_kills() {
+    nothing_is_missing(1, kills(100), 1000);
+}
+
+#[test]
+fn no_acknowledged_page_is_missing_on_two_volumes_after_any_of_a_hundred_kills() {
+    nothing_is_missing(2, kills(100), 2000);
+}
+
+#[test]
+fn kills_of_a_store_that_evicts_lose_nothing_that_was_put_lately() {
+    let mut stage = Stage::new(1, "512MiB", 3000);
+    // Filled first, so that every later page costs another one its place.
+    let mut missing = 0;
+    while missing == 0 {
+        let writer = writer(&mut stage);
+        stage.finish(writer);
+        missing = stage.check()["check"]["missing_pages"].as_u64().unwrap();
+    }
+    let enough = kills(15);
+    survives(&mut stage, writer, |killed, _| killed >= enough);
 }

@@ -13,10 +13,12 @@
 //! | `segments` | scans them and finds what is broken |
 //! | `chains` | how the pages of a chain lie |
 //! | `payloads` | reads every live page and checks its bytes |
+//! | `extract` | gives out pages with their bytes, chain by chain |
 //!
 //! Does not repair anything, and does not know what to print.
 
 mod chains;
+mod extract;
 mod payloads;
 mod segments;
 mod volumes;
@@ -38,6 +40,7 @@ use crate::recovery::scan::Spot;
 use crate::recovery::{Extra, Fate, Found, spots_of};
 
 pub use chains::ChainFacts;
+pub use extract::{Ancestry, RecordId};
 pub use payloads::{BadPage, PayloadFault, Payloads};
 pub use segments::{Removal, RemovalKind, SegmentFacts};
 use volumes::{Opened, Opening};
@@ -305,6 +308,8 @@ pub struct Page {
     pub birth: Serial,
     /// The group that carries this record of it.
     pub commit: Serial,
+    /// The checksum of its payload, as it was put.
+    pub checksum: u64,
     /// Whether its payload is known to be on the device.
     pub proven: bool,
     /// What became of it.
@@ -478,6 +483,7 @@ impl Survey {
             bytes: self.records.bytes(found),
             birth: found.birth,
             commit: found.commit,
+            checksum: found.checksum,
             proven: found.proven,
             fate: self.records.fates[index],
         }

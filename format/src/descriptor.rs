@@ -409,7 +409,7 @@ fn write_record(writer: &mut Writer<'_>, record: &Record) {
         } => (
             KIND_EVICT,
             PageRecord {
-                key: padded(*key),
+                key: key.padded(),
                 start: segment.0,
                 blocks: u32::from(*volume),
                 checksum: sequence.get(),
@@ -437,15 +437,6 @@ fn write_record(writer: &mut Writer<'_>, record: &Record) {
     writer.reserved(4);
     writer.u64(page.birth.get());
     writer.u64(page.checksum);
-}
-
-/// A key's prefix in the place of a key.
-fn padded(prefix: KeyPrefix) -> PageKey {
-    let mut key = [0; 32];
-    for (byte, of_prefix) in key.iter_mut().zip(prefix.as_bytes()) {
-        *byte = *of_prefix;
-    }
-    PageKey::from_bytes(key)
 }
 
 fn read_records(body: &[u8], count: u32) -> Result<Vec<Record>, Damage> {
@@ -493,7 +484,7 @@ fn read_record(bytes: &[u8; RECORD_BYTES]) -> Result<Record, Damage> {
         return Err(Damage::Reserved);
     }
     if kind == KIND_EVICT {
-        if padded(key.prefix()) != key {
+        if key.prefix().padded() != key {
             return Err(Damage::Reserved);
         }
         return Ok(Record::Evict {

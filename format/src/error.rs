@@ -3,6 +3,7 @@
 //! The sentences say what is wrong with one block. Where that block lies (file, offset) is known to whoever read it,
 //! and belongs in front of them.
 
+use crate::archive::ArchiveId;
 use crate::bytes::Overrun;
 use crate::consts::FORMAT_VERSION;
 use crate::ids::{SegmentNo, StoreId};
@@ -17,6 +18,8 @@ pub enum Structure {
     SegmentHeader,
     /// A descriptor block.
     DescriptorBlock,
+    /// A structure of an archive.
+    Archive,
 }
 
 impl Structure {
@@ -27,6 +30,7 @@ impl Structure {
             Structure::Superblock => *b"LARDERSB",
             Structure::SegmentHeader => *b"LARDERSH",
             Structure::DescriptorBlock => *b"LARDERDB",
+            Structure::Archive => *b"LARDERAR",
         }
     }
 
@@ -35,6 +39,7 @@ impl Structure {
             Structure::Superblock => "superblock",
             Structure::SegmentHeader => "segment header",
             Structure::DescriptorBlock => "descriptor block",
+            Structure::Archive => "structure of an archive",
         }
     }
 }
@@ -130,6 +135,20 @@ pub enum Elsewhere {
         /// Where it was read.
         expected: u32,
     },
+    /// Another archive.
+    Archive {
+        /// What the block says.
+        claimed: ArchiveId,
+        /// The archive's own head.
+        expected: ArchiveId,
+    },
+    /// Another place in the archive, in blocks.
+    Position {
+        /// What the block says.
+        claimed: u64,
+        /// Where it was read.
+        expected: u64,
+    },
 }
 
 impl std::fmt::Display for Elsewhere {
@@ -148,6 +167,15 @@ impl std::fmt::Display for Elsewhere {
                 write!(
                     f,
                     "it names descriptor block {claimed}, this is descriptor block {expected}"
+                )
+            }
+            Elsewhere::Archive { claimed, expected } => {
+                write!(f, "it names archive {claimed}, this is archive {expected}")
+            }
+            Elsewhere::Position { claimed, expected } => {
+                write!(
+                    f,
+                    "it names block {claimed} of the archive, this is block {expected}"
                 )
             }
         }

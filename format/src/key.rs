@@ -38,6 +38,18 @@ impl PageKey {
     }
 }
 
+impl KeyPrefix {
+    /// The key that begins so and goes on with zeros, for places that look at no more of a key than this: the parent of a put.
+    #[must_use]
+    pub fn padded(&self) -> PageKey {
+        let mut key = [0; 32];
+        for (byte, of_prefix) in key.iter_mut().zip(self.0) {
+            *byte = of_prefix;
+        }
+        PageKey(key)
+    }
+}
+
 /// What one unit of a page is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenUnits {

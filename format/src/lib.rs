@@ -33,6 +33,7 @@
 //! | `checksum` | the payload checksum |
 //! | `geometry` | where segments and blocks lie in a volume |
 //! | `superblock`, `segment`, `descriptor` | one structure each, with its layout |
+//! | `archive` | pages in a portable file |
 //! | `frame` | what all structures share: prologue, CRC, levels of trust |
 //! | `bytes` | cursors over little-endian fields |
 //! | `error` | what can be wrong with a block |
@@ -44,6 +45,7 @@
     clippy::cast_possible_truncation
 )]
 
+mod archive;
 mod bytes;
 mod checksum;
 mod consts;
@@ -59,6 +61,10 @@ mod serial;
 mod shape;
 mod superblock;
 
+pub use archive::{
+    ARCHIVED_PAGES_MAX, ArchiveCounts, ArchiveHead, ArchiveId, ArchiveItem, ArchiveReader,
+    ArchiveWriter, ArchivedNamespace, ArchivedPage,
+};
 pub use checksum::PageChecksum;
 pub use consts::{
     BLOCK_BYTES, FORMAT_VERSION, PARTS_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX,

@@ -54,6 +54,20 @@ fn the_namespace_of_version_1_is_read_and_written_alike() {
 }
 
 #[test]
+fn the_structures_of_an_archive_of_version_1_are_read_and_written_alike() {
+    let current = encode_archive(ARCHIVE, &archive_items());
+    for (place, (current, item)) in current.iter().zip(archive_items()).enumerate() {
+        let image = image(&format!("v1-archive-{place}.bin"), current);
+        let mut reader = ArchiveReader::new();
+        for before in &encode_archive(ARCHIVE, &archive_items())[..place] {
+            reader.item(before).unwrap();
+        }
+        assert_eq!(reader.item(&image), Ok(item));
+        assert_eq!(image, current);
+    }
+}
+
+#[test]
 fn names_and_checksums_of_version_1_stay_what_they_are() {
     assert_eq!(
         namespace().fingerprint().to_string(),

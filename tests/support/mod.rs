@@ -1,5 +1,8 @@
-//! What the whole-system tests share: the binary, a directory on a real disk, traces.
+//! What the whole-system tests share: the binary, a directory on a real disk, traces, a stage for kills.
 #![allow(dead_code)]
+
+pub mod sparse;
+pub mod stage;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;

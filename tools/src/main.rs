@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`create`] | makes a store, or enlarges one |
 //! | [`inspect`], [`verify`] | look at a store without opening it: what is in it, and whether it is whole ([`findings`]) |
+//! | [`export`], [`import`] | pages of a store to a file ([`archive`]), and from one into a store |
 //! | [`bench`](mod@bench) | measures puts, gets and lookups |
 //! | [`replay`] | runs a request trace against a store ([`ack_log`]: what was promised before a kill) |
 //! | [`doctor`] | says what this machine offers and what is in the way |
@@ -19,14 +20,17 @@
 #![forbid(unsafe_code)]
 
 mod ack_log;
+mod archive;
 mod bench;
 mod conversations;
 mod create;
 mod demo;
 mod device;
 mod doctor;
+mod export;
 mod failure;
 mod findings;
+mod import;
 mod inspect;
 mod interrupt;
 mod open;
@@ -60,6 +64,8 @@ enum Command {
     Create(create::CreateArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
+    Export(export::ExportArgs),
+    Import(import::ImportArgs),
     Bench(bench::BenchArgs),
     Replay(replay::ReplayArgs),
     Doctor(doctor::DoctorArgs),
@@ -75,6 +81,8 @@ fn main() -> ExitCode {
         Command::Create(args) => create::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Export(args) => export::run(args),
+        Command::Import(args) => import::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -59,6 +59,9 @@ pub struct ReplayArgs {
     /// Append every acknowledged page to this file
     #[arg(long, value_name = "FILE")]
     ack_log: Option<PathBuf>,
+    /// Flush after every so many requests, and write to --ack-log only what is flushed: what survives power loss too
+    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u64).range(1..))]
+    flush_every: Option<u64>,
     /// First check the store against such a file, also one that --ack-log continues
     #[arg(long, value_name = "FILE")]
     check_log: Option<PathBuf>,
@@ -213,7 +216,11 @@ pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
     let shape = workload::shape(args.page_bytes, 1)?;
     // The trace and the logs are opened first: a mistyped path should not leave a store behind.
     let trace = Trace::open(&args.trace)?;
-    let acks = args.ack_log.as_deref().map(AckLog::open).transpose()?;
+    let log = args.ack_log.as_deref().map(AckLog::open).transpose()?;
+    let acks = Acks {
+        log,
+        unflushed: args.flush_every.map(|_| Vec::new()),
+    };
     let history = args.check_log.as_deref().map(History::read).transpose()?;
     create_missing(args)?;
     let input = Input {
@@ -232,7 +239,7 @@ pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
 /// What a replay goes by, all of it readable.
 struct Input {
     trace: Trace<BufReader<File>>,
-    acks: Option<AckLog>,
+    acks: Acks,
     history: Option<History>,
     shape: PageShape,
 }
@@ -262,9 +269,17 @@ fn replay(
         }
         session.serve(&workload::chain(&request?.hash_ids), &mut input.acks)?;
         bar.inc(1);
+        if args
+            .flush_every
+            .is_some_and(|every| session.counts.requests % every == 0)
+        {
+            store.flush()?;
+            input.acks.flushed()?;
+        }
     }
     bar.finish_and_clear();
     store.flush()?;
+    input.acks.flushed()?;
     let stats = store.stats();
     Ok(ReplayReport {
         counts: session.counts,
@@ -366,13 +381,54 @@ fn check(session: &mut Session<'_>, history: &History, usable_pages: u64) -> Che
     }
 }
 
-/// Without a log there is nobody to tell.
-impl Witness for Option<AckLog> {
+/// Tells the log what the store did: at once, or when that is flushed. Without a log there is nobody to tell.
+struct Acks {
+    log: Option<AckLog>,
+    /// What happened since the last flush, if the log is told only then.
+    unflushed: Option<Vec<Event>>,
+}
+
+enum Event {
+    Hit(Vec<PageKey>),
+    Put(Vec<PageKey>),
+}
+
+impl Acks {
+    fn tell(&mut self, event: Event) -> Result<(), Failure> {
+        match (&mut self.log, &mut self.unflushed) {
+            (None, _) => Ok(()),
+            (Some(_), Some(unflushed)) => {
+                unflushed.push(event);
+                Ok(())
+            }
+            (Some(log), None) => event.tell(log),
+        }
+    }
+
+    /// Everything so far is flushed.
+    fn flushed(&mut self) -> Result<(), Failure> {
+        let (Some(log), Some(unflushed)) = (&mut self.log, &mut self.unflushed) else {
+            return Ok(());
+        };
+        unflushed.drain(..).try_for_each(|event| event.tell(log))
+    }
+}
+
+impl Event {
+    fn tell(&self, log: &mut AckLog) -> Result<(), Failure> {
+        match self {
+            Event::Hit(keys) => log.hit(keys),
+            Event::Put(keys) => log.put(keys),
+        }
+    }
+}
+
+impl Witness for Acks {
     fn hit(&mut self, keys: &[PageKey]) -> Result<(), Failure> {
-        self.as_mut().map_or(Ok(()), |log| log.hit(keys))
+        self.tell(Event::Hit(keys.to_vec()))
     }
 
     fn acknowledged(&mut self, keys: &[PageKey]) -> Result<(), Failure> {
-        self.as_mut().map_or(Ok(()), |log| log.put(keys))
+        self.tell(Event::Put(keys.to_vec()))
     }
 }

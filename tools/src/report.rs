@@ -82,10 +82,17 @@ struct Document<'a, R> {
 /// # Errors
 /// When stdout cannot be written to, unless because its reader is gone.
 pub fn print<R: Report>(report: &R, json: bool) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    match write(report, json, &mut out).and_then(|()| out.flush()) {
+    print_on(report, json, &mut io::stdout().lock())
+}
+
+/// Prints a report elsewhere, for a command whose stdout carries something else.
+///
+/// # Errors
+/// When `out` cannot be written to, unless because its reader is gone.
+pub fn print_on<R: Report>(report: &R, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+    match write(report, json, out).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::environment(
-            format!("standard output: {error}; the report is lost"),
+            format!("writing the report: {error}; it is lost"),
         )),
         _ => Ok(()),
     }

@@ -86,7 +86,7 @@ impl Survey {
     }
 }
 
-fn is_head(page: &Found<Whole>) -> bool {
+pub(super) fn is_head(page: &Found<Whole>) -> bool {
     page.head && page.parent.is_none()
 }
 

@@ -15,11 +15,11 @@ use crate::disk::mailbox::{ReadAhead, ReadAt, read_all};
 use crate::disk::{Disk, DiskError};
 
 /// Bytes of one read.
-const READ_BYTES: u64 = 2 << 20;
+pub(super) const READ_BYTES: u64 = 2 << 20;
 
 /// Reads under way at once, for each volume and in all.
 const READS_PER_VOLUME: usize = 16;
-const READS_MAX: usize = 64;
+pub(super) const READS_MAX: usize = 64;
 
 /// Unused bytes between two pages that are read along rather than jumped over.
 const BRIDGE_BYTES: u64 = 128 << 10;
@@ -142,7 +142,7 @@ fn next_read(lanes: &mut [Lane<'_>], turn: &mut usize) -> Option<(usize, Range<u
     None
 }
 
-fn read_at(volume: usize, range: &Range<u64>) -> ReadAt {
+pub(super) fn read_at(volume: usize, range: &Range<u64>) -> ReadAt {
     ReadAt {
         volume,
         offset: range.start,

@@ -228,12 +228,12 @@ impl Survey {
     }
 
     /// Whether the crash of the last run may have cut the write of the segment's header short. Of a segment that was open then
-    /// either copy may be anything; of others, two whole copies may say different things.
+    /// either copy may be anything; of others, of any run, two whole copies may say different things: an open seals what earlier
+    /// runs left, and reclaim frees it or adds to its list.
     fn is_left_by_crash(&self, summary: &SegmentSummary, both_whole: bool) -> bool {
-        let was_open = matches!(summary.case, Case::Unlisted | Case::Newer);
-        self.condition != Condition::Clean
-            && summary.sequence.run() >= self.run
-            && (was_open || both_whole)
+        let was_open = matches!(summary.case, Case::Unlisted | Case::Newer)
+            && summary.sequence.run() >= self.run;
+        self.condition != Condition::Clean && (was_open || both_whole)
     }
 
     fn compare_headers(&mut self, spot: &Spot, copies: &Copies, summary: &SegmentSummary) {

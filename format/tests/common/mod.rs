@@ -206,6 +206,61 @@ pub fn decode_block(block: &[u8]) -> Result<DescriptorBlock, Damage> {
     DescriptorBlock::check(block)?.at(&block_address())
 }
 
+pub const ARCHIVE: ArchiveId = ArchiveId::from_bytes([0xa1; 16]);
+
+pub fn archived_page(fill: u8) -> ArchivedPage {
+    ArchivedPage {
+        key: key(fill),
+        parent: (fill > 1).then(|| key(fill - 1).prefix()),
+        depth: u32::from(fill) - 1,
+        checksum: u64::from(fill) << 40,
+    }
+}
+
+pub fn archive_unnamed(page_blocks: u32) -> ArchiveItem {
+    ArchiveItem::Namespace(ArchivedNamespace::Unnamed {
+        fingerprint: namespace().fingerprint(),
+        page_blocks,
+    })
+}
+
+pub fn archive_head(pages: u64, blocks: u64) -> ArchiveItem {
+    ArchiveItem::Head(ArchiveHead {
+        store: STORE,
+        created_unix_s: 1_790_000_000,
+        pages,
+        blocks,
+    })
+}
+
+pub fn archive_end(pages: u64, blocks: u64, left_out: u64) -> ArchiveItem {
+    ArchiveItem::End(ArchiveCounts {
+        pages,
+        blocks,
+        left_out,
+    })
+}
+
+/// Two namespaces, three pages, one left out.
+pub fn archive_items() -> Vec<ArchiveItem> {
+    let blocks = u64::from(namespace().shape().page_blocks());
+    vec![
+        archive_head(4, 2 * blocks + 20),
+        ArchiveItem::Namespace(ArchivedNamespace::Whole(namespace())),
+        ArchiveItem::Pages(vec![archived_page(1), archived_page(2)]),
+        archive_unnamed(10),
+        ArchiveItem::Pages(vec![archived_page(7)]),
+        archive_end(3, 2 * blocks + 10, 1),
+    ]
+}
+
+/// The structures of an archive, each with its block number.
+pub fn encode_archive(id: ArchiveId, items: &[ArchiveItem]) -> Vec<Block> {
+    let mut writer = ArchiveWriter::new(id);
+    let blocks = items.iter().map(|item| *writer.item(item).unwrap());
+    blocks.collect()
+}
+
 fn text(pattern: &'static str) -> impl Strategy<Value = String> {
     proptest::string::string_regex(pattern).unwrap()
 }

@@ -1,9 +1,12 @@
 //! Stores that were left without being closed: what a crash may cut short is no damage.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 use larder_engine::PageStore;
 use serde_json::Value;
 
-use crate::home::{Home, block_offset, chain, finding, flip};
+use crate::home::{BLOCK_BYTES, Home, block_offset, chain, finding, flip, overwrite};
 
 #[test]
 fn after_a_crash_a_page_whose_bytes_never_landed_is_unfinished_and_not_damage() {
@@ -61,6 +64,31 @@ fn after_crashes_the_newest_whole_record_of_a_key_counts_and_an_unfinished_one_i
     let document = home.json("verify", &["--deep"], 0);
     assert_eq!(document["unfinished_records"], 1);
     assert_eq!(document["deep"]["good_pages"], 3);
+}
+
+#[test]
+fn after_a_power_loss_a_header_that_the_last_open_wrote_anew_may_be_old_in_one_copy() {
+    let home = Home::new();
+    home.crash_after(|pool| {
+        pool.put(&chain(1, 10));
+        pool.store.flush().unwrap();
+    });
+    let (segment, _) = home.written_segment();
+    let copy = segment + BLOCK_BYTES;
+    let read = || {
+        let mut header = [0; BLOCK_BYTES as usize];
+        let file = File::open(&home.path).unwrap();
+        file.read_exact_at(&mut header, copy).unwrap();
+        header
+    };
+    let old = read();
+    // The open seals what the crash left open. Nothing has synced that yet.
+    home.crash_after(|_| ());
+    assert_ne!(read(), old);
+    overwrite(&home.path, copy, &old);
+    let document = home.json("verify", &["--deep"], 0);
+    assert_eq!(document["unfinished_blocks"], 1);
+    assert_eq!(document["deep"]["good_pages"], 10);
 }
 
 #[test]

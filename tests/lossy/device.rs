@@ -1,0 +1,379 @@
+//! A file with a volatile cache in front of it: a small FUSE file system that serves one file.
+//!
+//! Writes go to memory; a sync makes all of them durable. When the power is cut ([`Device::cut_power`]) every request fails from
+//! that instant on, so that nothing that was under way completes behind it. When it comes back ([`Device::restore_power`]), each
+//! block written since the last sync holds one of its versions, chosen by dice: what was durable, or any of those written; now and
+//! then the beginning of the newest in front of another, torn between sectors.
+//!
+//! The kernel caches nothing of the file (direct I/O), and locks on it are its own affair.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
+};
+use rand::RngExt;
+use rand_pcg::Pcg64Mcg;
+
+const BLOCK_BYTES: usize = 4096;
+
+/// What a device writes whole or not at all.
+const SECTOR_BYTES: usize = 512;
+
+/// The file's name in the mounted directory.
+const NAME: &str = "store";
+
+const FILE: INodeNo = INodeNo(2);
+
+/// How long the kernel may believe what it was told of the file.
+const BELIEF: Duration = Duration::from_secs(60);
+
+/// How long a killed process may take to let go of the file.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Block = [u8; BLOCK_BYTES];
+
+/// See the module documentation.
+pub struct Device {
+    shared: Arc<Shared>,
+    mountpoint: PathBuf,
+    /// Unmounts when it is dropped.
+    _session: BackgroundSession,
+}
+
+struct Shared {
+    backing: File,
+    bytes: u64,
+    state: Mutex<State>,
+    closed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// What was written to each block since the last sync, the oldest first.
+    unsynced: BTreeMap<u64, Vec<Box<Block>>>,
+    powerless: bool,
+    /// Blocks that cannot be read.
+    spoilt: BTreeSet<u64>,
+    /// How often the file is open.
+    open: u64,
+    counts: Counts,
+}
+
+/// What has happened to the device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Blocks that syncs made durable.
+    pub synced: u64,
+    /// Blocks that were not synced when the power was cut, and how many of them did not keep what was written last.
+    pub doubtful: u64,
+    pub lost: u64,
+    /// Of the former, those that were cut in the middle.
+    pub torn: u64,
+}
+
+impl Device {
+    /// A device over a file, mounted at a directory.
+    ///
+    /// # Errors
+    /// Where the system offers no FUSE, or not to this user.
+    pub fn mount(backing: &Path, mountpoint: &Path) -> io::Result<Device> {
+        let file = File::options().read(true).write(true).open(backing)?;
+        let shared = Arc::new(Shared {
+            bytes: file.metadata()?.len(),
+            backing: file,
+            state: Mutex::default(),
+            closed: Condvar::new(),
+        });
+        let mut config = Config::default();
+        config.mount_options = vec![MountOption::FSName("lossy".to_owned())];
+        let session = fuser::spawn_mount(Served(Arc::clone(&shared)), mountpoint, &config)?;
+        Ok(Device {
+            shared,
+            mountpoint: mountpoint.to_owned(),
+            _session: session,
+        })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> PathBuf {
+        self.mountpoint.join(NAME)
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.shared.lock().counts
+    }
+
+    /// From now on the block at a byte offset cannot be read.
+    pub fn spoil(&self, offset: u64) {
+        let block = offset / BLOCK_BYTES as u64;
+        self.shared.lock().spoilt.insert(block);
+    }
+
+    /// From now on every request fails.
+    pub fn cut_power(&self) {
+        self.shared.lock().powerless = true;
+    }
+
+    /// Waits until nobody has the file open any more, lets the dice choose what each unsynced block holds, and works again.
+    pub fn restore_power(&self, dice: &mut Pcg64Mcg) {
+        let state = self.shared.lock();
+        let waited = self
+            .shared
+            .closed
+            .wait_timeout_while(state, PATIENCE, |state| state.open > 0);
+        let (mut state, timeout) = waited.unwrap();
+        assert!(!timeout.timed_out(), "a killed process keeps the file open");
+        // Whole losses and no losses as well as everything between.
+        let keeps = dice.random_range(0.0..1.0_f64);
+        for (block, versions) in std::mem::take(&mut state.unsynced) {
+            state.counts.doubtful += 1;
+            let newest = versions.len() - 1;
+            let kept = if dice.random_bool(keeps) {
+                Some(newest)
+            } else {
+                dice.random_range(0..=versions.len()).checked_sub(1)
+            };
+            state.counts.lost += u64::from(kept != Some(newest));
+            let mut bytes = match kept {
+                Some(kept) => *versions[kept],
+                None => self.shared.durable(block).unwrap(),
+            };
+            if dice.random_ratio(1, 10) {
+                // Torn: it begins with what was written last.
+                let sectors = dice.random_range(0..=BLOCK_BYTES / SECTOR_BYTES);
+                let torn = sectors * SECTOR_BYTES;
+                bytes[..torn].copy_from_slice(&versions[newest][..torn]);
+                state.counts.torn += 1;
+            }
+            self.shared.write_back(block, &bytes).unwrap();
+        }
+        state.powerless = false;
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// The state, unless the power is off.
+    fn powered(&self) -> Result<MutexGuard<'_, State>, Errno> {
+        let state = self.lock();
+        if state.powerless {
+            Err(Errno::EIO)
+        } else {
+            Ok(state)
+        }
+    }
+
+    fn write_back(&self, block: u64, bytes: &Block) -> io::Result<()> {
+        self.backing.write_all_at(bytes, block * BLOCK_BYTES as u64)
+    }
+
+    fn block(&self, state: &State, block: u64) -> io::Result<Block> {
+        if let Some(newest) = state
+            .unsynced
+            .get(&block)
+            .and_then(|versions| versions.last())
+        {
+            return Ok(**newest);
+        }
+        self.durable(block)
+    }
+
+    fn durable(&self, block: u64) -> io::Result<Block> {
+        let mut bytes = [0; BLOCK_BYTES];
+        self.backing
+            .read_exact_at(&mut bytes, block * BLOCK_BYTES as u64)?;
+        Ok(bytes)
+    }
+
+    fn read(&self, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
+        let state = self.powered()?;
+        let end = self.bytes.min(offset + u64::from(size));
+        let blocks = offset / BLOCK_BYTES as u64..end.div_ceil(BLOCK_BYTES as u64);
+        if blocks.start < blocks.end && state.spoilt.range(blocks).next().is_some() {
+            return Err(Errno::EIO);
+        }
+        let mut bytes = vec![0; usize::try_from(end.saturating_sub(offset)).unwrap()];
+        self.backing.read_exact_at(&mut bytes, offset)?;
+        for (&block, versions) in state.unsynced.range(offset / BLOCK_BYTES as u64..) {
+            let start = block * BLOCK_BYTES as u64;
+            if start >= end {
+                break;
+            }
+            let from = start.max(offset);
+            let to = (start + BLOCK_BYTES as u64).min(end);
+            let place = |at: u64, base: u64| usize::try_from(at - base).unwrap();
+            if let (true, Some(newest)) = (from < to, versions.last()) {
+                bytes[place(from, offset)..place(to, offset)]
+                    .copy_from_slice(&newest[place(from, start)..place(to, start)]);
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn write(&self, offset: u64, mut bytes: &[u8]) -> Result<u32, Errno> {
+        let mut state = self.powered()?;
+        if offset + bytes.len() as u64 > self.bytes {
+            return Err(Errno::ENOSPC);
+        }
+        let written = u32::try_from(bytes.len()).unwrap();
+        let mut at = offset;
+        while !bytes.is_empty() {
+            let block = at / BLOCK_BYTES as u64;
+            let within = usize::try_from(at % BLOCK_BYTES as u64).unwrap();
+            let (piece, rest) = bytes.split_at(bytes.len().min(BLOCK_BYTES - within));
+            let mut version = if piece.len() == BLOCK_BYTES {
+                [0; BLOCK_BYTES]
+            } else {
+                self.block(&state, block)?
+            };
+            version[within..within + piece.len()].copy_from_slice(piece);
+            state
+                .unsynced
+                .entry(block)
+                .or_default()
+                .push(Box::new(version));
+            at += piece.len() as u64;
+            bytes = rest;
+        }
+        Ok(written)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        let mut state = self.powered()?;
+        for (block, versions) in std::mem::take(&mut state.unsynced) {
+            state.counts.synced += 1;
+            if let Some(newest) = versions.last() {
+                self.write_back(block, newest)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The file system: a directory with the one file in it.
+struct Served(Arc<Shared>);
+
+impl Served {
+    fn attributes(&self, inode: INodeNo) -> Result<FileAttr, Errno> {
+        let (kind, size, links) = match inode {
+            INodeNo::ROOT => (FileType::Directory, 0, 2),
+            FILE => (FileType::RegularFile, self.0.bytes, 1),
+            _ => return Err(Errno::ENOENT),
+        };
+        Ok(FileAttr {
+            ino: inode,
+            size,
+            blocks: size / 512,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind,
+            perm: 0o700,
+            nlink: links,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: BLOCK_BYTES as u32,
+            flags: 0,
+        })
+    }
+}
+
+impl Filesystem for Served {
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.attributes(FILE) {
+            Ok(found) if parent == INodeNo::ROOT && name == NAME => {
+                reply.entry(&BELIEF, &found, Generation(0));
+            }
+            Ok(_) => reply.error(Errno::ENOENT),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(inode) {
+            Ok(found) => reply.attr(&BELIEF, &found),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.0.lock().open += 1;
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.0.lock().open -= 1;
+        self.0.closed.notify_all();
+        reply.ok();
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.0.read(offset, size) {
+            Ok(bytes) => reply.data(&bytes),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match self.0.write(offset, data) {
+            Ok(written) => reply.written(written),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        match self.0.sync() {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(error),
+        }
+    }
+}

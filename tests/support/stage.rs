@@ -1,0 +1,228 @@
+//! A stage for kills: a store, the log of what it has acknowledged, and dice.
+//!
+//! Each round a command is started on the store and killed at a moment that the dice choose; then the store must verify as sound,
+//! and hold every page that the log says it owes ([`Stage::check`]). Any command can be put on the stage: one that writes pages
+//! ([`Stage::writer`]), or one that only rearranges them ([`Stage::larder`]).
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::Value;
+
+use super::{larder, make_trace};
+
+/// Longest life of a command that is killed after a time rather than after some progress.
+const DELAY_MAX: Duration = Duration::from_millis(120);
+
+/// Most bytes by which the log of a command grows before it is killed: a thousand lines of 69 bytes, a page each.
+const GROWTH_MAX: u64 = 1 << 16;
+
+/// Requests of a trace: more than any command gets to serve.
+const REQUESTS: usize = 400;
+
+/// See the module documentation.
+pub struct Stage {
+    directory: tempfile::TempDir,
+    /// The store's first volume.
+    pub store: PathBuf,
+    log: PathBuf,
+    capacity: &'static str,
+    pub dice: Pcg64Mcg,
+}
+
+/// What a writer is told to be durable before it acknowledges a page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Promise {
+    /// What survives a kill.
+    Kill,
+    /// What survives power loss.
+    PowerLoss,
+}
+
+impl Stage {
+    /// A stage with a new store of so many volumes in `capacity` bytes.
+    pub fn new(volumes: usize, capacity: &'static str, seed: u64) -> Stage {
+        let directory = super::directory();
+        let store = directory.path().join("store");
+        let log = directory.path().join("log");
+        std::fs::write(&log, "").unwrap();
+        let mut create = larder(&["create", text(&store), "--size", capacity]);
+        create.args(["--segment-size", "16MiB", "--json"]);
+        for volume in 1..volumes {
+            let path = directory.path().join(format!("volume-{volume}"));
+            create.arg("--volume").arg(path);
+        }
+        assert!(create.stdout(Stdio::null()).status().unwrap().success());
+        println!("stage: seed {seed}");
+        Stage {
+            directory,
+            store,
+            log,
+            capacity,
+            dice: Pcg64Mcg::seed_from_u64(seed),
+        }
+    }
+
+    /// A file beside the store.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// `larder COMMAND STORE OPTIONS...`.
+    pub fn larder(&self, command: &str, options: &[&str]) -> Command {
+        let mut child = larder(&[command, text(&self.store)]);
+        child.args(options);
+        child
+    }
+
+    /// A command that writes pages which the store has not seen, on a disk and with syncs that the dice choose.
+    pub fn writer(&mut self, promise: Promise) -> Command {
+        let trace = self.beside("trace.jsonl");
+        make_trace(&trace, REQUESTS, self.dice.random());
+        let disk = self.one_of(&["uring", "threads"]);
+        let mut child = self.replay(&trace);
+        child.args(["--ack-log", text(&self.log), "--disk", disk]);
+        match promise {
+            Promise::Kill => {
+                let sync = self.one_of(&["relaxed", "interval", "always"]);
+                child.args(["--sync", sync]);
+            }
+            Promise::PowerLoss if self.dice.random() => {
+                child.args(["--sync", "always"]);
+            }
+            Promise::PowerLoss => {
+                let every = self.one_of(&["1", "2", "7"]);
+                child.args(["--sync", "relaxed", "--flush-every", every]);
+            }
+        }
+        child
+    }
+
+    fn one_of(&mut self, choices: &[&'static str]) -> &'static str {
+        choices[self.dice.random_range(0..choices.len())]
+    }
+
+    fn replay(&self, trace: &Path) -> Command {
+        let mut child = larder(&["replay", text(trace), "--store", text(&self.store)]);
+        child.args(["--capacity", self.capacity, "--page-bytes", "64KiB"]);
+        child
+    }
+
+    /// Starts a command and, at a moment that the dice choose, calls `strike`, which must kill it; false when it had ended by then.
+    pub fn interrupt(&mut self, mut command: Command, strike: impl FnOnce(&mut Child)) -> bool {
+        let by_growth: bool = self.dice.random();
+        let delay = self.dice.random_range(Duration::ZERO..DELAY_MAX);
+        // Small numbers as likely as large ones: the beginning is where a store is opened and recovered.
+        let growth = 1 << self.dice.random_range(1..=GROWTH_MAX.ilog2());
+        let until = length(&self.log) + self.dice.random_range(growth / 2..growth) + 1;
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+        inotify::add_watch(&watch, &self.log, inotify::WatchFlags::MODIFY).unwrap();
+        let mut child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        let started = Instant::now();
+        let lives = loop {
+            let left = (!by_growth).then(|| delay.saturating_sub(started.elapsed()));
+            let patience = left.map(|left| Timespec::try_from(left).unwrap());
+            let mut events = [
+                PollFd::new(&ended, PollFlags::IN),
+                PollFd::new(&watch, PollFlags::IN),
+            ];
+            let ready = poll(&mut events, patience.as_ref()).unwrap();
+            if !events[0].revents().is_empty() {
+                break false;
+            }
+            if !events[1].revents().is_empty() {
+                rustix::io::read(&watch, &mut [0_u8; 4096]).unwrap();
+            }
+            if ready == 0 || (by_growth && length(&self.log) >= until) {
+                break true;
+            }
+        };
+        if lives {
+            strike(&mut child);
+        }
+        let output = child.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(lives || output.status.success(), "{command:?}: {errors}");
+        lives
+    }
+
+    /// Runs a command, which must succeed, to its end.
+    pub fn finish(&self, mut command: Command) {
+        assert!(command.stdout(Stdio::null()).status().unwrap().success());
+    }
+
+    /// The key of a page that was acknowledged.
+    pub fn acknowledged(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap();
+        let mut puts = log.lines().filter_map(|line| line.strip_prefix("put "));
+        puts.next().unwrap().to_owned()
+    }
+
+    /// Starts a command and kills it at a moment that the dice choose; false when it had ended by then.
+    pub fn kill(&mut self, command: Command) -> bool {
+        self.interrupt(command, |child| child.kill().unwrap())
+    }
+
+    /// The store must be sound, and hold what it owes; the report of the check.
+    #[track_caller]
+    pub fn check(&self) -> Value {
+        let report = self.look();
+        assert_eq!(report["check"]["lost_pages"], 0, "{report:#}");
+        report
+    }
+
+    /// The store must be sound and give nothing wrong; the report, which says what it has lost of what it owed.
+    #[track_caller]
+    pub fn look(&self) -> Value {
+        let found = self
+            .larder("verify", &["--deep", "--json"])
+            .output()
+            .unwrap();
+        let shown = String::from_utf8_lossy(&found.stdout);
+        assert_eq!(found.status.code(), Some(0), "{shown}");
+        let nothing = self.beside("no-requests");
+        std::fs::write(&nothing, "").unwrap();
+        let mut check = self.replay(&nothing);
+        check.args(["--check-log", text(&self.log), "--json"]);
+        let output = check.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        assert!(!report.is_null(), "{errors}");
+        assert_eq!(report["check"]["wrong_pages"], 0, "{report:#}");
+        report
+    }
+}
+
+/// A capacity in which nothing has to be evicted before [`is_used_up`].
+pub const AMPLE: &str = "2GiB";
+
+/// Whether a stage of [`AMPLE`] capacity has seen enough: a kill leaves some segments filled in part, two a volume at most, which
+/// count as used until reclaim has come round to them. So do as many pages as a few segments hold.
+pub fn is_used_up(kills: usize, report: &Value) -> bool {
+    kills >= 20 || report["check"]["acknowledged_pages"].as_u64().unwrap() > 2000
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn length(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |found| found.len())
+}
+
+/// How many kills a test is to make: `LARDER_KILLS`, or else `usual`.
+pub fn kills(usual: usize) -> usize {
+    let asked = std::env::var("LARDER_KILLS").ok();
+    asked.map_or(usual, |count| count.parse().unwrap())
+}

@@ -1,0 +1,482 @@
+//! `larder export`: pages of a store in one portable file, which another store of any geometry takes (`larder import`).
+//!
+//! Reads without opening the store, so it works beside a server, on a store left by a crash and on a damaged one. Every page is
+//! checked on its way; one whose bytes are not what was put is left out and said so. The file gets its name when it is complete and
+//! durable: whatever ends an export early, there is no half of a file.
+
+mod target;
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use larder_engine::format::{
+    ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint, PageKey,
+};
+use larder_engine::survey::{
+    BadPage, Condition, Page, PayloadFault, RecordId, Survey, SurveyOptions,
+};
+use serde::Serialize;
+
+use crate::archive::{self, ArchiveSink};
+use crate::failure::{Ending, Failure};
+use crate::findings::{self, Finding, Look, StoreArgs, count};
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+use crate::usage;
+use target::Target;
+
+/// Write pages of a store to one file that another store can take
+///
+/// Needs no lock and writes nothing to the store. Exit codes: 0 done, 1 done, but pages are missing (damaged, or a chain that is
+/// not stored whole), 2 usage, 3 there is no store, or the file cannot be written.
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// The file to make; `-` for standard output
+    file: PathBuf,
+    /// Which pages: those of the namespace with this fingerprint, or all
+    #[arg(long, value_name = "FINGERPRINT", default_value = "all", value_parser = selection)]
+    namespace: Selection,
+    /// Only the chain that ends in the page with this key: the page and all before it
+    #[arg(long, value_name = "HEX", value_parser = page_key)]
+    key: Option<PageKey>,
+    /// Replace the file if there is one
+    #[arg(long)]
+    force: bool,
+    /// Print one JSON document (on standard error when the archive goes to standard output)
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which namespaces.
+#[derive(Clone, Copy, Debug)]
+enum Selection {
+    All,
+    One(Fingerprint),
+}
+
+fn selection(text: &str) -> Result<Selection, String> {
+    if text == "all" {
+        return Ok(Selection::All);
+    }
+    let fingerprint = text.trim().to_ascii_lowercase().parse();
+    fingerprint.map(Selection::One).map_err(|error| {
+        format!("{error}; give `all`, or a fingerprint as `larder inspect --namespaces` shows it")
+    })
+}
+
+fn page_key(text: &str) -> Result<PageKey, String> {
+    let key = text.trim().to_ascii_lowercase().parse();
+    key.map_err(|error| format!("{error}; a page key has 64 hex digits"))
+}
+
+#[derive(Default, Serialize)]
+struct ExportReport {
+    /// The first volume.
+    path: PathBuf,
+    /// The file that was made; none when the export was interrupted or nothing says any more what the store is.
+    file: Option<PathBuf>,
+    /// Its length in bytes.
+    file_bytes: u64,
+    /// Whether anything is damaged.
+    damaged: bool,
+    /// Whether the store was in use: then pages may have moved before they were read.
+    in_use: bool,
+    namespaces: Vec<NamespaceRow>,
+    /// Pages in the file, and the bytes of their payloads, padding included.
+    pages: u64,
+    bytes: u64,
+    /// Pages left out because they are damaged, and because a crash cut their write short.
+    damaged_pages: u64,
+    unfinished_pages: u64,
+    /// With `--key`: whether it and every page before it are in the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chain_complete: Option<bool>,
+    /// How long it took, and how fast it was.
+    seconds: f64,
+    bytes_per_second: f64,
+    /// Whether the operator ended it.
+    interrupted: bool,
+    /// Everything that is damaged.
+    damage: Vec<Finding>,
+    /// Why nothing could be exported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wreck: Option<String>,
+}
+
+/// A namespace of the file.
+#[derive(Serialize)]
+struct NamespaceRow {
+    fingerprint: String,
+    /// What it is made of; `None` when the store has lost its record: then only a store that knows it can take the pages.
+    name: Option<String>,
+    /// Pages chosen, damaged ones among them.
+    pages: u64,
+}
+
+impl Report for ExportReport {
+    const COMMAND: &'static str = "export";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        if let Some(file) = &self.file {
+            let size = ByteSize(self.file_bytes);
+            lines.row("Exported to", format!("{}, {size}", file.display()));
+            let rate = usage::rate(self.bytes_per_second);
+            let bytes = ByteSize(self.bytes);
+            lines.row(
+                "Pages",
+                format!("{}, {bytes} in {:.1} s, {rate}", self.pages, self.seconds),
+            );
+            self.describe(&mut lines);
+        }
+        findings::list(&self.damage, &mut lines);
+        if let Some(wreck) = &self.wreck {
+            lines.text(wreck.as_str());
+        }
+        if self.interrupted {
+            lines.text("Interrupted: no file was made.");
+        }
+        lines
+    }
+}
+
+impl ExportReport {
+    fn describe(&self, lines: &mut Lines) {
+        for namespace in &self.namespaces {
+            let name = namespace.name.as_deref().unwrap_or(
+                "its record is lost: only a store that knows the namespace can take its pages",
+            );
+            let pages = count(namespace.pages, "page");
+            lines.row(
+                "Namespace",
+                format!("{}, {pages}: {name}", namespace.fingerprint),
+            );
+        }
+        if self.damaged_pages + self.unfinished_pages > 0 {
+            lines.row(
+                "Left out",
+                format!(
+                    "{} damaged, {} cut short by a crash",
+                    count(self.damaged_pages, "page"),
+                    self.unfinished_pages
+                ),
+            );
+        }
+        if self.in_use {
+            lines.text(
+                "The store is in use: a page that its owner moved or dropped meanwhile counts as damaged here.",
+            );
+        }
+        if self.chain_complete == Some(false) {
+            lines.text(
+                "The chain is not stored whole: pages of it are not there, or were left out.",
+            );
+        }
+    }
+
+    fn ending(&self) -> Ending {
+        if self.interrupted {
+            Ending::Interrupted
+        } else if self.damaged || self.chain_complete == Some(false) {
+            Ending::Findings
+        } else {
+            Ending::Done
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no store, no such namespace or page, or the file cannot be written.
+pub fn run(args: &ExportArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let target = Target::check(&args.file, args.force)?;
+    let report = match args.store.look(|options: SurveyOptions| options)? {
+        Look::Wreck(damage, message) => wreck(args, damage, message),
+        Look::Store(survey) => {
+            target.refuse_volumes(&survey)?;
+            export(args, &survey, &target, &interrupt)?
+        }
+    };
+    match target {
+        Target::Stdout => report::print_on(&report, args.json, &mut io::stderr().lock())?,
+        Target::File { .. } => report::print(&report, args.json)?,
+    }
+    Ok(report.ending())
+}
+
+fn wreck(args: &ExportArgs, damage: Vec<Finding>, message: String) -> ExportReport {
+    ExportReport {
+        path: args.store.path.clone(),
+        damaged: true,
+        damage,
+        wreck: Some(message),
+        ..ExportReport::default()
+    }
+}
+
+fn export(
+    args: &ExportArgs,
+    survey: &Survey,
+    target: &Target,
+    interrupt: &Interrupt,
+) -> Result<ExportReport, Failure> {
+    let started = Instant::now();
+    let choice = Choice::new(args, survey)?;
+    let template = "exporting {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    let bar = report::progress(Some(choice.bytes()), template);
+    let mut damage = Finding::all_of(survey);
+    let mut progress = Progress {
+        bar: &bar,
+        interrupt,
+        damage: &mut damage,
+        outcome: Outcome::default(),
+    };
+    let needed = archive::bytes_max(choice.sections.len(), choice.pages(), choice.bytes());
+    let made = target.make(needed, |out| write(survey, &choice, out, &mut progress));
+    let outcome = progress.outcome;
+    bar.finish_and_clear();
+    let file_bytes = made?;
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(ExportReport {
+        path: args.store.path.clone(),
+        file: file_bytes.is_some().then(|| args.file.clone()),
+        file_bytes: file_bytes.unwrap_or(0),
+        damaged: !damage.is_empty(),
+        in_use: survey.condition == Condition::InUse,
+        namespaces: choice.rows(survey),
+        pages: outcome.pages,
+        bytes: outcome.bytes,
+        damaged_pages: outcome.damaged,
+        unfinished_pages: outcome.unfinished,
+        chain_complete: choice
+            .complete
+            .map(|complete| complete && outcome.pages == choice.pages()),
+        seconds,
+        bytes_per_second: usage::per_second(outcome.bytes, seconds),
+        interrupted: file_bytes.is_none(),
+        damage,
+        wreck: None,
+    })
+}
+
+/// The pages to export.
+struct Choice {
+    /// By namespace, in the order in which they are written.
+    sections: Vec<Section>,
+    /// With `--key`: whether its chain is stored whole.
+    complete: Option<bool>,
+}
+
+/// The pages of one namespace.
+struct Section {
+    /// Position among the survey's namespaces.
+    namespace: usize,
+    pages: Vec<RecordId>,
+    /// Bytes of each page, padding included.
+    page_bytes: u64,
+}
+
+impl Choice {
+    fn new(args: &ExportArgs, survey: &Survey) -> Result<Choice, Failure> {
+        let chosen: Vec<usize> = (0..survey.namespaces.len())
+            .filter(|&at| match args.namespace {
+                Selection::All => true,
+                Selection::One(wanted) => survey.namespaces[at].fingerprint == wanted,
+            })
+            .collect();
+        let path = args.store.path.display();
+        if let (Selection::One(wanted), []) = (args.namespace, &chosen[..]) {
+            return Err(Failure::usage(format!(
+                "{path}: no namespace {wanted} in this store; `larder inspect --namespaces` lists them"
+            )));
+        }
+        let Some(key) = args.key else {
+            let sections = chosen
+                .into_iter()
+                .map(|at| Section::new(survey, at, survey.chain_order(at)));
+            return Ok(Choice {
+                sections: sections.collect(),
+                complete: None,
+            });
+        };
+        let mut complete = true;
+        let mut sections = Vec::new();
+        for at in chosen {
+            if let Some(ancestry) = survey.ancestry(at, &key) {
+                complete &= ancestry.complete;
+                sections.push(Section::new(survey, at, ancestry.pages));
+            }
+        }
+        if sections.is_empty() {
+            return Err(Failure::usage(format!(
+                "{path}: page {key} is not in the store; `larder inspect --key` tells what became of it"
+            )));
+        }
+        Ok(Choice {
+            sections,
+            complete: Some(complete),
+        })
+    }
+
+    fn pages(&self) -> u64 {
+        let pages = self.sections.iter().map(|section| section.pages.len());
+        pages.sum::<usize>() as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        self.sections.iter().map(Section::bytes).sum()
+    }
+
+    fn rows(&self, survey: &Survey) -> Vec<NamespaceRow> {
+        let row = |section: &Section| {
+            let facts = &survey.namespaces[section.namespace];
+            NamespaceRow {
+                fingerprint: facts.fingerprint.to_string(),
+                name: facts.record.as_ref().map(ToString::to_string),
+                pages: section.pages.len() as u64,
+            }
+        };
+        self.sections.iter().map(row).collect()
+    }
+}
+
+impl Section {
+    fn new(survey: &Survey, namespace: usize, pages: Vec<RecordId>) -> Section {
+        let first = pages.first().map(|&first| survey.page_of(first));
+        Section {
+            namespace,
+            page_bytes: first.map_or(0, |page| page.bytes),
+            pages,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.pages.len() as u64 * self.page_bytes
+    }
+
+    /// What the archive says of the namespace; `None` when the store knows neither its record nor a page of it.
+    fn archived(&self, survey: &Survey) -> Option<ArchivedNamespace> {
+        let facts = &survey.namespaces[self.namespace];
+        if let Some(record) = &facts.record {
+            return Some(ArchivedNamespace::Whole(record.clone()));
+        }
+        let blocks = self.page_bytes / BLOCK_BYTES as u64;
+        let page_blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks > 0)?;
+        Some(ArchivedNamespace::Unnamed {
+            fingerprint: facts.fingerprint,
+            page_blocks,
+        })
+    }
+}
+
+/// What has been exported so far.
+#[derive(Default)]
+struct Outcome {
+    pages: u64,
+    bytes: u64,
+    damaged: u64,
+    unfinished: u64,
+}
+
+struct Progress<'a> {
+    bar: &'a ProgressBar,
+    interrupt: &'a Interrupt,
+    damage: &'a mut Vec<Finding>,
+    outcome: Outcome,
+}
+
+/// Writes the archive; its length, or `None` when the operator ended it.
+fn write(
+    survey: &Survey,
+    choice: &Choice,
+    out: &mut dyn Write,
+    progress: &mut Progress<'_>,
+) -> io::Result<Option<u64>> {
+    let head = ArchiveHead {
+        store: survey.store(),
+        created_unix_s: unix_seconds(),
+        pages: choice.pages(),
+        blocks: choice.bytes() / BLOCK_BYTES as u64,
+    };
+    let mut sink = ArchiveSink::begin(out, random_id()?, head)?;
+    for section in &choice.sections {
+        let Some(namespace) = section.archived(survey) else {
+            continue;
+        };
+        sink.namespace(namespace)?;
+        let mut written = Ok(());
+        survey.read_pages(&section.pages, |page, bytes| {
+            written = progress.page(survey, page, bytes, &mut sink);
+            if written.is_err() || progress.interrupt.is_raised() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        written?;
+        if progress.interrupt.is_raised() {
+            return Ok(None);
+        }
+    }
+    let left_out = progress.outcome.damaged + progress.outcome.unfinished;
+    let (_, bytes) = sink.end(left_out)?;
+    Ok(Some(bytes))
+}
+
+impl Progress<'_> {
+    fn page(
+        &mut self,
+        survey: &Survey,
+        page: &Page,
+        bytes: Result<&[u8], PayloadFault>,
+        sink: &mut ArchiveSink<&mut dyn Write>,
+    ) -> io::Result<()> {
+        self.bar.inc(page.bytes);
+        let outcome = &mut self.outcome;
+        match bytes {
+            Ok(bytes) => {
+                let archived = ArchivedPage {
+                    key: page.key,
+                    parent: page.parent,
+                    depth: page.depth,
+                    checksum: page.checksum,
+                };
+                sink.page(archived, bytes)?;
+                outcome.pages += 1;
+                outcome.bytes += page.bytes;
+            }
+            Err(PayloadFault::Mismatch { .. }) if !page.proven => outcome.unfinished += 1,
+            Err(fault) => {
+                outcome.damaged += 1;
+                let page = *page;
+                self.damage
+                    .push(Finding::of_page(survey, &BadPage { page, fault }));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unix_seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+fn random_id() -> io::Result<ArchiveId> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
+    }
+    Ok(ArchiveId::from_bytes(bytes))
+}

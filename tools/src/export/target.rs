@@ -1,0 +1,186 @@
+//! Where an archive goes: a file that gets its name when it is complete and durable, or standard output.
+//!
+//! Defends against half a file (it is written under another name, which goes when the export fails), and against replacing
+//! what nobody meant to lose: files that are there without `--force`, volumes of stores always.
+
+use std::fs::{File, Permissions};
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use larder_engine::format::Structure;
+use larder_engine::survey::Survey;
+use tempfile::NamedTempFile;
+
+use crate::failure::Failure;
+use crate::size::ByteSize;
+
+/// The file name that stands for standard output.
+const STDOUT: &str = "-";
+
+/// Where the archive goes.
+pub enum Target {
+    Stdout,
+    File {
+        path: PathBuf,
+        directory: PathBuf,
+        replace: bool,
+    },
+}
+
+impl Target {
+    /// Looks whether the file may be made, before any work is done.
+    ///
+    /// # Errors
+    /// Something is there that may not be replaced, or there is no place for the file.
+    pub fn check(path: &Path, force: bool) -> Result<Target, Failure> {
+        if path.as_os_str() == STDOUT {
+            if io::stdout().is_terminal() {
+                return Err(Failure::usage(
+                    "standard output is a terminal, and an archive is no text; give a file, or pipe it somewhere",
+                ));
+            }
+            return Ok(Target::Stdout);
+        }
+        let shown = path.display();
+        match path.symlink_metadata() {
+            Ok(found) if !found.is_file() => Err(Failure::environment(format!(
+                "{shown}: is there already and is no regular file; choose another name"
+            ))),
+            Ok(_) if !force => Err(Failure::environment(format!(
+                "{shown}: is there already; use --force to replace it, or choose another name"
+            ))),
+            Ok(_) if is_volume(path) => Err(Failure::environment(format!(
+                "{shown}: is a volume of a store, which --force does not replace; choose another name"
+            ))),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::environment(
+                format!("{shown}: {error}; check the path"),
+            )),
+            Ok(_) | Err(_) if !directory_of(path).is_dir() => Err(Failure::environment(format!(
+                "{shown}: there is no directory for it; make it first, or check the path"
+            ))),
+            Ok(_) | Err(_) => Ok(Target::File {
+                path: path.to_owned(),
+                directory: directory_of(path),
+                replace: force,
+            }),
+        }
+    }
+
+    /// A volume whose superblocks are broken is not to be replaced either.
+    ///
+    /// # Errors
+    /// The file is a volume of the store.
+    pub fn refuse_volumes(&self, survey: &Survey) -> Result<(), Failure> {
+        let Target::File { path, .. } = self else {
+            return Ok(());
+        };
+        let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
+        let own = identity(path);
+        let same = |facts: &&larder_engine::survey::VolumeFacts| {
+            own.is_some() && identity(&facts.path) == own
+        };
+        match survey.volumes.iter().find(same) {
+            Some(_) => Err(Failure::environment(format!(
+                "{}: is a volume of the store that is exported; choose another name",
+                path.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Has the archive written, and gives it its name when it is complete and durable. `needed` bytes are the most it can have.
+    /// `None` when the writer gave up: then nothing is left behind.
+    ///
+    /// # Errors
+    /// The writer's, or there is no room, or the file cannot be made.
+    pub fn make(
+        &self,
+        needed: u64,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<Option<u64>>,
+    ) -> Result<Option<u64>, Failure> {
+        match self {
+            Target::Stdout => {
+                let failed = |error| {
+                    Failure::environment(format!(
+                        "standard output: {error}; what went through it is no archive"
+                    ))
+                };
+                // Not through the standard library's buffer, which looks for the ends of lines.
+                let out = io::stdout().as_fd().try_clone_to_owned();
+                write(&mut File::from(out.map_err(failed)?)).map_err(failed)
+            }
+            Target::File {
+                path,
+                directory,
+                replace,
+            } => {
+                let failed = |error: io::Error| {
+                    Failure::environment(format!(
+                        "{}: writing the archive: {error}; nothing was left behind",
+                        path.display()
+                    ))
+                };
+                check_space(path, directory, needed)?;
+                let mut file = temporary(path, directory).map_err(failed)?;
+                let written = write(file.as_file_mut()).map_err(failed)?;
+                if written.is_some() {
+                    keep(file, path, directory, *replace).map_err(failed)?;
+                }
+                Ok(written)
+            }
+        }
+    }
+}
+
+fn is_volume(path: &Path) -> bool {
+    let mut magic = [0; 8];
+    let read = File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut magic));
+    read.is_ok() && magic == Structure::Superblock.magic()
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn check_space(path: &Path, directory: &Path, needed: u64) -> Result<(), Failure> {
+    // Where the system cannot say, writing will.
+    let Ok(space) = rustix::fs::statvfs(directory) else {
+        return Ok(());
+    };
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if needed <= free {
+        return Ok(());
+    }
+    Err(Failure::environment(format!(
+        "{}: no space: the archive may take {}, {} are free; free some, choose another place, or export less",
+        path.display(),
+        ByteSize(needed),
+        ByteSize(free)
+    )))
+}
+
+/// A file beside the one to be made, which goes when it is dropped.
+fn temporary(path: &Path, directory: &Path) -> io::Result<NamedTempFile> {
+    let mut prefix = path.file_name().unwrap_or_default().to_owned();
+    prefix.push(".");
+    tempfile::Builder::new()
+        .prefix(&prefix)
+        .suffix(".tmp")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(directory)
+}
+
+fn keep(file: NamedTempFile, path: &Path, directory: &Path, replace: bool) -> io::Result<()> {
+    file.as_file().sync_all()?;
+    if replace {
+        file.persist(path)?;
+    } else {
+        file.persist_noclobber(path)?;
+    }
+    File::open(directory)?.sync_all()
+}

@@ -1,0 +1,567 @@
+//! `larder import`: takes the pages of an archive (`larder export`) into a store.
+//!
+//! The store is opened as a server opens it, and the pages go in as a server's would: each is checked against the archive first,
+//! those that are there already are left alone, and a full store makes room by dropping what is coldest. That is refused
+//! beforehand unless asked for. An archive that is not as it was written is read up to where that shows; the pages before it are
+//! good, and stay.
+//!
+//! One thread reads and checks, another stores.
+
+mod batches;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, IoSlice, Read};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use larder_engine::format::{
+    ArchiveHead, ArchiveItem, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage, Fingerprint,
+    Namespace, PageShape,
+};
+use larder_engine::memory::AlignedBuf;
+use larder_engine::{
+    NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store,
+};
+use serde::Serialize;
+
+use crate::archive::{ArchiveSource, Fault, FaultReason, read_head};
+use crate::failure::{Ending, Failure};
+use crate::findings::count;
+use crate::interrupt::Interrupt;
+use crate::open::OpenArgs;
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+use crate::usage;
+use batches::{Batches, Step};
+
+/// The file name that stands for standard input.
+const STDIN: &str = "-";
+
+/// How long a put may wait for reclaim to make room.
+const PUT_WAIT: Duration = Duration::from_secs(30);
+
+/// Batches that are read ahead of the store.
+const BATCHES_AHEAD: usize = 2;
+
+/// Why pages of a namespace whose record was lost cannot be taken.
+const UNKNOWN_NAMESPACE: Why = Why {
+    kind: "unknown_namespace",
+    reason: "of a namespace whose record the exported store had lost, and which this store does not know: let the server that \
+             uses it open this store once, then import again",
+};
+
+/// What to do about an archive that is not as it was written.
+const ARCHIVE_ADVICE: &str = "what came before it was good and is stored; export again, or bring a good copy of the file and import that: pages stored \
+     already are passed over";
+
+/// Take the pages of an archive into a store
+///
+/// Exit codes: 0 done, 1 the archive is damaged, or pages were not admitted, 2 usage, 3 the store is in use or there is none, the
+/// file is no archive, or it does not fit (--force).
+#[derive(Args, Debug)]
+pub struct ImportArgs {
+    /// The store: its first volume
+    path: PathBuf,
+    /// The archive; `-` for standard input
+    file: PathBuf,
+    /// Read and check the archive and say what would be stored, but store nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Import also what does not fit beside the pages that are there: the coldest are dropped
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    open: OpenArgs,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Default, Serialize)]
+struct ImportReport {
+    /// The first volume.
+    path: PathBuf,
+    /// The archive.
+    file: PathBuf,
+    /// The store that it was taken from, when, and the pages it was to hold.
+    source_store: String,
+    created_unix_s: u64,
+    announced_pages: u64,
+    /// Whether nothing was stored.
+    dry_run: bool,
+    /// Pages stored now, or that would be, and the bytes of their payloads.
+    stored_pages: u64,
+    stored_bytes: u64,
+    /// Pages that were there already.
+    duplicate_pages: u64,
+    /// Pages that were not admitted, in all and by reason.
+    refused_pages: u64,
+    refusals: Vec<RefusalRow>,
+    /// Pages whose write failed.
+    failed_pages: u64,
+    /// Pages dropped meanwhile to make room.
+    evicted_pages: u64,
+    /// Pages that the export had to leave out.
+    left_out_pages: u64,
+    /// How long it took, and how fast it was.
+    seconds: f64,
+    bytes_per_second: f64,
+    /// Whether the operator ended it.
+    interrupted: bool,
+    /// Whether the archive is damaged, and where.
+    damaged: bool,
+    damage: Option<DamageRow>,
+}
+
+/// Pages that were not admitted for one reason.
+#[derive(Serialize)]
+struct RefusalRow {
+    #[serde(flatten)]
+    why: Why,
+    pages: u64,
+}
+
+/// Why pages are not admitted.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+struct Why {
+    /// One word for programs.
+    kind: &'static str,
+    reason: &'static str,
+}
+
+/// What is wrong with the archive.
+#[derive(Serialize)]
+struct DamageRow {
+    /// Bytes from its start.
+    offset: u64,
+    reason: String,
+    advice: &'static str,
+}
+
+impl Report for ImportReport {
+    const COMMAND: &'static str = "import";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        lines.row("Archive of store", self.source_store.as_str());
+        let left_out = match self.left_out_pages {
+            0 => String::new(),
+            pages => format!(", of which {pages} were left out by the export"),
+        };
+        lines.row(
+            "Pages announced",
+            format!("{}{left_out}", self.announced_pages),
+        );
+        let (stored, bytes) = (self.stored_pages, ByteSize(self.stored_bytes));
+        if self.dry_run {
+            lines.row("Would store", format!("{}, {bytes}", count(stored, "page")));
+        } else {
+            let rate = usage::rate(self.bytes_per_second);
+            let pages = count(stored, "page");
+            lines.row(
+                "Stored",
+                format!("{pages}, {bytes} in {:.1} s, {rate}", self.seconds),
+            );
+        }
+        lines.row("There already", count(self.duplicate_pages, "page"));
+        for row in &self.refusals {
+            let pages = count(row.pages, "page");
+            lines.row("Refused", format!("{pages}: {}", row.why.reason));
+        }
+        if self.failed_pages > 0 {
+            lines.row("Failed", count(self.failed_pages, "write"));
+        }
+        if self.evicted_pages > 0 {
+            lines.row("Dropped for them", count(self.evicted_pages, "page"));
+        }
+        if let Some(damage) = &self.damage {
+            let file = self.file.display();
+            lines.text(format!(
+                "{file}: offset {}: {}: {}",
+                damage.offset, damage.reason, damage.advice
+            ));
+        }
+        if self.interrupted {
+            lines.text("Interrupted: what was stored until then stays; run it again for the rest.");
+        }
+        lines
+    }
+}
+
+impl ImportReport {
+    fn ending(&self) -> Ending {
+        if self.damaged || self.refused_pages + self.failed_pages > 0 {
+            Ending::Findings
+        } else if self.interrupted {
+            Ending::Interrupted
+        } else {
+            Ending::Done
+        }
+    }
+
+    fn note(&mut self, status: PutStatus, page_bytes: u64) {
+        match status {
+            PutStatus::Stored => {
+                self.stored_pages += 1;
+                self.stored_bytes += page_bytes;
+            }
+            PutStatus::Duplicate => self.duplicate_pages += 1,
+            PutStatus::Refused(refusal) => self.refuse(why(refusal), 1),
+            PutStatus::Failed(_) => self.failed_pages += 1,
+        }
+    }
+
+    fn refuse(&mut self, why: Why, pages: u64) {
+        self.refused_pages += pages;
+        match self.refusals.iter_mut().find(|row| row.why == why) {
+            Some(row) => row.pages += pages,
+            None => self.refusals.push(RefusalRow { why, pages }),
+        }
+    }
+}
+
+fn why(refusal: Refusal) -> Why {
+    let (kind, reason) = match refusal {
+        Refusal::NoSpace => (
+            "no_space",
+            "no room: reclaim did not catch up, or everything is leased; import again",
+        ),
+        Refusal::Busy => ("busy", "too many writes in flight; import again"),
+        Refusal::WrongShape => ("wrong_shape", "not of their namespace's shape"),
+        Refusal::TooLarge => (
+            "too_large",
+            "larger than a segment of this store: import into one with larger segments",
+        ),
+        Refusal::ReadOnly => ("read_only", "the store is open read-only"),
+        Refusal::Closed => ("closed", "a volume of the store has failed"),
+        Refusal::Exhausted => (
+            "exhausted",
+            "the store's serial numbers for this run are used up; import again",
+        ),
+    };
+    Why { kind, reason }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no store, somebody has it open, the file is no archive, or it does not fit.
+pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let input = open(args)?;
+    let mut source = ArchiveSource::new(input);
+    let head = match read_head(&mut source) {
+        Ok(head) => head,
+        Err(fault) => return headless(args, &fault),
+    };
+    let report = if args.dry_run {
+        let options = OpenOptions {
+            read_only: true,
+            ..args.open.options()
+        };
+        let store = Store::open(&args.path, options)?;
+        let report = import(args, &store, head, source, &interrupt);
+        store.close()?;
+        report?
+    } else {
+        args.open.with(&args.path, |store| {
+            import(args, store, head, source, &interrupt)
+        })?
+    };
+    report::print(&report, args.json)?;
+    Ok(report.ending())
+}
+
+fn is_stdin(args: &ImportArgs) -> bool {
+    args.file.as_os_str() == STDIN
+}
+
+fn open(args: &ImportArgs) -> Result<Box<dyn Read + Send>, Failure> {
+    if is_stdin(args) {
+        return Ok(Box::new(io::stdin()));
+    }
+    match File::open(&args.file) {
+        Ok(file) => Ok(Box::new(file)),
+        Err(error) => Err(Failure::environment(format!(
+            "{}: {error}; check the path",
+            args.file.display()
+        ))),
+    }
+}
+
+/// Ends the command over a file whose first block is not the head of an archive that this build reads.
+fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
+    let file = args.file.display();
+    let message = match &fault.reason {
+        FaultReason::Structure(Damage::Magic(_)) => {
+            format!("{file}: is no archive of `larder export`; check the path")
+        }
+        FaultReason::Structure(Damage::Version { .. }) => {
+            format!("{file}: {}; use the Larder that wrote it", fault.reason)
+        }
+        FaultReason::Unreadable(_) => format!("{file}: {}; check the path", fault.reason),
+        FaultReason::CutOff | FaultReason::Surplus => {
+            format!("{file}: is shorter than any archive; check the path")
+        }
+        FaultReason::Structure(_) | FaultReason::Payload { .. } => {
+            let mut report = ImportReport {
+                path: args.path.clone(),
+                file: args.file.clone(),
+                dry_run: args.dry_run,
+                ..ImportReport::default()
+            };
+            report.damage(fault);
+            report::print(&report, args.json)?;
+            return Ok(report.ending());
+        }
+    };
+    Err(Failure::environment(message))
+}
+
+impl ImportReport {
+    fn damage(&mut self, fault: &Fault) {
+        self.damaged = true;
+        self.damage = Some(DamageRow {
+            offset: fault.offset,
+            reason: fault.reason.to_string(),
+            advice: ARCHIVE_ADVICE,
+        });
+    }
+}
+
+fn import(
+    args: &ImportArgs,
+    store: &Store,
+    head: ArchiveHead,
+    source: ArchiveSource<Box<dyn Read + Send>>,
+    interrupt: &Interrupt,
+) -> Result<ImportReport, Failure> {
+    let started = Instant::now();
+    let before = store.stats();
+    if !args.force {
+        check_room(args, store, &head)?;
+    }
+    let mut report = ImportReport {
+        path: args.path.clone(),
+        file: args.file.clone(),
+        source_store: head.store.to_string(),
+        created_unix_s: head.created_unix_s,
+        announced_pages: head.pages,
+        dry_run: args.dry_run,
+        ..ImportReport::default()
+    };
+    let total = head.blocks.saturating_mul(BLOCK_BYTES as u64);
+    let template = "importing {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    let bar = report::progress(Some(total), template);
+    let (batches, steps) = sync_channel(BATCHES_AHEAD);
+    let (spare, spares) = channel();
+    let (stored, read) = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || Batches::new(source, batches, spares).read());
+        let stored = take(store, &steps, &spare, &mut report, &bar, interrupt);
+        // The reader stops when nobody takes what it reads.
+        drop(steps);
+        let read = reader.join();
+        (stored, read)
+    });
+    bar.finish_and_clear();
+    stored?;
+    match read {
+        Ok(Ok(left_out)) => report.left_out_pages = left_out,
+        Ok(Err(fault)) if !report.interrupted => report.damage(&fault),
+        Ok(Err(_)) => {}
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+    if !args.dry_run {
+        store.flush()?;
+    }
+    report.evicted_pages = store.stats().evicted.saturating_sub(before.evicted);
+    report.seconds = started.elapsed().as_secs_f64();
+    report.bytes_per_second = usage::per_second(report.stored_bytes, report.seconds);
+    Ok(report)
+}
+
+/// Refuses an archive whose pages, without those that are there already, need more room than is free.
+fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<(), Failure> {
+    let stats = store.stats();
+    let free = stats.usable_bytes.saturating_sub(stats.live_bytes);
+    let announced = head.blocks.saturating_mul(BLOCK_BYTES as u64);
+    if announced <= free {
+        return Ok(());
+    }
+    let needed = if is_stdin(args) {
+        announced
+    } else {
+        // A fault here is met again, and told, when the pages themselves are read.
+        new_bytes(args, store).unwrap_or(announced)
+    };
+    if needed <= free {
+        return Ok(());
+    }
+    Err(Failure::environment(format!(
+        "{}: no room: the archive brings {} of pages that are not in the store, {} are free; enlarge the store with `larder create \
+         --grow`, or use --force to have the coldest pages dropped",
+        args.path.display(),
+        ByteSize(needed),
+        ByteSize(free)
+    )))
+}
+
+/// Bytes of those pages of the archive that the store does not have, found without reading any. Counts up to the first fault.
+fn new_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
+    let known: BTreeMap<Fingerprint, Namespace> = store
+        .namespaces()
+        .into_iter()
+        .map(|namespace| (namespace.fingerprint(), namespace))
+        .collect();
+    let file = File::open(&args.file).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut source = ArchiveSource::new(file);
+    let (mut bytes, mut page_bytes, mut id) = (0, 0, None);
+    while let Ok(Some(item)) = source.item() {
+        match item {
+            ArchiveItem::Namespace(namespace) => {
+                page_bytes = u64::from(namespace.page_blocks()) * BLOCK_BYTES as u64;
+                let namespace = known.get(&namespace.fingerprint());
+                id = namespace.and_then(|namespace| store.namespace(namespace).ok());
+            }
+            ArchiveItem::Pages(pages) => {
+                let keys: Vec<_> = pages.iter().map(|page| page.key).collect();
+                let there = id.map_or(0, |id| {
+                    let there = store.contains(id, &keys);
+                    there.into_iter().filter(|there| *there).count()
+                });
+                bytes += (pages.len() - there) as u64 * page_bytes;
+                source.skip_payloads().ok()?;
+            }
+            ArchiveItem::Head(_) | ArchiveItem::End(_) => {}
+        }
+    }
+    Some(bytes)
+}
+
+/// Stores what the reading thread hands over.
+fn take(
+    store: &Store,
+    steps: &Receiver<Step>,
+    spare: &Sender<AlignedBuf>,
+    report: &mut ImportReport,
+    bar: &ProgressBar,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
+    let mut home = None;
+    for step in steps {
+        if interrupt.is_raised() {
+            report.interrupted = true;
+            return Ok(());
+        }
+        match step {
+            Step::Namespace(namespace) => home = Home::find(store, &namespace)?,
+            Step::Pages(pages, memory) => {
+                match &home {
+                    Some(home) => bar.inc(home.take(store, &pages, &memory, report)),
+                    None => report.refuse(UNKNOWN_NAMESPACE, pages.len() as u64),
+                }
+                // The reader may have ended already.
+                let _ = spare.send(memory);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The namespace that pages go to.
+struct Home {
+    id: NamespaceId,
+    shape: PageShape,
+}
+
+impl Home {
+    /// `None` for an unnamed namespace that the store does not know either.
+    fn find(store: &Store, archived: &ArchivedNamespace) -> Result<Option<Home>, Failure> {
+        let namespace = match archived {
+            ArchivedNamespace::Whole(namespace) => Some(namespace.clone()),
+            ArchivedNamespace::Unnamed {
+                fingerprint,
+                page_blocks,
+            } => store.namespaces().into_iter().find(|held| {
+                held.fingerprint() == *fingerprint && held.shape().page_blocks() == *page_blocks
+            }),
+        };
+        let Some(namespace) = namespace else {
+            return Ok(None);
+        };
+        Ok(Some(Home {
+            id: store.namespace(&namespace)?,
+            shape: *namespace.shape(),
+        }))
+    }
+
+    /// Stores pages whose payloads lie back to back; how many bytes they have.
+    fn take(
+        &self,
+        store: &Store,
+        pages: &[ArchivedPage],
+        payloads: &[u8],
+        report: &mut ImportReport,
+    ) -> u64 {
+        let page_bytes = self.shape.page_blocks() as usize * BLOCK_BYTES;
+        let statuses = if report.dry_run {
+            let keys: Vec<_> = pages.iter().map(|page| page.key).collect();
+            let there = store.contains(self.id, &keys);
+            there.into_iter().map(would_be).collect()
+        } else {
+            self.put(store, pages, payloads, page_bytes)
+        };
+        for status in statuses {
+            report.note(status, page_bytes as u64);
+        }
+        (pages.len() * page_bytes) as u64
+    }
+
+    fn put(
+        &self,
+        store: &Store,
+        pages: &[ArchivedPage],
+        payloads: &[u8],
+        page_bytes: usize,
+    ) -> Vec<PutStatus> {
+        let payloads = payloads.chunks_exact(page_bytes).take(pages.len());
+        let parts: Vec<IoSlice<'_>> = payloads
+            .flat_map(|payload| (0..self.shape.parts()).map(move |part| (payload, part)))
+            .map(|(payload, part)| IoSlice::new(&payload[self.part_range(part)]))
+            .collect();
+        let pages: Vec<PutPage<'_>> = pages
+            .iter()
+            .zip(parts.chunks_exact(self.shape.parts()))
+            .map(|(page, parts)| PutPage {
+                key: page.key,
+                parent: page.parent.map(|parent| parent.padded()),
+                depth: page.depth,
+                parts,
+            })
+            .collect();
+        store.put(self.id, &pages, PutOptions { wait: PUT_WAIT })
+    }
+
+    /// Where a part lies in its payload.
+    fn part_range(&self, part: usize) -> Range<usize> {
+        let start = usize::try_from(self.shape.part_offset(part)).unwrap_or(usize::MAX);
+        start..start.saturating_add(self.shape.part_bytes(part) as usize)
+    }
+}
+
+/// What a put of a page would come to, as far as a look can tell.
+fn would_be(there: bool) -> PutStatus {
+    if there {
+        PutStatus::Duplicate
+    } else {
+        PutStatus::Stored
+    }
+}

@@ -1,0 +1,103 @@
+//! Reading an archive ahead of the store: batches of pages that were checked, in memory that is used again.
+
+use std::io::Read;
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use larder_engine::format::{
+    ArchiveItem, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint,
+};
+use larder_engine::memory::AlignedBuf;
+
+use crate::archive::{ArchiveSource, Fault, FaultReason};
+
+/// Bytes of pages stored with one call, unless a single page has more.
+const BATCH_BYTES: usize = 8 << 20;
+
+/// What the reading thread hands over.
+pub enum Step {
+    Namespace(ArchivedNamespace),
+    /// Pages of the namespace named last, whose payloads lie back to back.
+    Pages(Vec<ArchivedPage>, AlignedBuf),
+}
+
+/// Reads an archive batch by batch.
+pub struct Batches<R> {
+    source: ArchiveSource<R>,
+    out: SyncSender<Step>,
+    /// Memory that has been stored from.
+    spares: Receiver<AlignedBuf>,
+}
+
+impl<R: Read> Batches<R> {
+    /// `spares` gives back the memory of batches that were stored.
+    pub fn new(
+        source: ArchiveSource<R>,
+        out: SyncSender<Step>,
+        spares: Receiver<AlignedBuf>,
+    ) -> Self {
+        Batches {
+            source,
+            out,
+            spares,
+        }
+    }
+
+    /// Reads to the end, or until nobody listens; how many pages the export left out.
+    ///
+    /// # Errors
+    /// Where the archive is not as it was written; what was handed over before is good.
+    pub fn read(mut self) -> Result<u64, Fault> {
+        let (mut fingerprint, mut page_bytes, mut left_out) = (None, 0, 0);
+        while let Some(item) = self.source.item()? {
+            match item {
+                ArchiveItem::Namespace(namespace) => {
+                    page_bytes = namespace.page_blocks() as usize * BLOCK_BYTES;
+                    fingerprint = Some(namespace.fingerprint());
+                    if self.out.send(Step::Namespace(namespace)).is_err() {
+                        break;
+                    }
+                }
+                ArchiveItem::Pages(pages) => {
+                    let Some(namespace) = fingerprint else { break };
+                    for pages in pages.chunks((BATCH_BYTES / page_bytes).max(1)) {
+                        if !self.batch(namespace, pages, page_bytes)? {
+                            return Ok(left_out);
+                        }
+                    }
+                }
+                ArchiveItem::End(counts) => left_out = counts.left_out,
+                ArchiveItem::Head(_) => {}
+            }
+        }
+        Ok(left_out)
+    }
+
+    /// Reads some pages and hands over those that are good; false when nobody listens.
+    fn batch(
+        &mut self,
+        namespace: Fingerprint,
+        pages: &[ArchivedPage],
+        page_bytes: usize,
+    ) -> Result<bool, Fault> {
+        let mut memory = self.memory(pages.len() * page_bytes)?;
+        let payloads = memory.chunks_exact_mut(page_bytes).zip(pages);
+        let mut good = 0;
+        let mut read = Ok(());
+        for (payload, page) in payloads {
+            read = self.source.payload(namespace, page, payload);
+            if read.is_err() {
+                break;
+            }
+            good += 1;
+        }
+        let step = Step::Pages(pages[..good].to_vec(), memory);
+        let listens = self.out.send(step).is_ok();
+        read.map(|()| listens)
+    }
+
+    fn memory(&self, bytes: usize) -> Result<AlignedBuf, Fault> {
+        let spare = self.spares.try_iter().find(|spare| spare.len() >= bytes);
+        let memory = spare.map_or_else(|| AlignedBuf::zeroed(bytes.max(BATCH_BYTES)), Ok);
+        memory.map_err(|error| self.source.fault(FaultReason::Unreadable(error)))
+    }
+}

@@ -1,0 +1,160 @@
+//! The file that an export makes: never half of one, never over something that is there.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustix::fs::inotify;
+
+use crate::home::{EVEN, Home, archived, chain, json, larder, put, says, text};
+
+fn small() -> Home {
+    let home = Home::new();
+    home.with(|store| put(store, EVEN, &chain(1, 10)));
+    home
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_file_that_is_there_is_replaced_only_by_force() {
+    let source = small();
+    let file = source.beside("archive");
+    std::fs::write(&file, "precious").unwrap();
+    let words = ["is there already", "--force"];
+    says("export", &source.path, &[text(&file)], 3, &words);
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    json("export", &source.path, &[text(&file), "--force"], 0);
+    assert_eq!(archived(&file).len(), 10);
+    assert_eq!(names(source.directory.path()), ["archive", "store"]);
+}
+
+#[test]
+fn the_file_may_be_read_by_whom_the_umask_lets() {
+    let source = small();
+    let archive = source.export("archive", &[]);
+    let usual = source.beside("usual");
+    std::fs::write(&usual, "").unwrap();
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
+    assert_eq!(mode(&archive), mode(&usual));
+}
+
+#[test]
+fn no_volume_of_a_store_is_ever_replaced() {
+    let (source, other) = (small(), small());
+    let before = std::fs::read(&source.path).unwrap();
+    let own = [text(&source.path), "--force"];
+    says("export", &source.path, &own, 3, &["is a volume of"]);
+    let others = [text(&source.path), "--force"];
+    says("export", &other.path, &others, 3, &["is a volume of"]);
+    assert!(before == std::fs::read(&source.path).unwrap());
+    let two = Home::shaped(2, 5, 16 << 20);
+    let second = two.beside("volume-1");
+    // Also when nothing in it says any more what it is.
+    for offset in [0, 64 << 10] {
+        crate::home::overwrite(&second, offset, &[0; 4096]);
+    }
+    let second = [text(&second), "--force"];
+    says(
+        "export",
+        &two.path,
+        &second,
+        3,
+        &["is a volume of the store"],
+    );
+}
+
+#[test]
+fn places_where_no_file_can_be_are_refused_before_any_work() {
+    let source = small();
+    let directory = source.beside("directory");
+    std::fs::create_dir(&directory).unwrap();
+    let options = [text(&directory), "--force"];
+    says("export", &source.path, &options, 3, &["no regular file"]);
+    let nowhere = directory.join("missing/archive");
+    says("export", &source.path, &[text(&nowhere)], 3, &["archive"]);
+    let source = source.beside("no-store");
+    says("export", &source, &[text(&nowhere)], 3, &["check the path"]);
+}
+
+#[test]
+fn the_report_of_an_export_to_standard_output_goes_to_standard_error() {
+    let source = small();
+    let output = larder("export", &source.path, &["-", "--json"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let report: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!(report["pages"], 10);
+    assert_eq!(report["file_bytes"], output.stdout.len());
+    let file = source.beside("archive");
+    std::fs::write(&file, &output.stdout).unwrap();
+    assert_eq!(archived(&file).len(), 10);
+}
+
+#[test]
+fn an_export_to_a_reader_that_goes_away_fails_and_says_so() {
+    let source = Home::new();
+    source.with(|store| (1..=5).for_each(|seed| put(store, EVEN, &chain(seed, 100))));
+    let mut export = larder("export", &source.path, &["-"]);
+    let mut child = export
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("standard output"), "{message}");
+}
+
+/// Starts an export and sends it a signal as soon as its file is begun; its exit code, unless the signal killed it.
+fn interrupted_export(source: &Home, file: &Path, signal: Signal) -> Option<i32> {
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+    let directory = source.directory.path();
+    inotify::add_watch(&watch, directory, inotify::WatchFlags::CREATE).unwrap();
+    let mut export = larder("export", &source.path, &[text(file)]);
+    let mut child = export
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    rustix::io::read(&watch, &mut [0_u8; 4096]).unwrap();
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+    child.wait().unwrap().code()
+}
+
+#[test]
+fn an_export_that_is_interrupted_or_killed_makes_no_file() {
+    let source = Home::shaped(1, 16, 16 << 20);
+    source.with(|store| (1..=10).for_each(|seed| put(store, EVEN, &chain(seed, 240))));
+    let file = source.beside("archive");
+    for (signal, code) in [(Signal::SIGINT, Some(130)), (Signal::SIGKILL, None)] {
+        // It may be through before the signal comes.
+        let ended = (0..50).any(|_| {
+            let ended = interrupted_export(&source, &file, signal);
+            let was_through = ended == Some(0);
+            assert_eq!(file.exists(), was_through);
+            if was_through {
+                std::fs::remove_file(&file).unwrap();
+            } else {
+                assert_eq!(ended, code);
+            }
+            !was_through
+        });
+        assert!(ended, "{signal}: every export was faster than the signal");
+        if signal == Signal::SIGINT {
+            assert_eq!(names(source.directory.path()), ["store"]);
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! What the tests share: stores, pages whose bytes follow from their keys, archives taken apart, and ways to break things.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut};
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use larder_engine::survey::{Survey, SurveyOptions};
+use larder_engine::{
+    CreateOptions, GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus,
+    Store, SyncPolicy, create,
+};
+use larder_format::{
+    ArchiveItem, ArchiveReader, ArchivedPage, BLOCK_BYTES, Namespace, NamespaceFields, PageKey,
+    PageShape, Rank, SEGMENTS_OFFSET, TokenUnits, page_keys,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Namespaces of the tests: pages in one aligned part, and in two that end within a block.
+pub const EVEN: Model = Model("even", &[64 << 10]);
+pub const RAGGED: Model = Model("ragged", &[5000, 300]);
+
+/// A namespace by its model and the parts of its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Model(pub &'static str, pub &'static [u32]);
+
+impl Model {
+    pub fn namespace(self) -> Namespace {
+        let fields = NamespaceFields {
+            model: self.0.to_owned(),
+            weights: String::new(),
+            dtype: "bytes".to_owned(),
+            layout: "page_first_direct".to_owned(),
+            page_tokens: 16,
+            shape: PageShape::new(self.1).unwrap(),
+            tp: Rank::ALONE,
+            pp: Rank::ALONE,
+            cp: Rank::ALONE,
+            pool: "kv".to_owned(),
+            extra: BTreeMap::new(),
+        };
+        Namespace::new(fields).unwrap()
+    }
+
+    pub fn fingerprint(self) -> String {
+        self.namespace().fingerprint().to_string()
+    }
+
+    /// The parts of a page.
+    fn content(self, key: &PageKey) -> Vec<Vec<u8>> {
+        let byte = |part: usize, at: usize| {
+            let key = key.as_bytes()[(at + 7 * part) % 32];
+            key ^ u8::try_from(at / 32 % 251).unwrap()
+        };
+        let parts = self.1.iter().enumerate();
+        parts
+            .map(|(part, &bytes)| (0..bytes as usize).map(|at| byte(part, at)).collect())
+            .collect()
+    }
+}
+
+/// A store in a directory of its own, on a real filesystem.
+pub struct Home {
+    pub directory: TempDir,
+    pub path: PathBuf,
+}
+
+impl Home {
+    /// One volume of eight segments of 16 MiB.
+    pub fn new() -> Home {
+        Home::shaped(1, 8, 16 << 20)
+    }
+
+    pub fn shaped(volumes: usize, segments: u64, segment_bytes: u64) -> Home {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = directory.path().join("store");
+        let options = CreateOptions {
+            size: (SEGMENTS_OFFSET + segments * segment_bytes) * volumes as u64,
+            segment_size: Some(segment_bytes),
+            volumes: (1..volumes)
+                .map(|volume| directory.path().join(format!("volume-{volume}")))
+                .collect(),
+            ..CreateOptions::default()
+        };
+        create(&path, &options).unwrap();
+        Home { directory, path }
+    }
+
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Works on the store and closes it in order.
+    pub fn with<T>(&self, work: impl FnOnce(&Store) -> T) -> T {
+        let store = self.open();
+        let value = work(&store);
+        store.close().unwrap();
+        value
+    }
+
+    /// Opens it so that nothing is synced unless a flush asks for it.
+    pub fn open(&self) -> Store {
+        let options = OpenOptions {
+            sync: SyncPolicy::Relaxed,
+            ..OpenOptions::default()
+        };
+        Store::open(&self.path, options).unwrap()
+    }
+
+    /// Which of the pages the store has; what it gives must be right.
+    #[track_caller]
+    pub fn having(&self, model: Model, keys: &[PageKey]) -> usize {
+        self.with(|store| {
+            let id = store.namespace(&model.namespace()).unwrap();
+            let has = |key: &&PageKey| has(store, id, model, key);
+            keys.iter().filter(has).count()
+        })
+    }
+
+    /// Every live page: its model, key, parent and depth.
+    pub fn pages(&self) -> Vec<(String, PageKey, Option<String>, u32)> {
+        let survey = Survey::new(&self.path, &SurveyOptions::default()).unwrap();
+        let mut pages: Vec<_> = survey
+            .live()
+            .map(|page| {
+                let namespace = survey.namespaces[page.namespace].record.as_ref().unwrap();
+                let parent = page.parent.map(|parent| parent.to_string());
+                let model = namespace.fields().model.clone();
+                (model, page.key, parent, page.depth)
+            })
+            .collect();
+        pages.sort();
+        pages
+    }
+
+    /// Where the payload of the key's live page begins.
+    pub fn offset_of(&self, key: &PageKey) -> u64 {
+        let survey = Survey::new(&self.path, &SurveyOptions::default()).unwrap();
+        survey.live().find(|page| page.key == *key).unwrap().offset
+    }
+
+    /// Exports the whole store; the archive.
+    #[track_caller]
+    pub fn export(&self, name: &str, options: &[&str]) -> PathBuf {
+        let file = self.beside(name);
+        json("export", &self.path, &[&[text(&file)], options].concat(), 0);
+        file
+    }
+}
+
+fn has(store: &Store, id: NamespaceId, model: Model, key: &PageKey) -> bool {
+    let expected = model.content(key);
+    let mut parts: Vec<Vec<u8>> = expected.iter().map(|part| vec![0xee; part.len()]).collect();
+    let mut slices: Vec<IoSliceMut<'_>> =
+        parts.iter_mut().map(|part| IoSliceMut::new(part)).collect();
+    let mut pages = [GetPage {
+        key: *key,
+        parts: &mut slices,
+    }];
+    let hit = store.get(id, &mut pages, None)[0].is_hit();
+    assert!(!hit || parts == expected, "wrong bytes for {key}");
+    hit
+}
+
+/// Stores the pages of a chain from page `from` on, one call each.
+#[track_caller]
+pub fn put_from(store: &Store, model: Model, keys: &[PageKey], from: usize) {
+    for (depth, key) in keys.iter().enumerate().skip(from) {
+        let parent = depth.checked_sub(1).map(|before| keys[before]);
+        put_page(store, model, key, parent, depth);
+    }
+}
+
+/// Stores a page as the one after another, whatever that is.
+#[track_caller]
+pub fn put_after(store: &Store, model: Model, key: &PageKey, parent: &PageKey) {
+    put_page(store, model, key, Some(*parent), 1);
+}
+
+#[track_caller]
+fn put_page(store: &Store, model: Model, key: &PageKey, parent: Option<PageKey>, depth: usize) {
+    let id = store.namespace(&model.namespace()).unwrap();
+    let parts = model.content(key);
+    let parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+    let page = PutPage {
+        key: *key,
+        parent,
+        depth: u32::try_from(depth).unwrap(),
+        parts: &parts,
+    };
+    let options = PutOptions {
+        wait: Duration::from_secs(20),
+    };
+    assert_eq!(store.put(id, &[page], options), [PutStatus::Stored]);
+}
+
+#[track_caller]
+pub fn put(store: &Store, model: Model, keys: &[PageKey]) {
+    put_from(store, model, keys, 0);
+}
+
+/// The keys of a chain; those of different seeds share nothing.
+pub fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
+    let tokens: Vec<u64> = (0..pages).map(|page| seed << 24 | page).collect();
+    page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
+}
+
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+pub fn larder(command: &str, path: &Path, options: &[&str]) -> Command {
+    let mut larder = Command::new(env!("CARGO_BIN_EXE_larder"));
+    larder
+        .arg(command)
+        .arg(path)
+        .args(options)
+        .env_remove("LARDER_LOG")
+        .stdin(Stdio::null());
+    larder
+}
+
+/// Runs a command with `--json` that must end with `code`.
+#[track_caller]
+pub fn json(command: &str, path: &Path, options: &[&str], code: i32) -> Value {
+    let output = larder(command, path, options)
+        .arg("--json")
+        .output()
+        .unwrap();
+    let (stdout, stderr) = texts(&output);
+    assert_eq!(output.status.code(), Some(code), "{stdout}{stderr}");
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["schema"], 1);
+    assert_eq!(document["command"], command);
+    document
+}
+
+/// Runs a command for people that must end with `code` and print all of `words`.
+#[track_caller]
+pub fn says(command: &str, path: &Path, options: &[&str], code: i32, words: &[&str]) {
+    let output = larder(command, path, options).output().unwrap();
+    let (stdout, stderr) = texts(&output);
+    assert_eq!(output.status.code(), Some(code), "{stdout}{stderr}");
+    for word in words {
+        let said = stdout.contains(word) || stderr.contains(word);
+        assert!(said, "no `{word}` in: {stdout}{stderr}");
+    }
+}
+
+fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+/// The structures of an archive, each with its offset.
+pub fn items(archive: &Path) -> Vec<(u64, ArchiveItem)> {
+    let file = File::open(archive).unwrap();
+    let mut reader = ArchiveReader::new();
+    let mut items = Vec::new();
+    while !reader.is_over() {
+        let offset = reader.offset();
+        let mut block = [0; BLOCK_BYTES];
+        file.read_exact_at(&mut block, offset).unwrap();
+        items.push((offset, reader.item(&block).unwrap()));
+    }
+    assert_eq!(reader.offset(), file.metadata().unwrap().len());
+    items
+}
+
+/// The pages of an archive, in its order.
+pub fn archived(archive: &Path) -> Vec<ArchivedPage> {
+    let items = items(archive).into_iter();
+    let pages = items.filter_map(|(_, item)| match item {
+        ArchiveItem::Pages(pages) => Some(pages),
+        _ => None,
+    });
+    pages.flatten().collect()
+}
+
+/// Changes one bit.
+pub fn flip(path: &Path, offset: u64) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
+}
+
+pub fn overwrite(path: &Path, offset: u64, bytes: &[u8]) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+}

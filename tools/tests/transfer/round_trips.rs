@@ -1,0 +1,324 @@
+//! What was exported is what another store has after the import, whatever its shape.
+
+use std::collections::HashMap;
+
+use larder_engine::PageStore;
+use larder_format::ArchiveItem;
+
+use crate::home::{
+    EVEN, Home, RAGGED, archived, chain, items, json, larder, put, put_after, put_from, says, text,
+};
+
+/// Two namespaces, chains of several lengths, one with two branches.
+fn populated(home: Home) -> Home {
+    home.with(|store| {
+        for seed in 1..=4 {
+            put(store, EVEN, &chain(seed, 20 + seed));
+            put(store, RAGGED, &chain(seed, 5));
+        }
+        for seed in [5, 6] {
+            let mut branch = chain(1, 10);
+            branch.extend(chain(seed, 7));
+            put_from(store, EVEN, &branch, 10);
+        }
+    });
+    home
+}
+
+#[test]
+fn pages_go_between_stores_of_any_shape_whole_and_with_their_places_in_their_chains() {
+    let shapes = [
+        (1, 8, 16 << 20),
+        (2, 5, 16 << 20),
+        (1, 6, 24 << 20),
+        (3, 4, 16 << 20),
+    ];
+    let mut source = populated(Home::new());
+    let pages = source.pages();
+    for (volumes, segments, segment_bytes) in shapes {
+        let archive = source.export("archive", &[]);
+        let target = Home::shaped(volumes, segments, segment_bytes);
+        let document = json("import", &target.path, &[text(&archive)], 0);
+        assert_eq!(document["stored_pages"], pages.len());
+        assert_eq!(document["refused_pages"], 0);
+        assert_eq!(target.pages(), pages);
+        for seed in 1..=4 {
+            assert_eq!(
+                target.having(EVEN, &chain(seed, 20 + seed)),
+                20 + seed as usize
+            );
+            assert_eq!(target.having(RAGGED, &chain(seed, 5)), 5);
+        }
+        json("verify", &target.path, &["--deep"], 0);
+        // The next one takes what this one took.
+        source = target;
+    }
+}
+
+#[test]
+fn an_archive_imported_twice_stores_nothing_more() {
+    let source = populated(Home::new());
+    let archive = source.export("archive", &[]);
+    let target = Home::new();
+    json("import", &target.path, &[text(&archive)], 0);
+    let document = json("import", &target.path, &[text(&archive)], 0);
+    assert_eq!(document["stored_pages"], 0);
+    assert_eq!(document["duplicate_pages"], source.pages().len());
+}
+
+#[test]
+fn parents_come_before_their_children_and_a_chain_is_one_stretch() {
+    let source = populated(Home::new());
+    // Written page by page in turns, so that they do not lie in their order.
+    let chains: Vec<_> = (20..24).map(|seed| chain(seed, 12)).collect();
+    source.with(|store| {
+        for page in (0..12).rev() {
+            for keys in &chains {
+                put_from(store, EVEN, &keys[..=page], page);
+            }
+        }
+    });
+    let archive = source.export("archive", &["--namespace", &EVEN.fingerprint()]);
+    let pages = archived(&archive);
+    let places: HashMap<_, usize> = pages
+        .iter()
+        .map(|page| page.key.prefix())
+        .zip(0..)
+        .collect();
+    for (place, page) in pages.iter().enumerate() {
+        if let Some(parent) = page.parent {
+            assert!(places[&parent] < place);
+        }
+    }
+    for keys in &chains {
+        let at: Vec<usize> = keys.iter().map(|key| places[&key.prefix()]).collect();
+        assert!(at.windows(2).all(|pair| pair[1] == pair[0] + 1), "{at:?}");
+    }
+}
+
+#[test]
+fn a_namespace_is_exported_alone_and_one_that_is_not_there_is_a_usage_error() {
+    let source = populated(Home::new());
+    let file = source.beside("archive");
+    let options = [text(&file), "--namespace", &RAGGED.fingerprint()];
+    let document = json("export", &source.path, &options, 0);
+    assert_eq!(document["pages"], 20);
+    assert_eq!(
+        document["namespaces"][0]["fingerprint"],
+        RAGGED.fingerprint()
+    );
+    assert_eq!(document["file_bytes"], file.metadata().unwrap().len());
+    let target = Home::new();
+    let document = json("import", &target.path, &[text(&file)], 0);
+    assert_eq!(document["stored_pages"], 20);
+    let other = source.beside("other");
+    let nowhere = "0".repeat(32);
+    let options = [text(&other), "--namespace", &nowhere];
+    says(
+        "export",
+        &source.path,
+        &options,
+        2,
+        &["no namespace", "inspect --namespaces"],
+    );
+    let options = [text(&other), "--namespace", "ragged"];
+    says("export", &source.path, &options, 2, &["fingerprint", "all"]);
+    assert!(!other.exists());
+}
+
+#[test]
+fn a_key_brings_its_ancestors_and_nothing_else() {
+    let source = populated(Home::new());
+    let mut branch = chain(1, 10);
+    branch.extend(chain(5, 7));
+    let file = source.beside("archive");
+    let key = branch[14].to_string();
+    let options = [text(&file), "--key", &key];
+    let document = json("export", &source.path, &options, 0);
+    assert_eq!(document["chain_complete"], true);
+    let keys: Vec<_> = archived(&file).iter().map(|page| page.key).collect();
+    assert_eq!(keys, branch[..15]);
+    let nowhere = chain(77, 1)[0].to_string();
+    let options = [text(&file), "--force", "--key", &nowhere];
+    says(
+        "export",
+        &source.path,
+        &options,
+        2,
+        &["is not in the store"],
+    );
+}
+
+#[test]
+fn a_key_that_two_namespaces_have_is_exported_from_both_unless_one_is_named() {
+    let source = populated(Home::new());
+    let key = chain(2, 3)[2].to_string();
+    let both = source.export("both", &["--key", &key]);
+    assert_eq!(archived(&both).len(), 6);
+    let fingerprint = RAGGED.fingerprint();
+    let one = source.export("one", &["--key", &key, "--namespace", &fingerprint]);
+    assert_eq!(archived(&one).len(), 3);
+}
+
+#[test]
+fn a_chain_that_is_not_stored_whole_is_exported_from_where_it_is_and_said_so() {
+    let source = Home::new();
+    let keys = chain(1, 9);
+    source.with(|store| {
+        put(store, EVEN, &keys);
+        let id = store.namespace(&EVEN.namespace()).unwrap();
+        assert_eq!(store.delete(id, &keys[3..4]).unwrap(), 1);
+    });
+    let file = source.beside("archive");
+    let key = keys[8].to_string();
+    let options = [text(&file), "--key", &key];
+    says("export", &source.path, &options, 1, &["not stored whole"]);
+    let found: Vec<_> = archived(&file).iter().map(|page| page.key).collect();
+    assert_eq!(found, keys[4..]);
+    assert_eq!(archived(&file)[0].depth, 4);
+    // A store takes a page whose parent it does not have.
+    let target = Home::new();
+    json("import", &target.path, &[text(&file)], 0);
+    assert_eq!(target.having(EVEN, &keys), 5);
+}
+
+#[test]
+fn circles_that_callers_claimed_are_exported_once_and_taken() {
+    let source = Home::new();
+    let (keys, other) = (chain(1, 3), chain(2, 1));
+    source.with(|store| {
+        // Each follows the one before it, and the first the last; another one follows itself.
+        put_after(store, RAGGED, &keys[0], &keys[2]);
+        put_after(store, RAGGED, &keys[1], &keys[0]);
+        put_after(store, RAGGED, &keys[2], &keys[1]);
+        put_after(store, RAGGED, &other[0], &other[0]);
+    });
+    let file = source.beside("circle");
+    let key = keys[1].to_string();
+    let options = [text(&file), "--key", &key];
+    let document = json("export", &source.path, &options, 1);
+    assert_eq!(
+        (&document["pages"], &document["chain_complete"]),
+        (&3.into(), &false.into())
+    );
+    let archive = source.export("archive", &[]);
+    assert_eq!(archived(&archive).len(), 4);
+    let target = Home::new();
+    json("import", &target.path, &[text(&archive)], 0);
+    assert_eq!(
+        target.having(RAGGED, &keys) + target.having(RAGGED, &other),
+        4
+    );
+}
+
+#[test]
+fn an_empty_store_makes_an_archive_of_nothing() {
+    let source = Home::new();
+    let archive = source.export("archive", &[]);
+    assert_eq!(items(&archive).len(), 2);
+    let target = Home::new();
+    let document = json("import", &target.path, &[text(&archive)], 0);
+    assert_eq!(document["stored_pages"], 0);
+}
+
+#[test]
+fn pages_larger_than_a_batch_and_than_a_read_go_through() {
+    const LARGE: crate::home::Model = crate::home::Model("large", &[9 << 20, 123]);
+    let source = Home::new();
+    let keys = chain(1, 3);
+    source.with(|store| put(store, LARGE, &keys));
+    let archive = source.export("archive", &[]);
+    let blocks = |(_, item): &(u64, ArchiveItem)| matches!(item, ArchiveItem::Pages(_));
+    assert_eq!(
+        items(&archive).iter().filter(|item| blocks(item)).count(),
+        3
+    );
+    let target = Home::shaped(1, 6, 32 << 20);
+    json("import", &target.path, &[text(&archive)], 0);
+    assert_eq!(target.having(LARGE, &keys), 3);
+    // A page that no segment holds is refused with its reason; smaller ones would go in.
+    const HUGE: crate::home::Model = crate::home::Model("huge", &[20 << 20]);
+    target.with(|store| put(store, HUGE, &keys[..1]));
+    let archive = target.export("huge", &["--namespace", &HUGE.fingerprint()]);
+    let document = json("import", &Home::new().path, &[text(&archive)], 1);
+    assert_eq!(document["refusals"][0]["kind"], "too_large");
+    assert_eq!(document["refused_pages"], 1);
+}
+
+#[test]
+fn a_pipe_carries_an_archive_from_store_to_store() {
+    let source = populated(Home::new());
+    let target = Home::new();
+    let mut export = larder("export", &source.path, &["-"]);
+    let mut export = export.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut import = larder("import", &target.path, &["-", "--json"]);
+    let output = import
+        .stdin(export.stdout.take().unwrap())
+        .output()
+        .unwrap();
+    assert!(export.wait().unwrap().success());
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(target.pages(), source.pages());
+}
+
+#[test]
+fn a_dry_run_counts_and_stores_nothing() {
+    let source = populated(Home::new());
+    let archive = source.export("archive", &[]);
+    let target = Home::new();
+    target.with(|store| put(store, RAGGED, &chain(2, 5)));
+    let before = std::fs::read(&target.path).unwrap();
+    let document = json("import", &target.path, &[text(&archive), "--dry-run"], 0);
+    assert_eq!(document["dry_run"], true);
+    assert_eq!(document["duplicate_pages"], 5);
+    assert_eq!(document["stored_pages"], source.pages().len() - 5);
+    assert!(
+        before == std::fs::read(&target.path).unwrap(),
+        "it was changed"
+    );
+}
+
+#[test]
+fn a_store_in_use_is_exported_as_far_as_it_is_written() {
+    let source = Home::new();
+    let store = source.open();
+    put(&store, EVEN, &chain(1, 9));
+    store.flush().unwrap();
+    let archive = source.export("archive", &[]);
+    assert_eq!(archived(&archive).len(), 9);
+    let target = Home::new();
+    let _in_use = target.open();
+    says(
+        "import",
+        &target.path,
+        &[text(&archive)],
+        3,
+        &["in use by process"],
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_refused_beforehand_and_forced_in_by_dropping_what_is_coldest() {
+    let source = Home::new();
+    source.with(|store| (1..=8).for_each(|seed| put(store, EVEN, &chain(seed, 100))));
+    let archive = source.export("archive", &[]);
+    let target = Home::new();
+    target.with(|store| {
+        (11..=15).for_each(|seed| put(store, EVEN, &chain(seed, 100)));
+        // Half of what is to come is there already.
+        (1..=4).for_each(|seed| put(store, EVEN, &chain(seed, 100)));
+    });
+    let before = target.pages();
+    let words = ["no room", "25 MiB", "--force"];
+    says("import", &target.path, &[text(&archive)], 3, &words);
+    assert_eq!(target.pages(), before);
+    let document = json("import", &target.path, &[text(&archive), "--force"], 0);
+    assert_eq!(document["duplicate_pages"], 400);
+    assert_eq!(document["stored_pages"], 400);
+    assert!(document["evicted_pages"].as_u64().unwrap() > 0);
+    // What is there already needs no room.
+    let half = Home::new();
+    half.with(|store| (1..=8).for_each(|seed| put(store, EVEN, &chain(seed, 100))));
+    let document = json("import", &half.path, &[text(&archive)], 0);
+    assert_eq!(document["duplicate_pages"], 800);
+}
