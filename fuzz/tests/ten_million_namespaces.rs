@@ -1,0 +1,132 @@
+//! A store whose pages name ten million namespaces: it opens in bounded memory, serves those that it can number, and says that
+//! there are more.
+//!
+//! Alone in its binary, since it looks at the memory of the whole process.
+
+#![allow(clippy::unwrap_used)]
+
+use larder_engine::core::NAMESPACES_MAX;
+use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
+use larder_engine::format::{
+    BLOCK_BYTES, Body, Fingerprint, RECORDS_PER_BLOCK, Record, SEGMENTS_OFFSET, SegmentState,
+};
+use larder_fuzz::forge::{Forged, key, page, serial};
+use larder_fuzz::memory_disk::Block;
+use larder_fuzz::sample::{REAL_SEGMENT_BLOCKS, fresh};
+
+const NAMESPACES: u64 = 10_000_000;
+
+/// Descriptor blocks of a segment.
+const BLOCKS: u64 = 2000;
+
+/// What the process may take, in KiB.
+const MEMORY_KIB_MAX: u64 = 512 << 10;
+
+/// A disk that makes up what is read.
+struct Endless {
+    choice: Choice,
+}
+
+fn segment(number: u32, bodies: Vec<Body>) -> Forged {
+    let life = serial(2, u64::from(number) << 31);
+    let data_end = REAL_SEGMENT_BLOCKS - BLOCKS as u32 - 1;
+    Forged::sealed(number, life, data_end, bodies)
+}
+
+impl Endless {
+    fn block(at: u64) -> Block {
+        let mut bytes = [0; BLOCK_BYTES];
+        let Some(within) = at.checked_sub(SEGMENTS_OFFSET / BLOCK_BYTES as u64) else {
+            return bytes;
+        };
+        let number = (within / u64::from(REAL_SEGMENT_BLOCKS)) as u32;
+        let index = u64::from(REAL_SEGMENT_BLOCKS) - 1 - within % u64::from(REAL_SEGMENT_BLOCKS);
+        if index >= u64::from(REAL_SEGMENT_BLOCKS) - 2 {
+            let mut header = segment(number, Vec::new()).header(SegmentState::Sealed);
+            header.blocks = BLOCKS as u32;
+            header.encode(&mut bytes);
+            return bytes;
+        }
+        let first = (u64::from(number) * BLOCKS + index) * RECORDS_PER_BLOCK as u64;
+        if index >= BLOCKS || first >= NAMESPACES {
+            return bytes;
+        }
+        let records: Vec<Record> = (first..NAMESPACES.min(first + RECORDS_PER_BLOCK as u64))
+            .map(|namespace| {
+                let mut fingerprint = [0; 16];
+                fingerprint[..8].copy_from_slice(&namespace.to_le_bytes());
+                let start = 2 + (namespace % 2000) as u32;
+                let fingerprint = Fingerprint::from_bytes(fingerprint);
+                Record::Page(page(fingerprint, key(namespace), serial(2, 1), start))
+            })
+            .collect();
+        segment(number, Vec::new()).block_of(index as u32, Body::Records(records))
+    }
+}
+
+impl Disk for Endless {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        for op in ops {
+            let Action::Read {
+                offset,
+                buffer: Buffer::Owned(mut buffer),
+            } = op.action
+            else {
+                panic!("an opening only reads");
+            };
+            let first = offset / BLOCK_BYTES as u64;
+            for (at, out) in (first..).zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
+                out.copy_from_slice(&Endless::block(at));
+            }
+            op.sink.done(vec![Done {
+                tag: op.tag,
+                result: Ok::<(), DiskError>(()),
+                buffer: Some(buffer),
+            }]);
+        }
+    }
+
+    unsafe fn register(&self, _: &[Piece]) -> String {
+        String::new()
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    fn shutdown(&self) {}
+}
+
+fn peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let number = line.unwrap().split_ascii_whitespace().nth(1).unwrap();
+    number.parse().unwrap()
+}
+
+#[test]
+fn ten_million_namespaces_take_bounded_memory_and_are_told_of() {
+    let blocks = NAMESPACES.div_ceil(RECORDS_PER_BLOCK as u64);
+    let segments = blocks.div_ceil(BLOCKS) as u32;
+    let image = fresh(&[segments], REAL_SEGMENT_BLOCKS);
+    let index = image.index();
+    let disk = Endless {
+        choice: Choice {
+            kind: Kind::Threads,
+            reason: String::new(),
+        },
+    };
+    let recovery = image.recover(&disk, &index, false);
+    assert_eq!(recovery.recovered.namespaces.len(), NAMESPACES_MAX);
+    assert_eq!(index.len(), NAMESPACES_MAX);
+    assert!(
+        !recovery.damage.is_empty(),
+        "nothing is said about the others"
+    );
+    assert!(
+        recovery.damage.len() <= segments as usize,
+        "it is said {} times",
+        recovery.damage.len()
+    );
+    assert!(peak_kib() < MEMORY_KIB_MAX, "{} KiB", peak_kib());
+}
