@@ -34,7 +34,7 @@ use crate::core::{NamespaceInit, usable_blocks};
 use crate::disk::probe::{Want, open_disk};
 use crate::disk::{Disk, DiskOptions};
 use crate::error::StoreError;
-use crate::recovery::scan::Spot;
+use crate::recovery::scan::{Disbelief, Spot};
 use crate::recovery::{Extra, Fate, Found, spots_of};
 
 pub use chains::ChainFacts;
@@ -168,9 +168,14 @@ pub enum FlawReason {
     /// A descriptor block.
     #[error("descriptor block: {0}")]
     Descriptor(String),
-    /// Descriptors that no writer writes together.
-    #[error("{0} pages of another size than their namespace's, which nobody can read")]
-    WrongSize(u64),
+    /// Page records that no writer writes together.
+    #[error("{pages} page records {why}")]
+    Disbelieved {
+        /// How many.
+        pages: u64,
+        /// Why they are not believed.
+        why: Disbelief,
+    },
     /// Two live pages claim one place.
     #[error("the page overlaps another one, so that at least one of them is lost")]
     Overlap(PageKey),
@@ -187,7 +192,11 @@ impl FlawReason {
             FlawReason::Superblock { .. } => "superblock",
             FlawReason::Header { .. } => "header",
             FlawReason::Descriptor(_) => "descriptor",
-            FlawReason::WrongSize(_) => "wrong_size",
+            FlawReason::Disbelieved { why, .. } => match why {
+                Disbelief::Size => "wrong_size",
+                Disbelief::Overlap => "overlap",
+                Disbelief::Namespaces => "namespaces",
+            },
             FlawReason::Overlap(_) => "overlap",
         }
     }
@@ -232,7 +241,7 @@ impl FlawReason {
             FlawReason::Header { .. } => {
                 "the descriptor blocks tell the same: the next open for writing writes both copies anew"
             }
-            FlawReason::Descriptor(_) | FlawReason::WrongSize(_) => {
+            FlawReason::Descriptor(_) | FlawReason::Disbelieved { .. } => {
                 "its pages are lost and miss; putting them again repairs that"
             }
             FlawReason::Overlap(_) => {
