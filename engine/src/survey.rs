@@ -35,7 +35,7 @@ use crate::disk::probe::{Want, open_disk};
 use crate::disk::{Disk, DiskOptions};
 use crate::error::StoreError;
 use crate::recovery::scan::{Disbelief, Spot};
-use crate::recovery::{Extra, Fate, Found, spots_of};
+use crate::recovery::{Extra, Fate, Found};
 
 pub use chains::ChainFacts;
 pub use payloads::{BadPage, PayloadFault, Payloads};
@@ -347,8 +347,11 @@ pub struct Survey {
     pub run: Run,
     /// Its volumes, in its order.
     pub volumes: Vec<VolumeFacts>,
-    /// The segments of all volumes, in the order of the volumes.
+    /// The segments of all volumes, in the order of the volumes, as far as at least their beginning is there.
     pub segments: Vec<SegmentFacts>,
+    /// How many more there should be, on volumes that are missing or behind the end of one. Only counted: a superblock may claim
+    /// millions, and must not size anything.
+    pub unreachable: u64,
     /// Its namespaces, those with no page left among them.
     pub namespaces: Vec<NamespaceFacts>,
     /// What is broken.
@@ -397,7 +400,8 @@ impl Survey {
             condition,
             holder: opening.holder(),
             run: opening.newest_run(),
-            spots: spots_of(&opening.reference),
+            spots: opening.spots(),
+            unreachable: 0,
             reference: opening.reference,
             volumes: opening.facts,
             segments: Vec::new(),
@@ -409,6 +413,8 @@ impl Survey {
             disk,
             _opened: opening.opened,
         };
+        let claimed = survey.volumes.iter().map(|facts| u64::from(facts.segments));
+        survey.unreachable = claimed.sum::<u64>() - survey.spots.len() as u64;
         for _ in 0..LOOKS_MAX {
             survey.flaws.clone_from(&opening.flaws);
             survey.scan(options.key);

@@ -1,18 +1,21 @@
-//! A store whose pages name ten million namespaces: it opens in bounded memory, serves those that it can number, and says that
-//! there are more.
+//! Claims that nothing backs take no memory: ten million namespaces named by pages, millions of segments that are not there.
 //!
-//! Alone in its binary, since it looks at the memory of the whole process.
+//! Apart from the others, since they look at the memory of the whole process; one test, for the same reason.
 
 #![allow(clippy::unwrap_used)]
 
+use larder_engine::Store;
 use larder_engine::core::NAMESPACES_MAX;
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{
-    BLOCK_BYTES, Body, Fingerprint, RECORDS_PER_BLOCK, Record, SEGMENTS_OFFSET, SegmentState,
+    BLOCK_BYTES, Body, Fingerprint, RECORDS_PER_BLOCK, Record, SEGMENTS_MAX, SEGMENTS_OFFSET,
+    SUPERBLOCK_OFFSETS, SegmentState,
 };
 use larder_engine::recovery::scan::{Disbelief, FaultReason};
+use larder_engine::survey::{Survey, SurveyOptions};
 use larder_fuzz::forge::{Forged, key, page, serial};
 use larder_fuzz::memory_disk::Block;
+use larder_fuzz::raw::{MemoryFile, options};
 use larder_fuzz::sample::{REAL_SEGMENT_BLOCKS, fresh};
 
 const NAMESPACES: u64 = 10_000_000;
@@ -112,7 +115,37 @@ fn peak_kib() -> u64 {
 }
 
 #[test]
-fn ten_million_namespaces_take_bounded_memory_and_are_told_of() {
+fn millions_of_namespaces_and_of_segments_take_bounded_memory_and_are_told_of() {
+    millions_of_segments();
+    ten_million_namespaces();
+    assert!(peak_kib() < MEMORY_KIB_MAX, "{} KiB", peak_kib());
+}
+
+/// A file of a megabyte claims to be a volume of 2^24 segments, or the first of two.
+fn millions_of_segments() {
+    let claims = [vec![SEGMENTS_MAX], vec![1, SEGMENTS_MAX - 1]];
+    for segments in claims {
+        let superblock = fresh(&segments, REAL_SEGMENT_BLOCKS).superblocks[0]
+            .encode()
+            .unwrap();
+        let file = MemoryFile::new(2 << 20);
+        for offset in SUPERBLOCK_OFFSETS {
+            file.write(offset, &superblock[..]);
+        }
+        let survey = Survey::new(&file.path(), &SurveyOptions::default()).unwrap();
+        let total: u32 = segments.iter().sum();
+        assert_eq!(
+            survey.segments.len() as u64 + survey.unreachable,
+            u64::from(total)
+        );
+        assert!(!survey.flaws.is_empty(), "nothing is said about it");
+        for read_only in [true, false] {
+            assert!(Store::open(&file.path(), options(read_only)).is_err());
+        }
+    }
+}
+
+fn ten_million_namespaces() {
     let blocks = NAMESPACES.div_ceil(RECORDS_PER_BLOCK as u64);
     let segments = blocks.div_ceil(BLOCKS) as u32;
     let image = fresh(&[segments], REAL_SEGMENT_BLOCKS);
@@ -136,5 +169,4 @@ fn ten_million_namespaces_take_bounded_memory_and_are_told_of() {
         untold -= pages;
     }
     assert_eq!(untold, 0, "nothing is said about some");
-    assert!(peak_kib() < MEMORY_KIB_MAX, "{} KiB", peak_kib());
 }
