@@ -36,8 +36,8 @@ use crate::core::{NamespaceInit, usable_blocks};
 use crate::disk::probe::{Want, open_disk};
 use crate::disk::{Disk, DiskOptions};
 use crate::error::StoreError;
-use crate::recovery::scan::Spot;
-use crate::recovery::{Extra, Fate, Found, spots_of};
+use crate::recovery::scan::{Disbelief, Spot};
+use crate::recovery::{Extra, Fate, Found};
 
 pub use chains::ChainFacts;
 pub use extract::{Ancestry, RecordId};
@@ -171,9 +171,14 @@ pub enum FlawReason {
     /// A descriptor block.
     #[error("descriptor block: {0}")]
     Descriptor(String),
-    /// Descriptors that no writer writes together.
-    #[error("{0} pages of another size than their namespace's, which nobody can read")]
-    WrongSize(u64),
+    /// Page records that no writer writes together.
+    #[error("{pages} page records {why}")]
+    Disbelieved {
+        /// How many.
+        pages: u64,
+        /// Why they are not believed.
+        why: Disbelief,
+    },
     /// Two live pages claim one place.
     #[error("the page overlaps another one, so that at least one of them is lost")]
     Overlap(PageKey),
@@ -190,7 +195,11 @@ impl FlawReason {
             FlawReason::Superblock { .. } => "superblock",
             FlawReason::Header { .. } => "header",
             FlawReason::Descriptor(_) => "descriptor",
-            FlawReason::WrongSize(_) => "wrong_size",
+            FlawReason::Disbelieved { why, .. } => match why {
+                Disbelief::Size => "wrong_size",
+                Disbelief::Overlap => "overlap",
+                Disbelief::Namespaces => "namespaces",
+            },
             FlawReason::Overlap(_) => "overlap",
         }
     }
@@ -235,7 +244,7 @@ impl FlawReason {
             FlawReason::Header { .. } => {
                 "the descriptor blocks tell the same: the next open for writing writes both copies anew"
             }
-            FlawReason::Descriptor(_) | FlawReason::WrongSize(_) => {
+            FlawReason::Descriptor(_) | FlawReason::Disbelieved { .. } => {
                 "its pages are lost and miss; putting them again repairs that"
             }
             FlawReason::Overlap(_) => {
@@ -343,8 +352,11 @@ pub struct Survey {
     pub run: Run,
     /// Its volumes, in its order.
     pub volumes: Vec<VolumeFacts>,
-    /// The segments of all volumes, in the order of the volumes.
+    /// The segments of all volumes, in the order of the volumes, as far as at least their beginning is there.
     pub segments: Vec<SegmentFacts>,
+    /// How many more there should be, on volumes that are missing or behind the end of one. Only counted: a superblock may claim
+    /// millions, and must not size anything.
+    pub unreachable: u64,
     /// Its namespaces, those with no page left among them.
     pub namespaces: Vec<NamespaceFacts>,
     /// What is broken.
@@ -393,7 +405,8 @@ impl Survey {
             condition,
             holder: opening.holder(),
             run: opening.newest_run(),
-            spots: spots_of(&opening.reference),
+            spots: opening.spots(),
+            unreachable: 0,
             reference: opening.reference,
             volumes: opening.facts,
             segments: Vec::new(),
@@ -405,6 +418,8 @@ impl Survey {
             disk,
             _opened: opening.opened,
         };
+        let claimed = survey.volumes.iter().map(|facts| u64::from(facts.segments));
+        survey.unreachable = claimed.sum::<u64>() - survey.spots.len() as u64;
         for _ in 0..LOOKS_MAX {
             survey.flaws.clone_from(&opening.flaws);
             survey.scan(options.key);

@@ -3,26 +3,64 @@
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-/// A seeded generator with the few draws that the simulation makes.
-pub struct Dice(Pcg64Mcg);
+/// A source of chance with the few draws that the simulation makes.
+pub struct Dice(Source);
+
+enum Source {
+    Seeded(Pcg64Mcg),
+    /// Bytes decide, as few a draw as can tell; once they are spent, a generator, so that everything still comes to rest.
+    Script {
+        bytes: std::vec::IntoIter<u8>,
+        after: Pcg64Mcg,
+    },
+}
 
 impl Dice {
     pub fn new(seed: u64) -> Dice {
-        Dice(Pcg64Mcg::seed_from_u64(seed))
+        Dice(Source::Seeded(Pcg64Mcg::seed_from_u64(seed)))
+    }
+
+    /// Dice that fall as a script says.
+    pub fn scripted(script: &[u8]) -> Dice {
+        Dice(Source::Script {
+            bytes: script.to_vec().into_iter(),
+            after: Pcg64Mcg::seed_from_u64(0),
+        })
     }
 
     /// One of `0..bound`.
     pub fn below(&mut self, bound: usize) -> usize {
-        self.0.random_range(0..bound)
+        match &mut self.0 {
+            Source::Seeded(generator) => generator.random_range(0..bound),
+            Source::Script { .. } => self.between(0, bound as u64 - 1) as usize,
+        }
     }
 
     /// One of `low..=high`.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
-        self.0.random_range(low..=high)
+        match &mut self.0 {
+            Source::Seeded(generator) => generator.random_range(low..=high),
+            Source::Script { bytes, after } => {
+                let span = high - low;
+                let width = (u64::BITS - span.leading_zeros()).div_ceil(8) as usize;
+                if bytes.len() < width {
+                    return after.random_range(low..=high);
+                }
+                let drawn = bytes.take(width);
+                let word = drawn.fold(0, |word, byte| word << 8 | u64::from(byte));
+                low + span.checked_add(1).map_or(word, |bound| word % bound)
+            }
+        }
     }
 
     pub fn chance(&mut self, probability: f64) -> bool {
-        probability > 0.0 && self.0.random_bool(probability.min(1.0))
+        if probability <= 0.0 {
+            return false;
+        }
+        match &mut self.0 {
+            Source::Seeded(generator) => generator.random_bool(probability.min(1.0)),
+            Source::Script { .. } => (self.between(0, 0xffff) as f64) < probability * 65536.0,
+        }
     }
 
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
@@ -30,7 +68,11 @@ impl Dice {
     }
 
     pub fn fork(&mut self) -> Dice {
-        Dice::new(self.0.random_range(0..=u64::MAX))
+        let most = match self.0 {
+            Source::Seeded(_) => u64::MAX,
+            Source::Script { .. } => 0xff,
+        };
+        Dice::new(self.between(0, most))
     }
 }
 

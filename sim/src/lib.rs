@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-pub use run::play;
+pub use run::{play, play_script};
 pub use totals::Totals;
 pub use world::Journal;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::clients::Task;
-use crate::dice::mix;
+use crate::dice::{Dice, mix};
 use crate::ending::Expected;
 use crate::keeper::Keeper;
 use crate::totals::Totals;
@@ -19,7 +19,17 @@ pub enum End {
 
 /// Plays a seed. Returns a digest of all that happened, and what that was.
 pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals) {
-    let mut world = World::new(seed, journal);
+    play_out(World::new(Dice::new(seed), seed, journal))
+}
+
+/// Plays what a script says, byte by byte in the place of chance; no more steps than it has bytes.
+pub fn play_script(script: &[u8], journal: Option<Journal>) -> (u64, Totals) {
+    let mut world = World::new(Dice::scripted(script), 0, journal);
+    world.setup.steps = world.setup.steps.min(script.len());
+    play_out(world)
+}
+
+fn play_out(mut world: World) -> (u64, Totals) {
     let mut expected = Expected {
         names: BTreeMap::new(),
         exactly: true,

@@ -122,8 +122,8 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(seed: u64, journal: Option<Journal>) -> World {
-        let mut dice = Dice::new(seed);
+    /// A world whose dice are these; `salt` tells its pages' bytes from those of others.
+    pub fn new(mut dice: Dice, salt: u64, journal: Option<Journal>) -> World {
         let setup = Setup::draw(&mut dice);
         if journal.is_some() {
             eprintln!("{setup:?}");
@@ -132,7 +132,7 @@ impl World {
         World {
             disk: SimDisk::new(&setup.volume_blocks()),
             superblocks: setup.superblocks(store),
-            oracle: Oracle::new(&setup, seed),
+            oracle: Oracle::new(&setup, salt),
             store,
             setup,
             dice,

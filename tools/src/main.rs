@@ -37,8 +37,6 @@ mod open;
 mod replay;
 mod report;
 mod session;
-mod size;
-mod trace;
 mod usage;
 mod verify;
 mod workload;
@@ -47,6 +45,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use larder_tools::{size, trace};
 use tracing_subscriber::EnvFilter;
 
 /// A local L3 for LLM serving: a page store on NVMe

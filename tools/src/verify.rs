@@ -250,7 +250,7 @@ fn check(
     let checked = Checked {
         store: survey.store().to_string(),
         clean: survey.condition == Condition::Clean,
-        segments: segments.len() as u64,
+        segments: segments.len() as u64 + survey.unreachable,
         segments_read: segments.iter().filter(|facts| facts.case.is_some()).count() as u64,
         descriptor_blocks: segments
             .iter()

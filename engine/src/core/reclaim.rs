@@ -235,10 +235,13 @@ impl Core {
                     segment,
                     start: record.start,
                 };
-                if self
-                    .index
-                    .live(namespace, record.key.prefix(), from, self.now_ms)
-                    .is_some()
+                // A record of another size is a lie that recovery did not believe either.
+                let is_true = record.blocks == self.namespaces[namespace.0 as usize].page_blocks;
+                if is_true
+                    && self
+                        .index
+                        .live(namespace, record.key.prefix(), from, self.now_ms)
+                        .is_some()
                 {
                     moves.push(Move {
                         namespace,

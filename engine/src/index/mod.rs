@@ -137,9 +137,32 @@ impl Index {
     ///
     /// When a place is beyond the store's geometry.
     pub fn publish(&self, batch: &[Publish]) -> Vec<Published> {
+        let mut later = Vec::new();
+        let published = self.publish_unadopted(batch, &mut later);
+        self.adopt(&later);
+        published
+    }
+
+    /// Fills an empty index with what an opening found, in order, the oldest first: as `publish` in
+    /// batches of 256, but for the links. Those are made at the end, whatever the order, and in time
+    /// that grows with the pages alone, however their parents are told: an image may lie.
+    ///
+    /// # Panics
+    ///
+    /// As `publish`.
+    pub fn load(&self, pages: &[Publish]) {
+        self.expect(pages.len());
+        let mut orphans = Vec::new();
+        for batch in pages.chunks(HOLD_CHANGES) {
+            self.publish_unadopted(batch, &mut orphans);
+        }
+        self.state.write().adopt_all(&orphans);
+    }
+
+    /// `publish` without what it links last: that is put into `later`.
+    fn publish_unadopted(&self, batch: &[Publish], later: &mut Vec<Adoption>) -> Vec<Published> {
         let mut published = Vec::with_capacity(batch.len());
         let mut stamp = None;
-        let mut later = Vec::new();
         let mut ids = Vec::with_capacity(batch.len().min(HOLD_CHANGES));
         while published.len() < batch.len() {
             let (mut state, heat) = self.write_stamped(&mut stamp);
@@ -147,7 +170,7 @@ impl Index {
             let mut previous: Option<(NamespaceSlot, KeyPrefix, PageId)> = None;
             for page in batch[published.len()..].iter().take(HOLD_CHANGES) {
                 self.check_place(page.place);
-                let arrived = state.publish(page, previous, heat, floor, &mut later);
+                let arrived = state.publish(page, previous, heat, floor, later);
                 published.push(arrived.outcome);
                 ids.push(arrived.id);
                 previous = Some((page.namespace, page.key, arrived.id));
@@ -160,7 +183,6 @@ impl Index {
                 state.queue_if_leaf(id);
             }
         }
-        self.adopt(&later);
         published
     }
 

@@ -6,7 +6,7 @@
 //! counts without being read. Only what was being written at the last crash, and was in the store before, is ever in doubt;
 //! a store that was closed in order has next to none of it.
 
-use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
+use larder_format::{PageChecksum, PageKey};
 
 use super::scan::Spot;
 use super::{Found, NamespaceInit};
@@ -65,11 +65,8 @@ impl<E> Payloads<'_, E> {
                 .count()
                 .max(1);
             let (now, later) = rest.split_at(count);
-            let places = now.iter().map(|(_, page)| self.place(&self.pages[*page]));
-            let reads: Vec<ReadAt> = places.collect();
-            for (&(at, page), bytes) in now.iter().zip(read_all(self.disk, &reads)) {
-                let found = &self.pages[page];
-                if bytes.is_ok_and(|bytes| self.matches(&doubts[at].key, found, &bytes)) {
+            for (&(at, page), checksum) in now.iter().zip(self.checksums(doubts, now)) {
+                if checksum == Some(self.pages[page].checksum) {
                     settled[at] = Some(page);
                 }
             }
@@ -77,16 +74,43 @@ impl<E> Payloads<'_, E> {
         }
     }
 
+    /// The checksums of what lies where these pages should; `None` where it cannot be read.
+    fn checksums(&self, doubts: &[Doubt], asked: &[(usize, usize)]) -> Vec<Option<u64>> {
+        let mut sums: Vec<Option<PageChecksum>> = Vec::with_capacity(asked.len());
+        let mut pieces: Vec<(usize, ReadAt)> = Vec::with_capacity(asked.len());
+        for &(at, page) in asked {
+            let found = &self.pages[page];
+            let namespace = self.namespaces[usize::from(found.slot.0)].fingerprint;
+            pieces.extend(pieces_of(self.place(found)).map(|piece| (sums.len(), piece)));
+            sums.push(Some(PageChecksum::new(namespace, &doubts[at].key)));
+        }
+        // More than one piece is a single large page: what a record claims must not size an allocation.
+        let at_once = if asked.len() > 1 { pieces.len() } else { 1 };
+        for pieces in pieces.chunks(at_once.max(1)) {
+            let reads: Vec<ReadAt> = pieces.iter().map(|(_, piece)| *piece).collect();
+            for ((page, _), bytes) in pieces.iter().zip(read_all(self.disk, &reads)) {
+                match (bytes, &mut sums[*page]) {
+                    (Ok(bytes), Some(sum)) => sum.blocks(&bytes),
+                    (_, sum) => *sum = None,
+                }
+            }
+        }
+        sums.into_iter()
+            .map(|sum| sum.map(PageChecksum::finish))
+            .collect()
+    }
+
     fn place(&self, found: &Found<E>) -> ReadAt {
         let blocks = self.namespaces[usize::from(found.slot.0)].page_blocks;
         self.spots[found.place.segment.0 as usize].data(found.place.start, blocks)
     }
+}
 
-    fn matches(&self, key: &PageKey, found: &Found<E>, bytes: &[u8]) -> bool {
-        let namespace = self.namespaces[usize::from(found.slot.0)].fingerprint;
-        let mut checksum = PageChecksum::new(namespace, key);
-        checksum.blocks(bytes);
-        debug_assert!(bytes.len().is_multiple_of(BLOCK_BYTES));
-        checksum.finish() == found.checksum
-    }
+fn pieces_of(whole: ReadAt) -> impl Iterator<Item = ReadAt> {
+    let starts = (0..whole.bytes).step_by(BATCH_BYTES);
+    starts.map(move |start| ReadAt {
+        offset: whole.offset + start as u64,
+        bytes: BATCH_BYTES.min(whole.bytes - start),
+        ..whole
+    })
 }

@@ -12,13 +12,17 @@
 //! reclaim thought worth a copy counts from then on. Evictions are records too: without them a crash would bring back what
 //! was dropped, and the pages that were kept instead would have to make room for it.
 //!
+//! A record whose checksum holds may lie all the same. What no writer writes together is not believed, and said: pages of another size
+//! than their namespace's (its own record, whose fingerprint covers the size, is right; else the first page), pages that take more room
+//! than their segment's data has, so that what is live never exceeds the volumes, and more namespaces than the index can number.
+//!
 //! Recovery writes nothing. It names the headers that the opener has to write ([`Recovery::adoptions`]) so that segments left open
 //! by a crash need no second scan, and so that what is unproven stays so.
 
 mod doubt;
 pub mod scan;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use larder_format::{
     Body, Fingerprint, HEADER_BLOCKS, KeyPrefix, Namespace, OpenState, PageKey, PageRecord, Record,
@@ -27,12 +31,9 @@ use larder_format::{
 
 use crate::core::{InitState, NAMESPACES_MAX, NamespaceInit, Recovered, SegmentInit};
 use crate::disk::Disk;
-use crate::index::{Adoption, Index, NamespaceSlot, Parent, Place, Publish, SegmentId};
+use crate::index::{Index, NamespaceSlot, Parent, Place, Publish, SegmentId};
 use doubt::{Doubt, Payloads};
-use scan::{Case, Fault, FaultReason, SegmentScan, Spot};
-
-/// Pages published together.
-const PUBLISH_BATCH: usize = 256;
+use scan::{Case, Disbelief, Fault, FaultReason, SegmentScan, Spot};
 
 /// What is kept of each page beyond what recovery needs: nothing for an open, which must be fast with millions of them.
 pub(crate) trait Extra: Copy {
@@ -56,6 +57,8 @@ pub(crate) struct Found<E = ()> {
     pub parent: Option<KeyPrefix>,
     pub head: bool,
     pub proven: bool,
+    /// Not believed any more: its namespace's own record says another size.
+    is_lie: bool,
     pub extra: E,
 }
 
@@ -108,12 +111,36 @@ pub(crate) struct Gathered<E = ()> {
     /// Births below these were deleted or dropped.
     gone: HashMap<(NamespaceSlot, KeyPrefix), Serial>,
     clears: HashMap<NamespaceSlot, Serial>,
+    /// Pages of these that were gathered so far, by their count, have been proven to be of a wrong size.
+    lies: HashMap<NamespaceSlot, usize>,
     /// The whole keys of pages that their own segment's header does not vouch for.
     keys: HashMap<(NamespaceSlot, KeyPrefix), PageKey>,
     /// Highest synced mark of each run.
     marks: BTreeMap<Run, Serial>,
     pub damage: Vec<Damage>,
     pub highest: Serial,
+}
+
+/// What the pages of one life may take together: the data below the highest mark that its blocks have stated so far. So a lie
+/// takes nothing from the pages of later blocks.
+#[derive(Default)]
+struct Room {
+    data_end: u32,
+    taken: u32,
+}
+
+impl Room {
+    fn grow(&mut self, data_end: u32) {
+        self.data_end = self.data_end.max(data_end);
+    }
+
+    fn take(&mut self, blocks: u32) -> Result<(), Disbelief> {
+        let taken = self.taken.checked_add(blocks);
+        let most = self.data_end.saturating_sub(HEADER_BLOCKS);
+        let taken = taken.filter(|taken| *taken <= most);
+        self.taken = taken.ok_or(Disbelief::Overlap)?;
+        Ok(())
+    }
 }
 
 /// The places of all segments that a superblock names, by volume.
@@ -172,6 +199,20 @@ pub fn recover(
         scans.insert(key, summary);
     });
     gathered.prove(scans.values_mut());
+    for spot in &present {
+        let summary = &scans[&(spot.volume, spot.number)];
+        let disbelieved = summary.disbelieved.iter();
+        gathered
+            .damage
+            .extend(disbelieved.map(|(why, pages)| Damage {
+                volume: spot.volume,
+                segment: spot.number,
+                fault: Fault {
+                    offset: spot.headers().offset,
+                    reason: FaultReason::Disbelieved(*pages, *why),
+                },
+            }));
+    }
     let highest_run = gathered.highest.run().max(Run::FIRST);
     let run = newest_run.max(highest_run).next().unwrap_or(highest_run);
     let first = Serial::first_of(run);
@@ -228,6 +269,8 @@ pub(crate) struct SegmentSummary {
     pub proven: Serial,
     /// Positions of its pages among those gathered.
     pub pages: std::ops::Range<usize>,
+    /// How many of its page records are not believed, and why.
+    pub disbelieved: BTreeMap<Disbelief, u64>,
 }
 
 impl SegmentSummary {
@@ -282,6 +325,7 @@ impl<E: Extra> Gathered<E> {
             pages: Vec::new(),
             gone: HashMap::new(),
             clears: HashMap::new(),
+            lies: HashMap::new(),
             keys: HashMap::new(),
             marks: BTreeMap::new(),
             damage: Vec::new(),
@@ -318,6 +362,8 @@ impl<E: Extra> Gathered<E> {
         let word = scan.header.as_ref().map_or(Serial::ZERO, |h| h.proven);
         // A reader beside a writer leaves segments alone that may still be written.
         let visible = !proven_only || matches!(scan.case, Case::Listed);
+        let mut room = Room::default();
+        let mut disbelieved = BTreeMap::new();
         let vouched = match (scan.case, &scan.header) {
             (Case::Listed, Some(header)) => header.proven,
             _ => Serial::ZERO,
@@ -326,6 +372,7 @@ impl<E: Extra> Gathered<E> {
             self.mark(block.header.synced);
             self.highest = self.highest.max(block.header.commit);
             last_commit = last_commit.max(block.header.commit);
+            room.grow(block.header.data_end);
             if block.header.commit > word {
                 let lowest = unvouched.get_or_insert(block.header.commit);
                 *lowest = block.header.commit.min(*lowest);
@@ -335,8 +382,9 @@ impl<E: Extra> Gathered<E> {
                 Body::Records(records) => {
                     let commit = block.header.commit;
                     for record in records {
-                        self.record(id, commit, record, visible);
-                        if let Record::Page(page) = record
+                        if let Err(why) = self.record(id, commit, record, visible, &mut room) {
+                            *disbelieved.entry(why).or_default() += 1;
+                        } else if let Record::Page(page) = record
                             && commit > vouched
                             && let Some(&slot) = self.slots.get(&page.namespace)
                         {
@@ -357,6 +405,7 @@ impl<E: Extra> Gathered<E> {
             unvouched,
             proven: Serial::ZERO,
             pages: first..self.pages.len(),
+            disbelieved,
         }
     }
 
@@ -367,74 +416,80 @@ impl<E: Extra> Gathered<E> {
 
     fn namespace(&mut self, home: SegmentId, record: &Namespace) {
         let blocks = record.shape().page_blocks();
-        let Some(slot) = self.slot(record.fingerprint(), blocks) else {
+        let Ok(slot) = self.slot(record.fingerprint()) else {
             return;
         };
         let init = &mut self.namespaces[slot.0 as usize];
         init.record = Some((record.clone(), home));
+        let claimed = std::mem::replace(&mut init.page_blocks, blocks);
+        if claimed != 0 && claimed != blocks {
+            self.lies.insert(slot, self.pages.len());
+        }
     }
 
-    /// The slot of a namespace; `None` when there are too many, or when its pages do not all have one size: then somebody lies.
-    fn slot(&mut self, fingerprint: Fingerprint, blocks: u32) -> Option<NamespaceSlot> {
+    /// The slot of a namespace.
+    fn slot(&mut self, fingerprint: Fingerprint) -> Result<NamespaceSlot, Disbelief> {
         if let Some(&slot) = self.slots.get(&fingerprint) {
-            let init = &mut self.namespaces[slot.0 as usize];
-            if init.page_blocks == 0 {
-                init.page_blocks = blocks;
-            }
-            return (blocks == 0 || init.page_blocks == blocks).then_some(slot);
+            return Ok(slot);
         }
-        if self.namespaces.len() >= NAMESPACES_MAX {
-            return None;
-        }
-        let slot = NamespaceSlot(u16::try_from(self.namespaces.len()).ok()?);
+        let slot = u16::try_from(self.namespaces.len()).ok();
+        let slot = slot.filter(|slot| usize::from(*slot) < NAMESPACES_MAX);
+        let slot = NamespaceSlot(slot.ok_or(Disbelief::Namespaces)?);
         self.namespaces.push(NamespaceInit {
             fingerprint,
             record: None,
-            page_blocks: blocks,
+            page_blocks: 0,
         });
         self.slots.insert(fingerprint, slot);
-        Some(slot)
+        Ok(slot)
     }
 
-    fn record(&mut self, segment: SegmentId, commit: Serial, record: &Record, visible: bool) {
-        match record {
-            Record::Page(page) => self.page(segment, commit, page, visible),
-            Record::Delete {
-                namespace,
-                key,
-                birth,
-            } => {
-                if let Some(slot) = self.slot(*namespace, 0) {
-                    let deleted = self.gone.entry((slot, key.prefix())).or_insert(*birth);
-                    *deleted = (*deleted).max(*birth);
-                }
-            }
-            Record::Evict {
-                namespace,
-                key,
-                birth,
-                ..
-            } => {
-                if let Some(slot) = self.slot(*namespace, 0) {
-                    let gone = self.gone.entry((slot, *key)).or_insert(*birth);
-                    *gone = (*gone).max(*birth);
-                }
-            }
-            Record::Clear { namespace, birth } => {
-                if let Some(slot) = self.slot(*namespace, 0) {
-                    let cleared = self.clears.entry(slot).or_insert(*birth);
-                    *cleared = (*cleared).max(*birth);
-                }
-            }
-        }
-    }
-
-    fn page(&mut self, segment: SegmentId, commit: Serial, page: &PageRecord, visible: bool) {
-        let Some(slot) = self.slot(page.namespace, page.blocks) else {
-            return;
+    /// Takes a record in; `room` is what pages of its segment may take.
+    fn record(
+        &mut self,
+        segment: SegmentId,
+        commit: Serial,
+        record: &Record,
+        visible: bool,
+        room: &mut Room,
+    ) -> Result<(), Disbelief> {
+        let (name, birth) = match record {
+            Record::Page(page) => return self.page(segment, commit, page, visible, room),
+            Record::Delete { key, birth, .. } => (Some(key.prefix()), *birth),
+            Record::Evict { key, birth, .. } => (Some(*key), *birth),
+            Record::Clear { birth, .. } => (None, *birth),
         };
+        // A namespace without a slot has no pages that this could concern.
+        let Ok(slot) = self.slot(record.namespace()) else {
+            return Ok(());
+        };
+        let latest = match name {
+            Some(key) => self.gone.entry((slot, key)).or_insert(birth),
+            None => self.clears.entry(slot).or_insert(birth),
+        };
+        *latest = (*latest).max(birth);
+        Ok(())
+    }
+
+    fn page(
+        &mut self,
+        segment: SegmentId,
+        commit: Serial,
+        page: &PageRecord,
+        visible: bool,
+        room: &mut Room,
+    ) -> Result<(), Disbelief> {
+        let slot = self.slot(page.namespace)?;
+        let size = &mut self.namespaces[slot.0 as usize].page_blocks;
+        if *size == 0 {
+            *size = page.blocks;
+        }
+        if *size != page.blocks {
+            return Err(Disbelief::Size);
+        }
+        room.take(page.blocks)?;
         if !visible {
-            return;
+            return Ok(());
         }
         self.pages.push(Found {
             slot,
@@ -449,8 +504,10 @@ impl<E: Extra> Gathered<E> {
             parent: page.parent,
             head: page.depth == 0,
             proven: false,
+            is_lie: false,
             extra: E::of(page),
         });
+        Ok(())
     }
 
     /// Decides which pages are proven. A sealed header's word counts for its segment; where there is none the marks do, each
@@ -472,8 +529,15 @@ impl<E: Extra> Gathered<E> {
                 .as_ref()
                 .map_or(Serial::ZERO, |header| header.proven);
             summary.proven = summary.word().unwrap_or(mark.max(closed));
-            for found in &mut self.pages[summary.pages.clone()] {
+            for (found, at) in self.pages[summary.pages.clone()]
+                .iter_mut()
+                .zip(summary.pages.start..)
+            {
                 found.proven = found.commit <= summary.proven;
+                found.is_lie = self.lies.get(&found.slot).is_some_and(|count| at < *count);
+                if found.is_lie {
+                    *summary.disbelieved.entry(Disbelief::Size).or_default() += 1;
+                }
             }
         }
     }
@@ -481,6 +545,7 @@ impl<E: Extra> Gathered<E> {
     /// Sets records against one another. Gives out the pages, in the order of namespaces, keys and ages, and what became of each.
     pub(crate) fn judge(&mut self, disk: &dyn Disk, spots: &[Spot]) -> (Vec<Found<E>>, Vec<Fate>) {
         let mut pages = std::mem::take(&mut self.pages);
+        pages.retain(|page| !page.is_lie);
         pages.sort_unstable_by_key(|page| (page.slot, page.key, page.birth, page.commit));
         let mut fates: Vec<Fate> = pages
             .iter()
@@ -573,37 +638,9 @@ impl Gathered {
             .filter(|(_, fate)| *fate == Fate::Live);
         let mut kept: Vec<Found> = live.map(|(page, _)| page).collect();
         kept.sort_unstable_by_key(|page| (page.commit, page.birth));
-        index.expect(kept.len());
-        for batch in kept.chunks(PUBLISH_BATCH) {
-            let batch: Vec<Publish> = batch.iter().map(Found::publish).collect();
-            index.publish(&batch);
-        }
-        adopt_late(index, &kept);
+        let pages: Vec<Publish> = kept.iter().map(Found::publish).collect();
+        index.load(&pages);
         kept.iter().filter(|page| !page.proven).count() as u64
-    }
-}
-
-/// Links pages whose parents were published after them: written later, as when a page was evicted and put again.
-fn adopt_late(index: &Index, pages: &[Found]) {
-    let mut orphans = HashSet::new();
-    index.each(|page| {
-        if page.orphan {
-            orphans.insert((page.namespace, page.key));
-        }
-    });
-    let late: Vec<Adoption> = pages
-        .iter()
-        .filter(|page| orphans.contains(&(page.slot, page.key)))
-        .filter_map(|page| {
-            Some(Adoption {
-                namespace: page.slot,
-                child: page.key,
-                parent: page.parent?,
-            })
-        })
-        .collect();
-    for batch in late.chunks(PUBLISH_BATCH) {
-        index.adopt(batch);
     }
 }
 

@@ -12,8 +12,8 @@
 //! | `Newer` | none, or older than B | newer than H | its header never arrived | whole scan |
 //! | `Hidden` | damaged or unreadable | absent or damaged | unknown until read | whole scan |
 //!
-//! A `Listed` segment in which a block of a newer life turns up, or one of its own life behind the last one listed, is scanned
-//! whole too. A whole scan reads blocks from the
+//! A `Listed` segment in which a block of a newer life turns up, or one of its own life behind the last one listed, or one whose
+//! pages end behind what the header says, is scanned whole too. A whole scan reads blocks from the
 //! segment's end downwards, past bad ones, until it reaches the data (the highest data end that a block of this life states) or has
 //! seen [`GAP_BLOCKS`] readable blocks in a row that are not of this life. Writers keep fewer blocks than that in
 //! flight, so a crash cannot leave such a gap in front of an acknowledged page. What cannot be read is skipped, never taken for
@@ -192,6 +192,23 @@ pub enum FaultReason {
     /// It is not what should be there.
     #[error("{0}")]
     Damaged(Damage),
+    /// Page records that are whole and cannot be believed: their number, and why.
+    #[error("{0} page records {1}")]
+    Disbelieved(u64, Disbelief),
+}
+
+/// Why page records cannot be believed, although their checksums hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Disbelief {
+    /// A namespace fixes the size of its pages.
+    #[error("are of another size than their namespace's pages, which nobody can read")]
+    Size,
+    /// Pages of one life never share a block.
+    #[error("claim more room than their segment has: pages overlap")]
+    Overlap,
+    /// They name more namespaces than the index can number.
+    #[error("belong to namespaces beyond the limit of one store: they cannot be served")]
+    Namespaces,
 }
 
 /// What a segment holds.
@@ -472,6 +489,14 @@ fn list(
             next += 1;
         }
     }
+    // Its pages end where their blocks say. A header that says less would have them written over.
+    if scan
+        .blocks
+        .iter()
+        .any(|block| block.header.data_end > header.data_end)
+    {
+        return scan_whole(disk, spot, look, Case::Unlisted);
+    }
     report_holes(spot, header.proven, &holes, &mut scan);
     scan
 }
@@ -521,7 +546,10 @@ fn is_behind(blocks: &[DescriptorBlock], block: &DescriptorBlock) -> bool {
 fn report_holes(spot: &Spot, proven: Serial, holes: &[(u32, Damage)], scan: &mut SegmentScan) {
     for (index, damage) in holes {
         // Commits grow with the index: the hole's own lies between those of its neighbours.
-        let next = scan.blocks.iter().find(|block| block.header.index > *index);
+        let behind = scan
+            .blocks
+            .partition_point(|block| block.header.index <= *index);
+        let next = scan.blocks.get(behind);
         let last = scan.blocks.last();
         let is_vouched_for = match (next, last) {
             (Some(next), _) => next.header.commit <= proven,
@@ -573,7 +601,9 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
                         data_end = HEADER_BLOCKS;
                     }
                     gap = 0;
-                    if !is_behind(&blocks, &block) {
+                    // Data and descriptors never meet: a block in the midst of page data is none of this life, whatever it says.
+                    let is_in_data = spot.segment_blocks - 1 - index < data_end;
+                    if !is_in_data && !is_behind(&blocks, &block) {
                         data_end = data_end.max(block.header.data_end);
                         blocks.push(block);
                     }

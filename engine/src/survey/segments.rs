@@ -5,7 +5,7 @@
 //! holes are looked for: blocks are written in the order of their commits, so that a hole below a proven block is a lost block,
 //! and any other may be what a crash left.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use larder_format::{
     BLOCK_BYTES, Body, Damage, Elsewhere, Fingerprint, HEADER_BLOCKS, KeyPrefix, Record,
@@ -117,21 +117,23 @@ impl Survey {
             }
             let holes = holes(&found);
             let summary = gathered.take(SegmentId(id), spot, found, false);
-            let records = self.segments[id as usize].records;
-            let misfits = records.saturating_sub(summary.pages.len() as u64);
-            if misfits > 0 {
-                self.flaw(Flaw::in_segment(spot, None, FlawReason::WrongSize(misfits)));
-            }
             scans.insert(id, Scanned { summary, holes });
         });
         gathered.prove(scans.values_mut().map(|scanned| &mut scanned.summary));
+        let flaws = self.flaws.iter();
+        let told = flaws.filter_map(|flaw| Some((flaw.volume, flaw.offset?)));
+        let told: HashSet<(usize, u64)> = told.collect();
         for spots in present.chunks(LOOKS) {
             let copies = self.headers(spots);
             for (spot, copies) in spots.iter().zip(copies) {
                 let id = ids[&(spot.volume, spot.number)];
                 if let Some(scanned) = scans.get(&id) {
+                    for (&why, &pages) in &scanned.summary.disbelieved {
+                        let reason = FlawReason::Disbelieved { pages, why };
+                        self.flaw(Flaw::in_segment(spot, None, reason));
+                    }
                     self.compare_headers(spot, &copies, &scanned.summary);
-                    self.judge_holes(spot, scanned);
+                    self.judge_holes(spot, scanned, &told);
                 }
             }
         }
@@ -277,13 +279,14 @@ impl Survey {
         }
     }
 
-    fn judge_holes(&mut self, spot: &Spot, scanned: &Scanned) {
+    /// `told` are the places that the scan has named already.
+    fn judge_holes(&mut self, spot: &Spot, scanned: &Scanned, told: &HashSet<(usize, u64)>) {
         let proven = scanned.summary.proven;
         for &(index, next_commit) in &scanned.holes {
             let offset = spot.block_offset(index);
             if next_commit > proven {
                 self.unfinished_blocks += 1;
-            } else if !self.flaws.iter().any(|flaw| is_at(flaw, spot, offset)) {
+            } else if !told.contains(&(spot.volume, offset)) {
                 let read = read_all(self.disk.as_ref(), &[spot.blocks(index, 1)]).pop();
                 let reason = match read {
                     Some(Ok(bytes)) => match spot.parse_block(index, &bytes) {
@@ -418,8 +421,4 @@ fn disagreement(a: &SegmentHeader, b: &SegmentHeader) -> Option<(usize, String)>
         older,
         "it is older than the other copy: its last write was lost".to_owned(),
     ))
-}
-
-fn is_at(flaw: &Flaw, spot: &Spot, offset: u64) -> bool {
-    flaw.volume == spot.volume && flaw.offset == Some(offset)
 }

@@ -13,6 +13,7 @@ use larder_format::{
 
 use super::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
 use crate::error::StoreError;
+use crate::recovery::scan::Spot;
 use crate::volume::{Access, File, is_alive};
 
 /// Whether a volume can be read.
@@ -269,6 +270,22 @@ impl Opening {
         self.reference
             .geometry(index)
             .map_or(0, Geometry::volume_bytes)
+    }
+
+    /// The places of the segments that begin on a volume that is there.
+    pub(super) fn spots(&self) -> Vec<Spot> {
+        let mut spots = Vec::new();
+        for (volume, facts) in self.facts.iter().enumerate() {
+            let all = (0..facts.segments).map(|number| Spot {
+                store: self.reference.store,
+                volume,
+                number,
+                segment_blocks: self.reference.segment_blocks,
+            });
+            let bytes = facts.bytes.unwrap_or(0);
+            spots.extend(all.take_while(|spot| spot.headers().offset < bytes));
+        }
+        spots
     }
 
     fn superblocks(&self) -> impl Iterator<Item = &Superblock> {

@@ -96,7 +96,11 @@ pub struct SegmentCounts {
 impl SegmentCounts {
     pub fn of(survey: &Survey) -> Self {
         let in_use = survey.condition == Condition::InUse;
-        let mut counts = SegmentCounts::default();
+        let mut counts = SegmentCounts {
+            total: survey.unreachable,
+            unreachable: survey.unreachable,
+            ..SegmentCounts::default()
+        };
         for facts in &survey.segments {
             counts.total += 1;
             *match state_of(facts, in_use) {

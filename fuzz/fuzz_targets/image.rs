@@ -1,0 +1,4 @@
+//! The fuzzer's way into `larder_fuzz::image`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| larder_fuzz::image(data));

@@ -1,0 +1,4 @@
+//! The fuzzer's way into `larder_fuzz::raw_image`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| larder_fuzz::raw_image(data));

@@ -1,0 +1,183 @@
+//! What must hold of any image, whatever was done to it: it can be looked at, opened, read, written and opened again, and never
+//! gives out bytes that were not put under the name they are asked for by.
+
+use std::collections::BTreeMap;
+
+use larder_engine::PutStatus;
+use larder_engine::format::PageKey;
+use larder_engine::index::NamespaceSlot;
+use larder_engine::recovery::Damage;
+
+use crate::feed::Feed;
+use crate::machine::{Image, Machine};
+use crate::memory_disk::MemoryDisk;
+use crate::sample::{Name, Truth, chain, namespaces, new_pages};
+
+/// Chains put into an image once it is open.
+const CHAINS: u64 = 12;
+
+/// What an opening found, by reading it all.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Pages that were read and were whole.
+    pub hits: Vec<Name>,
+    /// What was reported as broken.
+    pub damage: Vec<Damage>,
+}
+
+/// Looks at an image as a reader beside its owner does.
+///
+/// # Panics
+/// When the index is broken.
+pub fn look(image: &Image) {
+    let disk = MemoryDisk::new(image.volumes.clone());
+    let index = image.index();
+    image.recover(&*disk, &index, true);
+    if let Err(broken) = index.check_invariants() {
+        panic!("{broken}");
+    }
+}
+
+/// The slots of the samples' namespaces in an open store; `None` where it knows too many others.
+fn slots(machine: &mut Machine) -> [Option<NamespaceSlot>; 2] {
+    let [a, b] = namespaces();
+    [machine.namespace(a), machine.namespace(b)]
+}
+
+/// Reads every page that was ever put.
+///
+/// # Panics
+/// When bytes come back that were never put under that name.
+pub fn read_all(machine: &mut Machine, truth: &Truth) -> Vec<Name> {
+    let slots = slots(machine);
+    let mut hits = Vec::new();
+    for name in truth.names() {
+        let (namespace, key) = name;
+        let Some(slot) = slots[namespace] else {
+            continue;
+        };
+        let blocks = namespaces()[namespace].shape().page_blocks();
+        if let Some(bytes) = machine.get(slot, &key, blocks) {
+            assert!(
+                truth.was_put(&name, &bytes),
+                "wrong bytes for {key} in namespace {namespace}"
+            );
+            hits.push(name);
+        }
+    }
+    hits
+}
+
+/// Opens an image and reads it all; `None` when it cannot be opened for want of a run number.
+#[must_use]
+pub fn open_and_read(image: Image, truth: &Truth) -> Option<Found> {
+    let (mut machine, damage) = Machine::open(image)?;
+    let hits = read_all(&mut machine, truth);
+    machine.check();
+    Some(Found { hits, damage })
+}
+
+/// Opens an image, reads it, works on it as the input says, and opens it again: what was put and flushed meanwhile is there.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn live_on(image: Image, mut truth: Truth, feed: &mut Feed<'_>) {
+    look(&image);
+    let Some((mut machine, _)) = Machine::open(image) else {
+        return;
+    };
+    read_all(&mut machine, &truth);
+    machine.check();
+    let put = work(&mut machine, &mut truth, feed);
+    assert!(machine.flush(), "a flush fails, and no sync has");
+    let slots = slots(&mut machine);
+    let mut promised: Vec<(Name, Vec<u8>)> = Vec::new();
+    for (name, bytes) in put {
+        let (namespace, key) = name;
+        let there = slots[namespace].and_then(|slot| machine.index.locate(slot, &key));
+        promised.extend(there.map(|_| (name, bytes)));
+    }
+    let image = if feed.byte() % 2 == 0 {
+        machine.close()
+    } else {
+        machine.kill()
+    };
+    let Some((mut machine, _)) = Machine::open(image) else {
+        return;
+    };
+    read_all(&mut machine, &truth);
+    for ((namespace, key), bytes) in promised {
+        let slot = machine.namespace(&namespaces()[namespace]);
+        let blocks = namespaces()[namespace].shape().page_blocks();
+        let found = slot.and_then(|slot| machine.get(slot, &key, blocks));
+        assert!(
+            found.as_ref() == Some(&bytes),
+            "{key} of namespace {namespace} was put and flushed, and is {}",
+            if found.is_some() { "another" } else { "lost" }
+        );
+    }
+}
+
+/// Puts, deletes and reclaims. The pages that were put by it, and their bytes.
+fn work(machine: &mut Machine, truth: &mut Truth, feed: &mut Feed<'_>) -> BTreeMap<Name, Vec<u8>> {
+    let mut put = BTreeMap::new();
+    for round in 0..CHAINS {
+        let namespace = feed.below(2);
+        let Some(slot) = slots(machine)[namespace] else {
+            continue;
+        };
+        // Some of the chains that the sample has, and some others.
+        let seed = if feed.byte() < 128 {
+            feed.below(16) as u64
+        } else {
+            0x0fff + round
+        };
+        let keys = chain(seed, 1 + feed.below(8));
+        match feed.byte() % 8 {
+            0 => {
+                machine.delete(slot, &keys);
+                put.retain(|name: &Name, _| name.0 != namespace || !keys.contains(&name.1));
+            }
+            1 if feed.byte() < 32 => {
+                machine.clear(slot);
+                put.retain(|name: &Name, _| name.0 != namespace);
+            }
+            _ => put_chain(machine, truth, (namespace, slot), &keys, &mut put),
+        }
+        machine.reclaim();
+        machine.check();
+    }
+    put
+}
+
+fn put_chain(
+    machine: &mut Machine,
+    truth: &mut Truth,
+    (namespace, slot): (usize, NamespaceSlot),
+    keys: &[PageKey],
+    put: &mut BTreeMap<Name, Vec<u8>>,
+) {
+    let blocks = namespaces()[namespace].shape().page_blocks();
+    let pages = new_pages(truth, namespace, keys);
+    let statuses = machine.put_patiently(slot, &pages);
+    for (page, status) in pages.into_iter().zip(statuses) {
+        let name = (namespace, page.key);
+        match status {
+            PutStatus::Stored => {
+                // A later page of the same batch may have driven it out again.
+                if machine.index.locate(slot, &page.key).is_none() {
+                    put.remove(&name);
+                    continue;
+                }
+                let found = machine.get(slot, &page.key, blocks);
+                assert!(
+                    found.as_ref() == Some(&page.bytes),
+                    "what was just put reads as something else"
+                );
+                put.insert(name, page.bytes);
+            }
+            PutStatus::Duplicate | PutStatus::Refused(_) => {}
+            PutStatus::Failed(why) => panic!("a put fails ({why:?}), and no write has"),
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! The engine's core over a disk in memory, driven by one thread and without a clock: what the store's handle and its
+//! housekeeping thread do, each step carried out at once. So that what follows an opening can be tried on thousands of
+//! images a second, and the same way each time.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
+use larder_engine::core::{Config, Core, Effect, Fault, Io, Move, RequestId, Victim};
+use larder_engine::disk::Disk;
+use larder_engine::disk::mailbox::{ReadAt, read_all};
+use larder_engine::format::{
+    BLOCK_BYTES, DescriptorBlock, Fingerprint, Namespace, OpenState, PageChecksum, PageKey,
+    SEGMENTS_OFFSET, Superblock,
+};
+use larder_engine::index::{Index, NamespaceSlot, Place};
+use larder_engine::recovery::scan::Spot;
+use larder_engine::recovery::{Damage, Recovery, recover, spots_of};
+use larder_engine::{PutStatus, Refusal, SyncPolicy};
+
+use crate::memory_disk::{Block, MemoryDisk, Volume};
+
+/// Victims after which reclaim has gone on for too long.
+const VICTIMS_MAX: usize = 64;
+
+/// A store that nobody has open.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// One of each volume, the one that counts. The segments' size need not be one that a file may have.
+    pub superblocks: Vec<Superblock>,
+    /// The volumes' bytes.
+    pub volumes: Vec<Volume>,
+}
+
+impl Image {
+    /// Blocks of a segment.
+    #[must_use]
+    pub fn segment_blocks(&self) -> u32 {
+        self.superblocks[0].segment_blocks
+    }
+
+    /// All segments, and where each lies.
+    #[must_use]
+    pub fn spots(&self) -> Vec<Spot> {
+        spots_of(&self.superblocks[0])
+    }
+
+    /// An index that fits the store.
+    #[must_use]
+    pub fn index(&self) -> Index {
+        let segments = self.spots().len();
+        let blocks = segments as u64 * u64::from(self.segment_blocks());
+        Index::new(segments, blocks)
+    }
+
+    /// What recovery makes of it, read through `disk`.
+    pub fn recover(&self, disk: &dyn Disk, index: &Index, proven_only: bool) -> Recovery {
+        let superblocks: Vec<_> = self.superblocks.iter().map(Some).collect();
+        recover(disk, &superblocks, index, proven_only)
+    }
+}
+
+/// A page to put: whole blocks.
+#[derive(Clone, Debug)]
+pub struct NewPage {
+    /// Its key.
+    pub key: PageKey,
+    /// The key before it.
+    pub parent: Option<PageKey>,
+    /// Pages before it.
+    pub depth: u32,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// An open store.
+pub struct Machine {
+    image: Image,
+    disk: Arc<MemoryDisk>,
+    spots: Vec<Spot>,
+    /// Where its pages lie.
+    pub index: Arc<Index>,
+    core: Core,
+    fingerprints: Vec<Fingerprint>,
+    settled: HashMap<ReservationId, Vec<PutStatus>>,
+    finished: HashMap<RequestId, Result<(), Fault>>,
+    wants_reclaim: bool,
+    now_ms: u64,
+    next_request: u64,
+}
+
+impl Machine {
+    /// Opens a store as its owner does, and says what was broken. `None` when no run number is left: then it cannot be opened
+    /// for writing.
+    ///
+    /// # Panics
+    /// When an invariant of the core or of the index is broken: here, and in all that follows.
+    #[must_use]
+    pub fn open(mut image: Image) -> Option<(Machine, Vec<Damage>)> {
+        let disk = MemoryDisk::new(image.volumes.clone());
+        let index = Arc::new(image.index());
+        let recovery = image.recover(&*disk, &index, false);
+        let run = recovery.recovered.first.run();
+        let newest = image.superblocks.iter().map(|superblock| superblock.run);
+        if newest.max() >= Some(run) || recovery.highest_run >= run {
+            return None;
+        }
+        for superblock in &mut image.superblocks {
+            superblock.run = run;
+            superblock.state = OpenState::Open;
+            superblock.generation = superblock.generation.saturating_add(1);
+        }
+        let spots = image.spots();
+        for (volume, header) in &recovery.adoptions {
+            let mut block = [0; BLOCK_BYTES];
+            header.encode(&mut block);
+            let first = segment_start(image.segment_blocks(), header.segment.0);
+            for copy in 0..2 {
+                disk.volumes()[*volume].put(first + copy, block);
+            }
+        }
+        let config = Config {
+            store: image.superblocks[0].store,
+            segment_blocks: image.segment_blocks(),
+            sync: SyncPolicy::Relaxed,
+            write_bytes_max: 1 << 30,
+            read_only: false,
+        };
+        let namespaces = &recovery.recovered.namespaces;
+        let fingerprints = namespaces.iter().map(|init| init.fingerprint).collect();
+        let core = Core::new(config, recovery.recovered, index.clone());
+        let mut machine = Machine {
+            image,
+            disk,
+            spots,
+            index,
+            core,
+            fingerprints,
+            settled: HashMap::new(),
+            finished: HashMap::new(),
+            wants_reclaim: false,
+            now_ms: 0,
+            next_request: 0,
+        };
+        machine.with_core(Core::start);
+        machine.check();
+        Some((machine, recovery.damage))
+    }
+
+    /// The disk under it.
+    #[must_use]
+    pub fn disk(&self) -> &MemoryDisk {
+        &self.disk
+    }
+
+    /// Checks what must always hold.
+    #[track_caller]
+    pub fn check(&self) {
+        if let Err(broken) = self.core.check_invariants() {
+            panic!("{broken}");
+        }
+    }
+
+    /// Runs a command, and carries out all that follows from it.
+    fn with_core<R>(&mut self, command: impl FnOnce(&mut Core) -> R) -> R {
+        self.now_ms += 1;
+        self.core.tick(self.now_ms);
+        let result = command(&mut self.core);
+        loop {
+            let effects = self.core.take_effects();
+            if effects.is_empty() {
+                return result;
+            }
+            for effect in effects {
+                self.carry_out(effect);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Io { id, volume, io } => {
+                if let Io::Write { offset, bytes } = io {
+                    self.write(volume, offset, &bytes);
+                }
+                self.core.io_done(id, true);
+            }
+            Effect::Settled(id, statuses) => {
+                self.settled.insert(id, statuses);
+            }
+            Effect::Finished(id, result) => {
+                self.finished.insert(id, result);
+            }
+            Effect::Room => {}
+            Effect::Reclaim => self.wants_reclaim = true,
+        }
+    }
+
+    fn write(&self, volume: usize, offset: u64, bytes: &[u8]) {
+        let mut volumes = self.disk.volumes();
+        let first = offset / BLOCK_BYTES as u64;
+        for (at, bytes) in (first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+            assert!(at < volumes[volume].blocks(), "a write beyond the volume");
+            let mut block: Block = [0; BLOCK_BYTES];
+            block.copy_from_slice(bytes);
+            volumes[volume].put(at, block);
+        }
+    }
+
+    /// Names a namespace; `None` when there are too many.
+    pub fn namespace(&mut self, namespace: &Namespace) -> Option<NamespaceSlot> {
+        let slot: NamespaceSlot = self
+            .with_core(|core| core.open_namespace(namespace))?
+            .into();
+        let at = usize::from(slot.0);
+        if at == self.fingerprints.len() {
+            self.fingerprints.push(namespace.fingerprint());
+        }
+        assert!(
+            self.fingerprints[at] == namespace.fingerprint(),
+            "a namespace is known under another one's number"
+        );
+        Some(slot)
+    }
+
+    /// Puts pages; one status each.
+    pub fn put(&mut self, namespace: NamespaceSlot, pages: &[NewPage]) -> Vec<PutStatus> {
+        let asks: Vec<Ask> = pages
+            .iter()
+            .map(|page| Ask {
+                key: page.key,
+                parent: page.parent,
+                depth: page.depth,
+            })
+            .collect();
+        let (id, grants) = self.with_core(|core| core.reserve(namespace, &asks));
+        let mut checksums = vec![None; pages.len()];
+        let mut landed = Vec::new();
+        for (at, (page, grant)) in pages.iter().zip(&grants).enumerate() {
+            if let Grant::Write(extent) = grant {
+                self.write(extent.volume, extent.offset, &page.bytes);
+                checksums[at] = Some(self.checksum(namespace, &page.key, &page.bytes));
+                landed.push((at, true));
+            }
+        }
+        self.with_core(|core| core.commit(id, &checksums));
+        self.with_core(|core| core.landed(id, &landed));
+        self.settled
+            .remove(&id)
+            .expect("a put whose writes are over settles")
+    }
+
+    /// Puts pages as a patient caller does: reclaim gets its turn when there is no room.
+    pub fn put_patiently(&mut self, namespace: NamespaceSlot, pages: &[NewPage]) -> Vec<PutStatus> {
+        let mut statuses = Vec::with_capacity(pages.len());
+        let mut tries = 0;
+        while statuses.len() < pages.len() {
+            let batch = self.put(namespace, &pages[statuses.len()..]);
+            let refused = |status: &PutStatus| *status == PutStatus::Refused(Refusal::NoSpace);
+            let done = batch.iter().position(refused).unwrap_or(batch.len());
+            statuses.extend_from_slice(&batch[..done]);
+            tries = if done == 0 { tries + 1 } else { 0 };
+            if tries > 2 {
+                statuses.extend_from_slice(&batch[done..]);
+            }
+            self.reclaim();
+        }
+        statuses
+    }
+
+    fn checksum(&self, namespace: NamespaceSlot, key: &PageKey, bytes: &[u8]) -> u64 {
+        let fingerprint = self.fingerprints[usize::from(namespace.0)];
+        let mut checksum = PageChecksum::new(fingerprint, key);
+        checksum.blocks(bytes);
+        checksum.finish()
+    }
+
+    /// Reads a page of so many blocks and verifies it, as the handle does. `None` is a miss, which has forgotten the page.
+    pub fn get(&mut self, namespace: NamespaceSlot, key: &PageKey, blocks: u32) -> Option<Vec<u8>> {
+        let located = self.index.locate(namespace, key)?;
+        let read = self.read(located.place, blocks);
+        let finding = match &read {
+            Some(bytes) if self.checksum(namespace, key, bytes) == located.checksum => {
+                Finding::Good
+            }
+            Some(_) => Finding::Mismatch,
+            None => Finding::Unreadable,
+        };
+        self.with_core(|core| core.found(namespace, key, located.place, finding));
+        read.filter(|_| finding == Finding::Good)
+    }
+
+    fn read(&self, place: Place, blocks: u32) -> Option<Vec<u8>> {
+        let at = self.spots[place.segment.0 as usize].data(place.start, blocks);
+        let bytes = read_all(&*self.disk, &[at]).pop()?.ok()?;
+        Some(bytes.to_vec())
+    }
+
+    /// Deletes keys; whether that was written down.
+    pub fn delete(&mut self, namespace: NamespaceSlot, keys: &[PageKey]) -> bool {
+        self.request(|core, request| {
+            core.delete(request, namespace, keys);
+        })
+    }
+
+    /// Clears a namespace; whether that was written down.
+    pub fn clear(&mut self, namespace: NamespaceSlot) -> bool {
+        self.request(|core, request| {
+            core.clear(request, namespace);
+        })
+    }
+
+    /// Makes everything durable.
+    pub fn flush(&mut self) -> bool {
+        self.request(Core::flush)
+    }
+
+    fn request(&mut self, command: impl FnOnce(&mut Core, RequestId)) -> bool {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        self.with_core(|core| command(core, request));
+        self.finished
+            .remove(&request)
+            .expect("a request whose writes are over finishes")
+            .is_ok()
+    }
+
+    /// Reclaims what is to be reclaimed.
+    pub fn reclaim(&mut self) {
+        if !std::mem::take(&mut self.wants_reclaim) {
+            return;
+        }
+        for _ in 0..VICTIMS_MAX {
+            let Some(victim) = self.with_core(Core::next_victim) else {
+                return;
+            };
+            let moved_all = self.empty(&victim);
+            if !self.with_core(|core| core.finish_victim(&victim, moved_all)) {
+                return;
+            }
+        }
+    }
+
+    fn empty(&mut self, victim: &Victim) -> bool {
+        let Some(blocks) = self.blocks_of(victim) else {
+            return false;
+        };
+        let moves = self.with_core(|core| core.plan(victim, &blocks));
+        moves.chunks(8).all(|moves| self.move_pages(moves))
+    }
+
+    fn blocks_of(&self, victim: &Victim) -> Option<Vec<DescriptorBlock>> {
+        let spot = self.spots[victim.segment.0 as usize];
+        let reads: Vec<ReadAt> = (0..victim.blocks)
+            .map(|index| spot.blocks(index, 1))
+            .collect();
+        let mut blocks = Vec::new();
+        for (bytes, index) in read_all(&*self.disk, &reads).into_iter().zip(0..) {
+            let block = spot.parse_block(index, &bytes.ok()?);
+            blocks.extend(
+                block
+                    .ok()
+                    .filter(|block| block.header.sequence == victim.sequence),
+            );
+        }
+        Some(blocks)
+    }
+
+    fn move_pages(&mut self, moves: &[Move]) -> bool {
+        let (id, grants) = self.with_core(|core| core.reserve_copies(moves));
+        let mut checksums = vec![None; moves.len()];
+        let mut landed = Vec::new();
+        for (at, (page, grant)) in moves.iter().zip(&grants).enumerate() {
+            let Grant::Write(extent) = grant else {
+                continue;
+            };
+            landed.push((at, true));
+            let (record, from) = (&page.record, page.from);
+            let read = self.read(from, record.blocks);
+            let finding = match &read {
+                Some(bytes)
+                    if self.checksum(page.namespace, &record.key, bytes) == record.checksum =>
+                {
+                    checksums[at] = Some(record.checksum);
+                    self.write(extent.volume, extent.offset, bytes);
+                    continue;
+                }
+                Some(_) => Finding::Mismatch,
+                None => Finding::Unreadable,
+            };
+            self.with_core(|core| core.found(page.namespace, &record.key, from, finding));
+        }
+        self.with_core(|core| core.commit(id, &checksums));
+        self.with_core(|core| core.landed(id, &landed));
+        let statuses = self
+            .settled
+            .remove(&id)
+            .expect("copies whose writes are over settle");
+        let refused = |grant: &Grant| matches!(grant, Grant::Refused(_));
+        let mut good = checksums
+            .iter()
+            .zip(&statuses)
+            .filter(|(sum, _)| sum.is_some());
+        !grants.iter().any(refused) && good.all(|(_, status)| status.is_present())
+    }
+
+    /// Leaves the store as a killed process does.
+    #[must_use]
+    pub fn kill(self) -> Image {
+        let volumes = self.disk.volumes().clone();
+        Image {
+            volumes,
+            ..self.image
+        }
+    }
+
+    /// Closes it in order.
+    ///
+    /// # Panics
+    /// When it does not come to rest.
+    #[must_use]
+    pub fn close(mut self) -> Image {
+        self.with_core(Core::write_evictions);
+        assert!(self.flush(), "a flush fails, and no sync has");
+        assert!(self.core.is_idle(), "the core does not come to rest");
+        let headers = self.with_core(Core::closing_headers);
+        for (volume, offset, bytes) in headers.expect("memory for a few blocks") {
+            self.write(volume, offset, &bytes);
+        }
+        let mut image = self.kill();
+        for superblock in &mut image.superblocks {
+            superblock.state = OpenState::Clean;
+        }
+        image
+    }
+}
+
+/// The first block of a segment in its volume.
+#[must_use]
+pub fn segment_start(segment_blocks: u32, number: u32) -> u64 {
+    SEGMENTS_OFFSET / BLOCK_BYTES as u64 + u64::from(number) * u64::from(segment_blocks)
+}
+
+/// The blocks of a segment in its volume.
+#[must_use]
+pub fn segment_range(segment_blocks: u32, number: u32) -> Range<u64> {
+    let start = segment_start(segment_blocks, number);
+    start..start + u64::from(segment_blocks)
+}

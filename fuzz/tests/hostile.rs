@@ -1,0 +1,467 @@
+//! Images that lie with right checksums: sizes, counts and offsets at every extreme, circles in chains, two segments of one life,
+//! overlapping pages. They are looked at, opened, worked on and opened again, and none of that may panic, hang, or take memory
+//! beyond what the image really holds; what was found wrong is said.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+
+use larder_engine::format::{
+    BLOCK_BYTES, Body, Fingerprint, OpenState, PageRecord, Record, SegmentState, Serial, Structure,
+};
+use larder_engine::index::NamespaceSlot;
+use larder_engine::survey::{FlawReason, Survey, SurveyOptions};
+use larder_fuzz::edits::{fix_checksum, is_structure, put_header};
+use larder_fuzz::examine::{live_on, look, open_and_read, read_all};
+use larder_fuzz::feed::Feed;
+use larder_fuzz::forge::{Forged, bodies, key, page, prefix, serial};
+use larder_fuzz::machine::{Image, Machine, segment_range};
+use larder_fuzz::memory_disk::Block;
+use larder_fuzz::raw::{MemoryFile, survey};
+use larder_fuzz::sample::{
+    REAL_SEGMENT_BLOCKS, SMALL_SEGMENT_BLOCKS, Truth, fresh, namespaces, sample,
+};
+
+const RECORDS_AT: usize = 160;
+const RECORD_BYTES: usize = 96;
+
+/// Numbers at every extreme.
+const EXTREMES: [u64; 14] = [
+    0,
+    1,
+    2,
+    3,
+    63,
+    64,
+    65,
+    0xffff,
+    0x0010_0000,
+    0x7fff_ffff,
+    0xffff_ffff,
+    1 << 40,
+    u64::MAX - 1,
+    u64::MAX,
+];
+
+fn small() -> Image {
+    fresh(&[6], SMALL_SEGMENT_BLOCKS)
+}
+
+fn real() -> Image {
+    fresh(&[6], REAL_SEGMENT_BLOCKS)
+}
+
+fn fingerprint() -> Fingerprint {
+    namespaces()[0].fingerprint()
+}
+
+/// What is done with an image once it is open, without an input to say so.
+fn live_on_anyhow(image: Image, truth: &Truth) {
+    let work: Vec<u8> = (0..120_u8).map(|at| at.wrapping_mul(71)).collect();
+    live_on(image, truth.clone(), &mut Feed::new(&work));
+}
+
+/// Changes one number of one block, with the checksum right, and lives on.
+fn with_number(image: &Image, truth: &Truth, at: u64, (offset, width): (usize, usize), value: u64) {
+    let mut image = image.clone();
+    let mut block: Block = image.volumes[0].block(at);
+    block[offset..offset + width].copy_from_slice(&value.to_le_bytes()[..width]);
+    fix_checksum(&mut block);
+    image.volumes[0].put(at, block);
+    live_on_anyhow(image, truth);
+}
+
+/// The first and the last block of each structure, written or listed first.
+fn some_structures(image: &Image, structure: Structure) -> Vec<u64> {
+    let volume = &image.volumes[0];
+    let mut all: Vec<u64> = volume
+        .written()
+        .into_iter()
+        .filter(|at| volume.block(*at).starts_with(&structure.magic()))
+        .collect();
+    all.truncate(4);
+    all
+}
+
+#[test]
+fn every_number_of_a_header_may_be_at_any_extreme() {
+    for recipe in [1, 2, 3, 4] {
+        let sample = sample(recipe);
+        for at in some_structures(&sample.image, Structure::SegmentHeader) {
+            for field in [
+                (12, 4),
+                (40, 8),
+                (48, 8),
+                (56, 8),
+                (64, 4),
+                (68, 4),
+                (72, 4),
+                (76, 2),
+                (78, 2),
+            ] {
+                for value in EXTREMES {
+                    with_number(&sample.image, &sample.truth, at, field, value);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_number_of_a_descriptor_block_may_be_at_any_extreme() {
+    let fields = [
+        (12, 4),
+        (40, 8),
+        (48, 8),
+        (56, 8),
+        (64, 4),
+        (68, 4),
+        (72, 4),
+        (76, 2),
+        (78, 2),
+        (80, 4),
+    ];
+    for recipe in [2, 3] {
+        let sample = sample(recipe);
+        for at in some_structures(&sample.image, Structure::DescriptorBlock) {
+            for field in fields {
+                for value in EXTREMES {
+                    with_number(&sample.image, &sample.truth, at, field, value);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_number_of_a_record_may_be_at_any_extreme() {
+    let fields = [
+        (0, 1),
+        (1, 1),
+        (4, 4),
+        (8, 8),
+        (24, 8),
+        (56, 8),
+        (68, 4),
+        (72, 4),
+        (80, 8),
+        (88, 8),
+    ];
+    for recipe in [2, 4] {
+        let sample = sample(recipe);
+        for at in some_structures(&sample.image, Structure::DescriptorBlock) {
+            for record in [0, 1, 7] {
+                for (offset, width) in fields {
+                    for value in EXTREMES {
+                        let field = (RECORDS_AT + record * RECORD_BYTES + offset, width);
+                        with_number(&sample.image, &sample.truth, at, field, value);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn any_structure_may_lie_in_the_place_of_any_other() {
+    for recipe in [2, 4] {
+        let sample = sample(recipe);
+        let volume = &sample.image.volumes[0];
+        let structures: Vec<u64> = volume
+            .written()
+            .into_iter()
+            .filter(|at| is_structure(&volume.block(*at)))
+            .take(12)
+            .collect();
+        for &from in &structures {
+            for &to in &structures {
+                let mut image = sample.image.clone();
+                let block = volume.block(from);
+                image.volumes[0].put(to, block);
+                live_on_anyhow(image, &sample.truth);
+            }
+        }
+    }
+}
+
+/// Pages of one block each, their parents as told: (number, parent's number).
+fn chain_image(mut image: Image, pages: &[(u64, Option<u64>)]) -> Image {
+    let most = image.segment_blocks() / 2;
+    for (chunk, number) in pages.chunks(most as usize).zip(0..) {
+        let sequence = serial(2, u64::from(number) << 32);
+        let records: Vec<Record> = (3..)
+            .zip(chunk)
+            .map(|(start, (page_number, parent))| {
+                let birth = Serial::from_raw(sequence.get() + u64::from(start));
+                Record::Page(PageRecord {
+                    parent: parent.map(prefix),
+                    depth: parent.map_or(0, |_| 1),
+                    ..page(fingerprint(), key(*page_number), birth, start)
+                })
+            })
+            .collect();
+        Forged::sealed(number, sequence, most + 8, bodies(&records)).put(&mut image);
+    }
+    image
+}
+
+fn slot_of(machine: &mut Machine) -> NamespaceSlot {
+    machine.namespace(&namespaces()[0]).unwrap()
+}
+
+#[test]
+fn pages_that_are_their_own_ancestors_are_served_evicted_and_surveyed() {
+    let circle = |of: u64| (0..of).map(move |n| (n, Some((n + 1) % of)));
+    for pages in [
+        vec![(1, Some(1))],
+        circle(2).collect::<Vec<_>>(),
+        circle(20).collect(),
+        circle(20).rev().collect(),
+        // A circle with a tail, told tail first.
+        circle(5)
+            .chain((5..12).map(|n| (n, Some(n - 1))))
+            .rev()
+            .collect(),
+        // Two pages that are parents of each other, put twice.
+        vec![
+            (1, Some(2)),
+            (2, Some(1)),
+            (1, None),
+            (2, Some(1)),
+            (1, Some(2)),
+        ],
+    ] {
+        let image = chain_image(small(), &pages);
+        live_on_anyhow(image, &Truth::default());
+        let image = chain_image(real(), &pages);
+        let (mut machine, damage) = Machine::open(image.clone()).unwrap();
+        assert!(damage.is_empty(), "{damage:?}");
+        let slot = slot_of(&mut machine);
+        let numbers: BTreeSet<u64> = pages.iter().map(|(number, _)| *number).collect();
+        for number in numbers {
+            assert!(machine.index.locate(slot, &key(number)).is_some());
+            assert_eq!(machine.get(slot, &key(number), 1), None, "no such bytes");
+        }
+        machine.check();
+        survey(&MemoryFile::of(&image).path());
+    }
+}
+
+#[test]
+fn a_comb_of_long_chains_opens_in_time_that_grows_with_its_pages() {
+    // One chain of half of the pages; then pages that name its end as their parent, each the parent of another one, told
+    // after it: looking for a circle at each would walk the whole chain each time.
+    let half = 100_000;
+    let mut chain: Vec<(u64, Option<u64>)> = vec![(0, None)];
+    chain.extend((1..half).map(|n| (n, Some(n - 1))));
+    let (mut teeth, mut tips) = (Vec::new(), Vec::new());
+    for n in (half..2 * half).step_by(2) {
+        teeth.push((n, Some(half - 1)));
+        tips.push((n + 1, Some(n)));
+    }
+    let pages = [teeth, chain, tips].concat();
+    let segments = 2 * half as u32 / (REAL_SEGMENT_BLOCKS / 2) + 6;
+    let image = chain_image(fresh(&[segments], REAL_SEGMENT_BLOCKS), &pages);
+    let (machine, damage) = Machine::open(image.clone()).unwrap();
+    assert!(damage.is_empty());
+    assert_eq!(machine.index.len(), pages.len());
+    let mut orphans = 0;
+    machine.index.each(|page| orphans += u64::from(page.orphan));
+    assert_eq!(orphans, 0, "every page finds its parent");
+    survey(&MemoryFile::of(&image).path());
+}
+
+#[test]
+fn two_segments_of_one_life_are_both_read() {
+    let record = |number: u64, start| {
+        Record::Page(page(
+            fingerprint(),
+            key(number),
+            serial(2, 5 + number),
+            start,
+        ))
+    };
+    for state in [None, Some(SegmentState::Open), Some(SegmentState::Sealed)] {
+        let mut image = small();
+        for number in 0..2 {
+            Forged {
+                state,
+                ..Forged::sealed(
+                    number,
+                    serial(2, 0),
+                    20,
+                    bodies(&[record(u64::from(number), 4), record(9, 5)]),
+                )
+            }
+            .put(&mut image);
+        }
+        image.superblocks[0].state = OpenState::Open;
+        let (mut machine, _) = Machine::open(image.clone()).unwrap();
+        let slot = slot_of(&mut machine);
+        for number in [0, 1, 9] {
+            assert!(machine.index.locate(slot, &key(number)).is_some());
+        }
+        live_on_anyhow(image, &Truth::default());
+    }
+}
+
+/// Pages of `blocks` blocks at these starts, in a segment of their own.
+fn overlapping(image: &mut Image, pages: u64, blocks: u32) -> u64 {
+    let room = image.segment_blocks() / 2;
+    let records: Vec<Record> = (0..pages)
+        .map(|number| {
+            let start = 2 + number as u32 % (room - blocks - 2);
+            Record::Page(PageRecord {
+                blocks,
+                ..page(fingerprint(), key(number), serial(2, 1 + number), start)
+            })
+        })
+        .collect();
+    Forged::sealed(0, serial(2, 0), room, bodies(&records)).put(image);
+    u64::from(room - 2)
+}
+
+#[test]
+fn overlapping_pages_count_for_no_more_than_their_segment_holds() {
+    let mut image = small();
+    let room = overlapping(&mut image, 41 * 8, 1);
+    let (machine, damage) = Machine::open(image.clone()).unwrap();
+    assert!(
+        machine.index.len() as u64 <= room,
+        "{}",
+        machine.index.len()
+    );
+    assert!(!damage.is_empty(), "nothing is said about it");
+    live_on_anyhow(image, &Truth::default());
+}
+
+#[test]
+fn a_deep_verification_of_overlapping_pages_reads_no_more_than_the_store_holds() {
+    let mut image = real();
+    overlapping(&mut image, 41 * 200, 1500);
+    let file = MemoryFile::of(&image);
+    let survey = Survey::new(&file.path(), &SurveyOptions::default()).unwrap();
+    let bytes = image.volumes[0].blocks() * BLOCK_BYTES as u64;
+    assert!(survey.live_bytes() <= bytes, "{}", survey.live_bytes());
+    let told = survey.flaws.iter();
+    let told = told.filter(|flaw| !matches!(flaw.reason, FlawReason::Overlap(_)));
+    assert!(told.count() > 0, "nothing is said about it");
+}
+
+#[test]
+fn a_page_in_doubt_that_claims_a_gigabyte_is_not_read_in_one_piece() {
+    let blocks = (600 << 20) / BLOCK_BYTES as u32;
+    let mut image = fresh(&[6], 1 << 19);
+    let twice = [1, 2].map(|counter| {
+        Record::Page(PageRecord {
+            blocks,
+            ..page(fingerprint(), key(1), serial(2, counter), 2)
+        })
+    });
+    let [older, newer] = twice.map(|record| bodies(&[record]));
+    for (number, bodies) in [(0, older), (1, newer)] {
+        Forged {
+            state: Some(SegmentState::Open),
+            proven: Serial::ZERO,
+            ..Forged::sealed(number, serial(2, 0), blocks + 2, bodies)
+        }
+        .put(&mut image);
+    }
+    image.superblocks[0].state = OpenState::Open;
+    look(&image);
+    // The disk refuses a transfer above its limit.
+    let index = image.index();
+    let disk = larder_fuzz::memory_disk::MemoryDisk::new(image.volumes.clone());
+    image.recover(&*disk, &index, false);
+    assert_eq!(index.len(), 1);
+}
+
+#[test]
+fn a_segment_of_missing_blocks_is_told_in_time_that_grows_with_them() {
+    const BLOCKS: u32 = 200_000;
+    let image = |state: Option<SegmentState>| {
+        let mut image = fresh(&[6], 1 << 18);
+        let mut forged = Forged::sealed(0, serial(2, 0), 20, Vec::new());
+        let end = segment_range(1 << 18, 0).end;
+        // One block in 900 is there, and tells that those between were written.
+        for index in (0..BLOCKS).step_by(900) {
+            let block = forged.block_of(index, Body::Records(Vec::new()));
+            image.volumes[0].put(end - 1 - u64::from(index), block);
+        }
+        if let Some(state) = state {
+            forged.state = Some(state);
+            let mut header = forged.header(state);
+            header.blocks = BLOCKS;
+            put_header(&mut image, &header);
+        }
+        image.superblocks[0].state = OpenState::Open;
+        image
+    };
+    for state in [None, Some(SegmentState::Open), Some(SegmentState::Sealed)] {
+        let image = image(state);
+        open_and_read(image.clone(), &Truth::default()).unwrap();
+        survey(&MemoryFile::of(&image).path());
+    }
+}
+
+#[test]
+fn records_of_one_place_and_two_sizes_do_not_upset_the_accounts() {
+    let record = |number: u64, blocks, counter, start| {
+        Record::Page(PageRecord {
+            blocks,
+            ..page(fingerprint(), key(number), serial(2, counter), start)
+        })
+    };
+    let mut image = small();
+    for number in 0..6 {
+        // The first segment tells the true size; in the others a lie stands before each page, about its very place. No
+        // segment is free, so that reclaim has to evict what it finds.
+        let records = [
+            record(100 + u64::from(number), 1, 1, 3),
+            record(u64::from(number), 3, 2, 5),
+            record(u64::from(number), 1, 3, 5),
+        ];
+        let sequence = serial(2, u64::from(number) << 20);
+        Forged::sealed(number, sequence, 30, bodies(&records)).put(&mut image);
+    }
+    let (mut machine, damage) = Machine::open(image.clone()).unwrap();
+    machine.reclaim();
+    machine.check();
+    assert_eq!(damage.len(), 6, "{damage:?}");
+    live_on_anyhow(image, &Truth::default());
+}
+
+#[test]
+fn a_lie_about_the_size_of_a_namespaces_pages_does_not_cost_its_true_pages() {
+    let sample = sample(1);
+    let mut image = sample.image.clone();
+    let lie = Record::Page(PageRecord {
+        blocks: 7,
+        ..page(fingerprint(), key(1), serial(1, 1), 5)
+    });
+    // The lie is to be read before all others.
+    let free = (0..6).rev().find(|number| {
+        let range = segment_range(SMALL_SEGMENT_BLOCKS, *number);
+        image.volumes[0].block(range.end - 1) == [0; BLOCK_BYTES]
+    });
+    let free = free.unwrap();
+    // What the first segment held moves there, and the lie takes its place.
+    let first = segment_range(SMALL_SEGMENT_BLOCKS, 0);
+    let spare = segment_range(SMALL_SEGMENT_BLOCKS, free);
+    for (from, to) in first.clone().zip(spare) {
+        let mut block = image.volumes[0].block(from);
+        if is_structure(&block) {
+            block[64..68].copy_from_slice(&free.to_le_bytes());
+            fix_checksum(&mut block);
+        }
+        image.volumes[0].put(to, block);
+        image.volumes[0].put(from, [0; BLOCK_BYTES]);
+    }
+    Forged::sealed(0, serial(1, 1 << 35), 30, bodies(&[lie])).put(&mut image);
+    let (mut machine, damage) = Machine::open(image).unwrap();
+    assert!(!damage.is_empty(), "nothing is said about the lie");
+    let hits = read_all(&mut machine, &sample.truth);
+    for name in &sample.kept {
+        assert!(hits.contains(name), "{name:?} is lost to a lie");
+    }
+}
