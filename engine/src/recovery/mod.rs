@@ -166,7 +166,7 @@ pub fn recover(
         .zip(0..)
         .map(|(spot, id)| ((spot.volume, spot.number), SegmentId(id)))
         .collect();
-    scan::scan(disk, &present, clean, |spot, scan| {
+    scan::scan(disk, &present, clean.then_some(newest_run), |spot, scan| {
         let key = (spot.volume, spot.number);
         let summary = gathered.take(ids[&key], spot, scan, proven_only);
         scans.insert(key, summary);
