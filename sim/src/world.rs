@@ -7,24 +7,29 @@ use larder_engine::PutStatus;
 use larder_engine::catalog::ReservationId;
 use larder_engine::core::{Config, Core, Effect, Fault, Io, IoId, RequestId};
 use larder_engine::format::{
-    BlockAddress, Body, DescriptorBlock, Fingerprint, OpenState, Record, SEGMENTS_OFFSET,
+    BlockAddress, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, Record, SEGMENTS_OFFSET,
     SegmentHeader, SegmentNo, SegmentState, Serial, StoreId, Superblock,
 };
 use larder_engine::index::{Index, NamespaceSlot, Place, SegmentId};
 use larder_engine::recovery::scan::Spot;
 
+use crate::classes::{Class, Tally};
 use crate::clients::Task;
 use crate::dice::{Dice, mix};
 use crate::disk::{Content, SimDisk, contents};
 use crate::keeper::Keeper;
 use crate::oracle::{Name, Oracle, VersionId};
 use crate::setup::{BLOCK, Setup};
+use crate::superblocks::Cut;
 use crate::totals::Totals;
 
 /// The last events of a run, for when it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
 const EVENTS_KEPT: usize = 100;
+
+/// Longest that an operation is held back, in steps.
+const DELAY_STEPS_MAX: u64 = 150;
 
 /// Something that the device is doing.
 pub enum Flight {
@@ -34,7 +39,8 @@ pub enum Flight {
         volume: usize,
         start: usize,
         blocks: Vec<Content>,
-        is_header: bool,
+        /// The state that a header states; `None` for descriptors.
+        header: Option<SegmentState>,
     },
     /// A sync of the core; how many writes it covers.
     Sync {
@@ -60,6 +66,26 @@ pub enum Flight {
     },
 }
 
+/// Something that the device is doing, and since when.
+pub struct InFlight {
+    pub flight: Flight,
+    /// Operations in the order in which they began.
+    pub number: u64,
+    /// Not over before this moment.
+    pub due: u64,
+}
+
+impl Flight {
+    pub fn volume(&self) -> usize {
+        match *self {
+            Flight::Meta { volume, .. }
+            | Flight::Sync { volume, .. }
+            | Flight::Data { volume, .. }
+            | Flight::Read { volume, .. } => volume,
+        }
+    }
+}
+
 /// A page's descriptor that has been written in this run.
 struct Described {
     name: Name,
@@ -77,7 +103,10 @@ pub struct Live {
     pub slots: Vec<NamespaceSlot>,
     pub clients: Vec<Option<Task>>,
     pub keeper: Keeper,
-    pub flights: Vec<Flight>,
+    pub flights: Vec<InFlight>,
+    launched: u64,
+    /// A write of this run has arrived.
+    pub has_written: bool,
     pub settled: BTreeMap<ReservationId, Vec<PutStatus>>,
     pub finished: BTreeMap<RequestId, Result<(), Fault>>,
     pub reclaim: bool,
@@ -92,33 +121,43 @@ pub struct Live {
     /// Pages given up, or whose write failed, so that a failed status is due.
     pub failures: u64,
     pub stopping: bool,
-    /// What the index held after the last step.
-    names: Vec<Name>,
+    /// When its close is cut short.
+    pub closing: Cut,
 }
 
 pub struct World {
     pub setup: Setup,
     pub dice: Dice,
     pub disk: Arc<SimDisk>,
-    pub superblocks: Vec<Superblock>,
+    /// What the running process knows; `None` for a lost volume.
+    pub superblocks: Vec<Option<Superblock>>,
+    /// By volume and copy: the generation of the superblock that lies there for certain.
+    pub copies: Vec<[Option<u64>; 2]>,
     pub store: StoreId,
     pub oracle: Oracle,
     pub now_ms: u64,
     /// Counts everything that happens; orders reservations and deletions.
     pub clock: u64,
+    /// Counts steps.
+    pub moment: u64,
+    /// The clock stands still until this one.
+    pub frozen_until: u64,
     pub next_request: u64,
     pub digest: u64,
     pub calm: bool,
     /// Segments whose metadata the device spoiled, in their present life.
     pub tainted: BTreeSet<SegmentId>,
-    /// Segments one of whose headers rotted at some time: their old life may come back under their new one's bytes.
+    /// Segments a header of which was spoiled at some time: their old life may come back under their new one's bytes.
     pub headless: BTreeSet<SegmentId>,
-    /// Pages that have left the index at some time.
-    pub left: BTreeSet<Name>,
+    /// Pages of which it was written down that they left, and when that was last.
+    pub left: BTreeMap<Name, u64>,
+    /// A crash tore a header or a descriptor block in the middle: it is neither old nor new.
+    pub torn_inside: bool,
     /// Segments whose metadata a failed sync dropped, in their present life.
     pub shaken: BTreeSet<SegmentId>,
     journal: Option<Journal>,
     pub totals: Totals,
+    pub tally: Tally,
 }
 
 impl World {
@@ -129,25 +168,35 @@ impl World {
             eprintln!("{setup:?}");
         }
         let store = StoreId::from_bytes([7; 16]);
-        World {
-            disk: SimDisk::new(&setup.volume_blocks()),
-            superblocks: setup.superblocks(store),
+        let kernel = dice.fork();
+        let superblocks: Vec<Option<Superblock>> =
+            setup.superblocks(store).into_iter().map(Some).collect();
+        let mut world = World {
+            disk: SimDisk::new(&setup.volume_blocks(), kernel, setup.faults.calls),
+            copies: vec![[None; 2]; superblocks.len()],
+            superblocks,
             oracle: Oracle::new(&setup, seed),
             store,
             setup,
             dice,
             now_ms: 0,
             clock: 0,
+            moment: 0,
+            frozen_until: 0,
             next_request: 0,
             digest: 0,
             calm: false,
             tainted: BTreeSet::new(),
             headless: BTreeSet::new(),
-            left: BTreeSet::new(),
+            left: BTreeMap::new(),
+            torn_inside: false,
             shaken: BTreeSet::new(),
             journal,
             totals: Totals::default(),
-        }
+            tally: Tally::default(),
+        };
+        world.create_superblocks();
+        world
     }
 
     /// Notes an event. `tell` is called only when somebody listens.
@@ -164,6 +213,22 @@ impl World {
 
     pub fn fault(&mut self, probability: f64) -> bool {
         !self.calm && self.dice.chance(probability)
+    }
+
+    /// Something begins at the device.
+    pub fn launch(&mut self, live: &mut Live, flight: Flight) {
+        let is_slow = self.strikes(Class::Delayed, self.setup.faults.delay);
+        let delay = if is_slow {
+            self.dice.between(1, DELAY_STEPS_MAX)
+        } else {
+            0
+        };
+        live.launched += 1;
+        live.flights.push(InFlight {
+            flight,
+            number: live.launched,
+            due: self.moment + delay,
+        });
     }
 
     pub fn config(&self) -> Config {
@@ -287,19 +352,20 @@ impl World {
                     self.note(id.0, || {
                         format!("sync of volume {volume} starts, covers {covers}")
                     });
-                    live.flights.push(Flight::Sync { id, volume, covers });
+                    self.launch(live, Flight::Sync { id, volume, covers });
                 }
                 Io::Write { offset, bytes } => {
                     let start = usize::try_from(offset).unwrap() / BLOCK;
                     let blocks = contents(&bytes);
-                    let is_header = self.inspect(live, volume, start, &blocks);
-                    live.flights.push(Flight::Meta {
+                    let header = self.inspect(live, volume, start, &blocks);
+                    let flight = Flight::Meta {
                         id,
                         volume,
                         start,
                         blocks,
-                        is_header,
-                    });
+                        header,
+                    };
+                    self.launch(live, flight);
                 }
             },
             Effect::Settled(id, statuses) => {
@@ -317,18 +383,20 @@ impl World {
         }
     }
 
-    /// Looks at a metadata write before it starts: what it claims must be true. Whether it is one of headers.
+    /// Looks at a metadata write before it starts: what it claims must be true. The state that it states, if it is one of
+    /// headers.
     fn inspect(
         &mut self,
         live: &mut Live,
         volume: usize,
         start: usize,
         blocks: &[Content],
-    ) -> bool {
+    ) -> Option<SegmentState> {
         let (segment, number, within) = self.locate_block(volume, start);
-        let is_header = within < 2;
+        let is_header = within < HEADER_BLOCKS;
+        let mut state = None;
         for (content, at) in blocks.iter().zip(start..) {
-            let Content::Meta(bytes) = content else {
+            let Content::Bytes(bytes) = content else {
                 panic!("metadata that is none");
             };
             let (_, _, within) = self.locate_block(volume, at);
@@ -344,6 +412,7 @@ impl World {
                     })
                     .expect("a header that no reader takes");
                 self.inspect_header(live, segment, &header);
+                state = Some(header.state);
             } else {
                 let index = self.setup.segment_blocks - 1 - within;
                 let block = self
@@ -353,7 +422,7 @@ impl World {
                 self.inspect_block(live, segment, (volume, at), content, &block);
             }
         }
-        is_header
+        state
     }
 
     fn inspect_header(&mut self, live: &mut Live, segment: SegmentId, header: &SegmentHeader) {
@@ -393,7 +462,7 @@ impl World {
             )
         });
         self.check_mark(live, header.synced);
-        if let Content::Meta(before) = self.disk.volumes()[volume].visible(at)
+        if let Content::Bytes(before) = self.disk.volumes()[volume].visible(at)
             && let Ok(before) = DescriptorBlock::check(&before[..])
         {
             // What a crash left behind the last block that recovery found may be written over by a later run.
@@ -418,7 +487,10 @@ impl World {
             return;
         };
         for record in records {
-            let Record::Page(page) = record else { continue };
+            let Record::Page(page) = record else {
+                self.note_departure(record);
+                continue;
+            };
             let namespace = self.namespace_of(page.namespace);
             let name = self
                 .oracle
@@ -442,6 +514,28 @@ impl World {
                     block: at,
                     content: content.clone(),
                 });
+        }
+    }
+
+    /// What a record says to have left may be found gone in any later run, should the record vanish for a time and come back.
+    fn note_departure(&mut self, record: &Record) {
+        let (fingerprint, prefix) = match record {
+            Record::Page(_) => return,
+            Record::Delete { namespace, key, .. } => (*namespace, Some(key.prefix())),
+            Record::Evict { namespace, key, .. } => (*namespace, Some(*key)),
+            Record::Clear { namespace, .. } => (*namespace, None),
+        };
+        let namespace = self.namespace_of(fingerprint);
+        let now = self.clock;
+        match prefix {
+            Some(prefix) => {
+                let name = self.oracle.by_key(namespace, prefix.as_bytes());
+                self.left.extend(name.map(|name| (name, now)));
+            }
+            None => {
+                let names = self.oracle.names_of(namespace);
+                self.left.extend(names.into_iter().map(|name| (name, now)));
+            }
         }
     }
 
@@ -498,7 +592,7 @@ impl World {
         index: &Index,
         namespaces: &[usize],
     ) -> BTreeMap<Name, (VersionId, Place, bool)> {
-        let mut pages = BTreeMap::new();
+        let mut pages = Vec::with_capacity(index.len());
         index.each(|page| {
             let namespace = namespaces[usize::from(page.namespace.0)];
             let name = self
@@ -509,9 +603,9 @@ impl World {
                 .oracle
                 .find(name, page.checksum)
                 .expect("the index holds a checksum that was never put under this name");
-            pages.insert(name, (version, page.place, page.unproven));
+            pages.push((name, (version, page.place, page.unproven)));
         });
-        pages
+        pages.into_iter().collect()
     }
 
     /// By slot, which namespace it is.
@@ -529,42 +623,35 @@ impl World {
         namespaces
     }
 
-    /// Checks what must hold between any two steps.
-    pub fn check(&mut self, live: &mut Live) {
-        live.core.check_invariants().unwrap();
-        let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
-        for (version, place, _) in pages.values() {
-            assert!(
-                !self.oracle.is_dead(*version),
-                "{version:?} at {place:?} was deleted"
-            );
+    /// Checks what must hold between any two steps: what is cheap at each, the rest once in a while.
+    pub fn check(&mut self, live: &Live) {
+        if self.moment.is_multiple_of(self.setup.check_every) {
+            self.check_all(live);
         }
-        let names: Vec<Name> = pages.keys().copied().collect();
-        let gone = |name: &&Name| !pages.contains_key(name);
-        self.left.extend(live.names.iter().filter(gone));
-        live.names = names;
         let c = live.core.counters();
-        let balance = live.recovered + c.pages_put;
+        let pages = live.index.len() as u64;
         let gone = c.replaced + c.evicted + c.deleted + c.damaged + c.unfinished;
         assert_eq!(
-            balance,
-            gone + pages.len() as u64,
-            "pages do not add up: {} recovered, {c:?}, {} in the index",
+            live.recovered + c.pages_put,
+            gone + pages,
+            "pages do not add up: {} recovered, {c:?}, {pages} in the index",
             live.recovered,
-            pages.len()
         );
-        if !self.setup.faults.spoils()
-            && self.setup.faults.misdirected_read == 0.0
-            && self.setup.faults.sync_error == 0.0
-            && self.setup.faults.header_error == 0.0
-        {
+        let faults = &self.setup.faults;
+        if !faults.spoils() && !faults.misleads() && !faults.fail_headers() {
             assert_eq!(c.damaged, 0, "damage on a device that does none");
         }
     }
 
-    pub fn mark_clean(&mut self) {
-        for superblock in &mut self.superblocks {
-            superblock.state = OpenState::Clean;
+    /// Looks at everything: the core's own invariants, and that nothing is there which was deleted.
+    pub fn check_all(&self, live: &Live) {
+        live.core.check_invariants().unwrap();
+        let namespaces = self.namespaces_by_slot(live);
+        for (version, place, _) in self.snapshot(&live.index, &namespaces).values() {
+            assert!(
+                !self.oracle.is_dead(*version),
+                "{version:?} at {place:?} was deleted"
+            );
         }
     }
 }
@@ -580,6 +667,8 @@ impl Live {
             clients: (0..clients).map(|_| None).collect(),
             keeper: Keeper::Idle,
             flights: Vec::new(),
+            launched: 0,
+            has_written: false,
             settled: BTreeMap::new(),
             finished: BTreeMap::new(),
             reclaim: false,
@@ -589,7 +678,7 @@ impl Live {
             mark,
             failures: 0,
             stopping: false,
-            names: Vec::new(),
+            closing: Cut::never(),
         }
     }
 
