@@ -370,11 +370,16 @@ fn classify(look: &Look, closed: Option<Run>) -> Case {
     match header.state {
         SegmentState::Free => Case::Free,
         SegmentState::Sealed => Case::Listed,
-        // A segment that could not be read was left as it was: its header tells of its own run, not of the one that was closed. A
-        // close names its run in the mark, since it syncs before it writes headers.
-        SegmentState::Open if closed == Some(header.synced.run()) => Case::Listed,
+        SegmentState::Open if is_of_close(header, closed) => Case::Listed,
         SegmentState::Open => Case::Unlisted,
     }
+}
+
+/// Whether the clean close wrote this header, which says open. A segment that could not be read was left as it was: its header is
+/// of the run that crashed, not of the one that was closed, which a close names in the mark, since it syncs before it writes headers. And
+/// a failed sync may have dropped the header that sealed it: then it has the one that it was opened with, which lists nothing.
+fn is_of_close(header: &SegmentHeader, closed: Option<Run>) -> bool {
+    closed == Some(header.synced.run()) && header.blocks > 0
 }
 
 /// How many blocks of a listed segment are read: one more than it has, where there is room for one; `None` for a segment that
