@@ -201,7 +201,7 @@ impl World {
                 .find(name, located.checksum)
                 .expect("a pinned page has a checksum that was never put");
             assert!(
-                !self.oracle.is_dead(version),
+                !self.is_undead(version, located.place),
                 "{version:?} of {name:?} was deleted, and is read"
             );
             let (volume, start) = self.address(located.place);

@@ -288,7 +288,8 @@ impl SimVolume {
 
     /// Makes a block unreadable: for good, or for so many tries.
     pub fn make_unreadable(&mut self, block: usize, tries: Option<u32>) {
-        self.sick.insert(block, tries.unwrap_or(FOR_GOOD));
+        let sick = self.sick.entry(block).or_default();
+        *sick = tries.unwrap_or(FOR_GOOD).max(*sick);
     }
 
     pub fn is_unreadable(&self, block: usize) -> bool {

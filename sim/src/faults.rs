@@ -8,9 +8,9 @@ use larder_engine::format::{Body, DescriptorBlock, HEADER_BLOCKS, Record, Segmen
 use larder_engine::index::SegmentId;
 
 use crate::classes::Class;
-use crate::disk::{Arrival, Content, Fate};
+use crate::disk::{Arrival, Block, Content, Fate};
 use crate::kernel::{Answer, Odds};
-use crate::oracle::VersionId;
+use crate::oracle::{Name, VersionId};
 use crate::setup::Faults;
 use crate::superblocks::block_of;
 use crate::world::World;
@@ -116,7 +116,7 @@ impl World {
             self.note(start as u64, || {
                 format!("the write at {volume}:{start} is lost")
             });
-            self.excuse(volume, start, blocks);
+            self.excuse_unwritten(volume, start, blocks);
             return Fate::Lost;
         }
         if self.strikes(Class::MisdirectedWrite, self.setup.faults.misdirected_write) {
@@ -126,7 +126,7 @@ impl World {
             self.note(to as u64, || {
                 format!("the write at {volume}:{start} lands at {to}")
             });
-            self.excuse(volume, start, blocks);
+            self.excuse_unwritten(volume, start, blocks);
             let victims: Vec<Content> = (to..to + blocks.len())
                 .map(|at| self.disk.volumes()[volume].visible(at).clone())
                 .collect();
@@ -159,23 +159,16 @@ impl World {
             self.count(Class::SyncDropped);
         }
         for (at, block) in dropped {
-            if let Kind::Header(segment) | Kind::Descriptor(segment) = self.kind_of(volume, at) {
-                if matches!(block, Content::Bytes(_)) {
-                    self.shaken.insert(segment);
-                }
+            if matches!(block, Content::Bytes(_)) && at >= self.segment_first_block(0) {
+                let (segment, ..) = self.locate_block(volume, at);
+                self.shaken.insert(segment);
             }
             if let Some(version) = self.oracle.owner(&block) {
                 self.oracle.version_mut(version).dropped = true;
             }
             for record in self.records_of(volume, at, &block) {
-                match record {
-                    Record::Page(_) => {}
-                    Record::Delete { namespace, key, .. } => {
-                        let namespace = self.namespace_of(namespace);
-                        let name = self.oracle.by_key(namespace, key.prefix().as_bytes());
-                        self.oracle.deletion_dropped(name);
-                    }
-                    _ => self.oracle.deletion_dropped(None),
+                if let Some(name) = self.deleted_by(&record) {
+                    self.oracle.deletion_dropped(name);
                 }
             }
             for version in self.pages_of(volume, at, &block) {
@@ -203,6 +196,12 @@ impl World {
         }
     }
 
+    /// These blocks are not written.
+    fn excuse_unwritten(&mut self, volume: usize, start: usize, blocks: &[Content]) {
+        self.unsealed |= matches!(self.kind_of(volume, start), Kind::Header(_));
+        self.excuse(volume, start, blocks);
+    }
+
     /// These blocks do not hold, or do not get, what they should.
     fn excuse(&mut self, volume: usize, start: usize, blocks: &[Content]) {
         // Copies of a header that go together leave nothing to tell by.
@@ -226,12 +225,47 @@ impl World {
                     self.oracle.version_mut(version).rotten = true;
                 }
             }
-            Content::Bytes(_) => {
-                self.oracle.spoiled = true;
+            Content::Bytes(bytes) => {
+                self.excuse_life(volume, at, bytes);
+                for record in self.records_of(volume, at, block) {
+                    self.oracle.spoiled |= !matches!(record, Record::Page(_));
+                    if let Some(name) = self.deleted_by(&record) {
+                        self.oracle.deletion_spoiled(name);
+                    }
+                }
                 for version in self.pages_of(volume, at, block) {
                     self.oracle.version_mut(version).rotten = true;
                 }
             }
+        }
+    }
+
+    /// A segment's first block tells its life as long as no header does for good.
+    fn excuse_life(&mut self, volume: usize, at: usize, bytes: &Block) {
+        if at < self.segment_first_block(0) {
+            return;
+        }
+        let (segment, number, within) = self.locate_block(volume, at);
+        let Ok(block) = DescriptorBlock::check(&bytes[..]) else {
+            return;
+        };
+        if within + 1 < self.setup.segment_blocks {
+            return;
+        }
+        let life = block.identity().sequence;
+        let first = self.segment_first_block(number);
+        let is_told = (first..first + HEADER_BLOCKS as usize).all(|at| {
+            let disk = &self.disk.volumes()[volume];
+            let is_durable = disk.durable(at) == disk.visible(at) && !disk.is_unreadable(at);
+            let Content::Bytes(bytes) = disk.durable(at) else {
+                return false;
+            };
+            let header = SegmentHeader::check(&bytes[..]);
+            is_durable && header.is_ok_and(|header| header.identity().sequence >= life)
+        });
+        if !is_told {
+            self.tainted.insert(segment);
+            self.headless.insert(segment);
         }
     }
 
@@ -255,6 +289,18 @@ impl World {
         self.oracle.spoiled = true;
         if !is_whole {
             self.tainted.insert(segment);
+        }
+    }
+
+    /// The name that a record deletes; `None` in its place for a whole namespace.
+    fn deleted_by(&self, record: &Record) -> Option<Option<Name>> {
+        match record {
+            Record::Page(_) | Record::Evict { .. } => None,
+            Record::Clear { .. } => Some(None),
+            Record::Delete { namespace, key, .. } => {
+                let namespace = self.namespace_of(*namespace);
+                Some(self.oracle.by_key(namespace, key.prefix().as_bytes()))
+            }
         }
     }
 

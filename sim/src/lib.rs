@@ -96,7 +96,10 @@ pub fn campaign(first: u64, end: u64, threads: usize, until: Option<Instant>) ->
                             result.totals.add(&totals);
                             result.tally.add(&tally);
                         }
-                        Err(_) => result.failed.push(seed),
+                        Err(_) => {
+                            eprintln!("seed {seed} fails: larder-sim --seed {seed}");
+                            result.failed.push(seed);
+                        }
                     }
                 }
             });

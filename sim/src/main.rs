@@ -53,5 +53,8 @@ fn main() -> ExitCode {
     for seed in &campaign.failed {
         println!("seed {seed} fails: larder-sim --seed {seed}");
     }
+    if let Some(&seed) = campaign.failed.first() {
+        let _ = larder_sim::report(seed);
+    }
     ExitCode::from(u8::from(!campaign.failed.is_empty()))
 }

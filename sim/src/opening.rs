@@ -125,7 +125,7 @@ impl World {
                 "{version:?} of {name:?} is unproven after a clean close"
             );
             assert!(
-                !self.oracle.is_dead(*version),
+                !self.is_undead(*version, *place),
                 "{version:?} of {name:?} came back from the dead at {place:?}"
             );
             // Nobody remembers the failed sync: a header that it dropped is lost however it reads now.
@@ -154,7 +154,8 @@ impl World {
             let found = pages.get(name);
             assert!(
                 found.is_some() && !bad.contains(name),
-                "{name:?} is lost: recovery found {found:?}, {}",
+                "{name:?}, {:?}, is lost: recovery found {found:?}, {}",
+                expected.pages[name],
                 if bad.contains(name) {
                     "not whole"
                 } else {

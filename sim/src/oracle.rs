@@ -53,6 +53,8 @@ struct Deletion {
     acked: bool,
     durable: bool,
     dropped: bool,
+    /// The device spoiled a block that recorded it: it may be undone.
+    spoiled: bool,
 }
 
 pub struct Oracle {
@@ -62,7 +64,7 @@ pub struct Oracle {
     names_each: usize,
     versions: Vec<Version>,
     deletions: Vec<Deletion>,
-    /// The device spoiled metadata: deletions may be undone.
+    /// The device spoiled records of what had left: they may vanish, and come back.
     pub spoiled: bool,
 }
 
@@ -167,6 +169,14 @@ impl Oracle {
             .find(|version| self.versions[version.0].checksum == checksum)
     }
 
+    /// Whether `is` holds for a later version of the same page.
+    pub fn has_successor(&self, id: VersionId, is: impl Fn(&Version) -> bool) -> bool {
+        let versions = &self.names[self.versions[id.0].name.0].versions;
+        versions
+            .iter()
+            .any(|later| *later > id && is(&self.versions[later.0]))
+    }
+
     /// The version that a block of page data belongs to.
     pub fn owner(&self, block: &Content) -> Option<VersionId> {
         let Content::Data(word) = *block else {
@@ -206,6 +216,7 @@ impl Oracle {
             acked: false,
             durable: false,
             dropped: false,
+            spoiled: false,
         });
         for name in names {
             self.names[name.0].deletions.push(at);
@@ -237,18 +248,23 @@ impl Oracle {
 
     /// A failed sync dropped a block that recorded deletions of this name (of any, when `None`).
     pub fn deletion_dropped(&mut self, name: Option<Name>) {
+        for deletion in self.deletions_of(name) {
+            let deletion = &mut self.deletions[deletion];
+            deletion.dropped = !deletion.durable;
+        }
+    }
+
+    /// The device spoiled a block that recorded deletions of this name (of any, when `None`).
+    pub fn deletion_spoiled(&mut self, name: Option<Name>) {
+        for deletion in self.deletions_of(name) {
+            self.deletions[deletion].spoiled = true;
+        }
+    }
+
+    fn deletions_of(&self, name: Option<Name>) -> Vec<usize> {
         match name {
-            Some(name) => {
-                for &at in &self.names[name.0].deletions {
-                    let deletion = &mut self.deletions[at];
-                    deletion.dropped = !deletion.durable;
-                }
-            }
-            None => {
-                for deletion in &mut self.deletions {
-                    deletion.dropped = !deletion.durable;
-                }
-            }
+            Some(name) => self.names[name.0].deletions.clone(),
+            None => (0..self.deletions.len()).collect(),
         }
     }
 
@@ -264,11 +280,10 @@ impl Oracle {
     /// Whether a version must not be seen any more.
     pub fn is_dead(&self, id: VersionId) -> bool {
         let version = &self.versions[id.0];
-        !self.spoiled
-            && self.names[version.name.0]
-                .deletions
-                .iter()
-                .any(|&at| self.deletions[at].at > version.reserved_at)
+        self.names[version.name.0].deletions.iter().any(|&at| {
+            let deletion = &self.deletions[at];
+            !deletion.spoiled && deletion.at > version.reserved_at
+        })
     }
 
     /// The run is over: deletions that need not have survived are forgotten.

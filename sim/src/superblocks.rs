@@ -125,6 +125,7 @@ impl World {
         self.superblocks[volume] = None;
         // Deletions that lay there are lost with it.
         self.oracle.spoiled = true;
+        self.oracle.deletion_spoiled(None);
         let pages = &expected.pages;
         expected
             .names

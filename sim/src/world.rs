@@ -26,7 +26,7 @@ use crate::totals::Totals;
 /// The last events of a run, for when it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
-const EVENTS_KEPT: usize = 100;
+const EVENTS_KEPT: usize = 400;
 
 /// Longest that an operation is held back, in steps.
 const DELAY_STEPS_MAX: u64 = 150;
@@ -149,6 +149,8 @@ pub struct World {
     pub tainted: BTreeSet<SegmentId>,
     /// Segments a header of which was spoiled at some time: their old life may come back under their new one's bytes.
     pub headless: BTreeSet<SegmentId>,
+    /// A header was lost on its way: which later writes of a page were refused may have stood there alone.
+    pub unsealed: bool,
     /// Pages of which it was written down that they left, and when that was last.
     pub left: BTreeMap<Name, u64>,
     /// A crash tore a header or a descriptor block in the middle: it is neither old nor new.
@@ -188,6 +190,7 @@ impl World {
             calm: false,
             tainted: BTreeSet::new(),
             headless: BTreeSet::new(),
+            unsealed: false,
             left: BTreeMap::new(),
             torn_inside: false,
             shaken: BTreeSet::new(),
@@ -298,6 +301,11 @@ impl World {
             .iter()
             .position(|n| n.fingerprint() == fingerprint)
             .expect("a namespace that was never opened")
+    }
+
+    /// Whether a page is there that was deleted. The old life of a segment may come back with such pages where its headers went bad.
+    pub fn is_undead(&self, version: VersionId, place: Place) -> bool {
+        self.oracle.is_dead(version) && !self.headless.contains(&place.segment)
     }
 
     pub fn is_intact(&self, version: VersionId, place: Place) -> bool {
@@ -649,7 +657,7 @@ impl World {
         let namespaces = self.namespaces_by_slot(live);
         for (version, place, _) in self.snapshot(&live.index, &namespaces).values() {
             assert!(
-                !self.oracle.is_dead(*version),
+                !self.is_undead(*version, *place),
                 "{version:?} at {place:?} was deleted"
             );
         }
