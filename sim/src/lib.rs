@@ -13,7 +13,8 @@
 //! | `kernel` | the system calls on the way to it |
 //! | `superblocks` | both copies of each volume's superblock on it |
 //! | `oracle` | what was promised |
-//! | `world` | the core and its effects, and what is checked at each |
+//! | `world` | the core and its effects |
+//! | `checks` | what is checked between any two steps |
 //! | `clients` | callers |
 //! | `keeper` | the housekeeper |
 //! | `run` | a seed from end to end, step by step |
@@ -29,6 +30,7 @@
     reason = "a broken expectation is the finding"
 )]
 
+mod checks;
 mod classes;
 mod clients;
 mod clock;
