@@ -3,9 +3,11 @@
 
 use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
 use larder_engine::core::RequestId;
+use larder_engine::disk::DiskError;
 use larder_engine::index::{Lease, Located};
 use larder_engine::{PutStatus, SyncPolicy};
 
+use crate::classes::Class;
 use crate::disk::Content;
 use crate::oracle::{Name, VersionId};
 use crate::world::{Flight, Live, World};
@@ -47,7 +49,7 @@ pub struct Get {
 pub struct Reading {
     name: Name,
     located: Located,
-    pub outcome: Option<Result<Vec<Content>, ()>>,
+    pub outcome: Option<Result<Vec<Content>, DiskError>>,
     pub misdirected: bool,
 }
 
@@ -198,15 +200,20 @@ impl World {
                 .oracle
                 .find(name, located.checksum)
                 .expect("a pinned page has a checksum that was never put");
+            assert!(
+                !self.is_undead(version, located.place),
+                "{version:?} of {name:?} was deleted, and is read"
+            );
             let (volume, start) = self.address(located.place);
             let count = self.oracle.version(version).blocks as usize;
-            live.flights.push(Flight::Read {
+            let flight = Flight::Read {
                 client,
                 at: pages.len(),
                 volume,
                 start,
                 count,
-            });
+            };
+            self.launch(live, flight);
             pages.push(Reading {
                 name,
                 located,
@@ -293,10 +300,7 @@ impl World {
 
     fn begin_clear(&mut self, live: &mut Live, client: usize) {
         let namespace = self.dice.below(self.setup.namespaces.len());
-        let names: Vec<Name> = (0..self.oracle.names())
-            .map(Name)
-            .filter(|name| self.oracle.name(*name).namespace == namespace)
-            .collect();
+        let names = self.oracle.names_of(namespace);
         let there = names
             .iter()
             .filter(|name| self.current(live, **name).is_some())
@@ -370,7 +374,7 @@ impl World {
                 .iter()
                 .map(|version| {
                     let version = (*version)?;
-                    let given_up = self.fault(self.setup.faults.give_up);
+                    let given_up = self.strikes(Class::GaveUp, self.setup.faults.give_up);
                     live.failures += u64::from(given_up);
                     (!given_up).then(|| self.oracle.version(version).checksum)
                 })
@@ -428,13 +432,14 @@ impl World {
                 _ => {
                     if let Some((volume, start, asks, blocks)) = open.take() {
                         *flights += 1;
-                        live.flights.push(Flight::Data {
+                        let flight = Flight::Data {
                             client,
                             asks,
                             volume,
                             start,
                             blocks,
-                        });
+                        };
+                        self.launch(live, flight);
                     }
                     open = Some((volume, start, vec![ask], payload));
                 }
@@ -442,13 +447,14 @@ impl World {
         }
         if let Some((volume, start, asks, blocks)) = open {
             *flights += 1;
-            live.flights.push(Flight::Data {
+            let flight = Flight::Data {
                 client,
                 asks,
                 volume,
                 start,
                 blocks,
-            });
+            };
+            self.launch(live, flight);
         }
     }
 
@@ -505,7 +511,7 @@ impl World {
     pub fn read_done(
         get: &mut Get,
         at: usize,
-        outcome: Result<Vec<Content>, ()>,
+        outcome: Result<Vec<Content>, DiskError>,
         misdirected: bool,
     ) {
         get.waiting -= 1;

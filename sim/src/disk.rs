@@ -5,17 +5,20 @@
 //! versions, or the durable one. What is still in flight lies with the driver, which hands it over when it decides that
 //! the write happens, in whole or in part.
 //!
-//! Page data is kept as one word a block, metadata as bytes: no run ever materialises the payload it writes.
+//! Page data is kept as one word a block, all else as bytes: no run ever materialises the payload it writes.
 //!
-//! As a [`Disk`] it answers at once: recovery and reclaim read through it.
+//! Every operation passes the simulated system calls of [`Kernel`]. As a [`Disk`] it answers at once: recovery and reclaim
+//! read through it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::BLOCK_BYTES;
+use larder_engine::memory::AlignedBuf;
 
 use crate::dice::{Dice, mix};
+use crate::kernel::{Answer, Kernel, Odds};
 
 pub type Block = [u8; BLOCK_BYTES];
 
@@ -25,7 +28,8 @@ pub enum Content {
     Zero,
     /// Page data: the whole block repeats this word.
     Data(u64),
-    Meta(Arc<Block>),
+    /// Metadata, or what a torn write left.
+    Bytes(Arc<Block>),
 }
 
 impl Content {
@@ -37,7 +41,21 @@ impl Content {
                     chunk.copy_from_slice(&word.to_le_bytes());
                 }
             }
-            Content::Meta(bytes) => out.copy_from_slice(&bytes[..]),
+            Content::Bytes(bytes) => out.copy_from_slice(&bytes[..]),
+        }
+    }
+
+    /// What a write of `new` over it leaves that is torn behind `bytes` bytes.
+    fn torn(&self, new: &Content, bytes: usize) -> Content {
+        let mut old: Block = [0; BLOCK_BYTES];
+        let mut block: Block = [0; BLOCK_BYTES];
+        self.render(&mut old);
+        new.render(&mut block);
+        block[bytes..].copy_from_slice(&old[bytes..]);
+        if block == old {
+            self.clone()
+        } else {
+            Content::Bytes(Arc::new(block))
         }
     }
 
@@ -46,13 +64,13 @@ impl Content {
         match self {
             Content::Zero => Content::Data(1),
             Content::Data(word) => Content::Data(word ^ (1 << (word % 64))),
-            Content::Meta(bytes) => {
+            Content::Bytes(bytes) => {
                 let mut bytes = bytes.clone();
                 // Another bit each time, so that rotting twice does not heal.
                 let sum: usize = bytes.iter().map(|byte| usize::from(*byte)).sum();
                 let at = 24 + sum % 127;
                 Arc::make_mut(&mut bytes)[at] ^= 1 << (at % 8);
-                Content::Meta(bytes)
+                Content::Bytes(bytes)
             }
         }
     }
@@ -62,9 +80,63 @@ impl Content {
 pub fn contents(bytes: &[u8]) -> Vec<Content> {
     bytes
         .chunks_exact(BLOCK_BYTES)
-        .map(|block| Content::Meta(Arc::new(block.try_into().unwrap())))
+        .map(|block| Content::Bytes(Arc::new(block.try_into().unwrap())))
         .collect()
 }
+
+/// How much of a write arrives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    All,
+    Nothing,
+    /// So many whole blocks, and so many bytes of the one behind them.
+    Prefix(usize, usize),
+    /// Those blocks of which it says so.
+    Subset(Vec<bool>),
+}
+
+impl Arrival {
+    /// What is left of a write of `count` blocks that was cut short.
+    pub fn draw(dice: &mut Dice, count: usize) -> Arrival {
+        match dice.below(5) {
+            0 => Arrival::All,
+            1 => Arrival::Nothing,
+            2 => Arrival::Prefix(dice.below(count), SECTOR * dice.below(BLOCK_BYTES / SECTOR)),
+            3 => Arrival::Prefix(dice.below(count), 0),
+            _ => {
+                let share = dice.pick(&[0.1, 0.5, 0.9]);
+                Arrival::Subset((0..count).map(|_| dice.chance(share)).collect())
+            }
+        }
+    }
+
+    /// Whether some of it arrives and some does not.
+    pub fn is_torn(&self) -> bool {
+        match self {
+            Arrival::All | Arrival::Nothing => false,
+            Arrival::Prefix(blocks, bytes) => blocks + bytes > 0,
+            Arrival::Subset(keep) => keep.contains(&true) && keep.contains(&false),
+        }
+    }
+}
+
+/// What a torn block is torn at, in bytes.
+const SECTOR: usize = 512;
+
+/// What becomes of a write.
+#[derive(Clone, Debug)]
+pub enum Fate {
+    Done,
+    /// It is acknowledged, and never happens.
+    Lost,
+    /// It is acknowledged, and lands from this block on.
+    Elsewhere(usize),
+    /// It fails, and leaves this.
+    Fails(Answer, Arrival),
+}
+
+/// Tries that fail at a block that nobody can ever read.
+const FOR_GOOD: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
 struct Written {
@@ -76,7 +148,8 @@ pub struct SimVolume {
     visible: Vec<Content>,
     durable: Vec<Content>,
     unsynced: Vec<Written>,
-    unreadable: BTreeSet<usize>,
+    /// Blocks that cannot be read: how many tries fail.
+    sick: BTreeMap<usize, u32>,
 }
 
 impl SimVolume {
@@ -85,7 +158,7 @@ impl SimVolume {
             visible: vec![Content::Zero; blocks],
             durable: vec![Content::Zero; blocks],
             unsynced: Vec::new(),
-            unreadable: BTreeSet::new(),
+            sick: BTreeMap::new(),
         }
     }
 
@@ -113,11 +186,33 @@ impl SimVolume {
         for (at, content) in (start..).zip(blocks) {
             if keep() {
                 self.visible[at] = content.clone();
-                self.unreadable.remove(&at);
+                self.sick.remove(&at);
                 written.blocks.push((at, content.clone()));
             }
         }
         self.unsynced.push(written);
+    }
+
+    /// A write of which this much arrives.
+    pub fn write_part(&mut self, start: usize, blocks: &[Content], arrival: &Arrival) {
+        match arrival {
+            Arrival::All => self.write(start, blocks, || true),
+            Arrival::Nothing => {}
+            Arrival::Subset(keep) => {
+                let mut keep = keep.iter().copied();
+                self.write(start, blocks, || keep.next().unwrap_or(false));
+            }
+            &Arrival::Prefix(whole, bytes) => {
+                let whole = whole.min(blocks.len());
+                self.write(start, &blocks[..whole], || true);
+                if bytes > 0
+                    && let Some(last) = blocks.get(whole)
+                {
+                    let torn = self.visible[start + whole].torn(last, bytes);
+                    self.write(start + whole, &[torn], || true);
+                }
+            }
+        }
     }
 
     /// How much a sync that starts now will cover.
@@ -161,20 +256,25 @@ impl SimVolume {
         dropped
     }
 
-    /// The power goes: each unsynced block keeps any of its versions.
-    pub fn lose_power(&mut self, dice: &mut Dice) {
+    /// The power goes: each unsynced block keeps any of its versions. Whether some were kept and some were not.
+    pub fn lose_power(&mut self, dice: &mut Dice) -> bool {
         // Some crashes lose everything, some nothing, most something.
         let keep = dice.pick(&[0.0, 0.1, 0.5, 0.9, 1.0]);
         let whole = dice.chance(0.5);
+        let (mut kept, mut lost) = (false, false);
         for written in std::mem::take(&mut self.unsynced) {
             let all = dice.chance(keep);
             for (at, content) in written.blocks {
                 if if whole { all } else { dice.chance(keep) } {
                     self.durable[at] = content;
+                    kept = true;
+                } else {
+                    lost = true;
                 }
             }
         }
         self.visible.clone_from(&self.durable);
+        kept && lost
     }
 
     pub fn rot(&mut self, block: usize) {
@@ -186,15 +286,35 @@ impl SimVolume {
         }
     }
 
-    pub fn make_unreadable(&mut self, block: usize) {
-        self.unreadable.insert(block);
+    /// Makes a block unreadable: for good, or for so many tries.
+    pub fn make_unreadable(&mut self, block: usize, tries: Option<u32>) {
+        let sick = self.sick.entry(block).or_default();
+        *sick = tries.unwrap_or(FOR_GOOD).max(*sick);
     }
 
-    /// What a read of these blocks gives; `None` for an error of the device.
-    pub fn read(&self, start: usize, count: usize) -> Option<Vec<Content>> {
-        let end = start + count;
-        let bad = self.unreadable.range(start..end).next().is_some();
-        (!bad && end <= self.visible.len()).then(|| self.visible[start..end].to_vec())
+    pub fn is_unreadable(&self, block: usize) -> bool {
+        self.sick.contains_key(&block)
+    }
+
+    /// Whether it has blocks that cannot be read.
+    pub fn is_sick(&self) -> bool {
+        !self.sick.is_empty()
+    }
+
+    /// Whether this try at reading fails.
+    fn fails(&mut self, start: usize, count: usize) -> bool {
+        if self.sick.is_empty() {
+            return false;
+        }
+        let mut fails = false;
+        for (_, tries) in self.sick.range_mut(start..start + count) {
+            fails |= *tries > 0;
+            if *tries != FOR_GOOD {
+                *tries = tries.saturating_sub(1);
+            }
+        }
+        self.sick.retain(|_, tries| *tries > 0);
+        fails
     }
 
     pub fn digest(&self) -> u64 {
@@ -203,7 +323,7 @@ impl SimVolume {
             digest = match content {
                 Content::Zero => digest,
                 Content::Data(word) => mix(digest ^ at, *word),
-                Content::Meta(bytes) => mix(
+                Content::Bytes(bytes) => mix(
                     digest ^ at,
                     u64::from_le_bytes(bytes[16..24].try_into().unwrap()),
                 ),
@@ -216,11 +336,12 @@ impl SimVolume {
 /// All volumes of a store.
 pub struct SimDisk {
     volumes: Mutex<Vec<SimVolume>>,
+    kernel: Mutex<Kernel>,
     choice: Choice,
 }
 
 impl SimDisk {
-    pub fn new(blocks: &[usize]) -> Arc<SimDisk> {
+    pub fn new(blocks: &[usize], dice: Dice, odds: Odds) -> Arc<SimDisk> {
         Arc::new(SimDisk {
             volumes: Mutex::new(
                 blocks
@@ -228,6 +349,7 @@ impl SimDisk {
                     .map(|&blocks| SimVolume::new(blocks))
                     .collect(),
             ),
+            kernel: Mutex::new(Kernel::new(dice, odds)),
             choice: Choice {
                 kind: Kind::Threads,
                 reason: "simulated".to_owned(),
@@ -239,8 +361,49 @@ impl SimDisk {
         self.volumes.lock().unwrap()
     }
 
-    fn carry_out(&self, volume: usize, action: Action) -> (Result<(), DiskError>, Option<Buffer>) {
-        let volumes = self.volumes();
+    pub fn kernel(&self) -> MutexGuard<'_, Kernel> {
+        self.kernel.lock().unwrap()
+    }
+
+    /// A read of neighbouring blocks.
+    pub fn read(
+        &self,
+        volume: usize,
+        start: usize,
+        count: usize,
+    ) -> Result<Vec<Content>, DiskError> {
+        let volume = &mut self.volumes()[volume];
+        let mut kernel = self.kernel();
+        kernel.read(start, count, |start, count| volume.fails(start, count))?;
+        Ok(volume.visible[start..start + count].to_vec())
+    }
+
+    /// A write of neighbouring blocks, and what becomes of it. Whether the device calls it done.
+    pub fn write(&self, volume: usize, start: usize, blocks: &[Content], fate: &Fate) -> bool {
+        let volume = &mut self.volumes()[volume];
+        let mut kernel = self.kernel();
+        let answer = match fate {
+            Fate::Fails(answer, _) => *answer,
+            Fate::Done | Fate::Lost | Fate::Elsewhere(_) => Answer::Done,
+        };
+        let land = |first: usize, count: usize, is_last: bool| {
+            let within = first - start;
+            let part = &blocks[within..within + count];
+            match fate {
+                Fate::Lost => {}
+                Fate::Elsewhere(to) => volume.write(to + within, part, || true),
+                Fate::Fails(_, arrival) if is_last => volume.write_part(first, part, arrival),
+                Fate::Done | Fate::Fails(..) => volume.write(first, part, || true),
+            }
+        };
+        kernel.write(start, blocks.len(), answer, land).is_ok()
+    }
+
+    fn carry_out(
+        &self,
+        volume: usize,
+        action: Action,
+    ) -> (Result<(), DiskError>, Option<AlignedBuf>) {
         let Action::Read { offset, buffer } = action else {
             panic!("only reads go through the disk's own interface");
         };
@@ -248,19 +411,16 @@ impl SimDisk {
             panic!("a read into memory that the simulation does not own");
         };
         let start = usize::try_from(offset).unwrap() / BLOCK_BYTES;
-        let count = bytes.len() / BLOCK_BYTES;
-        match volumes[volume].read(start, count) {
-            Some(blocks) => {
-                for (block, out) in blocks.iter().zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
-                    // The buffer comes zeroed.
-                    if *block != Content::Zero {
-                        block.render(out);
-                    }
+        let blocks = self.read(volume, start, bytes.len() / BLOCK_BYTES);
+        let result = blocks.map(|blocks| {
+            for (block, out) in blocks.iter().zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
+                // The buffer comes zeroed.
+                if *block != Content::Zero {
+                    block.render(out);
                 }
-                (Ok(()), Some(Buffer::Owned(bytes)))
             }
-            None => (Err(DiskError::Os(5)), Some(Buffer::Owned(bytes))),
-        }
+        });
+        (result, Some(bytes))
     }
 }
 
@@ -268,10 +428,6 @@ impl Disk for SimDisk {
     unsafe fn submit(&self, ops: Vec<Op>) {
         for op in ops {
             let (result, buffer) = self.carry_out(op.volume, op.action);
-            let buffer = match buffer {
-                Some(Buffer::Owned(bytes)) => Some(bytes),
-                _ => None,
-            };
             op.sink.done(vec![Done {
                 tag: op.tag,
                 result,

@@ -3,20 +3,32 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder_engine::core::{Core, segments_min};
+use larder_engine::format::{OpenState, SegmentState};
+use larder_engine::index::Place;
 
-use crate::disk::contents;
+use crate::classes::Class;
+use crate::clients::{Request, Task};
+use crate::disk::{Arrival, Content, SimVolume, contents};
 use crate::keeper::Keeper;
-use crate::oracle::Name;
+use crate::opening::CUTS_A_VOLUME;
+use crate::oracle::{Name, VersionId};
 use crate::setup::BLOCK;
+use crate::superblocks::{Cut, CutShort};
 use crate::world::{Flight, Live, World};
 
 /// Steps in which everything must come to rest once nothing goes wrong any more.
 const REST_STEPS_MAX: usize = 100_000;
 
+/// Steps within which a close that is cut short is.
+const CLOSE_STEPS: usize = 80;
+
 /// What the next recovery must find.
+#[derive(Default)]
 pub struct Expected {
     /// By name: whether it must survive a power loss too.
     pub names: BTreeMap<Name, bool>,
+    /// What those are, and where they lie.
+    pub pages: BTreeMap<Name, (VersionId, Place)>,
     /// After a clean close: exactly these.
     pub exactly: bool,
     pub all: BTreeSet<Name>,
@@ -27,34 +39,59 @@ pub struct Expected {
 impl World {
     /// What a recovery after this moment must find.
     fn expect(&self, live: &Live, power: bool) -> Expected {
+        let mut expected = Expected::default();
         let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
-        let mut names = BTreeMap::new();
         for (name, (version, place, _)) in pages {
-            let known = self.oracle.version(version);
-            let older = known.in_place_of.map(|older| self.oracle.version(older));
-            // With metadata spoiled, the record of an old eviction may vanish and come back.
-            let left = self.oracle.spoiled && self.left.contains(&name);
-            let excused = left
-                || known.rotten
-                || older.is_some_and(|older| older.rotten)
-                || known.torn
-                || self.tainted.contains(&place.segment)
-                || !known.durable && (known.dropped || self.shaken.contains(&place.segment));
-            if !excused && (known.durable || !power) {
-                names.insert(name, known.durable);
+            let durable = self.oracle.version(version).durable;
+            if !self.is_excused(name, version, place) && (durable || !power) {
+                expected.names.insert(name, durable);
+                expected.pages.insert(name, (version, place));
             }
         }
-        Expected {
-            names,
-            exactly: false,
-            all: BTreeSet::new(),
-            unproven: BTreeSet::new(),
-        }
+        expected
+    }
+
+    /// Whether a fault touched a page, so that it may be gone.
+    fn is_excused(&self, name: Name, version: VersionId, place: Place) -> bool {
+        let known = self.oracle.version(version);
+        let older = known.in_place_of.map(|older| self.oracle.version(older));
+        // With metadata spoiled, the record of an old eviction may vanish and come back.
+        let left = self
+            .left
+            .get(&name)
+            .is_some_and(|at| known.reserved_at <= *at);
+        self.oracle.spoiled && left
+            || known.rotten
+            || older.is_some_and(|older| older.rotten)
+            || known.torn
+            || self.has_bad_successor(version)
+            || self.tainted.contains(&place.segment)
+            || !known.durable && (known.dropped || self.shaken.contains(&place.segment))
+    }
+
+    /// A later version of the page may come back in its place, whose bytes are bad: the device spoiled it, or refused it where nothing
+    /// says so any more.
+    fn has_bad_successor(&self, version: VersionId) -> bool {
+        self.oracle.has_successor(version, |later| {
+            later.rotten || later.refused && self.unsealed
+        })
+    }
+
+    /// Faults have happened since that was expected.
+    pub fn expect_less(&self, expected: &mut Expected) {
+        let pages = &expected.pages;
+        expected.names.retain(|name, _| {
+            let (version, place) = pages[name];
+            !self.is_excused(*name, version, place)
+        });
     }
 
     pub fn crash(&mut self, live: Live, power: bool) -> Expected {
         self.totals.crashes += 1;
-        self.count(&live);
+        self.count(if power { Class::Power } else { Class::Kill });
+        self.count_phases(&live);
+        self.check_all(&live);
+        self.sum_up(&live);
         let expected = self.expect(&live, power);
         self.note(u64::from(power), || {
             let what = if power {
@@ -64,12 +101,9 @@ impl World {
             };
             format!("{what}, {} pages must survive", expected.names.len())
         });
-        let mut dice = self.dice.fork();
-        let keep = dice.pick(&[0.0, 0.5, 1.0]);
-        let whole = dice.chance(0.5);
         let mut flights = live.flights;
         while !flights.is_empty() {
-            let flight = flights.swap_remove(dice.below(flights.len()));
+            let at = self.dice.below(flights.len());
             let (Flight::Meta {
                 volume,
                 start,
@@ -81,26 +115,132 @@ impl World {
                 start,
                 blocks,
                 ..
-            }) = flight
+            }) = flights.swap_remove(at).flight
             else {
                 continue;
             };
-            let all = dice.chance(keep);
-            self.disk.volumes()[volume].write(start, &blocks, || {
-                if whole { all } else { dice.chance(keep) }
-            });
+            let arrival = self.draw_tear(blocks.len());
+            self.tear(volume, start, &blocks, &arrival);
         }
         if power {
-            for volume in self.disk.volumes().iter_mut() {
-                volume.lose_power(&mut dice);
-            }
+            self.lose_power();
         }
         // Where a failed sync took what recovery finds a segment by, what was written behind it is lost with it.
         self.oracle.end_run(power || !self.shaken.is_empty());
         expected
     }
 
-    fn count(&mut self, live: &Live) {
+    /// What a crash leaves of a write in flight.
+    pub fn tear(&mut self, volume: usize, start: usize, blocks: &[Content], arrival: &Arrival) {
+        let is_metadata = blocks
+            .iter()
+            .any(|block| matches!(block, Content::Bytes(_)));
+        self.torn_inside |= is_metadata && matches!(arrival, Arrival::Prefix(_, 1..));
+        self.disk.volumes()[volume].write_part(start, blocks, arrival);
+    }
+
+    /// The power goes on every volume.
+    pub fn lose_power(&mut self) {
+        let mut dice = self.dice.fork();
+        let mut kept_some = false;
+        for volume in self.disk.volumes().iter_mut() {
+            kept_some |= volume.lose_power(&mut dice);
+        }
+        if kept_some {
+            self.count(Class::PowerKeptSome);
+        }
+    }
+
+    /// Whether a crash at a moment of its own choice takes the power with it.
+    pub fn draws_power(&mut self) -> bool {
+        let (kill, power) = (self.setup.faults.kill, self.setup.faults.power);
+        power > 0.0 && (kill == 0.0 || self.dice.chance(0.5))
+    }
+
+    /// What the store was doing when it was cut off.
+    fn count_phases(&mut self, live: &Live) {
+        use SegmentState::{Free, Open, Sealed};
+        let in_flight = |is: fn(&Flight) -> bool| live.flights.iter().any(|f| is(&f.flight));
+        let is_client = |is: fn(&Task) -> bool| live.clients.iter().flatten().any(is);
+        let phases = [
+            (Class::CrashBeforeFirstWrite, !live.has_written),
+            (
+                Class::CrashInPut,
+                in_flight(|f| {
+                    matches!(
+                        f,
+                        Flight::Data {
+                            client: Some(_),
+                            ..
+                        }
+                    )
+                }),
+            ),
+            (
+                Class::CrashInGroup,
+                in_flight(|f| matches!(f, Flight::Meta { header: None, .. })),
+            ),
+            (
+                Class::CrashInSegmentOpening,
+                in_flight(|f| {
+                    matches!(
+                        f,
+                        Flight::Meta {
+                            header: Some(Open),
+                            ..
+                        }
+                    )
+                }),
+            ),
+            (
+                Class::CrashInSeal,
+                in_flight(|f| {
+                    matches!(
+                        f,
+                        Flight::Meta {
+                            header: Some(Sealed),
+                            ..
+                        }
+                    )
+                }),
+            ),
+            (
+                Class::CrashInFree,
+                in_flight(|f| {
+                    matches!(
+                        f,
+                        Flight::Meta {
+                            header: Some(Free),
+                            ..
+                        }
+                    )
+                }),
+            ),
+            (
+                Class::CrashInSync,
+                in_flight(|f| matches!(f, Flight::Sync { .. })),
+            ),
+            (
+                Class::CrashInReclaim,
+                !matches!(live.keeper, Keeper::Idle | Keeper::Looking),
+            ),
+            (
+                Class::CrashInDelete,
+                is_client(|task| matches!(task, Task::Request(_, Request::Delete))),
+            ),
+            (
+                Class::CrashInFlush,
+                is_client(|task| matches!(task, Task::Request(_, Request::Flush { .. }))),
+            ),
+            (Class::CrashInClose, live.stopping),
+            (Class::CrashAtRest, live.flights.is_empty()),
+        ];
+        for (class, _) in phases.into_iter().filter(|(_, is)| *is) {
+            self.count(class);
+        }
+    }
+
+    fn sum_up(&mut self, live: &Live) {
         let counters = live.core.counters();
         self.totals.evicted += counters.evicted;
         self.totals.moved += counters.moved;
@@ -111,83 +251,106 @@ impl World {
     /// Closes in order, as far as the device lets it; else as after a kill.
     pub fn close(&mut self, mut live: Live) -> Expected {
         self.note(0, || "closing".to_owned());
+        live.closing = self.draw_cut(CLOSE_STEPS);
+        match self.close_in_order(&mut live) {
+            Ok(expected) => expected,
+            Err(CutShort) => {
+                live.stopping = true;
+                let power = self.draws_power();
+                self.crash(live, power)
+            }
+        }
+    }
+
+    fn close_in_order(&mut self, live: &mut Live) -> Result<Expected, CutShort> {
         let is_at_rest = |live: &Live| live.clients.iter().all(Option::is_none);
-        self.rest(&mut live, "callers finish", is_at_rest);
+        self.rest(live, "callers finish", is_at_rest)?;
         live.stopping = true;
-        self.rest(&mut live, "the housekeeper stops", |live| {
+        self.rest(live, "the housekeeper stops", |live| {
             matches!(live.keeper, Keeper::Idle)
-        });
-        self.with_core(&mut live, Core::write_evictions);
+        })?;
+        self.with_core(live, Core::write_evictions);
         let flushes = self.totals.flushes;
-        self.begin_flush(&mut live, 0);
-        self.rest(&mut live, "the last flush finishes", is_at_rest);
+        self.begin_flush(live, 0);
+        self.rest(live, "the last flush finishes", is_at_rest)?;
         if self.totals.flushes == flushes {
-            return self.crash(live, false);
+            return Err(CutShort);
         }
         let is_idle = |live: &Live| live.core.is_idle() && live.flights.is_empty();
         for _ in 0..REST_STEPS_MAX / 10 {
-            if !is_idle(&live) {
-                self.step(&mut live, false);
+            if !is_idle(live) {
+                self.step(live, false);
             }
         }
-        if !is_idle(&live) {
+        if !is_idle(live) {
             // Without the housekeeper nobody rewrites what a failed sync may have lost.
             let failed = live.core.counters().failed_syncs;
             assert!(failed > 0, "the core does not come to rest");
-            return self.crash(live, false);
+            return Err(CutShort);
         }
-        if self.fault(self.setup.faults.sync_error) {
-            return self.crash(live, false);
-        }
-        let headers = live.core.closing_headers().expect("memory");
-        {
-            let mut volumes = self.disk.volumes();
-            for (volume, offset, bytes) in &headers {
-                let start = usize::try_from(*offset).unwrap() / BLOCK;
-                volumes[*volume].write(start, &contents(bytes), || true);
-            }
-            for volume in volumes.iter_mut() {
-                let all = volume.unsynced();
-                volume.synced(all);
-            }
-        }
-        self.mark_clean();
-        self.count(&live);
-        let mut expected = self.expect(&live, false);
-        expected.exactly = !self.setup.faults.spoils()
-            && self.setup.faults.misdirected_read == 0.0
-            && self.setup.faults.sync_error == 0.0;
-        expected.all = self
-            .snapshot(&live.index, &self.namespaces_by_slot(&live))
-            .into_keys()
-            .collect();
-        for name in expected.names.keys().copied().collect::<Vec<_>>() {
-            if let Some(version) = self.current(&live, name) {
-                self.oracle.version_mut(version).durable = true;
-            }
-            expected.names.insert(name, true);
-        }
-        // What was not proven and has not been written since stays so: a verified read is not written down.
-        expected.unproven = self
-            .snapshot(&live.index, &self.namespaces_by_slot(&live))
-            .into_iter()
-            .filter(|(name, (_, place, _))| live.unproven.get(name) == Some(place))
-            .map(|(name, _)| name)
-            .collect();
+        self.mark_clean(live)?;
+        self.sum_up(live);
+        let expected = self.expect_after_close(live);
         let deletions = self.oracle.acked_deletions();
         self.oracle.deletions_durable(&deletions);
         self.oracle.end_run(false);
         self.note(expected.names.len() as u64, || {
             format!("closed with {} pages", expected.names.len())
         });
+        Ok(expected)
+    }
+
+    /// The headers of open segments, a sync, the superblocks.
+    fn mark_clean(&mut self, live: &mut Live) -> Result<(), CutShort> {
+        let headers = live.core.closing_headers().expect("memory");
+        let moments = headers.len() + CUTS_A_VOLUME * self.superblocks.len();
+        let mut cut = self.draw_cut(moments);
+        for (volume, offset, bytes) in &headers {
+            let start = usize::try_from(*offset).unwrap() / BLOCK;
+            self.write_header_now(*volume, start, &contents(bytes), &mut cut)?;
+        }
+        for volume in 0..self.superblocks.len() {
+            if self.superblocks[volume].is_some() {
+                self.sync_volume(volume)?;
+            }
+        }
+        self.update_superblocks(&mut cut, |superblock| superblock.state = OpenState::Clean)
+    }
+
+    fn expect_after_close(&mut self, live: &Live) -> Expected {
+        let mut expected = self.expect(live, false);
+        let faults = &self.setup.faults;
+        expected.exactly = !faults.spoils() && !faults.misleads();
+        let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
+        expected.all = pages.keys().copied().collect();
+        for name in expected.names.keys().copied().collect::<Vec<_>>() {
+            if let Some(version) = self.current(live, name) {
+                self.oracle.version_mut(version).durable = true;
+            }
+            expected.names.insert(name, true);
+        }
+        // What was not proven and has not been written since stays so: a verified read is not written down.
+        expected.unproven = pages
+            .into_iter()
+            .filter(|(name, (_, place, _))| live.unproven.get(name) == Some(place))
+            .map(|(name, _)| name)
+            .collect();
         expected
     }
 
     /// Steps, nothing new beginning, until `done`.
-    fn rest(&mut self, live: &mut Live, what: &str, done: impl Fn(&Live) -> bool) {
+    fn rest(
+        &mut self,
+        live: &mut Live,
+        what: &str,
+        done: impl Fn(&Live) -> bool,
+    ) -> Result<(), CutShort> {
         for _ in 0..REST_STEPS_MAX {
             if done(live) {
-                return;
+                return Ok(());
+            }
+            if live.closing.is_now() {
+                return Err(CutShort);
             }
             self.step(live, false);
         }
@@ -197,19 +360,23 @@ impl World {
     /// Without faults everything ends, a flush succeeds, and pages can be put. False when failed syncs have left a full store with
     /// nothing to rewrite into: it says so at each flush, and must be opened again.
     pub fn rest_for_good(&mut self, live: &mut Live) -> bool {
-        self.calm = true;
+        self.calm_down();
+        live.closing = Cut::never();
         self.note(0, || "nothing goes wrong from here on".to_owned());
         self.settle_down(live);
         if !self.flush_for_good(live) {
             let (counters, space) = (live.core.counters(), live.core.space_view());
             let is_full = counters.failed_syncs > 0 && space.free_segments == 0;
-            assert!(is_full, "flushes go on failing: {counters:?}, {space:?}");
+            assert!(
+                is_full || self.is_sick(),
+                "flushes go on failing: {counters:?}, {space:?}"
+            );
             return false;
         }
         // Segments that cannot be read are left alone; too few others are no store.
         let space = live.core.space_view();
         let sound = space.segments - space.unreadable_segments;
-        let puts = if sound < segments_min(self.setup.volumes.len()) {
+        let puts = if sound < segments_min(self.setup.volumes.len()) || self.is_sick() {
             0
         } else {
             40
@@ -223,14 +390,20 @@ impl World {
         true
     }
 
+    /// A block cannot be read: a segment that cannot be emptied for that is no room.
+    fn is_sick(&self) -> bool {
+        self.disk.volumes().iter().any(SimVolume::is_sick)
+    }
+
     fn settle_down(&mut self, live: &mut Live) {
-        self.rest(live, "everything ends", |live| {
+        let rests = self.rest(live, "everything ends", |live| {
             live.clients.iter().all(Option::is_none)
                 && live.flights.is_empty()
                 && !live.reclaim
                 && matches!(live.keeper, Keeper::Idle)
                 && live.settled.is_empty()
         });
+        assert!(rests.is_ok(), "nothing is cut short any more");
     }
 
     fn flush_for_good(&mut self, live: &mut Live) -> bool {

@@ -1,70 +1,312 @@
 //! What goes wrong at the device, and what is excused by it.
+//!
+//! A fault excuses what it touched and nothing else. Page data: its page. A descriptor block: every page recorded in it, and the
+//! deletions. One copy of a header: nothing, where the other copy says the same; both: the segment. One superblock: nothing; both:
+//! the volume.
 
-use larder_engine::format::{Body, DescriptorBlock, Record};
+use larder_engine::format::{Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentHeader};
+use larder_engine::index::SegmentId;
 
-use crate::disk::Content;
-use crate::oracle::VersionId;
+use crate::classes::Class;
+use crate::disk::{Arrival, Block, Content, Fate};
+use crate::kernel::{Answer, Odds};
+use crate::oracle::{Name, VersionId};
+use crate::setup::Faults;
+use crate::superblocks::block_of;
 use crate::world::World;
 
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const EDQUOT: i32 = 122;
+
+/// Tries that a reader makes at a block: one that fails fewer times is not seen to fail at all.
+const READ_TRIES: usize = 3;
+
+/// Looks at the device for a block of the kind that a fault is to hit.
+const LOOKS: usize = 60;
+
+/// What lies in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Superblock(usize),
+    Header(SegmentId),
+    Descriptor(SegmentId),
+    Payload,
+    /// Nothing that anybody wrote.
+    Nothing,
+}
+
 impl World {
-    /// A write arrives: done, failed in part, or lost. Whether the device calls it done.
+    pub fn count(&mut self, class: Class) {
+        self.tally.count(class);
+    }
+
+    /// Whether a fault of this class happens now; it is counted.
+    pub fn strikes(&mut self, class: Class, probability: f64) -> bool {
+        let strikes = self.fault(probability);
+        if strikes {
+            self.count(class);
+        }
+        strikes
+    }
+
+    /// From here on nothing goes wrong any more.
+    pub fn calm_down(&mut self) {
+        self.calm = true;
+        self.disk.kernel().odds = Odds::default();
+    }
+
+    /// A write that is cut short.
+    pub fn draw_tear(&mut self, blocks: usize) -> Arrival {
+        let arrival = Arrival::draw(&mut self.dice, blocks);
+        if arrival.is_torn() {
+            match arrival {
+                Arrival::Prefix(_, 0) => self.count(Class::TornPrefix),
+                Arrival::Prefix(..) => self.count(Class::TornInside),
+                _ => self.count(Class::TornSubset),
+            }
+        }
+        arrival
+    }
+
+    /// A write arrives: done, failed in part, lost, or elsewhere. Whether the device calls it done. `error` says how often such a
+    /// write fails, and as what.
     pub fn write(
         &mut self,
         volume: usize,
         start: usize,
         blocks: &[Content],
-        (error, lost): (f64, f64),
+        error: impl Fn(&Faults) -> (f64, Class),
     ) -> bool {
-        if self.fault(error) {
-            let mut dice = self.dice.fork();
-            let keep = dice.pick(&[0.0, 0.5, 1.0]);
-            self.disk.volumes()[volume].write(start, blocks, || dice.chance(keep));
+        let fate = self.draw_fate(volume, start, blocks, error);
+        self.disk.write(volume, start, blocks, &fate)
+    }
+
+    fn draw_fate(
+        &mut self,
+        volume: usize,
+        start: usize,
+        blocks: &[Content],
+        error: impl Fn(&Faults) -> (f64, Class),
+    ) -> Fate {
+        let (error, class) = error(&self.setup.faults);
+        let (no_space, no_progress) = (self.setup.faults.no_space, self.setup.faults.no_progress);
+        let answer = if self.strikes(class, error) {
+            Answer::Error(EIO)
+        } else if self.strikes(Class::NoSpace, no_space) {
+            Answer::Error(self.dice.pick(&[ENOSPC, EDQUOT]))
+        } else if self.strikes(Class::NoProgress, no_progress) {
+            Answer::NoProgress
+        } else {
+            Answer::Done
+        };
+        if answer != Answer::Done {
+            let arrival = self.draw_tear(blocks.len());
+            if arrival.is_torn() {
+                self.count(Class::TornByError);
+            }
             for block in blocks {
                 if let Some(version) = self.oracle.owner(block) {
                     self.oracle.version_mut(version).refused = true;
                 }
             }
-            return false;
+            return Fate::Fails(answer, arrival);
         }
-        if self.fault(lost) {
+        if self.strikes(Class::LostWrite, self.setup.faults.lost_write) {
             self.note(start as u64, || {
                 format!("the write at {volume}:{start} is lost")
             });
-            self.count_spoiled(volume, start, blocks);
-            return true;
+            self.excuse_unwritten(volume, start, blocks);
+            return Fate::Lost;
         }
-        self.disk.volumes()[volume].write(start, blocks, || true);
-        true
+        if self.strikes(Class::MisdirectedWrite, self.setup.faults.misdirected_write) {
+            let to = self
+                .dice
+                .below(self.disk.volumes()[volume].blocks() - blocks.len());
+            self.note(to as u64, || {
+                format!("the write at {volume}:{start} lands at {to}")
+            });
+            self.excuse_unwritten(volume, start, blocks);
+            let victims: Vec<Content> = (to..to + blocks.len())
+                .map(|at| self.disk.volumes()[volume].visible(at).clone())
+                .collect();
+            self.excuse(volume, to, &victims);
+            return Fate::Elsewhere(to);
+        }
+        Fate::Done
     }
 
-    /// These blocks do not hold what they should.
-    fn count_spoiled(&mut self, volume: usize, start: usize, blocks: &[Content]) {
+    /// A sync of the first `covers` unsynced writes of a volume. Whether the device calls it done.
+    pub fn sync(&mut self, volume: usize, covers: usize) -> bool {
+        let fails = self.strikes(Class::SyncError, self.setup.faults.sync_error);
+        let error = fails.then(|| self.dice.pick(&[EIO, ENOSPC, EDQUOT]));
+        let good = self.disk.kernel().sync(error).is_ok();
+        assert_eq!(good, !fails, "a sync is not what the kernel said");
+        if good {
+            self.disk.volumes()[volume].synced(covers);
+        } else {
+            self.fail_sync(volume, covers);
+        }
+        good
+    }
+
+    fn fail_sync(&mut self, volume: usize, covers: usize) {
+        let mut dice = self.dice.fork();
+        let keep = dice.pick(&[0.0, 0.5, 1.0]);
+        let stays = dice.pick(&[0.0, 0.5, 1.0]);
+        let dropped = self.disk.volumes()[volume].sync_failed(covers, &mut dice, keep, stays);
+        if !dropped.is_empty() {
+            self.count(Class::SyncDropped);
+        }
+        for (at, block) in dropped {
+            if matches!(block, Content::Bytes(_)) && at >= self.segment_first_block(0) {
+                let (segment, ..) = self.locate_block(volume, at);
+                self.shaken.insert(segment);
+            }
+            if let Some(version) = self.oracle.owner(&block) {
+                self.oracle.version_mut(version).dropped = true;
+            }
+            for record in self.records_of(volume, at, &block) {
+                if let Some(name) = self.deleted_by(&record) {
+                    self.oracle.deletion_dropped(name);
+                }
+            }
+            for version in self.pages_of(volume, at, &block) {
+                self.oracle.version_mut(version).dropped = true;
+            }
+        }
+    }
+
+    // ---- what a fault excuses
+
+    /// Where a block lies decides what it is: data in the place of a descriptor is none.
+    fn kind_of(&self, volume: usize, at: usize) -> Kind {
+        if at < self.segment_first_block(0) {
+            let copy = [0, 1].into_iter().find(|copy| block_of(*copy) == at);
+            return copy.map_or(Kind::Nothing, Kind::Superblock);
+        }
+        let (segment, _, within) = self.locate_block(volume, at);
+        if within < HEADER_BLOCKS {
+            return Kind::Header(segment);
+        }
+        match self.disk.volumes()[volume].visible(at) {
+            Content::Zero => Kind::Nothing,
+            Content::Data(_) => Kind::Payload,
+            Content::Bytes(_) => Kind::Descriptor(segment),
+        }
+    }
+
+    /// These blocks are not written.
+    fn excuse_unwritten(&mut self, volume: usize, start: usize, blocks: &[Content]) {
+        self.unsealed |= matches!(self.kind_of(volume, start), Kind::Header(_));
+        self.excuse(volume, start, blocks);
+    }
+
+    /// These blocks do not hold, or do not get, what they should.
+    fn excuse(&mut self, volume: usize, start: usize, blocks: &[Content]) {
+        // Copies of a header that go together leave nothing to tell by.
+        let headers = (start..start + blocks.len())
+            .filter(|at| matches!(self.kind_of(volume, *at), Kind::Header(_)))
+            .count();
         for (block, at) in blocks.iter().zip(start..) {
-            match block {
-                Content::Zero => {}
-                Content::Data(_) => {
-                    if let Some(version) = self.oracle.owner(block) {
-                        self.oracle.version_mut(version).rotten = true;
+            match self.kind_of(volume, at) {
+                Kind::Superblock(copy) => self.copies[volume][copy] = None,
+                Kind::Header(segment) => self.excuse_header(segment, volume, at, headers > 1),
+                _ => self.excuse_block(volume, at, block),
+            }
+        }
+    }
+
+    fn excuse_block(&mut self, volume: usize, at: usize, block: &Content) {
+        match block {
+            Content::Zero => {}
+            Content::Data(_) => {
+                if let Some(version) = self.oracle.owner(block) {
+                    self.oracle.version_mut(version).rotten = true;
+                }
+            }
+            Content::Bytes(bytes) => {
+                self.excuse_life(volume, at, bytes);
+                for record in self.records_of(volume, at, block) {
+                    self.oracle.spoiled |= !matches!(record, Record::Page(_));
+                    if let Some(name) = self.deleted_by(&record) {
+                        self.oracle.deletion_spoiled(name);
                     }
                 }
-                Content::Meta(_) => {
-                    self.oracle.spoiled = true;
-                    let (segment, _, within) = self.locate_block(volume, at);
-                    self.tainted.insert(segment);
-                    if within < 2 {
-                        self.headless.insert(segment);
-                    }
-                    for version in self.pages_of(block) {
-                        self.oracle.version_mut(version).rotten = true;
-                    }
+                for version in self.pages_of(volume, at, block) {
+                    self.oracle.version_mut(version).rotten = true;
                 }
             }
         }
     }
 
+    /// A segment's first block tells its life as long as no header does for good.
+    fn excuse_life(&mut self, volume: usize, at: usize, bytes: &Block) {
+        if at < self.segment_first_block(0) {
+            return;
+        }
+        let (segment, number, within) = self.locate_block(volume, at);
+        let Ok(block) = DescriptorBlock::check(&bytes[..]) else {
+            return;
+        };
+        if within + 1 < self.setup.segment_blocks {
+            return;
+        }
+        let life = block.identity().sequence;
+        let first = self.segment_first_block(number);
+        let is_told = (first..first + HEADER_BLOCKS as usize).all(|at| {
+            let disk = &self.disk.volumes()[volume];
+            let is_durable = disk.durable(at) == disk.visible(at) && !disk.is_unreadable(at);
+            let Content::Bytes(bytes) = disk.durable(at) else {
+                return false;
+            };
+            let header = SegmentHeader::check(&bytes[..]);
+            is_durable && header.is_ok_and(|header| header.identity().sequence >= life)
+        });
+        if !is_told {
+            self.tainted.insert(segment);
+            self.headless.insert(segment);
+        }
+    }
+
+    /// One copy of a header is bad: that costs nothing while the other says the same, for good.
+    fn excuse_header(&mut self, segment: SegmentId, volume: usize, at: usize, both: bool) {
+        let (_, _, within) = self.locate_block(volume, at);
+        let other = if within == 0 { at + 1 } else { at - 1 };
+        let (is_whole, is_same) = {
+            let disk = &self.disk.volumes()[volume];
+            let twin = disk.visible(other);
+            let is_whole = matches!(twin, Content::Bytes(bytes) if SegmentHeader::check(&bytes[..]).is_ok())
+                && !disk.is_unreadable(other);
+            let is_same = disk.durable(other) == twin && disk.visible(at) == twin;
+            (is_whole && !both, is_same)
+        };
+        if is_whole && is_same {
+            return;
+        }
+        // The segment's old life may come back, with the bytes of its new one, and with what was deleted since.
+        self.headless.insert(segment);
+        self.oracle.spoiled = true;
+        if !is_whole {
+            self.tainted.insert(segment);
+        }
+    }
+
+    /// The name that a record deletes; `None` in its place for a whole namespace.
+    fn deleted_by(&self, record: &Record) -> Option<Option<Name>> {
+        match record {
+            Record::Page(_) | Record::Evict { .. } => None,
+            Record::Clear { .. } => Some(None),
+            Record::Delete { namespace, key, .. } => {
+                let namespace = self.namespace_of(*namespace);
+                Some(self.oracle.by_key(namespace, key.prefix().as_bytes()))
+            }
+        }
+    }
+
     /// The pages that a descriptor block describes.
-    fn pages_of(&self, block: &Content) -> Vec<VersionId> {
-        self.records_of(block)
+    fn pages_of(&self, volume: usize, at: usize, block: &Content) -> Vec<VersionId> {
+        self.records_of(volume, at, block)
             .into_iter()
             .filter_map(|record| match record {
                 Record::Page(page) => {
@@ -79,87 +321,122 @@ impl World {
             .collect()
     }
 
-    fn records_of(&self, block: &Content) -> Vec<Record> {
-        let Content::Meta(bytes) = block else {
+    fn records_of(&self, volume: usize, at: usize, block: &Content) -> Vec<Record> {
+        let Content::Bytes(bytes) = block else {
             return Vec::new();
         };
-        let Ok(block) = DescriptorBlock::check(&bytes[..]) else {
+        if at < self.segment_first_block(0) {
             return Vec::new();
-        };
-        let (volume, number) = (block.identity().volume, block.identity().segment);
-        let spot = self.spot(usize::from(volume), number.0);
-        (0..self.setup.segment_blocks)
-            .find_map(|index| spot.parse_block(index, &bytes[..]).ok())
-            .map_or(Vec::new(), |block| match block.body {
-                Body::Records(records) => records,
-                Body::Namespace(_) => Vec::new(),
-            })
-    }
-
-    pub fn fail_sync(&mut self, volume: usize, covers: usize) {
-        let mut dice = self.dice.fork();
-        let keep = dice.pick(&[0.0, 0.5, 1.0]);
-        let stays = dice.pick(&[0.0, 0.5, 1.0]);
-        let dropped = self.disk.volumes()[volume].sync_failed(covers, &mut dice, keep, stays);
-        for (at, block) in dropped {
-            if matches!(block, Content::Meta(_)) {
-                let (segment, ..) = self.locate_block(volume, at);
-                self.shaken.insert(segment);
-            }
-            if let Some(version) = self.oracle.owner(&block) {
-                self.oracle.version_mut(version).dropped = true;
-            }
-            for record in self.records_of(&block) {
-                match record {
-                    Record::Page(_) => {}
-                    Record::Delete { namespace, key, .. } => {
-                        let namespace = self.namespace_of(namespace);
-                        let name = self.oracle.by_key(namespace, key.prefix().as_bytes());
-                        self.oracle.deletion_dropped(name);
-                    }
-                    _ => self.oracle.deletion_dropped(None),
-                }
-            }
-            for version in self.pages_of(&block) {
-                self.oracle.version_mut(version).dropped = true;
-            }
+        }
+        let (_, number, within) = self.locate_block(volume, at);
+        let index = self.setup.segment_blocks - 1 - within;
+        match self.spot(volume, number).parse_block(index, &bytes[..]) {
+            Ok(DescriptorBlock {
+                body: Body::Records(records),
+                ..
+            }) => records,
+            _ => Vec::new(),
         }
     }
 
-    /// The device may rot a block or lose the ability to read one.
+    // ---- what lies on the device
+
+    /// The device may rot what lies on it, or lose the ability to read it.
     pub fn spoil(&mut self) {
-        let rot = self.fault(self.setup.faults.rot);
-        let unreadable = self.fault(self.setup.faults.unreadable);
-        for (happens, rots) in [(rot, true), (unreadable, false)] {
-            if !happens {
-                continue;
-            }
-            let volume = self.dice.below(self.setup.volumes.len());
-            let first = self.segment_first_block(0);
-            let blocks = self.disk.volumes()[volume].blocks();
-            // Metadata is rare on the device: look at a few blocks and prefer it.
-            let mut at = first + self.dice.below(blocks - first);
-            for _ in 0..self.dice.below(40) {
-                let other = first + self.dice.below(blocks - first);
-                if matches!(self.disk.volumes()[volume].visible(other), Content::Meta(_)) {
-                    at = other;
-                    break;
-                }
-            }
-            let content = self.disk.volumes()[volume].visible(at).clone();
-            if content == Content::Zero {
-                continue;
-            }
-            self.note(at as u64, || {
-                format!("{volume}:{at} is spoiled, rots {rots}: {content:.0?}")
-            });
-            self.count_spoiled(volume, at, &[content]);
-            let mut volumes = self.disk.volumes();
-            if rots {
-                volumes[volume].rot(at);
-            } else {
-                volumes[volume].make_unreadable(at);
+        for (class, probability) in self.setup.faults.at_rest.each() {
+            if self.fault(probability) {
+                self.spoil_one(class);
             }
         }
+    }
+
+    fn spoil_one(&mut self, class: Class) {
+        let volume = self.dice.below(self.setup.volumes.len());
+        let Some((at, kind)) = self.find_victim(class, volume) else {
+            return;
+        };
+        let blocks = match (class, kind) {
+            (Class::RotSuperblocks, _) => vec![block_of(0), block_of(1)],
+            (Class::RotHeaders, _) => {
+                let (_, _, within) = self.locate_block(volume, at);
+                let first = at - within as usize;
+                vec![first, first + 1]
+            }
+            _ => vec![at],
+        };
+        let tries = match class {
+            Class::Unreadable => Some(None),
+            Class::ReadErrors => Some(Some(1 + self.dice.below(2 * READ_TRIES) as u32)),
+            _ => None,
+        };
+        self.count(class);
+        self.note(at as u64, || {
+            format!("{class:?} at {volume}:{at}, {kind:?}, for {tries:?}")
+        });
+        // What heals before a reader gives up touches nothing.
+        let is_seen = tries
+            .flatten()
+            .is_none_or(|tries| tries as usize >= READ_TRIES);
+        if is_seen && blocks.len() == 2 && class == Class::RotHeaders {
+            let contents: Vec<Content> = blocks
+                .iter()
+                .map(|at| self.disk.volumes()[volume].visible(*at).clone())
+                .collect();
+            self.excuse(volume, blocks[0], &contents);
+        } else if is_seen {
+            for &at in &blocks {
+                let content = self.disk.volumes()[volume].visible(at).clone();
+                self.excuse(volume, at, &[content]);
+            }
+        }
+        let mut volumes = self.disk.volumes();
+        for at in blocks {
+            match tries {
+                Some(tries) => volumes[volume].make_unreadable(at, tries),
+                None => volumes[volume].rot(at),
+            }
+        }
+    }
+
+    /// A block of the kind that a class of faults hits.
+    fn find_victim(&mut self, class: Class, volume: usize) -> Option<(usize, Kind)> {
+        let (first, end) = {
+            let disk = &self.disk.volumes()[volume];
+            (self.segment_first_block(0), disk.blocks())
+        };
+        let any = matches!(class, Class::Unreadable | Class::ReadErrors);
+        if matches!(class, Class::RotSuperblock | Class::RotSuperblocks)
+            || any && self.dice.chance(0.05)
+        {
+            let copy = self.dice.below(2);
+            return Some((block_of(copy), Kind::Superblock(copy)));
+        }
+        // Metadata is rare on the device: where any kind will do it is looked for half of the time.
+        let wants_metadata = any && self.dice.chance(0.5);
+        for _ in 0..LOOKS {
+            let mut at = first + self.dice.below(end - first);
+            let segment = first
+                + (at - first) / self.setup.segment_blocks as usize
+                    * self.setup.segment_blocks as usize;
+            if matches!(class, Class::RotHeader | Class::RotHeaders) {
+                at = segment + self.dice.below(HEADER_BLOCKS as usize);
+            } else if class == Class::RotDescriptor || wants_metadata && self.dice.chance(0.8) {
+                let last = segment + self.setup.segment_blocks as usize - 1;
+                at = last - self.dice.below(self.setup.segment_blocks as usize / 4);
+            }
+            let kind = self.kind_of(volume, at);
+            let is_there = *self.disk.volumes()[volume].visible(at) != Content::Zero;
+            let fits = match (class, kind) {
+                (_, Kind::Nothing | Kind::Superblock(_)) => false,
+                (Class::RotPayload, kind) => kind == Kind::Payload,
+                (Class::RotDescriptor, kind) => matches!(kind, Kind::Descriptor(_)),
+                (Class::RotHeader | Class::RotHeaders, kind) => matches!(kind, Kind::Header(_)),
+                (_, kind) => !wants_metadata || kind != Kind::Payload,
+            };
+            if fits && is_there {
+                return Some((at, kind));
+            }
+        }
+        None
     }
 }

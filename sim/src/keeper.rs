@@ -5,7 +5,6 @@ use larder_engine::core::{Core, Move, Victim};
 use larder_engine::disk::mailbox::{ReadAt, read_all};
 use larder_engine::format::DescriptorBlock;
 
-use crate::disk::Content;
 use crate::oracle::VersionId;
 use crate::world::{Live, World};
 
@@ -49,7 +48,12 @@ impl World {
     }
 
     pub fn keep_house(&mut self, live: &mut Live) {
-        live.keeper = match std::mem::replace(&mut live.keeper, Keeper::Idle) {
+        let keeper = std::mem::replace(&mut live.keeper, Keeper::Idle);
+        live.keeper = self.go_on_keeping(live, keeper);
+    }
+
+    fn go_on_keeping(&mut self, live: &mut Live, keeper: Keeper) -> Keeper {
+        match keeper {
             Keeper::Idle => {
                 World::answer_call(live);
                 self.with_core(live, |_| ());
@@ -63,7 +67,9 @@ impl World {
                 None => Keeper::Idle,
             },
             Keeper::Reading(victim) => {
-                let blocks = self.read_victim(&victim);
+                let Some(blocks) = self.read_victim(&victim) else {
+                    return Keeper::Finishing(victim, false);
+                };
                 let moves = self.with_core(live, |core| core.plan(&victim, &blocks));
                 self.note(moves.len() as u64, || {
                     format!(
@@ -107,20 +113,24 @@ impl World {
                     Keeper::Idle
                 }
             }
-        };
+        }
     }
 
-    fn read_victim(&mut self, victim: &Victim) -> Vec<DescriptorBlock> {
+    /// The victim's descriptor blocks, but for damaged ones; `None` when one could not be read.
+    fn read_victim(&mut self, victim: &Victim) -> Option<Vec<DescriptorBlock>> {
         let spot = self.spot(victim.volume, victim.number);
         let reads: Vec<ReadAt> = (0..victim.blocks)
             .map(|index| spot.blocks(index, 1))
             .collect();
-        read_all(&*self.disk, &reads)
-            .into_iter()
-            .zip(0..)
-            .filter_map(|(bytes, index)| spot.parse_block(index, &bytes.ok()?).ok())
-            .filter(|block| block.header.sequence == victim.sequence)
-            .collect()
+        let mut blocks = Vec::new();
+        for (bytes, index) in read_all(&*self.disk, &reads).into_iter().zip(0..) {
+            if let Ok(block) = spot.parse_block(index, &bytes.ok()?)
+                && block.header.sequence == victim.sequence
+            {
+                blocks.push(block);
+            }
+        }
+        Some(blocks)
     }
 
     fn go_on_moving(&mut self, live: &mut Live, mut moving: Moving) -> Keeper {
@@ -184,11 +194,11 @@ impl World {
                 .expect("never put");
             let (volume, start) = self.address(page.from);
             let count = page.record.blocks as usize;
-            let read: Option<Vec<Content>> = self.disk.volumes()[volume].read(start, count);
-            let finding = match read {
-                Some(blocks) if self.oracle.is_payload(version, &blocks) => Finding::Good,
-                Some(_) => Finding::Mismatch,
-                None => Finding::Unreadable,
+            let (misdirected, from) = self.read_from(volume, start, count);
+            let finding = match self.disk.read(volume, from, count) {
+                Ok(blocks) if self.oracle.is_payload(version, &blocks) => Finding::Good,
+                Ok(_) => Finding::Mismatch,
+                Err(_) => Finding::Unreadable,
             };
             if finding == Finding::Good {
                 versions[at] = Some(version);
@@ -200,7 +210,7 @@ impl World {
                 .locate(page.namespace, &page.record.key)
                 .is_none_or(|found| found.place != page.from);
             assert!(
-                is_gone || known.rotten || known.dropped || known.torn,
+                is_gone || misdirected || known.rotten || known.dropped || known.torn,
                 "{version:?} of {name:?} at {:?} is {finding:?} to reclaim",
                 page.from
             );

@@ -7,14 +7,19 @@
 //! | module | what it is |
 //! |---|---|
 //! | `dice` | the one source of chance |
+//! | `classes` | what can go wrong, and how often it did |
 //! | `setup` | what a seed draws before it begins |
 //! | `disk` | a disk that can lose, tear, refuse and rot |
+//! | `kernel` | the system calls on the way to it |
+//! | `superblocks` | both copies of each volume's superblock on it |
 //! | `oracle` | what was promised |
-//! | `world` | the core and its effects, and what is checked at each |
+//! | `world` | the core and its effects |
+//! | `checks` | what is checked between any two steps |
 //! | `clients` | callers |
 //! | `keeper` | the housekeeper |
 //! | `run` | a seed from end to end, step by step |
-//! | `faults` | what goes wrong at the device |
+//! | `faults` | what goes wrong at the device, and what that excuses |
+//! | `clock` | time, and its jumps |
 //! | `opening` | recovery, and what it must have found |
 //! | `ending` | crashes, closes, the quiet end |
 //! | `totals` | what a run did |
@@ -25,16 +30,21 @@
     reason = "a broken expectation is the finding"
 )]
 
+mod checks;
+mod classes;
 mod clients;
+mod clock;
 mod dice;
 mod disk;
 mod ending;
 mod faults;
 mod keeper;
+mod kernel;
 mod opening;
 mod oracle;
 mod run;
 mod setup;
+mod superblocks;
 mod totals;
 mod world;
 
@@ -44,6 +54,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+pub use classes::{Class, Tally};
 pub use run::{play, play_script};
 pub use totals::Totals;
 pub use world::Journal;
@@ -60,6 +71,8 @@ pub struct Campaign {
     pub failed: Vec<u64>,
     /// What happened in the others.
     pub totals: Totals,
+    /// What went wrong in the others.
+    pub tally: Tally,
 }
 
 /// Plays the seeds from `first` up to `end`, on `threads` threads, no longer than until `until`.
@@ -81,8 +94,14 @@ pub fn campaign(first: u64, end: u64, threads: usize, until: Option<Instant>) ->
                     let mut result = lock();
                     result.played += 1;
                     match outcome {
-                        Ok((_, totals)) => result.totals.add(&totals),
-                        Err(_) => result.failed.push(seed),
+                        Ok((_, totals, tally)) => {
+                            result.totals.add(&totals);
+                            result.tally.add(&tally);
+                        }
+                        Err(_) => {
+                            eprintln!("seed {seed} fails: larder-sim --seed {seed}");
+                            result.failed.push(seed);
+                        }
                     }
                 }
             });
@@ -101,7 +120,7 @@ pub fn report(seed: u64) -> bool {
         eprintln!("{event}");
     }
     match outcome {
-        Ok((digest, totals)) => eprintln!("seed {seed}: {digest:016x} {totals:?}"),
+        Ok((digest, totals, _)) => eprintln!("seed {seed}: {digest:016x} {totals:?}"),
         Err(_) => eprintln!("seed {seed} fails"),
     }
     outcome.is_err()

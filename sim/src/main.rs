@@ -20,6 +20,9 @@ struct Args {
     /// Stop after so many minutes, however many seeds are left.
     #[arg(long)]
     minutes: Option<f64>,
+    /// How many seeds are played at once; as many as the machine has cores, if not given.
+    #[arg(long)]
+    threads: Option<usize>,
     /// Play this one again and print its last events.
     #[arg(long)]
     seed: Option<u64>,
@@ -34,13 +37,24 @@ fn main() -> ExitCode {
     let until = args
         .minutes
         .map(|minutes| begun + Duration::from_secs_f64(minutes * 60.0));
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or_else(cores).max(1);
     let end = args.first.saturating_add(args.seeds);
     let campaign = larder_sim::campaign(args.first, end, threads, until);
-    println!("{} seeds, {:?}", campaign.played, begun.elapsed());
-    println!("{:?}", campaign.totals);
+    let seconds = begun.elapsed().as_secs_f64();
+    println!("{}{:?}\n", campaign.tally, campaign.totals);
+    println!(
+        "{} seeds from {} on in {seconds:.1} s on {threads} threads: {:.0} seeds/s a thread, {} failed",
+        campaign.played,
+        args.first,
+        campaign.played as f64 / seconds / threads as f64,
+        campaign.failed.len(),
+    );
     for seed in &campaign.failed {
         println!("seed {seed} fails: larder-sim --seed {seed}");
+    }
+    if let Some(&seed) = campaign.failed.first() {
+        let _ = larder_sim::report(seed);
     }
     ExitCode::from(u8::from(!campaign.failed.is_empty()))
 }

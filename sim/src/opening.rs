@@ -8,27 +8,41 @@ use larder_engine::format::OpenState;
 use larder_engine::index::Index;
 use larder_engine::recovery::{Recovery, recover};
 
-use crate::disk::contents;
+use crate::classes::Class;
+use crate::disk::{Content, contents};
 use crate::ending::Expected;
-use crate::oracle::Name;
-use crate::setup::BLOCK;
+use crate::setup::{BLOCK, Faults};
+use crate::superblocks::{Cut, CutShort};
 use crate::world::{Live, World};
 
+/// Moments in which the update of one volume's superblocks can be cut short.
+pub const CUTS_A_VOLUME: usize = 4;
+
+/// How often a reader looks at what the owner has just recovered.
+const READER_SHARE: f64 = 0.25;
+
+/// How an opening ended.
+pub enum Opening {
+    Open(Box<Live>),
+    /// In a crash, or an error: another one follows.
+    CutShort,
+    /// There is no store any more.
+    Refused,
+}
+
 impl World {
-    /// Recovers, checks what that found, and begins a run; `None` when a crash comes in between.
-    pub fn open(&mut self, expected: &mut Expected) -> Option<Live> {
+    /// Recovers, checks what that found, and begins a run.
+    pub fn open(&mut self, expected: &mut Expected) -> Opening {
         self.totals.opens += 1;
-        let segments: u32 = self.setup.volumes.iter().sum();
-        let index = Arc::new(Index::new(
-            segments as usize,
-            u64::from(segments * self.setup.segment_blocks),
-        ));
-        let superblocks: Vec<_> = self.superblocks.iter().map(Some).collect();
-        let recovery = recover(&*self.disk, &superblocks, &index, false);
-        let newest = self.superblocks.iter().map(|s| s.run).max();
-        let is_behind = self.superblocks.iter().any(|s| Some(s.run) != newest);
+        if self.read_superblocks(expected).is_none() {
+            return Opening::Refused;
+        }
+        let index = self.empty_index();
+        let recovery = self.recover(&index, false);
+        let newest = self.newest_run();
+        let is_behind = self.superblocks.iter().flatten().any(|s| s.run != newest);
         assert!(
-            !is_behind || Some(recovery.highest_run) < newest,
+            !is_behind || recovery.highest_run < newest,
             "an open would refuse a volume as stale"
         );
         self.note(index.len() as u64, || {
@@ -41,9 +55,12 @@ impl World {
             )
         });
         self.check_recovered(&recovery, &index, expected);
-        self.check_reader(&recovery);
-        if !self.begin_run(&recovery, expected) {
-            return None;
+        if self.dice.chance(READER_SHARE) {
+            self.check_reader(&recovery);
+        }
+        if self.begin_run(&recovery).is_err() {
+            self.fall_in_opening(expected);
+            return Opening::CutShort;
         }
         let first = recovery.recovered.first;
         let core = Core::new(self.config(), recovery.recovered, index.clone());
@@ -60,8 +77,21 @@ impl World {
             .map(|(name, (_, place, _))| (name, place))
             .collect();
         self.with_core(&mut live, Core::start);
-        self.check(&mut live);
-        Some(live)
+        self.check_all(&live);
+        Opening::Open(Box::new(live))
+    }
+
+    fn empty_index(&self) -> Arc<Index> {
+        let segments: u32 = self.setup.volumes.iter().sum();
+        Arc::new(Index::new(
+            segments as usize,
+            u64::from(segments * self.setup.segment_blocks),
+        ))
+    }
+
+    fn recover(&self, index: &Index, proven_only: bool) -> Recovery {
+        let superblocks: Vec<_> = self.superblocks.iter().map(Option::as_ref).collect();
+        recover(&*self.disk, &superblocks, index, proven_only)
     }
 
     fn check_recovered(&mut self, recovery: &Recovery, index: &Index, expected: &Expected) {
@@ -69,7 +99,7 @@ impl World {
         let spoils = self.setup.faults.spoils();
         // A descriptor write that fails leaves a hole that nobody can tell from a lost one.
         let faults = &self.setup.faults;
-        if !spoils && faults.meta_error == 0.0 && faults.sync_error == 0.0 {
+        if !spoils && !faults.fail_writes() && faults.sync_error == 0.0 && !self.torn_inside {
             assert!(
                 recovery.damage.is_empty(),
                 "damage after a mere crash: {:?}",
@@ -95,7 +125,7 @@ impl World {
                 "{version:?} of {name:?} is unproven after a clean close"
             );
             assert!(
-                !self.oracle.is_dead(*version),
+                !self.is_undead(*version, *place),
                 "{version:?} of {name:?} came back from the dead at {place:?}"
             );
             // Nobody remembers the failed sync: a header that it dropped is lost however it reads now.
@@ -108,7 +138,7 @@ impl World {
             bad.insert(*name);
             let known = self.oracle.version(*version);
             // That a refused page is not proven stands in a header, which may have been refused or lost too.
-            let unheaded = known.refused && (spoils || self.setup.faults.header_error > 0.0);
+            let unheaded = known.refused && (spoils || self.setup.faults.fail_headers());
             assert!(
                 *unproven
                     || known.rotten
@@ -124,7 +154,8 @@ impl World {
             let found = pages.get(name);
             assert!(
                 found.is_some() && !bad.contains(name),
-                "{name:?} is lost: recovery found {found:?}, {}",
+                "{name:?}, {:?}, is lost: recovery found {found:?}, {}",
+                expected.pages[name],
                 if bad.contains(name) {
                     "not whole"
                 } else {
@@ -134,11 +165,11 @@ impl World {
         }
         if expected.exactly && !spoils {
             // More may be found: a page whose write failed, or one whose eviction found no room to be written down.
-            let found: Vec<&Name> = pages
+            let found: Vec<_> = pages
                 .keys()
                 .filter(|name| expected.all.contains(name))
                 .collect();
-            let wanted: Vec<&Name> = expected.all.iter().collect();
+            let wanted: Vec<_> = expected.all.iter().collect();
             assert_eq!(
                 found, wanted,
                 "a clean close and an open change what is there"
@@ -148,13 +179,8 @@ impl World {
 
     /// A reader beside the owner sees whole pages only.
     fn check_reader(&mut self, recovery: &Recovery) {
-        let segments: u32 = self.setup.volumes.iter().sum();
-        let index = Index::new(
-            segments as usize,
-            u64::from(segments * self.setup.segment_blocks),
-        );
-        let superblocks: Vec<_> = self.superblocks.iter().map(Some).collect();
-        let reader = recover(&*self.disk, &superblocks, &index, true);
+        let index = self.empty_index();
+        let reader = self.recover(&index, true);
         let namespaces: Vec<usize> = reader
             .recovered
             .namespaces
@@ -163,8 +189,8 @@ impl World {
             .collect();
         for (name, (version, place, _)) in self.snapshot(&index, &namespaces) {
             let known = self.oracle.version(version);
-            let unheaded = known.refused
-                && (self.setup.faults.spoils() || self.setup.faults.header_error > 0.0);
+            let faults = &self.setup.faults;
+            let unheaded = known.refused && (faults.spoils() || faults.fail_headers());
             assert!(
                 known.rotten
                     || known.dropped
@@ -180,48 +206,75 @@ impl World {
         );
     }
 
-    /// Tells the volumes of the run and writes the headers that recovery asked for; false when a crash comes in between.
-    fn begin_run(&mut self, recovery: &Recovery, expected: &mut Expected) -> bool {
-        let crashes = self.setup.faults.power > 0.0 && !self.calm && self.dice.chance(0.1);
+    /// Tells the volumes of the run and writes the headers that recovery asked for.
+    fn begin_run(&mut self, recovery: &Recovery) -> Result<(), CutShort> {
+        let moments = CUTS_A_VOLUME * self.superblocks.len() + recovery.adoptions.len() + 1;
+        let mut cut = self.draw_cut(moments);
         let run = recovery.recovered.first.run();
-        let told = if crashes {
-            self.dice.below(self.superblocks.len() + 1)
-        } else {
-            usize::MAX
-        };
-        for superblock in self.superblocks.iter_mut().take(told) {
+        self.update_superblocks(&mut cut, |superblock| {
             superblock.run = run;
             superblock.state = OpenState::Open;
-            superblock.generation += 1;
-        }
-        // Writing a superblock syncs its volume, with all that earlier runs left unsynced there.
-        for volume in self.disk.volumes().iter_mut().take(told) {
-            let all = volume.unsynced();
-            volume.synced(all);
-        }
-        if told >= self.superblocks.len() {
-            for (volume, header) in &recovery.adoptions {
-                let mut bytes = vec![0; 2 * BLOCK];
-                for copy in bytes.chunks_exact_mut(BLOCK) {
-                    header.encode(copy.try_into().unwrap());
-                }
-                let start = self.segment_first_block(header.segment.0);
-                self.disk.volumes()[*volume].write(start, &contents(&bytes), || true);
+        })?;
+        for (volume, header) in &recovery.adoptions {
+            let mut bytes = vec![0; 2 * BLOCK];
+            for copy in bytes.chunks_exact_mut(BLOCK) {
+                header.encode(copy.try_into().unwrap());
             }
+            let start = self.segment_first_block(header.segment.0);
+            self.write_header_now(*volume, start, &contents(&bytes), &mut cut)?;
         }
-        if crashes {
-            self.note(told as u64, || {
-                format!("power loss in the opening, {told} volumes told")
-            });
-            let mut dice = self.dice.fork();
-            for volume in self.disk.volumes().iter_mut() {
-                volume.lose_power(&mut dice);
-            }
-            self.oracle.end_run(true);
+        if cut.is_now() {
+            return Err(CutShort);
+        }
+        Ok(())
+    }
+
+    /// When an opening or a close of so many moments is cut short, if at all.
+    pub fn draw_cut(&mut self, moments: usize) -> Cut {
+        let faults = &self.setup.faults;
+        let may_crash = faults.kill + faults.power > 0.0;
+        if may_crash && self.fault(self.setup.faults.cut) {
+            Cut::after(self.dice.below(moments))
+        } else {
+            Cut::never()
+        }
+    }
+
+    /// Writes both copies of a header, as an opening and a close do: waiting for it.
+    pub fn write_header_now(
+        &mut self,
+        volume: usize,
+        start: usize,
+        blocks: &[Content],
+        cut: &mut Cut,
+    ) -> Result<(), CutShort> {
+        if cut.is_now() {
+            let arrival = self.draw_tear(blocks.len());
+            self.tear(volume, start, blocks, &arrival);
+            return Err(CutShort);
+        }
+        let error = |faults: &Faults| (faults.header_error, Class::HeaderError);
+        if self.write(volume, start, blocks, error) {
+            Ok(())
+        } else {
+            Err(CutShort)
+        }
+    }
+
+    /// The process is gone, and perhaps the power with it.
+    fn fall_in_opening(&mut self, expected: &mut Expected) {
+        self.count(Class::CrashInOpen);
+        self.totals.crashes += 1;
+        let power = self.draws_power();
+        self.note(u64::from(power), || {
+            format!("the opening is cut short, the power goes: {power}")
+        });
+        if power {
+            self.lose_power();
             expected.names.retain(|_, durable| *durable);
-            expected.exactly = false;
-            return false;
         }
-        true
+        self.expect_less(expected);
+        self.oracle.end_run(power || !self.shaken.is_empty());
+        expected.exactly = false;
     }
 }

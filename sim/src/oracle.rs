@@ -4,8 +4,6 @@
 //! Each attempt to store a page is a *version* with bytes of its own, so that bytes of an older attempt, of another page or of
 //! a deleted one are recognised. Versions and deletions are ordered by the moment of their reservation, as births are.
 
-use std::collections::BTreeMap;
-
 use larder_engine::format::{Namespace, PageChecksum, PageKey};
 
 use crate::dice::mix;
@@ -34,7 +32,6 @@ pub struct Version {
     pub reserved_at: u64,
     pub checksum: u64,
     pub blocks: u32,
-    word: u64,
     /// Must survive a power loss for as long as it is in the index.
     pub durable: bool,
     /// It is this older version of the page that must, this one having taken its place in the index.
@@ -56,24 +53,24 @@ struct Deletion {
     acked: bool,
     durable: bool,
     dropped: bool,
+    /// The device spoiled a block that recorded it: it may be undone.
+    spoiled: bool,
 }
 
 pub struct Oracle {
     salt: u64,
     names: Vec<NameInfo>,
-    by_key: BTreeMap<(usize, [u8; 12]), Name>,
+    /// Names of one namespace.
+    names_each: usize,
     versions: Vec<Version>,
-    by_checksum: BTreeMap<(Name, u64), VersionId>,
-    by_word: BTreeMap<u64, VersionId>,
     deletions: Vec<Deletion>,
-    /// The device spoiled metadata: deletions may be undone.
+    /// The device spoiled records of what had left: they may vanish, and come back.
     pub spoiled: bool,
 }
 
 impl Oracle {
     pub fn new(setup: &Setup, salt: u64) -> Oracle {
         let mut names = Vec::new();
-        let mut by_key = BTreeMap::new();
         for namespace in 0..setup.namespaces.len() {
             let first = names.len();
             for chain in 0..setup.chains {
@@ -86,8 +83,7 @@ impl Oracle {
                         depth => Some(at(chain, depth - 1)),
                     };
                     // The same keys in every namespace: they must not meet.
-                    let key = key_of(chain, depth);
-                    by_key.insert((namespace, *key.prefix().as_bytes()), at(chain, depth));
+                    let key = key_of(chain * setup.depth + depth);
                     names.push(NameInfo {
                         namespace,
                         key,
@@ -102,10 +98,8 @@ impl Oracle {
         Oracle {
             salt,
             names,
-            by_key,
+            names_each: setup.chains * setup.depth,
             versions: Vec::new(),
-            by_checksum: BTreeMap::new(),
-            by_word: BTreeMap::new(),
             deletions: Vec::new(),
             spoiled: false,
         }
@@ -119,32 +113,35 @@ impl Oracle {
         &self.names[name.0]
     }
 
+    pub fn names_of(&self, namespace: usize) -> Vec<Name> {
+        let first = namespace * self.names_each;
+        (first..first + self.names_each).map(Name).collect()
+    }
+
     pub fn by_key(&self, namespace: usize, prefix: &[u8; 12]) -> Option<Name> {
-        self.by_key.get(&(namespace, *prefix)).copied()
+        let [.., a, b, c, d] = *prefix;
+        let ordinal = u32::from_le_bytes([a, b, c, d]) as usize;
+        let name = Name(namespace * self.names_each + ordinal);
+        let is_one =
+            ordinal < self.names_each && self.names[name.0].key.prefix().as_bytes() == prefix;
+        is_one.then_some(name)
     }
 
     /// A new attempt to store a page.
     pub fn write(&mut self, name: Name, now: u64, namespace: &Namespace) -> VersionId {
         let id = VersionId(self.versions.len());
-        let word = mix(self.salt, id.0 as u64);
         let blocks = namespace.shape().page_blocks();
         let mut checksum = PageChecksum::new(namespace.fingerprint(), &self.names[name.0].key);
         let mut bytes = [0; BLOCK];
         for at in 0..blocks {
-            let block = content(word, at);
-            if let Content::Data(word) = block {
-                self.by_word.insert(word, id);
-            }
-            block.render(&mut bytes);
+            self.content(id, at).render(&mut bytes);
             checksum.blocks(&bytes);
         }
-        let checksum = checksum.finish();
         self.versions.push(Version {
             name,
             reserved_at: now,
-            checksum,
+            checksum: checksum.finish(),
             blocks,
-            word,
             durable: false,
             in_place_of: None,
             dropped: false,
@@ -153,7 +150,6 @@ impl Oracle {
             torn: false,
         });
         self.names[name.0].versions.push(id);
-        self.by_checksum.insert((name, checksum), id);
         id
     }
 
@@ -165,32 +161,49 @@ impl Oracle {
         &mut self.versions[id.0]
     }
 
+    /// The version of a page that has this checksum.
     pub fn find(&self, name: Name, checksum: u64) -> Option<VersionId> {
-        self.by_checksum.get(&(name, checksum)).copied()
+        let versions = self.names[name.0].versions.iter().rev();
+        versions
+            .copied()
+            .find(|version| self.versions[version.0].checksum == checksum)
+    }
+
+    /// Whether `is` holds for a later version of the same page.
+    pub fn has_successor(&self, id: VersionId, is: impl Fn(&Version) -> bool) -> bool {
+        let versions = &self.names[self.versions[id.0].name.0].versions;
+        versions
+            .iter()
+            .any(|later| *later > id && is(&self.versions[later.0]))
     }
 
     /// The version that a block of page data belongs to.
     pub fn owner(&self, block: &Content) -> Option<VersionId> {
-        match block {
-            Content::Data(word) => self.by_word.get(word).copied(),
-            _ => None,
-        }
+        let Content::Data(word) = *block else {
+            return None;
+        };
+        let id = VersionId((word >> 40) as usize);
+        let at = (word >> 24) as u32 & 0xffff;
+        (id.0 < self.versions.len() && self.content(id, at) == *block).then_some(id)
+    }
+
+    /// A block of a version: whose it is, which one, and a word that shows that it is whole.
+    fn content(&self, id: VersionId, at: u32) -> Content {
+        assert!(id.0 < 1 << 24 && at < 1 << 16, "a run is shorter than that");
+        let name = (id.0 as u64) << 16 | u64::from(at);
+        Content::Data(name << 24 | mix(self.salt, name) & 0xff_ffff)
     }
 
     pub fn payload(&self, id: VersionId) -> Vec<Content> {
-        let version = &self.versions[id.0];
-        (0..version.blocks)
-            .map(|at| content(version.word, at))
-            .collect()
+        let blocks = self.versions[id.0].blocks;
+        (0..blocks).map(|at| self.content(id, at)).collect()
     }
 
     pub fn is_payload(&self, id: VersionId, blocks: &[Content]) -> bool {
-        let version = &self.versions[id.0];
-        blocks.len() == version.blocks as usize
-            && blocks
-                .iter()
-                .zip(0..)
-                .all(|(block, at)| *block == content(version.word, at))
+        blocks.len() == self.versions[id.0].blocks as usize
+            && (0..)
+                .zip(blocks)
+                .all(|(at, block)| *block == self.content(id, at))
     }
 
     // ---- deletions
@@ -203,6 +216,7 @@ impl Oracle {
             acked: false,
             durable: false,
             dropped: false,
+            spoiled: false,
         });
         for name in names {
             self.names[name.0].deletions.push(at);
@@ -234,18 +248,23 @@ impl Oracle {
 
     /// A failed sync dropped a block that recorded deletions of this name (of any, when `None`).
     pub fn deletion_dropped(&mut self, name: Option<Name>) {
+        for deletion in self.deletions_of(name) {
+            let deletion = &mut self.deletions[deletion];
+            deletion.dropped = !deletion.durable;
+        }
+    }
+
+    /// The device spoiled a block that recorded deletions of this name (of any, when `None`).
+    pub fn deletion_spoiled(&mut self, name: Option<Name>) {
+        for deletion in self.deletions_of(name) {
+            self.deletions[deletion].spoiled = true;
+        }
+    }
+
+    fn deletions_of(&self, name: Option<Name>) -> Vec<usize> {
         match name {
-            Some(name) => {
-                for &at in &self.names[name.0].deletions {
-                    let deletion = &mut self.deletions[at];
-                    deletion.dropped = !deletion.durable;
-                }
-            }
-            None => {
-                for deletion in &mut self.deletions {
-                    deletion.dropped = !deletion.durable;
-                }
-            }
+            Some(name) => self.names[name.0].deletions.clone(),
+            None => (0..self.deletions.len()).collect(),
         }
     }
 
@@ -261,11 +280,10 @@ impl Oracle {
     /// Whether a version must not be seen any more.
     pub fn is_dead(&self, id: VersionId) -> bool {
         let version = &self.versions[id.0];
-        !self.spoiled
-            && self.names[version.name.0]
-                .deletions
-                .iter()
-                .any(|&at| self.deletions[at].at > version.reserved_at)
+        self.names[version.name.0].deletions.iter().any(|&at| {
+            let deletion = &self.deletions[at];
+            !deletion.spoiled && deletion.at > version.reserved_at
+        })
     }
 
     /// The run is over: deletions that need not have survived are forgotten.
@@ -287,15 +305,13 @@ impl Oracle {
     }
 }
 
-fn key_of(chain: usize, depth: usize) -> PageKey {
+/// The key of a name: its prefix ends with the name's place among those of its namespace.
+fn key_of(ordinal: usize) -> PageKey {
     let mut bytes = [0; 32];
     for (at, chunk) in bytes.chunks_exact_mut(8).enumerate() {
-        let word = mix((chain as u64) << 32 | depth as u64, at as u64);
+        let word = mix(ordinal as u64, at as u64);
         chunk.copy_from_slice(&word.to_le_bytes());
     }
+    bytes[8..12].copy_from_slice(&(ordinal as u32).to_le_bytes());
     PageKey::from_bytes(bytes)
-}
-
-fn content(word: u64, at: u32) -> Content {
-    Content::Data(mix(word, u64::from(at)))
 }

@@ -1,13 +1,13 @@
 //! A seed from its first open to its last check: the steps, and what the device does at each.
 
-use std::collections::{BTreeMap, BTreeSet};
-
+use crate::classes::{Class, Tally};
 use crate::clients::Task;
 use crate::dice::{Dice, mix};
 use crate::ending::Expected;
 use crate::keeper::Keeper;
+use crate::opening::Opening;
 use crate::totals::Totals;
-use crate::world::{Flight, Journal, Live, World};
+use crate::world::{Flight, InFlight, Journal, Live, World};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -18,44 +18,43 @@ pub enum End {
 }
 
 /// Plays a seed. Returns a digest of all that happened, and what that was.
-pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals) {
+pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
     play_out(World::new(Dice::new(seed), seed, journal))
 }
 
 /// Plays what a script says, byte by byte in the place of chance; no more steps than it has bytes.
-pub fn play_script(script: &[u8], journal: Option<Journal>) -> (u64, Totals) {
+pub fn play_script(script: &[u8], journal: Option<Journal>) -> (u64, Totals, Tally) {
     let mut world = World::new(Dice::scripted(script), 0, journal);
     world.setup.steps = world.setup.steps.min(script.len());
     play_out(world)
 }
 
-fn play_out(mut world: World) -> (u64, Totals) {
+fn play_out(mut world: World) -> (u64, Totals, Tally) {
     let mut expected = Expected {
-        names: BTreeMap::new(),
         exactly: true,
-        all: BTreeSet::new(),
-        unproven: BTreeSet::new(),
+        ..Expected::default()
     };
     let mut steps = world.setup.steps;
     loop {
-        let Some(mut live) = world.open(&mut expected) else {
-            continue;
+        let mut live = match world.open(&mut expected) {
+            Opening::Open(live) => *live,
+            Opening::CutShort => continue,
+            Opening::Refused => break,
         };
         match world.live(&mut live, &mut steps) {
             End::Close => expected = world.close(live),
             End::Done => {
                 if !world.rest_for_good(&mut live) {
                     expected = world.crash(live, false);
-                    live = world
-                        .open(&mut expected)
-                        .expect("nothing goes wrong any more");
+                    let Opening::Open(reopened) = world.open(&mut expected) else {
+                        break;
+                    };
+                    live = *reopened;
                     let rests = world.rest_for_good(&mut live);
                     assert!(rests, "a reopened store still cannot flush");
                 }
                 expected = world.crash(live, true);
-                world
-                    .open(&mut expected)
-                    .expect("nothing goes wrong any more");
+                world.open(&mut expected);
                 break;
             }
             end => expected = world.crash(live, end == End::Power),
@@ -66,7 +65,10 @@ fn play_out(mut world: World) -> (u64, Totals) {
         .volumes()
         .iter()
         .fold(world.digest, |digest, volume| mix(digest, volume.digest()));
-    (digest, world.totals)
+    let mut tally = world.tally;
+    tally.add(&world.disk.kernel().tally);
+    tally.end_seed();
+    (digest, world.totals, tally)
 }
 
 impl World {
@@ -75,12 +77,11 @@ impl World {
             *steps -= 1;
             self.totals.steps += 1;
             self.spoil();
-            let faults = self.setup.faults.clone();
-            for (probability, end) in [
-                (faults.kill, End::Kill),
-                (faults.power, End::Power),
-                (faults.close, End::Close),
-            ] {
+            self.disturb_clock();
+            let faults = &self.setup.faults;
+            let (kill, power, close) = (faults.kill, faults.power, faults.close);
+            for (probability, end) in [(kill, End::Kill), (power, End::Power), (close, End::Close)]
+            {
                 if self.fault(probability) {
                     return end;
                 }
@@ -92,6 +93,7 @@ impl World {
 
     /// One step of something that can go on.
     pub fn step(&mut self, live: &mut Live, may_begin: bool) {
+        self.moment += 1;
         let weights = self.setup.weights;
         let device = if live.flights.is_empty() {
             0
@@ -107,8 +109,16 @@ impl World {
         let draw = self.dice.below(total);
         if draw < device {
             let at = self.dice.below(live.flights.len());
-            let flight = live.flights.swap_remove(at);
-            self.arrive(live, flight);
+            if live.flights[at].due <= self.moment || self.calm {
+                let InFlight { flight, number, .. } = live.flights.swap_remove(at);
+                let volume = flight.volume();
+                let overtakes =
+                    |other: &InFlight| other.number < number && other.flight.volume() == volume;
+                if live.flights.iter().any(overtakes) {
+                    self.count(Class::Reordered);
+                }
+                self.arrive(live, flight);
+            }
         } else if draw < device + keeper {
             self.keep_house(live);
         } else if draw < device + keeper + weights.clients {
@@ -119,14 +129,20 @@ impl World {
                 self.begin_task(live, client);
             }
         } else {
-            let most = self.setup.tick_ms;
-            self.now_ms += self.dice.between(0, most);
-            if let Some(at) = World::wakes_at(live).filter(|_| self.dice.chance(0.2)) {
-                self.now_ms = self.now_ms.max(at);
-            }
+            self.pass_time(World::wakes_at(live));
         }
         self.hear(live);
         self.check(live);
+    }
+
+    /// Where a read of page data goes: not always where it should.
+    pub fn read_from(&mut self, volume: usize, start: usize, count: usize) -> (bool, usize) {
+        if self.strikes(Class::MisdirectedRead, self.setup.faults.misdirected_read) {
+            let last = self.disk.volumes()[volume].blocks() - count;
+            (true, self.dice.below(last))
+        } else {
+            (false, start)
+        }
     }
 
     /// The device finishes something.
@@ -137,15 +153,17 @@ impl World {
                 volume,
                 start,
                 blocks,
-                is_header,
+                header,
             } => {
-                let faults = &self.setup.faults;
-                let (error, lost) = if is_header {
-                    (faults.header_error, faults.lost_write)
-                } else {
-                    (faults.meta_error, faults.lost_write)
-                };
-                let good = self.write(volume, start, &blocks, (error, lost));
+                let is_header = header.is_some();
+                let good = self.write(volume, start, &blocks, |faults| {
+                    if is_header {
+                        (faults.header_error, Class::HeaderError)
+                    } else {
+                        (faults.meta_error, Class::DescriptorError)
+                    }
+                });
+                live.has_written = true;
                 self.note(id.0, || {
                     format!("{id:?} written at {volume}:{start}: {good}")
                 });
@@ -159,9 +177,10 @@ impl World {
                 start,
                 blocks,
             } => {
-                let faults = &self.setup.faults;
-                let odds = (faults.data_error, faults.lost_write);
-                let good = self.write(volume, start, &blocks, odds);
+                let good = self.write(volume, start, &blocks, |faults| {
+                    (faults.data_error, Class::DataError)
+                });
+                live.has_written = true;
                 live.failures += u64::from(!good);
                 self.note(start as u64, || {
                     format!("data of {client:?} {asks:?} written at {volume}:{start}: {good}")
@@ -191,28 +210,17 @@ impl World {
                 start,
                 count,
             } => {
-                let misdirected = self.fault(self.setup.faults.misdirected_read);
-                let from = if misdirected {
-                    let last = self.disk.volumes()[volume].blocks() - count;
-                    self.dice.below(last)
-                } else {
-                    start
-                };
-                let outcome = self.disk.volumes()[volume].read(from, count).ok_or(());
+                let (misdirected, from) = self.read_from(volume, start, count);
+                let outcome = self.disk.read(volume, from, count);
                 let Some(Task::Get(get)) = live.clients[client].as_mut() else {
                     panic!("a get ends before its reads");
                 };
                 World::read_done(get, at, outcome, misdirected);
             }
             Flight::Sync { id, volume, covers } => {
-                let good = !self.fault(self.setup.faults.sync_error);
+                let good = self.sync(volume, covers);
                 self.note(id.0, || format!("{id:?} sync of volume {volume}: {good}"));
-                if good {
-                    self.disk.volumes()[volume].synced(covers);
-                } else {
-                    live.failures += 1;
-                    self.fail_sync(volume, covers);
-                }
+                live.failures += u64::from(!good);
                 self.with_core(live, |core| core.io_done(id, good));
             }
         }

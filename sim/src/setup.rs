@@ -10,7 +10,9 @@ use larder_engine::format::{
     Superblock, VolumeEntry, VolumeId,
 };
 
+use crate::classes::Class;
 use crate::dice::Dice;
+use crate::kernel::Odds;
 
 pub const BLOCK: usize = larder_engine::format::BLOCK_BYTES;
 
@@ -23,35 +25,119 @@ pub struct Faults {
     pub power: f64,
     /// A step is the last before a clean close.
     pub close: f64,
+    /// An opening or a close is cut short.
+    pub cut: f64,
     /// A write of page data fails, some of its blocks written.
     pub data_error: f64,
     /// A write of descriptors fails.
     pub meta_error: f64,
     /// A write of headers fails.
     pub header_error: f64,
+    /// A write of a superblock fails.
+    pub superblock_error: f64,
+    /// Any write fails for lack of space.
+    pub no_space: f64,
+    /// Any write comes back short, without progress.
+    pub no_progress: f64,
     /// A sync fails and drops some of what it should have covered.
     pub sync_error: f64,
     /// A caller gives a page up.
     pub give_up: f64,
     /// A write is acknowledged and never happens.
     pub lost_write: f64,
-    /// A step rots a block.
-    pub rot: f64,
-    /// A step makes a block unreadable.
-    pub unreadable: f64,
+    /// A write is acknowledged and lands elsewhere.
+    pub misdirected_write: f64,
     /// A read gives another block's content.
     pub misdirected_read: f64,
+    /// A step spoils something that lies on the device.
+    pub at_rest: AtRest,
+    /// System calls that are interrupted or come back short.
+    pub calls: Odds,
+    /// An operation takes long.
+    pub delay: f64,
+    /// A step finds the clock changed: far ahead, a little back, or standing still for a while.
+    pub clock_forward: f64,
+    pub clock_back: f64,
+    pub clock_frozen: f64,
+}
+
+/// What the device spoils of what lies on it, each of a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AtRest {
+    pub rot_payload: f64,
+    pub rot_descriptor: f64,
+    pub rot_header: f64,
+    pub rot_headers: f64,
+    pub rot_superblock: f64,
+    pub rot_superblocks: f64,
+    /// A block cannot be read any more.
+    pub unreadable: f64,
+    /// A block cannot be read for some tries: for fewer than a reader makes, or for more.
+    pub read_errors: f64,
+}
+
+impl AtRest {
+    /// Each class and its probability.
+    pub fn each(&self) -> [(Class, f64); 8] {
+        [
+            (Class::RotPayload, self.rot_payload),
+            (Class::RotDescriptor, self.rot_descriptor),
+            (Class::RotHeader, self.rot_header),
+            (Class::RotHeaders, self.rot_headers),
+            (Class::RotSuperblock, self.rot_superblock),
+            (Class::RotSuperblocks, self.rot_superblocks),
+            (Class::Unreadable, self.unreadable),
+            (Class::ReadErrors, self.read_errors),
+        ]
+    }
+
+    fn draw(dice: &mut Dice, step: f64) -> AtRest {
+        let mut some = |share: f64, of: &[f64]| {
+            if dice.chance(share) {
+                step * dice.pick(of)
+            } else {
+                0.0
+            }
+        };
+        AtRest {
+            rot_payload: some(0.3, &[2.0, 10.0]),
+            rot_descriptor: some(0.3, &[2.0, 10.0]),
+            rot_header: some(0.3, &[2.0, 10.0]),
+            rot_headers: some(0.2, &[2.0, 5.0]),
+            rot_superblock: some(0.2, &[1.0, 2.0]),
+            rot_superblocks: some(0.1, &[0.3]),
+            unreadable: some(0.3, &[2.0, 10.0]),
+            read_errors: some(0.3, &[2.0, 20.0]),
+        }
+    }
 }
 
 impl Faults {
     /// Whether the device may spoil what it once held.
     pub fn spoils(&self) -> bool {
-        self.lost_write > 0.0 || self.rot > 0.0 || self.unreadable > 0.0
+        let at_rest = self.at_rest.each();
+        self.lost_write + self.misdirected_write > 0.0
+            || at_rest.iter().any(|(_, probability)| *probability > 0.0)
+    }
+
+    /// Whether reads may give what is not there, or syncs fail.
+    pub fn misleads(&self) -> bool {
+        self.misdirected_read + self.sync_error > 0.0
     }
 
     /// Whether writes may fail.
     pub fn fail_writes(&self) -> bool {
-        self.data_error + self.meta_error + self.header_error > 0.0
+        self.fail_headers() || self.fail_descriptors() || self.data_error > 0.0
+    }
+
+    /// Whether writes of headers may fail.
+    pub fn fail_headers(&self) -> bool {
+        self.header_error + self.no_space + self.no_progress > 0.0
+    }
+
+    /// Whether writes of descriptors may fail.
+    pub fn fail_descriptors(&self) -> bool {
+        self.meta_error + self.no_space + self.no_progress > 0.0
     }
 
     fn draw(dice: &mut Dice, steps: usize) -> Faults {
@@ -64,22 +150,34 @@ impl Faults {
             }
         };
         let mut faults = Faults {
-            kill: some(0.6, &[2.0 * step, 6.0 * step]),
-            power: some(0.6, &[2.0 * step, 6.0 * step]),
+            kill: some(0.6, &[1.0 * step, 4.0 * step]),
+            power: some(0.6, &[1.0 * step, 4.0 * step]),
             close: some(0.3, &[2.0 * step]),
-            data_error: some(0.25, &[0.002, 0.02]),
-            meta_error: some(0.25, &[0.002, 0.02, 0.1]),
-            header_error: some(0.2, &[0.02, 0.2]),
+            cut: some(0.5, &[0.1, 0.4]),
+            data_error: some(0.2, &[0.002, 0.02]),
+            meta_error: some(0.2, &[0.002, 0.02, 0.1]),
+            header_error: some(0.15, &[0.02, 0.2]),
+            superblock_error: some(0.1, &[0.02, 0.1]),
+            no_space: some(0.1, &[0.002, 0.05]),
+            no_progress: some(0.1, &[0.002, 0.02]),
             sync_error: some(0.25, &[0.02, 0.1, 0.3]),
             give_up: some(0.2, &[0.02]),
+            delay: some(0.3, &[0.02, 0.2]),
+            clock_forward: some(0.2, &[1.0 * step]),
+            clock_back: some(0.2, &[3.0 * step]),
+            clock_frozen: some(0.2, &[1.0 * step]),
+            calls: Odds {
+                interrupted: some(0.2, &[0.01, 0.2]),
+                short: some(0.2, &[0.01, 0.2]),
+            },
             ..Faults::default()
         };
-        if dice.chance(0.25) {
-            let mut some = |of: &[f64]| if dice.chance(0.5) { dice.pick(of) } else { 0.0 };
+        if dice.chance(0.35) {
+            let mut some = |of: &[f64]| if dice.chance(0.4) { dice.pick(of) } else { 0.0 };
             faults.lost_write = some(&[0.002, 0.01]);
-            faults.rot = some(&[3.0 * step, 20.0 * step]);
-            faults.unreadable = some(&[3.0 * step, 20.0 * step]);
+            faults.misdirected_write = some(&[0.002, 0.01]);
             faults.misdirected_read = some(&[0.002, 0.02]);
+            faults.at_rest = AtRest::draw(dice, step);
         }
         faults
     }
@@ -111,6 +209,8 @@ pub struct Setup {
     pub weights: Weights,
     pub faults: Faults,
     pub tick_ms: u64,
+    /// Steps between two looks at everything; what is cheap is checked at each.
+    pub check_every: u64,
 }
 
 impl Setup {
@@ -120,12 +220,12 @@ impl Setup {
         let volumes = (0..volumes as u32)
             .map(|volume| (least + dice.below(5) as u32).div_ceil(volumes as u32) + volume % 2)
             .collect();
-        let segment_blocks = dice.pick(&[48, 64, 128, 128, 256, 256, 512]);
-        let steps = dice.pick(&[400, 1000, 2000]);
+        let segment_blocks = dice.pick(&[24, 32, 32, 48, 48, 64, 96]);
+        let steps = dice.pick(&[150, 300, 300, 600]);
         let namespaces = (0..dice.pick(&[1, 1, 2, 3]))
             .map(|index| {
                 let most = segment_blocks as usize / dice.pick(&[4, 8, 16, 32]);
-                let page = 1 + dice.below(most);
+                let page = 1 + dice.below(most.max(1));
                 namespace(index, page as u32)
             })
             .collect();
@@ -133,8 +233,8 @@ impl Setup {
             volumes,
             segment_blocks,
             namespaces,
-            chains: 4 + dice.below(28),
-            depth: 2 + dice.below(14),
+            chains: 4 + dice.below(20),
+            depth: 2 + dice.below(12),
             sync: match dice.below(4) {
                 0 => SyncPolicy::Relaxed,
                 1 => SyncPolicy::Always,
@@ -153,6 +253,7 @@ impl Setup {
             },
             faults: Faults::draw(dice, steps),
             tick_ms: dice.pick(&[1, 20, 500]),
+            check_every: dice.pick(&[1, 25, 50, 50, 50, 50, 50, 50]),
         }
     }
 

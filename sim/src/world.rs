@@ -7,24 +7,28 @@ use larder_engine::PutStatus;
 use larder_engine::catalog::ReservationId;
 use larder_engine::core::{Config, Core, Effect, Fault, Io, IoId, RequestId};
 use larder_engine::format::{
-    BlockAddress, Body, DescriptorBlock, Fingerprint, OpenState, Record, SEGMENTS_OFFSET,
-    SegmentHeader, SegmentNo, SegmentState, Serial, StoreId, Superblock,
+    Fingerprint, Run, SEGMENTS_OFFSET, SegmentState, Serial, StoreId, Superblock,
 };
 use larder_engine::index::{Index, NamespaceSlot, Place, SegmentId};
 use larder_engine::recovery::scan::Spot;
 
+use crate::classes::{Class, Tally};
 use crate::clients::Task;
 use crate::dice::{Dice, mix};
 use crate::disk::{Content, SimDisk, contents};
 use crate::keeper::Keeper;
 use crate::oracle::{Name, Oracle, VersionId};
 use crate::setup::{BLOCK, Setup};
+use crate::superblocks::Cut;
 use crate::totals::Totals;
 
 /// The last events of a run, for when it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
-const EVENTS_KEPT: usize = 100;
+const EVENTS_KEPT: usize = 400;
+
+/// Longest that an operation is held back, in steps.
+const DELAY_STEPS_MAX: u64 = 150;
 
 /// Something that the device is doing.
 pub enum Flight {
@@ -34,7 +38,8 @@ pub enum Flight {
         volume: usize,
         start: usize,
         blocks: Vec<Content>,
-        is_header: bool,
+        /// The state that a header states; `None` for descriptors.
+        header: Option<SegmentState>,
     },
     /// A sync of the core; how many writes it covers.
     Sync {
@@ -60,14 +65,34 @@ pub enum Flight {
     },
 }
 
+/// Something that the device is doing, and since when.
+pub struct InFlight {
+    pub flight: Flight,
+    /// Operations in the order in which they began.
+    pub number: u64,
+    /// Not over before this moment.
+    pub due: u64,
+}
+
+impl Flight {
+    pub fn volume(&self) -> usize {
+        match *self {
+            Flight::Meta { volume, .. }
+            | Flight::Sync { volume, .. }
+            | Flight::Data { volume, .. }
+            | Flight::Read { volume, .. } => volume,
+        }
+    }
+}
+
 /// A page's descriptor that has been written in this run.
-struct Described {
-    name: Name,
-    version: VersionId,
-    place: Place,
-    volume: usize,
-    block: usize,
-    content: Content,
+pub struct Described {
+    pub name: Name,
+    pub version: VersionId,
+    pub place: Place,
+    pub volume: usize,
+    pub block: usize,
+    pub content: Content,
 }
 
 /// The store while it is open.
@@ -77,14 +102,18 @@ pub struct Live {
     pub slots: Vec<NamespaceSlot>,
     pub clients: Vec<Option<Task>>,
     pub keeper: Keeper,
-    pub flights: Vec<Flight>,
+    pub flights: Vec<InFlight>,
+    launched: u64,
+    /// A write of this run has arrived.
+    pub has_written: bool,
     pub settled: BTreeMap<ReservationId, Vec<PutStatus>>,
     pub finished: BTreeMap<RequestId, Result<(), Fault>>,
     pub reclaim: bool,
     wake_at: Option<u64>,
     pub pins: BTreeMap<SegmentId, u32>,
-    described: BTreeMap<Serial, Vec<Described>>,
-    mark: Serial,
+    pub described: BTreeMap<Serial, Vec<Described>>,
+    /// The highest mark that the core has stated.
+    pub mark: Serial,
     /// Pages that recovery published.
     pub recovered: u64,
     /// Where those lay: they may be unproven.
@@ -92,33 +121,45 @@ pub struct Live {
     /// Pages given up, or whose write failed, so that a failed status is due.
     pub failures: u64,
     pub stopping: bool,
-    /// What the index held after the last step.
-    names: Vec<Name>,
+    /// When its close is cut short.
+    pub closing: Cut,
 }
 
 pub struct World {
     pub setup: Setup,
     pub dice: Dice,
     pub disk: Arc<SimDisk>,
-    pub superblocks: Vec<Superblock>,
+    /// What the running process knows; `None` for a lost volume.
+    pub superblocks: Vec<Option<Superblock>>,
+    /// By volume and copy: the generation of the superblock that lies there for certain.
+    pub copies: Vec<[Option<u64>; 2]>,
     pub store: StoreId,
     pub oracle: Oracle,
     pub now_ms: u64,
     /// Counts everything that happens; orders reservations and deletions.
     pub clock: u64,
+    /// Counts steps.
+    pub moment: u64,
+    /// The clock stands still until this one.
+    pub frozen_until: u64,
     pub next_request: u64,
     pub digest: u64,
     pub calm: bool,
     /// Segments whose metadata the device spoiled, in their present life.
     pub tainted: BTreeSet<SegmentId>,
-    /// Segments one of whose headers rotted at some time: their old life may come back under their new one's bytes.
+    /// Segments a header of which was spoiled at some time: their old life may come back under their new one's bytes.
     pub headless: BTreeSet<SegmentId>,
-    /// Pages that have left the index at some time.
-    pub left: BTreeSet<Name>,
+    /// A header was lost on its way: which later writes of a page were refused may have stood there alone.
+    pub unsealed: bool,
+    /// Pages of which it was written down that they left, and when that was last.
+    pub left: BTreeMap<Name, u64>,
+    /// A crash tore a header or a descriptor block in the middle: it is neither old nor new.
+    pub torn_inside: bool,
     /// Segments whose metadata a failed sync dropped, in their present life.
     pub shaken: BTreeSet<SegmentId>,
     journal: Option<Journal>,
     pub totals: Totals,
+    pub tally: Tally,
 }
 
 impl World {
@@ -129,25 +170,36 @@ impl World {
             eprintln!("{setup:?}");
         }
         let store = StoreId::from_bytes([7; 16]);
-        World {
-            disk: SimDisk::new(&setup.volume_blocks()),
-            superblocks: setup.superblocks(store),
+        let kernel = dice.fork();
+        let superblocks: Vec<Option<Superblock>> =
+            setup.superblocks(store).into_iter().map(Some).collect();
+        let mut world = World {
+            disk: SimDisk::new(&setup.volume_blocks(), kernel, setup.faults.calls),
+            copies: vec![[None; 2]; superblocks.len()],
+            superblocks,
             oracle: Oracle::new(&setup, salt),
             store,
             setup,
             dice,
             now_ms: 0,
             clock: 0,
+            moment: 0,
+            frozen_until: 0,
             next_request: 0,
             digest: 0,
             calm: false,
             tainted: BTreeSet::new(),
             headless: BTreeSet::new(),
-            left: BTreeSet::new(),
+            unsealed: false,
+            left: BTreeMap::new(),
+            torn_inside: false,
             shaken: BTreeSet::new(),
             journal,
             totals: Totals::default(),
-        }
+            tally: Tally::default(),
+        };
+        world.create_superblocks();
+        world
     }
 
     /// Notes an event. `tell` is called only when somebody listens.
@@ -164,6 +216,22 @@ impl World {
 
     pub fn fault(&mut self, probability: f64) -> bool {
         !self.calm && self.dice.chance(probability)
+    }
+
+    /// Something begins at the device.
+    pub fn launch(&mut self, live: &mut Live, flight: Flight) {
+        let is_slow = self.strikes(Class::Delayed, self.setup.faults.delay);
+        let delay = if is_slow {
+            self.dice.between(1, DELAY_STEPS_MAX)
+        } else {
+            0
+        };
+        live.launched += 1;
+        live.flights.push(InFlight {
+            flight,
+            number: live.launched,
+            due: self.moment + delay,
+        });
     }
 
     pub fn config(&self) -> Config {
@@ -235,6 +303,11 @@ impl World {
             .expect("a namespace that was never opened")
     }
 
+    /// Whether a page is there that was deleted. The old life of a segment may come back with such pages where its headers went bad.
+    pub fn is_undead(&self, version: VersionId, place: Place) -> bool {
+        self.oracle.is_dead(version) && !self.headless.contains(&place.segment)
+    }
+
     pub fn is_intact(&self, version: VersionId, place: Place) -> bool {
         let (volume, start) = self.address(place);
         let count = self.oracle.version(version).blocks as usize;
@@ -287,19 +360,20 @@ impl World {
                     self.note(id.0, || {
                         format!("sync of volume {volume} starts, covers {covers}")
                     });
-                    live.flights.push(Flight::Sync { id, volume, covers });
+                    self.launch(live, Flight::Sync { id, volume, covers });
                 }
                 Io::Write { offset, bytes } => {
                     let start = usize::try_from(offset).unwrap() / BLOCK;
                     let blocks = contents(&bytes);
-                    let is_header = self.inspect(live, volume, start, &blocks);
-                    live.flights.push(Flight::Meta {
+                    let header = self.inspect(live, volume, start, &blocks);
+                    let flight = Flight::Meta {
                         id,
                         volume,
                         start,
                         blocks,
-                        is_header,
-                    });
+                        header,
+                    };
+                    self.launch(live, flight);
                 }
             },
             Effect::Settled(id, statuses) => {
@@ -316,257 +390,6 @@ impl World {
             Effect::Reclaim => live.reclaim = true,
         }
     }
-
-    /// Looks at a metadata write before it starts: what it claims must be true. Whether it is one of headers.
-    fn inspect(
-        &mut self,
-        live: &mut Live,
-        volume: usize,
-        start: usize,
-        blocks: &[Content],
-    ) -> bool {
-        let (segment, number, within) = self.locate_block(volume, start);
-        let is_header = within < 2;
-        for (content, at) in blocks.iter().zip(start..) {
-            let Content::Meta(bytes) = content else {
-                panic!("metadata that is none");
-            };
-            let (_, _, within) = self.locate_block(volume, at);
-            if is_header {
-                let header = SegmentHeader::check(&bytes[..])
-                    .and_then(|header| {
-                        header.at(&larder_engine::format::SegmentAddress {
-                            store: self.store,
-                            volume: volume as u16,
-                            segment: SegmentNo(number),
-                            segment_blocks: self.setup.segment_blocks,
-                        })
-                    })
-                    .expect("a header that no reader takes");
-                self.inspect_header(live, segment, &header);
-            } else {
-                let index = self.setup.segment_blocks - 1 - within;
-                let block = self
-                    .spot(volume, number)
-                    .parse_block(index, &bytes[..])
-                    .expect("a descriptor block that no reader takes");
-                self.inspect_block(live, segment, (volume, at), content, &block);
-            }
-        }
-        is_header
-    }
-
-    fn inspect_header(&mut self, live: &mut Live, segment: SegmentId, header: &SegmentHeader) {
-        self.note(header.sequence.get(), || {
-            format!(
-                "header of {segment:?}: {:?} {} blocks {} proven {} synced {}",
-                header.state, header.sequence, header.blocks, header.proven, header.synced
-            )
-        });
-        if matches!(header.state, SegmentState::Open | SegmentState::Free) {
-            let pins = live.pins.get(&segment).copied().unwrap_or(0);
-            assert!(pins == 0, "{segment:?} is given back under {pins} readers");
-        }
-        if header.state == SegmentState::Open {
-            self.tainted.remove(&segment);
-            self.shaken.remove(&segment);
-            for pages in live.described.values_mut() {
-                pages.retain(|page| page.place.segment != segment);
-            }
-        }
-        self.check_mark(live, header.synced);
-    }
-
-    fn inspect_block(
-        &mut self,
-        live: &mut Live,
-        segment: SegmentId,
-        (volume, at): (usize, usize),
-        content: &Content,
-        block: &DescriptorBlock,
-    ) {
-        let header = &block.header;
-        self.note(header.commit.get(), || {
-            format!(
-                "block {} of {segment:?} commit {} synced {} {:?}",
-                header.index, header.commit, header.synced, block.body
-            )
-        });
-        self.check_mark(live, header.synced);
-        if let Content::Meta(before) = self.disk.volumes()[volume].visible(at)
-            && let Ok(before) = DescriptorBlock::check(&before[..])
-        {
-            // What a crash left behind the last block that recovery found may be written over by a later run.
-            let spot = self.spot(volume, header.segment.0);
-            let is_other = before.at(&BlockAddress {
-                store: self.store,
-                volume: volume as u16,
-                segment: header.segment,
-                segment_blocks: spot.segment_blocks,
-                index: header.index,
-            });
-            assert!(
-                is_other.is_err()
-                    || is_other.is_ok_and(|before| {
-                        before.header.sequence != header.sequence
-                            || before.header.commit.run() < header.commit.run()
-                    }),
-                "a descriptor block is written twice in one life"
-            );
-        }
-        let Body::Records(records) = &block.body else {
-            return;
-        };
-        for record in records {
-            let Record::Page(page) = record else { continue };
-            let namespace = self.namespace_of(page.namespace);
-            let name = self
-                .oracle
-                .by_key(namespace, page.key.prefix().as_bytes())
-                .expect("a page that was never put");
-            let version = self
-                .oracle
-                .find(name, page.checksum)
-                .expect("a version that was never written");
-            live.described
-                .entry(header.commit)
-                .or_default()
-                .push(Described {
-                    name,
-                    version,
-                    place: Place {
-                        segment,
-                        start: page.start,
-                    },
-                    volume,
-                    block: at,
-                    content: content.clone(),
-                });
-        }
-    }
-
-    /// What is stated to be synced must be durable, as far as the index still knows it there.
-    fn check_mark(&mut self, live: &mut Live, mark: Serial) {
-        if mark <= live.mark || mark.run() != live.run() {
-            return;
-        }
-        let due: Vec<Serial> = live
-            .described
-            .range(..=mark)
-            .map(|(commit, _)| *commit)
-            .collect();
-        for commit in due {
-            for page in live.described.remove(&commit).unwrap_or_default() {
-                self.check_synced(live, commit, &page);
-            }
-        }
-        live.mark = mark;
-    }
-
-    fn check_synced(&self, live: &Live, commit: Serial, page: &Described) {
-        let info = self.oracle.name(page.name);
-        let slot = live.slots[info.namespace];
-        let located = live.index.locate(slot, &info.key);
-        let version = self.oracle.version(page.version);
-        let is_there = located
-            .is_some_and(|found| found.place == page.place && found.checksum == version.checksum);
-        if !is_there || version.rotten {
-            return;
-        }
-        let (volume, start) = self.address(page.place);
-        let volumes = self.disk.volumes();
-        let payload: Vec<Content> = (start..start + version.blocks as usize)
-            .map(|at| volumes[volume].durable(at).clone())
-            .collect();
-        assert!(
-            self.oracle.is_payload(page.version, &payload),
-            "commit {commit} is called synced, but the payload of {:?} at {:?} is not durable",
-            page.version,
-            page.place
-        );
-        let is_tainted = self.tainted.contains(&page.place.segment);
-        assert!(
-            is_tainted || *volumes[page.volume].durable(page.block) == page.content,
-            "commit {commit} is called synced, but the descriptor of {:?} is not durable",
-            page.version
-        );
-    }
-
-    /// What the index holds, by name; everything in it must be something that was put.
-    pub fn snapshot(
-        &self,
-        index: &Index,
-        namespaces: &[usize],
-    ) -> BTreeMap<Name, (VersionId, Place, bool)> {
-        let mut pages = BTreeMap::new();
-        index.each(|page| {
-            let namespace = namespaces[usize::from(page.namespace.0)];
-            let name = self
-                .oracle
-                .by_key(namespace, page.key.as_bytes())
-                .expect("the index holds a page that was never put");
-            let version = self
-                .oracle
-                .find(name, page.checksum)
-                .expect("the index holds a checksum that was never put under this name");
-            pages.insert(name, (version, page.place, page.unproven));
-        });
-        pages
-    }
-
-    /// By slot, which namespace it is.
-    pub fn namespaces_by_slot(&self, live: &Live) -> Vec<usize> {
-        let slots = live
-            .slots
-            .iter()
-            .map(|slot| usize::from(slot.0))
-            .max()
-            .map_or(0, |max| max + 1);
-        let mut namespaces = vec![usize::MAX; slots];
-        for (namespace, slot) in live.slots.iter().enumerate() {
-            namespaces[usize::from(slot.0)] = namespace;
-        }
-        namespaces
-    }
-
-    /// Checks what must hold between any two steps.
-    pub fn check(&mut self, live: &mut Live) {
-        live.core.check_invariants().unwrap();
-        let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
-        for (version, place, _) in pages.values() {
-            assert!(
-                !self.oracle.is_dead(*version),
-                "{version:?} at {place:?} was deleted"
-            );
-        }
-        let names: Vec<Name> = pages.keys().copied().collect();
-        let gone = |name: &&Name| !pages.contains_key(name);
-        self.left.extend(live.names.iter().filter(gone));
-        live.names = names;
-        let c = live.core.counters();
-        let balance = live.recovered + c.pages_put;
-        let gone = c.replaced + c.evicted + c.deleted + c.damaged + c.unfinished;
-        assert_eq!(
-            balance,
-            gone + pages.len() as u64,
-            "pages do not add up: {} recovered, {c:?}, {} in the index",
-            live.recovered,
-            pages.len()
-        );
-        if !self.setup.faults.spoils()
-            && self.setup.faults.misdirected_read == 0.0
-            && self.setup.faults.sync_error == 0.0
-            && self.setup.faults.header_error == 0.0
-        {
-            assert_eq!(c.damaged, 0, "damage on a device that does none");
-        }
-    }
-
-    pub fn mark_clean(&mut self) {
-        for superblock in &mut self.superblocks {
-            superblock.state = OpenState::Clean;
-        }
-    }
 }
 
 impl Live {
@@ -580,6 +403,8 @@ impl Live {
             clients: (0..clients).map(|_| None).collect(),
             keeper: Keeper::Idle,
             flights: Vec::new(),
+            launched: 0,
+            has_written: false,
             settled: BTreeMap::new(),
             finished: BTreeMap::new(),
             reclaim: false,
@@ -589,11 +414,11 @@ impl Live {
             mark,
             failures: 0,
             stopping: false,
-            names: Vec::new(),
+            closing: Cut::never(),
         }
     }
 
-    fn run(&self) -> larder_engine::format::Run {
+    pub fn run(&self) -> Run {
         self.mark.run()
     }
 }

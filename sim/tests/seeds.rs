@@ -1,8 +1,11 @@
 //! The core and recovery against a model, under crashes and faults. `cargo run --release -p larder-sim` plays more seeds.
 
-use larder_sim::{campaign, play, report};
+use larder_sim::{Class, campaign, play, report};
 
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 1500;
+
+/// Too rare to be sure of in so few seeds.
+const RARE: [Class; 2] = [Class::VolumeLost, Class::RotSuperblocks];
 
 #[test]
 fn no_seed_loses_or_spoils_what_was_promised() {
@@ -18,15 +21,12 @@ fn no_seed_loses_or_spoils_what_was_promised() {
     );
     // A simulation that reaches none of this proves nothing.
     let sum = &campaign.totals;
-    let reached = [
-        sum.crashes,
-        sum.evicted,
-        sum.moved,
-        sum.reclaimed,
-        sum.failed_syncs,
-        sum.torn,
-    ];
+    let reached = [sum.evicted, sum.moved, sum.reclaimed, sum.torn];
     assert!(reached.iter().all(|count| *count > 0), "{sum:?}");
+    for class in Class::ALL.iter().filter(|class| !RARE.contains(class)) {
+        let times = campaign.tally.times(*class);
+        assert!(times > 0, "never: {}", class.title());
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ const BLOCK_BYTES: u64 = 4096;
 const TRANSIENT_RETRIES_MAX: u32 = 64;
 
 /// Times a read that fails with `EIO` is tried in all.
-const EIO_READS_MAX: u32 = 3;
+pub(crate) const EIO_READS_MAX: u32 = 3;
 
 // Pieces are handed to the kernel as they are.
 const _: () = assert!(
@@ -34,12 +34,23 @@ const _: () = assert!(
         && std::mem::offset_of!(Piece, len) == std::mem::offset_of!(libc::iovec, iov_len)
 );
 
-/// What the kernel is asked next for a job.
-pub(super) enum Step<'a> {
+/// What the kernel is asked next for an operation.
+#[derive(Clone, Copy, Debug)]
+pub enum Step<'a> {
     /// Read into the pieces, from the offset on.
-    Read { offset: u64, pieces: &'a [Piece] },
+    Read {
+        /// Byte offset in the volume.
+        offset: u64,
+        /// Where the bytes go.
+        pieces: &'a [Piece],
+    },
     /// Write the pieces, from the offset on.
-    Write { offset: u64, pieces: &'a [Piece] },
+    Write {
+        /// Byte offset in the volume.
+        offset: u64,
+        /// Where the bytes come from.
+        pieces: &'a [Piece],
+    },
     /// `fdatasync`.
     Sync,
 }
@@ -141,6 +152,21 @@ impl Job {
             Err(errno) if self.try_again(errno) => Ok(()),
             Err(errno) => Err(DiskError::Os(errno)),
         }
+    }
+
+    /// Asks `kernel` for one step after another until the job is done, or over without being done.
+    ///
+    /// # Errors
+    /// Why it is over without being done.
+    pub(super) fn run(
+        &mut self,
+        mut kernel: impl FnMut(Step<'_>) -> Result<usize, i32>,
+    ) -> Result<(), DiskError> {
+        while let Some(step) = self.next() {
+            let outcome = kernel(step);
+            self.after(outcome)?;
+        }
+        Ok(())
     }
 
     fn progress(&mut self, moved_bytes: usize) -> Result<(), DiskError> {
@@ -250,6 +276,18 @@ impl Transfer {
             self.first += 1;
         }
     }
+}
+
+/// Carries one operation out and answers it, `kernel` standing for the system calls: it is asked for one step after another, and
+/// says how many bytes it moved, or the error number. Between an operation and the kernel there is nothing else on
+/// any disk, so that a simulation which brings a kernel of its own plays the real rules of progress.
+pub fn carry_out(op: Op, kernel: impl FnMut(Step<'_>) -> Result<usize, i32>) {
+    let mut answers = Answers::default();
+    if let Some(mut job) = Job::admit(op, &mut answers) {
+        let result = job.run(kernel);
+        job.answer(result, &mut answers);
+    }
+    answers.deliver();
 }
 
 /// Answers an operation that never became a job.

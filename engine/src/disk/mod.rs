@@ -18,6 +18,8 @@
 //! | [`mailbox`] | (waits for answers) |
 //! | [`probe`] | chooses between them, by trying, with a reason a person can read |
 //!
+//! [`carry_out`] is what they all do with one operation, for a simulated disk that brings its own system calls.
+//!
 //! An idle disk sleeps in the kernel: no polling, no timers.
 
 mod job;
@@ -32,6 +34,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::memory::AlignedBuf;
+pub(crate) use job::EIO_READS_MAX;
+pub use job::{Step, carry_out};
 
 /// Largest transfer that neighbouring extents are merged into, in bytes. Larger single pages are not split: one
 /// 16 MiB read ran at the device's full speed from huge-page buffers.

@@ -156,25 +156,21 @@ fn serve(lane: &Lane) {
         if !open {
             refuse(op, DiskError::Shutdown, &mut answers);
         } else if let Some(mut job) = Job::admit(op, &mut answers) {
-            let result = carry_out(&lane.file, &mut job);
+            let result = job.run(|step| call(&lane.file, step));
             job.answer(result, &mut answers);
         }
         answers.deliver();
     }
 }
 
-fn carry_out(file: &OwnedFd, job: &mut Job) -> Result<(), DiskError> {
-    while let Some(step) = job.next() {
-        let outcome = match step {
-            Step::Read { offset, pieces } => transfer(libc::preadv, file, offset, pieces),
-            Step::Write { offset, pieces } => transfer(libc::pwritev, file, offset, pieces),
-            Step::Sync => rustix::fs::fdatasync(file)
-                .map(|()| 0)
-                .map_err(rustix::io::Errno::raw_os_error),
-        };
-        job.after(outcome)?;
+fn call(file: &OwnedFd, step: Step<'_>) -> Result<usize, i32> {
+    match step {
+        Step::Read { offset, pieces } => transfer(libc::preadv, file, offset, pieces),
+        Step::Write { offset, pieces } => transfer(libc::pwritev, file, offset, pieces),
+        Step::Sync => rustix::fs::fdatasync(file)
+            .map(|()| 0)
+            .map_err(rustix::io::Errno::raw_os_error),
     }
-    Ok(())
 }
 
 /// `preadv` or `pwritev`.

@@ -6,7 +6,8 @@
 //!   not proven, the newest that is whole (`doubt`): the only case in which payload is read;
 //! - a deletion kills the pages of its key (a clear: of its namespace) that were born before it;
 //! - a page is *proven* when its commit is covered by its segment's sealed header, or by a `synced` mark that some block
-//!   or header of the same run carries; else it is served only as far as its checksum holds.
+//!   or header of the same run carries; else it is served only as far as its checksum holds. A segment both of whose headers
+//!   are bad has nothing proven: which of its pages the device had refused stood there alone.
 //!
 //! Pages enter the index in the order of their commits, so that after a restart the oldest are the coldest; what
 //! reclaim thought worth a copy counts from then on. Evictions are records too: without them a crash would bring back what
@@ -193,7 +194,7 @@ pub fn recover(
         .zip(0..)
         .map(|(spot, id)| ((spot.volume, spot.number), SegmentId(id)))
         .collect();
-    scan::scan(disk, &present, clean, |spot, scan| {
+    scan::scan(disk, &present, clean.then_some(newest_run), |spot, scan| {
         let key = (spot.volume, spot.number);
         let summary = gathered.take(ids[&key], spot, scan, proven_only);
         scans.insert(key, summary);
@@ -263,6 +264,8 @@ pub(crate) struct SegmentSummary {
     last_commit: Serial,
     /// Part of what tells about it could not be read, which is not the same as empty.
     unreadable: bool,
+    /// Both copies of its header are bad.
+    headless: bool,
     /// Lowest commit in it that its header does not vouch for.
     unvouched: Option<Serial>,
     /// Commits up to here are whole on the device.
@@ -345,6 +348,10 @@ impl<E: Extra> Gathered<E> {
             .faults
             .iter()
             .any(|fault| matches!(fault.reason, FaultReason::Unreadable(_)));
+        let headers = spot.headers();
+        let headers = headers.offset..headers.offset + headers.bytes as u64;
+        let is_header = |fault: &Fault| headers.contains(&fault.offset);
+        let headless = scan.header.is_none() && scan.faults.iter().any(is_header);
         for fault in scan.faults {
             self.damage.push(Damage {
                 volume: spot.volume,
@@ -397,6 +404,7 @@ impl<E: Extra> Gathered<E> {
         SegmentSummary {
             case: scan.case,
             unreadable,
+            headless,
             header: scan.header,
             sequence: scan.sequence,
             block_count: scan.block_count,
@@ -518,6 +526,7 @@ impl<E: Extra> Gathered<E> {
             // that added records when it was sealed. What the header vouches for comes first.
             let mark = summary
                 .unvouched
+                .filter(|_| !summary.headless)
                 .and_then(|commit| {
                     let mark = self.marks.get(&commit.run());
                     mark.copied().filter(|mark| *mark >= commit)

@@ -7,8 +7,8 @@
 //! |---|---|---|---|---|
 //! | `Blank` | both absent | absent | never written | nothing more |
 //! | `Free` | says free | none newer than H | free; its old life stays on disk | nothing more |
-//! | `Listed` | says sealed, or open in a cleanly closed store, with n blocks | of H's life, or n = 0 | holds what its n blocks say | n blocks |
-//! | `Unlisted` | says open, not cleanly closed | any | the crash left it | whole scan |
+//! | `Listed` | says sealed, or open and written by the clean close, with n blocks | of H's life, or n = 0 | holds what its n blocks say | n blocks |
+//! | `Unlisted` | says open, of a run that was not closed | any | the crash left it | whole scan |
 //! | `Newer` | none, or older than B | newer than H | its header never arrived | whole scan |
 //! | `Hidden` | damaged or unreadable | absent or damaged | unknown until read | whole scan |
 //!
@@ -20,7 +20,7 @@
 //! empty.
 
 use larder_format::{
-    BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, SegmentAddress,
+    BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, Run, SegmentAddress,
     SegmentHeader, SegmentNo, SegmentState, Serial, StoreId, Structure,
 };
 
@@ -259,11 +259,11 @@ struct Look {
     block_fault: Option<Fault>,
 }
 
-/// Scans segments, calling `found` for each in order. `clean` says that the store was closed in order.
+/// Scans segments, calling `found` for each in order. `closed` is the run that was closed in order, if the last one was.
 pub fn scan(
     disk: &dyn Disk,
     spots: &[Spot],
-    clean: bool,
+    closed: Option<Run>,
     mut found: impl FnMut(&Spot, SegmentScan),
 ) {
     const LOOKS: usize = 1024;
@@ -272,14 +272,14 @@ pub fn scan(
         let mut batch: Vec<(Spot, Look)> = Vec::new();
         let mut bytes = 0;
         for (spot, look) in spots.iter().zip(looks) {
-            bytes += listed_blocks(spot, &look, clean).unwrap_or(0) as usize * BLOCK_BYTES;
+            bytes += listed_blocks(spot, &look, closed).unwrap_or(0) as usize * BLOCK_BYTES;
             batch.push((*spot, look));
             if bytes >= BATCH_BYTES {
-                scan_batch(disk, std::mem::take(&mut batch), clean, &mut found);
+                scan_batch(disk, std::mem::take(&mut batch), closed, &mut found);
                 bytes = 0;
             }
         }
-        scan_batch(disk, batch, clean, &mut found);
+        scan_batch(disk, batch, closed, &mut found);
     }
 }
 
@@ -370,7 +370,7 @@ fn is_absent(damage: &Damage, structure: Structure) -> bool {
         )
 }
 
-fn classify(look: &Look, clean: bool) -> Case {
+fn classify(look: &Look, closed: Option<Run>) -> Case {
     let Some(header) = &look.header else {
         return match (&look.block, &look.block_fault) {
             (Some(_), _) => Case::Newer,
@@ -387,15 +387,22 @@ fn classify(look: &Look, clean: bool) -> Case {
     match header.state {
         SegmentState::Free => Case::Free,
         SegmentState::Sealed => Case::Listed,
-        SegmentState::Open if clean => Case::Listed,
+        SegmentState::Open if is_of_close(header, closed) => Case::Listed,
         SegmentState::Open => Case::Unlisted,
     }
 }
 
+/// Whether the clean close wrote this header, which says open. A segment that could not be read was left as it was: its header is
+/// of the run that crashed, not of the one that was closed, which a close names in the mark, since it syncs before it writes headers. And
+/// a failed sync may have dropped the header that sealed it: then it has the one that it was opened with, which lists nothing.
+fn is_of_close(header: &SegmentHeader, closed: Option<Run>) -> bool {
+    closed == Some(header.synced.run()) && header.blocks > 0
+}
+
 /// How many blocks of a listed segment are read: one more than it has, where there is room for one; `None` for a segment that
 /// needs a scan.
-fn listed_blocks(spot: &Spot, look: &Look, clean: bool) -> Option<u32> {
-    match (classify(look, clean), &look.header) {
+fn listed_blocks(spot: &Spot, look: &Look, closed: Option<Run>) -> Option<u32> {
+    match (classify(look, closed), &look.header) {
         (Case::Listed, Some(header)) => {
             let room = spot.segment_blocks.saturating_sub(header.data_end);
             Some(header.blocks.saturating_add(1).min(room))
@@ -407,20 +414,20 @@ fn listed_blocks(spot: &Spot, look: &Look, clean: bool) -> Option<u32> {
 fn scan_batch(
     disk: &dyn Disk,
     batch: Vec<(Spot, Look)>,
-    clean: bool,
+    closed: Option<Run>,
     found: &mut impl FnMut(&Spot, SegmentScan),
 ) {
     let reads: Vec<ReadAt> = batch
         .iter()
         .filter_map(|(spot, look)| {
-            listed_blocks(spot, look, clean)
+            listed_blocks(spot, look, closed)
                 .filter(|&count| count > 0)
                 .map(|count| spot.blocks(0, count.min(LISTED_AT_ONCE)))
         })
         .collect();
     let mut results = read_all(disk, &reads).into_iter();
     for (spot, look) in batch {
-        let case = classify(&look, clean);
+        let case = classify(&look, closed);
         let scan = match case {
             Case::Blank => SegmentScan::empty(case, None, Serial::ZERO),
             Case::Free => {
@@ -434,7 +441,7 @@ fn scan_batch(
                 }
             }
             Case::Listed => {
-                let count = listed_blocks(&spot, &look, clean).unwrap_or(0);
+                let count = listed_blocks(&spot, &look, closed).unwrap_or(0);
                 let bytes = if count > 0 { results.next() } else { None };
                 list(disk, &spot, look, count, bytes)
             }
@@ -473,10 +480,10 @@ fn list(
     // What did not come in one piece: very many blocks, or some behind a bad sector, which must not hide the others.
     while next < count {
         let window = read_window(disk, spot, next, WINDOW_BLOCKS.min(count - next));
-        for bytes in window {
+        for bytes in window.blocks() {
             match bytes {
                 Ok(bytes) => {
-                    if let Some(case) = parse_listed(spot, &bytes, next, &mut scan, &mut holes) {
+                    if let Some(case) = parse_listed(spot, bytes, next, &mut scan, &mut holes) {
                         return scan_whole(disk, spot, look, case);
                     }
                 }
@@ -581,7 +588,7 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
     while next < last.min(spot.segment_blocks.saturating_sub(data_end)) && gap < GAP_BLOCKS {
         let count = WINDOW_BLOCKS.min(last - next);
         let window = read_window(disk, spot, next, count);
-        for (bytes, index) in window.into_iter().zip(next..) {
+        for (bytes, index) in window.blocks().zip(next..) {
             let block = match bytes {
                 Err(error) => {
                     unreadable.push(Fault {
@@ -590,7 +597,7 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
                     });
                     continue;
                 }
-                Ok(bytes) => spot.parse_block(index, &bytes),
+                Ok(bytes) => spot.parse_block(index, bytes),
             };
             match block {
                 Ok(block) if block.header.sequence >= sequence => {
@@ -633,27 +640,32 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
     }
 }
 
-/// One window of blocks, each by itself; read in one piece where that works.
-fn read_window(
-    disk: &dyn Disk,
-    spot: &Spot,
-    first: u32,
-    count: u32,
-) -> Vec<Result<AlignedBuf, DiskError>> {
-    let whole = read_all(disk, &[spot.blocks(first, count)]).pop();
-    if let Some(Ok(bytes)) = whole {
-        return bytes
-            .rchunks_exact(BLOCK_BYTES)
-            .map(|block| {
-                let mut copy =
-                    AlignedBuf::zeroed(BLOCK_BYTES).map_err(|_| DiskError::Os(libc::ENOMEM))?;
-                copy.copy_from_slice(block);
-                Ok(copy)
-            })
-            .collect();
+/// Neighbouring blocks, first one first.
+enum Window {
+    /// Read in one piece, in which the last one comes first.
+    Whole(AlignedBuf),
+    /// Each read by itself: one bad sector must not hide the others.
+    Each(Vec<Result<AlignedBuf, DiskError>>),
+}
+
+impl Window {
+    fn blocks(&self) -> impl Iterator<Item = Result<&[u8], DiskError>> {
+        let (whole, each) = match self {
+            Window::Whole(bytes) => (Some(bytes.rchunks_exact(BLOCK_BYTES)), None),
+            Window::Each(blocks) => (None, Some(blocks.iter())),
+        };
+        let whole = whole.into_iter().flatten().map(Ok);
+        let each = each.into_iter().flatten();
+        whole.chain(each.map(|block| block.as_ref().map(|bytes| &bytes[..]).map_err(|e| *e)))
+    }
+}
+
+fn read_window(disk: &dyn Disk, spot: &Spot, first: u32, count: u32) -> Window {
+    if let Some(Ok(bytes)) = read_all(disk, &[spot.blocks(first, count)]).pop() {
+        return Window::Whole(bytes);
     }
     let reads: Vec<ReadAt> = (first..first + count)
         .map(|index| spot.blocks(index, 1))
         .collect();
-    read_all(disk, &reads)
+    Window::Each(read_all(disk, &reads))
 }

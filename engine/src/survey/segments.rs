@@ -107,9 +107,9 @@ impl Survey {
         self.removals.clear();
         let mut gathered: Gathered<Whole> = Gathered::new();
         let mut scans: HashMap<u32, Scanned> = HashMap::with_capacity(present.len());
-        let clean = self.condition == Condition::Clean;
+        let closed = (self.condition == Condition::Clean).then_some(self.run);
         let disk = self.disk.clone();
-        scan(disk.as_ref(), &present, clean, |spot, found| {
+        scan(disk.as_ref(), &present, closed, |spot, found| {
             let id = ids[&(spot.volume, spot.number)];
             self.note_scan(id as usize, spot, &found);
             if let Some(key) = key {

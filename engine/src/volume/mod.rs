@@ -21,6 +21,7 @@ use larder_format::{
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
+use crate::disk::EIO_READS_MAX;
 use crate::error::StoreError;
 use crate::memory::AlignedBuf;
 
@@ -168,11 +169,14 @@ impl File {
     pub(crate) fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, std::io::Error> {
         let mut buffer = AlignedBuf::zeroed(bytes)?;
         let mut done = 0;
+        let mut failed = 0;
         while done < bytes {
             match rustix::io::pread(self.file.as_fd(), &mut buffer[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(rustix::io::Errno::INTR) => {}
+                // As often as a disk tries it: a sector that reads at the second try is not lost.
+                Err(rustix::io::Errno::IO) if failed + 1 < EIO_READS_MAX => failed += 1,
                 Err(error) => return Err(error.into()),
             }
         }

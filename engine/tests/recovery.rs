@@ -1,0 +1,214 @@
+//! Recovery over a disk in memory: states that real devices leave and a test cannot make them leave.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use larder_engine::disk::{Action, Buffer, Choice, Disk, Done, Kind, Op, Piece};
+use larder_engine::format::{
+    BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, Holder, OpenState,
+    PageKey, PageRecord, Record, Run, SEGMENTS_OFFSET, SegmentHeader, SegmentNo, SegmentState,
+    Serial, StoreId, Superblock, VolumeEntry, VolumeId,
+};
+use larder_engine::index::{Index, NamespaceSlot, SegmentId};
+use larder_engine::recovery::recover;
+
+const STORE: StoreId = StoreId::from_bytes([7; 16]);
+const SEGMENT_BLOCKS: u32 = 64;
+const SEGMENTS: u32 = 6;
+
+/// One volume that can only be read; what was never written is zero.
+struct Memory {
+    blocks: BTreeMap<u32, [u8; BLOCK_BYTES]>,
+    choice: Choice,
+}
+
+impl Disk for Memory {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        for op in ops {
+            let Action::Read {
+                offset,
+                buffer: Buffer::Owned(mut bytes),
+            } = op.action
+            else {
+                panic!("recovery reads into memory of its own, and does nothing else");
+            };
+            let first = u32::try_from((offset - SEGMENTS_OFFSET) / BLOCK_BYTES as u64).unwrap();
+            for (out, at) in bytes.chunks_exact_mut(BLOCK_BYTES).zip(first..) {
+                if let Some(block) = self.blocks.get(&at) {
+                    out.copy_from_slice(block);
+                }
+            }
+            op.sink.done(vec![Done {
+                tag: op.tag,
+                result: Ok(()),
+                buffer: Some(bytes),
+            }]);
+        }
+    }
+
+    unsafe fn register(&self, _: &[Piece]) -> String {
+        String::new()
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    fn shutdown(&self) {}
+}
+
+fn superblock(run: Run, state: OpenState) -> Superblock {
+    Superblock {
+        store: STORE,
+        volume: 0,
+        generation: 1,
+        run,
+        state,
+        created_unix_s: 0,
+        holder: Holder {
+            pid: 1,
+            boot_id: [0; 16],
+        },
+        segment_blocks: SEGMENT_BLOCKS,
+        volumes: vec![VolumeEntry {
+            id: VolumeId::from_bytes([1; 16]),
+            segments: SEGMENTS,
+            lost: false,
+            path: String::new(),
+        }],
+    }
+}
+
+fn header(segment: u32, sequence: Serial, state: SegmentState, mark: Serial) -> [u8; BLOCK_BYTES] {
+    let mut bytes = [0; BLOCK_BYTES];
+    SegmentHeader {
+        store: STORE,
+        volume: 0,
+        segment: SegmentNo(segment),
+        sequence,
+        state,
+        blocks: u32::from(state == SegmentState::Sealed),
+        data_end: HEADER_BLOCKS + u32::from(state == SegmentState::Sealed),
+        proven: mark,
+        synced: mark,
+    }
+    .encode(&mut bytes);
+    bytes
+}
+
+/// Block `index` of a segment's life, with one page of one block that lies behind `index` others.
+fn page_block(
+    segment: u32,
+    sequence: Serial,
+    (birth, commit): (Serial, Serial),
+    index: u32,
+    key: u8,
+) -> [u8; BLOCK_BYTES] {
+    let page = Record::Page(PageRecord {
+        namespace: Fingerprint::from_bytes([3; 16]),
+        key: PageKey::from_bytes([key; 32]),
+        parent: None,
+        depth: 0,
+        birth,
+        start: HEADER_BLOCKS + index,
+        blocks: 1,
+        checksum: u64::from(segment) + 1,
+    });
+    let mut bytes = [0; BLOCK_BYTES];
+    DescriptorBlock {
+        header: BlockHeader {
+            store: STORE,
+            volume: 0,
+            segment: SegmentNo(segment),
+            sequence,
+            index,
+            commit,
+            data_end: HEADER_BLOCKS + index + 1,
+            synced: Serial::ZERO,
+        },
+        body: Body::Records(vec![page]),
+    }
+    .encode(&mut bytes);
+    bytes
+}
+
+/// What recovery makes of these blocks, counted from the start of segment 0.
+fn recovered(blocks: BTreeMap<u32, [u8; BLOCK_BYTES]>, superblock: &Superblock) -> Index {
+    let disk = Memory {
+        blocks,
+        choice: Choice {
+            kind: Kind::Threads,
+            reason: String::new(),
+        },
+    };
+    let index = Index::new(SEGMENTS as usize, u64::from(SEGMENTS * SEGMENT_BLOCKS));
+    recover(&disk, &[Some(superblock)], &index, false);
+    index
+}
+
+/// So many serials of the second run, in order.
+fn serials<const N: usize>() -> [Serial; N] {
+    let mut last = Serial::first_of(Run::FIRST.next().unwrap());
+    [(); N].map(|()| {
+        last = last.next().unwrap();
+        last
+    })
+}
+
+/// A segment with an open header that lists nothing, a rotten block and a whole one behind it, in a store that was closed in order.
+fn pages_behind_a_rotten_block(sequence: Serial, mark: Serial, closed: Run) -> usize {
+    let [_, a, b, c, d] = serials();
+    let mut rotten = page_block(0, sequence, (a, b), 0, 1);
+    rotten[100] ^= 1;
+    let open = header(0, sequence, SegmentState::Open, mark);
+    let blocks = BTreeMap::from([
+        (0, open),
+        (1, open),
+        (SEGMENT_BLOCKS - 1, rotten),
+        (SEGMENT_BLOCKS - 2, page_block(0, sequence, (c, d), 1, 2)),
+    ]);
+    recovered(blocks, &superblock(closed, OpenState::Clean)).len()
+}
+
+/// It could not be read in whole, so the runs after the crash left it alone.
+#[test]
+fn an_open_header_of_a_crashed_run_lists_nothing_in_a_store_that_was_closed_since() {
+    let [sequence] = serials();
+    let closed = sequence.run().next().unwrap();
+    assert_eq!(
+        pages_behind_a_rotten_block(sequence, Serial::ZERO, closed),
+        1
+    );
+}
+
+/// A failed sync dropped the header that had sealed it.
+#[test]
+fn an_open_header_that_the_close_did_not_write_lists_nothing() {
+    let [sequence] = serials();
+    let mark = Serial::first_of(sequence.run());
+    assert_eq!(
+        pages_behind_a_rotten_block(sequence, mark, sequence.run()),
+        1
+    );
+}
+
+/// That the later write of the page had failed stood in its segment's header, and nowhere else.
+#[test]
+fn what_lies_under_two_bad_headers_takes_no_whole_page_s_place() {
+    let [first, a, b, second, c, d] = serials();
+    let sealed = header(0, first, SegmentState::Sealed, d);
+    let mut bad = header(1, second, SegmentState::Sealed, d);
+    bad[100] ^= 1;
+    let blocks = BTreeMap::from([
+        (0, sealed),
+        (1, sealed),
+        (SEGMENT_BLOCKS - 1, page_block(0, first, (a, b), 0, 1)),
+        (SEGMENT_BLOCKS, bad),
+        (SEGMENT_BLOCKS + 1, bad),
+        (2 * SEGMENT_BLOCKS - 1, page_block(1, second, (c, d), 0, 1)),
+    ]);
+    let index = recovered(blocks, &superblock(first.run(), OpenState::Open));
+    let found = index.locate(NamespaceSlot(0), &PageKey::from_bytes([1; 32]));
+    assert_eq!(found.map(|found| found.place.segment), Some(SegmentId(0)));
+}

@@ -1,0 +1,288 @@
+//! What is checked between any two steps: that what the core writes down is true, that what it calls synced is durable, that pages add
+//! up, and that nothing is there which was deleted.
+
+use std::collections::BTreeMap;
+
+use larder_engine::format::{
+    BlockAddress, Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentAddress, SegmentHeader,
+    SegmentNo, SegmentState, Serial,
+};
+use larder_engine::index::{Index, Place, SegmentId};
+
+use crate::disk::Content;
+use crate::oracle::{Name, VersionId};
+use crate::world::{Described, Live, World};
+
+impl World {
+    /// Looks at a metadata write before it starts: what it claims must be true. The state that it states, if it is one of
+    /// headers.
+    pub fn inspect(
+        &mut self,
+        live: &mut Live,
+        volume: usize,
+        start: usize,
+        blocks: &[Content],
+    ) -> Option<SegmentState> {
+        let (segment, number, within) = self.locate_block(volume, start);
+        let is_header = within < HEADER_BLOCKS;
+        let mut state = None;
+        for (content, at) in blocks.iter().zip(start..) {
+            let Content::Bytes(bytes) = content else {
+                panic!("metadata that is none");
+            };
+            let (_, _, within) = self.locate_block(volume, at);
+            if is_header {
+                let header = SegmentHeader::check(&bytes[..])
+                    .and_then(|header| {
+                        header.at(&SegmentAddress {
+                            store: self.store,
+                            volume: volume as u16,
+                            segment: SegmentNo(number),
+                            segment_blocks: self.setup.segment_blocks,
+                        })
+                    })
+                    .expect("a header that no reader takes");
+                self.inspect_header(live, segment, &header);
+                state = Some(header.state);
+            } else {
+                let index = self.setup.segment_blocks - 1 - within;
+                let block = self
+                    .spot(volume, number)
+                    .parse_block(index, &bytes[..])
+                    .expect("a descriptor block that no reader takes");
+                self.inspect_block(live, segment, (volume, at), content, &block);
+            }
+        }
+        state
+    }
+
+    fn inspect_header(&mut self, live: &mut Live, segment: SegmentId, header: &SegmentHeader) {
+        self.note(header.sequence.get(), || {
+            format!(
+                "header of {segment:?}: {:?} {} blocks {} proven {} synced {}",
+                header.state, header.sequence, header.blocks, header.proven, header.synced
+            )
+        });
+        if matches!(header.state, SegmentState::Open | SegmentState::Free) {
+            let pins = live.pins.get(&segment).copied().unwrap_or(0);
+            assert!(pins == 0, "{segment:?} is given back under {pins} readers");
+        }
+        if header.state == SegmentState::Open {
+            self.tainted.remove(&segment);
+            self.shaken.remove(&segment);
+            for pages in live.described.values_mut() {
+                pages.retain(|page| page.place.segment != segment);
+            }
+        }
+        self.check_mark(live, header.synced);
+    }
+
+    fn inspect_block(
+        &mut self,
+        live: &mut Live,
+        segment: SegmentId,
+        (volume, at): (usize, usize),
+        content: &Content,
+        block: &DescriptorBlock,
+    ) {
+        let header = &block.header;
+        self.note(header.commit.get(), || {
+            format!(
+                "block {} of {segment:?} commit {} synced {} {:?}",
+                header.index, header.commit, header.synced, block.body
+            )
+        });
+        self.check_mark(live, header.synced);
+        if let Content::Bytes(before) = self.disk.volumes()[volume].visible(at)
+            && let Ok(before) = DescriptorBlock::check(&before[..])
+        {
+            // What a crash left behind the last block that recovery found may be written over by a later run.
+            let spot = self.spot(volume, header.segment.0);
+            let is_other = before.at(&BlockAddress {
+                store: self.store,
+                volume: volume as u16,
+                segment: header.segment,
+                segment_blocks: spot.segment_blocks,
+                index: header.index,
+            });
+            assert!(
+                is_other.is_err()
+                    || is_other.is_ok_and(|before| {
+                        before.header.sequence != header.sequence
+                            || before.header.commit.run() < header.commit.run()
+                    }),
+                "a descriptor block is written twice in one life"
+            );
+        }
+        let Body::Records(records) = &block.body else {
+            return;
+        };
+        for record in records {
+            let Record::Page(page) = record else {
+                self.note_departure(record);
+                continue;
+            };
+            let namespace = self.namespace_of(page.namespace);
+            let name = self
+                .oracle
+                .by_key(namespace, page.key.prefix().as_bytes())
+                .expect("a page that was never put");
+            let version = self
+                .oracle
+                .find(name, page.checksum)
+                .expect("a version that was never written");
+            live.described
+                .entry(header.commit)
+                .or_default()
+                .push(Described {
+                    name,
+                    version,
+                    place: Place {
+                        segment,
+                        start: page.start,
+                    },
+                    volume,
+                    block: at,
+                    content: content.clone(),
+                });
+        }
+    }
+
+    /// What a record says to have left may be found gone in any later run, should the record vanish for a time and come back.
+    fn note_departure(&mut self, record: &Record) {
+        let (fingerprint, prefix) = match record {
+            Record::Page(_) => return,
+            Record::Delete { namespace, key, .. } => (*namespace, Some(key.prefix())),
+            Record::Evict { namespace, key, .. } => (*namespace, Some(*key)),
+            Record::Clear { namespace, .. } => (*namespace, None),
+        };
+        let namespace = self.namespace_of(fingerprint);
+        let now = self.clock;
+        match prefix {
+            Some(prefix) => {
+                let name = self.oracle.by_key(namespace, prefix.as_bytes());
+                self.left.extend(name.map(|name| (name, now)));
+            }
+            None => {
+                let names = self.oracle.names_of(namespace);
+                self.left.extend(names.into_iter().map(|name| (name, now)));
+            }
+        }
+    }
+
+    /// What is stated to be synced must be durable, as far as the index still knows it there.
+    fn check_mark(&mut self, live: &mut Live, mark: Serial) {
+        if mark <= live.mark || mark.run() != live.run() {
+            return;
+        }
+        let due: Vec<Serial> = live
+            .described
+            .range(..=mark)
+            .map(|(commit, _)| *commit)
+            .collect();
+        for commit in due {
+            for page in live.described.remove(&commit).unwrap_or_default() {
+                self.check_synced(live, commit, &page);
+            }
+        }
+        live.mark = mark;
+    }
+
+    fn check_synced(&self, live: &Live, commit: Serial, page: &Described) {
+        let info = self.oracle.name(page.name);
+        let slot = live.slots[info.namespace];
+        let located = live.index.locate(slot, &info.key);
+        let version = self.oracle.version(page.version);
+        let is_there = located
+            .is_some_and(|found| found.place == page.place && found.checksum == version.checksum);
+        if !is_there || version.rotten {
+            return;
+        }
+        let (volume, start) = self.address(page.place);
+        let volumes = self.disk.volumes();
+        let payload: Vec<Content> = (start..start + version.blocks as usize)
+            .map(|at| volumes[volume].durable(at).clone())
+            .collect();
+        assert!(
+            self.oracle.is_payload(page.version, &payload),
+            "commit {commit} is called synced, but the payload of {:?} at {:?} is not durable",
+            page.version,
+            page.place
+        );
+        let is_tainted = self.tainted.contains(&page.place.segment);
+        assert!(
+            is_tainted || *volumes[page.volume].durable(page.block) == page.content,
+            "commit {commit} is called synced, but the descriptor of {:?} is not durable",
+            page.version
+        );
+    }
+
+    /// What the index holds, by name; everything in it must be something that was put.
+    pub fn snapshot(
+        &self,
+        index: &Index,
+        namespaces: &[usize],
+    ) -> BTreeMap<Name, (VersionId, Place, bool)> {
+        let mut pages = Vec::with_capacity(index.len());
+        index.each(|page| {
+            let namespace = namespaces[usize::from(page.namespace.0)];
+            let name = self
+                .oracle
+                .by_key(namespace, page.key.as_bytes())
+                .expect("the index holds a page that was never put");
+            let version = self
+                .oracle
+                .find(name, page.checksum)
+                .expect("the index holds a checksum that was never put under this name");
+            pages.push((name, (version, page.place, page.unproven)));
+        });
+        pages.into_iter().collect()
+    }
+
+    /// By slot, which namespace it is.
+    pub fn namespaces_by_slot(&self, live: &Live) -> Vec<usize> {
+        let slots = live
+            .slots
+            .iter()
+            .map(|slot| usize::from(slot.0))
+            .max()
+            .map_or(0, |max| max + 1);
+        let mut namespaces = vec![usize::MAX; slots];
+        for (namespace, slot) in live.slots.iter().enumerate() {
+            namespaces[usize::from(slot.0)] = namespace;
+        }
+        namespaces
+    }
+
+    /// Checks what must hold between any two steps: what is cheap at each, the rest once in a while.
+    pub fn check(&mut self, live: &Live) {
+        if self.moment.is_multiple_of(self.setup.check_every) {
+            self.check_all(live);
+        }
+        let c = live.core.counters();
+        let pages = live.index.len() as u64;
+        let gone = c.replaced + c.evicted + c.deleted + c.damaged + c.unfinished;
+        assert_eq!(
+            live.recovered + c.pages_put,
+            gone + pages,
+            "pages do not add up: {} recovered, {c:?}, {pages} in the index",
+            live.recovered,
+        );
+        let faults = &self.setup.faults;
+        if !faults.spoils() && !faults.misleads() && !faults.fail_headers() {
+            assert_eq!(c.damaged, 0, "damage on a device that does none");
+        }
+    }
+
+    /// Looks at everything: the core's own invariants, and that nothing is there which was deleted.
+    pub fn check_all(&self, live: &Live) {
+        live.core.check_invariants().unwrap();
+        let namespaces = self.namespaces_by_slot(live);
+        for (version, place, _) in self.snapshot(&live.index, &namespaces).values() {
+            assert!(
+                !self.is_undead(*version, *place),
+                "{version:?} at {place:?} was deleted"
+            );
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The classes of faults and of crashes, and how often each has happened: what shows that a simulation reached what it is
+//! meant to.
+
+use std::fmt;
+
+macro_rules! classes {
+    ($($name:ident => $title:literal,)*) => {
+        /// Something that goes wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Class {
+            $(#[doc = $title] $name,)*
+        }
+
+        impl Class {
+            /// All of them, in the order of the table.
+            pub const ALL: &[Class] = &[$(Class::$name,)*];
+
+            /// What a reader of the table sees.
+            #[must_use]
+            pub const fn title(self) -> &'static str {
+                match self {
+                    $(Class::$name => $title,)*
+                }
+            }
+        }
+    };
+}
+
+classes! {
+    Kill => "process killed",
+    Power => "power lost",
+    PowerKeptSome => "power lost, some unsynced blocks kept and some not",
+    CrashInOpen => "crash in an opening",
+    CrashBeforeFirstWrite => "crash after an opening, before its first write",
+    CrashInPut => "crash in a put (page data in flight)",
+    CrashInGroup => "crash with descriptors in flight",
+    CrashInSegmentOpening => "crash with a segment's first header in flight",
+    CrashInSeal => "crash with a sealed header in flight",
+    CrashInFree => "crash with a free header in flight",
+    CrashInSync => "crash with a sync in flight",
+    CrashInReclaim => "crash in reclaim",
+    CrashInDelete => "crash in a deletion",
+    CrashInFlush => "crash in a flush",
+    CrashInClose => "crash in a close",
+    CrashAtRest => "crash with nothing in flight",
+    TornPrefix => "write torn: only its first blocks",
+    TornSubset => "write torn: any of its blocks",
+    TornInside => "write torn inside a block, at 512 bytes",
+    TornByError => "failed write that left a part behind",
+    DataError => "EIO on write: page data",
+    DescriptorError => "EIO on write: descriptors",
+    HeaderError => "EIO on write: headers",
+    SuperblockError => "EIO on write: superblock",
+    NoSpace => "ENOSPC on write",
+    NoProgress => "short write without progress",
+    ShortWrite => "short write, resumed",
+    ShortRead => "short read, resumed",
+    Interrupted => "EINTR",
+    Again => "EAGAIN",
+    Cancelled => "ECANCELED",
+    SyncError => "sync failed",
+    SyncDropped => "failed sync that dropped dirty blocks",
+    LostWrite => "write acknowledged and lost",
+    MisdirectedWrite => "write landed elsewhere",
+    MisdirectedRead => "read from elsewhere",
+    RotPayload => "rot: page data",
+    RotDescriptor => "rot: descriptor block",
+    RotHeader => "rot: one header of a segment",
+    RotHeaders => "rot: both headers of a segment",
+    RotSuperblock => "rot: one superblock of a volume",
+    RotSuperblocks => "rot: both superblocks of a volume",
+    VolumeLost => "volume lost: opened without it",
+    StoreLost => "first volume lost: store refused",
+    Unreadable => "EIO on read, for good",
+    ReadErrors => "EIO on read, for some tries",
+    Delayed => "operation delayed",
+    Reordered => "operation overtook an older one of its volume",
+    ClockForward => "clock jumped forward",
+    ClockBack => "clock stepped back",
+    ClockFrozen => "clock stood still",
+    GaveUp => "caller gave a page up",
+}
+
+const COUNT: usize = Class::ALL.len();
+
+/// How often each class has happened in one run, or in many.
+#[derive(Clone, Copy, Debug)]
+pub struct Tally {
+    times: [u64; COUNT],
+    seeds: [u64; COUNT],
+}
+
+impl Default for Tally {
+    fn default() -> Tally {
+        Tally {
+            times: [0; COUNT],
+            seeds: [0; COUNT],
+        }
+    }
+}
+
+impl Tally {
+    /// It has happened.
+    pub fn count(&mut self, class: Class) {
+        self.count_many(class, 1);
+    }
+
+    pub(crate) fn count_many(&mut self, class: Class, times: u64) {
+        self.times[class as usize] += times;
+    }
+
+    /// How many times it has happened.
+    #[must_use]
+    pub fn times(&self, class: Class) -> u64 {
+        self.times[class as usize]
+    }
+
+    /// In how many seeds it has happened.
+    #[must_use]
+    pub fn seeds(&self, class: Class) -> u64 {
+        self.seeds[class as usize]
+    }
+
+    /// One seed has been played to its end.
+    pub(crate) fn end_seed(&mut self) {
+        for (seeds, times) in self.seeds.iter_mut().zip(self.times) {
+            *seeds = u64::from(times > 0);
+        }
+    }
+
+    /// Adds another.
+    pub fn add(&mut self, other: &Tally) {
+        for (own, more) in self.times.iter_mut().zip(other.times) {
+            *own += more;
+        }
+        for (own, more) in self.seeds.iter_mut().zip(other.seeds) {
+            *own += more;
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:>12} {:>10}  what went wrong", "times", "in seeds")?;
+        for &class in Class::ALL {
+            let (times, seeds) = (self.times(class), self.seeds(class));
+            writeln!(f, "{times:>12} {seeds:>10}  {}", class.title())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,202 @@
+//! The superblocks on the simulated volumes: both copies of each, through the format's own encoding, by the rules of
+//! `engine::volume`: the newer valid copy counts; a writer replaces one after the other, each synced before the next.
+//!
+//! What must hold: a volume opens as long as one of its copies is sound, and shows no older state than that copy. A volume none
+//! of whose copies is sound may be lost: then the store is opened without it, or refused where it was the first.
+
+use larder_engine::format::{
+    BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
+};
+
+use crate::classes::Class;
+use crate::disk::{Content, contents};
+use crate::ending::Expected;
+use crate::setup::Faults;
+use crate::world::World;
+
+/// Simulated segments are far smaller than any that the format allows: superblocks name them at so many times their size.
+const SCALE: u32 = 256;
+
+/// When what is going on is cut short: after so many of the moments in which it may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut(Option<usize>);
+
+impl Cut {
+    pub fn never() -> Cut {
+        Cut(None)
+    }
+
+    pub fn after(moments: usize) -> Cut {
+        Cut(Some(moments))
+    }
+
+    /// Whether it is now.
+    pub fn is_now(&mut self) -> bool {
+        match &mut self.0 {
+            None => false,
+            Some(0) => true,
+            Some(moments) => {
+                *moments -= 1;
+                false
+            }
+        }
+    }
+}
+
+/// An opening or a close has been cut short, or failed: the process is gone.
+#[derive(Debug)]
+pub struct CutShort;
+
+/// The block of a copy.
+pub fn block_of(copy: usize) -> usize {
+    usize::try_from(SUPERBLOCK_OFFSETS[copy]).unwrap() / BLOCK_BYTES
+}
+
+fn encode(superblock: &Superblock) -> Vec<Content> {
+    let mut scaled = superblock.clone();
+    scaled.segment_blocks *= SCALE;
+    let bytes = scaled.encode().expect("a superblock that no reader takes");
+    contents(&bytes[..])
+}
+
+fn decode(block: &Content) -> Result<Superblock, SuperblockError> {
+    let mut bytes = [0; BLOCK_BYTES];
+    block.render(&mut bytes);
+    let mut superblock = Superblock::decode(&bytes)?;
+    superblock.segment_blocks /= SCALE;
+    Ok(superblock)
+}
+
+impl World {
+    /// A new store's: both copies of each volume, written and synced.
+    pub fn create_superblocks(&mut self) {
+        for volume in 0..self.superblocks.len() {
+            let superblock = self.superblocks[volume].clone().expect("none is lost yet");
+            let blocks = encode(&superblock);
+            let disk = &mut self.disk.volumes()[volume];
+            for copy in 0..SUPERBLOCK_OFFSETS.len() {
+                disk.write(block_of(copy), &blocks, || true);
+                self.copies[volume][copy] = Some(superblock.generation);
+            }
+            let all = disk.unsynced();
+            disk.synced(all);
+        }
+    }
+
+    /// Reads them. `None` when the store is refused for good: its first volume is lost.
+    pub fn read_superblocks(&mut self, expected: &mut Expected) -> Option<()> {
+        for volume in 0..self.superblocks.len() {
+            if self.superblocks[volume].is_none() {
+                continue;
+            }
+            // An unreadable copy counts as an absent one.
+            let [a, b] = [0, 1].map(|copy| {
+                let block = self.disk.read(volume, block_of(copy), 1);
+                decode(block.as_ref().map_or(&Content::Zero, |blocks| &blocks[0]))
+            });
+            let sound = self.copies[volume].iter().flatten().max().copied();
+            let found = newest(a, b);
+            match (found, sound) {
+                (Ok(found), Some(sound)) => {
+                    assert!(
+                        found.generation >= sound,
+                        "volume {volume} opens with an older superblock than one that is sound"
+                    );
+                    self.superblocks[volume] = Some(found);
+                }
+                (Err(error), Some(_)) => {
+                    panic!("volume {volume} is lost with a sound superblock: {error}")
+                }
+                // Whatever is found there, nothing says that it is the last state.
+                (_, None) if volume == 0 => {
+                    self.count(Class::StoreLost);
+                    return None;
+                }
+                (_, None) => self.lose_volume(volume, expected),
+            }
+        }
+        Some(())
+    }
+
+    /// The store goes on without a volume, for good.
+    fn lose_volume(&mut self, volume: usize, expected: &mut Expected) {
+        self.count(Class::VolumeLost);
+        self.note(volume as u64, || format!("volume {volume} is lost"));
+        self.superblocks[volume] = None;
+        // Deletions that lay there are lost with it.
+        self.oracle.spoiled = true;
+        self.oracle.deletion_spoiled(None);
+        let pages = &expected.pages;
+        expected
+            .names
+            .retain(|name, _| self.volume_of(pages[name].1.segment).0 != volume);
+        expected.exactly = false;
+    }
+
+    /// Changes the superblocks of all volumes, one after the other.
+    pub fn update_superblocks(
+        &mut self,
+        cut: &mut Cut,
+        change: impl Fn(&mut Superblock),
+    ) -> Result<(), CutShort> {
+        let lost: Vec<bool> = self.superblocks.iter().map(Option::is_none).collect();
+        for volume in 0..self.superblocks.len() {
+            let Some(mut superblock) = self.superblocks[volume].clone() else {
+                continue;
+            };
+            for (entry, lost) in superblock.volumes.iter_mut().zip(&lost) {
+                entry.lost = *lost;
+            }
+            change(&mut superblock);
+            superblock.generation += 1;
+            self.replace_superblock(volume, &superblock, cut)?;
+            self.superblocks[volume] = Some(superblock);
+        }
+        Ok(())
+    }
+
+    fn replace_superblock(
+        &mut self,
+        volume: usize,
+        superblock: &Superblock,
+        cut: &mut Cut,
+    ) -> Result<(), CutShort> {
+        let blocks = encode(superblock);
+        for copy in 0..SUPERBLOCK_OFFSETS.len() {
+            let start = block_of(copy);
+            if cut.is_now() {
+                self.copies[volume][copy] = None;
+                let arrival = self.draw_tear(1);
+                self.disk.volumes()[volume].write_part(start, &blocks, &arrival);
+                return Err(CutShort);
+            }
+            // What spoils it takes this back.
+            self.copies[volume][copy] = Some(superblock.generation);
+            let error = |faults: &Faults| (faults.superblock_error, Class::SuperblockError);
+            if !self.write(volume, start, &blocks, error) || cut.is_now() {
+                self.copies[volume][copy] = None;
+                return Err(CutShort);
+            }
+            self.sync_volume(volume).inspect_err(|_| {
+                self.copies[volume][copy] = None;
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A sync of all that was written to a volume.
+    pub fn sync_volume(&mut self, volume: usize) -> Result<(), CutShort> {
+        let covers = self.disk.volumes()[volume].unsynced();
+        if self.sync(volume, covers) {
+            Ok(())
+        } else {
+            Err(CutShort)
+        }
+    }
+
+    /// The highest run that any superblock has seen.
+    pub fn newest_run(&self) -> Run {
+        let runs = self.superblocks.iter().flatten().map(|s| s.run);
+        runs.max().unwrap_or(Run::FIRST)
+    }
+}
