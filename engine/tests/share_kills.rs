@@ -136,13 +136,12 @@ fn what_was_acknowledged_outlives_killed_owners_and_clients() {
     let home = Home::with_store(256 * MIB);
     let mut random = Pcg64::seed_from_u64(7);
     let (sender, said) = channel();
-    let mut next = WORKERS as u64;
     let mut workers: Vec<Worker> = (0..WORKERS)
         .map(|worker| start(&home.path, worker as u64, worker, &sender))
         .collect();
     let mut recent = VecDeque::new();
     let mut owners_killed = 0;
-    for kill in 0..kills {
+    for (next, kill) in (WORKERS as u64..).zip(0..kills) {
         for _ in 0..random.random_range(4..40) {
             hear(&said, &mut workers, &mut recent);
         }
@@ -160,7 +159,6 @@ fn what_was_acknowledged_outlives_killed_owners_and_clients() {
             "worker {victim} ended by itself"
         );
         workers[victim] = start(&home.path, next, victim, &sender);
-        next += 1;
     }
     assert!(owners_killed > 0);
     for worker in &mut workers {

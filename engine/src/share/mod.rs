@@ -52,8 +52,8 @@ use crate::api::{
 };
 use crate::catalog::Catalog;
 use crate::core::NAMESPACES_MAX;
+use crate::disk::DiskOptions;
 use crate::disk::probe::open_disk;
-use crate::disk::{DiskOptions, Piece};
 use crate::error::StoreError;
 use crate::store::{DataPath, Store};
 use crate::volume::{Access, Volumes};
@@ -222,7 +222,7 @@ fn find_role(path: &Path, options: &AttachOptions) -> Result<Role, NotYet> {
         Err(Unreached::Nobody) => {}
         Err(Unreached::Failed(error)) => return Err(error),
     }
-    let store = Store::open_at_once(path, options.open.clone()).map_err(|error| match error {
+    let store = Store::open_at_once(path, &options.open).map_err(|error| match error {
         StoreError::Locked { .. } | StoreError::ClientsWriting(_) => NotYet::TryAgain(error),
         error => NotYet::Never(error),
     })?;
@@ -415,26 +415,6 @@ impl SharedStore {
             Role::Closed => Err(StoreError::Closed),
         }
     }
-
-    /// As [`Store::register`], with the disk that this process has at the moment.
-    pub fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
-        let piece = Piece {
-            ptr: memory.as_mut_ptr(),
-            len: memory.len(),
-        };
-        let role = self.inner.role.read();
-        let disk = match &*role {
-            Role::Owner(owner) => Some(owner.store.disk()),
-            Role::Client(client) => Some(client.data.disk()),
-            Role::Nobody | Role::Closed => None,
-        };
-        let outcome = match disk {
-            // SAFETY: the memory is borrowed for the rest of the process, so it stays mapped longer than any disk lives.
-            Some(disk) => unsafe { disk.register(&[piece]) },
-            None => "not registered: the store has no owner at the moment".to_owned(),
-        };
-        (memory, outcome)
-    }
 }
 
 impl PageStore for SharedStore {
@@ -556,11 +536,9 @@ impl PageStore for SharedStore {
 
     fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
         self.inner
-            .with(
-                namespace,
-                |store, id| store.clear_namespace(id),
-                |client, id| client.remote.clear_namespace(id),
-            )
+            .with(namespace, PageStore::clear_namespace, |client, id| {
+                client.remote.clear_namespace(id)
+            })
             .unwrap_or_else(|| Err(self.inner.unavailable()))
     }
 
@@ -570,6 +548,18 @@ impl PageStore for SharedStore {
             Role::Client(client) => client.remote.flush(),
             Role::Nobody => Err(StoreError::OwnerGone),
             Role::Closed => Err(StoreError::Closed),
+        }
+    }
+
+    /// With the disk that this process has at the moment: memory registered once may be used plain after a change of owner.
+    fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+        match &*self.inner.role.read() {
+            Role::Owner(owner) => owner.store.register(memory),
+            Role::Client(client) => client.data.register(memory),
+            Role::Nobody | Role::Closed => (
+                memory,
+                "not registered: the store has no owner at the moment".to_owned(),
+            ),
         }
     }
 

@@ -133,8 +133,10 @@ impl Remote {
             Err(WireError::Io(error)) => return Err(ReachError::Nobody(error)),
             Err(_) => return Err(ReachError::Nonsense),
         };
-        let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
+        // From here on it is only listened to, for as long as it takes.
         let further = |error| ReachError::Nobody(error);
+        first.stream.set_read_timeout(None).map_err(further)?;
+        let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
         let mut remote = Remote {
             path: path.to_owned(),
             client: welcome.client,
@@ -166,13 +168,8 @@ impl Remote {
     /// Waits until the owner is gone (or this client is being closed).
     pub(super) fn outlive_owner(&self) {
         let mut byte = [0];
-        loop {
-            match rustix::io::read(&self.first, &mut byte) {
-                Err(rustix::io::Errno::INTR) => {}
-                // The owner says nothing on this connection.
-                _ => break,
-            }
-        }
+        // The owner says nothing on this connection: whatever else comes is its end.
+        while let Err(rustix::io::Errno::INTR) = rustix::io::read(&self.first, &mut byte) {}
         self.lose();
     }
 
@@ -532,5 +529,33 @@ impl Remote {
             checksum: page.checksum,
             unproven: page.unproven,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::{AttachOptions, CreateOptions, PageStore, Store, create};
+
+    #[test]
+    fn a_client_that_asks_for_nothing_waits_for_its_owners_end_without_a_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = CreateOptions {
+            size: 256 << 20,
+            segment_size: Some(16 << 20),
+            ..CreateOptions::default()
+        };
+        create(&path, &options).unwrap();
+        let owner = Store::attach(&path, AttachOptions::default()).unwrap();
+        let (remote, _) = Remote::reach(&path).unwrap();
+        assert_eq!(remote.first.read_timeout().unwrap(), None);
+        std::thread::scope(|scope| {
+            scope.spawn(|| remote.outlive_owner());
+            owner.close().unwrap();
+        });
+        assert!(remote.is_lost());
     }
 }

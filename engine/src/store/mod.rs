@@ -76,9 +76,16 @@ impl DataPath {
         }
     }
 
-    /// The disk that moves the bytes.
-    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
-        &self.disk
+    /// See [`PageStore::register`].
+    pub(crate) fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+        let piece = Piece {
+            ptr: memory.as_mut_ptr(),
+            len: memory.len(),
+        };
+        // SAFETY: the memory is borrowed for the rest of the process, so it stays mapped longer than any disk lives.
+        let outcome = unsafe { self.disk.register(&[piece]) };
+        tracing::info!("{outcome}");
+        (memory, outcome)
     }
 
     /// See [`PageStore::put`].
@@ -265,8 +272,8 @@ impl Store {
     }
 
     /// Opens as its owner a store that nobody else has open at this moment.
-    pub(crate) fn open_at_once(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
-        Store::open_with(path, &options, Access::AtOnce)
+    pub(crate) fn open_at_once(path: &Path, options: &OpenOptions) -> Result<Store, StoreError> {
+        Store::open_with(path, options, Access::AtOnce)
     }
 
     pub(crate) fn catalog(&self) -> &dyn Catalog {
@@ -297,20 +304,6 @@ impl Store {
     #[must_use]
     pub fn disk(&self) -> &Arc<dyn Disk> {
         &self.data.disk
-    }
-
-    /// Tells the kernel of memory that pages are read into and written from again and again, so that transfers need not look
-    /// its pages up each time; gives the memory back, and what came of it as a sentence. Reads of 128 KiB gain up to a seventh
-    /// in speed. Without enough lockable memory it changes nothing.
-    pub fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
-        let piece = Piece {
-            ptr: memory.as_mut_ptr(),
-            len: memory.len(),
-        };
-        // SAFETY: the memory is borrowed for the rest of the process, so it stays mapped longer than any disk lives.
-        let outcome = unsafe { self.data.disk.register(&[piece]) };
-        tracing::info!("{outcome}");
-        (memory, outcome)
     }
 
     /// Checks what must always hold between index and space; for tests.
@@ -548,6 +541,10 @@ impl PageStore for Store {
         let gate = self.gate.read();
         self.writable(*gate)?;
         self.local.flush()
+    }
+
+    fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+        self.data.register(memory)
     }
 
     fn stats(&self) -> Stats {
