@@ -8,6 +8,7 @@
 use std::time::Instant;
 
 use larder_format::{Namespace, PageKey};
+use serde::{Deserialize, Serialize};
 
 use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
 use crate::error::StoreError;
@@ -187,7 +188,7 @@ pub struct NamespaceShape {
 }
 
 /// What reading a page showed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finding {
     /// Its bytes match its checksum.
     Good,

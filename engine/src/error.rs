@@ -47,6 +47,22 @@ pub enum StoreError {
         /// Whether that process exists.
         alive: bool,
     },
+    /// Clients of a former owner have writes under way.
+    #[error(
+        "{0}: clients of the store's former owner are still writing; they end as soon as the device lets them: try again, or stop them"
+    )]
+    ClientsWriting(PathBuf),
+    /// Nobody serves the store's catalog.
+    #[error("{path}: {reason}; start `larder serve`, or check the path")]
+    NotServed {
+        /// The store.
+        path: PathBuf,
+        /// What became of the attempt.
+        reason: String,
+    },
+    /// The owner of a shared store has gone.
+    #[error("the process that owned the store has gone; another one takes over in a moment")]
+    OwnerGone,
     /// The superblocks cannot be used.
     #[error("{path}: {source}")]
     Superblock {

@@ -28,6 +28,7 @@
 //! | [`core`] | the deciding state machine: space, log, syncs, eviction, reclaim |
 //! | [`index`] | key to place, in RAM |
 //! | [`recovery`] | from descriptors on disk to a core and an index |
+//! | [`share`] | one store, many processes: owner, clients, takeover |
 //! | [`survey`] | reading a store without opening it, for the tools |
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
 //! | [`disk`] | io_uring and threads behind one trait |
@@ -41,6 +42,7 @@ pub mod error;
 pub mod index;
 pub mod memory;
 pub mod recovery;
+pub mod share;
 pub mod store;
 pub mod survey;
 pub mod volume;
@@ -51,5 +53,6 @@ pub use api::{
 };
 pub use error::StoreError;
 pub use larder_format as format;
+pub use share::{AttachOptions, SharedStore};
 pub use store::Store;
 pub use volume::create::{CreateOptions, create};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use larder_engine::memory::backing_page_bytes;
-use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus, Store};
+use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus};
 use larder_format::{PageKey, PageShape};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -71,6 +71,9 @@ pub struct BenchArgs {
     seed: u64,
     #[command(flatten)]
     open: OpenArgs,
+    /// Share the store: as a client of the process that owns it, if one does
+    #[arg(long)]
+    shared: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -216,7 +219,7 @@ impl Report for BenchReport {
 /// A run in progress.
 struct Run<'a> {
     args: &'a BenchArgs,
-    store: &'a Store,
+    store: &'a dyn PageStore,
     namespace: NamespaceId,
     buffers: PageBuffers,
     meter: Meter,
@@ -236,9 +239,12 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         PAGE_BYTES
     };
     let shape = workload::shape(args.page_bytes.unwrap_or(default), args.parts)?;
-    let report = args
-        .open
-        .with(&args.path, |store| measure(args, store, &shape, &interrupt))?;
+    let work = |store: &dyn PageStore| measure(args, store, &shape, &interrupt);
+    let report = if args.shared {
+        args.open.with_shared(&args.path, work)?
+    } else {
+        args.open.with(&args.path, |store| work(store))?
+    };
     report::print(&report, args.json)?;
     let counts = report.counts;
     let wrong = counts.wrong_pages + counts.missed_pages + counts.unstored_pages > 0;
@@ -251,7 +257,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
 
 fn measure(
     args: &BenchArgs,
-    store: &Store,
+    store: &dyn PageStore,
     shape: &PageShape,
     interrupt: &Interrupt,
 ) -> Result<BenchReport, Failure> {

@@ -10,6 +10,7 @@
 //! | [`bench`](mod@bench) | measures puts, gets and lookups |
 //! | [`replay`] | runs a request trace against a store ([`ack_log`]: what was promised before a kill) |
 //! | [`doctor`] | says what this machine offers and what is in the way |
+//! | [`serve`], [`stat`] | own a store for other processes; ask who does |
 //! | [`demo`] | a first minute with nothing to prepare ([`device`]: the disk's own speed, [`conversations`]: its load) |
 //! | [`open`], [`trace`], [`workload`], [`session`] | opening a store, request traces, made-up pages, serving requests |
 //! | [`size`], [`usage`], [`report`], [`failure`], [`interrupt`] | sizes, meters, output, exit codes, signals |
@@ -36,7 +37,9 @@ mod interrupt;
 mod open;
 mod replay;
 mod report;
+mod serve;
 mod session;
+mod stat;
 mod usage;
 mod verify;
 mod workload;
@@ -68,6 +71,8 @@ enum Command {
     Bench(bench::BenchArgs),
     Replay(replay::ReplayArgs),
     Doctor(doctor::DoctorArgs),
+    Serve(serve::ServeArgs),
+    Stat(stat::StatArgs),
     Demo(demo::DemoArgs),
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
@@ -85,6 +90,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Stat(args) => stat::run(args),
         Command::Demo(args) => demo::run(args),
         Command::DemoWorker(args) => demo::work(args),
     };

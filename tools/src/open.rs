@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::{Args, ValueEnum};
 use larder_engine::disk::probe::Want;
-use larder_engine::{OpenOptions, PageStore, Store, SyncPolicy};
+use larder_engine::{AttachOptions, OpenOptions, PageStore, Store, SyncPolicy};
 
 use crate::failure::Failure;
 
@@ -61,9 +61,31 @@ impl OpenArgs {
     ) -> Result<T, Failure> {
         let store = Store::open(path, self.options())?;
         let outcome = work(&store);
-        let closed = store.close();
-        let value = outcome?;
-        closed?;
-        Ok(value)
+        finish(&store, outcome)
     }
+
+    /// The same, beside other processes: as the store's owner, or as a client of it.
+    ///
+    /// # Errors
+    /// The work's, else those of attaching and closing.
+    pub fn with_shared<T>(
+        &self,
+        path: &Path,
+        work: impl FnOnce(&dyn PageStore) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let options = AttachOptions {
+            open: self.options(),
+            group: None,
+        };
+        let store = Store::attach(path, options)?;
+        let outcome = work(&store);
+        finish(&store, outcome)
+    }
+}
+
+fn finish<T>(store: &dyn PageStore, outcome: Result<T, Failure>) -> Result<T, Failure> {
+    let closed = store.close();
+    let value = outcome?;
+    closed?;
+    Ok(value)
 }

@@ -14,9 +14,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;
 
 use larder_engine::memory::AlignedBuf;
-use larder_engine::{
-    GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Store,
-};
+use larder_engine::{GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus};
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
 
 use crate::failure::Failure;
@@ -242,7 +240,7 @@ impl PageBuffers {
     }
 
     /// Registers the memory with the store's disk.
-    pub fn register(&mut self, store: &Store) {
+    pub fn register(&mut self, store: &dyn PageStore) {
         let (memory, _) = store.register(std::mem::take(&mut self.memory));
         self.memory = memory;
     }

@@ -2,6 +2,7 @@
 //! give.
 
 use larder_format::KeyPrefix;
+use serde::{Deserialize, Serialize};
 
 /// Most segments a store may have: an entry keeps its segment in 24 bits.
 pub const SEGMENTS_MAX: usize = 1 << 24;
@@ -16,11 +17,11 @@ pub struct NamespaceSlot(pub u16);
 
 /// Store-wide number of a segment, below [`SEGMENTS_MAX`] and below the count the index was made
 /// for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SegmentId(pub u32);
 
 /// Where a page's payload begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Place {
     /// The segment that holds the page.
     pub segment: SegmentId,

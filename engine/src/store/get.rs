@@ -12,7 +12,6 @@ use std::time::Instant;
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
 use super::hang::Hangs;
-use super::local::Local;
 use super::{Counters, DataPath};
 use crate::api::{GetPage, GetStatus, LentPage, MissReason, NamespaceId};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
@@ -510,7 +509,7 @@ fn recheck(data: &DataPath, jobs: &[Job], mut statuses: Vec<GetStatus>) -> Vec<G
 
 /// Keeps the pins of reads that a call no longer waits for.
 struct LentReads {
-    local: Arc<Local>,
+    catalog: Arc<dyn Catalog>,
     hangs: Arc<Hangs>,
     extents: parking_lot::Mutex<Vec<Option<Extent>>>,
     mailbox: Mailbox,
@@ -524,7 +523,7 @@ impl crate::disk::Sink for LentReads {
                 .and_then(|tag| self.extents.lock().get_mut(tag)?.take());
             if let Some(extent) = extent {
                 self.hangs.answered(extent.volume);
-                self.local.unpin(&[extent]);
+                self.catalog.unpin(&[extent]);
             }
         }
         self.mailbox.done(answers);
@@ -532,7 +531,7 @@ impl crate::disk::Sink for LentReads {
 }
 
 pub(super) fn get_lent(
-    local: &Arc<Local>,
+    catalog: &Arc<dyn Catalog>,
     data: &DataPath,
     namespace: NamespaceId,
     keys: &[PageKey],
@@ -540,13 +539,13 @@ pub(super) fn get_lent(
 ) -> Vec<Result<LentPage, MissReason>> {
     let mut pages: Vec<Result<LentPage, MissReason>> =
         keys.iter().map(|_| Err(MissReason::Absent)).collect();
-    let Some(shape) = local.shape(namespace) else {
+    let Some(shape) = catalog.shape(namespace) else {
         return pages;
     };
     let page_bytes = shape.shape.page_blocks() as usize * BLOCK_BYTES;
-    let pinned = local.pin(namespace, keys);
+    let pinned = catalog.pin(namespace, keys);
     let sink = Arc::new(LentReads {
-        local: local.clone(),
+        catalog: catalog.clone(),
         hangs: data.hangs.clone(),
         extents: parking_lot::Mutex::new(
             pinned
@@ -576,7 +575,7 @@ pub(super) fn get_lent(
             }
             _ => {
                 *page = Err(MissReason::Hung);
-                local.unpin(&[pinned.extent]);
+                catalog.unpin(&[pinned.extent]);
             }
         }
     }
@@ -615,7 +614,7 @@ pub(super) fn get_lent(
         }
     }
     if !findings.is_empty() {
-        local.verified(namespace, &findings);
+        catalog.verified(namespace, &findings);
     }
     for page in &pages {
         let counter = if page.is_ok() {

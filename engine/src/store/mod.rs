@@ -25,12 +25,12 @@ use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
     PutPage, PutStatus, Refusal, Stats,
 };
-use crate::catalog::{Catalog, SegmentMap};
+use crate::catalog::{Catalog, Extent, SegmentMap};
 use crate::core::{Config, Core};
 use crate::disk::probe::open_disk;
 use crate::disk::{Disk, DiskOptions, Piece};
 use crate::error::StoreError;
-use crate::index::Index;
+use crate::index::{Index, Place};
 use crate::memory::AlignedBuf;
 use crate::recovery::{Recovery, recover};
 use crate::volume::{Access, Volumes, this_holder};
@@ -66,6 +66,81 @@ struct Counters {
     bounced_pages: AtomicU64,
 }
 
+impl DataPath {
+    pub(crate) fn new(disk: Arc<dyn Disk>, volumes: usize, hang_limit: Duration) -> DataPath {
+        DataPath {
+            disk,
+            hangs: Arc::new(Hangs::new(volumes, hang_limit)),
+            recheck: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// See [`PageStore::register`].
+    pub(crate) fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+        let piece = Piece {
+            ptr: memory.as_mut_ptr(),
+            len: memory.len(),
+        };
+        // SAFETY: the memory is borrowed for the rest of the process, so it stays mapped longer than any disk lives.
+        let outcome = unsafe { self.disk.register(&[piece]) };
+        tracing::info!("{outcome}");
+        (memory, outcome)
+    }
+
+    /// See [`PageStore::put`].
+    pub(crate) fn put(
+        &self,
+        catalog: &dyn Catalog,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+    ) -> Vec<PutStatus> {
+        put::put(catalog, self, namespace, pages, options)
+    }
+
+    /// See [`PageStore::get`].
+    pub(crate) fn get(
+        &self,
+        catalog: &dyn Catalog,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        get::get(catalog, self, namespace, pages, deadline)
+    }
+
+    /// See [`PageStore::get_lent`].
+    pub(crate) fn get_lent(
+        &self,
+        catalog: &Arc<dyn Catalog>,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        deadline: Option<Instant>,
+    ) -> Vec<Result<LentPage, MissReason>> {
+        get::get_lent(catalog, self, namespace, keys, deadline)
+    }
+
+    /// What passed through here.
+    pub(crate) fn count_into(&self, stats: &mut Stats) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        stats.hits = count(&self.counters.hits);
+        stats.misses = count(&self.counters.misses);
+        stats.refused = count(&self.counters.refused);
+        stats.bytes_read = count(&self.counters.bytes_read);
+        stats.direct_pages = count(&self.counters.direct_pages);
+        stats.bounced_pages = count(&self.counters.bounced_pages);
+        let choice = self.disk.choice();
+        stats.disk = format!("{}: {}", choice.kind, choice.reason);
+    }
+}
+
+impl Drop for DataPath {
+    fn drop(&mut self) {
+        self.disk.shutdown();
+    }
+}
+
 impl Counters {
     fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
@@ -83,6 +158,7 @@ pub struct Store {
     /// Read-held by every call, so that a close finds none under way; true once closed.
     gate: RwLock<bool>,
     read_only: bool,
+    write_bytes_max: u64,
     capacity_bytes: u64,
     unproven: u64,
 }
@@ -102,6 +178,10 @@ impl Store {
         } else {
             Access::Exclusive
         };
+        Store::open_with(path, &options, access)
+    }
+
+    fn open_with(path: &Path, options: &OpenOptions, access: Access) -> Result<Store, StoreError> {
         let mut volumes = Volumes::open(path, &options.volumes, access, options.degraded)?;
         let disk = open_disk(
             DiskOptions {
@@ -114,7 +194,7 @@ impl Store {
             },
             options.disk,
         )?;
-        let (index, recovery) = match recover_current(disk.as_ref(), &mut volumes, &options) {
+        let (index, recovery) = match recover_current(disk.as_ref(), &mut volumes, options) {
             Ok(found) => found,
             Err(error) => {
                 disk.shutdown();
@@ -133,7 +213,7 @@ impl Store {
         if !options.read_only {
             begin_run(&mut volumes, &recovery)?;
         }
-        Store::assemble(volumes, disk, index, recovery, &options)
+        Store::assemble(volumes, disk, index, recovery, options)
     }
 
     fn assemble(
@@ -176,13 +256,8 @@ impl Store {
         } else {
             Some(Keeper::start(local.clone(), volumes.superblock())?)
         };
-        let hangs = Arc::new(Hangs::new(volumes.list.len(), options.hang_limit));
-        let data = DataPath {
-            disk,
-            hangs,
-            recheck,
-            counters: Counters::default(),
-        };
+        let mut data = DataPath::new(disk, volumes.list.len(), options.hang_limit);
+        data.recheck = recheck;
         Ok(Store {
             local,
             data,
@@ -190,9 +265,32 @@ impl Store {
             keeper: Mutex::new(keeper),
             gate: RwLock::new(false),
             read_only: options.read_only,
+            write_bytes_max: options.write_bytes_max,
             capacity_bytes,
             unproven,
         })
+    }
+
+    /// Opens as its owner a store that nobody else has open at this moment.
+    pub(crate) fn open_at_once(path: &Path, options: &OpenOptions) -> Result<Store, StoreError> {
+        Store::open_with(path, options, Access::AtOnce)
+    }
+
+    pub(crate) fn catalog(&self) -> &dyn Catalog {
+        &*self.local
+    }
+
+    pub(crate) fn volumes(&self) -> parking_lot::MutexGuard<'_, Volumes> {
+        self.volumes.lock()
+    }
+
+    /// Most bytes of puts in flight.
+    pub(crate) fn write_bytes_max(&self) -> u64 {
+        self.write_bytes_max
+    }
+
+    pub(crate) fn extent(&self, place: Place) -> Extent {
+        self.local.extent(place)
     }
 
     /// The namespaces whose full records the store holds.
@@ -206,20 +304,6 @@ impl Store {
     #[must_use]
     pub fn disk(&self) -> &Arc<dyn Disk> {
         &self.data.disk
-    }
-
-    /// Tells the kernel of memory that pages are read into and written from again and again, so that transfers need not look
-    /// its pages up each time; gives the memory back, and what came of it as a sentence. Reads of 128 KiB gain up to a seventh
-    /// in speed. Without enough lockable memory it changes nothing.
-    pub fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
-        let piece = Piece {
-            ptr: memory.as_mut_ptr(),
-            len: memory.len(),
-        };
-        // SAFETY: the memory is borrowed for the rest of the process, so it stays mapped longer than any disk lives.
-        let outcome = unsafe { self.data.disk.register(&[piece]) };
-        tracing::info!("{outcome}");
-        (memory, outcome)
     }
 
     /// Checks what must always hold between index and space; for tests.
@@ -417,7 +501,8 @@ impl PageStore for Store {
         if *gate {
             return keys.iter().map(|_| Err(MissReason::Closed)).collect();
         }
-        get::get_lent(&self.local, &self.data, namespace, keys, deadline)
+        let catalog: Arc<dyn Catalog> = self.local.clone();
+        get::get_lent(&catalog, &self.data, namespace, keys, deadline)
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
@@ -458,19 +543,15 @@ impl PageStore for Store {
         self.local.flush()
     }
 
+    fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+        self.data.register(memory)
+    }
+
     fn stats(&self) -> Stats {
         let mut stats = self.local.stats();
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        stats.hits = count(&self.data.counters.hits);
-        stats.misses = count(&self.data.counters.misses);
-        stats.refused = count(&self.data.counters.refused);
-        stats.bytes_read = count(&self.data.counters.bytes_read);
-        stats.direct_pages = count(&self.data.counters.direct_pages);
-        stats.bounced_pages = count(&self.data.counters.bounced_pages);
+        self.data.count_into(&mut stats);
         stats.capacity_bytes = self.capacity_bytes;
         stats.unproven = self.unproven;
-        let choice = self.data.disk.choice();
-        stats.disk = format!("{}: {}", choice.kind, choice.reason);
         stats
     }
 
@@ -500,6 +581,5 @@ impl Drop for Store {
         if let Some(keeper) = self.keeper.lock().take() {
             keeper.stop();
         }
-        self.data.disk.shutdown();
     }
 }

@@ -24,6 +24,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use crate::disk::EIO_READS_MAX;
 use crate::error::StoreError;
 use crate::memory::AlignedBuf;
+use crate::share::guard;
 
 /// How long a locked volume is tried again: an io_uring may outlive its process for a moment.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -32,10 +33,20 @@ const LOCK_RETRY: Duration = Duration::from_millis(20);
 /// What a volume is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reading and writing, alone.
+    /// Reading and writing, alone; waits a moment for whoever is just leaving.
     Exclusive,
+    /// The same, without waiting.
+    AtOnce,
+    /// Reading and writing where the owner says, beside it.
+    Client,
     /// Reading, beside whoever writes.
     ReadOnly,
+}
+
+impl Access {
+    fn is_exclusive(self) -> bool {
+        matches!(self, Access::Exclusive | Access::AtOnce)
+    }
 }
 
 /// An open volume.
@@ -78,12 +89,12 @@ impl File {
         }
         let is_device = kind.is_block_device();
         let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
-        flags |= if access == Access::Exclusive {
-            OFlags::RDWR
-        } else {
+        flags |= if access == Access::ReadOnly {
             OFlags::RDONLY
+        } else {
+            OFlags::RDWR
         };
-        if is_device && access == Access::Exclusive {
+        if is_device && access.is_exclusive() {
             flags |= OFlags::EXCL;
         }
         let (file, direct) = open_direct(path, flags)?;
@@ -98,16 +109,32 @@ impl File {
 
     /// Locks it against every other opener, waiting a moment for one that is just going away.
     pub(crate) fn lock(&self, path: &Path) -> Result<(), StoreError> {
-        self.flock(path, FlockOperation::NonBlockingLockExclusive)
+        self.lock_within(path, LOCK_PATIENCE)
+    }
+
+    fn lock_within(&self, path: &Path, patience: Duration) -> Result<(), StoreError> {
+        let until = Instant::now() + patience;
+        self.flock(path, FlockOperation::NonBlockingLockExclusive, until)?;
+        // What clients of a former owner were given to write to, this one would give to others.
+        if guard::wait_for_none(&self.file, until) {
+            Ok(())
+        } else {
+            Err(StoreError::ClientsWriting(path.to_owned()))
+        }
     }
 
     /// Locks it against writers, beside others that do the same: for a reader under whom nothing may move.
     pub(crate) fn lock_shared(&self, path: &Path) -> Result<(), StoreError> {
-        self.flock(path, FlockOperation::NonBlockingLockShared)
+        let until = Instant::now() + LOCK_PATIENCE;
+        self.flock(path, FlockOperation::NonBlockingLockShared, until)
     }
 
-    fn flock(&self, path: &Path, operation: FlockOperation) -> Result<(), StoreError> {
-        let until = Instant::now() + LOCK_PATIENCE;
+    fn flock(
+        &self,
+        path: &Path,
+        operation: FlockOperation,
+        until: Instant,
+    ) -> Result<(), StoreError> {
         loop {
             match rustix::fs::flock(self.file.as_fd(), operation) {
                 Ok(()) => return Ok(()),
@@ -255,8 +282,10 @@ impl Volume {
                 source,
             },
         })?;
-        if access == Access::Exclusive {
-            file.lock(path)?;
+        match access {
+            Access::Exclusive => file.lock(path)?,
+            Access::AtOnce => file.lock_within(path, Duration::ZERO)?,
+            Access::Client | Access::ReadOnly => {}
         }
         // Whoever held the lock until now may have written a newer one.
         let superblock = file.superblock().unwrap_or(superblock);

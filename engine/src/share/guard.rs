@@ -1,0 +1,76 @@
+//! Marks on the volumes that say: this process may still be writing.
+//!
+//! The owner of a store holds a `flock`. A client cannot have it, but it writes too, and what it was given to write to must not be
+//! given to anybody else before its last write is over, also when the client is killed in the middle of one. So each client
+//! locks one byte far beyond the end of every volume (an *open file description lock*, `fcntl(2)`), on the very
+//! description that its ring writes through: the lock goes when the kernel has let go of the last write, and not before. The
+//! owner looks at a client's byte before it reuses what that client had; whoever becomes owner first waits until no byte is
+//! locked at all.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+
+/// Where the bytes begin: beyond any volume.
+const FIRST: i64 = 1 << 62;
+
+/// How many there are: one for each client number.
+const COUNT: i64 = 1 << 32;
+
+/// How often a wait for somebody else's marks looks again.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+fn lock(kind: libc::c_int, start: i64, count: i64) -> libc::flock {
+    libc::flock {
+        l_type: i16::try_from(kind).unwrap_or(0),
+        l_whence: 0,
+        l_start: start,
+        l_len: count,
+        l_pid: 0,
+    }
+}
+
+fn set(file: &OwnedFd, lock: &libc::flock) -> Result<(), Errno> {
+    loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(lock)) {
+            Err(Errno::EINTR) => {}
+            outcome => return outcome.map(|_| ()),
+        }
+    }
+}
+
+/// Marks a volume as being written by a client, for as long as this description of it is open anywhere.
+pub(crate) fn mark(file: &OwnedFd, client: u32) -> Result<(), Errno> {
+    set(file, &lock(libc::F_WRLCK, FIRST + i64::from(client), 1))
+}
+
+/// Whether a client's writes to a volume may not be over. `file` must be a description that is not the client's own.
+pub(crate) fn is_marked(file: &OwnedFd, client: u32) -> bool {
+    let mut probe = lock(libc::F_WRLCK, FIRST + i64::from(client), 1);
+    match fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe)) {
+        Ok(_) => i32::from(probe.l_type) != libc::F_UNLCK,
+        // A filesystem without such locks has no clients that hold them either.
+        Err(_) => false,
+    }
+}
+
+/// Waits until no client's writes to a volume are under way; false when `until` passes first.
+pub(crate) fn wait_for_none(file: &OwnedFd, until: Instant) -> bool {
+    let all = lock(libc::F_WRLCK, FIRST, COUNT);
+    loop {
+        match set(file, &all) {
+            Ok(()) => {
+                let _ = set(file, &lock(libc::F_UNLCK, FIRST, COUNT));
+                return true;
+            }
+            Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < until => {
+                std::thread::sleep(LOOK_AGAIN);
+            }
+            Err(Errno::EAGAIN | Errno::EACCES) => return false,
+            // No such locks here, so nobody holds one.
+            Err(_) => return true,
+        }
+    }
+}

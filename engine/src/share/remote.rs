@@ -1,0 +1,561 @@
+//! A client's side of the conversation: a [`Catalog`] whose decisions are made in the owner's process.
+//!
+//! Owns: the connections to the owner, and what is known of the puts and namespaces that go over them.
+//!
+//! Invariants:
+//! - a connection carries one request at a time; each caller takes one that is idle, or makes another;
+//! - `Commit` and `Landed` go over one connection, in the order in which they are given;
+//! - once any connection fails the owner counts as lost, for good: every later call fails at once, and whoever minds the
+//!   attachment ([`super`]) is told. No call is tried again over another connection: it may have been carried out.
+//!
+//! Faults defended against: an owner that exits, is killed, or does not answer what takes no time for longer than
+//! [`ANSWER_PATIENCE`].
+
+use std::collections::HashMap;
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use larder_format::{Namespace, PageKey};
+use parking_lot::Mutex;
+
+use super::server::{short_path, socket_path};
+use super::wire::{
+    ClientId, Failure, KEYS_MAX, MAGIC, PinnedPage, PlaceGrant, Reply, Report, Request, VERSION,
+    Welcome, WireError, blob, parse, receive, send,
+};
+use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
+use crate::catalog::{
+    Ask, Catalog, Extent, Finding, Grant, NamespaceShape, Pinned, ReservationId, SegmentMap,
+};
+use crate::error::StoreError;
+
+/// How long an answer that takes the owner no time may take.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Longest single wait for room.
+const ROOM_SLICE: Duration = Duration::from_millis(500);
+
+/// Connections kept open while nobody uses them.
+const IDLE_MAX: usize = 4;
+
+/// The owner is not there any more.
+#[derive(Debug)]
+pub(super) struct Gone;
+
+/// A connection and its buffer.
+struct Line {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+}
+
+impl Line {
+    fn connect(path: &Path) -> io::Result<Line> {
+        let socket = socket_path(path);
+        let directory = socket
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
+        let (_directory, short) = short_path(directory, socket.file_name().unwrap_or_default())?;
+        Ok(Line {
+            stream: UnixStream::connect(short)?,
+            buffer: Vec::new(),
+        })
+    }
+
+    fn tell(&mut self, request: &Request<'_>) -> Result<(), WireError> {
+        send(&mut self.stream, &mut self.buffer, request)
+    }
+
+    /// Asks and waits for the answer, at most `patience` (for good when there is none).
+    fn ask(
+        &mut self,
+        request: &Request<'_>,
+        patience: Option<Duration>,
+    ) -> Result<Reply, WireError> {
+        self.stream.set_read_timeout(patience)?;
+        self.tell(request)?;
+        if !receive(&mut self.stream, &mut self.buffer)? {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let reply = parse(&self.buffer)?;
+        self.buffer.clear();
+        self.buffer.shrink_to(256 << 10);
+        Ok(reply)
+    }
+}
+
+/// Why no owner could be reached.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReachError {
+    #[error("nobody serves the catalog: {0}")]
+    Nobody(io::Error),
+    #[error(
+        "the owner of the store speaks version {0} of the catalog protocol, this is version {VERSION}: use the same release"
+    )]
+    Version(u32),
+    #[error("the owner's greeting makes no sense")]
+    Nonsense,
+}
+
+/// See the module.
+pub(super) struct Remote {
+    path: std::path::PathBuf,
+    client: ClientId,
+    secret: u64,
+    map: SegmentMap,
+    /// The connection whose end is this client's end; kept for that alone.
+    first: UnixStream,
+    /// For what must stay in order.
+    orders: Mutex<Line>,
+    idle: Mutex<Vec<Line>>,
+    lost: AtomicBool,
+    shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
+    /// By put: how many pages it asked for.
+    puts: Mutex<HashMap<ReservationId, usize>>,
+}
+
+impl Remote {
+    /// Reaches the owner of the store at `path`.
+    pub(super) fn reach(path: &Path) -> Result<(Remote, Welcome), ReachError> {
+        let mut first = Line::connect(path).map_err(ReachError::Nobody)?;
+        let hello = Request::Hello {
+            magic: MAGIC,
+            version: VERSION,
+        };
+        let welcome = match first.ask(&hello, Some(ANSWER_PATIENCE)) {
+            Ok(Reply::Welcome(welcome)) => welcome,
+            Ok(Reply::Failed(Failure::Version { ours })) => return Err(ReachError::Version(ours)),
+            Ok(_) => return Err(ReachError::Nonsense),
+            Err(WireError::Io(error)) => return Err(ReachError::Nobody(error)),
+            Err(_) => return Err(ReachError::Nonsense),
+        };
+        // From here on it is only listened to, for as long as it takes.
+        let further = |error| ReachError::Nobody(error);
+        first.stream.set_read_timeout(None).map_err(further)?;
+        let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
+        let mut remote = Remote {
+            path: path.to_owned(),
+            client: welcome.client,
+            secret: welcome.secret,
+            map: SegmentMap::new(&segments, welcome.segment_blocks),
+            orders: Mutex::new(Line {
+                stream: first.stream.try_clone().map_err(further)?,
+                buffer: Vec::new(),
+            }),
+            first: first.stream,
+            idle: Mutex::default(),
+            lost: AtomicBool::new(false),
+            shapes: Mutex::default(),
+            puts: Mutex::default(),
+        };
+        let orders = remote.join().map_err(further)?;
+        remote.orders = Mutex::new(orders);
+        Ok((remote, welcome))
+    }
+
+    /// Tells the owner that the marks are on the volumes.
+    pub(super) fn marked(&self) -> Result<(), Gone> {
+        match self.ask(&Request::Marked, Some(ANSWER_PATIENCE))? {
+            Reply::Done => Ok(()),
+            _ => Err(self.lose()),
+        }
+    }
+
+    /// Waits until the owner is gone (or this client is being closed).
+    pub(super) fn outlive_owner(&self) {
+        let mut byte = [0];
+        // The owner says nothing on this connection: whatever else comes is its end.
+        while let Err(rustix::io::Errno::INTR) = rustix::io::read(&self.first, &mut byte) {}
+        self.lose();
+    }
+
+    /// Hangs up: the owner sees that this client has gone.
+    pub(super) fn hang_up(&self) {
+        self.lose();
+        let _ = self.first.shutdown(Shutdown::Both);
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    pub(super) fn client(&self) -> ClientId {
+        self.client
+    }
+
+    fn lose(&self) -> Gone {
+        if !self.lost.swap(true, Ordering::AcqRel) {
+            let _ = self.first.shutdown(Shutdown::Both);
+            for line in self.idle.lock().drain(..) {
+                let _ = line.stream.shutdown(Shutdown::Both);
+            }
+        }
+        Gone
+    }
+
+    fn join(&self) -> io::Result<Line> {
+        let mut line = Line::connect(&self.path)?;
+        let join = Request::Join {
+            magic: MAGIC,
+            version: VERSION,
+            client: self.client,
+            secret: self.secret,
+        };
+        match line.ask(&join, Some(ANSWER_PATIENCE)) {
+            Ok(Reply::Done) => Ok(line),
+            _ => Err(io::ErrorKind::ConnectionRefused.into()),
+        }
+    }
+
+    fn take_line(&self) -> Result<Line, Gone> {
+        if self.is_lost() {
+            return Err(Gone);
+        }
+        if let Some(line) = self.idle.lock().pop() {
+            return Ok(line);
+        }
+        self.join().map_err(|_| self.lose())
+    }
+
+    fn give_line(&self, line: Line) {
+        let mut idle = self.idle.lock();
+        if idle.len() < IDLE_MAX && !self.is_lost() {
+            idle.push(line);
+        }
+    }
+
+    fn ask(&self, request: &Request<'_>, patience: Option<Duration>) -> Result<Reply, Gone> {
+        let mut line = self.take_line()?;
+        match line.ask(request, patience) {
+            Ok(reply) => {
+                self.give_line(line);
+                Ok(reply)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the owner of the store is gone");
+                Err(self.lose())
+            }
+        }
+    }
+
+    /// Asks what the owner answers without waiting for anything.
+    fn quickly(&self, request: &Request<'_>) -> Result<Reply, Gone> {
+        self.ask(request, Some(ANSWER_PATIENCE))
+    }
+
+    fn tell(&self, request: &Request<'_>) {
+        if let Ok(mut line) = self.take_line() {
+            match line.tell(request) {
+                Ok(()) => self.give_line(line),
+                Err(_) => {
+                    self.lose();
+                }
+            }
+        }
+    }
+
+    fn tell_in_order(&self, request: &Request<'_>) {
+        if !self.is_lost() && self.orders.lock().tell(request).is_err() {
+            self.lose();
+        }
+    }
+
+    pub(super) fn report(&self) -> Result<Report, Gone> {
+        match self.quickly(&Request::Stats)? {
+            Reply::Stats(report) => Ok(*report),
+            _ => Err(self.lose()),
+        }
+    }
+
+    fn counted(&self, request: &Request<'_>) -> Result<u64, StoreError> {
+        match self.ask(request, None) {
+            Ok(Reply::Count(count)) => Ok(count),
+            Ok(Reply::Failed(failure)) => Err(failure.into()),
+            _ => Err(StoreError::OwnerGone),
+        }
+    }
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> StoreError {
+        match failure {
+            Failure::Sync => StoreError::SyncFailed,
+            Failure::NoRoom => StoreError::NoRoom,
+            Failure::TooManyNamespaces(limit) => StoreError::TooManyNamespaces(limit as usize),
+            Failure::UnknownNamespace => StoreError::UnknownNamespace,
+            Failure::Closed => StoreError::Closed,
+            Failure::Write(what) | Failure::Protocol(what) => StoreError::WriteFailed(what),
+            Failure::Version { .. } => StoreError::OwnerGone,
+        }
+    }
+}
+
+impl Catalog for Remote {
+    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        let request = Request::Namespace {
+            record: namespace.encode(),
+        };
+        match self.quickly(&request) {
+            Ok(Reply::Namespace(id)) => {
+                let id = NamespaceId(id);
+                let shape = NamespaceShape {
+                    fingerprint: namespace.fingerprint(),
+                    shape: *namespace.shape(),
+                };
+                self.shapes.lock().insert(id, shape);
+                Ok(id)
+            }
+            Ok(Reply::Failed(failure)) => Err(failure.into()),
+            _ => Err(StoreError::OwnerGone),
+        }
+    }
+
+    fn shape(&self, namespace: NamespaceId) -> Option<NamespaceShape> {
+        self.shapes.lock().get(&namespace).cloned()
+    }
+
+    fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
+        let mut found = 0;
+        for some in keys.chunks(KEYS_MAX) {
+            let request = Request::LongestPrefix {
+                namespace: namespace.0,
+                keys: &blob(some),
+            };
+            let Ok(Reply::Count(count)) = self.quickly(&request) else {
+                break;
+            };
+            let count = usize::try_from(count).unwrap_or(0).min(some.len());
+            found += count;
+            if count < some.len() {
+                break;
+            }
+        }
+        found
+    }
+
+    fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
+        let mut found = Vec::with_capacity(keys.len());
+        for some in keys.chunks(KEYS_MAX) {
+            let request = Request::Contains {
+                namespace: namespace.0,
+                keys: &blob(some),
+            };
+            match self.quickly(&request) {
+                Ok(Reply::Flags(flags)) if flags.len() == some.len() => found.extend(flags),
+                _ => found.extend(some.iter().map(|_| false)),
+            }
+        }
+        found
+    }
+
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
+        // From the tail, as a touch of the whole would be.
+        for some in keys.rchunks(KEYS_MAX) {
+            self.tell(&Request::Touch {
+                namespace: namespace.0,
+                keys: &blob(some),
+            });
+        }
+    }
+
+    fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>> {
+        let mut pages = Vec::with_capacity(keys.len());
+        for some in keys.chunks(KEYS_MAX) {
+            let request = Request::Pin {
+                namespace: namespace.0,
+                keys: &blob(some),
+            };
+            match self.quickly(&request) {
+                Ok(Reply::Pinned(found)) if found.len() == some.len() => {
+                    pages.extend(
+                        found
+                            .into_iter()
+                            .map(|page| page.map(|page| self.pinned(page))),
+                    );
+                }
+                _ => pages.extend(some.iter().map(|_| None)),
+            }
+        }
+        pages
+    }
+
+    fn unpin(&self, extents: &[Extent]) {
+        if !extents.is_empty() {
+            let segments = extents.iter().map(|extent| extent.place.segment).collect();
+            self.tell(&Request::Unpin { segments });
+        }
+    }
+
+    fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]) {
+        for some in findings.chunks(KEYS_MAX) {
+            let keys: Vec<PageKey> = some.iter().map(|(key, ..)| *key).collect();
+            self.tell(&Request::Verified {
+                namespace: namespace.0,
+                keys: &blob(&keys),
+                findings: some
+                    .iter()
+                    .map(|(_, extent, finding)| (extent.place, *finding))
+                    .collect(),
+            });
+        }
+    }
+
+    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
+        let keys: Vec<PageKey> = asks.iter().map(|ask| ask.key).collect();
+        let request = Request::Reserve {
+            namespace: namespace.0,
+            keys: &blob(&keys),
+            links: asks
+                .iter()
+                .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth))
+                .collect(),
+        };
+        match self.quickly(&request) {
+            Ok(Reply::Reserved {
+                reservation,
+                grants,
+            }) if grants.len() == asks.len() => {
+                let reservation = ReservationId(reservation);
+                self.puts.lock().insert(reservation, asks.len());
+                let grants = grants.into_iter().map(|grant| match grant {
+                    PlaceGrant::Write(place) => Grant::Write(self.map.extent(place)),
+                    PlaceGrant::Settles => Grant::Settles,
+                    PlaceGrant::Refused(why) => Grant::Refused(why),
+                });
+                (reservation, grants.collect())
+            }
+            _ => (
+                ReservationId(u64::MAX),
+                vec![Grant::Refused(Refusal::Closed); asks.len()],
+            ),
+        }
+    }
+
+    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
+        self.tell_in_order(&Request::Commit {
+            reservation: reservation.0,
+            checksums: checksums.to_vec(),
+        });
+    }
+
+    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
+        self.tell_in_order(&Request::Landed {
+            reservation: reservation.0,
+            pages: pages
+                .iter()
+                .map(|&(at, good)| (u32::try_from(at).unwrap_or(u32::MAX), good))
+                .collect(),
+        });
+    }
+
+    fn wait(&self, reservation: ReservationId) -> Vec<PutStatus> {
+        let Some(asks) = self.puts.lock().remove(&reservation) else {
+            return Vec::new();
+        };
+        let request = Request::Wait {
+            reservation: reservation.0,
+        };
+        match self.ask(&request, None) {
+            Ok(Reply::Settled(statuses)) if statuses.len() == asks => statuses,
+            // Whether they were stored nobody says any more.
+            _ => vec![PutStatus::Refused(Refusal::Closed); asks],
+        }
+    }
+
+    fn room(&self) -> u64 {
+        match self.quickly(&Request::Room) {
+            Ok(Reply::Room { room }) => room,
+            _ => 0,
+        }
+    }
+
+    fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool {
+        loop {
+            let now = Instant::now();
+            if now >= deadline || self.is_lost() {
+                return false;
+            }
+            let patience = (deadline - now).min(ROOM_SLICE);
+            let request = Request::WaitForRoom {
+                seen,
+                patience_ms: u32::try_from(patience.as_millis()).unwrap_or(0).max(1),
+            };
+            match self.ask(&request, Some(ROOM_SLICE + ANSWER_PATIENCE)) {
+                Ok(Reply::Room { room }) if room != seen => return true,
+                Ok(Reply::Room { .. }) => {}
+                _ => return false,
+            }
+        }
+    }
+
+    fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
+        let mut deleted = 0;
+        for some in keys.chunks(KEYS_MAX) {
+            deleted += self.counted(&Request::Delete {
+                namespace: namespace.0,
+                keys: &blob(some),
+            })?;
+        }
+        Ok(deleted)
+    }
+
+    fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
+        self.counted(&Request::Clear {
+            namespace: namespace.0,
+        })
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        match self.ask(&Request::Flush, None) {
+            Ok(Reply::Done) => Ok(()),
+            Ok(Reply::Failed(failure)) => Err(failure.into()),
+            _ => Err(StoreError::OwnerGone),
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        self.report().map(|report| report.stats).unwrap_or_default()
+    }
+}
+
+impl Remote {
+    fn pinned(&self, page: PinnedPage) -> Pinned {
+        Pinned {
+            extent: self.map.extent(page.place),
+            checksum: page.checksum,
+            unproven: page.unproven,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::{AttachOptions, CreateOptions, PageStore, Store, create};
+
+    #[test]
+    fn a_client_that_asks_for_nothing_waits_for_its_owners_end_without_a_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = CreateOptions {
+            size: 256 << 20,
+            segment_size: Some(16 << 20),
+            ..CreateOptions::default()
+        };
+        create(&path, &options).unwrap();
+        let owner = Store::attach(&path, AttachOptions::default()).unwrap();
+        let (remote, _) = Remote::reach(&path).unwrap();
+        assert_eq!(remote.first.read_timeout().unwrap(), None);
+        std::thread::scope(|scope| {
+            scope.spawn(|| remote.outlive_owner());
+            owner.close().unwrap();
+        });
+        assert!(remote.is_lost());
+    }
+}

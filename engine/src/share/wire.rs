@@ -1,0 +1,307 @@
+//! What owner and clients say to each other: framed messages over a Unix stream socket.
+//!
+//! A frame is a length (`u32`, little-endian, at most [`FRAME_BYTES_MAX`]) and that many bytes, which are one [`Request`] or one
+//! [`Reply`] in postcard's encoding. A connection begins with [`Request::Hello`], which carries [`MAGIC`] and [`VERSION`]; a
+//! listener that does not know the version says so and hangs up. Keys travel as one blob, 32 bytes each, and are read in
+//! place.
+//!
+//! Faults defended against: lengths beyond the limit, frames that end early, bytes that are no message or more than one, key
+//! blobs of odd length. Each is an error of that one connection; nothing is allocated by a number that was not checked.
+
+use std::io::{self, Read, Write};
+
+use larder_format::PageKey;
+use serde::{Deserialize, Serialize};
+
+use crate::api::{PutStatus, Refusal, Stats};
+use crate::catalog::Finding;
+use crate::index::{Place, SegmentId};
+
+/// First bytes of a conversation.
+pub(super) const MAGIC: [u8; 8] = *b"LARDERCT";
+
+/// Version of the messages.
+pub(super) const VERSION: u32 = 1;
+
+/// Longest frame, in bytes: a lookup of [`KEYS_MAX`] keys, with room to spare.
+pub(super) const FRAME_BYTES_MAX: usize = 8 << 20;
+
+/// Most keys of one message.
+pub(super) const KEYS_MAX: usize = 131_072;
+
+/// Bytes of a key.
+const KEY_BYTES: usize = 32;
+
+/// Which client a connection belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct ClientId(pub u32);
+
+/// What a client asks. Those marked *told* are not answered.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Request<'a> {
+    /// Begins a client's first connection, whose end is the client's end.
+    Hello {
+        magic: [u8; 8],
+        version: u32,
+    },
+    /// Begins a further connection of a client.
+    Join {
+        magic: [u8; 8],
+        version: u32,
+        client: ClientId,
+        secret: u64,
+    },
+    /// The client holds its marks on the volumes, and may write from now on.
+    Marked,
+    /// The record of a namespace.
+    Namespace {
+        #[serde(borrow, with = "serde_bytes")]
+        record: &'a [u8],
+    },
+    LongestPrefix {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+    },
+    Contains {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+    },
+    /// Told.
+    Touch {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+    },
+    Pin {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+    },
+    /// Told. The segments of pages that were pinned, one a page.
+    Unpin {
+        segments: Vec<SegmentId>,
+    },
+    /// Told.
+    Verified {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+        findings: Vec<(Place, Finding)>,
+    },
+    /// Parents and depths, one a key.
+    Reserve {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+        links: Vec<(Option<PageKeyBytes>, u32)>,
+    },
+    /// Told.
+    Commit {
+        reservation: u64,
+        checksums: Vec<Option<u64>>,
+    },
+    /// Told.
+    Landed {
+        reservation: u64,
+        pages: Vec<(u32, bool)>,
+    },
+    /// Answered when every page of the reservation is settled.
+    Wait {
+        reservation: u64,
+    },
+    Room,
+    /// Answered when the room is no longer `seen`, or after `patience_ms`.
+    WaitForRoom {
+        seen: u64,
+        patience_ms: u32,
+    },
+    Delete {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+    },
+    Clear {
+        namespace: u16,
+    },
+    Flush,
+    Stats,
+}
+
+/// A key inside a message.
+pub(super) type PageKeyBytes = [u8; KEY_BYTES];
+
+/// What the owner answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Reply {
+    Welcome(Welcome),
+    Done,
+    Count(u64),
+    Flags(Vec<bool>),
+    Namespace(u16),
+    Pinned(Vec<Option<PinnedPage>>),
+    Reserved {
+        reservation: u64,
+        grants: Vec<PlaceGrant>,
+    },
+    Settled(Vec<PutStatus>),
+    Room {
+        room: u64,
+    },
+    Stats(Box<Report>),
+    /// It could not be done.
+    Failed(Failure),
+}
+
+/// What a client must know before its first request.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Welcome {
+    pub client: ClientId,
+    /// To be shown when another connection is made.
+    pub secret: u64,
+    pub store: [u8; 16],
+    pub run: u32,
+    pub segment_blocks: u32,
+    /// Path and segments of each volume; no path for one that is lost.
+    pub volumes: Vec<(Option<String>, u32)>,
+}
+
+/// A page that may be read.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct PinnedPage {
+    pub place: Place,
+    pub checksum: u64,
+    pub unproven: bool,
+}
+
+/// As [`Grant`](crate::catalog::Grant), by place.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum PlaceGrant {
+    Write(Place),
+    Settles,
+    Refused(Refusal),
+}
+
+/// Why something could not be done.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Failure {
+    /// The listener speaks another version.
+    Version {
+        ours: u32,
+    },
+    /// The message makes no sense here; the connection ends.
+    Protocol(String),
+    Write(String),
+    Sync,
+    NoRoom,
+    TooManyNamespaces(u32),
+    UnknownNamespace,
+    Closed,
+}
+
+/// What an owner tells of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// Its store.
+    pub stats: Stats,
+    /// Its process.
+    pub pid: u32,
+    /// Clients connected.
+    pub clients: u32,
+    /// Pages that clients are reading.
+    pub reads_in_flight: u64,
+    /// Puts of clients that are under way.
+    pub puts_in_flight: u64,
+    /// Clients that have gone and whose writes may not be over.
+    pub lingering: u32,
+    /// Bytes of memory of the process.
+    pub rss_bytes: u64,
+}
+
+/// Keys as one blob.
+pub(super) fn blob(keys: &[PageKey]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(keys.len() * KEY_BYTES);
+    for key in keys {
+        bytes.extend_from_slice(key.as_bytes());
+    }
+    bytes
+}
+
+/// The keys of a blob; `None` when it is none.
+pub(super) fn keys_of(blob: &[u8]) -> Option<Vec<PageKey>> {
+    let (keys, rest) = blob.as_chunks::<KEY_BYTES>();
+    (rest.is_empty() && keys.len() <= KEYS_MAX)
+        .then(|| keys.iter().map(|key| PageKey::from_bytes(*key)).collect())
+}
+
+/// A stream of frames that ended or made no sense.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WireError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("a frame of {0} bytes is longer than the {FRAME_BYTES_MAX} that are allowed")]
+    TooLong(usize),
+    #[error("the bytes are no message: {0}")]
+    Nonsense(postcard::Error),
+    #[error("{0} bytes follow the message in its frame")]
+    Trailing(usize),
+}
+
+/// Writes one message.
+pub(super) fn send<T: Serialize>(
+    stream: &mut impl Write,
+    buffer: &mut Vec<u8>,
+    message: &T,
+) -> Result<(), WireError> {
+    buffer.clear();
+    buffer.extend_from_slice(&[0; 4]);
+    let mut filled =
+        postcard::to_extend(message, std::mem::take(buffer)).map_err(WireError::Nonsense)?;
+    let bytes = filled.len() - 4;
+    if bytes > FRAME_BYTES_MAX {
+        return Err(WireError::TooLong(bytes));
+    }
+    let length = u32::try_from(bytes).unwrap_or(u32::MAX);
+    filled[..4].copy_from_slice(&length.to_le_bytes());
+    stream.write_all(&filled)?;
+    *buffer = filled;
+    Ok(())
+}
+
+/// Reads one frame into `buffer`. False at the end of the stream, between two frames.
+pub(super) fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bool, WireError> {
+    let mut length = [0; 4];
+    let first = loop {
+        match stream.read(&mut length) {
+            Ok(count) => break count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    };
+    if first == 0 {
+        return Ok(false);
+    }
+    stream.read_exact(&mut length[first..])?;
+    let bytes = u32::from_le_bytes(length) as usize;
+    if bytes > FRAME_BYTES_MAX {
+        return Err(WireError::TooLong(bytes));
+    }
+    buffer.clear();
+    // By what arrives, not by what was announced.
+    let read = stream.take(bytes as u64).read_to_end(buffer)?;
+    if read < bytes {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+    }
+    Ok(true)
+}
+
+/// The message in a frame.
+pub(super) fn parse<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, WireError> {
+    let (message, rest) = postcard::take_from_bytes(frame).map_err(WireError::Nonsense)?;
+    if rest.is_empty() {
+        Ok(message)
+    } else {
+        Err(WireError::Trailing(rest.len()))
+    }
+}

@@ -1,0 +1,355 @@
+//! One store used by several handles at once, each as a process would: an owner, clients, and who comes after.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use common::{Home, MIB, Pool, chain};
+use larder_engine::share::{Part, report, socket_path};
+use larder_engine::{
+    AttachOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus, SharedStore, Store,
+    StoreError,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn attach(home: &Home) -> SharedStore {
+    Store::attach(&home.path, AttachOptions::default()).unwrap()
+}
+
+/// Asks again and again until it is so: another thread is on its way there.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "never happened: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_one_puts_the_others_get_whoever_owns_the_store() {
+    let home = Home::with_store(256 * MIB);
+    let owner = attach(&home);
+    let clients = [attach(&home), attach(&home)];
+    assert_eq!(owner.part(), Part::Owner);
+    assert!(clients.iter().all(|client| client.part() == Part::Client));
+
+    for parts in [&[65536_u32, 65536][..], &[5000], &[4 << 20]] {
+        let model = format!("{parts:?}");
+        let handles: Vec<&dyn PageStore> = vec![&owner, &clients[0], &clients[1]];
+        let pools: Vec<Pool<'_>> = handles
+            .iter()
+            .map(|handle| Pool::new(*handle, &model, parts))
+            .collect();
+        for (seed, writer) in (1..).zip(&pools) {
+            let keys = chain(seed, 9);
+            assert_eq!(writer.put(&keys), vec![PutStatus::Stored; 9]);
+            for reader in &pools {
+                assert_eq!(reader.put(&keys), vec![PutStatus::Duplicate; 9]);
+                assert_eq!(reader.store.longest_prefix(reader.id, &keys), 9);
+                assert_eq!(reader.store.contains(reader.id, &keys), vec![true; 9]);
+                assert_eq!(reader.get(&keys), vec![GetStatus::Hit; 9]);
+                let lent = reader.store.get_lent(reader.id, &keys, None);
+                assert!(lent.iter().all(Result::is_ok));
+            }
+        }
+        let gone = chain(1, 9);
+        assert_eq!(pools[2].store.delete(pools[2].id, &gone[4..]).unwrap(), 5);
+        assert_eq!(pools[0].store.longest_prefix(pools[0].id, &gone), 4);
+        assert_eq!(pools[1].hits(&gone), 4);
+        assert_eq!(clients[1].clear_namespace(pools[2].id).unwrap(), 22);
+        assert_eq!(pools[0].hits(&chain(2, 9)), 0);
+    }
+    clients[0].flush().unwrap();
+    let told = report(&home.path).unwrap();
+    assert_eq!((told.reads_in_flight, told.puts_in_flight), (0, 0));
+    assert_eq!(told.stats.pages, 0);
+    assert!(told.clients >= 2 && told.rss_bytes > 0);
+    for client in &clients {
+        client.close().unwrap();
+    }
+    owner.close().unwrap();
+    assert!(!socket_path(&home.path).exists());
+}
+
+#[test]
+fn namespaces_are_told_apart_in_whatever_order_each_process_names_them() {
+    let home = Home::with_store(256 * MIB);
+    let (owner, client) = (attach(&home), attach(&home));
+    let (first, second) = (
+        Pool::new(&owner, "a", &[8192]),
+        Pool::new(&owner, "b", &[8192]),
+    );
+    let (other_second, other_first) = (
+        Pool::new(&client, "b", &[8192]),
+        Pool::new(&client, "a", &[8192]),
+    );
+    let keys = chain(7, 5);
+    assert_eq!(first.put(&keys), vec![PutStatus::Stored; 5]);
+    assert_eq!(other_first.hits(&keys), 5);
+    assert_eq!(other_second.hits(&keys), 0);
+    assert_eq!(other_second.put(&keys), vec![PutStatus::Stored; 5]);
+    assert_eq!(second.hits(&keys), 5);
+}
+
+#[test]
+fn a_client_takes_over_when_the_owner_goes_and_finds_what_was_acknowledged() {
+    let home = Home::with_store(256 * MIB);
+    let mut owner = attach(&home);
+    let mut next = attach(&home);
+    let mut known = Vec::new();
+    for round in 0..6 {
+        let keys = chain(round, 20);
+        let pool = Pool::new(&next, "m", &[65536]);
+        assert_eq!(
+            pool.put(&keys),
+            vec![PutStatus::Stored; 20],
+            "round {round}"
+        );
+        known.push(keys);
+        if round % 2 == 0 {
+            owner.close().unwrap();
+        } else {
+            drop(owner);
+        }
+        eventually("the client becomes owner", || next.part() == Part::Owner);
+        for keys in &known {
+            assert_eq!(pool.hits(keys), 20, "round {round}");
+        }
+        owner = next;
+        next = attach(&home);
+        assert_eq!(next.part(), Part::Client);
+    }
+}
+
+#[test]
+fn of_several_clients_one_takes_over_and_the_others_follow_it() {
+    let home = Home::with_store(256 * MIB);
+    let owner = attach(&home);
+    let clients = [attach(&home), attach(&home), attach(&home)];
+    let pools: Vec<Pool<'_>> = clients
+        .iter()
+        .map(|client| Pool::new(client, "m", &[65536]))
+        .collect();
+    let keys = chain(3, 30);
+    assert_eq!(pools[0].put(&keys), vec![PutStatus::Stored; 30]);
+    drop(owner);
+    eventually("one owner, two clients", || {
+        let count = |part| {
+            clients
+                .iter()
+                .filter(|client| client.part() == part)
+                .count()
+        };
+        count(Part::Owner) == 1 && count(Part::Client) == 2
+    });
+    for pool in &pools {
+        assert_eq!(pool.hits(&keys), 30);
+        assert_eq!(pool.put(&keys), vec![PutStatus::Duplicate; 30]);
+    }
+    let told = report(&home.path).unwrap();
+    assert_eq!(told.clients, 3, "two clients and who asks");
+}
+
+#[test]
+fn without_an_owner_everything_misses_at_once() {
+    let home = Home::with_store(256 * MIB);
+    let owner = attach(&home);
+    let client = attach(&home);
+    let pool = Pool::new(&client, "m", &[65536]);
+    let keys = chain(1, 4);
+    assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 4]);
+    drop(owner);
+    // Between the owner's end and the takeover a call misses, after it it hits; it never fails in another way.
+    eventually("the pages are back", || {
+        let statuses = pool.get(&keys);
+        assert!(statuses.iter().all(|status| matches!(
+            status,
+            GetStatus::Hit | GetStatus::Miss(MissReason::Closed | MissReason::Absent)
+        )));
+        statuses.iter().all(|status| status.is_hit())
+    });
+}
+
+#[test]
+fn many_threads_of_many_clients_put_and_get_in_a_store_that_evicts() {
+    let home = Home::with_store(256 * MIB);
+    let owner = attach(&home);
+    let clients = [attach(&home), attach(&home)];
+    std::thread::scope(|scope| {
+        for (number, handle) in (0..).zip([&owner, &clients[0], &clients[1]]) {
+            for thread in 0..2 {
+                scope.spawn(move || {
+                    let pool = Pool::new(handle, "m", &[65536, 65536]);
+                    for round in 0..30 {
+                        let own = chain(1000 * (2 * number + thread) + round, 16);
+                        let shared = chain(round, 16);
+                        for keys in [&own, &shared] {
+                            for status in pool.put(keys) {
+                                assert!(status.is_present(), "{status:?}");
+                            }
+                            // Eviction may take what others pushed out; a hit is checked byte by byte.
+                            pool.get(keys);
+                        }
+                    }
+                });
+            }
+        }
+    });
+    let stats = owner.stats();
+    assert!(stats.evicted > 0 && stats.pages > 0);
+    let told = report(&home.path).unwrap();
+    assert_eq!((told.reads_in_flight, told.puts_in_flight), (0, 0));
+    for client in &clients {
+        client.close().unwrap();
+    }
+    owner.close().unwrap();
+    let store = home.open();
+    assert_eq!(store.stats().pages, stats.pages);
+    store.check_invariants().unwrap();
+}
+
+#[test]
+fn a_lookup_of_more_keys_than_a_message_holds_is_answered_whole() {
+    let home = Home::with_store(256 * MIB);
+    let (owner, client) = (attach(&home), attach(&home));
+    let pool = Pool::new(&owner, "m", &[4096]);
+    let other = Pool::new(&client, "m", &[4096]);
+    let keys = chain(1, 3000);
+    assert!(pool.put(&keys).iter().all(|status| status.is_present()));
+    let mut many: Vec<_> = (0..60).flat_map(|_| keys.iter().copied()).collect();
+    many.extend(chain(2, 5));
+    assert!(many.len() > 131_072);
+    let found = client.contains(other.id, &many);
+    assert_eq!(found.iter().filter(|there| **there).count(), 60 * 3000);
+    assert_eq!(found.len(), many.len());
+    assert_eq!(client.longest_prefix(other.id, &keys), 3000);
+}
+
+#[test]
+fn a_store_that_somebody_owns_without_serving_it_is_refused() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let refused = Store::attach(&home.path, AttachOptions::default());
+    assert!(matches!(refused, Err(StoreError::Locked { .. })));
+    assert!(matches!(
+        report(&home.path),
+        Err(StoreError::NotServed { .. })
+    ));
+    store.close().unwrap();
+    let read_only = AttachOptions {
+        open: OpenOptions {
+            read_only: true,
+            ..OpenOptions::default()
+        },
+        group: None,
+    };
+    assert!(matches!(
+        Store::attach(&home.path, read_only),
+        Err(StoreError::Usage(_))
+    ));
+}
+
+#[test]
+fn the_socket_is_for_the_stores_owner_alone() {
+    let home = Home::with_store(256 * MIB);
+    let owner = attach(&home);
+    let mode = |home: &Home| {
+        let found = std::fs::metadata(socket_path(&home.path)).unwrap();
+        found.permissions().mode() & 0o777
+    };
+    assert_eq!(mode(&home), 0o600);
+    owner.close().unwrap();
+    let group = AttachOptions {
+        group: Some(rustix::process::getgid().as_raw()),
+        ..AttachOptions::default()
+    };
+    let _owner = Store::attach(&home.path, group).unwrap();
+    assert_eq!(mode(&home), 0o660);
+}
+
+#[test]
+fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
+    let home = Home::with_store(256 * MIB);
+    let owner = attach(&home);
+    let client = attach(&home);
+    let pool = Pool::new(&client, "m", &[65536]);
+    let keys = chain(1, 4);
+    assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 4]);
+    let frame = |bytes: &[u8]| {
+        let mut frame = u32::try_from(bytes.len()).unwrap().to_le_bytes().to_vec();
+        frame.extend_from_slice(bytes);
+        frame
+    };
+    let hello = |version: u8| {
+        let mut bytes = vec![0];
+        bytes.extend_from_slice(b"LARDERCT");
+        bytes.push(version);
+        frame(&bytes)
+    };
+    let after_hello = |bytes: &[u8]| [hello(1), frame(bytes)].concat();
+    for nonsense in [
+        vec![],
+        vec![1],
+        vec![0xff; 64],
+        u32::MAX.to_le_bytes().to_vec(),
+        frame(&[]),
+        frame(&[0xff; 100]),
+        hello(9),
+        [hello(1), hello(1)].concat(),
+        after_hello(&[]),
+        after_hello(&[200]),
+        // A lookup with half a key; a wait for a put of nobody; findings without keys.
+        after_hello(&[4, 0, 3, 1, 2, 3]),
+        after_hello(&[12, 0]),
+        after_hello(&[9, 0, 0, 1]),
+    ] {
+        let mut stream = UnixStream::connect(socket_path(&home.path)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        // The other end may hang up before all of it is written.
+        let _ = stream.write_all(&nonsense);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let ended = stream.read_to_end(&mut answer);
+        assert!(
+            ended.is_ok() || ended.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset),
+            "the owner does not hang up after {nonsense:?}"
+        );
+        assert_eq!(pool.hits(&keys), 4);
+    }
+    assert_eq!(owner.part(), Part::Owner);
+    eventually("the connections are gone", || {
+        report(&home.path).unwrap().clients == 2
+    });
+}
+
+#[test]
+fn a_client_that_goes_in_the_middle_of_reading_leaves_no_pin_behind() {
+    let home = Home::with_store(256 * MIB);
+    let owner = attach(&home);
+    let pool = Pool::new(&owner, "m", &[65536]);
+    let keys = chain(1, 64);
+    assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 64]);
+    for _ in 0..5 {
+        let client = attach(&home);
+        let reader = Pool::new(&client, "m", &[65536]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| reader.get(&keys));
+            client.close().unwrap();
+        });
+    }
+    eventually("all pins are back", || {
+        let told = owner.report().unwrap();
+        told.clients == 0 && told.reads_in_flight == 0 && told.lingering == 0
+    });
+    // Every segment can be reclaimed: nobody holds one.
+    for seed in 10..120 {
+        let keys = chain(seed, 64);
+        assert!(pool.put(&keys).iter().all(|status| status.is_present()));
+    }
+    assert!(owner.stats().reclaimed > 0);
+}

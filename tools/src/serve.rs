@@ -1,0 +1,91 @@
+//! `larder serve`: owns a store for as long as it runs, so that other processes can attach to it.
+//!
+//! It does nothing that the first process to attach would not do as well; it is there for where none of those should be the
+//! one whose end moves the ownership. Ends on SIGINT or SIGTERM, with the store closed cleanly.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use larder_engine::share::{Part, report, socket_path};
+use larder_engine::{AttachOptions, PageStore, Store};
+use serde::Serialize;
+
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::open::OpenArgs;
+use crate::report::{self as output, Lines, Report};
+
+/// Longest sleep between two looks at nothing in particular.
+const SLEEP: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Own a store and serve it to other processes, until stopped
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// The store
+    path: PathBuf,
+    /// Let members of this group (a number) attach too, besides the user that the store belongs to
+    #[arg(long, value_name = "GID")]
+    group: Option<u32>,
+    #[command(flatten)]
+    open: OpenArgs,
+    /// Print one JSON document once the store is served
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct ServeReport {
+    /// Where clients find it.
+    socket: PathBuf,
+    /// Pages in the store.
+    pages: u64,
+    /// Which disk moves the owner's bytes, and why.
+    disk: String,
+}
+
+impl Report for ServeReport {
+    const COMMAND: &'static str = "serve";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        lines.row("Serving on", self.socket.display().to_string());
+        lines.row("Pages", self.pages.to_string());
+        lines.row("Disk", self.disk.clone());
+        lines
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    if let Ok(running) = report(&args.path) {
+        return Err(Failure::environment(format!(
+            "{}: process {} serves it already; `larder stat` shows what it does",
+            args.path.display(),
+            running.pid
+        )));
+    }
+    let options = AttachOptions {
+        open: args.open.options(),
+        group: args.group,
+    };
+    let store = Store::attach(&args.path, options)?;
+    if store.part() != Part::Owner {
+        store.close()?;
+        return Err(Failure::environment(format!(
+            "{}: another process has just become its owner",
+            args.path.display()
+        )));
+    }
+    let stats = store.stats();
+    let served = ServeReport {
+        socket: socket_path(&args.path),
+        pages: stats.pages,
+        disk: stats.disk,
+    };
+    output::print(&served, args.json)?;
+    while !interrupt.wait(SLEEP) {}
+    store.close()?;
+    Ok(Ending::Done)
+}

@@ -1,0 +1,143 @@
+//! `larder stat`: asks the process that owns a store what it is doing.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use larder_engine::share;
+use serde::Serialize;
+
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::report::{self as output, Lines, Report};
+use crate::size::ByteSize;
+
+/// Ask the process that owns a store what it is doing
+#[derive(Args, Debug)]
+pub struct StatArgs {
+    /// The store
+    path: PathBuf,
+    /// Ask again and again, every so many seconds, until stopped
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
+    watch: Option<f64>,
+    /// Print JSON documents
+    #[arg(long)]
+    json: bool,
+}
+
+/// An owner's answer. Counters count since it opened the store.
+#[derive(Serialize)]
+struct StatReport {
+    /// The owner's process, and the bytes of its memory that are in RAM.
+    pid: u32,
+    rss_bytes: u64,
+    /// Clients attached, this one included.
+    clients: u32,
+    /// Clients that have gone and whose writes may not be over.
+    lingering_clients: u32,
+    /// Pages that clients are reading, and puts of clients that are under way.
+    reads_in_flight: u64,
+    puts_in_flight: u64,
+    #[serde(flatten)]
+    stats: larder_engine::Stats,
+}
+
+impl Report for StatReport {
+    const COMMAND: &'static str = "stat";
+
+    fn lines(&self) -> Lines {
+        let stats = &self.stats;
+        let size = |bytes| ByteSize(bytes).to_string();
+        let mut lines = Lines::default();
+        lines.row(
+            "Owner",
+            format!("process {}, {} of RAM", self.pid, size(self.rss_bytes)),
+        );
+        lines.row(
+            "Clients",
+            format!(
+                "{}; {} pages being read, {} puts under way, {} gone with writes that may not be over",
+                self.clients, self.reads_in_flight, self.puts_in_flight, self.lingering_clients
+            ),
+        );
+        lines.row(
+            "Pages",
+            format!(
+                "{}, {} of {} usable",
+                stats.pages,
+                size(stats.live_bytes),
+                size(stats.usable_bytes)
+            ),
+        );
+        lines.row(
+            "Segments",
+            format!("{}, {} free", stats.segments, stats.free_segments),
+        );
+        lines.row(
+            "Put",
+            format!(
+                "{} pages, {}; {} duplicates, {} refused, {} failed",
+                stats.pages_put,
+                size(stats.bytes_put),
+                stats.duplicates,
+                stats.refused,
+                stats.failed
+            ),
+        );
+        lines.row(
+            "Got",
+            format!(
+                "{} hits, {} misses by the owner itself; clients count their own",
+                stats.hits, stats.misses
+            ),
+        );
+        lines.row(
+            "Left",
+            format!(
+                "{} evicted, {} deleted, {} damaged, {} unfinished",
+                stats.evicted, stats.deleted, stats.damaged, stats.unfinished
+            ),
+        );
+        lines.row(
+            "Written",
+            format!(
+                "{}, {:.2} times what was put; {} pages moved, {} segments reclaimed",
+                size(stats.bytes_written),
+                stats.write_amplification(),
+                stats.moved,
+                stats.reclaimed
+            ),
+        );
+        lines.row(
+            "Syncs",
+            format!("{}, {} failed", stats.syncs, stats.failed_syncs),
+        );
+        lines.row("Index", size(stats.index_bytes));
+        lines.row("Disk", stats.disk.clone());
+        lines
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
+    let pause = args.watch.map(Duration::try_from_secs_f64).transpose();
+    let pause = pause.map_err(|_| Failure::usage("--watch: give seconds, as in --watch 0.5"))?;
+    let interrupt = Interrupt::watch();
+    loop {
+        let told = share::report(&args.path)?;
+        let report = StatReport {
+            pid: told.pid,
+            rss_bytes: told.rss_bytes,
+            clients: told.clients,
+            lingering_clients: told.lingering,
+            reads_in_flight: told.reads_in_flight,
+            puts_in_flight: told.puts_in_flight,
+            stats: told.stats,
+        };
+        output::print(&report, args.json)?;
+        match pause {
+            Some(pause) if !interrupt.wait(pause) => println!(),
+            _ => return Ok(Ending::Done),
+        }
+    }
+}
