@@ -88,7 +88,7 @@ fn what_was_only_written_may_be_lost_with_the_power() {
     };
     let lost = (0..50).any(|_| {
         power_loss(&mut stage, &device, Promise::Kill);
-        stage.look()["check"]["missing_pages"] != 0
+        stage.check()["check"]["missing_pages"] != 0
     });
     assert!(lost, "{:?}", device.counts());
 }
