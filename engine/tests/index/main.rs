@@ -313,6 +313,40 @@ fn an_orphan_at_the_seam_of_two_holds_is_reported() {
 }
 
 #[test]
+fn pages_loaded_in_any_order_are_linked_to_their_parents_and_to_no_descendant() {
+    const PAGES: u32 = 900;
+    // A step that shares no factor with the count visits every page once.
+    for step in [1, PAGES - 1, 7, 259, 641] {
+        let index = Index::new(1, AMPLE_BLOCKS);
+        let mut pages: Vec<Publish> = (0..PAGES)
+            .map(|at| {
+                let depth = at * step % PAGES;
+                let parent = depth.checked_sub(1);
+                let parent = parent.map_or(Parent::Head, |up| after(key(0, up)));
+                page(key(0, depth), parent, place(0, depth))
+            })
+            .collect();
+        // And a circle, of which one link must stay open.
+        pages.extend((0..5).map(|at| {
+            let parent = after(key(1, (at + 1) % 5));
+            page(key(1, at), parent, place(0, PAGES + at))
+        }));
+        index.load(&pages);
+        index.check_invariants().unwrap();
+        let mut orphans = 0;
+        index.each(|page| orphans += u32::from(page.orphan));
+        assert_eq!(orphans, 1, "step {step}");
+        let evicted = evict_all(&index, 0);
+        assert_eq!(evicted.len(), pages.len());
+        let of_chain = |key: &&KeyPrefix| key.as_bytes()[0] == 0;
+        let mut expected = prefixes(&chain(0, PAGES));
+        expected.reverse();
+        let chain: Vec<KeyPrefix> = evicted.iter().filter(of_chain).copied().collect();
+        assert_eq!(chain, expected, "step {step}");
+    }
+}
+
+#[test]
 fn no_page_becomes_its_own_ancestor() {
     let index = Index::new(1, AMPLE_BLOCKS);
     let pages: Vec<Publish> = (0..4)
