@@ -133,7 +133,7 @@ impl Spot {
     }
 
     /// Both header copies, each read by itself: one bad sector must not hide the other.
-    fn read_copies(&self, disk: &dyn Disk) -> [Result<SegmentHeader, FaultReason>; 2] {
+    pub(crate) fn read_copies(&self, disk: &dyn Disk) -> [Result<SegmentHeader, FaultReason>; 2] {
         let reads = [0, 1].map(|copy| ReadAt {
             volume: self.volume,
             offset: self.offset(copy),
@@ -332,7 +332,7 @@ fn look_at(
 }
 
 /// The header that counts: of the later life; of one life, the one that is further on.
-fn newer(a: Option<SegmentHeader>, b: SegmentHeader) -> SegmentHeader {
+pub(crate) fn newer(a: Option<SegmentHeader>, b: SegmentHeader) -> SegmentHeader {
     let rank = |header: &SegmentHeader| match header.state {
         SegmentState::Open => 0,
         SegmentState::Sealed => 1,
@@ -604,7 +604,7 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
 }
 
 /// One window of blocks, each by itself; read in one piece where that works.
-fn read_window(
+pub(crate) fn read_window(
     disk: &dyn Disk,
     spot: &Spot,
     first: u32,
