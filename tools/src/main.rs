@@ -5,7 +5,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`create`] | makes a store, or enlarges one |
-//! | [`inspect`], [`verify`] | look at a store without opening it: what is in it, and whether it is whole ([`findings`]) |
+//! | [`inspect`], [`verify`] | look at a store without opening it: what is in it, and whether it is whole ([`findings`], [`repair`]) |
+//! | [`compact`] | puts a store in order |
 //! | [`bench`](mod@bench) | measures puts, gets and lookups |
 //! | [`replay`] | runs a request trace against a store ([`ack_log`]: what was promised before a kill) |
 //! | [`doctor`] | says what this machine offers and what is in the way |
@@ -20,6 +21,7 @@
 
 mod ack_log;
 mod bench;
+mod compact;
 mod conversations;
 mod create;
 mod demo;
@@ -30,6 +32,7 @@ mod findings;
 mod inspect;
 mod interrupt;
 mod open;
+mod repair;
 mod replay;
 mod report;
 mod session;
@@ -60,6 +63,7 @@ enum Command {
     Create(create::CreateArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
+    Compact(compact::CompactArgs),
     Bench(bench::BenchArgs),
     Replay(replay::ReplayArgs),
     Doctor(doctor::DoctorArgs),
@@ -75,6 +79,7 @@ fn main() -> ExitCode {
         Command::Create(args) => create::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Compact(args) => compact::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Doctor(args) => doctor::run(args),
