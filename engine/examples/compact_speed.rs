@@ -152,9 +152,7 @@ fn get(store: &Store, id: NamespaceId, keys: &[PageKey], memory: &mut [u8]) {
 /// Reads in batches, each all at once.
 fn raw(ahead: &mut ReadAhead<'_>, reads: &[ReadAt], at_once: usize) {
     for batch in reads.chunks(at_once) {
-        for read in batch {
-            ahead.start(*read);
-        }
+        ahead.start_all(batch);
         for _ in batch {
             assert!(ahead.take().is_some_and(|read| read.is_ok()));
         }

@@ -315,3 +315,105 @@ fn empties(sites: &[Site], staying: &[u64], largest: u64, data_blocks: u64) -> V
     }
     empties
 }
+
+#[cfg(test)]
+mod tests {
+    use larder_format::{KeyPrefix, PageKey, Serial};
+
+    use super::*;
+    use crate::index::{NamespaceSlot, Place};
+
+    /// Page `name` with a parent, in segment 0, four blocks long.
+    fn page(name: u8, parent: Option<u8>, start: u32) -> Found<Whole> {
+        let key = PageKey::from_bytes([name; 32]);
+        let prefix = |name: u8| -> KeyPrefix { PageKey::from_bytes([name; 32]).prefix() };
+        Found {
+            slot: NamespaceSlot(0),
+            key: key.prefix(),
+            birth: Serial::ZERO,
+            commit: Serial::ZERO,
+            place: Place {
+                segment: SegmentId(0),
+                start,
+            },
+            checksum: 0,
+            parent: parent.map(prefix),
+            head: parent.is_none(),
+            proven: true,
+            extra: Whole { key, depth: 0 },
+        }
+    }
+
+    fn names(pages: &[Found<Whole>]) -> Vec<(u8, bool)> {
+        let name = |step: &Step| (pages[step.page].extra.key.as_bytes()[0], step.follows);
+        order(pages).iter().map(name).collect()
+    }
+
+    #[test]
+    fn a_parent_comes_before_its_children_and_the_longest_way_on_comes_at_once() {
+        // 1 has the children 2 (a leaf), 3 (with 5 behind it) and 4 (a leaf); 9 is a chain of its own, written in between.
+        let pages = [
+            page(1, None, 2),
+            page(2, Some(1), 6),
+            page(9, None, 10),
+            page(5, Some(3), 14),
+            page(3, Some(1), 18),
+            page(4, Some(1), 22),
+        ];
+        let expected = [
+            (1, false),
+            (3, true),
+            (5, true),
+            (2, false),
+            (4, false),
+            (9, false),
+        ];
+        assert_eq!(names(&pages), expected);
+    }
+
+    #[test]
+    fn circles_and_missing_parents_cost_the_order_and_no_page() {
+        let pages = [
+            page(1, Some(3), 2),
+            page(2, Some(1), 6),
+            page(3, Some(2), 10),
+            page(4, Some(4), 14),
+            page(5, Some(99), 18),
+            page(6, Some(5), 22),
+        ];
+        let mut found = names(&pages);
+        assert_eq!(found[..2], [(5, false), (6, true)]);
+        found.sort_unstable();
+        let found: Vec<u8> = found.into_iter().map(|(name, _)| name).collect();
+        assert_eq!(found, [1, 2, 3, 4, 5, 6]);
+    }
+
+    /// The plan for pages of four blocks in a segment of `data_end`, and another segment.
+    fn planned(pages: &[Found<Whole>], data_end: u32) -> Plan {
+        let site = |data_end| Site {
+            volume: 0,
+            can_be_emptied: true,
+            is_open: false,
+            data_end,
+            blocks: 1,
+        };
+        plan(pages, |_| 4, &[site(data_end), site(HEADER_BLOCKS)], 4094)
+    }
+
+    #[test]
+    fn a_chain_in_one_piece_stays_and_one_in_two_pieces_moves() {
+        let whole = [page(1, None, 2), page(2, Some(1), 6), page(3, Some(2), 10)];
+        assert!(planned(&whole, 14).is_empty());
+        let torn = [page(1, None, 2), page(9, None, 6), page(2, Some(1), 10)];
+        let plan = planned(&torn, 14);
+        assert_eq!((plan.pages, plan.scattered), (vec![0, 2], 1));
+    }
+
+    #[test]
+    fn a_segment_is_emptied_when_a_thirty_second_part_of_it_is_dead() {
+        let whole = [page(1, None, 2), page(2, Some(1), 6)];
+        assert!(planned(&whole, 10 + 126).is_empty());
+        let plan = planned(&whole, 10 + 128);
+        assert_eq!((plan.pages, plan.empty), (vec![0, 1], vec![SegmentId(0)]));
+    }
+}
