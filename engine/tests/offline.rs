@@ -116,12 +116,41 @@ fn a_nearly_full_store_is_put_in_order_with_the_little_room_it_has() {
     let live = survey(&home.path).live().len();
     let done = compact_all(&home.path);
     assert_eq!(done.left_pages, 0, "{done:?}");
+    // With more room nothing would have had to make way.
+    assert!(done.moved_pages > done.planned_pages, "{done:?}");
+    assert!(
+        dead_bytes(&home.path) < 2 * MIB,
+        "{}",
+        dead_bytes(&home.path)
+    );
     assert_eq!(survey(&home.path).live().len(), live);
     assert!(mean_run(&home.path) > 30.0, "{}", mean_run(&home.path));
     let store = home.open();
     let pool = Pool::new(&store, "m", PARTS);
     let hits: usize = chains.iter().map(|keys| pool.hits(keys)).sum();
     assert_eq!(hits, live);
+}
+
+#[test]
+fn a_store_that_has_evicted_for_long_keeps_all_that_it_has() {
+    let home = home_with(&chains(40, 100), MIB + 10 * 16 * MIB);
+    let keys = |survey: &Survey| -> Vec<PageKey> { survey.live().map(|page| page.key).collect() };
+    let before = keys(&survey(&home.path));
+    assert!(before.len() < 1700, "nothing was evicted");
+    let done = compact_all(&home.path);
+    assert_eq!(done.left_pages, 0, "{done:?}");
+    assert_eq!(keys(&survey(&home.path)), before);
+    assert!(mean_run(&home.path) > 20.0, "{}", mean_run(&home.path));
+    assert!(
+        dead_bytes(&home.path) < 2 * MIB,
+        "{}",
+        dead_bytes(&home.path)
+    );
+    // Nor is there anything that the store would have to evict when it is used again.
+    let store = home.open();
+    let pool = Pool::new(&store, "m", PARTS);
+    assert_eq!(pool.hits(&before), before.len());
+    assert_eq!(store.stats().evicted, 0);
 }
 
 #[test]

@@ -147,6 +147,11 @@ impl Compaction {
                 break;
             }
         }
+        // What had to make way lay among what is in order, and has left holes there.
+        while !self.outcome.interrupted && self.gain_room()? {
+            let total = self.outcome.planned_bytes;
+            self.outcome.interrupted = progress(self.done_bytes(), total).is_break();
+        }
         self.outcome.left_pages = self.left();
         let counters = self.owner.local.with_core(|core| core.counters());
         self.outcome.moved_pages = counters.moved;
@@ -176,12 +181,15 @@ impl Compaction {
             let moved: u64 = moves.iter().map(|page| u64::from(page.record.blocks)).sum();
             self.done_blocks += moved;
             let total = self.outcome.planned_bytes;
-            let done = (self.done_blocks * BLOCK_BYTES as u64).min(total);
-            self.outcome.interrupted = progress(done, total).is_break();
+            self.outcome.interrupted = progress(self.done_bytes(), total).is_break();
             if first_left.is_some() || self.outcome.interrupted {
                 return;
             }
         }
+    }
+
+    fn done_bytes(&self) -> u64 {
+        (self.done_blocks * BLOCK_BYTES as u64).min(self.outcome.planned_bytes)
     }
 
     /// The next pages of the plan, with their positions in it, as many as fit into so many blocks.

@@ -238,6 +238,33 @@ fn a_segment_of_which_nothing_can_be_read_is_given_back_and_what_lies_in_it_neve
 }
 
 #[test]
+fn without_room_to_move_anything_repair_says_so_and_leaves_what_there_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let chains: Vec<Vec<PageKey>> = (1..=3).map(|seed| chain(seed, 20)).collect();
+    let path = store_with(directory.path(), &chains);
+    let (segment, blocks) = written_segment(&path);
+    assert_eq!(segment, larder_format::SEGMENTS_OFFSET);
+    // Nobody can say whether the other segments are free.
+    let mut bad: Vec<u64> = (1..8)
+        .flat_map(|number| [0, 1].map(|copy| (number, copy)))
+        .map(|(number, copy)| segment + number * SEGMENT_BYTES + copy * BLOCK_BYTES as u64)
+        .collect();
+    bad.push(block_offset(segment, blocks - 1));
+    let repaired = repair_without(&path, &bad);
+    let first = SegmentName {
+        volume: 0,
+        number: 0,
+    };
+    assert_eq!(repaired.stuck, [first]);
+    assert_eq!((repaired.emptied_segments, repaired.moved_pages), (0, 0));
+    let mut found: Vec<PageKey> = survey(&path).live().map(|page| page.key).collect();
+    let mut wanted = chains[..2].concat();
+    found.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted);
+}
+
+#[test]
 fn an_unreadable_header_copy_is_written_anew_from_its_twin() {
     for copy in 0..2 {
         let directory = tempfile::tempdir().unwrap();

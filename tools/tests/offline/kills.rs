@@ -1,6 +1,6 @@
 //! SIGKILL of `compact` and of `verify --repair` at random moments: no page is lost or wrong, and running it again finishes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use larder_format::{PageKey, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
@@ -59,29 +59,51 @@ fn chains() -> Vec<Vec<PageKey>> {
     (1..=8).map(|seed| chain(seed, 60)).collect()
 }
 
-/// A store with scattered chains, some of them half deleted, and a copy of it.
-fn scattered() -> (Home, Vec<PageKey>) {
-    let home = Home::new();
+/// A store on these volumes, with scattered chains, one of them half deleted, and a copy of it.
+fn scattered(further: &[&str]) -> (Home, Vec<PageKey>) {
+    let home = Home::with_volumes(further);
     let chains = chains();
     home.with(|pool| {
         pool.put_in_turns(&chains);
         chains[7][40..].iter().for_each(|key| pool.delete(*key));
     });
-    std::fs::copy(&home.path, home.beside("copy")).unwrap();
+    for name in std::iter::once(&"store").chain(further) {
+        std::fs::copy(home.beside(name), copy_of(&home, name)).unwrap();
+    }
     let mut keys = chains.concat();
     keys.truncate(460);
     (home, keys)
 }
 
+fn copy_of(home: &Home, name: &str) -> PathBuf {
+    home.beside(&format!("{name}-copy"))
+}
+
+/// Makes the volumes again what their copies are.
+fn restore(home: &Home, further: &[&str]) {
+    for name in std::iter::once(&"store").chain(further) {
+        std::fs::copy(copy_of(home, name), home.beside(name)).unwrap();
+    }
+}
+
 #[test]
 fn a_compaction_killed_at_any_moment_leaves_every_page_and_the_next_one_finishes() {
-    let (home, keys) = scattered();
+    compaction_survives_kills(&[], 3);
+}
+
+#[test]
+fn so_does_one_of_a_store_on_two_volumes() {
+    compaction_survives_kills(&["second"], 5);
+}
+
+fn compaction_survives_kills(further: &[&str], seed: u64) {
+    let (home, keys) = scattered(further);
     let (writes, code) = run(&home.path, &["compact"], usize::MAX, Signal::SIGKILL);
     assert_eq!(code, Some(0));
-    let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(3);
+    let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(seed);
     let mut killed = 0;
     for round in 0..kills() {
-        std::fs::copy(home.beside("copy"), &home.path).unwrap();
+        restore(&home, further);
         let after = random.random_range(0..writes);
         let (_, code) = run(&home.path, &["compact"], after, Signal::SIGKILL);
         killed += u32::from(code.is_none());
@@ -114,8 +136,8 @@ fn a_compaction_killed_at_any_moment_leaves_every_page_and_the_next_one_finishes
 
 #[test]
 fn a_repair_killed_at_any_moment_is_run_again_and_ends_the_same() {
-    let (home, keys) = scattered();
-    let copy = home.beside("copy");
+    let (home, keys) = scattered(&[]);
+    let copy = copy_of(&home, "store");
     for index in [1, 7, 30] {
         flip(&copy, block_offset(SEGMENTS_OFFSET, index) + 200);
     }
@@ -127,7 +149,7 @@ fn a_repair_killed_at_any_moment_is_run_again_and_ends_the_same() {
     }
     flip(&copy, SEGMENTS_OFFSET + BLOCK_BYTES + 41);
     flip(&copy, SUPERBLOCK_OFFSETS[0] + 73);
-    std::fs::copy(&copy, &home.path).unwrap();
+    restore(&home, &[]);
     let command = ["verify", "--repair"];
     let (writes, code) = run(&home.path, &command, usize::MAX, Signal::SIGKILL);
     assert_eq!(code, Some(0));
@@ -137,7 +159,7 @@ fn a_repair_killed_at_any_moment_is_run_again_and_ends_the_same() {
     let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(4);
     let mut killed = 0;
     for round in 0..kills() {
-        std::fs::copy(&copy, &home.path).unwrap();
+        restore(&home, &[]);
         let after = random.random_range(0..writes);
         let (_, code) = run(&home.path, &command, after, Signal::SIGKILL);
         killed += u32::from(code.is_none());
@@ -158,7 +180,7 @@ fn a_repair_killed_at_any_moment_is_run_again_and_ends_the_same() {
 
 #[test]
 fn an_interrupted_compaction_closes_the_store_in_order() {
-    let (home, keys) = scattered();
+    let (home, keys) = scattered(&[]);
     let (_, code) = run(&home.path, &["compact"], 5, Signal::SIGINT);
     // It may have been past its last page already.
     assert!(matches!(code, Some(130 | 0)), "{code:?}");
