@@ -3,6 +3,7 @@
 //! The engine decides and does it; this opens it up, looks at the structures once more when it is done, and says what is left. A repair
 //! that leaves nothing ends with 0; one that leaves something, or that would have had something to do, with 1.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use larder_engine::OpenOptions;
@@ -36,6 +37,8 @@ pub struct RepairReport {
     /// Pages dropped because they were damaged, and because a crash had cut them short.
     dropped_pages: u64,
     unfinished_pages: u64,
+    /// Volumes that the store is opened without from here on.
+    given_up_volumes: Vec<usize>,
     /// What is damaged still.
     remaining: Vec<Finding>,
     /// Why there is something damaged still.
@@ -65,7 +68,7 @@ impl RepairReport {
     /// Something would have been done.
     fn has_plans(&self) -> bool {
         let things = self.superblocks + self.headers + self.emptied_segments + self.dropped_pages;
-        self.dry_run && things > 0
+        self.dry_run && (things > 0 || !self.given_up_volumes.is_empty())
     }
 
     fn planned(plan: &Repair) -> RepairReport {
@@ -76,6 +79,7 @@ impl RepairReport {
             emptied_segments: plan.segments.len() as u64,
             moved_pages: plan.pages_to_move,
             dropped_pages: plan.pages.len() as u64,
+            given_up_volumes: volumes_of(&plan.beyond),
             ..RepairReport::default()
         }
     }
@@ -128,6 +132,9 @@ impl RepairReport {
                 count(self.emptied_segments, "segment"),
             ),
         );
+        if !self.given_up_volumes.is_empty() {
+            lines.row("Given up", names_of(&self.given_up_volumes));
+        }
         if !self.dry_run && !self.interrupted {
             let left = match self.remaining.len() as u64 {
                 0 if self.reasons.is_empty() => "sound".to_owned(),
@@ -154,7 +161,8 @@ fn copies(number: u64, of: &str) -> String {
 /// # Errors
 /// The store cannot be opened for writing.
 pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<RepairReport, Failure> {
-    if !plan.beyond.is_empty() && !(how.degraded && plan.can_be_degraded()) {
+    let is_given_up = how.degraded && plan.can_be_degraded();
+    if !(plan.beyond.is_empty() || is_given_up) {
         return Ok(RepairReport {
             reasons: vec![beyond(&plan.beyond, plan.can_be_degraded())],
             dry_run: how.dry_run,
@@ -188,6 +196,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     bar.finish_and_clear();
     let repaired = repaired.map_err(findings::refusal)?;
     let mut report = RepairReport::done(&repaired);
+    report.given_up_volumes = volumes_of(&plan.beyond);
     report.remaining = remaining(how.store)?;
     Ok(report)
 }
@@ -204,13 +213,19 @@ fn remaining(store: &StoreArgs) -> Result<Vec<Finding>, Failure> {
     })
 }
 
+fn volumes_of(flaws: &[Flaw]) -> Vec<usize> {
+    let volumes: BTreeSet<usize> = flaws.iter().map(|flaw| flaw.volume).collect();
+    volumes.into_iter().collect()
+}
+
+/// `volume 1, volume 2`
+fn names_of(volumes: &[usize]) -> String {
+    let names = volumes.iter().map(|volume| format!("volume {volume}"));
+    names.collect::<Vec<String>>().join(", ")
+}
+
 fn beyond(flaws: &[Flaw], can_be_degraded: bool) -> String {
-    let volumes: std::collections::BTreeSet<usize> = flaws.iter().map(|flaw| flaw.volume).collect();
-    let names: Vec<String> = volumes
-        .iter()
-        .map(|volume| format!("volume {volume}"))
-        .collect();
-    let names = names.join(", ");
+    let names = names_of(&volumes_of(flaws));
     if can_be_degraded {
         format!(
             "beyond repair: {names}. Bring back what is listed; or give up the pages on it, for good, with --repair --degraded. Until \

@@ -1,5 +1,5 @@
 //! `larder verify`: checks a store that nobody has open, and lists what is damaged; with `--repair` does something about it
-//! ([`repair`](crate::repair)).
+//! ([`repair`]).
 //!
 //! Without `--deep` it checks structures: both copies of every superblock and header, every descriptor block, and that no two pages
 //! claim one place. With it, the bytes of every live page as well. The store is locked against writers meanwhile.

@@ -219,6 +219,13 @@ pub(super) fn repair_on(
     let segments: Vec<SegmentId> = plan
         .segments
         .iter()
+        .filter(|name| {
+            opening
+                .volumes
+                .list
+                .get(name.volume)
+                .is_some_and(Option::is_some)
+        })
         .filter_map(|name| name.id(&spots))
         .collect();
     let (mut owner, _) = Owner::begin(opening, &segments, options)?;

@@ -227,6 +227,9 @@ fn a_volume_that_is_gone_is_beyond_repair_until_it_is_given_up_for_good() {
     let left = home.json("verify", &["--deep"], 1)["deep"]["good_pages"]
         .as_u64()
         .unwrap();
+    let options = ["--repair", "--degraded", "--dry-run"];
+    home.says("verify", &options, 1, &["Given up", "volume 1"]);
+    assert!(before == std::fs::read(&home.path).unwrap());
     home.json("verify", &["--repair", "--degraded"], 0);
     let document = home.json("verify", &["--deep"], 0);
     assert_eq!(document["deep"]["good_pages"], left);
