@@ -1,9 +1,9 @@
 //! What compaction is worth: how fast one chain of a store is read before and after it.
 //!
 //! Writes 16 chains of 512 pages of 64 KiB, a page of each in turn, so that neighbours in a chain lie 1 MiB apart. Reads each chain by itself
-//! in batches of 128 pages, past all caches (O_DIRECT), compacts the store, and reads them again. Beside that the device's own
-//! figures for the same batches: reads of 1 MiB in a row, and of 64 KiB here and there. Medians over the chains; the passes alternate
-//! with the device's, since a shared machine is not the same from one second to the next.
+//! in batches of 128 pages, past all caches (O_DIRECT), from that store and from a compacted copy of it. Beside that the device's own
+//! figures for the same batches: reads of 1 MiB in a row, and of 64 KiB 1 MiB apart and here and there. Medians over the chains; all five
+//! take turns, since a shared machine is not the same from one second to the next. Needs 4 GiB of disk.
 //!
 //! `cargo run --release -p larder-engine --example compact_speed -- DIRECTORY`
 
@@ -14,9 +14,11 @@ use std::io::{IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::disk::mailbox::{ReadAhead, ReadAt};
+use larder_engine::disk::mailbox::{Mailbox, ReadAt};
+use larder_engine::disk::{Action, Buffer, Disk, Op, Piece};
 use larder_engine::format::{
     Namespace, NamespaceFields, PageKey, PageShape, Rank, SEGMENTS_OFFSET, TokenUnits, page_keys,
 };
@@ -32,9 +34,6 @@ const PAGES: usize = 512;
 const PAGE_BYTES: usize = 64 << 10;
 const BATCH: usize = 128;
 
-/// Reads of a batch where pages lie in a row.
-const LARGE_AT_ONCE: usize = BATCH * PAGE_BYTES / READ_BYTES as usize;
-
 /// Bytes that the store reads in one piece where pages lie in a row.
 const READ_BYTES: u64 = 1 << 20;
 
@@ -45,82 +44,71 @@ fn main() {
     let directory = std::env::args()
         .nth(1)
         .expect("usage: compact_speed DIRECTORY");
-    let path = PathBuf::from(directory).join("compact-speed");
-    let _ = std::fs::remove_file(&path);
+    let path = |name: &str| PathBuf::from(&directory).join(name);
+    let (before, after) = (path("compact-speed-before"), path("compact-speed-after"));
+    let _ = std::fs::remove_file(&before);
     let options = CreateOptions {
         size: 2 << 30,
         prewrite: true,
         ..CreateOptions::default()
     };
-    create(&path, &options).unwrap();
+    create(&before, &options).unwrap();
     let chains: Vec<Vec<PageKey>> = (1..=CHAINS).map(chain).collect();
-    write_in_turns(&path, &chains);
-    let before = Figures::measure(&path, &chains);
+    write_in_turns(&before, &chains);
+    std::fs::copy(&before, &after).unwrap();
     let started = Instant::now();
     let mut progress = |_, _| ControlFlow::Continue(());
-    let done = compact(&path, &OpenOptions::default(), false, &mut progress).unwrap();
+    let done = compact(&after, &OpenOptions::default(), false, &mut progress).unwrap();
     let seconds = started.elapsed().as_secs_f64();
-    let after = Figures::measure(&path, &chains);
     let bytes = done.moved_pages as f64 * PAGE_BYTES as f64;
     println!(
         "compaction: {} pages moved in {seconds:.2} s, {:.0} MiB/s",
         done.moved_pages,
         bytes / MIB / seconds
     );
-    println!(
-        "a chain of {PAGES} pages of 64 KiB, batches of {BATCH}: {:.0} MiB/s before, {:.0} MiB/s after: {:.2} times as fast",
-        before.chain,
-        after.chain,
-        after.chain / before.chain
-    );
-    let (row, scattered) = (
-        median(&mut [before.row, after.row]),
-        median(&mut [before.scattered, after.scattered]),
-    );
-    println!(
-        "the device: {scattered:.0} MiB/s here and there, {row:.0} MiB/s in a row: {:.2} times as fast",
-        row / scattered
-    );
-    std::fs::remove_file(&path).unwrap();
+    measure(&before, &after, &chains);
+    for path in [before, after] {
+        std::fs::remove_file(path).unwrap();
+    }
 }
 
-/// MiB a second, medians.
-struct Figures {
-    chain: f64,
-    /// The device's own.
-    row: f64,
-    scattered: f64,
-}
-
-impl Figures {
-    fn measure(path: &Path, chains: &[Vec<PageKey>]) -> Figures {
-        let store = Store::open(path, OpenOptions::default()).unwrap();
-        let id = store.namespace(&namespace()).unwrap();
-        let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(7);
-        let (mut chain, mut row, mut scattered) = (Vec::new(), Vec::new(), Vec::new());
-        let mut memory = AlignedBuf::zeroed(BATCH * PAGE_BYTES).unwrap();
-        memory.fill(1);
-        let disk = store.disk().as_ref();
-        let mut large = ReadAhead::new(disk, LARGE_AT_ONCE, READ_BYTES as usize).unwrap();
-        let mut small = ReadAhead::new(disk, BATCH, PAGE_BYTES).unwrap();
-        for pass in 0..PASSES {
-            for (number, keys) in chains.iter().enumerate() {
-                chain.push(rate(|| get(&store, id, keys, &mut memory)));
-                let region = (pass * chains.len() + number) as u64 % CHAINS;
-                let reads = in_a_row(region);
-                row.push(rate(|| raw(&mut large, &reads, LARGE_AT_ONCE)));
-                let reads = here_and_there(&mut random);
-                scattered.push(rate(|| raw(&mut small, &reads, BATCH)));
-            }
-        }
-        drop((large, small));
-        store.close().unwrap();
-        Figures {
-            chain: median(&mut chain),
-            row: median(&mut row),
-            scattered: median(&mut scattered),
+/// Reads every chain of both stores, and as much past the stores, in turns.
+fn measure(before: &Path, after: &Path, chains: &[Vec<PageKey>]) {
+    let stores = [before, after].map(|path| Store::open(path, OpenOptions::default()).unwrap());
+    let ids = stores
+        .each_ref()
+        .map(|store| store.namespace(&namespace()).unwrap());
+    let disk = stores[0].disk().as_ref();
+    let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(7);
+    let mut memory = AlignedBuf::zeroed(BATCH * PAGE_BYTES).unwrap();
+    memory.fill(1);
+    let mut rates: [Vec<f64>; 5] = Default::default();
+    for _ in 0..PASSES {
+        for (keys, number) in chains.iter().zip(0..) {
+            let row = in_a_row(number);
+            let strides = in_strides(number);
+            let scattered = here_and_there(&mut random);
+            rates[0].push(rate(|| get(&stores[0], ids[0], keys, &mut memory)));
+            rates[1].push(rate(|| get(&stores[1], ids[1], keys, &mut memory)));
+            rates[2].push(rate(|| raw(disk, &mut memory, &row)));
+            rates[3].push(rate(|| raw(disk, &mut memory, &strides)));
+            rates[4].push(rate(|| raw(disk, &mut memory, &scattered)));
         }
     }
+    for store in &stores {
+        store.close().unwrap();
+    }
+    let [before, after, row, strides, scattered] = rates.map(|mut rates| median(&mut rates));
+    println!(
+        "a chain of {PAGES} pages of 64 KiB, batches of {BATCH}: {before:.0} MiB/s before, {after:.0} MiB/s after: {:.2} times as fast",
+        after / before
+    );
+    println!(
+        "the device: {row:.0} MiB/s in a row; {strides:.0} MiB/s 1 MiB apart: {:.2} times as fast in a row; {scattered:.0} MiB/s here \
+         and there: {:.2} times",
+        row / strides,
+        row / scattered
+    );
 }
 
 /// MiB a second of something that reads one chain's worth of bytes.
@@ -149,13 +137,41 @@ fn get(store: &Store, id: NamespaceId, keys: &[PageKey], memory: &mut [u8]) {
     }
 }
 
-/// Reads in batches, each all at once.
-fn raw(ahead: &mut ReadAhead<'_>, reads: &[ReadAt], at_once: usize) {
-    for batch in reads.chunks(at_once) {
-        ahead.start_all(batch);
-        for _ in batch {
-            assert!(ahead.take().is_some_and(|read| read.is_ok()));
+/// Reads in batches, each all at once, into the memory that the store reads into as well.
+fn raw(disk: &dyn Disk, memory: &mut [u8], reads: &[ReadAt]) {
+    let mut rest = reads;
+    while !rest.is_empty() {
+        let at_once = memory.len() / rest[0].bytes;
+        let (now, later) = rest.split_at(at_once.min(rest.len()));
+        let mailbox = Arc::new(Mailbox::default());
+        let ops: Vec<Op> = now
+            .iter()
+            .zip(memory.chunks_mut(rest[0].bytes))
+            .zip(0..)
+            .map(|((read, memory), tag)| Op {
+                volume: read.volume,
+                action: Action::Read {
+                    offset: read.offset,
+                    buffer: Buffer::Borrowed(vec![Piece {
+                        ptr: memory.as_mut_ptr(),
+                        len: memory.len(),
+                    }]),
+                },
+                deadline: None,
+                tag,
+                sink: mailbox.clone(),
+            })
+            .collect();
+        let mut left = ops.len();
+        // SAFETY: each piece is a part of `memory` of its own, which is borrowed until the loop below has seen every answer.
+        unsafe { disk.submit(ops) };
+        while left > 0 {
+            for done in mailbox.take(Duration::from_secs(60)) {
+                assert_eq!(done.result, Ok(()));
+                left -= 1;
+            }
         }
+        rest = later;
     }
 }
 
@@ -167,6 +183,18 @@ fn in_a_row(region: u64) -> Vec<ReadAt> {
             volume: 0,
             offset: start + read * READ_BYTES,
             bytes: READ_BYTES as usize,
+        })
+        .collect()
+}
+
+/// As the pages of one chain lie when 16 are written in turns.
+fn in_strides(chain: u64) -> Vec<ReadAt> {
+    let stride = CHAINS * PAGE_BYTES as u64;
+    (0..PAGES as u64)
+        .map(|page| ReadAt {
+            volume: 0,
+            offset: SEGMENTS_OFFSET + page * stride + chain * PAGE_BYTES as u64,
+            bytes: PAGE_BYTES,
         })
         .collect()
 }

@@ -155,33 +155,7 @@ impl<'a> ReadAhead<'a> {
     /// # Panics
     /// Without room for it, or when it is longer than the memory of a read.
     pub fn start(&mut self, read: ReadAt) {
-        self.start_all(&[read]);
-    }
-
-    /// Starts reads together.
-    ///
-    /// # Panics
-    /// As for one.
-    pub fn start_all(&mut self, reads: &[ReadAt]) {
-        // Before any of them counts as started: dropping `self` waits for those.
-        let under_way = self.started - self.taken + reads.len() as u64;
-        assert!(
-            under_way <= self.slots.len() as u64,
-            "every buffer is in use"
-        );
-        let bytes = self.slots.first().map_or(0, |slot| slot.memory.len());
-        assert!(
-            reads.iter().all(|read| read.bytes <= bytes),
-            "a read is longer than its buffer"
-        );
-        let ops = reads.iter().map(|read| self.op(*read)).collect();
-        // SAFETY: the piece of each operation lies within its slot's memory, which is owned here and touched by nobody until the
-        // answer: a slot is looked at only when its answer has come, is used again only after that, and dropping `self` waits for all
-        // answers. If `self` is forgotten instead, the memory is never freed.
-        unsafe { self.disk.submit(ops) };
-    }
-
-    fn op(&mut self, read: ReadAt) -> Op {
+        assert!(self.has_room(), "every buffer is in use");
         let tag = self.started;
         let index = self.index(tag);
         let slot = &mut self.slots[index];
@@ -192,7 +166,7 @@ impl<'a> ReadAhead<'a> {
             len: read.bytes,
         };
         self.started += 1;
-        Op {
+        let op = Op {
             volume: read.volume,
             action: Action::Read {
                 offset: read.offset,
@@ -201,7 +175,11 @@ impl<'a> ReadAhead<'a> {
             deadline: None,
             tag,
             sink: self.mailbox.clone(),
-        }
+        };
+        // SAFETY: the piece lies within the slot's memory, which is owned here and touched by nobody until the answer: a slot is
+        // looked at only when its answer has come, is used again only after that, and dropping `self` waits for all answers. If
+        // `self` is forgotten instead, the memory is never freed.
+        unsafe { self.disk.submit(vec![op]) };
     }
 
     /// The result of the oldest read not looked at yet; waits for it. `None` when there is none.
