@@ -140,6 +140,16 @@ pub enum StoreError {
         /// What is wrong with it.
         source: Damage,
     },
+    /// Structures of a store that is to be worked on are damaged.
+    #[error(
+        "{path}: {flaws} damaged places; list them with `larder verify`, and run `larder verify --repair` first"
+    )]
+    Unsound {
+        /// The first volume.
+        path: PathBuf,
+        /// How many places.
+        flaws: usize,
+    },
     /// No disk could be opened.
     #[error(transparent)]
     Disk(#[from] DiskOpenError),
@@ -177,7 +187,7 @@ impl StoreError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            StoreError::Damaged { .. } => 1,
+            StoreError::Damaged { .. } | StoreError::Unsound { .. } => 1,
             StoreError::Usage(_) | StoreError::UnknownNamespace => 2,
             _ => 3,
         }

@@ -28,6 +28,7 @@
 //! | [`core`] | the deciding state machine: space, log, syncs, eviction, reclaim |
 //! | [`index`] | key to place, in RAM |
 //! | [`recovery`] | from descriptors on disk to a core and an index |
+//! | [`offline`] | working on a store that nobody uses: repair, compaction |
 //! | [`share`] | one store, many processes: owner, clients, takeover |
 //! | [`survey`] | reading a store without opening it, for the tools |
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
@@ -41,6 +42,7 @@ pub mod disk;
 pub mod error;
 pub mod index;
 pub mod memory;
+pub mod offline;
 pub mod recovery;
 pub mod share;
 pub mod store;

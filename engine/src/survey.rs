@@ -28,16 +28,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use larder_format::{
-    BLOCK_BYTES, Fingerprint, KeyPrefix, Namespace, PageKey, PageRecord, Run, Serial, StoreId,
-    Superblock,
+    BLOCK_BYTES, Fingerprint, KeyPrefix, Namespace, PageKey, Run, Serial, StoreId, Superblock,
 };
 
 use crate::core::{NamespaceInit, usable_blocks};
+use crate::disk::mailbox::ReadAt;
 use crate::disk::probe::{Want, open_disk};
 use crate::disk::{Disk, DiskOptions};
 use crate::error::StoreError;
 use crate::recovery::scan::{Disbelief, Spot};
-use crate::recovery::{Extra, Fate, Found};
+use crate::recovery::{Fate, Found, Whole};
 
 pub use chains::ChainFacts;
 pub use extract::{Ancestry, RecordId};
@@ -230,7 +230,7 @@ impl FlawReason {
                 other_is_good: true,
                 ..
             } => {
-                "the other copy is good, nothing is lost: the next open for writing writes both anew"
+                "the other copy is good, nothing is lost: the next open for writing, or `larder verify --repair`, writes both anew"
             }
             FlawReason::Superblock { .. } => {
                 "the volume cannot be opened: restore its first 128 KiB from a backup, or give it up with --degraded"
@@ -239,13 +239,13 @@ impl FlawReason {
                 other_is_good: true,
                 ..
             } => {
-                "the other copy is good, nothing is lost: both are written anew when the segment is reused"
+                "the other copy is good, nothing is lost: `larder verify --repair` writes the bad one anew"
             }
             FlawReason::Header { .. } => {
                 "the descriptor blocks tell the same: the next open for writing writes both copies anew"
             }
             FlawReason::Descriptor(_) | FlawReason::Disbelieved { .. } => {
-                "its pages are lost and miss; putting them again repairs that"
+                "its pages are lost and miss; putting them again repairs that, and `larder verify --repair` saves what lies around them"
             }
             FlawReason::Overlap(_) => {
                 "reads check every page; putting the lost one again repairs that"
@@ -323,22 +323,6 @@ pub struct Page {
     pub proven: bool,
     /// What became of it.
     pub fate: Fate,
-}
-
-/// What a descriptor says beyond what recovery keeps.
-#[derive(Clone, Copy, Debug)]
-struct Whole {
-    key: PageKey,
-    depth: u32,
-}
-
-impl Extra for Whole {
-    fn of(page: &PageRecord) -> Self {
-        Whole {
-            key: page.key,
-            depth: page.depth,
-        }
-    }
 }
 
 /// A store that was looked at. Dropping it lets writers in again.
@@ -482,6 +466,24 @@ impl Survey {
     pub fn records_of(&self, key: KeyPrefix) -> impl Iterator<Item = Page> + '_ {
         let ranges = (0..self.namespaces.len()).map(move |slot| self.records.range(slot, key));
         ranges.flatten().map(|index| self.page(index))
+    }
+
+    /// What recovery keeps of the pages that count, the oldest commits first.
+    pub(crate) fn live_found(&self) -> Vec<Found<Whole>> {
+        let live = self.records.live.iter();
+        let mut live: Vec<_> = live.map(|&index| self.records.found[index]).collect();
+        live.sort_unstable_by_key(|page| (page.commit, page.birth));
+        live
+    }
+
+    /// Where a page's payload is read.
+    pub(crate) fn place_of(&self, page: &Found<Whole>) -> ReadAt {
+        self.spots[page.place.segment.0 as usize].data(page.place.start, self.records.blocks(page))
+    }
+
+    /// The disk that it reads with.
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        self.disk.as_ref()
     }
 
     fn page(&self, index: usize) -> Page {

@@ -1,4 +1,4 @@
-//! What `inspect` and `verify` share: looking at a store without opening it, and saying what is broken in it.
+//! What the commands share that look at a store without using it: looking at a store without opening it, and saying what is broken in it.
 //!
 //! Each finding names its place (volume, segment, byte offset, key) and what is wrong there; what to do about it is said once for
 //! each kind. Does not decide the exit code.
@@ -15,8 +15,7 @@ use crate::failure::Failure;
 use crate::report::Lines;
 
 /// What to do about a page whose bytes are lost.
-const PAGE_ADVICE: &str =
-    "the page is lost: reading it is a miss, and putting it again repairs that";
+const PAGE_ADVICE: &str = "the page is lost: reading it is a miss, and putting it again repairs that; `larder verify --repair` drops it";
 
 /// Which store is looked at.
 #[derive(Args, Clone, Debug)]
@@ -84,7 +83,8 @@ impl StoreArgs {
     }
 }
 
-fn refusal(error: StoreError) -> Failure {
+/// Says who has a store open that nobody may have open.
+pub fn refusal(error: StoreError) -> Failure {
     match error {
         StoreError::Locked { path, pid, alive } => {
             let path = path.display();
@@ -94,7 +94,7 @@ fn refusal(error: StoreError) -> Failure {
                 format!("a child of process {pid}, which is gone, or another tool")
             };
             Failure::environment(format!(
-                "{path}: in use by {who}; nothing may write while the store is verified: end that process first, or look with \
+                "{path}: in use by {who}; nothing else may use the store meanwhile: end that process first, or look with \
                  `larder inspect`, which needs no lock"
             ))
         }

@@ -5,7 +5,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`create`] | makes a store, or enlarges one |
-//! | [`inspect`], [`verify`] | look at a store without opening it: what is in it, and whether it is whole ([`findings`]) |
+//! | [`inspect`], [`verify`] | look at a store without opening it: what is in it, and whether it is whole ([`findings`], [`repair`]) |
+//! | [`compact`] | puts a store in order |
 //! | [`export`], [`import`] | pages of a store to a file ([`archive`]), and from one into a store |
 //! | [`bench`](mod@bench) | measures puts, gets and lookups |
 //! | [`replay`] | runs a request trace against a store ([`ack_log`]: what was promised before a kill) |
@@ -23,6 +24,7 @@
 mod ack_log;
 mod archive;
 mod bench;
+mod compact;
 mod conversations;
 mod create;
 mod demo;
@@ -35,6 +37,7 @@ mod import;
 mod inspect;
 mod interrupt;
 mod open;
+mod repair;
 mod replay;
 mod report;
 mod serve;
@@ -66,6 +69,7 @@ enum Command {
     Create(create::CreateArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
+    Compact(compact::CompactArgs),
     Export(export::ExportArgs),
     Import(import::ImportArgs),
     Bench(bench::BenchArgs),
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         Command::Create(args) => create::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Compact(args) => compact::run(args),
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Bench(args) => bench::run(args),

@@ -1,4 +1,5 @@
-//! `larder verify`: checks a store that nobody has open, and lists what is damaged.
+//! `larder verify`: checks a store that nobody has open, and lists what is damaged; with `--repair` does something about it
+//! ([`repair`]).
 //!
 //! Without `--deep` it checks structures: both copies of every superblock and header, every descriptor block, and that no two pages
 //! claim one place. With it, the bytes of every live page as well. The store is locked against writers meanwhile.
@@ -11,20 +12,22 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use larder_engine::survey::{Condition, Payloads, Survey};
+use larder_engine::offline::Repair;
+use larder_engine::survey::{BadPage, Condition, Payloads, Survey};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs, count};
 use crate::interrupt::Interrupt;
+use crate::repair::{self, How, RepairReport};
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage;
 
 /// Check a store that nobody has open, and list what is damaged
 ///
-/// Exit codes: 0 sound (writes that a crash cut short are counted, not damage), 1 damage found, 2 usage, 3 the store is in use,
-/// or there is none.
+/// Exit codes: 0 sound (writes that a crash cut short are counted, not damage), or repaired, 1 damage found, or left by a repair,
+/// 2 usage, 3 the store is in use, or there is none.
 #[derive(Args, Debug)]
 pub struct VerifyArgs {
     #[command(flatten)]
@@ -32,6 +35,16 @@ pub struct VerifyArgs {
     /// Also read every page and check its bytes
     #[arg(long)]
     deep: bool,
+    /// Check as with --deep, then mend what can be mended: drop damaged pages, write bad copies of superblocks and headers anew from
+    /// the good ones, move good pages out of segments with damaged descriptors. Nothing good is lost
+    #[arg(long)]
+    repair: bool,
+    /// Say what --repair would do, and change nothing
+    #[arg(long, requires = "repair")]
+    dry_run: bool,
+    /// Give up volumes that are missing or beyond repair, for good: their pages are lost
+    #[arg(long, requires = "repair")]
+    degraded: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -41,13 +54,16 @@ pub struct VerifyArgs {
 struct VerifyReport {
     /// The first volume.
     path: PathBuf,
-    /// Whether anything is damaged.
+    /// Whether anything is damaged, after a repair: still.
     damaged: bool,
     /// What is left out when nothing says any more what the store is.
     #[serde(flatten)]
     checked: Option<Checked>,
-    /// Everything that is damaged.
+    /// Everything that was found damaged.
     damage: Vec<Finding>,
+    /// What was done about it, or would be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repair: Option<RepairReport>,
     /// Why nothing could be checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     wreck: Option<String>,
@@ -108,7 +124,7 @@ impl Report for VerifyReport {
         if let Some(checked) = &self.checked {
             checked.lines(&mut lines);
         }
-        let result = match (&self.checked, self.damaged) {
+        let result = match (&self.checked, !self.damage.is_empty()) {
             (_, true) => count(self.damage.len() as u64, "thing") + " damaged",
             (Some(checked), false) if checked.deep.is_none() => {
                 "sound, as far as structures tell (--deep reads every page)".to_owned()
@@ -121,6 +137,9 @@ impl Report for VerifyReport {
         if let Some(wreck) = &self.wreck {
             lines.text(wreck.as_str());
         }
+        if let Some(repair) = &self.repair {
+            repair.lines(&mut lines);
+        }
         lines
     }
 }
@@ -131,11 +150,14 @@ impl VerifyReport {
             .checked
             .as_ref()
             .and_then(|checked| checked.deep.as_ref());
-        deep.is_some_and(|deep| deep.interrupted)
+        let repair = self.repair.as_ref();
+        deep.is_some_and(|deep| deep.interrupted) || repair.is_some_and(|repair| repair.interrupted)
     }
 
     fn ending(&self) -> Ending {
-        if self.damaged {
+        if self.is_interrupted() && self.repair.is_some() {
+            Ending::Interrupted
+        } else if self.damaged {
             Ending::Findings
         } else if self.is_interrupted() {
             Ending::Interrupted
@@ -227,9 +249,10 @@ pub fn run(args: &VerifyArgs) -> Result<Ending, Failure> {
             damaged: true,
             checked: None,
             damage,
+            repair: args.repair.then(RepairReport::hopeless),
             wreck: Some(message),
         },
-        Look::Store(survey) => check(args, &survey, &interrupt)?,
+        Look::Store(survey) => check(args, survey, &interrupt)?,
     };
     report::print(&report, args.json)?;
     Ok(report.ending())
@@ -237,15 +260,17 @@ pub fn run(args: &VerifyArgs) -> Result<Ending, Failure> {
 
 fn check(
     args: &VerifyArgs,
-    survey: &Survey,
+    survey: Box<Survey>,
     interrupt: &Interrupt,
 ) -> Result<VerifyReport, Failure> {
-    let mut damage = Finding::all_of(survey);
-    let deep = if args.deep {
-        Some(deep(args, survey, interrupt, &mut damage)?)
+    let mut damage = Finding::all_of(&survey);
+    let mut bad = Vec::new();
+    let deep = if args.deep || args.repair {
+        Some(deep(args, &survey, interrupt, &mut bad)?)
     } else {
         None
     };
+    damage.extend(bad.iter().map(|bad| Finding::of_page(&survey, bad)));
     let segments = &survey.segments;
     let checked = Checked {
         store: survey.store().to_string(),
@@ -264,20 +289,35 @@ fn check(
         unfinished_records: survey.unfinished_records() as u64,
         deep,
     };
-    Ok(VerifyReport {
+    let mut report = VerifyReport {
         path: args.store.path.clone(),
         damaged: !damage.is_empty(),
         checked: Some(checked),
         damage,
+        repair: None,
         wreck: None,
-    })
+    };
+    if args.repair && !report.is_interrupted() {
+        let plan = Repair::plan(&survey, &bad);
+        // The store is opened for writing, which the survey's lock forbids.
+        drop(survey);
+        let how = How {
+            store: &args.store,
+            dry_run: args.dry_run,
+            degraded: args.degraded,
+        };
+        let repair = repair::run(&how, &plan, interrupt)?;
+        report.damaged = !repair.is_whole();
+        report.repair = Some(repair);
+    }
+    Ok(report)
 }
 
 fn deep(
     args: &VerifyArgs,
     survey: &Survey,
     interrupt: &Interrupt,
-    damage: &mut Vec<Finding>,
+    bad: &mut Vec<BadPage>,
 ) -> Result<Deep, Failure> {
     let template = "verifying {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     let bar = report::progress(Some(survey.live_bytes()), template);
@@ -290,8 +330,7 @@ fn deep(
             ControlFlow::Continue(())
         }
     };
-    let lost = |bad| damage.push(Finding::of_page(survey, &bad));
-    let checked = survey.check_payloads(progress, lost);
+    let checked = survey.check_payloads(progress, |page| bad.push(page));
     bar.finish_and_clear();
     let path = args.store.path.display();
     let counts = checked.map_err(|error| {
@@ -305,13 +344,13 @@ fn deep(
         checked_bytes,
         good,
         unfinished,
-        bad,
+        bad: damaged,
     } = counts;
     Ok(Deep {
         checked_pages: checked,
         checked_bytes,
         good_pages: good,
-        damaged_pages: bad,
+        damaged_pages: damaged,
         unfinished_pages: unfinished,
         seconds,
         bytes_per_second: usage::per_second(checked_bytes, seconds),

@@ -9,7 +9,6 @@ use crate::memory::AlignedBuf;
 
 impl Core {
     pub(super) fn write_header(&mut self, id: SegmentId, state: SegmentState) {
-        let segment = self.space.segment(id);
         let header = self.header(id, state);
         // Opening and sealing write both copies; one suffices to mark a segment free, and leaves the other to a reader
         // that looks at this moment.
@@ -19,7 +18,7 @@ impl Core {
             self.header_done(id, state, false);
             return;
         };
-        debug_assert!(segment.sequence > Serial::ZERO, "a header names a life");
+        debug_assert!(header.sequence > Serial::ZERO, "a header names a life");
         let offset = self.space.offset_of(id);
         let volume = self.space.volume_of(id);
         self.counters.blocks_written += copies as u64;
@@ -33,11 +32,12 @@ impl Core {
 
     pub(super) fn header(&self, id: SegmentId, state: SegmentState) -> SegmentHeader {
         let segment = self.space.segment(id);
+        let free_as = segment.free_as.filter(|_| state == SegmentState::Free);
         SegmentHeader {
             store: self.config.store,
             volume: u16::try_from(self.space.volume_of(id)).unwrap_or(u16::MAX),
             segment: SegmentNo(self.space.number_of(id)),
-            sequence: segment.sequence,
+            sequence: free_as.unwrap_or(segment.sequence),
             state,
             blocks: segment.blocks,
             data_end: segment.data_end,

@@ -464,13 +464,15 @@ impl Core {
         self.log.evictions.drain(..waiting.min(room)).collect()
     }
 
-    /// Writes down every eviction that still waits, for a clean close. Without room they are let go.
-    pub fn write_evictions(&mut self) {
-        let waiting = std::mem::take(&mut self.log.evictions);
-        for chunk in Vec::from(waiting).chunks(RECORDS_PER_BLOCK) {
+    /// Writes down every eviction that still waits, for a clean close. Returns how many find no room: they are let go.
+    pub fn write_evictions(&mut self) -> usize {
+        let records = Vec::from(std::mem::take(&mut self.log.evictions));
+        let mut left = records.len();
+        for chunk in records.chunks(RECORDS_PER_BLOCK) {
             let Some(segment) = self.place_note(1) else {
-                return;
+                break;
             };
+            left -= chunk.len();
             let mut credit = 1;
             for record in chunk {
                 let note = Note {
@@ -482,6 +484,7 @@ impl Core {
             }
         }
         self.pump();
+        left
     }
 
     fn bodies(&self, queue: &Queue, evictions: Vec<Record>) -> Vec<Body> {

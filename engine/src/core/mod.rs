@@ -15,6 +15,7 @@
 //! | `sync` | when volumes are synced, what a sync proved, what a failed one spoiled |
 //! | `records` | deletions and namespaces |
 //! | `reclaim` | which segment is emptied, which of its pages survive |
+//! | `offline` | (what only a tool asks that has the store to itself) |
 //!
 //! The rules that the promises rest on:
 //!
@@ -30,6 +31,7 @@
 
 mod headers;
 mod log;
+mod offline;
 mod pages;
 mod reclaim;
 mod records;
@@ -48,9 +50,12 @@ use crate::catalog::ReservationId;
 use crate::index::{Adoption, Heat, Index, NamespaceSlot, SegmentId};
 pub(crate) use log::BLOCKS_IN_FLIGHT_MAX;
 use log::Log;
+pub(crate) use offline::SegmentView;
 use pages::{Origin, Pending, Reservation};
+pub(crate) use reclaim::GAIN_SHARE;
 pub use reclaim::{Move, Victim};
 pub use records::NAMESPACES_MAX;
+pub(crate) use space::RUN_BYTES;
 use space::{Segment, Space, State, Stream};
 pub use space::{segments_min, usable_blocks};
 use sync::{Syncs, Waiter};

@@ -40,7 +40,7 @@ const COLD_SHARE: u32 = 20;
 const RETRY_MS: u64 = 1000;
 
 /// A segment without at least this share of its room dead is not worth reclaiming.
-const GAIN_SHARE: u64 = 32;
+pub(crate) const GAIN_SHARE: u64 = 32;
 
 /// A segment to be emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,21 +171,39 @@ impl Core {
         if !runs_short && !self.is_dead(id) && !self.space.segment(id).suspect {
             return None;
         }
+        Some(self.take_victim(id))
+    }
+
+    pub(super) fn take_victim(&mut self, id: SegmentId) -> Victim {
         let segment = self.space.segment_mut(id);
         segment.state = State::Victim;
         let (sequence, blocks) = (segment.sequence, segment.blocks);
-        Some(Victim {
+        Victim {
             segment: id,
             volume: self.space.volume_of(id),
             number: self.space.number_of(id),
             sequence,
             blocks,
-        })
+        }
     }
 
     /// What is to be moved out of a victim whose descriptor blocks are these; evicts what is not worth it, and queues
     /// namespaces and deletions that must not be lost with it.
     pub fn plan(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
+        let mut moves = self.carry_out(victim, blocks);
+        if !self.space.segment(victim.segment).suspect {
+            self.drop_cold(&mut moves);
+        }
+        if self.is_cornered() {
+            self.drop_all(&mut moves);
+        }
+        moves.sort_unstable_by_key(|page| page.from);
+        self.pump();
+        moves
+    }
+
+    /// Every page that lies in a victim; queues namespaces and deletions that must not be lost with it.
+    pub(super) fn carry_out(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
         let mut moves = Vec::new();
         // A failed sync may have lost the blocks of the latest.
         let unsynced = self.log.unsynced_notes_in(victim.segment);
@@ -214,14 +232,7 @@ impl Core {
                     NoteBody::Namespace(_) => self.carry_note(victim.segment, body),
                 }
             }
-        } else {
-            self.drop_cold(&mut moves);
         }
-        if self.is_cornered() {
-            self.drop_all(&mut moves);
-        }
-        moves.sort_unstable_by_key(|page| page.from);
-        self.pump();
         moves
     }
 
@@ -487,8 +498,7 @@ impl Core {
         let segment = self.space.segment_mut(victim.segment);
         let is_stuck = std::mem::take(&mut segment.stuck);
         if !moved_all {
-            segment.shunned = true;
-            segment.state = State::Sealed;
+            segment.put_back();
             self.retry_reclaim_ms = Some(self.now_ms.saturating_add(RETRY_MS));
             return false;
         }
@@ -505,8 +515,7 @@ impl Core {
         }
         let segment = self.space.segment_mut(victim.segment);
         if is_stuck {
-            segment.shunned = true;
-            segment.state = State::Sealed;
+            segment.put_back();
             if segment.suspect {
                 self.heal(victim.segment);
             }
@@ -550,8 +559,7 @@ impl Core {
             return;
         }
         if std::mem::take(&mut segment.stuck) {
-            segment.shunned = true;
-            segment.state = State::Sealed;
+            segment.put_back();
             if segment.suspect {
                 self.heal(id);
             }

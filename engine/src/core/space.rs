@@ -24,7 +24,7 @@ use crate::index::{Place, SegmentId};
 
 /// Bytes of a put that go to one volume before the next one gets its turn: long enough that a chain's neighbours are
 /// neighbours on disk, short enough that a large put uses every volume.
-const RUN_BYTES: u64 = 4 << 20;
+pub(crate) const RUN_BYTES: u64 = 4 << 20;
 
 /// Free segments that only copies and records may use.
 const FREE_KEPT_FOR_COPIES: usize = 1;
@@ -85,6 +85,9 @@ pub(crate) struct Segment {
     pub stuck: bool,
     /// Reclaim got nowhere with it for lack of room, and lets it be until there is more.
     pub shunned: bool,
+    /// Of a victim that could not all be read: the life that its free header names. It is above any that a block may carry which the
+    /// device would not give.
+    pub free_as: Option<Serial>,
     /// It holds deletions.
     pub holds_notes: bool,
     /// What a failed sync may have lost of it is being written into it again.
@@ -123,6 +126,7 @@ impl Segment {
             carrying: 0,
             stuck: false,
             shunned: false,
+            free_as: None,
             holds_notes: false,
             healing: false,
             opening: false,
@@ -145,6 +149,15 @@ impl Segment {
     fn room_for(&self, segment_blocks: u32, data: u32, descriptors: u32) -> bool {
         let used = u64::from(self.data_end) + u64::from(self.blocks) + u64::from(self.credits);
         used + u64::from(data) + u64::from(descriptors) <= u64::from(segment_blocks)
+    }
+
+    /// A victim that could not be emptied is what it was, until there is more room.
+    pub(crate) fn put_back(&mut self) {
+        self.shunned = true;
+        self.state = match self.free_as {
+            Some(_) => State::Unreadable,
+            None => State::Sealed,
+        };
     }
 
     /// Nothing is under way here any more.
@@ -482,7 +495,8 @@ impl Space {
 
     /// Gives a released segment back. Its life stays on disk until the next one begins.
     pub(crate) fn release(&mut self, id: SegmentId) {
-        let sequence = self.segment(id).sequence;
+        let segment = self.segment(id);
+        let sequence = segment.free_as.unwrap_or(segment.sequence);
         *self.segment_mut(id) = Segment::free(sequence);
         self.welcome_all();
         let volume = self.volume_of(id);

@@ -46,6 +46,22 @@ impl Extra for () {
     fn of(_: &PageRecord) {}
 }
 
+/// What a descriptor says beyond what an open needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Whole {
+    pub key: PageKey,
+    pub depth: u32,
+}
+
+impl Extra for Whole {
+    fn of(page: &PageRecord) -> Self {
+        Whole {
+            key: page.key,
+            depth: page.depth,
+        }
+    }
+}
+
 /// A page that a descriptor names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found<E = ()> {
@@ -59,7 +75,7 @@ pub(crate) struct Found<E = ()> {
     pub head: bool,
     pub proven: bool,
     /// Not believed any more: its namespace's own record says another size.
-    is_lie: bool,
+    pub is_lie: bool,
     pub extra: E,
 }
 
@@ -173,6 +189,16 @@ pub fn recover(
     index: &Index,
     proven_only: bool,
 ) -> Recovery {
+    recover_pages::<()>(disk, superblocks, index, proven_only).0
+}
+
+/// As [`recover`]; also gives out the pages that count, in the order in which they entered the index.
+pub(crate) fn recover_pages<E: Extra>(
+    disk: &dyn Disk,
+    superblocks: &[Option<&Superblock>],
+    index: &Index,
+    proven_only: bool,
+) -> (Recovery, Vec<Found<E>>) {
     let there = || superblocks.iter().copied().flatten();
     let superblock = there()
         .next()
@@ -187,7 +213,7 @@ pub fn recover(
         .filter(|spot| superblocks.get(spot.volume).is_some_and(Option::is_some))
         .copied()
         .collect();
-    let mut gathered: Gathered = Gathered::new();
+    let mut gathered: Gathered<E> = Gathered::new();
     let mut scans: HashMap<(usize, u32), SegmentSummary> = HashMap::with_capacity(present.len());
     let ids: HashMap<(usize, u32), SegmentId> = all
         .iter()
@@ -217,7 +243,8 @@ pub fn recover(
     let highest_run = gathered.highest.run().max(Run::FIRST);
     let run = newest_run.max(highest_run).next().unwrap_or(highest_run);
     let first = Serial::first_of(run);
-    let unproven = gathered.publish(disk, &all, index, proven_only);
+    let pages = gathered.publish(disk, &all, index, proven_only);
+    let unproven = pages.iter().filter(|page| !page.proven).count() as u64;
     let mut adoptions = Vec::new();
     let segments = all
         .iter()
@@ -244,13 +271,14 @@ pub fn recover(
         first,
         clean,
     };
-    Recovery {
+    let recovery = Recovery {
         recovered,
         adoptions,
         damage: gathered.damage,
         unproven,
         highest_run,
-    }
+    };
+    (recovery, pages)
 }
 
 /// What is kept of a scan once its records have been gathered.
@@ -628,15 +656,15 @@ impl<E: Extra> Gathered<E> {
     }
 }
 
-impl Gathered {
-    /// Publishes the pages that count. Returns how many of them are not proven.
+impl<E: Extra> Gathered<E> {
+    /// Publishes the pages that count, and gives them back in that order.
     fn publish(
         &mut self,
         disk: &dyn Disk,
         spots: &[Spot],
         index: &Index,
         proven_only: bool,
-    ) -> u64 {
+    ) -> Vec<Found<E>> {
         if proven_only {
             self.pages.retain(|page| page.proven);
         }
@@ -645,11 +673,11 @@ impl Gathered {
             .into_iter()
             .zip(fates)
             .filter(|(_, fate)| *fate == Fate::Live);
-        let mut kept: Vec<Found> = live.map(|(page, _)| page).collect();
+        let mut kept: Vec<Found<E>> = live.map(|(page, _)| page).collect();
         kept.sort_unstable_by_key(|page| (page.commit, page.birth));
         let pages: Vec<Publish> = kept.iter().map(Found::publish).collect();
         index.load(&pages);
-        kept.iter().filter(|page| !page.proven).count() as u64
+        kept
     }
 }
 
@@ -663,7 +691,7 @@ impl SegmentSummary {
     }
 }
 
-impl Found {
+impl<E> Found<E> {
     fn publish(&self) -> Publish {
         let parent = match self.parent {
             Some(key) => Parent::Key(key),

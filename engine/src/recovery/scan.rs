@@ -133,7 +133,7 @@ impl Spot {
     }
 
     /// Both header copies, each read by itself: one bad sector must not hide the other.
-    fn read_copies(&self, disk: &dyn Disk) -> [Result<SegmentHeader, FaultReason>; 2] {
+    pub(crate) fn read_copies(&self, disk: &dyn Disk) -> [Result<SegmentHeader, FaultReason>; 2] {
         let reads = [0, 1].map(|copy| ReadAt {
             volume: self.volume,
             offset: self.offset(copy),
@@ -349,7 +349,7 @@ fn look_at(
 }
 
 /// The header that counts: of the later life; of one life, the one that is further on.
-fn newer(a: Option<SegmentHeader>, b: SegmentHeader) -> SegmentHeader {
+pub(crate) fn newer(a: Option<SegmentHeader>, b: SegmentHeader) -> SegmentHeader {
     let rank = |header: &SegmentHeader| match header.state {
         SegmentState::Open => 0,
         SegmentState::Sealed => 1,
@@ -641,7 +641,7 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
 }
 
 /// Neighbouring blocks, first one first.
-enum Window {
+pub(crate) enum Window {
     /// Read in one piece, in which the last one comes first.
     Whole(AlignedBuf),
     /// Each read by itself: one bad sector must not hide the others.
@@ -649,7 +649,7 @@ enum Window {
 }
 
 impl Window {
-    fn blocks(&self) -> impl Iterator<Item = Result<&[u8], DiskError>> {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = Result<&[u8], DiskError>> {
         let (whole, each) = match self {
             Window::Whole(bytes) => (Some(bytes.rchunks_exact(BLOCK_BYTES)), None),
             Window::Each(blocks) => (None, Some(blocks.iter())),
@@ -660,7 +660,7 @@ impl Window {
     }
 }
 
-fn read_window(disk: &dyn Disk, spot: &Spot, first: u32, count: u32) -> Window {
+pub(crate) fn read_window(disk: &dyn Disk, spot: &Spot, first: u32, count: u32) -> Window {
     if let Some(Ok(bytes)) = read_all(disk, &[spot.blocks(first, count)]).pop() {
         return Window::Whole(bytes);
     }

@@ -233,7 +233,7 @@ fn failed(
 }
 
 /// Whether an error speaks of the bytes on the medium, rather than of this attempt to read them (memory, limits).
-pub(super) fn is_of_the_medium(error: &DiskError) -> bool {
+pub(crate) fn is_of_the_medium(error: &DiskError) -> bool {
     match error {
         DiskError::Os(errno) => {
             matches!(

@@ -41,10 +41,10 @@ pub(super) struct Errands {
     pub wake_at: Option<u64>,
 }
 
-pub(super) struct Local {
+pub(crate) struct Local {
     core: Mutex<Core>,
-    pub(super) index: Arc<Index>,
-    pub(super) disk: Arc<dyn Disk>,
+    pub(crate) index: Arc<Index>,
+    pub(crate) disk: Arc<dyn Disk>,
     answers: Mutex<Answers>,
     answered: Condvar,
     pub(super) errands: Mutex<Errands>,
@@ -88,7 +88,7 @@ impl Sink for CoreSink {
 }
 
 impl Local {
-    pub(super) fn new(
+    pub(crate) fn new(
         core: Core,
         index: Arc<Index>,
         disk: Arc<dyn Disk>,
@@ -118,7 +118,7 @@ impl Local {
     }
 
     /// Runs a command, then carries out its effects.
-    pub(super) fn with_core<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
+    pub(crate) fn with_core<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
         let now = self.now_ms();
         let mut core = self.core.lock();
         let guard = AbortOnPanic;
@@ -230,7 +230,7 @@ impl Local {
     }
 
     /// Waits until nothing is under way; false when `until` passed first.
-    pub(super) fn wait_until_idle(&self, until: Instant) -> bool {
+    pub(crate) fn wait_until_idle(&self, until: Instant) -> bool {
         const LOOK_AGAIN: Duration = Duration::from_millis(5);
         while !self.with_core(|core| core.is_idle()) {
             if Instant::now() >= until {

@@ -3,14 +3,18 @@
 //! | module | what it is |
 //! |---|---|
 //! | `local` | the in-process catalog: a core behind a mutex, its effects carried out |
+//! | `opening` | from a path to a recovered store, and back to a closed one |
 //! | `keeper` | the housekeeping thread: syncs that fall due, reclaim |
+//! | `mover` | moving pages from segment to segment |
 //! | `get`, `put` | the data path, on callers' threads |
 //! | `hang` | which volumes have gone silent |
 
 mod get;
 mod hang;
 mod keeper;
-mod local;
+pub(crate) mod local;
+pub(crate) mod mover;
+pub(crate) mod opening;
 mod put;
 
 use std::path::Path;
@@ -18,28 +22,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use larder_format::{BLOCK_BYTES, Namespace, OpenState, PageKey, SegmentState};
+use larder_format::{Namespace, PageKey};
 use parking_lot::{Mutex, RwLock};
 
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
     PutPage, PutStatus, Refusal, Stats,
 };
-use crate::catalog::{Catalog, Extent, SegmentMap};
-use crate::core::{Config, Core};
-use crate::disk::probe::open_disk;
-use crate::disk::{Disk, DiskOptions, Piece};
+use crate::catalog::{Catalog, Extent};
+use crate::core::Core;
+use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
-use crate::index::{Index, Place};
-use crate::memory::AlignedBuf;
-use crate::recovery::{Recovery, recover};
-use crate::volume::{Access, Volumes, this_holder};
+use crate::index::Place;
+use crate::volume::{Access, Volumes};
+pub(crate) use get::is_of_the_medium;
 use hang::Hangs;
 use keeper::Keeper;
 use local::Local;
-
-/// How long a close waits for what is under way. Longer only when the device hangs; then the store is left as after a crash.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
+use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes};
 
 /// What moves page data: everything a handle needs besides its catalog.
 pub(crate) struct DataPath {
@@ -182,26 +182,9 @@ impl Store {
     }
 
     fn open_with(path: &Path, options: &OpenOptions, access: Access) -> Result<Store, StoreError> {
-        let mut volumes = Volumes::open(path, &options.volumes, access, options.degraded)?;
-        let disk = open_disk(
-            DiskOptions {
-                files: volumes
-                    .list
-                    .iter()
-                    .map(|v| v.as_ref().map(|v| v.file.clone()))
-                    .collect(),
-                depth: options.depth.max(1),
-            },
-            options.disk,
-        )?;
-        let (index, recovery) = match recover_current(disk.as_ref(), &mut volumes, options) {
-            Ok(found) => found,
-            Err(error) => {
-                disk.shutdown();
-                return Err(error);
-            }
-        };
-        for damage in &recovery.damage {
+        let (volumes, disk) = open_volumes(path, options, access)?;
+        let opening: Opening = Opening::new(volumes, disk, options)?;
+        for damage in &opening.recovery.damage {
             tracing::warn!(
                 volume = damage.volume,
                 segment = damage.segment,
@@ -210,27 +193,21 @@ impl Store {
                 damage.fault.reason
             );
         }
+        Store::assemble(opening, options)
+    }
+
+    fn assemble(opening: Opening, options: &OpenOptions) -> Result<Store, StoreError> {
+        let Opening {
+            mut volumes,
+            disk,
+            index,
+            recovery,
+            ..
+        } = opening;
         if !options.read_only {
             begin_run(&mut volumes, &recovery)?;
         }
-        Store::assemble(volumes, disk, index, recovery, options)
-    }
-
-    fn assemble(
-        volumes: Volumes,
-        disk: Arc<dyn Disk>,
-        index: Arc<Index>,
-        recovery: Recovery,
-        options: &OpenOptions,
-    ) -> Result<Store, StoreError> {
         let superblock = volumes.superblock();
-        let config = Config {
-            store: superblock.store,
-            segment_blocks: superblock.segment_blocks,
-            sync: options.sync,
-            write_bytes_max: options.write_bytes_max,
-            read_only: options.read_only,
-        };
         let recheck = options.read_only.then(|| Recheck {
             spots: crate::recovery::spots_of(superblock),
             sequences: recovery
@@ -248,9 +225,8 @@ impl Store {
             );
         }
         let unproven = recovery.unproven;
-        let map = SegmentMap::new(&recovery.recovered.volumes, config.segment_blocks);
-        let core = Core::new(config, recovery.recovered, index.clone());
-        let local = Local::new(core, index, disk.clone(), map, options.lease);
+        let config = config(&volumes, options);
+        let local = catalog(config, recovery, index, disk.clone(), options.lease);
         let keeper = if options.read_only {
             None
         } else {
@@ -325,7 +301,7 @@ impl Store {
             self.local.with_core(Core::write_evictions);
             self.local
                 .flush()
-                .and_then(|()| self.mark_clean(&mut volumes))
+                .and_then(|()| mark_clean(&self.local, &mut volumes))
         };
         self.data.disk.shutdown();
         // The disk has answered for everything: nothing of this opening can reach the volumes any more.
@@ -334,112 +310,6 @@ impl Store {
         }
         closed
     }
-
-    /// Leaves the store so that the next open need not look for what a crash may have left.
-    fn mark_clean(&self, volumes: &mut Volumes) -> Result<(), StoreError> {
-        let until = Instant::now() + CLOSE_PATIENCE;
-        // What settles after the first flush (segments being sealed, their syncs) is covered by the second, and that fails
-        // while anything is in doubt.
-        for _ in 0..2 {
-            if !self.local.wait_until_idle(until) {
-                return Err(StoreError::WriteFailed(
-                    "the device did not finish what was under way".to_owned(),
-                ));
-            }
-            self.local.flush()?;
-        }
-        let headers = self
-            .local
-            .with_core(Core::closing_headers)
-            .map_err(|e| StoreError::io("closing", Path::new("memory"), e))?;
-        for (index, offset, bytes) in &headers {
-            if let Some(Some(volume)) = volumes.list.get(*index) {
-                volume.write(*offset, bytes)?;
-            }
-        }
-        for (_, volume) in volumes.present() {
-            volume.sync()?;
-        }
-        volumes.update(|superblock| superblock.state = OpenState::Clean)
-    }
-}
-
-/// Recovers; leaves out, or refuses, volumes that have not seen the store's last run.
-fn recover_current(
-    disk: &dyn Disk,
-    volumes: &mut Volumes,
-    options: &OpenOptions,
-) -> Result<(Arc<Index>, Recovery), StoreError> {
-    loop {
-        let superblock = volumes.superblock();
-        let segments: u64 = superblock
-            .volumes
-            .iter()
-            .map(|entry| u64::from(entry.segments))
-            .sum();
-        let blocks = segments * u64::from(superblock.segment_blocks);
-        let index = Arc::new(Index::new(
-            usize::try_from(segments).unwrap_or(usize::MAX),
-            blocks,
-        ));
-        let recovery = recover(disk, &volumes.superblocks(), &index, options.read_only);
-        // A crash while an open was telling the volumes its run leaves some behind, but writes nothing in that run. If something was
-        // written in it, a volume that does not know the run is an old copy.
-        let newest = volumes.newest_run();
-        if newest.max(recovery.highest_run).next().is_none() && !options.read_only {
-            return Err(StoreError::RunsExhausted(volumes.first_path()));
-        }
-        let behind = volumes
-            .older_than(newest)
-            .filter(|_| recovery.highest_run >= newest);
-        let Some(behind) = behind else {
-            return Ok((index, recovery));
-        };
-        let at = volumes
-            .present()
-            .find(|(_, volume)| volume.path == behind.path)
-            .map(|(index, _)| index);
-        match at {
-            Some(at) if options.degraded && at > 0 => volumes.list[at] = None,
-            _ => {
-                return Err(StoreError::VolumeStale {
-                    path: behind.path.clone(),
-                    run: behind.superblock.run.get(),
-                    newest: newest.get(),
-                });
-            }
-        }
-    }
-}
-
-/// Tells every volume of the run that begins, then writes the headers that recovery asked for.
-fn begin_run(volumes: &mut Volumes, recovery: &Recovery) -> Result<(), StoreError> {
-    let run = recovery.recovered.first.run();
-    volumes.update(|superblock| {
-        superblock.run = run;
-        superblock.state = OpenState::Open;
-        superblock.holder = this_holder();
-    })?;
-    let superblock = volumes.superblock();
-    let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
-    for (index, header) in &recovery.adoptions {
-        debug_assert_eq!(header.state, SegmentState::Sealed);
-        let Some(Some(volume)) = volumes.list.get(*index) else {
-            continue;
-        };
-        let mut bytes = AlignedBuf::zeroed(2 * BLOCK_BYTES)
-            .map_err(|e| StoreError::io("opening", &volume.path, e))?;
-        for copy in bytes.chunks_exact_mut(BLOCK_BYTES) {
-            if let Ok(copy) = copy.try_into() {
-                header.encode(copy);
-            }
-        }
-        volume.write(
-            larder_format::SEGMENTS_OFFSET + u64::from(header.segment.0) * segment_bytes,
-            &bytes,
-        )?;
-    }
-    Ok(())
 }
 
 fn capacity(volumes: &Volumes) -> Result<u64, StoreError> {

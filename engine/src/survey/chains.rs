@@ -3,9 +3,8 @@
 
 use std::collections::HashMap;
 
-use crate::recovery::Found;
-
-use super::{Survey, Whole};
+use super::Survey;
+use crate::recovery::{Found, Whole};
 
 /// The chains of one namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

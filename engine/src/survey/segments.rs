@@ -13,14 +13,14 @@ use larder_format::{
 };
 
 use super::volumes::VolumeState;
-use super::{Condition, Flaw, FlawReason, NamespaceFacts, Records, Survey, Whole};
+use super::{Condition, Flaw, FlawReason, NamespaceFacts, Records, Survey};
 use crate::core::NamespaceInit;
 use crate::disk::DiskError;
 use crate::disk::mailbox::read_all;
 use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
 use crate::recovery::scan::{Case, SegmentScan, Spot, scan};
-use crate::recovery::{Gathered, SegmentSummary};
+use crate::recovery::{Gathered, SegmentSummary, Whole};
 
 /// Segments whose headers are read together.
 const LOOKS: usize = 1024;

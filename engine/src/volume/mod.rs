@@ -58,6 +58,9 @@ pub struct Volume {
     pub file: Arc<OwnedFd>,
     /// Its superblock, the newer valid one.
     pub superblock: Superblock,
+    /// The copy of the superblock that is written first: the older one, or one that cannot be used, so that the copy that counts
+    /// is not touched before the other is whole.
+    older_copy: usize,
     /// Whether reads and writes bypass the page cache.
     pub direct: bool,
 }
@@ -180,6 +183,15 @@ impl File {
     pub(crate) fn superblock(&self) -> Result<Superblock, SuperblockError> {
         let [a, b] = SUPERBLOCK_OFFSETS.map(|offset| self.superblock_at(offset));
         newest(a, b)
+    }
+
+    /// Which copy of the superblock does not count.
+    fn older_copy(&self) -> usize {
+        match SUPERBLOCK_OFFSETS.map(|offset| self.superblock_at(offset)) {
+            [Ok(a), Ok(b)] => usize::from(b.generation < a.generation),
+            [Ok(_), Err(_)] => 1,
+            _ => 0,
+        }
     }
 
     /// One copy of the superblock.
@@ -305,6 +317,7 @@ impl Volume {
         }
         Ok(Volume {
             path: path.to_owned(),
+            older_copy: file.older_copy(),
             file: file.file,
             superblock,
             direct: file.direct,
@@ -347,8 +360,8 @@ impl Volume {
         let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES)
             .map_err(|e| StoreError::io("writing", &self.path, e))?;
         bytes.copy_from_slice(&encoded[..]);
-        for offset in SUPERBLOCK_OFFSETS {
-            self.write(offset, &bytes)?;
+        for copy in [self.older_copy, 1 - self.older_copy] {
+            self.write(SUPERBLOCK_OFFSETS[copy], &bytes)?;
             self.sync()?;
         }
         self.superblock = superblock;

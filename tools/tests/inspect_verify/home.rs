@@ -1,7 +1,8 @@
 //! What the tests share: stores in a directory of their own, pages in them, and ways to break them.
+#![allow(dead_code)]
 
 use std::fs::File;
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -10,8 +11,8 @@ use std::time::Duration;
 
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{
-    CreateOptions, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Store,
-    SyncPolicy, create,
+    CreateOptions, GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus,
+    Store, SyncPolicy, create,
 };
 use larder_format::{
     Namespace, NamespaceFields, PageKey, PageShape, Rank, SEGMENTS_OFFSET, TokenUnits, page_keys,
@@ -208,6 +209,45 @@ impl<'a> Pool<'a> {
         };
         let statuses = self.store.put(self.id, &pages, options);
         assert_eq!(statuses, vec![PutStatus::Stored; keys.len()]);
+    }
+
+    /// Stores the next page of each chain in turns, so that no two pages of one lie together.
+    pub fn put_in_turns(&self, chains: &[Vec<PageKey>]) {
+        let mut memory = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
+        memory.fill(0x5a);
+        let parts = [IoSlice::new(&memory)];
+        for depth in 0..chains.iter().map(Vec::len).max().unwrap_or(0) {
+            for keys in chains.iter().filter(|keys| keys.len() > depth) {
+                let page = PutPage {
+                    key: keys[depth],
+                    parent: depth.checked_sub(1).map(|before| keys[before]),
+                    depth: u32::try_from(depth).unwrap(),
+                    parts: &parts,
+                };
+                let options = PutOptions {
+                    wait: Duration::from_secs(20),
+                };
+                let statuses = self.store.put(self.id, &[page], options);
+                assert_eq!(statuses, [PutStatus::Stored]);
+            }
+        }
+    }
+
+    /// How many of these pages are there, with the bytes that were put.
+    pub fn hits(&self, keys: &[PageKey]) -> usize {
+        let mut memory = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
+        let is_hit = |key: &PageKey| {
+            memory.fill(0);
+            let mut parts = [IoSliceMut::new(&mut memory)];
+            let mut pages = [GetPage {
+                key: *key,
+                parts: &mut parts,
+            }];
+            let hit = self.store.get(self.id, &mut pages, None)[0].is_hit();
+            assert!(!hit || memory.iter().all(|byte| *byte == 0x5a));
+            hit
+        };
+        keys.iter().copied().filter(is_hit).count()
     }
 
     pub fn delete(&self, key: PageKey) {

@@ -1,0 +1,231 @@
+//! Putting a store in order where it lies.
+//!
+//! The pages of the plan are copied, in order, into free segments; the segments that nothing counts in any more are given back; and
+//! so on. When the free segments run short while the old ones still hold pages, the emptiest of those is emptied with its pages kept:
+//! such pages move twice, which is what little room costs. One free segment is never used up by copies made for the order, so that
+//! there always is one to reclaim with. Each page is put in its order once, and each segment emptied turns dead blocks into free
+//! ones, so it ends.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, KeyPrefix};
+
+use super::order::{self, Plan, Site};
+use super::{MOVE_BYTES, Owner, Progress, sizes};
+use crate::api::OpenOptions;
+use crate::core::{InitState, Move};
+use crate::error::StoreError;
+use crate::index::NamespaceSlot;
+use crate::recovery::{Found, Whole, spots_of};
+use crate::store::mover::move_pages;
+use crate::store::opening::{Opening, open_volumes};
+use crate::volume::Access;
+
+/// Free segments that pages are not put in order into.
+const RESERVE_SEGMENTS: u64 = 1;
+
+/// What a compaction did, or would do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compacted {
+    /// Ways through chains that do not lie in one piece.
+    pub scattered: u64,
+    /// Pages to be moved, and their bytes.
+    pub planned_pages: u64,
+    /// Bytes of those.
+    pub planned_bytes: u64,
+    /// Pages copied, some of them perhaps twice.
+    pub moved_pages: u64,
+    /// Segments given back.
+    pub freed_segments: u64,
+    /// Pages that found no room to be moved in order; they are where they were.
+    pub left_pages: u64,
+    /// Pages whose bytes turned out not to be what was put: dropped, as a read would have done.
+    pub damaged_pages: u64,
+    /// Pages that the last crash had cut short: dropped.
+    pub unfinished_pages: u64,
+    /// Whether it was asked to end early.
+    pub interrupted: bool,
+}
+
+/// Puts the pages of the store at `path` in order: chains in one piece, dead space dropped, births kept, nothing evicted. With
+/// `dry_run` nothing is written. A store in which there is nothing to do is not written to either.
+///
+/// # Errors
+/// [`StoreError::Locked`] when somebody has it open, [`StoreError::Unsound`] when structures are damaged, else as for an open. After
+/// any error the store is as after a crash: sound.
+pub fn compact(
+    path: &Path,
+    options: &OpenOptions,
+    dry_run: bool,
+    progress: &mut Progress<'_>,
+) -> Result<Compacted, StoreError> {
+    let (volumes, disk) = open_volumes(path, options, Access::Exclusive)?;
+    let opening: Opening<Whole> = Opening::new(volumes, disk, options)?;
+    let plan = match plan(path, &opening) {
+        Ok(plan) if !(dry_run || plan.is_empty()) => plan,
+        outcome => {
+            opening.give_up();
+            return outcome.map(|plan| planned(&plan));
+        }
+    };
+    let outcome = planned(&plan);
+    let (owner, pages) = Owner::begin(opening, &plan.empty, options)?;
+    Compaction::new(owner, pages, plan, outcome).run(progress)
+}
+
+fn plan(path: &Path, opening: &Opening<Whole>) -> Result<Plan, StoreError> {
+    if !opening.recovery.damage.is_empty() {
+        return Err(StoreError::Unsound {
+            path: path.to_owned(),
+            flaws: opening.recovery.damage.len(),
+        });
+    }
+    let superblock = opening.volumes.superblock();
+    let recovered = &opening.recovery.recovered;
+    let sites: Vec<Site> = spots_of(superblock)
+        .iter()
+        .zip(&recovered.segments)
+        .map(|(spot, segment)| Site {
+            volume: spot.volume,
+            can_be_emptied: matches!(segment.state, InitState::Open | InitState::Sealed),
+            is_open: segment.state == InitState::Open,
+            data_end: segment.data_end,
+            blocks: segment.blocks,
+        })
+        .collect();
+    let sizes = sizes(&recovered.namespaces);
+    let blocks = |page: &Found<Whole>| sizes[usize::from(page.slot.0)].1;
+    let data_blocks = u64::from(superblock.segment_blocks - HEADER_BLOCKS);
+    Ok(order::plan(&opening.pages, blocks, &sites, data_blocks))
+}
+
+fn planned(plan: &Plan) -> Compacted {
+    Compacted {
+        scattered: plan.scattered,
+        planned_pages: plan.pages.len() as u64,
+        planned_bytes: plan.page_blocks * BLOCK_BYTES as u64,
+        ..Compacted::default()
+    }
+}
+
+/// A compaction under way.
+struct Compaction {
+    owner: Owner,
+    pages: Vec<Found<Whole>>,
+    plan: Plan,
+    /// Pages of the plan that have had their turn.
+    next: usize,
+    /// Blocks of those.
+    done_blocks: u64,
+    /// Where a page stands in the plan, for those that must be moved before their turn.
+    ranks: HashMap<(NamespaceSlot, KeyPrefix), usize>,
+    outcome: Compacted,
+}
+
+impl Compaction {
+    fn new(owner: Owner, pages: Vec<Found<Whole>>, plan: Plan, outcome: Compacted) -> Compaction {
+        let ranks = plan.pages.iter().enumerate();
+        let ranks = ranks.map(|(rank, &page)| ((pages[page].slot, pages[page].key), rank));
+        Compaction {
+            ranks: ranks.collect(),
+            owner,
+            pages,
+            plan,
+            next: 0,
+            done_blocks: 0,
+            outcome,
+        }
+    }
+
+    fn run(mut self, progress: &mut Progress<'_>) -> Result<Compacted, StoreError> {
+        self.owner.give_back_dead()?;
+        while self.next < self.plan.pages.len() && !self.outcome.interrupted {
+            let before = self.next;
+            self.put_in_order(progress);
+            self.owner.give_back_dead()?;
+            if self.next == before && !self.outcome.interrupted && !self.gain_room()? {
+                break;
+            }
+        }
+        // What had to make way lay among what is in order, and has left holes there.
+        while !self.outcome.interrupted && self.gain_room()? {
+            let total = self.outcome.planned_bytes;
+            self.outcome.interrupted = progress(self.done_bytes(), total).is_break();
+        }
+        self.outcome.left_pages = self.left();
+        let counters = self.owner.local.with_core(|core| core.counters());
+        self.outcome.moved_pages = counters.moved;
+        self.outcome.damaged_pages = counters.damaged;
+        self.outcome.unfinished_pages = counters.unfinished;
+        self.owner.close()?;
+        let counters = self.owner.local.with_core(|core| core.counters());
+        self.outcome.freed_segments = counters.reclaimed;
+        Ok(self.outcome)
+    }
+
+    /// Moves pages in order as long as there is room for them beside the reserve.
+    fn put_in_order(&mut self, progress: &mut Progress<'_>) {
+        let segment_blocks = u64::from(self.owner.volumes.superblock().segment_blocks);
+        while self.next < self.plan.pages.len() {
+            let room = self.owner.local.with_core(|core| core.room_for_copies());
+            let room = room.saturating_sub(RESERVE_SEGMENTS * segment_blocks);
+            let batch = self.next_batch(room.min(MOVE_BYTES / BLOCK_BYTES as u64));
+            let Some(&(last, _)) = batch.last() else {
+                return;
+            };
+            let moves: Vec<Move> = batch.iter().map(|(_, page)| *page).collect();
+            let moved_all = move_pages(&self.owner.local, &moves);
+            let stays = |(_, page): &&(usize, Move)| self.owner.is_at(page, page.from);
+            let first_left = batch.iter().find(stays).filter(|_| !moved_all);
+            self.next = first_left.map_or(last + 1, |(at, _)| *at);
+            let moved: u64 = moves.iter().map(|page| u64::from(page.record.blocks)).sum();
+            self.done_blocks += moved;
+            let total = self.outcome.planned_bytes;
+            self.outcome.interrupted = progress(self.done_bytes(), total).is_break();
+            if first_left.is_some() || self.outcome.interrupted {
+                return;
+            }
+        }
+    }
+
+    fn done_bytes(&self) -> u64 {
+        (self.done_blocks * BLOCK_BYTES as u64).min(self.outcome.planned_bytes)
+    }
+
+    /// The next pages of the plan, with their positions in it, as many as fit into so many blocks.
+    fn next_batch(&mut self, room: u64) -> Vec<(usize, Move)> {
+        let mut batch = Vec::new();
+        let mut blocks = 0;
+        for at in self.next..self.plan.pages.len() {
+            let Some(page) = self.owner.move_of(&self.pages[self.plan.pages[at]]) else {
+                continue;
+            };
+            // Of very large pages each one needs a descriptor block.
+            blocks += u64::from(page.record.blocks) + 1;
+            if blocks > room {
+                break;
+            }
+            batch.push((at, page));
+        }
+        if batch.is_empty() && blocks == 0 {
+            self.next = self.plan.pages.len();
+        }
+        batch
+    }
+
+    /// Pages that have not had their turn.
+    fn left(&self) -> u64 {
+        let left = self.plan.pages[self.next..].iter();
+        left.filter(|page| self.owner.move_of(&self.pages[**page]).is_some())
+            .count() as u64
+    }
+
+    fn gain_room(&self) -> Result<bool, StoreError> {
+        let rank = |page: &Move| {
+            let name = (page.namespace, page.record.key.prefix());
+            (self.ranks.get(&name).copied(), page.from)
+        };
+        self.owner.gain_room(rank)
+    }
+}

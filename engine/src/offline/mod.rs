@@ -1,0 +1,242 @@
+//! Working on a store that nobody uses: repairing it, putting it in order, copying it.
+//!
+//! [`repair`](fn@repair) and [`compact`](fn@compact) open a store as its owner does, with a lock, a run of its own and recovery, but without callers and
+//! without housekeeping: what is moved, and in which order, is decided here. How it is moved is not: every page goes the way of
+//! reclaim (read, verify, copy, commit; the old place is given back when the copies are synced), so that a kill at any
+//! moment leaves each page readable, and the next open finds a store as after any crash. Nothing good is ever overwritten,
+//! and nothing is evicted: where there is no room, less is done, and that is said.
+//!
+//! The one thing written in place is a bad copy of a superblock or header, from its good twin.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `order` | in which order pages should lie, and which are worth moving |
+//! | `compact` | moves them |
+//! | `repair` | what is to be done about damage, and doing it |
+//! | `headers` | the copies of segment headers |
+//! | `into` | writes the pages of one store into another, in order |
+
+mod compact;
+mod headers;
+mod into;
+mod order;
+mod repair;
+#[cfg(test)]
+mod tests;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use larder_format::{Fingerprint, PageRecord};
+
+pub use compact::{Compacted, compact};
+pub use into::{Copied, copy_into};
+pub use repair::{DamagedPage, Repair, Repaired, repair};
+
+use crate::api::OpenOptions;
+use crate::core::{GAIN_SHARE, InitState, Move, NamespaceInit, SegmentView};
+use crate::error::StoreError;
+use crate::index::{Place, SegmentId};
+use crate::recovery::scan::Spot;
+use crate::recovery::{Found, Whole, spots_of};
+use crate::store::local::Local;
+use crate::store::mover::{batch, move_pages, read_blocks};
+use crate::store::opening::{self, Opening};
+use crate::volume::Volumes;
+
+/// Bytes of pages moved at once.
+const MOVE_BYTES: u64 = 32 << 20;
+
+/// Told how many bytes of pages have been moved, of how many; may ask to end early.
+pub type Progress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
+
+/// A segment by its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentName {
+    /// Index of its volume.
+    pub volume: usize,
+    /// Its number there.
+    pub number: u32,
+}
+
+impl SegmentName {
+    /// Its number in the whole store; `None` when there is no such segment.
+    fn id(self, spots: &[Spot]) -> Option<SegmentId> {
+        let place = (self.volume, self.number);
+        let found = spots.binary_search_by_key(&place, |spot| (spot.volume, spot.number));
+        u32::try_from(found.ok()?).ok().map(SegmentId)
+    }
+}
+
+/// A store that is open to be worked on. Dropping it without [`Owner::close`] leaves it as a crash does.
+struct Owner {
+    volumes: Volumes,
+    local: Arc<Local>,
+    /// By number of segment.
+    spots: Vec<Spot>,
+    /// By slot.
+    namespaces: Vec<(Fingerprint, u32)>,
+}
+
+/// What came of emptying a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Emptied {
+    /// It is on its way back.
+    Yes,
+    /// Something in it found no room, or could not be written or read this time: it is what it was, less what has been moved.
+    NotNow,
+}
+
+impl Owner {
+    /// Begins a run. Open segments among `closed` take no more pages. Gives back the pages that count, the oldest commits first.
+    fn begin(
+        opening: Opening<Whole>,
+        closed: &[SegmentId],
+        options: &OpenOptions,
+    ) -> Result<(Owner, Vec<Found<Whole>>), StoreError> {
+        let Opening {
+            mut volumes,
+            disk,
+            index,
+            mut recovery,
+            pages,
+        } = opening;
+        if let Err(error) = opening::begin_run(&mut volumes, &recovery) {
+            disk.shutdown();
+            return Err(error);
+        }
+        for id in closed {
+            let segment = &mut recovery.recovered.segments[id.0 as usize];
+            if segment.state == InitState::Open {
+                segment.state = InitState::Sealed;
+            }
+        }
+        let spots = spots_of(volumes.superblock());
+        let namespaces = sizes(&recovery.recovered.namespaces);
+        let config = opening::config(&volumes, options);
+        let local = opening::catalog(config, recovery, index, disk, options.lease);
+        let owner = Owner {
+            volumes,
+            local,
+            spots,
+            namespaces,
+        };
+        Ok((owner, pages))
+    }
+
+    /// How a page is to be moved from where it lies now; `None` when it is gone.
+    fn move_of(&self, page: &Found<Whole>) -> Option<Move> {
+        let found = self.local.index.locate(page.slot, &page.extra.key)?;
+        let (namespace, blocks) = self.namespaces[usize::from(page.slot.0)];
+        let record = PageRecord {
+            namespace,
+            key: page.extra.key,
+            parent: page.parent,
+            depth: page.extra.depth,
+            birth: page.birth,
+            start: found.place.start,
+            blocks,
+            checksum: page.checksum,
+        };
+        (found.checksum == page.checksum).then_some(Move {
+            namespace: page.slot,
+            record,
+            from: found.place,
+        })
+    }
+
+    /// Whether a page lies at a place still.
+    fn is_at(&self, page: &Move, place: Place) -> bool {
+        let found = self.local.index.locate(page.namespace, &page.record.key);
+        found.is_some_and(|found| found.place == place)
+    }
+
+    /// Moves everything out of a segment, keeps what is good of it, and gives it back. `rank` orders the pages.
+    fn empty<R: Ord>(&self, segment: SegmentId, rank: impl Fn(&Move) -> R) -> Emptied {
+        let Some(victim) = self.local.with_core(|core| core.take_named(segment)) else {
+            return Emptied::NotNow;
+        };
+        let spot = &self.spots[segment.0 as usize];
+        let blocks = read_blocks(self.local.disk.as_ref(), spot, &victim);
+        let mut moves = self
+            .local
+            .with_core(|core| core.plan_whole(&victim, &blocks.whole));
+        moves.sort_by_key(rank);
+        let mut rest = moves.as_slice();
+        let mut moved_all = true;
+        while !rest.is_empty() && moved_all {
+            let (now, later) = rest.split_at(batch(rest, MOVE_BYTES));
+            moved_all = move_pages(&self.local, now);
+            rest = later;
+        }
+        let given_back = self.local.with_core(|core| {
+            // A page that recovery could still name stays where it is until its descriptor can be read again.
+            let holds_none = core.live_in(segment) == 0;
+            core.finish_victim(&victim, moved_all && holds_none)
+        });
+        if given_back {
+            Emptied::Yes
+        } else {
+            Emptied::NotNow
+        }
+    }
+
+    /// Gives back sealed segments in which nothing counts any more.
+    fn give_back_dead(&self) -> Result<(), StoreError> {
+        let is_dead = |view: &&SegmentView| view.live == 0 && view.dead > 0;
+        let sealed = self.local.with_core(|core| core.sealed());
+        let mut any = false;
+        for view in sealed.iter().filter(is_dead) {
+            any |= self.empty(view.segment, |page| page.from) == Emptied::Yes;
+        }
+        if any {
+            opening::settle(&self.local)?;
+        }
+        Ok(())
+    }
+
+    /// Turns dead blocks into free ones: empties the segment with the fewest live blocks, with all its pages kept. False when none
+    /// is worth it, or can be.
+    fn gain_room<R: Ord>(&self, rank: impl Fn(&Move) -> R) -> Result<bool, StoreError> {
+        let (sealed, room) = self
+            .local
+            .with_core(|core| (core.sealed(), core.room_for_copies()));
+        let least = u64::from(self.volumes.superblock().segment_blocks) / GAIN_SHARE;
+        let worth = sealed
+            .iter()
+            .filter(|view| view.dead >= least && view.live <= room);
+        let Some(view) = worth.min_by_key(|view| (view.live, view.segment)) else {
+            return Ok(false);
+        };
+        let emptied = self.empty(view.segment, rank) == Emptied::Yes;
+        opening::settle(&self.local)?;
+        Ok(emptied)
+    }
+
+    /// Writes down what waits to be, makes everything durable, and closes the store in order. Returns how many evictions found no
+    /// room to be written down.
+    fn close(&mut self) -> Result<usize, StoreError> {
+        let unwritten = self.local.with_core(crate::core::Core::write_evictions);
+        opening::settle(&self.local)?;
+        opening::mark_clean(&self.local, &mut self.volumes)?;
+        Ok(unwritten)
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.local.disk.shutdown();
+        // The disk has answered for everything: nothing of this opening can reach the volumes any more.
+        for volume in self.volumes.list.iter_mut().filter_map(Option::take) {
+            volume.unlock();
+        }
+    }
+}
+
+/// Fingerprint and page size of each namespace.
+fn sizes(namespaces: &[NamespaceInit]) -> Vec<(Fingerprint, u32)> {
+    namespaces
+        .iter()
+        .map(|init| (init.fingerprint, init.page_blocks))
+        .collect()
+}

@@ -1,0 +1,351 @@
+//! Repair: what is to be done about what a survey found, and doing it.
+//!
+//! | what is damaged | what is done |
+//! |---|---|
+//! | a copy of a superblock | opening writes both anew, the bad one first |
+//! | a copy of a segment's header | it is written anew from its twin; without one, from what recovery finds in the blocks |
+//! | a page's bytes | the page is dropped, with a record that keeps it from coming back |
+//! | all that tells of a segment | it is given back |
+//! | a descriptor block, pages of a wrong size, pages that overlap | what is good in the segment is copied elsewhere, and the segment is given back |
+//! | a volume that is missing, cut off, of an older run, or without a superblock | nothing: a store can only be opened without it, for good |
+//!
+//! The survey is a plan, not a licence: the store may have been opened since. Each page is read again before it is dropped, a header is
+//! written only where the copies differ when nobody else has the store, and emptying a segment takes nothing good away. So a repair
+//! that was killed is run again, and one too many does no harm.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum, PageKey};
+
+use super::{Emptied, Owner, Progress, SegmentName, headers};
+use crate::api::OpenOptions;
+use crate::catalog::Finding;
+use crate::disk::Disk;
+use crate::disk::mailbox::{ReadAt, read_all};
+use crate::error::StoreError;
+use crate::index::{NamespaceSlot, Place, SegmentId};
+use crate::recovery::scan::Case;
+use crate::recovery::{Whole, spots_of};
+use crate::store::is_of_the_medium;
+use crate::store::opening::{Opening, open_volumes, settle};
+use crate::survey::{BadPage, Flaw, FlawReason, Survey};
+use crate::volume::{Access, Volumes};
+
+/// Bytes of pages read again at once.
+const READ_BYTES: usize = 32 << 20;
+
+/// Pages dropped between two writings of what was dropped.
+const DROPS: usize = 4096;
+
+/// A page whose bytes are not what was put.
+#[derive(Clone, Copy, Debug)]
+pub struct DamagedPage {
+    namespace: Fingerprint,
+    key: PageKey,
+    place: Place,
+}
+
+/// What is to be done about damage.
+#[derive(Clone, Debug, Default)]
+pub struct Repair {
+    /// Volumes of which one copy of the superblock is bad.
+    pub superblocks: Vec<usize>,
+    /// Segments with a bad copy of their header.
+    pub headers: Vec<SegmentName>,
+    /// Segments to be emptied and given back.
+    pub segments: Vec<SegmentName>,
+    /// Pages in those that count; what is good of them is copied elsewhere.
+    pub pages_to_move: u64,
+    /// Bytes of those.
+    pub bytes_to_move: u64,
+    /// Pages to be dropped.
+    pub pages: Vec<DamagedPage>,
+    /// What no tool can mend.
+    pub beyond: Vec<Flaw>,
+}
+
+/// What a repair did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// Superblock copies written anew.
+    pub superblocks: u64,
+    /// Header copies written anew.
+    pub headers: u64,
+    /// Segments emptied and given back.
+    pub emptied_segments: u64,
+    /// Pages copied out of them.
+    pub moved_pages: u64,
+    /// Damaged pages dropped.
+    pub dropped_pages: u64,
+    /// Pages that a crash had cut short, dropped along the way.
+    pub unfinished_pages: u64,
+    /// Segments that could not be emptied for want of room, or because the device refused.
+    pub stuck: Vec<SegmentName>,
+    /// Dropped pages for whose record there was no room: they are found damaged again.
+    pub unrecorded_pages: u64,
+    /// Whether it was asked to end early.
+    pub interrupted: bool,
+}
+
+impl Repair {
+    /// What is to be done about the damage that a survey and its look at the payloads found.
+    #[must_use]
+    pub fn plan(survey: &Survey, bad: &[BadPage]) -> Repair {
+        let mut repair = Repair::default();
+        for flaw in &survey.flaws {
+            repair.take(flaw);
+        }
+        repair.superblocks.sort_unstable();
+        repair.superblocks.dedup();
+        for names in [&mut repair.headers, &mut repair.segments] {
+            names.sort_unstable();
+            names.dedup();
+        }
+        // Segments of which nothing is known any more, but that they are taken.
+        let mut hidden = Vec::new();
+        for facts in &survey.segments {
+            let name = SegmentName {
+                volume: facts.volume,
+                number: facts.number,
+            };
+            if repair.segments.binary_search(&name).is_ok() {
+                repair.pages_to_move += facts.live_pages;
+                repair.bytes_to_move += facts.live_bytes;
+            } else if repair.headers.binary_search(&name).is_ok()
+                && matches!(facts.case, Some(Case::Hidden))
+                && facts.records == 0
+            {
+                hidden.push(name);
+            }
+        }
+        repair.segments.extend(hidden);
+        repair.pages = bad.iter().map(|bad| DamagedPage::of(survey, bad)).collect();
+        repair
+    }
+
+    fn take(&mut self, flaw: &Flaw) {
+        let name = flaw.segment.map(|number| SegmentName {
+            volume: flaw.volume,
+            number,
+        });
+        match (&flaw.reason, name) {
+            (
+                FlawReason::Superblock {
+                    other_is_good: true,
+                    ..
+                },
+                _,
+            ) => self.superblocks.push(flaw.volume),
+            (FlawReason::Header { .. }, Some(name)) => self.headers.push(name),
+            (
+                FlawReason::Descriptor(_) | FlawReason::Disbelieved { .. } | FlawReason::Overlap(_),
+                Some(name),
+            ) => self.segments.push(name),
+            _ => self.beyond.push(flaw.clone()),
+        }
+    }
+
+    /// Whether there is nothing to do, and nothing that cannot be done.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.superblocks.is_empty()
+            && self.headers.is_empty()
+            && self.segments.is_empty()
+            && self.pages.is_empty()
+            && self.beyond.is_empty()
+    }
+
+    /// Whether all that cannot be mended is gone when the store is opened without some volumes: for any but the first.
+    #[must_use]
+    pub fn can_be_degraded(&self) -> bool {
+        self.beyond.iter().all(|flaw| flaw.volume > 0)
+    }
+}
+
+impl DamagedPage {
+    fn of(survey: &Survey, bad: &BadPage) -> DamagedPage {
+        let BadPage { page, .. } = bad;
+        let inside = page.offset - survey.segments[page.segment].offset;
+        DamagedPage {
+            namespace: survey.namespaces[page.namespace].fingerprint,
+            key: page.key,
+            place: Place {
+                segment: SegmentId(u32::try_from(page.segment).unwrap_or(u32::MAX)),
+                start: u32::try_from(inside / BLOCK_BYTES as u64).unwrap_or(u32::MAX),
+            },
+        }
+    }
+}
+
+/// Does what a plan says, as far as that can be done.
+///
+/// # Errors
+/// [`StoreError::Locked`] when somebody has the store open; else as for an open, so for everything in [`Repair::beyond`] unless the
+/// options say `degraded`. After any error the store is as after a crash: sound, less what was damaged before.
+pub fn repair(
+    path: &Path,
+    options: &OpenOptions,
+    plan: &Repair,
+    progress: &mut Progress<'_>,
+) -> Result<Repaired, StoreError> {
+    let (volumes, disk) = open_volumes(path, options, Access::Exclusive)?;
+    repair_on(volumes, disk, options, plan, progress)
+}
+
+/// As [`repair`], on volumes that are locked and a disk that reads them.
+pub(super) fn repair_on(
+    volumes: Volumes,
+    disk: Arc<dyn Disk>,
+    options: &OpenOptions,
+    plan: &Repair,
+    progress: &mut Progress<'_>,
+) -> Result<Repaired, StoreError> {
+    let spots = spots_of(volumes.superblock());
+    let mut done = Repaired {
+        superblocks: plan.superblocks.len() as u64,
+        ..Repaired::default()
+    };
+    match headers::restore(&volumes, disk.as_ref(), &spots, &plan.headers) {
+        Ok(written) => done.headers = written,
+        Err(error) => {
+            disk.shutdown();
+            return Err(error);
+        }
+    }
+    let opening: Opening<Whole> = Opening::new(volumes, disk, options)?;
+    done.headers += 2 * opening.recovery.adoptions.len() as u64;
+    let segments: Vec<SegmentId> = plan
+        .segments
+        .iter()
+        .filter(|name| {
+            opening
+                .volumes
+                .list
+                .get(name.volume)
+                .is_some_and(Option::is_some)
+        })
+        .filter_map(|name| name.id(&spots))
+        .collect();
+    let (mut owner, _) = Owner::begin(opening, &segments, options)?;
+    done.unrecorded_pages = drop_pages(&owner, &plan.pages);
+    empty_all(&owner, &segments, plan.bytes_to_move, &mut done, progress)?;
+    let counters = owner.local.with_core(|core| core.counters());
+    done.moved_pages = counters.moved;
+    done.dropped_pages = counters.damaged;
+    done.unfinished_pages = counters.unfinished;
+    done.unrecorded_pages += owner.close()? as u64;
+    // A segment that was given back has one copy that says so, and perhaps another that was bad from the beginning.
+    let again: Vec<SegmentName> = plan.headers.iter().chain(&plan.segments).copied().collect();
+    done.headers += headers::restore(&owner.volumes, owner.local.disk.as_ref(), &spots, &again)?;
+    Ok(done)
+}
+
+/// Drops those pages that are damaged still. Returns for how many of them no record could be written.
+fn drop_pages(owner: &Owner, pages: &[DamagedPage]) -> u64 {
+    let slots: HashMap<Fingerprint, NamespaceSlot> = (0..)
+        .zip(&owner.namespaces)
+        .map(|(slot, (fingerprint, _))| (*fingerprint, NamespaceSlot(slot)))
+        .collect();
+    let mut unwritten = 0;
+    for pages in pages.chunks(DROPS) {
+        let there: Vec<(NamespaceSlot, DamagedPage)> = pages
+            .iter()
+            .filter_map(|page| {
+                let slot = *slots.get(&page.namespace)?;
+                let found = owner.local.index.locate(slot, &page.key)?;
+                (found.place == page.place).then_some((slot, *page))
+            })
+            .collect();
+        let mut rest = there.as_slice();
+        while !rest.is_empty() {
+            let largest = rest.iter().map(|(slot, _)| page_bytes(owner, *slot)).max();
+            let count = (READ_BYTES / largest.unwrap_or(READ_BYTES).max(1)).max(1);
+            let (now, later) = rest.split_at(count.min(rest.len()));
+            drop_batch(owner, now);
+            rest = later;
+        }
+        unwritten += owner.local.with_core(crate::core::Core::write_evictions) as u64;
+    }
+    unwritten
+}
+
+fn page_bytes(owner: &Owner, slot: NamespaceSlot) -> usize {
+    owner.namespaces[usize::from(slot.0)].1 as usize * BLOCK_BYTES
+}
+
+fn drop_batch(owner: &Owner, pages: &[(NamespaceSlot, DamagedPage)]) {
+    let reads: Vec<ReadAt> = pages
+        .iter()
+        .map(|(slot, page)| {
+            let spot = &owner.spots[page.place.segment.0 as usize];
+            let blocks = owner.namespaces[usize::from(slot.0)].1;
+            spot.data(page.place.start, blocks)
+        })
+        .collect();
+    let results = read_all(owner.local.disk.as_ref(), &reads);
+    for ((slot, page), bytes) in pages.iter().zip(results) {
+        let finding = match bytes {
+            Ok(bytes) => {
+                let mut checksum = PageChecksum::new(page.namespace, &page.key);
+                checksum.blocks(&bytes);
+                let stored = owner.local.index.locate(*slot, &page.key);
+                let is_good = stored.is_some_and(|found| found.checksum == checksum.finish());
+                if is_good {
+                    Finding::Good
+                } else {
+                    Finding::Mismatch
+                }
+            }
+            Err(error) if is_of_the_medium(&error) => Finding::Unreadable,
+            Err(_) => continue,
+        };
+        owner
+            .local
+            .with_core(|core| core.found(*slot, &page.key, page.place, finding));
+    }
+}
+
+/// Empties segments, those with the least in them first; where there is no room, makes some out of what is dead elsewhere.
+fn empty_all(
+    owner: &Owner,
+    segments: &[SegmentId],
+    bytes: u64,
+    done: &mut Repaired,
+    progress: &mut Progress<'_>,
+) -> Result<(), StoreError> {
+    let live_in = |id: &SegmentId| owner.local.with_core(|core| core.live_in(*id));
+    let mut segments = segments.to_vec();
+    segments.sort_by_key(live_in);
+    let mut moved = 0;
+    for id in segments {
+        let live = live_in(&id) * BLOCK_BYTES as u64;
+        if empty_one(owner, id)? {
+            done.emptied_segments += 1;
+        } else {
+            let spot = &owner.spots[id.0 as usize];
+            done.stuck.push(SegmentName {
+                volume: spot.volume,
+                number: spot.number,
+            });
+        }
+        moved += live;
+        if progress(moved.min(bytes), bytes).is_break() {
+            done.interrupted = true;
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn empty_one(owner: &Owner, id: SegmentId) -> Result<bool, StoreError> {
+    while owner.local.with_core(|core| core.holds_something(id)) {
+        let emptied = owner.empty(id, |page| page.from);
+        settle(&owner.local)?;
+        if emptied == Emptied::NotNow && !owner.gain_room(|page| page.from)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,279 @@
+//! Repair where the device itself fails: blocks that it does not give. Everything else is tested through the public interface.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::IoSlice;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use larder_format::{
+    BLOCK_BYTES, Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys,
+};
+use parking_lot::Mutex;
+
+use super::*;
+use crate::api::{PageStore, PutOptions, PutPage, PutStatus};
+use crate::disk::probe::Want;
+use crate::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
+use crate::memory::AlignedBuf;
+use crate::offline::repair::repair_on;
+use crate::store::opening::open_volumes;
+use crate::survey::{Survey, SurveyOptions};
+use crate::volume::Access;
+use crate::volume::create::{CreateOptions, create};
+
+const SEGMENT_BYTES: u64 = 16 << 20;
+const PAGE_BYTES: u32 = 64 << 10;
+const GARBAGE: u8 = 0xee;
+
+/// A disk that does not give some blocks until they have been written.
+struct Ailing {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    bad: Mutex<Vec<u64>>,
+}
+
+impl Ailing {
+    /// Destroys blocks of the only volume, and lets nobody read them.
+    fn ail(disk: Arc<dyn Disk>, path: &Path, offsets: &[u64]) -> Arc<dyn Disk> {
+        let file = File::options().write(true).open(path).unwrap();
+        for &offset in offsets {
+            file.write_all_at(&[GARBAGE; BLOCK_BYTES], offset).unwrap();
+        }
+        Arc::new(Ailing {
+            disk,
+            path: path.to_owned(),
+            bad: Mutex::new(offsets.to_vec()),
+        })
+    }
+
+    fn refuses(&self, op: &Op) -> bool {
+        let Action::Read { offset, buffer } = &op.action else {
+            return false;
+        };
+        let file = File::open(&self.path).unwrap();
+        let mut bad = self.bad.lock();
+        bad.retain(|at| {
+            let mut block = [0; BLOCK_BYTES];
+            file.read_exact_at(&mut block, *at).unwrap();
+            block == [GARBAGE; BLOCK_BYTES]
+        });
+        let end = offset + buffer.len() as u64;
+        bad.iter().any(|at| (*offset..end).contains(at))
+    }
+}
+
+impl Disk for Ailing {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        let mut good = Vec::new();
+        for op in ops {
+            if self.refuses(&op) {
+                op.sink.done(vec![Done {
+                    tag: op.tag,
+                    result: Err(DiskError::Os(libc::EIO)),
+                    buffer: None,
+                }]);
+            } else {
+                good.push(op);
+            }
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.disk.submit(good) };
+    }
+
+    unsafe fn register(&self, memory: &[Piece]) -> String {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.disk.register(memory) }
+    }
+
+    fn choice(&self) -> &Choice {
+        self.disk.choice()
+    }
+
+    fn shutdown(&self) {
+        self.disk.shutdown();
+    }
+}
+
+fn namespace() -> Namespace {
+    Namespace::new(NamespaceFields {
+        model: "m".to_owned(),
+        weights: "w1".to_owned(),
+        dtype: "bf16".to_owned(),
+        layout: "page_first_direct".to_owned(),
+        page_tokens: 64,
+        shape: PageShape::new(&[PAGE_BYTES]).unwrap(),
+        tp: Rank::ALONE,
+        pp: Rank::ALONE,
+        cp: Rank::ALONE,
+        pool: "kv".to_owned(),
+        extra: BTreeMap::new(),
+    })
+    .unwrap()
+}
+
+fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
+    let tokens: Vec<u64> = (0..pages).map(|page| seed << 24 | page).collect();
+    page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
+}
+
+/// A closed store that holds these chains, each put by itself.
+fn store_with(directory: &Path, chains: &[Vec<PageKey>]) -> PathBuf {
+    let path = directory.join("store");
+    let options = CreateOptions {
+        size: (1 << 20) + 8 * SEGMENT_BYTES,
+        segment_size: Some(SEGMENT_BYTES),
+        ..CreateOptions::default()
+    };
+    create(&path, &options).unwrap();
+    let store = crate::Store::open(&path, OpenOptions::default()).unwrap();
+    let id = store.namespace(&namespace()).unwrap();
+    let memory = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
+    let parts = [IoSlice::new(&memory)];
+    for keys in chains {
+        let pages: Vec<PutPage<'_>> = keys
+            .iter()
+            .zip(0..)
+            .map(|(key, depth)| PutPage {
+                key: *key,
+                parent: None,
+                depth,
+                parts: &parts,
+            })
+            .collect();
+        let statuses = store.put(id, &pages, PutOptions::default());
+        assert_eq!(statuses, vec![PutStatus::Stored; keys.len()]);
+    }
+    store.close().unwrap();
+    path
+}
+
+fn survey(path: &Path) -> Survey {
+    Survey::new(path, &SurveyOptions::default()).unwrap()
+}
+
+/// The offset of the segment that was written, and how many descriptor blocks it has.
+fn written_segment(path: &Path) -> (u64, u64) {
+    let survey = survey(path);
+    let found = survey
+        .segments
+        .iter()
+        .find(|facts| facts.records > 0)
+        .unwrap();
+    (found.offset, u64::from(found.descriptor_blocks))
+}
+
+fn block_offset(segment: u64, index: u64) -> u64 {
+    segment + SEGMENT_BYTES - (index + 1) * BLOCK_BYTES as u64
+}
+
+/// Repairs segment 0 of a store on a disk that does not give these blocks.
+fn repair_without(path: &Path, bad: &[u64]) -> Repaired {
+    let options = OpenOptions {
+        disk: Want::Auto,
+        ..OpenOptions::default()
+    };
+    let (volumes, disk) = open_volumes(path, &options, Access::Exclusive).unwrap();
+    let disk = Ailing::ail(disk, path, bad);
+    let segment = SegmentName {
+        volume: 0,
+        number: 0,
+    };
+    let plan = Repair {
+        headers: vec![segment],
+        segments: vec![segment],
+        ..Repair::default()
+    };
+    let mut progress = |_, _| ControlFlow::Continue(());
+    repair_on(volumes, disk, &options, &plan, &mut progress).unwrap()
+}
+
+/// The store is sound and holds exactly these pages.
+fn check(path: &Path, keys: &[PageKey]) {
+    let survey = survey(path);
+    assert!(survey.flaws.is_empty(), "{:?}", survey.flaws);
+    let mut lost = Vec::new();
+    survey
+        .check_payloads(|_| ControlFlow::Continue(()), |bad| lost.push(bad))
+        .unwrap();
+    assert!(lost.is_empty(), "{lost:?}");
+    let mut found: Vec<PageKey> = survey.live().map(|page| page.key).collect();
+    let mut wanted = keys.to_vec();
+    found.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn pages_whose_descriptors_can_be_read_are_saved_from_a_segment_with_an_unreadable_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let chains: Vec<Vec<PageKey>> = (1..=3).map(|seed| chain(seed, 20)).collect();
+    let path = store_with(directory.path(), &chains);
+    let (segment, blocks) = written_segment(&path);
+    let repaired = repair_without(&path, &[block_offset(segment, blocks - 1)]);
+    assert_eq!((repaired.emptied_segments, repaired.moved_pages), (1, 40));
+    check(&path, &chains[..2].concat());
+}
+
+#[test]
+fn a_segment_of_which_nothing_can_be_read_is_given_back_and_what_lies_in_it_never_counts_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = store_with(directory.path(), &[chain(1, 20)]);
+    let (segment, blocks) = written_segment(&path);
+    let mut last = [0; BLOCK_BYTES];
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    file.read_exact_at(&mut last, block_offset(segment, 0))
+        .unwrap();
+    let mut bad: Vec<u64> = (0..blocks)
+        .map(|index| block_offset(segment, index))
+        .collect();
+    bad.extend([segment, segment + BLOCK_BYTES as u64]);
+    let repaired = repair_without(&path, &bad);
+    assert_eq!((repaired.emptied_segments, repaired.moved_pages), (1, 0));
+    check(&path, &[]);
+    // The device gives the block again after all.
+    file.write_all_at(&last, block_offset(segment, 0)).unwrap();
+    check(&path, &[]);
+}
+
+#[test]
+fn without_room_to_move_anything_repair_says_so_and_leaves_what_there_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let chains: Vec<Vec<PageKey>> = (1..=3).map(|seed| chain(seed, 20)).collect();
+    let path = store_with(directory.path(), &chains);
+    let (segment, blocks) = written_segment(&path);
+    assert_eq!(segment, larder_format::SEGMENTS_OFFSET);
+    // Nobody can say whether the other segments are free.
+    let mut bad: Vec<u64> = (1..8)
+        .flat_map(|number| [0, 1].map(|copy| (number, copy)))
+        .map(|(number, copy)| segment + number * SEGMENT_BYTES + copy * BLOCK_BYTES as u64)
+        .collect();
+    bad.push(block_offset(segment, blocks - 1));
+    let repaired = repair_without(&path, &bad);
+    let first = SegmentName {
+        volume: 0,
+        number: 0,
+    };
+    assert_eq!(repaired.stuck, [first]);
+    assert_eq!((repaired.emptied_segments, repaired.moved_pages), (0, 0));
+    let mut found: Vec<PageKey> = survey(&path).live().map(|page| page.key).collect();
+    let mut wanted = chains[..2].concat();
+    found.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn an_unreadable_header_copy_is_written_anew_from_its_twin() {
+    for copy in 0..2 {
+        let directory = tempfile::tempdir().unwrap();
+        let keys = chain(1, 20);
+        let path = store_with(directory.path(), std::slice::from_ref(&keys));
+        let (segment, _) = written_segment(&path);
+        let repaired = repair_without(&path, &[segment + copy * BLOCK_BYTES as u64]);
+        assert_eq!(repaired.moved_pages, 20);
+        check(&path, &keys);
+    }
+}

@@ -1,0 +1,227 @@
+//! From a path to a recovered store that nobody uses yet, and from a store in use to a closed one.
+//!
+//! What serves pages and what works on a store offline open and close it here. Up to [`begin_run`] nothing is written:
+//! whoever does not like what recovery found can leave everything as it is.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use larder_format::{BLOCK_BYTES, OpenState, SegmentState};
+
+use super::local::Local;
+use crate::api::OpenOptions;
+use crate::catalog::{Catalog, SegmentMap};
+use crate::core::{Config, Core};
+use crate::disk::probe::open_disk;
+use crate::disk::{Disk, DiskOptions};
+use crate::error::StoreError;
+use crate::index::Index;
+use crate::memory::AlignedBuf;
+use crate::recovery::{Extra, Found, Recovery, recover_pages};
+use crate::volume::{Access, Volumes, this_holder};
+
+/// How long a close waits for what is under way. Longer only when the device hangs; then the store is left as after a crash.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// A store that has been recovered, and not been written to. Dropping it leaves everything as it was.
+pub(crate) struct Opening<E = ()> {
+    pub volumes: Volumes,
+    pub disk: Arc<dyn Disk>,
+    pub index: Arc<Index>,
+    pub recovery: Recovery,
+    /// The pages that count, the oldest commits first.
+    pub pages: Vec<Found<E>>,
+}
+
+/// Opens the volumes of the store at `path`, and a disk on them.
+pub(crate) fn open_volumes(
+    path: &Path,
+    options: &OpenOptions,
+    access: Access,
+) -> Result<(Volumes, Arc<dyn Disk>), StoreError> {
+    let volumes = Volumes::open(path, &options.volumes, access, options.degraded)?;
+    let files = volumes.list.iter();
+    let disk = open_disk(
+        DiskOptions {
+            files: files
+                .map(|volume| volume.as_ref().map(|volume| volume.file.clone()))
+                .collect(),
+            depth: options.depth.max(1),
+        },
+        options.disk,
+    )?;
+    Ok((volumes, disk))
+}
+
+impl<E: Extra> Opening<E> {
+    /// Recovers; leaves out, or refuses, volumes that have not seen the store's last run.
+    pub(crate) fn new(
+        mut volumes: Volumes,
+        disk: Arc<dyn Disk>,
+        options: &OpenOptions,
+    ) -> Result<Opening<E>, StoreError> {
+        match recover_current(disk.as_ref(), &mut volumes, options) {
+            Ok((index, recovery, pages)) => Ok(Opening {
+                volumes,
+                disk,
+                index,
+                recovery,
+                pages,
+            }),
+            Err(error) => {
+                disk.shutdown();
+                Err(error)
+            }
+        }
+    }
+}
+
+impl<E> Opening<E> {
+    /// Lets others have the store, as it was found.
+    pub(crate) fn give_up(self) {
+        self.disk.shutdown();
+        for (_, volume) in self.volumes.present() {
+            volume.unlock();
+        }
+    }
+}
+
+/// The index of what was recovered, the recovery itself, and the pages that count.
+type Recovered<E> = (Arc<Index>, Recovery, Vec<Found<E>>);
+
+fn recover_current<E: Extra>(
+    disk: &dyn Disk,
+    volumes: &mut Volumes,
+    options: &OpenOptions,
+) -> Result<Recovered<E>, StoreError> {
+    loop {
+        let superblock = volumes.superblock();
+        let segments: u64 = superblock
+            .volumes
+            .iter()
+            .map(|entry| u64::from(entry.segments))
+            .sum();
+        let blocks = segments * u64::from(superblock.segment_blocks);
+        let index = Arc::new(Index::new(
+            usize::try_from(segments).unwrap_or(usize::MAX),
+            blocks,
+        ));
+        let (recovery, pages) =
+            recover_pages(disk, &volumes.superblocks(), &index, options.read_only);
+        // A crash while an open was telling the volumes its run leaves some behind, but writes nothing in that run. If something was
+        // written in it, a volume that does not know the run is an old copy.
+        let newest = volumes.newest_run();
+        if newest.max(recovery.highest_run).next().is_none() && !options.read_only {
+            return Err(StoreError::RunsExhausted(volumes.first_path()));
+        }
+        let behind = volumes
+            .older_than(newest)
+            .filter(|_| recovery.highest_run >= newest);
+        let Some(behind) = behind else {
+            return Ok((index, recovery, pages));
+        };
+        let at = volumes
+            .present()
+            .find(|(_, volume)| volume.path == behind.path)
+            .map(|(index, _)| index);
+        match at {
+            Some(at) if options.degraded && at > 0 => volumes.list[at] = None,
+            _ => {
+                return Err(StoreError::VolumeStale {
+                    path: behind.path.clone(),
+                    run: behind.superblock.run.get(),
+                    newest: newest.get(),
+                });
+            }
+        }
+    }
+}
+
+/// Tells every volume of the run that begins, then writes the headers that recovery asked for.
+pub(crate) fn begin_run(volumes: &mut Volumes, recovery: &Recovery) -> Result<(), StoreError> {
+    let run = recovery.recovered.first.run();
+    volumes.update(|superblock| {
+        superblock.run = run;
+        superblock.state = OpenState::Open;
+        superblock.holder = this_holder();
+    })?;
+    let superblock = volumes.superblock();
+    let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
+    for (index, header) in &recovery.adoptions {
+        debug_assert_eq!(header.state, SegmentState::Sealed);
+        let Some(Some(volume)) = volumes.list.get(*index) else {
+            continue;
+        };
+        let mut bytes = AlignedBuf::zeroed(2 * BLOCK_BYTES)
+            .map_err(|e| StoreError::io("opening", &volume.path, e))?;
+        for copy in bytes.chunks_exact_mut(BLOCK_BYTES) {
+            if let Ok(copy) = copy.try_into() {
+                header.encode(copy);
+            }
+        }
+        volume.write(
+            larder_format::SEGMENTS_OFFSET + u64::from(header.segment.0) * segment_bytes,
+            &bytes,
+        )?;
+    }
+    Ok(())
+}
+
+/// What the core of this store is told of it.
+pub(crate) fn config(volumes: &Volumes, options: &OpenOptions) -> Config {
+    let superblock = volumes.superblock();
+    Config {
+        store: superblock.store,
+        segment_blocks: superblock.segment_blocks,
+        sync: options.sync,
+        write_bytes_max: options.write_bytes_max,
+        read_only: options.read_only,
+    }
+}
+
+/// The catalog over a recovered store.
+pub(crate) fn catalog(
+    config: Config,
+    recovery: Recovery,
+    index: Arc<Index>,
+    disk: Arc<dyn Disk>,
+    lease: Duration,
+) -> Arc<Local> {
+    let map = SegmentMap::new(&recovery.recovered.volumes, config.segment_blocks);
+    let core = Core::new(config, recovery.recovered, index.clone());
+    Local::new(core, index, disk, map, lease)
+}
+
+/// Waits until nothing is under way and all of it is durable: copies, sealed headers, segments that are given back.
+pub(crate) fn settle(local: &Local) -> Result<(), StoreError> {
+    let until = Instant::now() + CLOSE_PATIENCE;
+    // What settles after the first flush (segments being sealed or given back, their syncs) is covered by the second, and that
+    // fails while anything is in doubt.
+    for _ in 0..2 {
+        if !local.wait_until_idle(until) {
+            return Err(StoreError::WriteFailed(
+                "the device did not finish what was under way".to_owned(),
+            ));
+        }
+        local.flush()?;
+    }
+    Ok(())
+}
+
+/// Leaves the store so that the next open need not look for what a crash may have left.
+pub(crate) fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<(), StoreError> {
+    settle(local)?;
+    let headers = local
+        .with_core(Core::closing_headers)
+        .map_err(|e| StoreError::io("closing", Path::new("memory"), e))?;
+    for (index, offset, bytes) in &headers {
+        if let Some(Some(volume)) = volumes.list.get(*index) {
+            volume.write(*offset, bytes)?;
+        }
+    }
+    for (_, volume) in volumes.present() {
+        volume.sync()?;
+    }
+    volumes.update(|superblock| superblock.state = OpenState::Clean)
+}

@@ -1,0 +1,423 @@
+//! `larder compact`: puts the pages of a store that nobody has open in order, in place or into a new store.
+//!
+//! In place the engine moves what is scattered and gives back what is dead ([`larder_engine::offline`]); a kill at any moment leaves
+//! every page readable. Into a new store the pages are put like any others. How the pages lay before and lie after is told in
+//! the same words.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use clap::Args;
+use indicatif::ProgressBar;
+use larder_engine::format::SEGMENTS_OFFSET;
+use larder_engine::offline::{self, Compacted, Copied};
+use larder_engine::recovery::scan::Case;
+use larder_engine::survey::{Survey, SurveyOptions};
+use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
+use serde::Serialize;
+
+use crate::failure::{Ending, Failure};
+use crate::findings::{self, Finding, Look, StoreArgs, count};
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+
+/// Put the pages of a store in order, so that a chain is one sequential read, and drop dead space
+///
+/// Nothing is evicted, and a kill at any moment leaves every page readable. Exit codes: 0 done, 1 the store is damaged, or not all
+/// could be put in order, 2 usage, 3 the store is in use, or there is none.
+#[derive(Args, Debug)]
+pub struct CompactArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Write the pages into a new store at this path instead, and leave this one as it is
+    #[arg(long, value_name = "NEW")]
+    into: Option<PathBuf>,
+    /// Size of the new store (64GiB, 512MiB, bytes) [default: as this one]
+    #[arg(long, requires = "into")]
+    size: Option<ByteSize>,
+    /// Say what would be done, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// How the pages of a store lie.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Layout {
+    /// Pages that count, and their bytes.
+    pages: u64,
+    live_bytes: u64,
+    /// Segments that hold something, and page data in them that does not count.
+    segments: u64,
+    dead_bytes: u64,
+    /// Pieces of chains that lie in one run, and how many pages one has on average.
+    runs: u64,
+    mean_run_pages: f64,
+}
+
+#[derive(Serialize)]
+struct CompactReport {
+    /// The first volume.
+    path: PathBuf,
+    /// The first volume of the new store.
+    into: Option<PathBuf>,
+    /// Whether nothing was written.
+    dry_run: bool,
+    before: Layout,
+    /// What is left out when nothing was written.
+    after: Option<Layout>,
+    /// What was done in place, or would be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_place: Option<InPlace>,
+    /// What was written into the new store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copied: Option<Copy>,
+    /// Whether the operator ended it early.
+    interrupted: bool,
+}
+
+#[derive(Serialize)]
+struct InPlace {
+    /// Ways through chains that do not lie in one piece.
+    scattered_chains: u64,
+    /// Pages to be moved, and their bytes.
+    planned_pages: u64,
+    planned_bytes: u64,
+    /// Pages copied, some of them perhaps twice, and segments given back.
+    moved_pages: u64,
+    freed_segments: u64,
+    /// Pages that found no room to be moved.
+    left_pages: u64,
+    /// Pages dropped because their bytes were damaged, and because a crash had cut them short.
+    damaged_pages: u64,
+    unfinished_pages: u64,
+}
+
+#[derive(Serialize)]
+struct Copy {
+    /// Pages written, and their bytes.
+    pages: u64,
+    bytes: u64,
+    /// Pages left out: of namespaces whose records are lost, damaged, cut short by a crash, not taken.
+    nameless_pages: u64,
+    damaged_pages: u64,
+    unfinished_pages: u64,
+    refused_pages: u64,
+}
+
+impl Layout {
+    #[expect(clippy::cast_precision_loss, reason = "an average for people")]
+    fn of(survey: &Survey) -> Layout {
+        let chains = survey.chains();
+        let pages = survey.live().len() as u64;
+        let runs: u64 = chains.iter().map(|facts| facts.runs).sum();
+        let is_used = |case: Option<Case>| !matches!(case, None | Some(Case::Blank | Case::Free));
+        let used = || survey.segments.iter().filter(|facts| is_used(facts.case));
+        Layout {
+            pages,
+            live_bytes: survey.live_bytes(),
+            segments: used().count() as u64,
+            dead_bytes: used()
+                .map(|facts| facts.data_bytes.saturating_sub(facts.live_bytes))
+                .sum(),
+            runs,
+            mean_run_pages: if runs == 0 {
+                0.0
+            } else {
+                pages as f64 / runs as f64
+            },
+        }
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "{}, {} in {}, {} dead, {:.1} pages in a row",
+            count(self.pages, "page"),
+            ByteSize(self.live_bytes),
+            count(self.segments, "segment"),
+            ByteSize(self.dead_bytes),
+            self.mean_run_pages
+        )
+    }
+}
+
+impl InPlace {
+    fn new(done: &Compacted) -> InPlace {
+        InPlace {
+            scattered_chains: done.scattered,
+            planned_pages: done.planned_pages,
+            planned_bytes: done.planned_bytes,
+            moved_pages: done.moved_pages,
+            freed_segments: done.freed_segments,
+            left_pages: done.left_pages,
+            damaged_pages: done.damaged_pages,
+            unfinished_pages: done.unfinished_pages,
+        }
+    }
+
+    fn lines(&self, dry_run: bool, lines: &mut Lines) {
+        let planned = format!(
+            "{} scattered, {} to move, {}",
+            count(self.scattered_chains, "chain"),
+            count(self.planned_pages, "page"),
+            ByteSize(self.planned_bytes)
+        );
+        if dry_run {
+            lines.row("Would do", planned);
+            return;
+        }
+        lines.row("Found", planned);
+        lines.row(
+            "Done",
+            format!(
+                "{} moved, {} given back",
+                count(self.moved_pages, "page"),
+                count(self.freed_segments, "segment")
+            ),
+        );
+        if self.left_pages > 0 {
+            let left = count(self.left_pages, "page");
+            lines.row("Left", format!("{left}, still where they were"));
+        }
+        if self.damaged_pages + self.unfinished_pages > 0 {
+            lines.row(
+                "Dropped",
+                format!(
+                    "{}, {} that a crash had cut short",
+                    count(self.damaged_pages, "damaged page"),
+                    self.unfinished_pages
+                ),
+            );
+        }
+    }
+}
+
+impl Copy {
+    fn new(copied: &Copied) -> Copy {
+        Copy {
+            pages: copied.pages,
+            bytes: copied.bytes,
+            nameless_pages: copied.nameless_pages,
+            damaged_pages: copied.damaged_pages,
+            unfinished_pages: copied.unfinished_pages,
+            refused_pages: copied.refused_pages,
+        }
+    }
+
+    fn lines(&self, lines: &mut Lines) {
+        let pages = count(self.pages, "page");
+        lines.row("Copied", format!("{pages}, {}", ByteSize(self.bytes)));
+        let reasons = [
+            (self.nameless_pages, "of namespaces whose records are lost"),
+            (self.damaged_pages, "damaged"),
+            (self.unfinished_pages, "that a crash had cut short"),
+            (self.refused_pages, "that the new store did not take"),
+        ];
+        for (number, why) in reasons.into_iter().filter(|(number, _)| *number > 0) {
+            lines.row("Left out", format!("{} {why}", count(number, "page")));
+        }
+    }
+}
+
+impl Report for CompactReport {
+    const COMMAND: &'static str = "compact";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        lines.row("Before", self.before.line());
+        if let Some(in_place) = &self.in_place {
+            in_place.lines(self.dry_run, &mut lines);
+        }
+        if let Some(copied) = &self.copied {
+            copied.lines(&mut lines);
+        }
+        if let Some(after) = &self.after {
+            lines.row("After", after.line());
+        }
+        if self.interrupted {
+            lines.text(match &self.into {
+                None => "Interrupted: the store is sound, and the next run goes on from here",
+                Some(_) => "Interrupted: the new store is sound, and holds a part of the pages",
+            });
+        }
+        lines
+    }
+}
+
+impl CompactReport {
+    fn ending(&self) -> Ending {
+        let in_place = self.in_place.as_ref();
+        let copied = self.copied.as_ref();
+        let left = in_place.map_or(0, |done| done.left_pages + done.damaged_pages);
+        let left_out = copied.map_or(0, |copied| {
+            copied.nameless_pages + copied.damaged_pages + copied.refused_pages
+        });
+        if self.interrupted {
+            Ending::Interrupted
+        } else if left + left_out > 0 {
+            Ending::Findings
+        } else {
+            Ending::Done
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no store, somebody has it open, or the new one cannot be made.
+pub fn run(args: &CompactArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let survey = match look(&args.store)? {
+        Ok(survey) => survey,
+        Err(damage) => return Err(unsound(args, damage)),
+    };
+    let report = match &args.into {
+        Some(new) => into(args, new, &survey, &interrupt)?,
+        None => in_place(args, survey, &interrupt)?,
+    };
+    report::print(&report, args.json)?;
+    Ok(report.ending())
+}
+
+/// A look at a store that nobody has open: what is in it, or how many things are damaged.
+fn look(store: &StoreArgs) -> Result<Result<Box<Survey>, usize>, Failure> {
+    let look = store.look(|options| SurveyOptions {
+        hold: true,
+        ..options
+    })?;
+    Ok(match look {
+        Look::Wreck(damage, _) => Err(damage.len()),
+        Look::Store(survey) => match Finding::all_of(&survey).len() {
+            0 => Ok(survey),
+            damage => Err(damage),
+        },
+    })
+}
+
+fn unsound(args: &CompactArgs, flaws: usize) -> Failure {
+    let path = args.store.path.clone();
+    larder_engine::StoreError::Unsound { path, flaws }.into()
+}
+
+fn in_place(
+    args: &CompactArgs,
+    survey: Box<Survey>,
+    interrupt: &Interrupt,
+) -> Result<CompactReport, Failure> {
+    let before = Layout::of(&survey);
+    // The store is opened for writing, which the survey's lock forbids.
+    drop(survey);
+    let options = OpenOptions {
+        volumes: args.store.volumes.clone(),
+        ..OpenOptions::default()
+    };
+    let bar = bar("compacting");
+    let mut progress = |done, total| advance(&bar, interrupt, done, total);
+    let done = offline::compact(&args.store.path, &options, args.dry_run, &mut progress);
+    bar.finish_and_clear();
+    let done = done.map_err(findings::refusal)?;
+    let after = match look(&args.store)? {
+        Ok(survey) if !args.dry_run => Some(Layout::of(&survey)),
+        Ok(_) => None,
+        Err(damage) => return Err(unsound(args, damage)),
+    };
+    Ok(CompactReport {
+        path: args.store.path.clone(),
+        into: None,
+        dry_run: args.dry_run,
+        before,
+        after,
+        in_place: Some(InPlace::new(&done)),
+        copied: None,
+        interrupted: done.interrupted,
+    })
+}
+
+fn into(
+    args: &CompactArgs,
+    new: &std::path::Path,
+    survey: &Survey,
+    interrupt: &Interrupt,
+) -> Result<CompactReport, Failure> {
+    let segments = survey.segments.len() as u64;
+    let options = CreateOptions {
+        size: args.size.map_or(
+            SEGMENTS_OFFSET + segments * survey.segment_bytes(),
+            |size| size.0,
+        ),
+        segment_size: Some(survey.segment_bytes()),
+        dry_run: true,
+        ..CreateOptions::default()
+    };
+    let planned = larder_engine::create(new, &options)?;
+    if planned.usable_bytes < survey.live_bytes() {
+        return Err(Failure::usage(format!(
+            "{}: a store of {} keeps {} of pages at most, and there are {}: choose a larger --size",
+            new.display(),
+            ByteSize(options.size),
+            ByteSize(planned.usable_bytes),
+            ByteSize(survey.live_bytes())
+        )));
+    }
+    let mut report = CompactReport {
+        path: args.store.path.clone(),
+        into: Some(new.to_owned()),
+        dry_run: args.dry_run,
+        before: Layout::of(survey),
+        after: None,
+        in_place: None,
+        copied: None,
+        interrupted: false,
+    };
+    if args.dry_run {
+        return Ok(report);
+    }
+    larder_engine::create(
+        new,
+        &CreateOptions {
+            dry_run: false,
+            ..options
+        },
+    )?;
+    let store = Store::open(new, OpenOptions::default())?;
+    let bar = bar("copying");
+    let mut progress = |done, total| advance(&bar, interrupt, done, total);
+    let copied = offline::copy_into(survey, &store, &mut progress);
+    bar.finish_and_clear();
+    let closed = store.close();
+    let copied = copied?;
+    closed?;
+    let new_store = StoreArgs {
+        path: new.to_owned(),
+        volumes: Vec::new(),
+    };
+    if let Ok(survey) = look(&new_store)? {
+        report.after = Some(Layout::of(&survey));
+    }
+    report.interrupted = copied.interrupted;
+    report.copied = Some(Copy::new(&copied));
+    Ok(report)
+}
+
+fn bar(doing: &'static str) -> ProgressBar {
+    let bar = report::progress(
+        None,
+        "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+    );
+    bar.set_message(doing);
+    bar
+}
+
+fn advance(bar: &ProgressBar, interrupt: &Interrupt, done: u64, total: u64) -> ControlFlow<()> {
+    bar.set_length(total);
+    bar.set_position(done);
+    if interrupt.is_raised() {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
+    }
+}

@@ -1,0 +1,239 @@
+//! What `larder verify --repair` does after it has looked, and how it tells of it.
+//!
+//! The engine decides and does it; this opens it up, looks at the structures once more when it is done, and says what is left. A repair
+//! that leaves nothing ends with 0; one that leaves something, or that would have had something to do, with 1.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+
+use larder_engine::OpenOptions;
+use larder_engine::offline::{self, Repair, Repaired};
+use larder_engine::survey::{Flaw, SurveyOptions};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::findings::{self, Finding, Look, StoreArgs, count};
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines};
+
+/// How a repair is asked for.
+pub struct How<'a> {
+    pub store: &'a StoreArgs,
+    pub dry_run: bool,
+    pub degraded: bool,
+}
+
+/// What a repair did, or would do.
+#[derive(Default, Serialize)]
+pub struct RepairReport {
+    /// Whether nothing was changed, because nobody asked for it.
+    dry_run: bool,
+    /// Copies of superblocks and of headers written anew.
+    superblocks: u64,
+    headers: u64,
+    /// Segments emptied and given back, and pages copied out of them.
+    emptied_segments: u64,
+    moved_pages: u64,
+    /// Pages dropped because they were damaged, and because a crash had cut them short.
+    dropped_pages: u64,
+    unfinished_pages: u64,
+    /// Volumes that the store is opened without from here on.
+    given_up_volumes: Vec<usize>,
+    /// What is damaged still.
+    remaining: Vec<Finding>,
+    /// Why there is something damaged still.
+    reasons: Vec<String>,
+    /// Whether the operator ended it early.
+    pub interrupted: bool,
+}
+
+impl RepairReport {
+    /// Nothing says any more what the store is.
+    pub fn hopeless() -> RepairReport {
+        RepairReport {
+            reasons: vec![
+                "beyond repair: without a superblock nothing says what the volume is. If the store has other volumes, name one with \
+                 --volume to see what is left on this one"
+                    .to_owned(),
+            ],
+            ..RepairReport::default()
+        }
+    }
+
+    /// Whether nothing is damaged any more.
+    pub fn is_whole(&self) -> bool {
+        self.remaining.is_empty() && self.reasons.is_empty() && !self.has_plans()
+    }
+
+    /// Something would have been done.
+    fn has_plans(&self) -> bool {
+        let things = self.superblocks + self.headers + self.emptied_segments + self.dropped_pages;
+        self.dry_run && (things > 0 || !self.given_up_volumes.is_empty())
+    }
+
+    fn planned(plan: &Repair) -> RepairReport {
+        RepairReport {
+            dry_run: true,
+            superblocks: plan.superblocks.len() as u64,
+            headers: plan.headers.len() as u64,
+            emptied_segments: plan.segments.len() as u64,
+            moved_pages: plan.pages_to_move,
+            dropped_pages: plan.pages.len() as u64,
+            given_up_volumes: volumes_of(&plan.beyond),
+            ..RepairReport::default()
+        }
+    }
+
+    fn done(repaired: &Repaired) -> RepairReport {
+        let mut reasons = Vec::new();
+        if !repaired.stuck.is_empty() {
+            reasons.push(format!(
+                "{} could not be emptied: there is no room for the good pages in them, or the device refused the writes. Enlarge the \
+                 store (`larder create --grow`), and repair again",
+                count(repaired.stuck.len() as u64, "segment")
+            ));
+        }
+        if repaired.unrecorded_pages > 0 {
+            reasons.push(format!(
+                "there was no room to write down that {} dropped: enlarge the store, and repair again",
+                count(repaired.unrecorded_pages, "page was")
+            ));
+        }
+        RepairReport {
+            superblocks: repaired.superblocks,
+            headers: repaired.headers,
+            emptied_segments: repaired.emptied_segments,
+            moved_pages: repaired.moved_pages,
+            dropped_pages: repaired.dropped_pages,
+            unfinished_pages: repaired.unfinished_pages,
+            reasons,
+            interrupted: repaired.interrupted,
+            ..RepairReport::default()
+        }
+    }
+
+    pub fn lines(&self, lines: &mut Lines) {
+        let label = if self.dry_run {
+            "Would repair"
+        } else {
+            "Repaired"
+        };
+        let pages = format!(
+            "{} moved, {} dropped",
+            count(self.moved_pages, "good page"),
+            count(self.dropped_pages, "damaged page")
+        );
+        lines.row(
+            label,
+            format!(
+                "{}, {}, {}; {pages}",
+                copies(self.superblocks, "superblock"),
+                copies(self.headers, "header"),
+                count(self.emptied_segments, "segment"),
+            ),
+        );
+        if !self.given_up_volumes.is_empty() {
+            lines.row("Given up", names_of(&self.given_up_volumes));
+        }
+        if !self.dry_run && !self.interrupted {
+            let left = match self.remaining.len() as u64 {
+                0 if self.reasons.is_empty() => "sound".to_owned(),
+                left => count(left, "thing") + " damaged still",
+            };
+            lines.row("After repair", left);
+        }
+        findings::list(&self.remaining, lines);
+        for reason in &self.reasons {
+            lines.text(reason.as_str());
+        }
+    }
+}
+
+fn copies(number: u64, of: &str) -> String {
+    match number {
+        1 => format!("1 {of} copy"),
+        number => format!("{number} {of} copies"),
+    }
+}
+
+/// Does what the plan says, or says what it would do.
+///
+/// # Errors
+/// The store cannot be opened for writing.
+pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<RepairReport, Failure> {
+    let is_given_up = how.degraded && plan.can_be_degraded();
+    if !(plan.beyond.is_empty() || is_given_up) {
+        return Ok(RepairReport {
+            reasons: vec![beyond(&plan.beyond, plan.can_be_degraded())],
+            dry_run: how.dry_run,
+            ..RepairReport::default()
+        });
+    }
+    if how.dry_run || plan.is_empty() {
+        return Ok(RepairReport {
+            dry_run: how.dry_run,
+            ..RepairReport::planned(plan)
+        });
+    }
+    let bar = report::progress(
+        Some(plan.bytes_to_move),
+        "repairing {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}",
+    );
+    let mut progress = |done, _| {
+        bar.set_position(done);
+        if interrupt.is_raised() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    };
+    let options = OpenOptions {
+        volumes: how.store.volumes.clone(),
+        degraded: how.degraded,
+        ..OpenOptions::default()
+    };
+    let repaired = offline::repair(&how.store.path, &options, plan, &mut progress);
+    bar.finish_and_clear();
+    let repaired = repaired.map_err(findings::refusal)?;
+    let mut report = RepairReport::done(&repaired);
+    report.given_up_volumes = volumes_of(&plan.beyond);
+    report.remaining = remaining(how.store)?;
+    Ok(report)
+}
+
+/// What a look at the structures still finds.
+fn remaining(store: &StoreArgs) -> Result<Vec<Finding>, Failure> {
+    let look = store.look(|options| SurveyOptions {
+        hold: true,
+        ..options
+    })?;
+    Ok(match look {
+        Look::Wreck(damage, _) => damage,
+        Look::Store(survey) => Finding::all_of(&survey),
+    })
+}
+
+fn volumes_of(flaws: &[Flaw]) -> Vec<usize> {
+    let volumes: BTreeSet<usize> = flaws.iter().map(|flaw| flaw.volume).collect();
+    volumes.into_iter().collect()
+}
+
+/// `volume 1, volume 2`
+fn names_of(volumes: &[usize]) -> String {
+    let names = volumes.iter().map(|volume| format!("volume {volume}"));
+    names.collect::<Vec<String>>().join(", ")
+}
+
+fn beyond(flaws: &[Flaw], can_be_degraded: bool) -> String {
+    let names = names_of(&volumes_of(flaws));
+    if can_be_degraded {
+        format!(
+            "beyond repair: {names}. Bring back what is listed; or give up the pages on it, for good, with --repair --degraded. Until \
+             then nothing is changed"
+        )
+    } else {
+        format!(
+            "beyond repair: {names}. A store is opened by its first volume: restore that, or create the store anew. Nothing was changed"
+        )
+    }
+}

@@ -1,0 +1,134 @@
+//! `larder compact` as it is typed: what it reports, what it refuses.
+
+use larder_format::PageKey;
+use serde_json::Value;
+
+use crate::home::{Home, block_offset, chain, flip, larder};
+
+fn chains() -> Vec<Vec<PageKey>> {
+    (1..=9).map(|seed| chain(seed, 60)).collect()
+}
+
+fn scattered() -> Home {
+    let home = Home::new();
+    home.with(|pool| pool.put_in_turns(&chains()));
+    home
+}
+
+#[track_caller]
+fn compact(home: &Home, options: &[&str], code: i32) -> Value {
+    let output = larder("compact", &home.path, &[options, &["--json"]].concat());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{options:?}: {errors}");
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&document["schema"], &document["command"]),
+        (&1.into(), &"compact".into())
+    );
+    document
+}
+
+#[test]
+fn before_and_after_are_told_and_every_page_is_there() {
+    let home = scattered();
+    let document = compact(&home, &[], 0);
+    let (before, after) = (&document["before"], &document["after"]);
+    assert_eq!(
+        (&before["pages"], &after["pages"]),
+        (&540.into(), &540.into())
+    );
+    assert!(before["mean_run_pages"].as_f64().unwrap() < 1.5);
+    assert!(
+        after["mean_run_pages"].as_f64().unwrap() > 40.0,
+        "{document:#}"
+    );
+    assert_eq!(after["dead_bytes"], 0);
+    assert_eq!(document["in_place"]["moved_pages"], 540);
+    assert_eq!(
+        home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
+        540
+    );
+    home.with(|pool| assert_eq!(pool.hits(&chains().concat()), 540));
+    home.says(
+        "compact",
+        &[],
+        0,
+        &["540 pages", "0 pages to move", "in a row"],
+    );
+}
+
+#[test]
+fn a_dry_run_changes_no_byte() {
+    let home = scattered();
+    let before = std::fs::read(&home.path).unwrap();
+    let document = compact(&home, &["--dry-run"], 0);
+    assert_eq!(document["in_place"]["planned_pages"], 540);
+    assert_eq!(document["after"], Value::Null);
+    let new = home.beside("new");
+    compact(&home, &["--dry-run", "--into", new.to_str().unwrap()], 0);
+    assert!(before == std::fs::read(&home.path).unwrap() && !new.exists());
+}
+
+#[test]
+fn into_a_new_store_everything_is_written_in_order_and_the_old_one_stays() {
+    let home = scattered();
+    let before = std::fs::read(&home.path).unwrap();
+    let new = home.beside("new");
+    let document = compact(&home, &["--into", new.to_str().unwrap()], 0);
+    assert_eq!(document["copied"]["pages"], 540);
+    assert_eq!(document["after"]["segments"], 3);
+    assert!(document["after"]["mean_run_pages"].as_f64().unwrap() > 40.0);
+    assert!(before == std::fs::read(&home.path).unwrap());
+    let Home { directory, .. } = home;
+    let home = Home {
+        directory,
+        path: new,
+    };
+    home.with(|pool| assert_eq!(pool.hits(&chains().concat()), 540));
+    // Not over what is there, and not into what is too small.
+    let taken = home.beside("store");
+    home.says(
+        "compact",
+        &["--into", taken.to_str().unwrap()],
+        3,
+        &["already holds"],
+    );
+    let small = home.beside("small");
+    let options = ["--into", small.to_str().unwrap(), "--size", "98MiB"];
+    home.says("compact", &options, 2, &["larger --size"]);
+    assert!(!small.exists());
+}
+
+#[test]
+fn a_damaged_store_is_sent_to_repair_and_not_touched() {
+    let home = scattered();
+    let (segment, _) = home.written_segment();
+    flip(&home.path, block_offset(segment, 3) + 200);
+    let before = std::fs::read(&home.path).unwrap();
+    home.says("compact", &[], 1, &["1 damaged place", "verify --repair"]);
+    assert!(before == std::fs::read(&home.path).unwrap());
+    home.json("verify", &["--repair"], 0);
+    compact(&home, &[], 0);
+    home.json("verify", &["--deep"], 0);
+}
+
+#[test]
+fn a_page_found_damaged_on_the_way_is_dropped_and_told() {
+    let home = scattered();
+    flip(&home.path, home.offset_of(&chains()[3][3]) + 99);
+    let document = compact(&home, &[], 1);
+    assert_eq!(document["in_place"]["damaged_pages"], 1);
+    assert_eq!(
+        home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
+        539
+    );
+}
+
+#[test]
+fn a_store_in_use_is_refused_with_the_name_of_its_holder() {
+    let home = scattered();
+    let store = home.open();
+    let holder = format!("in use by process {}", std::process::id());
+    home.says("compact", &[], 3, &[&holder]);
+    drop(store);
+}
