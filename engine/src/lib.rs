@@ -32,6 +32,7 @@
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
 //! | [`disk`] | io_uring and threads behind one trait |
 //! | [`memory`] | aligned, huge-page backed buffers |
+//! | [`planted`](mod@planted) | bugs for the simulation to find; nothing in any other build |
 
 pub mod api;
 pub mod catalog;
@@ -40,6 +41,7 @@ pub mod disk;
 pub mod error;
 pub mod index;
 pub mod memory;
+pub mod planted;
 pub mod recovery;
 pub mod store;
 pub mod survey;

@@ -151,6 +151,7 @@ impl World {
                 volume.synced(all);
             }
         }
+        self.check_evictions(&live);
         self.mark_clean();
         self.count(&live);
         let mut expected = self.expect(&live, false);

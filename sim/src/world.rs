@@ -94,6 +94,8 @@ pub struct Live {
     pub stopping: bool,
     /// What the index held after the last step.
     names: Vec<Name>,
+    /// Births of the evictions of this run that have been written down.
+    evictions: BTreeSet<Serial>,
 }
 
 pub struct World {
@@ -418,6 +420,9 @@ impl World {
             return;
         };
         for record in records {
+            if matches!(record, Record::Evict { birth, .. } if birth.run() == live.run()) {
+                live.evictions.insert(record.birth());
+            }
             let Record::Page(page) = record else { continue };
             let namespace = self.namespace_of(page.namespace);
             let name = self
@@ -562,6 +567,16 @@ impl World {
         }
     }
 
+    /// At a clean close with a segment to spare every eviction of the run has been written down.
+    pub fn check_evictions(&self, live: &Live) {
+        let (evicted, written) = (live.core.counters().evicted, live.evictions.len() as u64);
+        let had_room = live.core.space_view().free_segments > 0;
+        assert!(
+            written >= evicted || !had_room || self.setup.faults.fail_writes(),
+            "{evicted} pages were evicted, and {written} of that written down"
+        );
+    }
+
     pub fn mark_clean(&mut self) {
         for superblock in &mut self.superblocks {
             superblock.state = OpenState::Clean;
@@ -590,6 +605,7 @@ impl Live {
             failures: 0,
             stopping: false,
             names: Vec::new(),
+            evictions: BTreeSet::new(),
         }
     }
 

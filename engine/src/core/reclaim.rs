@@ -32,6 +32,7 @@ use super::{Core, Effect};
 use crate::api::PutStatus;
 use crate::catalog::{Finding, Grant, ReservationId};
 use crate::index::{Heat, NamespaceSlot, Place, SegmentId};
+use crate::planted;
 
 /// Pages colder than this share of the range between the coldest and the hottest are dropped rather than copied.
 const COLD_SHARE: u32 = 20;
@@ -264,7 +265,7 @@ impl Core {
                     .space
                     .oldest_life()
                     .is_some_and(|oldest| oldest < *birth);
-                if needed {
+                if needed && !planted!(DroppedDeletion) {
                     self.carry_note(segment, NoteBody::Record(*record));
                 }
             }
@@ -555,7 +556,7 @@ impl Core {
             return;
         }
         let carried = segment.carried;
-        if carried <= self.syncs.synced {
+        if carried <= self.syncs.synced || planted!(EarlyRelease) {
             self.release_when_unpinned(id);
         } else {
             self.wait_for_sync(carried, Waiter::Release(id));
@@ -570,7 +571,7 @@ impl Core {
         }
         // Zero says that only readers hold it now.
         segment.carried = Serial::ZERO;
-        if !self.index.await_readers(id) {
+        if !self.index.await_readers(id) && !planted!(MissingPin) {
             return;
         }
         segment.state = State::Releasing;

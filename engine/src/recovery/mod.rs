@@ -28,6 +28,7 @@ use larder_format::{
 use crate::core::{InitState, NAMESPACES_MAX, NamespaceInit, Recovered, SegmentInit};
 use crate::disk::Disk;
 use crate::index::{Adoption, Index, NamespaceSlot, Parent, Place, Publish, SegmentId};
+use crate::planted;
 use doubt::{Doubt, Payloads};
 use scan::{Case, Fault, FaultReason, SegmentScan, Spot};
 
@@ -173,7 +174,13 @@ pub fn recover(
     });
     gathered.prove(scans.values_mut());
     let highest_run = gathered.highest.run().max(Run::FIRST);
-    let run = newest_run.max(highest_run).next().unwrap_or(highest_run);
+    let last = newest_run.max(highest_run);
+    let next = if planted!(RunNotBumped) {
+        Some(last)
+    } else {
+        last.next()
+    };
+    let run = next.unwrap_or(highest_run);
     let first = Serial::first_of(run);
     let unproven = gathered.publish(disk, &all, index, proven_only);
     let mut adoptions = Vec::new();
@@ -406,7 +413,11 @@ impl<E: Extra> Gathered<E> {
             } => {
                 if let Some(slot) = self.slot(*namespace, 0) {
                     let deleted = self.gone.entry((slot, key.prefix())).or_insert(*birth);
-                    *deleted = (*deleted).max(*birth);
+                    *deleted = if planted!(LowerBirthWins) {
+                        (*deleted).min(*birth)
+                    } else {
+                        (*deleted).max(*birth)
+                    };
                 }
             }
             Record::Evict {
@@ -473,7 +484,7 @@ impl<E: Extra> Gathered<E> {
                 .map_or(Serial::ZERO, |header| header.proven);
             summary.proven = summary.word().unwrap_or(mark.max(closed));
             for found in &mut self.pages[summary.pages.clone()] {
-                found.proven = found.commit <= summary.proven;
+                found.proven = found.commit <= summary.proven || planted!(UnprovenProven);
             }
         }
     }
@@ -521,10 +532,13 @@ impl<E: Extra> Gathered<E> {
         records: std::ops::Range<usize>,
         fates: &mut [Fate],
     ) -> Option<Doubt> {
-        let mut living = records.rev().filter(|&at| fates[at] == Fate::Live);
-        let newest = living.next()?;
-        let older: Vec<usize> = living.collect();
-        for &at in &older {
+        let mut living: Vec<usize> = records.rev().collect();
+        living.retain(|&at| fates[at] == Fate::Live);
+        if planted!(LowerBirthWins) {
+            living.reverse();
+        }
+        let (&newest, older) = living.split_first()?;
+        for &at in older {
             fates[at] = Fate::Superseded;
         }
         if older.is_empty() || pages[newest].proven {
@@ -532,7 +546,7 @@ impl<E: Extra> Gathered<E> {
         }
         let key = *self.keys.get(&(pages[newest].slot, pages[newest].key))?;
         let mut candidates = vec![newest];
-        for at in older {
+        for &at in older {
             candidates.push(at);
             if pages[at].proven {
                 break;
