@@ -167,7 +167,9 @@ impl Core {
     pub fn next_victim(&mut self) -> Option<Victim> {
         // One that is on its way back counts as free: reclaiming further segments meanwhile would only add copies.
         self.retry_freeing();
-        let runs_short = self.space.free_segments() + self.coming() < self.free_target();
+        // But not for as long as a reader is in it, or one read that hangs would end all puts.
+        let coming = self.coming() - self.held_by_readers();
+        let runs_short = self.space.free_segments() + coming < self.free_target();
         let id = self.pick()?;
         if !runs_short && !self.is_dead(id) && !self.space.segment(id).suspect {
             return None;

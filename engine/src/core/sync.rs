@@ -219,6 +219,15 @@ impl Core {
             .count()
     }
 
+    /// Emptied segments that only readers hold: a device that is silent may hold a reader for as long as it likes.
+    pub(super) fn held_by_readers(&self) -> usize {
+        self.space
+            .iter()
+            .filter(|(_, s)| s.state == State::Emptied)
+            .filter(|(_, s)| s.carrying == 0 && s.carried == Serial::ZERO)
+            .count()
+    }
+
     /// A freed segment waits for the next sync, whoever it is for; only when segments run short one is made for it alone.
     fn needs_freed(&self) -> bool {
         !self.syncs.freed.is_empty() && self.space.free_segments() < self.free_target()

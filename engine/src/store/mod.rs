@@ -92,11 +92,23 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`]: each says what is wrong, where, and what to do.
+    pub fn open(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
+        Store::open_through(path, options, |disk| disk)
+    }
+
+    /// Opens a store over what `through` makes of its disk: one that watches it, or that fails where a test wants it to.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
     #[expect(
         clippy::needless_pass_by_value,
         reason = "options are made for one call"
     )]
-    pub fn open(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
+    pub fn open_through(
+        path: &Path,
+        options: OpenOptions,
+        through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
+    ) -> Result<Store, StoreError> {
         let access = if options.read_only {
             Access::ReadOnly
         } else {
@@ -114,6 +126,7 @@ impl Store {
             },
             options.disk,
         )?;
+        let disk = through(disk);
         let (index, recovery) = match recover_current(disk.as_ref(), &mut volumes, &options) {
             Ok(found) => found,
             Err(error) => {
