@@ -18,6 +18,9 @@
 //! | `opening` | recovery, and what it must have found |
 //! | `ending` | crashes, closes, the quiet end |
 //! | `totals` | what a run did |
+//! | [`exhaustive`] | every crash of every short script, without chance |
+//!
+//! Which test, which generator and which counter stands for each fault class is listed in `tests/matrix.md`.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,6 +32,7 @@ mod clients;
 mod dice;
 mod disk;
 mod ending;
+pub mod exhaustive;
 mod faults;
 mod keeper;
 mod opening;

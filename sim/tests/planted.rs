@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_engine::planted::{Bug, plant};
+use larder_sim::exhaustive::{Limits, Part, exhaust};
 use larder_sim::play;
 
 /// The seeds that a campaign plays by default.
@@ -72,4 +73,54 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
         "not noticed in {SEEDS} seeds: {missed:?}"
     );
     assert!(clean.is_none(), "a run fails without a bug: {clean:?}");
+}
+
+/// What a crash shows by itself, without any other fault and without a reader in the way.
+const SHOWN_BY_CRASHES: [Bug; 12] = [
+    Bug::EarlyPublish,
+    Bug::UnopenedSegment,
+    Bug::EarlyFlush,
+    Bug::EarlyDuplicate,
+    Bug::EarlySeal,
+    Bug::EarlyRelease,
+    Bug::EarlyReuse,
+    Bug::DroppedDeletion,
+    Bug::LowerBirthWins,
+    Bug::FirstGapEnds,
+    Bug::UnprovenProven,
+    Bug::RunNotBumped,
+];
+
+#[test]
+fn the_exhaustive_mode_notices_what_crashes_show() {
+    let missed: Mutex<Vec<Bug>> = Mutex::default();
+    let next = AtomicU64::new(0);
+    let limits = Limits {
+        operations: 3,
+        blocks: 5,
+        part: Part::All,
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let at = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap();
+                    let Some(&bug) = SHOWN_BY_CRASHES.get(at) else {
+                        return;
+                    };
+                    plant(Some(bug));
+                    match exhaust(limits, 1) {
+                        Ok(_) => missed.lock().unwrap().push(bug),
+                        Err(why) => {
+                            let why: String = why.chars().take(220).collect();
+                            println!("{:20} {why}", format!("{bug:?}"));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
 }
