@@ -34,6 +34,7 @@
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
 //! | [`disk`] | io_uring and threads behind one trait |
 //! | [`memory`] | aligned, huge-page backed buffers |
+//! | [`planted`](mod@planted) | bugs for the simulation to find; nothing in any other build |
 
 pub mod api;
 pub mod catalog;
@@ -43,6 +44,7 @@ pub mod error;
 pub mod index;
 pub mod memory;
 pub mod offline;
+pub mod planted;
 pub mod recovery;
 pub mod share;
 pub mod store;

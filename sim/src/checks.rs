@@ -119,6 +119,9 @@ impl World {
         };
         for record in records {
             let Record::Page(page) = record else {
+                if matches!(record, Record::Evict { birth, .. } if birth.run() == live.run()) {
+                    live.evictions.insert(record.birth());
+                }
                 self.note_departure(record);
                 continue;
             };
@@ -284,5 +287,15 @@ impl World {
                 "{version:?} at {place:?} was deleted"
             );
         }
+    }
+
+    /// At a clean close with a segment to spare every eviction of the run has been written down.
+    pub fn check_evictions(&self, live: &Live) {
+        let (evicted, written) = (live.core.counters().evicted, live.evictions.len() as u64);
+        let had_room = live.core.space_view().free_segments > 0;
+        assert!(
+            written >= evicted || !had_room || self.setup.faults.fail_writes(),
+            "{evicted} pages were evicted, and {written} of that written down"
+        );
     }
 }

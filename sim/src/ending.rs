@@ -289,6 +289,7 @@ impl World {
             return Err(CutShort);
         }
         self.mark_clean(live)?;
+        self.check_evictions(live);
         self.sum_up(live);
         let expected = self.expect_after_close(live);
         let deletions = self.oracle.acked_deletions();

@@ -23,6 +23,9 @@
 //! | `opening` | recovery, and what it must have found |
 //! | `ending` | crashes, closes, the quiet end |
 //! | `totals` | what a run did |
+//! | [`exhaustive`] | every crash of every short script, without chance |
+//!
+//! Which test, which generator and which counter stands for each fault class is listed in `tests/matrix.md`.
 
 #![allow(
     clippy::unwrap_used,
@@ -37,6 +40,7 @@ mod clock;
 mod dice;
 mod disk;
 mod ending;
+pub mod exhaustive;
 mod faults;
 mod keeper;
 mod kernel;

@@ -1,11 +1,12 @@
 //! Plays the simulation: many seeds, or one again.
 //!
-//! `larder-sim --seeds 100000 --minutes 10`, `larder-sim --seed 8104`.
+//! `larder-sim --seeds 100000 --minutes 10`, `larder-sim --seed 8104`, `larder-sim --exhaustive`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use larder_sim::exhaustive::{self, Limits};
 
 /// Plays a simulated store under crashes and faults, seed by seed.
 #[derive(Parser)]
@@ -26,12 +27,41 @@ struct Args {
     /// Play this one again and print its last events.
     #[arg(long)]
     seed: Option<u64>,
+    /// No seeds: try every crash of every script of up to so many operations.
+    #[arg(long, value_name = "OPERATIONS", num_args = 0..=1, default_missing_value = "3")]
+    exhaustive: Option<usize>,
+    /// With --exhaustive: every subset of so many unsynced blocks.
+    #[arg(long, default_value_t = Limits::default().blocks)]
+    blocks: usize,
+}
+
+fn exhaust(operations: usize, blocks: usize) -> ExitCode {
+    let begun = Instant::now();
+    let limits = Limits {
+        operations,
+        blocks,
+        ..Limits::default()
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    match exhaustive::exhaust(limits, threads) {
+        Ok(counts) => {
+            println!("{counts:?}, {:?}", begun.elapsed());
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            println!("{why}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(seed) = args.seed {
         return ExitCode::from(u8::from(larder_sim::report(seed)));
+    }
+    if let Some(operations) = args.exhaustive {
+        return exhaust(operations, args.blocks);
     }
     let begun = Instant::now();
     let until = args

@@ -123,6 +123,8 @@ pub struct Live {
     pub stopping: bool,
     /// When its close is cut short.
     pub closing: Cut,
+    /// Births of the evictions of this run that have been written down.
+    pub evictions: BTreeSet<Serial>,
 }
 
 pub struct World {
@@ -415,6 +417,7 @@ impl Live {
             failures: 0,
             stopping: false,
             closing: Cut::never(),
+            evictions: BTreeSet::new(),
         }
     }
 

@@ -17,6 +17,7 @@ use crate::api::PutStatus;
 use crate::catalog::ReservationId;
 use crate::index::{NamespaceSlot, Publish, Published, SegmentId};
 use crate::memory::AlignedBuf;
+use crate::planted;
 
 /// Records a descriptor block holds.
 pub(super) const RECORDS: u32 = RECORDS_PER_BLOCK as u32;
@@ -247,7 +248,7 @@ impl Log {
 
     /// What was written into `segment` and may have been lost by a failed sync.
     pub(super) fn unsynced_notes_in(&self, segment: SegmentId) -> Vec<NoteBody> {
-        let there = |note: &&Written| note.segment == segment;
+        let there = |note: &&Written| note.segment == segment && !planted!(ForgottenNotes);
         self.unsynced_notes
             .iter()
             .filter(there)
@@ -437,7 +438,9 @@ impl Core {
             segment: SegmentNo(self.space.number_of(segment)),
             sequence: self.space.segment(segment).sequence,
         };
-        self.log.keep_eviction(record);
+        if !planted!(UnwrittenEviction) {
+            self.log.keep_eviction(record);
+        }
     }
 
     /// The evictions to write with a queue: as many as fit its blocks beside the pages, and as many blocks more as it has
@@ -685,7 +688,9 @@ impl Core {
             let page = &self.pending[ticket];
             let cleared = page.birth < self.namespaces[page.namespace.0 as usize].cleared;
             match page.origin {
-                Origin::Put if page.deleted || cleared => self.settle_stored(ticket, None),
+                Origin::Put if (page.deleted || cleared) && !planted!(UndeadPut) => {
+                    self.settle_stored(ticket, None);
+                }
                 Origin::Put => {
                     batch.push(Publish {
                         namespace: page.namespace,

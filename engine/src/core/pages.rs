@@ -8,6 +8,7 @@ use super::{Core, Effect, SyncPolicy, Ticket, log};
 use crate::api::{PutFailure, PutStatus, Refusal};
 use crate::catalog::{Ask, Extent, Grant, ReservationId};
 use crate::index::{Adoption, NamespaceSlot, Parent, Place, SegmentId};
+use crate::planted;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Origin {
@@ -177,7 +178,8 @@ impl Core {
             proven,
             ..
         } = *self.space.segment(segment);
-        if self.config.sync == SyncPolicy::Always && written > self.syncs.synced.max(proven) {
+        let is_durable = written <= self.syncs.synced.max(proven) || planted!(EarlyDuplicate);
+        if self.config.sync == SyncPolicy::Always && !is_durable {
             self.wait_for_sync(written, Waiter::Page(id, index, PutStatus::Duplicate));
         } else {
             self.set_status(id, index, PutStatus::Duplicate);
@@ -402,12 +404,13 @@ impl Core {
         let Some(page) = self.pending.get(ticket) else {
             return;
         };
-        let (Some(landed), Some(written)) = (page.landed, page.written) else {
+        let landed = page.landed.or(planted!(EarlyPublish).then_some(true));
+        let (Some(landed), Some(written)) = (landed, page.written) else {
             return;
         };
         if landed && written && !page.spoiled {
             // Recovery finds a segment by its header, or its first block: neither is sure to be there before the header is.
-            if self.space.segment(page.place.segment).opening {
+            if self.space.segment(page.place.segment).opening && !planted!(UnopenedSegment) {
                 self.log.unopened.push(ticket);
             } else {
                 self.log.ready.push(ticket);
@@ -420,6 +423,7 @@ impl Core {
     pub(super) fn settle_failed(&mut self, ticket: Ticket) {
         let page = &mut self.pending[ticket];
         if page.landed == Some(false)
+            && !planted!(UnheldGroup)
             && let Some(commit) = page.commit.take()
         {
             let segment = page.place.segment;
@@ -459,11 +463,17 @@ impl Core {
 
     pub(super) fn mark_dirty(&mut self, segment: SegmentId) {
         let volume = self.space.volume_of(segment);
-        self.space.volumes[volume].dirty = true;
+        if volume == 0 || !planted!(ForgottenVolume) {
+            self.space.volumes[volume].dirty = true;
+        }
     }
 
     /// After a failed write: takes nothing more into the segment, and acknowledges nothing in it that is not visible yet.
     pub(super) fn poison(&mut self, id: SegmentId) {
+        if planted!(UnpoisonedSegment) {
+            self.respool(id);
+            return;
+        }
         let segment = self.space.segment_mut(id);
         segment.poisoned = true;
         if matches!(segment.state, State::Open(_)) {

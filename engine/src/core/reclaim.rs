@@ -32,6 +32,7 @@ use super::{Core, Effect};
 use crate::api::PutStatus;
 use crate::catalog::{Finding, Grant, ReservationId};
 use crate::index::{Heat, NamespaceSlot, Place, SegmentId};
+use crate::planted;
 
 /// Pages colder than this share of the range between the coldest and the hottest are dropped rather than copied.
 const COLD_SHARE: u32 = 20;
@@ -166,7 +167,9 @@ impl Core {
     pub fn next_victim(&mut self) -> Option<Victim> {
         // One that is on its way back counts as free: reclaiming further segments meanwhile would only add copies.
         self.retry_freeing();
-        let runs_short = self.space.free_segments() + self.coming() < self.free_target();
+        // But not for as long as a reader is in it, or one read that hangs would end all puts.
+        let coming = self.coming() - self.held_by_readers();
+        let runs_short = self.space.free_segments() + coming < self.free_target();
         let id = self.pick()?;
         if !runs_short && !self.is_dead(id) && !self.space.segment(id).suspect {
             return None;
@@ -278,7 +281,7 @@ impl Core {
                     .space
                     .oldest_life()
                     .is_some_and(|oldest| oldest < *birth);
-                if needed {
+                if needed && !planted!(DroppedDeletion) {
                     self.carry_note(segment, NoteBody::Record(*record));
                 }
             }
@@ -566,7 +569,7 @@ impl Core {
             return;
         }
         let carried = segment.carried;
-        if carried <= self.syncs.synced {
+        if carried <= self.syncs.synced || planted!(EarlyRelease) {
             self.release_when_unpinned(id);
         } else {
             self.wait_for_sync(carried, Waiter::Release(id));
@@ -581,7 +584,7 @@ impl Core {
         }
         // Zero says that only readers hold it now.
         segment.carried = Serial::ZERO;
-        if !self.index.await_readers(id) {
+        if !self.index.await_readers(id) && !planted!(MissingPin) {
             return;
         }
         segment.state = State::Releasing;

@@ -19,6 +19,7 @@ use super::{Core, Effect, Fault, Io, RequestId, SyncPolicy, log};
 use crate::api::{PutFailure, PutStatus};
 use crate::catalog::ReservationId;
 use crate::index::SegmentId;
+use crate::planted;
 
 /// Who waits for a commit to be durable.
 #[derive(Debug)]
@@ -89,6 +90,10 @@ impl Syncs {
 impl Core {
     /// Finishes `request` when everything acknowledged so far is durable.
     pub fn flush(&mut self, request: RequestId) {
+        if planted!(EarlyFlush) {
+            self.effects.push(Effect::Finished(request, Ok(())));
+            return;
+        }
         if self.has_suspects() {
             self.effects
                 .push(Effect::Finished(request, Err(Fault::Sync)));
@@ -214,6 +219,15 @@ impl Core {
             .count()
     }
 
+    /// Emptied segments that only readers hold: a device that is silent may hold a reader for as long as it likes.
+    pub(super) fn held_by_readers(&self) -> usize {
+        self.space
+            .iter()
+            .filter(|(_, s)| s.state == State::Emptied)
+            .filter(|(_, s)| s.carrying == 0 && s.carried == Serial::ZERO)
+            .count()
+    }
+
     /// A freed segment waits for the next sync, whoever it is for; only when segments run short one is made for it alone.
     fn needs_freed(&self) -> bool {
         !self.syncs.freed.is_empty() && self.space.free_segments() < self.free_target()
@@ -221,7 +235,9 @@ impl Core {
 
     /// The free header of a segment has been written: it is free when that is durable. Or it could not be, and is tried again.
     pub(super) fn free_at_next_sync(&mut self, id: SegmentId, good: bool) {
-        if good {
+        if good && planted!(EarlyReuse) {
+            self.released(id);
+        } else if good {
             self.syncs.freed.push(id);
         } else {
             self.syncs.unfreed.push(id);
@@ -277,6 +293,12 @@ impl Core {
     }
 
     pub(super) fn sync_done(&mut self, volume: usize, good: bool) {
+        if !good && planted!(RetriedSync) {
+            let id = self.log.io(log::IoContext::Sync(volume));
+            let io = Io::Sync;
+            self.effects.push(Effect::Io { id, volume, io });
+            return;
+        }
         if good {
             self.counters.syncs += 1;
         } else {
@@ -434,7 +456,9 @@ impl Core {
                 .values()
                 .flatten()
                 .any(|w| matches!(w, Waiter::Seal(other) if *other == id));
-            if !already {
+            if planted!(EarlySeal) {
+                self.synced_for(&Waiter::Seal(id));
+            } else if !already {
                 self.wait_for_sync(last_commit, Waiter::Seal(id));
             }
         }

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_transfer_is_resumed_in_the_middle_of_a_piece() {
+    fn row_10_a_short_transfer_is_resumed_in_the_middle_of_a_piece() {
         let mut job = read(8192, &[4096, 0, 12288, 4096]);
         assert_eq!(job.after(Ok(8192)), Ok(()));
         assert_eq!(
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupted_transfers_are_tried_again_a_bounded_number_of_times() {
+    fn row_11_interrupted_transfers_are_tried_again_a_bounded_number_of_times() {
         for errno in [libc::EINTR, libc::EAGAIN, libc::ECANCELED] {
             let mut job = write(0, &[4096]);
             for _ in 0..TRANSIENT_RETRIES_MAX {

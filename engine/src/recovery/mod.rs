@@ -33,6 +33,7 @@ use larder_format::{
 use crate::core::{InitState, NAMESPACES_MAX, NamespaceInit, Recovered, SegmentInit};
 use crate::disk::Disk;
 use crate::index::{Index, NamespaceSlot, Parent, Place, Publish, SegmentId};
+use crate::planted;
 use doubt::{Doubt, Payloads};
 use scan::{Case, Disbelief, Fault, FaultReason, SegmentScan, Spot};
 
@@ -241,7 +242,13 @@ pub(crate) fn recover_pages<E: Extra>(
             }));
     }
     let highest_run = gathered.highest.run().max(Run::FIRST);
-    let run = newest_run.max(highest_run).next().unwrap_or(highest_run);
+    let last = newest_run.max(highest_run);
+    let next = if planted!(RunNotBumped) {
+        Some(last)
+    } else {
+        last.next()
+    };
+    let run = next.unwrap_or(highest_run);
     let first = Serial::first_of(run);
     let pages = gathered.publish(disk, &all, index, proven_only);
     let unproven = pages.iter().filter(|page| !page.proven).count() as u64;
@@ -503,7 +510,11 @@ impl<E: Extra> Gathered<E> {
             Some(key) => self.gone.entry((slot, key)).or_insert(birth),
             None => self.clears.entry(slot).or_insert(birth),
         };
-        *latest = (*latest).max(birth);
+        *latest = if planted!(LowerBirthWins) {
+            (*latest).min(birth)
+        } else {
+            (*latest).max(birth)
+        };
         Ok(())
     }
 
@@ -570,7 +581,7 @@ impl<E: Extra> Gathered<E> {
                 .iter_mut()
                 .zip(summary.pages.start..)
             {
-                found.proven = found.commit <= summary.proven;
+                found.proven = found.commit <= summary.proven || planted!(UnprovenProven);
                 found.is_lie = self.lies.get(&found.slot).is_some_and(|count| at < *count);
                 if found.is_lie {
                     *summary.disbelieved.entry(Disbelief::Size).or_default() += 1;
@@ -623,10 +634,13 @@ impl<E: Extra> Gathered<E> {
         records: std::ops::Range<usize>,
         fates: &mut [Fate],
     ) -> Option<Doubt> {
-        let mut living = records.rev().filter(|&at| fates[at] == Fate::Live);
-        let newest = living.next()?;
-        let older: Vec<usize> = living.collect();
-        for &at in &older {
+        let mut living: Vec<usize> = records.rev().collect();
+        living.retain(|&at| fates[at] == Fate::Live);
+        if planted!(LowerBirthWins) {
+            living.reverse();
+        }
+        let (&newest, older) = living.split_first()?;
+        for &at in older {
             fates[at] = Fate::Superseded;
         }
         if older.is_empty() || pages[newest].proven {
@@ -634,7 +648,7 @@ impl<E: Extra> Gathered<E> {
         }
         let key = *self.keys.get(&(pages[newest].slot, pages[newest].key))?;
         let mut candidates = vec![newest];
-        for at in older {
+        for &at in older {
             candidates.push(at);
             if pages[at].proven {
                 break;

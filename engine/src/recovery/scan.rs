@@ -28,6 +28,7 @@ use crate::core::BLOCKS_IN_FLIGHT_MAX;
 use crate::disk::mailbox::{ReadAt, read_all};
 use crate::disk::{Disk, DiskError};
 use crate::memory::AlignedBuf;
+use crate::planted;
 
 /// Readable blocks in a row that are not of the life being scanned, after which a scan ends.
 pub const GAP_BLOCKS: u32 = 2 * BLOCKS_IN_FLIGHT_MAX;
@@ -600,7 +601,7 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
                 Ok(bytes) => spot.parse_block(index, bytes),
             };
             match block {
-                Ok(block) if block.header.sequence >= sequence => {
+                Ok(block) if block.header.sequence >= sequence || planted!(StaleSequence) => {
                     if block.header.sequence > sequence {
                         // What was taken for this life so far belongs to an older one.
                         sequence = block.header.sequence;
@@ -610,10 +611,14 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
                     gap = 0;
                     // Data and descriptors never meet: a block in the midst of page data is none of this life, whatever it says.
                     let is_in_data = spot.segment_blocks - 1 - index < data_end;
-                    if !is_in_data && !is_behind(&blocks, &block) {
+                    if !is_in_data && !is_behind(&blocks, &block) || planted!(StaleSequence) {
                         data_end = data_end.max(block.header.data_end);
                         blocks.push(block);
                     }
+                }
+                _ if planted!(FirstGapEnds) => {
+                    gap = GAP_BLOCKS;
+                    break;
                 }
                 _ => gap += 1,
             }

@@ -168,22 +168,39 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`]: each says what is wrong, where, and what to do.
+    pub fn open(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
+        Store::open_through(path, options, |disk| disk)
+    }
+
+    /// Opens a store over what `through` makes of its disk: one that watches it, or that fails where a test wants it to.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
     #[expect(
         clippy::needless_pass_by_value,
         reason = "options are made for one call"
     )]
-    pub fn open(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
+    pub fn open_through(
+        path: &Path,
+        options: OpenOptions,
+        through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
+    ) -> Result<Store, StoreError> {
         let access = if options.read_only {
             Access::ReadOnly
         } else {
             Access::Exclusive
         };
-        Store::open_with(path, &options, access)
+        Store::open_with(path, &options, access, through)
     }
 
-    fn open_with(path: &Path, options: &OpenOptions, access: Access) -> Result<Store, StoreError> {
+    fn open_with(
+        path: &Path,
+        options: &OpenOptions,
+        access: Access,
+        through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
+    ) -> Result<Store, StoreError> {
         let (volumes, disk) = open_volumes(path, options, access)?;
-        let opening: Opening = Opening::new(volumes, disk, options)?;
+        let opening: Opening = Opening::new(volumes, through(disk), options)?;
         for damage in &opening.recovery.damage {
             tracing::warn!(
                 volume = damage.volume,
@@ -249,7 +266,7 @@ impl Store {
 
     /// Opens as its owner a store that nobody else has open at this moment.
     pub(crate) fn open_at_once(path: &Path, options: &OpenOptions) -> Result<Store, StoreError> {
-        Store::open_with(path, options, Access::AtOnce)
+        Store::open_with(path, options, Access::AtOnce, |disk| disk)
     }
 
     pub(crate) fn catalog(&self) -> &dyn Catalog {

@@ -1,0 +1,112 @@
+//! Bugs that can be switched on, to see that the simulation notices them: the test of the tests.
+//!
+//! Owns the list of them ([`Bug`]) and which one is on ([`plant`]): at most one, for the calling thread, which is all that a
+//! simulated store runs on. The places that hold a bug ask `planted!`. Without the feature `planted`, which no tool and no
+//! library turns on, that is the word `false`, and nothing else of this module exists.
+
+#[cfg(feature = "planted")]
+pub use switch::{Bug, is_planted, plant};
+
+/// Whether this bug is on.
+#[cfg(feature = "planted")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! planted {
+    ($bug:ident) => {
+        $crate::planted::is_planted($crate::planted::Bug::$bug)
+    };
+}
+
+/// Whether this bug is on: never, in this build.
+#[cfg(not(feature = "planted"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! planted {
+    ($bug:ident) => {
+        false
+    };
+}
+
+#[cfg(feature = "planted")]
+mod switch {
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Switches a bug on for this thread, or (`None`) whichever is on off.
+    pub fn plant(bug: Option<Bug>) {
+        PLANTED.set(bug);
+    }
+
+    /// Whether this bug is on in this thread.
+    #[must_use]
+    pub fn is_planted(bug: Bug) -> bool {
+        PLANTED.get() == Some(bug)
+    }
+
+    macro_rules! bugs {
+        ($($(#[doc = $doc:literal])* $bug:ident,)*) => {
+            /// A mistake that somebody could make.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum Bug {
+                $($(#[doc = $doc])* $bug,)*
+            }
+
+            impl Bug {
+                /// All of them.
+                pub const ALL: &[Bug] = &[$(Bug::$bug,)*];
+            }
+        };
+    }
+
+    bugs! {
+        /// A get hands out what it read without looking at its checksum.
+        SkippedChecksum,
+        /// A get returns, and its caller uses the memory again, while the device still reads into it.
+        LateRead,
+        /// A page becomes visible, and its put returns, when its descriptor is written, whether or not its bytes are.
+        EarlyPublish,
+        /// Pages are acknowledged in a segment whose first header is still being written.
+        UnopenedSegment,
+        /// A put that a deletion overtook becomes visible all the same.
+        UndeadPut,
+        /// A flush returns before anything has been synced.
+        EarlyFlush,
+        /// A put of a page that is there returns before the first copy is as durable as the policy asks.
+        EarlyDuplicate,
+        /// Writes to any volume but the first do not make it one to be synced.
+        ForgottenVolume,
+        /// A segment is sealed, and vouches for all in it, before a sync has covered it.
+        EarlySeal,
+        /// A failed sync is repeated, and the second answer believed.
+        RetriedSync,
+        /// Deletions and namespaces that a failed sync may have lost are not written again.
+        ForgottenNotes,
+        /// A segment goes on after a write into it has failed.
+        UnpoisonedSegment,
+        /// The group of a page whose bytes failed after its descriptor was written counts as complete.
+        UnheldGroup,
+        /// A segment is given back while readers are in it.
+        MissingPin,
+        /// A segment is given back before what was carried out of it is durable.
+        EarlyRelease,
+        /// A segment is written again before the header that says it is free is durable.
+        EarlyReuse,
+        /// Reclaim drops a deletion though an older life that may hold the page is still on disk.
+        DroppedDeletion,
+        /// Evictions are not written down.
+        UnwrittenEviction,
+        /// Recovery takes descriptor blocks of a segment's earlier lives.
+        StaleSequence,
+        /// Recovery stops at the first block that is not what it looks for.
+        FirstGapEnds,
+        /// Of several records of a key, deletions too, recovery takes the one that was born first.
+        LowerBirthWins,
+        /// Recovery calls every page proven.
+        UnprovenProven,
+        /// Opening does not begin a new run, so that its numbers are used twice.
+        RunNotBumped,
+    }
+}

@@ -1,0 +1,430 @@
+//! What the disk does wrong: rows 3, 4, 6 to 10, 13, 20 and 22.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use larder_engine::format::SEGMENTS_OFFSET;
+use larder_engine::{
+    CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus,
+    StoreError, create,
+};
+
+use super::common::{Home, MIB, Pool, chain};
+use super::faulty::{Fault, Faulty, Seen};
+use super::{SEGMENT, SIZE, descriptor, find, open_faulty};
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+
+/// Lets what is held go on, also when a test fails: a scope waits for its threads.
+struct Release<'a>(&'a Faulty);
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+fn is_write(seen: Seen) -> bool {
+    matches!(seen, Seen::Write { .. })
+}
+
+/// A read of page data, as callers make them: descriptors are read from a segment's end.
+fn is_read(seen: Seen) -> bool {
+    matches!(seen, Seen::Read { .. })
+}
+
+#[test]
+fn row_03_behind_a_lost_descriptor_write_later_records_are_found() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[65536]);
+    let (first, lost, last) = (chain(1, 4), chain(2, 4), chain(3, 4));
+    assert_eq!(pool.put(&first), [PutStatus::Stored; 4]);
+    // The namespace is in block 0, the first chain in block 1.
+    disk.when(
+        Fault::IsLost,
+        1,
+        |seen| matches!(seen, Seen::Write { offset, .. } if offset == descriptor(2)),
+    );
+    assert_eq!(pool.put(&lost), [PutStatus::Stored; 4]);
+    assert_eq!(disk.hits(), 1);
+    assert_eq!(pool.put(&last), [PutStatus::Stored; 4]);
+    drop(store);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    assert_eq!(
+        (pool.hits(&first), pool.hits(&lost), pool.hits(&last)),
+        (4, 0, 4)
+    );
+    assert_eq!(pool.put(&lost), [PutStatus::Stored; 4]);
+    assert_eq!(pool.hits(&lost), 4);
+}
+
+#[test]
+fn row_04_a_misdirected_write_or_read_is_a_miss_for_its_victims_alone() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[65536]);
+    let (there, diverted) = (chain(1, 4), chain(2, 1));
+    assert_eq!(pool.put(&there), [PutStatus::Stored; 4]);
+    let victim = find(&home.path, &there[3]);
+    disk.when(Fault::GoesTo(victim), 1, |seen| {
+        matches!(seen, Seen::Write { bytes: 65536, .. })
+    });
+    assert_eq!(pool.put(&diverted), [PutStatus::Stored]);
+    // Both its own key and the one it fell upon: neither gets the other's bytes.
+    assert_eq!(pool.get(&diverted), [GetStatus::Miss(MissReason::Damaged)]);
+    assert_eq!(
+        pool.get(&there[3..]),
+        [GetStatus::Miss(MissReason::Damaged)]
+    );
+    assert_eq!(pool.hits(&there[..3]), 3);
+    // A read that comes back with another page.
+    let other = find(&home.path, &there[0]);
+    disk.when(Fault::GoesTo(other), 1, is_read);
+    assert_eq!(
+        pool.get(&there[1..2]),
+        [GetStatus::Miss(MissReason::Damaged)]
+    );
+    assert_eq!(pool.hits(&there), 2);
+    assert_eq!(disk.hits(), 2);
+    assert_eq!(store.stats().damaged, 3);
+}
+
+#[test]
+fn row_06_what_cannot_be_read_is_never_taken_for_empty() {
+    let home = Home::with_store(SIZE);
+    let keys = chain(1, 8);
+    {
+        let store = home.open();
+        assert_eq!(
+            Pool::new(&store, "m", &[65536]).put(&keys),
+            [PutStatus::Stored; 8]
+        );
+        store.close().unwrap();
+    }
+    {
+        // Every read of the first segment's descriptors fails, in recovery and ever after.
+        let mut disk = None;
+        let store =
+            larder_engine::Store::open_through(&home.path, OpenOptions::default(), |inner| {
+                let faulty = Faulty::new(inner, &home.path);
+                faulty.when(Fault::Fails(EIO), usize::MAX, |seen| {
+                    matches!(seen, Seen::Read { offset, bytes }
+                    if offset + bytes as u64 > descriptor(8) && offset <= descriptor(0))
+                });
+                disk = Some(faulty.clone());
+                faulty
+            })
+            .unwrap();
+        assert!(disk.unwrap().hits() > 0);
+        let pool = Pool::new(&store, "m", &[65536]);
+        assert_eq!(store.stats().unreadable_segments, 1);
+        assert_eq!(pool.hits(&keys), 0);
+        // However much is written, nothing goes where the unreadable pages may lie.
+        for seed in 2..12 {
+            pool.put(&chain(seed, 200));
+        }
+        assert!(store.stats().reclaimed > 0);
+        store.close().unwrap();
+    }
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    assert_eq!(store.stats().unreadable_segments, 0);
+    assert_eq!(pool.hits(&keys), 8);
+    store.check_invariants().unwrap();
+}
+
+#[test]
+fn row_06_a_page_that_cannot_be_read_costs_itself_and_is_put_again_elsewhere() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[65536]);
+    let keys = chain(1, 8);
+    assert_eq!(pool.put(&keys), [PutStatus::Stored; 8]);
+    let bad = find(&home.path, &keys[3]);
+    disk.when(Fault::Fails(EIO), usize::MAX, move |seen| {
+        matches!(seen, Seen::Read { offset, bytes } if (offset..offset + bytes as u64).contains(&bad))
+    });
+    let statuses = pool.get(&keys);
+    assert_eq!(statuses[3], GetStatus::Miss(MissReason::ReadError));
+    assert_eq!(statuses.iter().filter(|status| status.is_hit()).count(), 7);
+    let again = pool.put(&keys);
+    assert_eq!(again[3], PutStatus::Stored);
+    assert_eq!(pool.hits(&keys), 8);
+    assert_eq!(store.stats().damaged, 1);
+}
+
+#[test]
+fn row_07_after_a_failed_write_pages_go_elsewhere_and_what_was_acknowledged_stays() {
+    let home = Home::with_store(SIZE);
+    let keys = chain(1, 24);
+    {
+        let (store, disk) = open_faulty(&home, OpenOptions::default());
+        let pool = Pool::new(&store, "m", &[65536]);
+        assert_eq!(pool.put(&keys[..8]), [PutStatus::Stored; 8]);
+        disk.when(Fault::Fails(EIO), 1, is_write);
+        // The handle tries what failed once more; it lands in a segment that has not failed.
+        assert_eq!(pool.put(&keys[..16])[8..], [PutStatus::Stored; 8]);
+        assert_eq!(disk.hits(), 1);
+        // Every segment fails: the caller is told, and nothing is pretended.
+        disk.when(Fault::Fails(EIO), usize::MAX, is_write);
+        let statuses = pool.put_from(&keys, 16, PutOptions::default());
+        assert!(
+            !statuses.iter().any(|status| status.is_present()),
+            "{statuses:?}"
+        );
+        assert_eq!(store.longest_prefix(pool.id, &keys), 16);
+        disk.calm();
+        let wait = PutOptions {
+            wait: Duration::from_secs(20),
+        };
+        assert_eq!(pool.put_from(&keys, 16, wait), [PutStatus::Stored; 8]);
+    }
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    assert_eq!(pool.hits(&keys), 24);
+    store.check_invariants().unwrap();
+}
+
+#[test]
+fn row_08_after_a_failed_sync_nothing_is_promised_before_it_is_read_back_and_rewritten() {
+    let home = Home::with_store(SIZE);
+    let (kept, shaken) = (chain(1, 40), chain(2, 40));
+    let left;
+    {
+        let (store, disk) = open_faulty(&home, OpenOptions::default());
+        let pool = Pool::new(&store, "m", &[65536]);
+        assert_eq!(pool.put(&kept), [PutStatus::Stored; 40]);
+        store.flush().unwrap();
+        // Page by page, so that there are many writes to drop.
+        for count in 1..=shaken.len() {
+            assert!(
+                pool.put(&shaken[..count])
+                    .iter()
+                    .all(|status| status.is_present())
+            );
+        }
+        disk.when(Fault::Drops(EIO), 1, |seen| seen == Seen::Sync);
+        assert!(matches!(store.flush(), Err(StoreError::SyncFailed)));
+        assert_eq!(disk.hits(), 1);
+        // The next sync would call itself good; it is not asked before everything in doubt has been written anew.
+        let until = Instant::now() + Duration::from_secs(60);
+        while store.flush().is_err() {
+            assert!(Instant::now() < until, "{:?}", store.stats());
+            std::thread::yield_now();
+        }
+        left = store.contains(pool.id, &shaken);
+        let lost = left.iter().filter(|there| !**there).count() as u64;
+        assert!(lost > 0, "the sync dropped nothing");
+        assert_eq!(store.stats().damaged, lost);
+        assert_eq!(store.longest_prefix(pool.id, &kept), 40);
+    }
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    assert_eq!(pool.hits(&kept), 40);
+    let hits: Vec<bool> = pool
+        .get(&shaken)
+        .iter()
+        .map(|status| status.is_hit())
+        .collect();
+    assert_eq!(hits, left);
+}
+
+#[test]
+fn row_09_without_space_reads_go_on_and_writes_are_refused_with_a_typed_error() {
+    let home = Home::new();
+    let free = rustix::fs::statvfs(home.directory.path()).unwrap();
+    let size = free.f_bavail * free.f_frsize + (64 << 30);
+    let options = CreateOptions {
+        size,
+        ..CreateOptions::default()
+    };
+    let error = create(&home.path, &options).err().unwrap();
+    assert!(matches!(error, StoreError::NoSpace { .. }), "{error}");
+    assert!(!home.path.exists());
+
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[65536]);
+    let (there, new) = (chain(1, 8), chain(2, 8));
+    assert_eq!(pool.put(&there), [PutStatus::Stored; 8]);
+    disk.when(Fault::Fails(ENOSPC), usize::MAX, is_write);
+    let statuses = pool.put_from(&new, 0, PutOptions::default());
+    assert!(
+        !statuses.iter().any(|status| status.is_present()),
+        "{statuses:?}"
+    );
+    assert_eq!((pool.hits(&there), pool.hits(&new)), (8, 0));
+    disk.calm();
+    let wait = PutOptions {
+        wait: Duration::from_secs(20),
+    };
+    assert_eq!(pool.put_from(&new, 0, wait), [PutStatus::Stored; 8]);
+    assert_eq!(pool.hits(&new), 8);
+    // So many failed segments may have left no room to copy what was there; then it was evicted, and counted.
+    assert_eq!(pool.hits(&there) as u64 + store.stats().evicted, 8);
+}
+
+#[test]
+fn row_10_a_read_that_ends_early_is_a_miss_and_ends() {
+    let home = Home::with_store(SIZE);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    let keys = chain(1, 4);
+    assert_eq!(pool.put(&keys), [PutStatus::Stored; 4]);
+    // Somebody cuts the volume off in the middle of the third page, not even at a block.
+    let file = std::fs::File::options()
+        .write(true)
+        .open(&home.path)
+        .unwrap();
+    file.set_len(find(&home.path, &keys[2]) + 20_000).unwrap();
+    let cut = GetStatus::Miss(MissReason::ReadError);
+    assert_eq!(pool.get(&keys), [GetStatus::Hit, GetStatus::Hit, cut, cut]);
+}
+
+#[test]
+fn row_13_reclaim_that_finds_the_device_full_loses_nothing() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[MIB as u32]);
+    let wait = PutOptions {
+        wait: Duration::from_secs(20),
+    };
+    // Full, so that every further put needs reclaim, and with pages worth copying in every segment.
+    let warm = chain(0, 20);
+    for seed in 1..12 {
+        assert!(pool.put(&warm).iter().all(|status| status.is_present()));
+        assert!(
+            pool.put(&chain(seed, 12))
+                .iter()
+                .all(|status| status.is_present())
+        );
+    }
+    assert!(store.stats().reclaimed > 0);
+    let there: Vec<_> = (1..12)
+        .flat_map(|seed| chain(seed, 12))
+        .chain(warm.iter().copied())
+        .collect();
+    disk.when(Fault::Fails(ENOSPC), usize::MAX, is_write);
+    let refused = pool.put_from(&chain(50, 40), 0, PutOptions::default());
+    assert!(
+        !refused.iter().any(|status| status.is_present()),
+        "{refused:?}"
+    );
+    assert!(disk.hits() > 0);
+    disk.calm();
+    // What is there can be read, and what is not was evicted: the old copies count until new ones do.
+    let absent = GetStatus::Miss(MissReason::Absent);
+    let statuses = pool.get(&there);
+    let is_sound = |status: &GetStatus| status.is_hit() || *status == absent;
+    assert!(statuses.iter().all(is_sound), "{statuses:?}");
+    let new = chain(51, 12);
+    assert!(
+        pool.put_from(&new, 0, wait)
+            .iter()
+            .all(|status| status.is_present())
+    );
+    assert_eq!(pool.hits(&new), 12);
+    store.check_invariants().unwrap();
+    store.close().unwrap();
+    let stats = store.stats();
+    assert_eq!(stats.damaged, 0);
+    assert_eq!(stats.pages, stats.pages_put - stats.evicted);
+    drop(store);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[MIB as u32]);
+    // What was evicted may come back where there was no room to write that down; what was kept is there.
+    assert!(store.stats().pages >= stats.pages);
+    assert_eq!(pool.hits(&new), 12);
+    assert!(pool.get(&there).iter().all(is_sound));
+}
+
+#[test]
+fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {
+    let home = Home::with_store(SIZE);
+    let options = OpenOptions {
+        hang_limit: Duration::from_secs(3600),
+        ..OpenOptions::default()
+    };
+    let (store, disk) = open_faulty(&home, options);
+    let pool = Pool::new(&store, "m", &[65536]);
+    let keys = chain(1, 3);
+    assert_eq!(pool.put(&keys), [PutStatus::Stored; 3]);
+    disk.when(Fault::IsHeld, 2, is_read);
+    let soon = || Some(Instant::now() + Duration::from_millis(20));
+    // Into lent memory: the call returns, the engine keeps the memory that the device may still write.
+    let late = store.get_lent(pool.id, &keys[..1], soon());
+    assert!(matches!(late[..], [Err(MissReason::Deadline)]));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Into the caller's memory: the call waits for the device, deadline or not.
+        let reader = scope.spawn(|| {
+            let statuses = pool.get(&keys[1..2]);
+            is_over.store(true, Ordering::SeqCst);
+            statuses
+        });
+        disk.wait_until_held();
+        let _release = Release(&disk);
+        while disk.hits() < 2 {
+            std::thread::yield_now();
+        }
+        assert!(
+            !is_over.load(Ordering::SeqCst),
+            "a get returns under the device's hands"
+        );
+        // Nobody else waits: what is in memory is answered, what is put is stored.
+        assert_eq!(store.longest_prefix(pool.id, &keys), 3);
+        assert_eq!(pool.put(&chain(2, 1)), [PutStatus::Stored]);
+        disk.release();
+        assert_eq!(reader.join().unwrap(), [GetStatus::Hit]);
+    });
+    assert_eq!(pool.hits(&keys), 3);
+    store.check_invariants().unwrap();
+    store.close().unwrap();
+}
+
+/// Puts and deletes chains of 12 MiB.
+fn write_over(pool: &Pool<'_>, seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        let keys = chain(seed, 12);
+        assert_eq!(pool.put(&keys), [PutStatus::Stored; 12]);
+        assert_eq!(pool.store.delete(pool.id, &keys).unwrap(), 12);
+    }
+}
+
+#[test]
+fn row_22_a_segment_under_a_read_in_flight_is_not_written_again() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[MIB as u32]);
+    let keys = chain(1, 2);
+    assert_eq!(pool.put(&keys), [PutStatus::Stored; 2]);
+    let at = find(&home.path, &keys[0]);
+    disk.when(Fault::IsHeld, 1, is_read);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| pool.get(&keys[..1]));
+        disk.wait_until_held();
+        let _release = Release(&disk);
+        // The page is deleted, and the store written over again and again.
+        assert_eq!(store.delete(pool.id, &keys).unwrap(), 2);
+        write_over(&pool, 2..20);
+        assert!(
+            store.stats().reclaimed > 7,
+            "not every other segment was written again"
+        );
+        assert_eq!(find(&home.path, &keys[0]), at);
+        disk.release();
+        assert_eq!(reader.join().unwrap(), [GetStatus::Hit]);
+    });
+    assert_eq!(pool.get(&keys), [GetStatus::Miss(MissReason::Absent); 2]);
+    // Given back, the segment is written again.
+    write_over(&pool, 30..48);
+    let first = super::read(&home.path, at, 64);
+    let mut page = [0; 64];
+    super::common::fill("m", &keys[0], 0, &mut page);
+    assert_ne!(first, page);
+    assert!(at < SEGMENTS_OFFSET + SEGMENT);
+    store.check_invariants().unwrap();
+}

@@ -1,0 +1,212 @@
+//! A disk before the disk: fails, loses, diverts or holds back the operations that a rule names, and lets the others through.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
+
+/// What an operation is, to whoever decides about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    Read { offset: u64, bytes: usize },
+    Write { offset: u64, bytes: usize },
+    Sync,
+}
+
+/// What becomes of an operation.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// This error, and nothing is done.
+    Fails(i32),
+    /// Called done, and nothing is done.
+    IsLost,
+    /// Done at this offset instead.
+    GoesTo(u64),
+    /// Nothing, until it is released.
+    IsHeld,
+    /// This error, and every second write since the last good sync is undone.
+    Drops(i32),
+}
+
+struct Rule {
+    names: Box<dyn Fn(Seen) -> bool + Send>,
+    fault: Fault,
+    times: usize,
+}
+
+#[derive(Default)]
+struct State {
+    rules: Vec<Rule>,
+    held: Vec<Op>,
+    hits: usize,
+    /// What lay where something was written since the last good sync.
+    before: Vec<(u64, Vec<u8>)>,
+}
+
+pub struct Faulty {
+    inner: Arc<dyn Disk>,
+    /// The volume, to read and undo what is written to it.
+    file: std::fs::File,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+fn seen(action: &Action) -> Seen {
+    match action {
+        Action::Read { offset, buffer } => Seen::Read {
+            offset: *offset,
+            bytes: buffer.len(),
+        },
+        Action::Write { offset, buffer } => Seen::Write {
+            offset: *offset,
+            bytes: buffer.len(),
+        },
+        Action::Sync => Seen::Sync,
+    }
+}
+
+fn answer(op: Op, result: Result<(), DiskError>) {
+    let buffer = match op.action {
+        Action::Read {
+            buffer: Buffer::Owned(memory),
+            ..
+        }
+        | Action::Write {
+            buffer: Buffer::Owned(memory),
+            ..
+        } => Some(memory),
+        _ => None,
+    };
+    op.sink.done(vec![Done {
+        tag: op.tag,
+        result,
+        buffer,
+    }]);
+}
+
+impl Faulty {
+    pub fn new(inner: Arc<dyn Disk>, path: &Path) -> Arc<Faulty> {
+        let file = std::fs::File::options().read(true).write(true).open(path);
+        Arc::new(Faulty {
+            inner,
+            file: file.unwrap(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// From now on the next `times` operations that `names` names come to grief.
+    pub fn when(&self, fault: Fault, times: usize, names: impl Fn(Seen) -> bool + Send + 'static) {
+        self.state().rules.push(Rule {
+            names: Box::new(names),
+            fault,
+            times,
+        });
+    }
+
+    /// No rule counts any more.
+    pub fn calm(&self) {
+        self.state().rules.clear();
+    }
+
+    /// How many operations came to grief.
+    pub fn hits(&self) -> usize {
+        self.state().hits
+    }
+
+    /// Waits until an operation is held.
+    pub fn wait_until_held(&self) {
+        let state = self.state();
+        drop(
+            self.changed
+                .wait_while(state, |state| state.held.is_empty())
+                .unwrap(),
+        );
+    }
+
+    /// Lets what is held go on.
+    pub fn release(&self) {
+        let held = std::mem::take(&mut self.state().held);
+        // SAFETY: whoever submitted these to this disk keeps their memory until they are answered.
+        unsafe { self.inner.submit(held) };
+    }
+
+    /// What is to become of an operation.
+    fn judge(&self, op: &Op) -> Option<Fault> {
+        let what = seen(&op.action);
+        let mut state = self.state();
+        let rule = state
+            .rules
+            .iter_mut()
+            .find(|rule| rule.times > 0 && (rule.names)(what));
+        let fault = rule.map(|rule| {
+            rule.times -= 1;
+            rule.fault
+        });
+        match (what, fault) {
+            (Seen::Write { offset, bytes }, None) => {
+                let mut before = vec![0; bytes];
+                self.file.read_exact_at(&mut before, offset).unwrap();
+                state.before.push((offset, before));
+            }
+            (Seen::Sync, None) => state.before.clear(),
+            (_, fault) => {
+                state.hits += usize::from(fault.is_some());
+                if let Some(Fault::Drops(_)) = fault {
+                    for (offset, bytes) in state.before.drain(..).step_by(2) {
+                        self.file.write_all_at(&bytes, offset).unwrap();
+                    }
+                }
+            }
+        }
+        fault
+    }
+}
+
+impl Disk for Faulty {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        let mut through = Vec::new();
+        for mut op in ops {
+            match self.judge(&op) {
+                None => through.push(op),
+                Some(Fault::Fails(errno) | Fault::Drops(errno)) => {
+                    answer(op, Err(DiskError::Os(errno)));
+                }
+                Some(Fault::IsLost) => answer(op, Ok(())),
+                Some(Fault::GoesTo(elsewhere)) => {
+                    if let Action::Read { offset, .. } | Action::Write { offset, .. } =
+                        &mut op.action
+                    {
+                        *offset = elsewhere;
+                    }
+                    through.push(op);
+                }
+                Some(Fault::IsHeld) => {
+                    self.state().held.push(op);
+                    self.changed.notify_all();
+                }
+            }
+        }
+        // SAFETY: the contract of this call is that of the other disk's.
+        unsafe { self.inner.submit(through) };
+    }
+
+    unsafe fn register(&self, memory: &[Piece]) -> String {
+        // SAFETY: as above.
+        unsafe { self.inner.register(memory) }
+    }
+
+    fn choice(&self) -> &Choice {
+        self.inner.choice()
+    }
+
+    fn shutdown(&self) {
+        self.release();
+        self.inner.shutdown();
+    }
+}

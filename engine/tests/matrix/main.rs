@@ -1,0 +1,76 @@
+//! The fault matrix on real files: one test and more for each class of fault that a file, a disk or a caller can bring. The
+//! classes that are about crashes are in the simulation's tests; `tests/matrix.md` lists all of them.
+//!
+//! `device` what the disk does wrong, `medium` what lies wrong on the volume, `place` where and how a store is opened.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod device;
+mod faulty;
+mod medium;
+mod place;
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{Home, MIB, fill};
+use faulty::Faulty;
+use larder_engine::disk::Disk;
+use larder_engine::format::{BLOCK_BYTES, PageKey, SEGMENTS_OFFSET};
+use larder_engine::{OpenOptions, Store};
+
+/// The store that most rows are tested on: seven segments.
+pub const SIZE: u64 = 128 * MIB;
+
+/// The segment size of every store here.
+pub const SEGMENT: u64 = 16 * MIB;
+
+/// Opens a store over a disk that can be made to fail.
+pub fn open_faulty(home: &Home, options: OpenOptions) -> (Store, Arc<Faulty>) {
+    let mut faulty = None;
+    let store = Store::open_through(&home.path, options, |disk| {
+        let disk = Faulty::new(disk, &home.path);
+        faulty = Some(disk.clone());
+        disk as Arc<dyn Disk>
+    });
+    (store.unwrap(), faulty.unwrap())
+}
+
+/// Bytes of the volume.
+pub fn read(path: &Path, offset: u64, bytes: usize) -> Vec<u8> {
+    let mut out = vec![0; bytes];
+    std::fs::File::open(path)
+        .unwrap()
+        .read_exact_at(&mut out, offset)
+        .unwrap();
+    out
+}
+
+/// Changes the volume behind the store's back.
+pub fn write(path: &Path, offset: u64, bytes: &[u8]) {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+}
+
+/// Turns one bit.
+pub fn flip(path: &Path, offset: u64) {
+    let byte = read(path, offset, 1)[0];
+    write(path, offset, &[byte ^ 0x10]);
+}
+
+/// Where a page of the model `m` lies on a volume whose first segment holds it.
+pub fn find(path: &Path, key: &PageKey) -> u64 {
+    let mut start = [0; 64];
+    fill("m", key, 0, &mut start);
+    let segment = read(path, SEGMENTS_OFFSET, usize::try_from(SEGMENT).unwrap());
+    let mut blocks = segment.chunks_exact(BLOCK_BYTES);
+    let at = blocks.position(|block| block[..64] == start);
+    SEGMENTS_OFFSET + (at.expect("the page lies in the first segment") * BLOCK_BYTES) as u64
+}
+
+/// Offset of a descriptor block of the first segment, counted from its end.
+pub fn descriptor(index: u64) -> u64 {
+    SEGMENTS_OFFSET + SEGMENT - (index + 1) * BLOCK_BYTES as u64
+}

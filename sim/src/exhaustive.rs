@@ -1,0 +1,292 @@
+//! Every crash of every short script: nothing is left to chance.
+//!
+//! A *script* is up to three operations on a small store, young or full (`store`), under one sync policy, with the device
+//! finishing its oldest or its newest work first (`machine`). At each moment at which something was begun or finished the power
+//! may go, or the process be killed: every subset of the blocks that no sync has covered is tried, those that were on their
+//! way among them. Each image that can be left so is recovered and held against what had been promised, then recovered again
+//! after a second crash in the opening (`promises`). Above [`Limits::blocks`] unsynced blocks it is all subsets of
+//! the newest ones, each with all and with none of the others.
+//!
+//! Moments of a script's first operations belong to the shorter scripts it begins with. What has been seen once, moment or image,
+//! is not looked at again.
+//!
+//! What it does not try: blocks torn inside (the format's tests tear them at every sector), and faults other than a crash.
+
+mod image;
+mod machine;
+mod promises;
+mod store;
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use larder_engine::SyncPolicy;
+use larder_engine::format::OpenState;
+
+use crate::dice::mix;
+use image::Platter;
+use machine::{Machine, Moment, Operation, Order, Witness};
+use promises::{Crash, Judge};
+use store::Store;
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Operations of the longest script.
+    pub operations: usize,
+    /// Unsynced blocks of which every subset is tried.
+    pub blocks: usize,
+    /// Which scripts.
+    pub part: Part,
+}
+
+/// Some of the scripts, or all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of them.
+    All,
+    /// Those on a young store.
+    Young,
+    /// Those on a full store that begin with reclaim.
+    Reclaim,
+}
+
+impl Part {
+    fn takes(self, family: &Family) -> bool {
+        match self {
+            Part::All => true,
+            Part::Young => !family.full,
+            Part::Reclaim => family.full && family.first == Operation::Reclaim,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            operations: 3,
+            blocks: 14,
+            part: Part::All,
+        }
+    }
+}
+
+/// How much was tried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Scripts.
+    pub scripts: u64,
+    /// Different moments of crashing.
+    pub moments: u64,
+    /// Subsets of unsynced blocks, over all moments.
+    pub subsets: u64,
+    /// Different images that these left, each recovered and read.
+    pub images: u64,
+    /// Most unsynced blocks at one moment.
+    pub blocks_max: usize,
+}
+
+impl Counts {
+    fn add(&mut self, other: &Counts) {
+        self.scripts += other.scripts;
+        self.moments += other.moments;
+        self.subsets += other.subsets;
+        self.images += other.images;
+        self.blocks_max = self.blocks_max.max(other.blocks_max);
+    }
+}
+
+/// Scripts that begin alike.
+#[derive(Clone, Copy, Debug)]
+struct Family {
+    full: bool,
+    sync: SyncPolicy,
+    order: Order,
+    first: Operation,
+}
+
+/// Tries every crash of every script, on `threads` threads, the calling one among them.
+///
+/// # Errors
+/// The first script found, with the moment and the subset, that breaks a promise.
+pub fn exhaust(limits: Limits, threads: usize) -> Result<Counts, String> {
+    let mut families = families();
+    families.retain(|family| limits.part.takes(family));
+    let next = AtomicUsize::new(0);
+    let result: Mutex<Result<Counts, String>> = Mutex::new(Ok(Counts::default()));
+    let work = || {
+        while let Some(family) = families.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let outcome = explore(*family, limits);
+            let mut result = result.lock().unwrap_or_else(PoisonError::into_inner);
+            match (&mut *result, outcome) {
+                (Ok(sum), Ok(counts)) => sum.add(&counts),
+                (Ok(_), Err(why)) => *result = Err(why),
+                (Err(_), _) => return,
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(work);
+        }
+        work();
+    });
+    result.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn families() -> Vec<Family> {
+    let mut families = Vec::new();
+    for full in [true, false] {
+        for sync in [SyncPolicy::Relaxed, SyncPolicy::Always] {
+            for order in [Order::Oldest, Order::Newest] {
+                families.extend(Operation::ALL.map(|first| Family {
+                    full,
+                    sync,
+                    order,
+                    first,
+                }));
+            }
+        }
+    }
+    families
+}
+
+/// Plays all scripts of a family.
+fn explore(family: Family, limits: Limits) -> Result<Counts, String> {
+    let store = Rc::new(Store::new(family.sync));
+    let mut explorer = Explorer::new(store.clone(), limits.blocks);
+    let mut scripts: Vec<Vec<Operation>> = vec![vec![family.first]];
+    while let Some(script) = scripts.pop() {
+        explorer.counts.scripts += 1;
+        let played = catch_unwind(AssertUnwindSafe(|| {
+            play(&store, &mut explorer, family, &script)
+        }));
+        let outcome = played.unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<String>().cloned();
+            Err(said.unwrap_or_else(|| "it panics".to_owned()))
+        });
+        if let Err(why) = outcome {
+            return Err(format!("{family:?}, script {script:?}: {why}"));
+        }
+        if script.len() < limits.operations {
+            for operation in Operation::ALL {
+                let longer = script.iter().copied().chain([operation]);
+                scripts.push(longer.collect());
+            }
+        }
+    }
+    explorer.counts.images = explorer.judge.judged();
+    Ok(explorer.counts)
+}
+
+fn play(
+    store: &Rc<Store>,
+    explorer: &mut Explorer,
+    family: Family,
+    script: &[Operation],
+) -> Result<(), String> {
+    let mut machine = Machine::new(store.clone(), family.order, explorer)?;
+    machine.settle_down()?;
+    if family.full {
+        machine.fill()?;
+    }
+    for (at, operation) in (1..).zip(script) {
+        machine.watched = at == script.len();
+        machine.play(*operation)?;
+    }
+    machine.settle_down()
+}
+
+/// Looks at moments: tries every subset of what a crash may leave.
+struct Explorer {
+    judge: Judge,
+    platter: Platter,
+    blocks: usize,
+    seen: HashSet<(u128, u64)>,
+    counts: Counts,
+}
+
+impl Explorer {
+    fn new(store: Rc<Store>, blocks: usize) -> Explorer {
+        Explorer {
+            platter: Platter::new(store.blank()),
+            judge: Judge::new(store),
+            blocks,
+            seen: HashSet::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Whether this moment has not been looked at.
+    fn is_new(&mut self, moment: &Moment<'_>) -> bool {
+        let state = u64::from(moment.superblock.state == OpenState::Clean);
+        let run = u64::from(moment.superblock.run.get());
+        let mut digest = mix(mix(moment.completed as u64, state), run);
+        for written in moment.blocks {
+            digest = mix(
+                mix(digest, written.print as u64),
+                (written.print >> 64) as u64,
+            );
+        }
+        digest = mix(digest, moment.promises.digest());
+        self.seen.insert((moment.durable.digest(), digest))
+    }
+}
+
+impl Witness for Explorer {
+    fn see(&mut self, moment: &Moment<'_>) -> Result<(), String> {
+        if !self.is_new(moment) {
+            return Ok(());
+        }
+        self.counts.moments += 1;
+        self.counts.blocks_max = self.counts.blocks_max.max(moment.blocks.len());
+        let (rest, chosen) = moment
+            .blocks
+            .split_at(moment.blocks.len().saturating_sub(self.blocks));
+        let completed = moment.completed.saturating_sub(rest.len());
+        let written = (1_usize << completed) - 1;
+        for keeps_rest in [true, false] {
+            let mut base = moment.durable.clone();
+            if keeps_rest {
+                rest.iter().for_each(|block| base.put(block));
+            } else if rest.is_empty() {
+                break;
+            }
+            for subset in 0..1_usize << chosen.len() {
+                let mut image = base.clone();
+                let kept = |at: &usize| subset >> at & 1 == 1;
+                (0..chosen.len())
+                    .filter(kept)
+                    .for_each(|at| image.put(&chosen[at]));
+                *self.platter.image() = image;
+                self.counts.subsets += 1;
+                let is_kill = keeps_rest && subset & written == written;
+                let judged = self
+                    .judge
+                    .verdict(&self.platter, moment.superblock)
+                    .and_then(|verdict| {
+                        if is_kill {
+                            moment.promises.check(&verdict, Crash::Kill)?;
+                        }
+                        moment.promises.check(&verdict, Crash::Power)
+                    });
+                judged.map_err(|why| {
+                    let blocks: Vec<usize> = moment.blocks.iter().map(|block| block.at).collect();
+                    format!(
+                        "{why}; of the blocks {blocks:?}, {} of them written, the last {} are kept as {subset:b}",
+                        moment.completed,
+                        chosen.len()
+                    )
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&mut self) -> &mut Judge {
+        &mut self.judge
+    }
+}

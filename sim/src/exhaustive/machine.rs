@@ -1,0 +1,579 @@
+//! One script being played: a core, a volume whose writes wait for a sync, and what has been promised.
+//!
+//! The device finishes one thing at a time, the oldest or the newest that it has been given. Whatever changes what a crash could
+//! leave is shown to a [`Witness`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use larder_engine::PutStatus;
+use larder_engine::SyncPolicy;
+use larder_engine::catalog::{Finding, Grant, ReservationId};
+use larder_engine::core::{Core, Effect, Fault, Io, IoId, Move, RequestId};
+use larder_engine::disk::mailbox::{ReadAt, read_all};
+use larder_engine::format::{OpenState, Run, Superblock};
+use larder_engine::index::{Index, NamespaceSlot};
+use larder_engine::recovery::scan::Spot;
+
+use super::image::{Image, Platter, Written};
+use super::promises::{Crash, Deletion, Judge, Names, Promises, Version, adoptions};
+use super::store::{CHAIN, NAMES, Store};
+
+/// Things that the device finishes in one operation before it counts as stuck.
+const PATIENCE: usize = 10_000;
+
+/// One operation of a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    PutPage,
+    PutChain,
+    Get,
+    Delete,
+    Clear,
+    Flush,
+    Reclaim,
+    Close,
+    Kill,
+    PowerLoss,
+}
+
+impl Operation {
+    pub const ALL: [Operation; 10] = [
+        Operation::PutPage,
+        Operation::PutChain,
+        Operation::Get,
+        Operation::Delete,
+        Operation::Clear,
+        Operation::Flush,
+        Operation::Reclaim,
+        Operation::Close,
+        Operation::Kill,
+        Operation::PowerLoss,
+    ];
+}
+
+/// Which of the things that the device has been given it finishes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Oldest,
+    Newest,
+}
+
+/// Everything that decides what a crash at this moment leaves and what it must not take.
+pub struct Moment<'a> {
+    pub durable: &'a Image,
+    /// Blocks written since the last sync, then those on their way, in order.
+    pub blocks: &'a [Written],
+    /// How many of them have been written.
+    pub completed: usize,
+    pub superblock: &'a Superblock,
+    pub promises: &'a Promises,
+}
+
+/// Looks at the moments of a script.
+pub trait Witness {
+    /// # Errors
+    /// What a crash at this moment would break.
+    fn see(&mut self, moment: &Moment<'_>) -> Result<(), String>;
+    fn judge(&mut self) -> &mut Judge;
+}
+
+enum Flight {
+    Metadata(IoId, Vec<Written>),
+    Sync(IoId, usize),
+    Data(ReservationId, usize, Vec<Written>),
+}
+
+pub struct Machine<'w, W: Witness> {
+    store: Rc<Store>,
+    witness: &'w mut W,
+    /// Whether the witness looks.
+    pub watched: bool,
+    order: Order,
+    superblock: Superblock,
+    core: Core,
+    index: Arc<Index>,
+    slot: NamespaceSlot,
+    platter: Platter,
+    durable: Image,
+    unsynced: Vec<Written>,
+    flights: VecDeque<Flight>,
+    settled: BTreeMap<ReservationId, Vec<PutStatus>>,
+    finished: BTreeMap<RequestId, Result<(), Fault>>,
+    promises: Promises,
+    attempts: [usize; NAMES],
+    requests: u64,
+    clock: u64,
+}
+
+impl<'w, W: Witness> Machine<'w, W> {
+    /// A machine over a store that was never opened.
+    pub fn new(
+        store: Rc<Store>,
+        order: Order,
+        witness: &'w mut W,
+    ) -> Result<Machine<'w, W>, String> {
+        let superblock = store.superblock(Run::FIRST, OpenState::Clean);
+        let blank = store.blank();
+        let platter = Platter::new(blank.clone());
+        let (index, recovery) = store.recover(&platter, &superblock, false);
+        let core = Core::new(store.config.clone(), recovery.recovered, index.clone());
+        let mut machine = Machine {
+            witness,
+            watched: false,
+            order,
+            superblock,
+            core,
+            index,
+            slot: NamespaceSlot(0),
+            platter,
+            durable: blank,
+            unsynced: Vec::new(),
+            flights: VecDeque::new(),
+            settled: BTreeMap::new(),
+            finished: BTreeMap::new(),
+            promises: Promises::default(),
+            attempts: [0; NAMES],
+            requests: 0,
+            clock: 0,
+            store,
+        };
+        machine.open(None)?;
+        Ok(machine)
+    }
+
+    /// Fills the store until reclaim is wanted, with something worth keeping in each segment.
+    pub fn fill(&mut self) -> Result<(), String> {
+        for chain in 1..NAMES / CHAIN {
+            if self.core.space_view().free_segments < 2 {
+                break;
+            }
+            self.put(chain * CHAIN..(chain + 1) * CHAIN)?;
+            for warm in (1..=chain).step_by(2) {
+                let keys = &self.store.keys[warm * CHAIN..(warm + 1) * CHAIN];
+                self.index.touch(self.slot, keys);
+            }
+        }
+        self.flush()?;
+        self.settle_down()
+    }
+
+    pub fn play(&mut self, operation: Operation) -> Result<(), String> {
+        match operation {
+            Operation::PutPage => self.put(0..1),
+            Operation::PutChain => self.put(0..CHAIN),
+            Operation::Get => self.get(),
+            Operation::Delete => self.delete(1),
+            Operation::Clear => self.delete(Names::MAX),
+            Operation::Flush => self.flush(),
+            Operation::Reclaim => self.reclaim(),
+            Operation::Close => self.close(),
+            Operation::Kill => self.crash(Crash::Kill),
+            Operation::PowerLoss => self.crash(Crash::Power),
+        }
+    }
+
+    /// Lets the device finish everything.
+    pub fn settle_down(&mut self) -> Result<(), String> {
+        self.until("everything", |machine| machine.flights.is_empty())
+    }
+
+    // ---- the device
+
+    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) -> Result<(), String> {
+        for _ in 0..PATIENCE {
+            if done(self) {
+                return Ok(());
+            }
+            let flight = match self.order {
+                Order::Oldest => self.flights.pop_front(),
+                Order::Newest => self.flights.pop_back(),
+            };
+            match flight {
+                Some(flight) => self.arrive(flight)?,
+                None => break,
+            }
+        }
+        Err(format!("{what} does not come to an end"))
+    }
+
+    fn arrive(&mut self, flight: Flight) -> Result<(), String> {
+        match flight {
+            Flight::Metadata(id, blocks) => {
+                self.write(blocks);
+                self.look()?;
+                self.with_core(|core| core.io_done(id, true))?;
+            }
+            Flight::Data(reservation, at, blocks) => {
+                self.write(blocks);
+                self.look()?;
+                self.with_core(|core| core.landed(reservation, &[(at, true)]))?;
+            }
+            Flight::Sync(id, covers) => {
+                for written in self.unsynced.drain(..covers) {
+                    self.durable.put(&written);
+                }
+                self.look()?;
+                self.with_core(|core| core.io_done(id, true))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, blocks: Vec<Written>) {
+        let mut image = self.platter.image();
+        for written in &blocks {
+            image.put(written);
+        }
+        drop(image);
+        self.unsynced.extend(blocks);
+    }
+
+    fn with_core<R>(&mut self, command: impl FnOnce(&mut Core) -> R) -> Result<R, String> {
+        self.clock += 1;
+        let result = command(&mut self.core);
+        for effect in self.core.take_effects() {
+            match effect {
+                Effect::Io {
+                    id, io: Io::Sync, ..
+                } => {
+                    self.flights
+                        .push_back(Flight::Sync(id, self.unsynced.len()));
+                }
+                Effect::Io {
+                    id,
+                    io: Io::Write { offset, bytes },
+                    ..
+                } => {
+                    let blocks = Written::blocks(offset, &bytes);
+                    self.flights.push_back(Flight::Metadata(id, blocks));
+                }
+                Effect::Settled(id, statuses) => {
+                    self.settled.insert(id, statuses);
+                }
+                Effect::Finished(id, result) => {
+                    self.finished.insert(id, result);
+                }
+                Effect::Room | Effect::Reclaim => {}
+            }
+        }
+        self.core.check_invariants()?;
+        self.look()?;
+        Ok(result)
+    }
+
+    // ---- what is promised
+
+    /// Names in the index whose bytes are right.
+    fn present(&self) -> Names {
+        let image = self.platter.image();
+        let mut names = 0;
+        self.index.each(|page| {
+            if let Some(name) = self.store.name_of(page.key)
+                && self.store.checksum_at(name, page.place, &image) == page.checksum
+            {
+                names |= 1 << name;
+            }
+        });
+        names
+    }
+
+    fn look(&mut self) -> Result<(), String> {
+        self.promises.present = self.present();
+        self.promises.durable &= self.promises.present;
+        if !self.watched {
+            return Ok(());
+        }
+        let mut blocks = self.unsynced.clone();
+        let completed = blocks.len();
+        for flight in &self.flights {
+            match flight {
+                Flight::Metadata(_, written) | Flight::Data(_, _, written) => {
+                    blocks.extend_from_slice(written);
+                }
+                Flight::Sync(..) => {}
+            }
+        }
+        self.witness.see(&Moment {
+            durable: &self.durable,
+            blocks: &blocks,
+            completed,
+            superblock: &self.superblock,
+            promises: &self.promises,
+        })
+    }
+
+    fn is_always(&self) -> bool {
+        self.store.config.sync == SyncPolicy::Always
+    }
+
+    // ---- operations
+
+    fn put(&mut self, names: std::ops::Range<usize>) -> Result<(), String> {
+        let asks: Vec<_> = names.clone().map(|name| self.store.ask(name)).collect();
+        let slot = self.slot;
+        let born = self.clock;
+        let (id, grants) = self.with_core(|core| core.reserve(slot, &asks))?;
+        let mut checksums = Vec::new();
+        for (at, (name, grant)) in names.clone().zip(&grants).enumerate() {
+            let Grant::Write(extent) = grant else {
+                checksums.push(None);
+                continue;
+            };
+            self.attempts[name] += 1;
+            let (bytes, checksum) = self.store.payload(name, self.attempts[name]);
+            self.promises.versions.push(Version {
+                name,
+                checksum,
+                born,
+            });
+            checksums.push(Some(checksum));
+            let blocks = Written::blocks(extent.offset, &bytes);
+            self.flights.push_back(Flight::Data(id, at, blocks));
+        }
+        self.look()?;
+        self.with_core(|core| core.commit(id, &checksums))?;
+        self.until("a put", |machine| machine.settled.contains_key(&id))?;
+        let statuses = self.settled.remove(&id).unwrap_or_default();
+        for (name, status) in names.zip(statuses) {
+            match status {
+                PutStatus::Failed(why) => return Err(format!("a put fails, {why:?}")),
+                PutStatus::Refused(_) => {}
+                PutStatus::Stored | PutStatus::Duplicate => {
+                    if self.promises.present >> name & 1 == 0 {
+                        return Err(format!("page {name} is {status:?}, and is not there"));
+                    }
+                    self.promises.durable |= Names::from(self.is_always()) << name;
+                }
+            }
+        }
+        self.look()
+    }
+
+    /// Reads every page that the index knows, and reports what that showed.
+    fn get(&mut self) -> Result<(), String> {
+        for name in 0..NAMES {
+            let key = self.store.keys[name];
+            let Some(found) = self.index.locate(self.slot, &key) else {
+                continue;
+            };
+            let checksum = self
+                .store
+                .checksum_at(name, found.place, &self.platter.image());
+            let finding = if checksum == found.checksum {
+                Finding::Good
+            } else {
+                Finding::Mismatch
+            };
+            if finding == Finding::Mismatch && !found.unproven {
+                return Err(format!("page {name} reads as {finding:?}"));
+            }
+            let slot = self.slot;
+            self.with_core(|core| core.found(slot, &key, found.place, finding))?;
+        }
+        Ok(())
+    }
+
+    /// False when there was no room for its record.
+    fn request(&mut self, command: impl FnOnce(&mut Core, RequestId)) -> Result<bool, String> {
+        self.requests += 1;
+        let id = RequestId(self.requests);
+        self.with_core(|core| command(core, id))?;
+        self.until("a request", |machine| machine.finished.contains_key(&id))?;
+        match self.finished.remove(&id) {
+            Some(Err(Fault::NoRoom)) => Ok(false),
+            Some(Err(fault)) => Err(format!("a request fails: {fault:?}")),
+            _ => Ok(true),
+        }
+    }
+
+    /// Deletes the first page, or the whole namespace.
+    fn delete(&mut self, names: Names) -> Result<(), String> {
+        self.clock += 1;
+        let at = self.promises.deletions.len();
+        self.promises.deletions.push(Deletion {
+            names,
+            at: self.clock,
+            acked: false,
+            durable: false,
+        });
+        let slot = self.slot;
+        let key = self.store.keys[0];
+        let written = self.request(|core, id| {
+            if names == 1 {
+                core.delete(id, slot, &[key]);
+            } else {
+                core.clear(id, slot);
+            }
+        })?;
+        let is_always = self.is_always();
+        let deletion = &mut self.promises.deletions[at];
+        deletion.acked = written;
+        deletion.durable = written && is_always;
+        self.look()
+    }
+
+    fn flush(&mut self) -> Result<(), String> {
+        let owed = self.promises.present;
+        let deletions: Vec<bool> = self.promises.deletions.iter().map(|d| d.acked).collect();
+        if !self.request(Core::flush)? {
+            return Err("a flush finds no room".to_owned());
+        }
+        self.promises.durable |= owed & self.promises.present;
+        for (deletion, owed) in self.promises.deletions.iter_mut().zip(deletions) {
+            deletion.durable |= owed;
+        }
+        self.look()
+    }
+
+    /// Empties one segment, if one is to be emptied.
+    fn reclaim(&mut self) -> Result<(), String> {
+        let Some(victim) = self.with_core(Core::next_victim)? else {
+            return Ok(());
+        };
+        let spot = Spot {
+            store: self.store.config.store,
+            volume: victim.volume,
+            number: victim.number,
+            segment_blocks: self.store.config.segment_blocks,
+        };
+        let reads: Vec<ReadAt> = (0..victim.blocks)
+            .map(|index| spot.blocks(index, 1))
+            .collect();
+        let blocks: Vec<_> = read_all(&self.platter, &reads)
+            .into_iter()
+            .zip(0..)
+            .filter_map(|(bytes, index)| spot.parse_block(index, &bytes.ok()?).ok())
+            .filter(|block| block.header.sequence == victim.sequence)
+            .collect();
+        let moves = self.with_core(|core| core.plan(&victim, &blocks))?;
+        let moved_all = moves.is_empty() || self.copy(&moves)?;
+        self.with_core(|core| core.finish_victim(&victim, moved_all))?;
+        Ok(())
+    }
+
+    /// Whether every page found room.
+    fn copy(&mut self, moves: &[Move]) -> Result<bool, String> {
+        let (id, grants) = self.with_core(|core| core.reserve_copies(moves))?;
+        let mut checksums = Vec::new();
+        let mut bad = Vec::new();
+        for (at, (page, grant)) in moves.iter().zip(&grants).enumerate() {
+            let name = self.store.name_of(page.record.key.prefix());
+            let (Grant::Write(extent), Some(name)) = (grant, name) else {
+                checksums.push(None);
+                continue;
+            };
+            let mut bytes =
+                vec![0; self.store.page_blocks as usize * larder_engine::format::BLOCK_BYTES];
+            let image = self.platter.image();
+            image.read(self.store.map.extent(page.from).offset, &mut bytes);
+            let is_good = self.store.checksum_at(name, page.from, &image) == page.record.checksum;
+            drop(image);
+            if is_good {
+                let blocks = Written::blocks(extent.offset, &bytes);
+                self.flights.push_back(Flight::Data(id, at, blocks));
+            } else {
+                bad.push((at, *page));
+            }
+            checksums.push(is_good.then_some(page.record.checksum));
+        }
+        for (at, page) in bad {
+            self.with_core(|core| {
+                core.found(
+                    page.namespace,
+                    &page.record.key,
+                    page.from,
+                    Finding::Mismatch,
+                );
+                core.landed(id, &[(at, true)]);
+            })?;
+        }
+        self.with_core(|core| core.commit(id, &checksums))?;
+        self.until("a copy", |machine| machine.settled.contains_key(&id))?;
+        self.settled.remove(&id);
+        Ok(grants
+            .iter()
+            .all(|grant| !matches!(grant, Grant::Refused(_))))
+    }
+
+    /// Closes in order and opens again.
+    fn close(&mut self) -> Result<(), String> {
+        self.with_core(Core::write_evictions)?;
+        for _ in 0..2 {
+            self.flush()?;
+            self.until("a close", |machine| machine.core.is_idle())?;
+        }
+        for (_, offset, bytes) in self
+            .core
+            .closing_headers()
+            .map_err(|error| error.to_string())?
+        {
+            self.write(Written::blocks(offset, &bytes));
+        }
+        self.look()?;
+        self.sync_all();
+        self.look()?;
+        self.superblock.state = OpenState::Clean;
+        self.look()?;
+        self.open(Some(Crash::Power))
+    }
+
+    /// Ends the run in the midst of things. A kill leaves what had been written, a power loss every second block.
+    fn crash(&mut self, crash: Crash) -> Result<(), String> {
+        let flights = std::mem::take(&mut self.flights);
+        if crash == Crash::Power {
+            let mut blocks = std::mem::take(&mut self.unsynced);
+            for flight in flights {
+                if let Flight::Metadata(_, written) | Flight::Data(_, _, written) = flight {
+                    blocks.extend(written);
+                }
+            }
+            for written in blocks.iter().step_by(2) {
+                self.durable.put(written);
+            }
+            *self.platter.image() = self.durable.clone();
+        }
+        self.open(Some(crash))
+    }
+
+    fn sync_all(&mut self) {
+        self.unsynced.clear();
+        self.durable = self.platter.image().clone();
+    }
+
+    /// Opens the store after a crash, or for the first time.
+    fn open(&mut self, crash: Option<Crash>) -> Result<(), String> {
+        self.flights.clear();
+        self.settled.clear();
+        self.finished.clear();
+        let verdict = self
+            .witness
+            .judge()
+            .verdict(&self.platter, &self.superblock)?;
+        if let Some(crash) = crash {
+            self.promises.check(&verdict, crash)?;
+            self.promises.end_run(&verdict, crash);
+        }
+        let (index, recovery) = self.store.recover(&self.platter, &self.superblock, false);
+        self.index = index;
+        let adopted = adoptions(&self.store, &recovery);
+        // Writing the superblocks syncs the volume, with all that an earlier run left unsynced there.
+        self.sync_all();
+        self.superblock = self
+            .store
+            .superblock(recovery.recovered.first.run(), OpenState::Open);
+        self.look()?;
+        self.write(adopted);
+        self.look()?;
+        self.core = Core::new(
+            self.store.config.clone(),
+            recovery.recovered,
+            self.index.clone(),
+        );
+        let namespace = self.store.namespace.clone();
+        let id = self.with_core(|core| core.open_namespace(&namespace))?;
+        self.slot = id.ok_or("no namespace")?.into();
+        self.with_core(Core::start)
+    }
+}

@@ -1,0 +1,126 @@
+//! The test of the tests: each bug of `larder_engine::planted` is switched on, and a run of the simulation must fail. A bug
+//! that no run notices is a promise that nobody checks.
+#![allow(clippy::unwrap_used)]
+
+use std::panic::catch_unwind;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use larder_engine::planted::{Bug, plant};
+use larder_sim::exhaustive::{Limits, Part, exhaust};
+use larder_sim::play;
+
+/// The seeds that a campaign plays by default.
+const SEEDS: u64 = 5000;
+
+/// What noticed a bug: the lowest failing seed that was played, and what it said.
+type Catch = (u64, String);
+
+/// Plays seeds with a bug switched on, until one fails.
+fn hunt(bug: Option<Bug>, seeds: u64) -> Option<Catch> {
+    let next = AtomicU64::new(0);
+    let caught: Mutex<Option<Catch>> = Mutex::new(None);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                plant(bug);
+                while caught.lock().unwrap().is_none() {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds {
+                        return;
+                    }
+                    if let Err(panic) = catch_unwind(|| play(seed, None)) {
+                        let said = panic.downcast_ref::<String>().cloned();
+                        let said =
+                            said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+                        let mut caught = caught.lock().unwrap();
+                        if caught.as_ref().is_none_or(|(first, _)| seed < *first) {
+                            *caught = Some((seed, said.unwrap_or_default()));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    caught.into_inner().unwrap()
+}
+
+#[test]
+fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
+    // Every catch is a panic: only the last word is worth reading.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut missed = Vec::new();
+    for &bug in Bug::ALL {
+        match hunt(Some(bug), SEEDS) {
+            Some((seed, said)) => {
+                let said: String = said
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+                    .chars()
+                    .take(120)
+                    .collect();
+                println!("{:20} {:5} seeds: {said}", format!("{bug:?}"), seed + 1);
+            }
+            None => missed.push(bug),
+        }
+    }
+    let clean = hunt(None, 100);
+    let _ = std::panic::take_hook();
+    assert!(
+        missed.is_empty(),
+        "not noticed in {SEEDS} seeds: {missed:?}"
+    );
+    assert!(clean.is_none(), "a run fails without a bug: {clean:?}");
+}
+
+/// What a crash shows by itself, without any other fault and without a reader in the way.
+const SHOWN_BY_CRASHES: [Bug; 12] = [
+    Bug::EarlyPublish,
+    Bug::UnopenedSegment,
+    Bug::EarlyFlush,
+    Bug::EarlyDuplicate,
+    Bug::EarlySeal,
+    Bug::EarlyRelease,
+    Bug::EarlyReuse,
+    Bug::DroppedDeletion,
+    Bug::LowerBirthWins,
+    Bug::FirstGapEnds,
+    Bug::UnprovenProven,
+    Bug::RunNotBumped,
+];
+
+#[test]
+fn the_exhaustive_mode_notices_what_crashes_show() {
+    let missed: Mutex<Vec<Bug>> = Mutex::default();
+    let next = AtomicU64::new(0);
+    let limits = Limits {
+        operations: 3,
+        blocks: 5,
+        part: Part::All,
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let at = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap();
+                    let Some(&bug) = SHOWN_BY_CRASHES.get(at) else {
+                        return;
+                    };
+                    plant(Some(bug));
+                    match exhaust(limits, 1) {
+                        Ok(_) => missed.lock().unwrap().push(bug),
+                        Err(why) => {
+                            let why: String = why.chars().take(220).collect();
+                            println!("{:20} {why}", format!("{bug:?}"));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
+}
