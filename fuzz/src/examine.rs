@@ -97,7 +97,7 @@ pub fn live_on(image: Image, mut truth: Truth, feed: &mut Feed<'_>) {
         let there = slots[namespace].and_then(|slot| machine.index.locate(slot, &key));
         promised.extend(there.map(|_| (name, bytes)));
     }
-    let image = if feed.byte() % 2 == 0 {
+    let image = if feed.byte().is_multiple_of(2) {
         machine.close()
     } else {
         machine.kill()

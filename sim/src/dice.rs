@@ -1,5 +1,7 @@
 //! The one source of chance of a run, and the digest by which two runs of a seed are compared.
 
+use std::collections::VecDeque;
+
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -10,7 +12,7 @@ enum Source {
     Seeded(Pcg64Mcg),
     /// Bytes decide, as few a draw as can tell; once they are spent, a generator, so that everything still comes to rest.
     Script {
-        bytes: std::vec::IntoIter<u8>,
+        bytes: VecDeque<u8>,
         after: Pcg64Mcg,
     },
 }
@@ -23,7 +25,7 @@ impl Dice {
     /// Dice that fall as a script says.
     pub fn scripted(script: &[u8]) -> Dice {
         Dice(Source::Script {
-            bytes: script.to_vec().into_iter(),
+            bytes: script.iter().copied().collect(),
             after: Pcg64Mcg::seed_from_u64(0),
         })
     }
@@ -46,7 +48,7 @@ impl Dice {
                 if bytes.len() < width {
                     return after.random_range(low..=high);
                 }
-                let drawn = bytes.take(width);
+                let drawn = bytes.drain(..width);
                 let word = drawn.fold(0, |word, byte| word << 8 | u64::from(byte));
                 low + span.checked_add(1).map_or(word, |bound| word % bound)
             }
