@@ -18,6 +18,7 @@ impl World {
     /// Recovers, checks what that found, and begins a run; `None` when a crash comes in between.
     pub fn open(&mut self, expected: &mut Expected) -> Option<Live> {
         self.totals.opens += 1;
+        self.forgotten.extend(&self.shaken);
         let segments: u32 = self.setup.volumes.iter().sum();
         let index = Arc::new(Index::new(
             segments as usize,

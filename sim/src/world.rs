@@ -119,6 +119,8 @@ pub struct World {
     pub left: BTreeSet<Name>,
     /// Segments whose metadata a failed sync dropped, in their present life.
     pub shaken: BTreeSet<SegmentId>,
+    /// Segments that some earlier run left so: nobody remembers, and what is read there may not be what is durable.
+    pub forgotten: BTreeSet<SegmentId>,
     journal: Option<Journal>,
     pub totals: Totals,
 }
@@ -147,6 +149,7 @@ impl World {
             headless: BTreeSet::new(),
             left: BTreeSet::new(),
             shaken: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
             journal,
             totals: Totals::default(),
         }
@@ -370,6 +373,12 @@ impl World {
             assert!(pins == 0, "{segment:?} is given back under {pins} readers");
         }
         if header.state == SegmentState::Open {
+            assert!(
+                self.is_durably_free(segment)
+                    || self.headless.contains(&segment)
+                    || self.forgotten.contains(&segment),
+                "{segment:?} is written again, and a power loss would bring its old life back"
+            );
             self.tainted.remove(&segment);
             self.shaken.remove(&segment);
             for pages in live.described.values_mut() {
@@ -377,6 +386,22 @@ impl World {
             }
         }
         self.check_mark(live, header.synced);
+    }
+
+    /// Whether a segment would be free after a power loss: one header copy says so, or it never had one.
+    fn is_durably_free(&self, segment: SegmentId) -> bool {
+        let (volume, number) = self.volume_of(segment);
+        let first = self.segment_first_block(number);
+        let volumes = self.disk.volumes();
+        let copies = [first, first + 1].map(|at| volumes[volume].durable(at));
+        let says_free = |copy: &&Content| {
+            let Content::Meta(bytes) = copy else {
+                return false;
+            };
+            let header = self.spot(volume, number).parse_headers(&bytes[..])[0];
+            header.is_ok_and(|header| header.state == SegmentState::Free)
+        };
+        copies.iter().any(says_free) || copies.iter().all(|copy| **copy == Content::Zero)
     }
 
     fn inspect_block(
