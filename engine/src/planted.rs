@@ -1,6 +1,6 @@
 //! Bugs that can be switched on, to see that the simulation notices them: the test of the tests.
 //!
-//! Owns the list of them ([`Bug`]) and which one is on ([`plant`]): at most one, for the calling thread, which is all that a
+//! Owns the list of them (`Bug`) and which one is on (`plant`): at most one, for the calling thread, which is all that a
 //! simulated store runs on. The places that hold a bug ask `planted!`. Without the feature `planted`, which no tool and no
 //! library turns on, that is the word `false`, and nothing else of this module exists.
 

@@ -68,6 +68,13 @@ impl World {
             assert!(pins == 0, "{segment:?} is given back under {pins} readers");
         }
         if header.state == SegmentState::Open {
+            assert!(
+                self.is_durably_free(segment)
+                    || self.headless.contains(&segment)
+                    || self.forgotten.contains(&segment)
+                    || self.torn_inside,
+                "{segment:?} is written again, and a power loss would bring its old life back"
+            );
             self.tainted.remove(&segment);
             self.shaken.remove(&segment);
             for pages in live.described.values_mut() {
@@ -75,6 +82,24 @@ impl World {
             }
         }
         self.check_mark(live, header.synced);
+    }
+
+    /// Whether a segment would be free after a power loss: one header copy says so, or it never had one.
+    fn is_durably_free(&self, segment: SegmentId) -> bool {
+        let (volume, number) = self.volume_of(segment);
+        let first = self.segment_first_block(number);
+        let volumes = self.disk.volumes();
+        let copies = [first, first + 1].map(|at| volumes[volume].durable(at));
+        let says_free = |copy: &&Content| {
+            let Content::Bytes(bytes) = copy else {
+                return false;
+            };
+            let header = &self.spot(volume, number).parse_headers(&bytes[..])[0];
+            header
+                .as_ref()
+                .is_ok_and(|header| header.state == SegmentState::Free)
+        };
+        copies.iter().any(says_free) || copies.iter().all(|copy| **copy == Content::Zero)
     }
 
     fn inspect_block(

@@ -34,6 +34,7 @@ impl World {
     /// Recovers, checks what that found, and begins a run.
     pub fn open(&mut self, expected: &mut Expected) -> Opening {
         self.totals.opens += 1;
+        self.forgotten.extend(&self.shaken);
         if self.read_superblocks(expected).is_none() {
             return Opening::Refused;
         }

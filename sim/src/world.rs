@@ -159,6 +159,8 @@ pub struct World {
     pub torn_inside: bool,
     /// Segments whose metadata a failed sync dropped, in their present life.
     pub shaken: BTreeSet<SegmentId>,
+    /// Segments that some earlier run left so: nobody remembers, and what is read there may not be what is durable.
+    pub forgotten: BTreeSet<SegmentId>,
     journal: Option<Journal>,
     pub totals: Totals,
     pub tally: Tally,
@@ -196,6 +198,7 @@ impl World {
             left: BTreeMap::new(),
             torn_inside: false,
             shaken: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
             journal,
             totals: Totals::default(),
             tally: Tally::default(),

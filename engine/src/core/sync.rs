@@ -56,6 +56,8 @@ pub(super) struct Syncs {
     freed: Vec<SegmentId>,
     /// Segments whose free headers could not be written.
     unfreed: Vec<SegmentId>,
+    /// Segments whose free headers were on their way when a sync failed: it may have taken them with it.
+    unsure: Vec<SegmentId>,
     /// When the first write since the last round was acknowledged.
     unsynced_since_ms: Option<u64>,
     /// A sync or a header has failed since the store was opened: only then are there suspects to look for.
@@ -76,6 +78,7 @@ impl Syncs {
             round: None,
             freed: Vec::new(),
             unfreed: Vec::new(),
+            unsure: Vec::new(),
             unsynced_since_ms: None,
             trouble: false,
             pause_until_ms: None,
@@ -235,7 +238,13 @@ impl Core {
 
     /// The free header of a segment has been written: it is free when that is durable. Or it could not be, and is tried again.
     pub(super) fn free_at_next_sync(&mut self, id: SegmentId, good: bool) {
-        if good && planted!(EarlyReuse) {
+        let unsure = self.syncs.unsure.iter().position(|other| *other == id);
+        if let Some(at) = unsure {
+            self.syncs.unsure.swap_remove(at);
+        }
+        if good && unsure.is_some() {
+            self.write_header(id, SegmentState::Free);
+        } else if good && planted!(EarlyReuse) {
             self.released(id);
         } else if good {
             self.syncs.freed.push(id);
@@ -330,9 +339,7 @@ impl Core {
             for volume in &mut self.space.volumes {
                 volume.dirty = true;
             }
-            for id in round.freed {
-                self.write_header(id, SegmentState::Free);
-            }
+            self.free_again(round.freed);
             for waiter in served.into_values().flatten() {
                 self.sync_failed_for(&waiter);
             }
@@ -359,6 +366,24 @@ impl Core {
         self.log.forget_synced_notes(self.syncs.synced);
         for waiter in served.into_values().flatten() {
             self.synced_for(&waiter);
+        }
+    }
+
+    /// Writes the free headers again that a failed sync may have taken: those it was to cover, those answered since it
+    /// began, and, when they are answered, those on their way.
+    fn free_again(&mut self, mut freed: Vec<SegmentId>) {
+        freed.append(&mut self.syncs.freed);
+        let on_their_way = self
+            .space
+            .iter()
+            .filter(|(id, segment)| {
+                let is_known = freed.contains(id) || self.syncs.unfreed.contains(id);
+                segment.state == State::Releasing && !is_known
+            })
+            .map(|(id, _)| id);
+        self.syncs.unsure = on_their_way.collect();
+        for id in freed {
+            self.write_header(id, SegmentState::Free);
         }
     }
 
