@@ -19,7 +19,7 @@
 //! |---|---|
 //! | `wire` | the messages |
 //! | `server` | the owner's side: sessions, and what each client holds |
-//! | `remote` | the client's side: a [`Catalog`](crate::catalog::Catalog) over a socket |
+//! | `remote` | the client's side: a [`Catalog`] over a socket |
 //! | `guard` | marks on the volumes that outlive a killed client for as long as its writes do |
 //!
 //! Promises:
