@@ -107,7 +107,7 @@ fn what_a_crash_leaves_half_filled_does_not_cost_the_newest_pages() {
         let store = home.open();
         let last = put(&store, 9 + round);
         let pool = Pool::new(&store, "m", &[65536]);
-        for seed in last - 45..=last {
+        for seed in last - 20..=last {
             assert_eq!(
                 pool.hits(&chain(seed, 32)),
                 32,

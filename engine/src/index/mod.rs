@@ -78,6 +78,9 @@ pub use types::{
 /// Most changes made in one hold of the write lock: about 60 us.
 const HOLD_CHANGES: usize = 256;
 
+/// Pages that an opening gives one stamp: about as many as the calls that put them, so that old and new stamps measure alike.
+const LOAD_STAMP_PAGES: usize = 32;
+
 /// Slots a sweep looks through in one hold of the read lock: 128 KiB of entries, about 10 us.
 const HOLD_SLOTS: usize = 4096;
 
@@ -144,7 +147,7 @@ impl Index {
     }
 
     /// Fills an empty index with what an opening found, in order, the oldest first: as `publish` in
-    /// batches of 256, but for the links. Those are made at the end, whatever the order, and in time
+    /// batches of 32, as many as a call may have brought them in, but for the links. Those are made at the end, whatever the order, and in time
     /// that grows with the pages alone, however their parents are told: an image may lie.
     ///
     /// # Panics
@@ -153,7 +156,7 @@ impl Index {
     pub fn load(&self, pages: &[Publish]) {
         self.expect(pages.len());
         let mut orphans = Vec::new();
-        for batch in pages.chunks(HOLD_CHANGES) {
+        for batch in pages.chunks(LOAD_STAMP_PAGES) {
             self.publish_unadopted(batch, &mut orphans);
         }
         self.state.write().adopt_all(&orphans);

@@ -305,3 +305,73 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, WireEr
         Err(WireError::Trailing(rest.len()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn keys() -> impl Strategy<Value = Vec<u8>> {
+        prop::collection::vec(any::<[u8; KEY_BYTES]>(), 0..5).prop_map(|keys| keys.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn no_frame_makes_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = parse::<Request<'_>>(&bytes);
+            let _ = parse::<Reply>(&bytes);
+            let _ = keys_of(&bytes);
+            let mut stream = &bytes[..];
+            let mut buffer = Vec::new();
+            while matches!(receive(&mut stream, &mut buffer), Ok(true)) {}
+            // What arrives bounds what is kept, whatever was announced.
+            prop_assert!(buffer.capacity() <= 4 * bytes.len() + 64);
+        }
+
+        #[test]
+        fn a_request_arrives_as_it_was_sent_and_not_when_it_is_cut(
+            keys in keys(),
+            namespace in any::<u16>(),
+            links in prop::collection::vec((any::<Option<PageKeyBytes>>(), any::<u32>()), 0..5),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let sent = Request::Reserve { namespace, keys: &keys, links };
+            let (mut frame, mut buffer) = (Vec::new(), Vec::new());
+            send(&mut frame, &mut buffer, &sent).unwrap();
+            let mut arrived = Vec::new();
+            prop_assert!(receive(&mut &frame[..], &mut arrived).unwrap());
+            let read: Request<'_> = parse(&arrived).unwrap();
+            prop_assert_eq!(format!("{read:?}"), format!("{sent:?}"));
+            prop_assert_eq!(keys_of(&keys).unwrap().len() * KEY_BYTES, keys.len());
+
+            let short = &frame[..cut.index(frame.len())];
+            prop_assert!(short.is_empty() || receive(&mut &short[..], &mut arrived).is_err());
+        }
+    }
+
+    #[test]
+    fn more_bytes_than_a_frame_may_have_are_neither_sent_nor_read() {
+        let keys = vec![0; FRAME_BYTES_MAX];
+        let request = Request::Contains {
+            namespace: 0,
+            keys: &keys,
+        };
+        let outcome = send(&mut Vec::new(), &mut Vec::new(), &request);
+        assert!(matches!(outcome, Err(WireError::TooLong(_))));
+        let announced = u32::try_from(FRAME_BYTES_MAX + 1).unwrap().to_le_bytes();
+        let outcome = receive(&mut &announced[..], &mut Vec::new());
+        assert!(matches!(outcome, Err(WireError::TooLong(_))));
+        assert!(keys_of(&keys[..33]).is_none());
+        let request = Request::Room;
+        let mut frame = Vec::new();
+        send(&mut frame, &mut Vec::new(), &request).unwrap();
+        frame.push(7);
+        assert!(matches!(
+            parse::<Request<'_>>(&frame[4..]),
+            Err(WireError::Trailing(1))
+        ));
+    }
+}
