@@ -108,6 +108,9 @@ pub enum SuperblockError {
     /// Some other file, or an empty one.
     #[error("not a Larder volume: its superblock's magic is absent")]
     NotLarder,
+    /// The device would not give it; what it says is not known.
+    #[error("the superblock cannot be read (error {0} of the system)")]
+    Unreadable(i32),
     /// Written by a newer Larder.
     #[error(
         "format version {version} is newer than version {FORMAT_VERSION}, which this build reads: use a newer Larder"

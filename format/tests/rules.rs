@@ -450,3 +450,15 @@ fn errors_are_sentences_with_what_where_and_what_to_do() {
          tp 1/4, rope=yarn, tag="
     );
 }
+
+#[test]
+fn a_superblock_that_cannot_be_read_is_never_taken_for_one_that_is_not_there() {
+    let unreadable = || Err(SuperblockError::Unreadable(5));
+    let absent = || Err(SuperblockError::NotLarder);
+    for found in [
+        newest(unreadable(), absent()),
+        newest(absent(), unreadable()),
+    ] {
+        assert!(matches!(found, Err(SuperblockError::Unreadable(5))));
+    }
+}

@@ -196,7 +196,10 @@ impl File {
 
     /// One copy of the superblock.
     pub(crate) fn superblock_at(&self, offset: u64) -> Result<Superblock, SuperblockError> {
-        let bytes = self.read(offset, BLOCK_BYTES).unwrap_or_default();
+        let bytes = self.read(offset, BLOCK_BYTES).map_err(|error| {
+            // Unreadable is not the same as absent: a store is not to be made over one that only does not answer.
+            SuperblockError::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+        })?;
         if bytes.len() < BLOCK_BYTES {
             // Too short to have one: whatever it is, it never was a volume.
             return Err(SuperblockError::NotLarder);
