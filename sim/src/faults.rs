@@ -211,7 +211,11 @@ impl World {
         for (block, at) in blocks.iter().zip(start..) {
             match self.kind_of(volume, at) {
                 Kind::Superblock(copy) => self.copies[volume][copy] = None,
-                Kind::Header(segment) => self.excuse_header(segment, volume, at, headers > 1),
+                Kind::Header(segment) => {
+                    // It may have been the one that says free.
+                    self.forgotten.insert(segment);
+                    self.excuse_header(segment, volume, at, headers > 1);
+                }
                 _ => self.excuse_block(volume, at, block),
             }
         }

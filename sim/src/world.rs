@@ -159,7 +159,8 @@ pub struct World {
     pub torn_inside: bool,
     /// Segments whose metadata a failed sync dropped, in their present life.
     pub shaken: BTreeSet<SegmentId>,
-    /// Segments that some earlier run left so: nobody remembers, and what is read there may not be what is durable.
+    /// Segments that some earlier run left so, or a header of which was spoiled: what is read there may not be what is durable, and
+    /// nobody knows.
     pub forgotten: BTreeSet<SegmentId>,
     journal: Option<Journal>,
     pub totals: Totals,
