@@ -89,34 +89,6 @@ fn a_store_many_times_over_its_size_keeps_what_is_newest_and_never_a_child_witho
     store.check_invariants().unwrap();
 }
 
-#[test]
-fn what_a_crash_leaves_half_filled_does_not_cost_the_newest_pages() {
-    let home = Home::with_store(256 * MIB);
-    let mut seed = 0;
-    let mut put = |store: &Store, chains: u64| {
-        let pool = Pool::new(store, "m", &[65536]);
-        for _ in 0..chains {
-            seed += 1;
-            assert!(pool.put(&chain(seed, 32)).iter().all(|s| s.is_present()));
-        }
-        seed
-    };
-    put(&home.open(), 200);
-    for round in 0..8 {
-        // Dropped without a close, in the middle of whatever it does.
-        let store = home.open();
-        let last = put(&store, 9 + round);
-        let pool = Pool::new(&store, "m", &[65536]);
-        for seed in last - 20..=last {
-            assert_eq!(
-                pool.hits(&chain(seed, 32)),
-                32,
-                "round {round}, chain {seed}"
-            );
-        }
-    }
-}
-
 /// Runs `work` in a child process that is killed (SIGKILL, by itself) at the end, so that nothing is closed or dropped.
 fn in_a_process_that_dies(test: &str, work: impl FnOnce()) {
     const MARK: &str = "LARDER_TEST_DIES";

@@ -312,11 +312,11 @@ impl Core {
         }
     }
 
-    /// Evicts cold pages among `moves`, leaves first, until what is left fits half a segment or is warm; past that, the coldest
-    /// pages of the whole store, whose parents these may be.
+    /// Evicts cold pages among `moves`, leaves first, until what is left fits half a segment; past that, the coldest pages
+    /// of the whole store, whose parents these may be.
     fn drop_cold(&mut self, moves: &mut Vec<Move>) {
         let limit = self.space.data_blocks() / 2;
-        let (line, warm) = (self.cold_line(), self.warm_line());
+        let line = self.cold_line();
         let mut heats: Vec<(Heat, Move)> = moves
             .drain(..)
             .filter_map(|page| {
@@ -341,14 +341,13 @@ impl Core {
             let before = heats.len();
             heats.retain(|(heat, page)| {
                 let cold = line.is_some_and(|line| *heat <= line);
-                let spare = cold || total > limit && *heat <= warm;
-                if !spare || !self.evict_if_leaf(page) {
+                if !cold && total <= limit || !self.evict_if_leaf(page) {
                     return true;
                 }
                 total -= u64::from(page.record.blocks);
                 false
             });
-            if total <= limit || heats.first().is_none_or(|(heat, _)| *heat > warm) {
+            if total <= limit {
                 break;
             }
             if heats.len() < before {
@@ -402,15 +401,6 @@ impl Core {
         Some(Heat(
             coldest.0 + hottest.0.saturating_sub(coldest.0) / COLD_SHARE,
         ))
-    }
-
-    /// Heat above which a page is never dropped to save a copy: the warmer half of the range. A crash leaves the newest segments
-    /// partly filled, and so the first to be reclaimed.
-    fn warm_line(&self) -> Heat {
-        let hottest = self.index.hottest();
-        let coldest = self.frontier.filter(|frontier| *frontier <= hottest);
-        let coldest = coldest.map_or(0, |coldest| coldest.0);
-        Heat(coldest + (hottest.0 - coldest) / 2)
     }
 
     fn evict_if_leaf(&mut self, page: &Move) -> bool {
