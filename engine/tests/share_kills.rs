@@ -165,8 +165,9 @@ fn what_was_acknowledged_outlives_killed_owners_and_clients() {
         worker.child.kill().unwrap();
         worker.child.wait().unwrap();
     }
-    // What they said before they died.
-    while let Ok(word) = said.recv_timeout(Duration::from_millis(200)) {
+    // What they said before they died: their listeners end with them.
+    drop(sender);
+    for word in said {
         if word.pages > 0 {
             recent.push_back((word.chain, word.pages));
         }

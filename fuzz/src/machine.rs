@@ -421,9 +421,11 @@ impl Machine {
     /// When it does not come to rest.
     #[must_use]
     pub fn close(mut self) -> Image {
-        self.with_core(Core::write_evictions);
-        assert!(self.flush(), "a flush fails, and no sync has");
-        assert!(self.core.is_idle(), "the core does not come to rest");
+        for _ in 0..2 {
+            self.with_core(Core::write_evictions);
+            assert!(self.flush(), "a flush fails, and no sync has");
+            assert!(self.core.is_idle(), "the core does not come to rest");
+        }
         let headers = self.with_core(Core::closing_headers);
         for (volume, offset, bytes) in headers.expect("memory for a few blocks") {
             self.write(volume, offset, &bytes);

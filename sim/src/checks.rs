@@ -147,6 +147,10 @@ impl World {
                 if matches!(record, Record::Evict { birth, .. } if birth.run() == live.run()) {
                     live.evictions.insert(record.birth());
                 }
+                if self.tainted.contains(&segment) {
+                    // Nothing tells of this segment's life: what is written behind that is lost.
+                    self.spoil_deletion(record);
+                }
                 self.note_departure(record);
                 continue;
             };

@@ -588,7 +588,11 @@ impl World {
                 put.names[at]
             );
             let Some(version) = now else { continue };
-            let before = put.before[at].filter(|v| is_still && self.oracle.version(*v).durable);
+            // One that a crash cut short is there because what it replaced is lost already.
+            let before = put.before[at].filter(|before| {
+                let before = self.oracle.version(*before);
+                is_still && before.durable && !before.torn
+            });
             let meant = put.versions[at].or(put.before[at]);
             let always = always && meant == Some(version);
             if always || before.is_some() && before != Some(version) {

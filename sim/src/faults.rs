@@ -232,10 +232,7 @@ impl World {
             Content::Bytes(bytes) => {
                 self.excuse_life(volume, at, bytes);
                 for record in self.records_of(volume, at, block) {
-                    self.oracle.spoiled |= !matches!(record, Record::Page(_));
-                    if let Some(name) = self.deleted_by(&record) {
-                        self.oracle.deletion_spoiled(name);
-                    }
+                    self.spoil_deletion(&record);
                 }
                 for version in self.pages_of(volume, at, block) {
                     self.oracle.version_mut(version).rotten = true;
@@ -270,6 +267,21 @@ impl World {
         if !is_told {
             self.tainted.insert(segment);
             self.headless.insert(segment);
+            // The deletions that were written behind it are lost with it.
+            for at in first..first + self.setup.segment_blocks as usize {
+                let block = self.disk.volumes()[volume].visible(at).clone();
+                for record in self.records_of(volume, at, &block) {
+                    self.spoil_deletion(&record);
+                }
+            }
+        }
+    }
+
+    /// A record is lost: what it deletes may come back.
+    pub fn spoil_deletion(&mut self, record: &Record) {
+        self.oracle.spoiled |= !matches!(record, Record::Page(_));
+        if let Some(name) = self.deleted_by(record) {
+            self.oracle.deletion_spoiled(name);
         }
     }
 

@@ -467,12 +467,13 @@ impl Core {
         self.log.evictions.drain(..waiting.min(room)).collect()
     }
 
-    /// Writes down every eviction that still waits, for a clean close. Returns how many find no room: they are let go.
+    /// Writes down every eviction that still waits, for a clean close. Returns how many find no room: they go on waiting.
     pub fn write_evictions(&mut self) -> usize {
         let records = Vec::from(std::mem::take(&mut self.log.evictions));
         let mut left = records.len();
         for chunk in records.chunks(RECORDS_PER_BLOCK) {
             let Some(segment) = self.place_note(1) else {
+                self.log.evictions.extend(&records[records.len() - left..]);
                 break;
             };
             left -= chunk.len();

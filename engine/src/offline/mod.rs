@@ -216,10 +216,7 @@ impl Owner {
     /// Writes down what waits to be, makes everything durable, and closes the store in order. Returns how many evictions found no
     /// room to be written down.
     fn close(&mut self) -> Result<usize, StoreError> {
-        let unwritten = self.local.with_core(crate::core::Core::write_evictions);
-        opening::settle(&self.local)?;
-        opening::mark_clean(&self.local, &mut self.volumes)?;
-        Ok(unwritten)
+        opening::mark_clean(&self.local, &mut self.volumes)
     }
 }
 

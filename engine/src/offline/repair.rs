@@ -229,26 +229,25 @@ pub(super) fn repair_on(
         .filter_map(|name| name.id(&spots))
         .collect();
     let (mut owner, _) = Owner::begin(opening, &segments, options)?;
-    done.unrecorded_pages = drop_pages(&owner, &plan.pages);
+    drop_pages(&owner, &plan.pages);
     empty_all(&owner, &segments, plan.bytes_to_move, &mut done, progress)?;
     let counters = owner.local.with_core(|core| core.counters());
     done.moved_pages = counters.moved;
     done.dropped_pages = counters.damaged;
     done.unfinished_pages = counters.unfinished;
-    done.unrecorded_pages += owner.close()? as u64;
+    done.unrecorded_pages = owner.close()? as u64;
     // A segment that was given back has one copy that says so, and perhaps another that was bad from the beginning.
     let again: Vec<SegmentName> = plan.headers.iter().chain(&plan.segments).copied().collect();
     done.headers += headers::restore(&owner.volumes, owner.local.disk.as_ref(), &spots, &again)?;
     Ok(done)
 }
 
-/// Drops those pages that are damaged still. Returns for how many of them no record could be written.
-fn drop_pages(owner: &Owner, pages: &[DamagedPage]) -> u64 {
+/// Drops those pages that are damaged still.
+fn drop_pages(owner: &Owner, pages: &[DamagedPage]) {
     let slots: HashMap<Fingerprint, NamespaceSlot> = (0..)
         .zip(&owner.namespaces)
         .map(|(slot, (fingerprint, _))| (*fingerprint, NamespaceSlot(slot)))
         .collect();
-    let mut unwritten = 0;
     for pages in pages.chunks(DROPS) {
         let there: Vec<(NamespaceSlot, DamagedPage)> = pages
             .iter()
@@ -266,9 +265,8 @@ fn drop_pages(owner: &Owner, pages: &[DamagedPage]) -> u64 {
             drop_batch(owner, now);
             rest = later;
         }
-        unwritten += owner.local.with_core(crate::core::Core::write_evictions) as u64;
+        owner.local.with_core(crate::core::Core::write_evictions);
     }
-    unwritten
 }
 
 fn page_bytes(owner: &Owner, slot: NamespaceSlot) -> usize {

@@ -30,7 +30,6 @@ use crate::api::{
     PutPage, PutStatus, Refusal, Stats,
 };
 use crate::catalog::{Catalog, Extent};
-use crate::core::Core;
 use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
 use crate::index::Place;
@@ -315,10 +314,10 @@ impl Store {
         let closed = if self.read_only {
             Ok(())
         } else {
-            self.local.with_core(Core::write_evictions);
             self.local
                 .flush()
                 .and_then(|()| mark_clean(&self.local, &mut volumes))
+                .map(drop)
         };
         self.data.disk.shutdown();
         // The disk has answered for everything: nothing of this opening can reach the volumes any more.

@@ -193,25 +193,32 @@ pub(crate) fn catalog(
     Local::new(core, index, disk, map, lease)
 }
 
-/// Waits until nothing is under way and all of it is durable: copies, sealed headers, segments that are given back.
-pub(crate) fn settle(local: &Local) -> Result<(), StoreError> {
+/// Waits until nothing is under way and all of it is durable: copies, sealed headers, segments that are given back, evictions.
+/// Returns how many evictions found no room to be written down.
+pub(crate) fn settle(local: &Local) -> Result<usize, StoreError> {
     let until = Instant::now() + CLOSE_PATIENCE;
-    // What settles after the first flush (segments being sealed or given back, their syncs) is covered by the second, and that
-    // fails while anything is in doubt.
-    for _ in 0..2 {
+    // What settles after one flush (segments being sealed or given back, their syncs) is covered by the next, and that fails while
+    // anything is in doubt. The last writes nothing of its own: nothing is under way when it returns.
+    let mut unwritten = 0;
+    for is_last in [false, false, true] {
         if !local.wait_until_idle(until) {
             return Err(StoreError::WriteFailed(
                 "the device did not finish what was under way".to_owned(),
             ));
         }
+        // What found no room before may find it in a segment that has been given back since.
+        if !is_last {
+            unwritten = local.with_core(Core::write_evictions);
+        }
         local.flush()?;
     }
-    Ok(())
+    Ok(unwritten)
 }
 
-/// Leaves the store so that the next open need not look for what a crash may have left.
-pub(crate) fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<(), StoreError> {
-    settle(local)?;
+/// Leaves the store so that the next open need not look for what a crash may have left. Returns how many evictions found no room
+/// to be written down.
+pub(crate) fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<usize, StoreError> {
+    let unwritten = settle(local)?;
     let headers = local
         .with_core(Core::closing_headers)
         .map_err(|e| StoreError::io("closing", Path::new("memory"), e))?;
@@ -223,5 +230,6 @@ pub(crate) fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<(), Sto
     for (_, volume) in volumes.present() {
         volume.sync()?;
     }
-    volumes.update(|superblock| superblock.state = OpenState::Clean)
+    volumes.update(|superblock| superblock.state = OpenState::Clean)?;
+    Ok(unwritten)
 }

@@ -499,8 +499,8 @@ impl<'w, W: Witness> Machine<'w, W> {
 
     /// Closes in order and opens again.
     fn close(&mut self) -> Result<(), String> {
-        self.with_core(Core::write_evictions)?;
         for _ in 0..2 {
+            self.with_core(Core::write_evictions)?;
             self.flush()?;
             self.until("a close", |machine| machine.core.is_idle())?;
         }
