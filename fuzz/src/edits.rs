@@ -15,11 +15,14 @@ use crate::machine::{Image, segment_start};
 use crate::memory_disk::Block;
 
 const CRC_AT: usize = 16;
-const RECORDS_AT: usize = 160;
-const RECORD_BYTES: usize = 96;
+/// Where a descriptor block's records begin, in bytes.
+pub const RECORDS_AT: usize = 160;
+
+/// Bytes of one record.
+pub const RECORD_BYTES: usize = 96;
 
 /// Offset in a block and width of the fields of a segment header and of a descriptor block's own head.
-const FIELDS: [(usize, usize); 13] = [
+pub const FIELDS: [(usize, usize); 13] = [
     (12, 4),
     (24, 8),
     (40, 8),
@@ -36,7 +39,7 @@ const FIELDS: [(usize, usize); 13] = [
 ];
 
 /// Offset in a record and width of its fields.
-const RECORD_FIELDS: [(usize, usize); 11] = [
+pub const RECORD_FIELDS: [(usize, usize); 11] = [
     (0, 1),
     (1, 1),
     (4, 4),
@@ -227,6 +230,16 @@ fn copy_block(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
 }
 
 fn copy_record(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
+    with_two_records(image, volume, feed, |source, to| to.copy_from_slice(source));
+}
+
+/// Changes one record by what another one, or it itself, says.
+fn with_two_records(
+    image: &mut Image,
+    volume: usize,
+    feed: &mut Feed<'_>,
+    edit: impl FnOnce(&[u8], &mut [u8]),
+) {
     let (Some(from), Some(to)) = (
         any_descriptors(image, volume, feed),
         any_descriptors(image, volume, feed),
@@ -236,7 +249,10 @@ fn copy_record(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     let (a, b) = (record_at(feed), record_at(feed));
     let source = image.volumes[volume].block(from);
     change(image, volume, to, |block| {
-        block[b..b + RECORD_BYTES].copy_from_slice(&source[a..a + RECORD_BYTES]);
+        edit(
+            &source[a..a + RECORD_BYTES],
+            &mut block[b..b + RECORD_BYTES],
+        );
     });
 }
 
@@ -272,17 +288,9 @@ fn set_superblock(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
 
 /// A page is made the parent of another one, or of itself.
 fn parent_in_a_circle(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
-    let (Some(from), Some(to)) = (
-        any_descriptors(image, volume, feed),
-        any_descriptors(image, volume, feed),
-    ) else {
-        return;
-    };
-    let (a, b) = (record_at(feed), record_at(feed));
-    let source = image.volumes[volume].block(from);
-    change(image, volume, to, |block| {
-        block[b + 1] = 1;
-        block[b + 56..b + 68].copy_from_slice(&source[a + 24..a + 36]);
+    with_two_records(image, volume, feed, |parent, record| {
+        record[1] = 1;
+        record[56..68].copy_from_slice(&parent[24..36]);
     });
 }
 

@@ -11,7 +11,9 @@ use larder_engine::format::{
 };
 use larder_engine::index::NamespaceSlot;
 use larder_engine::survey::{FlawReason, Survey, SurveyOptions};
-use larder_fuzz::edits::{fix_checksum, is_structure, put_header};
+use larder_fuzz::edits::{
+    FIELDS, RECORD_BYTES, RECORD_FIELDS, RECORDS_AT, fix_checksum, is_structure, put_header,
+};
 use larder_fuzz::examine::{live_on, look, open_and_read, read_all};
 use larder_fuzz::feed::Feed;
 use larder_fuzz::forge::{Forged, bodies, key, page, prefix, serial};
@@ -21,9 +23,6 @@ use larder_fuzz::raw::{MemoryFile, survey};
 use larder_fuzz::sample::{
     REAL_SEGMENT_BLOCKS, SMALL_SEGMENT_BLOCKS, Truth, fresh, namespaces, sample,
 };
-
-const RECORDS_AT: usize = 160;
-const RECORD_BYTES: usize = 96;
 
 /// Numbers at every extreme.
 const EXTREMES: [u64; 14] = [
@@ -83,82 +82,53 @@ fn some_structures(image: &Image, structure: Structure) -> Vec<u64> {
     all
 }
 
-#[test]
-fn every_number_of_a_header_may_be_at_any_extreme() {
-    for recipe in [1, 2, 3, 4] {
-        let sample = sample(recipe);
-        for at in some_structures(&sample.image, Structure::SegmentHeader) {
-            for field in [
-                (12, 4),
-                (40, 8),
-                (48, 8),
-                (56, 8),
-                (64, 4),
-                (68, 4),
-                (72, 4),
-                (76, 2),
-                (78, 2),
-            ] {
+/// Every field of every such structure takes every extreme. `records` names the records that `fields` lie in, none for the
+/// structure itself.
+fn at_every_extreme(
+    recipe: usize,
+    structure: Structure,
+    fields: &[(usize, usize)],
+    records: &[usize],
+) {
+    let sample = sample(recipe);
+    let starts: Vec<usize> = match records {
+        [] => vec![0],
+        _ => records
+            .iter()
+            .map(|record| RECORDS_AT + record * RECORD_BYTES)
+            .collect(),
+    };
+    for at in some_structures(&sample.image, structure) {
+        for start in &starts {
+            for (offset, width) in fields {
                 for value in EXTREMES {
+                    let field = (start + offset, *width);
                     with_number(&sample.image, &sample.truth, at, field, value);
                 }
             }
         }
+    }
+}
+
+#[test]
+fn every_number_of_a_header_may_be_at_any_extreme() {
+    for recipe in [1, 2, 3, 4] {
+        at_every_extreme(recipe, Structure::SegmentHeader, &FIELDS, &[]);
     }
 }
 
 #[test]
 fn every_number_of_a_descriptor_block_may_be_at_any_extreme() {
-    let fields = [
-        (12, 4),
-        (40, 8),
-        (48, 8),
-        (56, 8),
-        (64, 4),
-        (68, 4),
-        (72, 4),
-        (76, 2),
-        (78, 2),
-        (80, 4),
-    ];
     for recipe in [2, 3] {
-        let sample = sample(recipe);
-        for at in some_structures(&sample.image, Structure::DescriptorBlock) {
-            for field in fields {
-                for value in EXTREMES {
-                    with_number(&sample.image, &sample.truth, at, field, value);
-                }
-            }
-        }
+        at_every_extreme(recipe, Structure::DescriptorBlock, &FIELDS, &[]);
     }
 }
 
 #[test]
 fn every_number_of_a_record_may_be_at_any_extreme() {
-    let fields = [
-        (0, 1),
-        (1, 1),
-        (4, 4),
-        (8, 8),
-        (24, 8),
-        (56, 8),
-        (68, 4),
-        (72, 4),
-        (80, 8),
-        (88, 8),
-    ];
     for recipe in [2, 4] {
-        let sample = sample(recipe);
-        for at in some_structures(&sample.image, Structure::DescriptorBlock) {
-            for record in [0, 1, 7] {
-                for (offset, width) in fields {
-                    for value in EXTREMES {
-                        let field = (RECORDS_AT + record * RECORD_BYTES + offset, width);
-                        with_number(&sample.image, &sample.truth, at, field, value);
-                    }
-                }
-            }
-        }
+        let records = [0, 1, 7];
+        at_every_extreme(recipe, Structure::DescriptorBlock, &RECORD_FIELDS, &records);
     }
 }
 

@@ -146,7 +146,8 @@ impl World {
                     || known.dropped
                     || unheaded
                     || self.tainted.contains(&place.segment)
-                    || self.headless.contains(&place.segment),
+                    || self.headless.contains(&place.segment)
+                    || self.forgotten.contains(&place.segment),
                 "{version:?} of {name:?} at {place:?} is called proven, and is not whole"
             );
             self.oracle.version_mut(*version).torn = true;
@@ -197,6 +198,7 @@ impl World {
                     || known.dropped
                     || unheaded
                     || self.headless.contains(&place.segment)
+                    || self.forgotten.contains(&place.segment)
                     || self.is_intact(version, place),
                 "a reader is shown {version:?} of {name:?} at {place:?}, which is not whole"
             );
