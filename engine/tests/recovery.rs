@@ -2,16 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, Done, Kind, Op, Piece};
+use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, Holder, OpenState,
     PageKey, PageRecord, Record, Run, SEGMENTS_OFFSET, SegmentHeader, SegmentNo, SegmentState,
     Serial, StoreId, Superblock, VolumeEntry, VolumeId,
 };
 use larder_engine::index::{Index, NamespaceSlot, SegmentId};
-use larder_engine::recovery::recover;
+use larder_engine::recovery::{Recovery, recover};
 
 const STORE: StoreId = StoreId::from_bytes([7; 16]);
 const SEGMENT_BLOCKS: u32 = 64;
@@ -20,6 +20,8 @@ const SEGMENTS: u32 = 6;
 /// One volume that can only be read; what was never written is zero.
 struct Memory {
     blocks: BTreeMap<u32, [u8; BLOCK_BYTES]>,
+    /// These cannot be read.
+    bad: BTreeSet<u32>,
     choice: Choice,
 }
 
@@ -34,6 +36,11 @@ impl Disk for Memory {
                 panic!("recovery reads into memory of its own, and does nothing else");
             };
             let first = u32::try_from((offset - SEGMENTS_OFFSET) / BLOCK_BYTES as u64).unwrap();
+            let end = first + u32::try_from(bytes.len() / BLOCK_BYTES).unwrap();
+            let result = match self.bad.range(first..end).next() {
+                None => Ok(()),
+                Some(_) => Err(DiskError::Os(5)),
+            };
             for (out, at) in bytes.chunks_exact_mut(BLOCK_BYTES).zip(first..) {
                 if let Some(block) = self.blocks.get(&at) {
                     out.copy_from_slice(block);
@@ -41,7 +48,7 @@ impl Disk for Memory {
             }
             op.sink.done(vec![Done {
                 tag: op.tag,
-                result: Ok(()),
+                result,
                 buffer: Some(bytes),
             }]);
         }
@@ -135,16 +142,25 @@ fn page_block(
 
 /// What recovery makes of these blocks, counted from the start of segment 0.
 fn recovered(blocks: BTreeMap<u32, [u8; BLOCK_BYTES]>, superblock: &Superblock) -> Index {
+    recovered_around(blocks, BTreeSet::new(), superblock).1
+}
+
+fn recovered_around(
+    blocks: BTreeMap<u32, [u8; BLOCK_BYTES]>,
+    bad: BTreeSet<u32>,
+    superblock: &Superblock,
+) -> (Recovery, Index) {
     let disk = Memory {
         blocks,
+        bad,
         choice: Choice {
             kind: Kind::Threads,
             reason: String::new(),
         },
     };
     let index = Index::new(SEGMENTS as usize, u64::from(SEGMENTS * SEGMENT_BLOCKS));
-    recover(&disk, &[Some(superblock)], &index, false);
-    index
+    let recovery = recover(&disk, &[Some(superblock)], &index, false);
+    (recovery, index)
 }
 
 /// So many serials of the second run, in order.
@@ -211,4 +227,25 @@ fn what_lies_under_two_bad_headers_takes_no_whole_page_s_place() {
     let index = recovered(blocks, &superblock(first.run(), OpenState::Open));
     let found = index.locate(NamespaceSlot(0), &PageKey::from_bytes([1; 32]));
     assert_eq!(found.map(|found| found.place.segment), Some(SegmentId(0)));
+}
+
+/// A power loss kept one descriptor block and neither header, and one header's place cannot be read at the moment. When it can be
+/// read again it says nothing, so what is served meanwhile is told by a header of its own.
+#[test]
+fn a_life_whose_headers_cannot_be_read_is_told_by_a_new_header() {
+    let [sequence, a, b] = serials();
+    let mut blocks = BTreeMap::from([(SEGMENT_BLOCKS - 2, page_block(0, sequence, (a, b), 1, 1))]);
+    let crashed = superblock(sequence.run(), OpenState::Open);
+    let bad = BTreeSet::from([1]);
+    let (recovery, index) = recovered_around(blocks.clone(), bad, &crashed);
+    assert_eq!(index.len(), 1);
+    let first = recovery.recovered.first;
+    for (_, header) in recovery.adoptions {
+        let at = header.segment.0 * SEGMENT_BLOCKS;
+        let mut bytes = [0; BLOCK_BYTES];
+        header.encode(&mut bytes);
+        blocks.extend([(at, bytes), (at + 1, bytes)]);
+    }
+    let closed = superblock(first.run(), OpenState::Clean);
+    assert_eq!(recovered(blocks, &closed).len(), 1);
 }

@@ -379,13 +379,15 @@ impl<E: Extra> Gathered<E> {
         scan: SegmentScan,
         proven_only: bool,
     ) -> SegmentSummary {
-        let unreadable = scan
-            .faults
-            .iter()
-            .any(|fault| matches!(fault.reason, FaultReason::Unreadable(_)));
         let headers = spot.headers();
         let headers = headers.offset..headers.offset + headers.bytes as u64;
         let is_header = |fault: &Fault| headers.contains(&fault.offset);
+        // Headers that cannot be read, where no other one is found, are written anew, as damaged ones are: what they said may be
+        // all that tells of this life, and once they can be read they may say nothing.
+        let unreadable = scan.faults.iter().any(|fault| {
+            matches!(fault.reason, FaultReason::Unreadable(_))
+                && !(scan.header.is_none() && is_header(fault))
+        });
         let headless = scan.header.is_none() && scan.faults.iter().any(is_header);
         for fault in scan.faults {
             self.damage.push(Damage {
