@@ -5,17 +5,17 @@
 //! blocks and a lone put waits for nobody. A group has one commit number; it is *complete* when each of its block
 //! writes is answered and each of its pages is settled. Syncs cover complete groups only.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 
 use larder_format::{
-    BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, KeyPrefix, PageRecord, RECORDS_PER_BLOCK,
-    Record, SegmentNo, SegmentState, Serial,
+    BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, PageRecord, RECORDS_PER_BLOCK, Record,
+    SegmentNo, SegmentState, Serial,
 };
 
-use super::{Core, Effect, Io, IoId, Origin, RequestId, SyncPolicy, Ticket, Waiter};
-use crate::api::PutStatus;
+use super::evictions::Evictions;
+use super::{Core, Effect, Io, IoId, RequestId, SyncPolicy, Ticket, Waiter};
 use crate::catalog::ReservationId;
-use crate::index::{NamespaceSlot, Publish, Published, SegmentId};
+use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
 use crate::planted;
 
@@ -28,9 +28,6 @@ const GROUPS_MAX: usize = 8;
 /// Descriptor blocks in flight at once. A crash leaves holes of at most this many blocks among written ones; recovery looks
 /// further than that past the last block it finds.
 pub(crate) const BLOCKS_IN_FLIGHT_MAX: u32 = 512;
-
-/// Evictions that wait to be written down; past that the oldest are let go, and may come back after a crash.
-const EVICTIONS_MAX: usize = 1 << 16;
 
 /// A record that is no page.
 #[derive(Debug)]
@@ -67,11 +64,20 @@ struct Written {
 
 /// Descriptors waiting for a group, all of one segment.
 #[derive(Debug, Default)]
-struct Queue {
+pub(super) struct Queue {
     pages: Vec<Ticket>,
     notes: Vec<Note>,
     /// Descriptor blocks promised to them.
-    credits: u32,
+    pub credits: u32,
+}
+
+impl Queue {
+    /// Records that it takes up in blocks: a namespace has a block of its own.
+    pub(super) fn records(&self) -> usize {
+        let notes = self.notes.iter();
+        let notes = notes.filter(|note| matches!(note.body, NoteBody::Record(_)));
+        self.pages.len() + notes.count()
+    }
 }
 
 /// One write of neighbouring descriptor blocks.
@@ -111,8 +117,7 @@ pub(super) struct Log {
     pub unopened: Vec<Ticket>,
     /// Groups with blocks in such segments.
     pub unopened_blocks: Vec<(SegmentId, Serial)>,
-    /// Evictions not written down yet, oldest first.
-    evictions: VecDeque<Record>,
+    pub evictions: Evictions,
     /// Requests waiting for notes: how many are left, and the highest commit of those that are written.
     requests: BTreeMap<RequestId, (usize, Serial)>,
     /// Notes written into segments whose headers do not tell of them yet: ones that are just being opened, and sealed ones.
@@ -135,7 +140,7 @@ impl Log {
             ready: Vec::new(),
             unopened: Vec::new(),
             unopened_blocks: Vec::new(),
-            evictions: VecDeque::new(),
+            evictions: Evictions::default(),
             requests: BTreeMap::new(),
             unlisted_notes: BTreeMap::new(),
             unsynced_notes: Vec::new(),
@@ -183,14 +188,6 @@ impl Log {
             if *left == 0 {
                 self.groups.remove(&commit);
             }
-        }
-    }
-
-    /// Has an eviction written down (again) with a later group.
-    pub(super) fn keep_eviction(&mut self, record: Record) {
-        self.evictions.push_back(record);
-        if self.evictions.len() > EVICTIONS_MAX {
-            self.evictions.pop_front();
         }
     }
 
@@ -404,93 +401,6 @@ impl Core {
         parts
     }
 
-    /// Remembers that a page left `segment`, so that a crash does not bring it back in place of pages that were kept. Written
-    /// down when a group has room for it.
-    pub(super) fn log_eviction(
-        &mut self,
-        namespace: NamespaceSlot,
-        key: KeyPrefix,
-        segment: SegmentId,
-    ) {
-        // A put of the same key that is under way was born after the page that leaves, and must stay.
-        let put = self.in_flight.get(&(namespace, key));
-        let birth = match put {
-            Some(&ticket) => Some(self.pending[ticket].birth),
-            None => self.log.next_serial(),
-        };
-        if let Some(birth) = birth {
-            self.log_eviction_born(namespace, key, segment, birth);
-        }
-    }
-
-    fn log_eviction_born(
-        &mut self,
-        namespace: NamespaceSlot,
-        key: KeyPrefix,
-        segment: SegmentId,
-        birth: Serial,
-    ) {
-        let record = Record::Evict {
-            namespace: self.namespaces[namespace.0 as usize].fingerprint,
-            key,
-            birth,
-            volume: u16::try_from(self.space.volume_of(segment)).unwrap_or(u16::MAX),
-            segment: SegmentNo(self.space.number_of(segment)),
-            sequence: self.space.segment(segment).sequence,
-        };
-        if !planted!(UnwrittenEviction) {
-            self.log.keep_eviction(record);
-        }
-    }
-
-    /// The evictions to write with a queue: as many as fit its blocks beside the pages, and as many blocks more as it has
-    /// itself, where the segment has room for them.
-    fn evictions_for(&mut self, id: SegmentId, queue: &mut Queue) -> Vec<Record> {
-        let notes = queue
-            .notes
-            .iter()
-            .filter(|note| matches!(note.body, NoteBody::Record(_)))
-            .count();
-        let records = queue.pages.len() + notes;
-        let blocks = records.div_ceil(RECORDS_PER_BLOCK);
-        let waiting = self.log.evictions.len();
-        let mut room = blocks * RECORDS_PER_BLOCK - records;
-        let more = waiting
-            .saturating_sub(room)
-            .div_ceil(RECORDS_PER_BLOCK)
-            .min(blocks);
-        let more = u32::try_from(more).unwrap_or(0);
-        if more > 0 && self.space.promise_blocks(id, more) {
-            queue.credits += more;
-            room += more as usize * RECORDS_PER_BLOCK;
-        }
-        self.log.evictions.drain(..waiting.min(room)).collect()
-    }
-
-    /// Writes down every eviction that still waits, for a clean close. Returns how many find no room: they go on waiting.
-    pub fn write_evictions(&mut self) -> usize {
-        let records = Vec::from(std::mem::take(&mut self.log.evictions));
-        let mut left = records.len();
-        for chunk in records.chunks(RECORDS_PER_BLOCK) {
-            let Some(segment) = self.place_note(1) else {
-                self.log.evictions.extend(&records[records.len() - left..]);
-                break;
-            };
-            left -= chunk.len();
-            let mut credit = 1;
-            for record in chunk {
-                let note = Note {
-                    body: NoteBody::Record(*record),
-                    teller: Teller::Nobody,
-                };
-                self.log.queue_note(segment, note, credit);
-                credit = 0;
-            }
-        }
-        self.pump();
-        left
-    }
-
     fn bodies(&self, queue: &Queue, evictions: Vec<Record>) -> Vec<Body> {
         let pages = queue
             .pages
@@ -675,105 +585,5 @@ impl Core {
                 }
             }
         }
-    }
-
-    /// Makes every ready page visible, in one pass over the index.
-    pub(super) fn publish_ready(&mut self) {
-        if self.log.ready.is_empty() {
-            return;
-        }
-        let ready = std::mem::take(&mut self.log.ready);
-        let mut batch = Vec::with_capacity(ready.len());
-        let mut published = Vec::with_capacity(ready.len());
-        for ticket in ready {
-            let page = &self.pending[ticket];
-            let cleared = page.birth < self.namespaces[page.namespace.0 as usize].cleared;
-            match page.origin {
-                Origin::Put if (page.deleted || cleared) && !planted!(UndeadPut) => {
-                    self.settle_stored(ticket, None);
-                }
-                Origin::Put => {
-                    batch.push(Publish {
-                        namespace: page.namespace,
-                        key: page.key.prefix(),
-                        parent: page.parent(),
-                        place: page.place,
-                        checksum: page.checksum,
-                        unproven: false,
-                    });
-                    published.push(ticket);
-                }
-                Origin::Copy(from) => self.settle_copy(ticket, from),
-            }
-        }
-        let outcomes = self.index.publish(&batch);
-        for (ticket, outcome) in published.into_iter().zip(outcomes) {
-            self.settle_stored(ticket, Some(outcome));
-        }
-    }
-
-    /// A put page is on the device; `outcome` is what the index made of it, `None` when a deletion came first.
-    fn settle_stored(&mut self, ticket: Ticket, outcome: Option<Published>) {
-        let page = self.remove_pending(ticket);
-        self.counters.pages_put += 1;
-        self.counters.blocks_put += u64::from(page.blocks);
-        let commit = page.commit.unwrap_or(Serial::ZERO);
-        match outcome {
-            Some(_) => self.space.add_live(page.place.segment, page.blocks),
-            None => self.counters.deleted += 1,
-        }
-        if let Some(Published::Replaced(old)) = outcome {
-            self.space.drop_live(old.segment, page.blocks);
-            self.carried_out(old.segment, page.place.segment, commit);
-            self.counters.replaced += 1;
-        }
-        let mut statuses = vec![(page.reservation, page.index, PutStatus::Stored)];
-        statuses.extend(
-            page.followers
-                .iter()
-                .map(|&(id, index)| (id, index, PutStatus::Duplicate)),
-        );
-        for (id, index, status) in statuses {
-            if status == PutStatus::Duplicate {
-                self.counters.duplicates += 1;
-            }
-            if self.config.sync == SyncPolicy::Always {
-                self.wait_for_sync(commit, Waiter::Page(id, index, status));
-            } else {
-                self.set_status(id, index, status);
-            }
-        }
-        self.note_unsynced();
-    }
-
-    fn settle_copy(&mut self, ticket: Ticket, from: crate::index::Place) {
-        let page = self.remove_pending(ticket);
-        if self
-            .index
-            .relocate(page.namespace, page.key.prefix(), from, page.place)
-        {
-            self.space.drop_live(from.segment, page.blocks);
-            self.space.add_live(page.place.segment, page.blocks);
-            // Its bytes were verified on the way.
-            self.index
-                .prove(page.namespace, page.key.prefix(), page.place);
-            let commit = page.commit.unwrap_or(Serial::ZERO);
-            self.carried_out(from.segment, page.place.segment, commit);
-            self.counters.moved += 1;
-        } else if self.index.locate(page.namespace, &page.key).is_none() {
-            // The page left while it was being copied, and the copy must not come back either. Where a newer put took its
-            // place it is not killed: a crash may leave that one unfinished.
-            let birth = Serial::from_raw(page.birth.get().saturating_add(1));
-            self.log_eviction_born(page.namespace, page.key.prefix(), page.place.segment, birth);
-        }
-        self.set_status(page.reservation, page.index, PutStatus::Stored);
-    }
-
-    /// The newer version of something in `segment` went out with `commit`: the segment stays until that is synced.
-    pub(super) fn carried_out(&mut self, segment: SegmentId, to: SegmentId, commit: Serial) {
-        let to_suspect = self.space.segment(to).suspect;
-        let segment = self.space.segment_mut(segment);
-        segment.carried = segment.carried.max(commit);
-        segment.carried_to_suspect |= to_suspect;
     }
 }

@@ -11,7 +11,9 @@
 //! | `pages` | which pages are admitted, and what becomes of each |
 //! | `headers` | what a segment's header says |
 //! | `space` | which segment a page goes to; the life of a segment |
-//! | `log` | when descriptors are written, when a page becomes visible |
+//! | `log` | when descriptors are written |
+//! | `publish` | when a page becomes visible |
+//! | `evictions` | when evictions are written down |
 //! | `sync` | when volumes are synced, what a sync proved, what a failed one spoiled |
 //! | `records` | deletions and namespaces |
 //! | `reclaim` | which segment is emptied, which of its pages survive |
@@ -29,10 +31,12 @@
 //!   when the header that says so is durable: else a power loss leaves the old life with the new one's bytes;
 //! - a deletion is written again after a failed sync, from memory: its block may be what was lost.
 
+mod evictions;
 mod headers;
 mod log;
 mod offline;
 mod pages;
+mod publish;
 mod reclaim;
 mod records;
 mod space;

@@ -273,7 +273,7 @@ impl Core {
                 let lay_in = self.space.id_of(usize::from(*volume), number.0);
                 let there = lay_in.is_some_and(|id| self.space.segment(id).sequence == *sequence);
                 if there && lay_in != Some(segment) {
-                    self.log.keep_eviction(*record);
+                    self.log.evictions.keep(*record);
                 }
             }
             Record::Delete { birth, .. } | Record::Clear { birth, .. } => {

@@ -1,6 +1,6 @@
 //! Recovery: from what the segments' descriptors say to the state of a core and an index.
 //!
-//! Every segment is scanned ([`scan`]). Then records are set against one another:
+//! Every segment is scanned ([`scan`]). Then records are set against one another (`judge`):
 //!
 //! - of several records of one key the highest birth counts, of equal births (copies) the highest commit; but where that one is
 //!   not proven, the newest that is whole (`doubt`): the only case in which payload is read;
@@ -21,6 +21,7 @@
 //! by a crash need no second scan, and so that what is unproven stays so.
 
 mod doubt;
+mod judge;
 pub mod scan;
 
 use std::collections::{BTreeMap, HashMap};
@@ -34,7 +35,7 @@ use crate::core::{InitState, NAMESPACES_MAX, NamespaceInit, Recovered, SegmentIn
 use crate::disk::Disk;
 use crate::index::{Index, NamespaceSlot, Parent, Place, Publish, SegmentId};
 use crate::planted;
-use doubt::{Doubt, Payloads};
+pub use judge::Fate;
 use scan::{Case, Disbelief, Fault, FaultReason, SegmentScan, Spot};
 
 /// What is kept of each page beyond what recovery needs: nothing for an open, which must be fast with millions of them.
@@ -78,21 +79,6 @@ pub(crate) struct Found<E = ()> {
     /// Not believed any more: its namespace's own record says another size.
     pub is_lie: bool,
     pub extra: E,
-}
-
-/// What became of a page that a descriptor names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It is what its key stands for.
-    Live,
-    /// The key was put again, or the page was copied elsewhere.
-    Superseded,
-    /// A crash cut its write short, and an older record of the key is whole.
-    Unfinished,
-    /// Its key was deleted or evicted, by a record of this birth.
-    Gone(Serial),
-    /// Its namespace was cleared, by a record of this birth.
-    Cleared(Serial),
 }
 
 /// A segment's block that could not be used.
@@ -592,87 +578,6 @@ impl<E: Extra> Gathered<E> {
         }
     }
 
-    /// Sets records against one another. Gives out the pages, in the order of namespaces, keys and ages, and what became of each.
-    pub(crate) fn judge(&mut self, disk: &dyn Disk, spots: &[Spot]) -> (Vec<Found<E>>, Vec<Fate>) {
-        let mut pages = std::mem::take(&mut self.pages);
-        pages.retain(|page| !page.is_lie);
-        pages.sort_unstable_by_key(|page| (page.slot, page.key, page.birth, page.commit));
-        let mut fates: Vec<Fate> = pages
-            .iter()
-            .map(|page| self.fate_by_deletions(page))
-            .collect();
-        let mut doubts = Vec::new();
-        let mut first = 0;
-        for records in pages.chunk_by(|a, b| (a.slot, a.key) == (b.slot, b.key)) {
-            let here = first..first + records.len();
-            first = here.end;
-            if records.len() > 1 {
-                doubts.extend(self.judge_key(&pages, here, &mut fates));
-            }
-        }
-        let payloads = Payloads {
-            disk,
-            spots,
-            namespaces: &self.namespaces,
-            pages: &pages,
-        };
-        let settled = payloads.settle(&doubts);
-        for (doubt, whole) in doubts.iter().zip(settled) {
-            // Where none is whole the newest stays; its bytes will miss when they are asked for.
-            let Some(whole) = whole else { continue };
-            for &newer in doubt.candidates.iter().take_while(|at| **at != whole) {
-                fates[newer] = Fate::Unfinished;
-            }
-            fates[whole] = Fate::Live;
-            pages[whole].proven = true;
-        }
-        (pages, fates)
-    }
-
-    /// Of the records of one key that no deletion kills, leaves the newest. Gives back the doubt about it, if there is one.
-    fn judge_key(
-        &self,
-        pages: &[Found<E>],
-        records: std::ops::Range<usize>,
-        fates: &mut [Fate],
-    ) -> Option<Doubt> {
-        let mut living: Vec<usize> = records.rev().collect();
-        living.retain(|&at| fates[at] == Fate::Live);
-        if planted!(LowerBirthWins) {
-            living.reverse();
-        }
-        let (&newest, older) = living.split_first()?;
-        for &at in older {
-            fates[at] = Fate::Superseded;
-        }
-        if older.is_empty() || pages[newest].proven {
-            return None;
-        }
-        let key = *self.keys.get(&(pages[newest].slot, pages[newest].key))?;
-        let mut candidates = vec![newest];
-        for &at in older {
-            candidates.push(at);
-            if pages[at].proven {
-                break;
-            }
-        }
-        Some(Doubt { key, candidates })
-    }
-
-    fn fate_by_deletions(&self, page: &Found<E>) -> Fate {
-        let gone = self.gone.get(&(page.slot, page.key));
-        if let Some(&birth) = gone.filter(|birth| page.birth < **birth) {
-            return Fate::Gone(birth);
-        }
-        let cleared = self.clears.get(&page.slot);
-        match cleared.filter(|birth| page.birth < **birth) {
-            Some(&birth) => Fate::Cleared(birth),
-            None => Fate::Live,
-        }
-    }
-}
-
-impl<E: Extra> Gathered<E> {
     /// Publishes the pages that count, and gives them back in that order.
     fn publish(
         &mut self,
