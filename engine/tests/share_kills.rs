@@ -37,6 +37,7 @@ struct Said {
     chain: u64,
     pages: usize,
     is_owner: bool,
+    at: Instant,
 }
 
 fn work(path: &Path, number: u64) {
@@ -73,6 +74,17 @@ fn work(path: &Path, number: u64) {
 struct Worker {
     child: Child,
     is_owner: bool,
+    /// When it was started, or spoke last.
+    spoke: Instant,
+}
+
+/// What the test has heard.
+#[derive(Default)]
+struct Heard {
+    /// The chains put last, with how many of their pages were acknowledged.
+    recent: VecDeque<(u64, usize)>,
+    /// The longest that one worker was silent.
+    silence: Duration,
 }
 
 fn start(path: &Path, number: u64, worker: usize, said: &Sender<Said>) -> Worker {
@@ -103,24 +115,39 @@ fn start(path: &Path, number: u64, worker: usize, said: &Sender<Said>) -> Worker
                 chain,
                 pages,
                 is_owner,
+                at: Instant::now(),
             });
         }
     });
     Worker {
         child,
         is_owner: false,
+        spoke: Instant::now(),
     }
 }
 
-fn hear(said: &Receiver<Said>, workers: &mut [Worker], recent: &mut VecDeque<(u64, usize)>) {
-    let word = said
-        .recv_timeout(HANG)
-        .expect("no worker has done anything for a long time");
-    workers[word.worker].is_owner = word.is_owner;
-    if word.pages > 0 {
-        recent.push_back((word.chain, word.pages));
-        while recent.len() * PAGES > RECENT {
-            recent.pop_front();
+impl Heard {
+    fn hear(&mut self, said: &Receiver<Said>, workers: &mut [Worker]) {
+        let word = said.recv_timeout(HANG).expect("nobody has said anything");
+        let worker = &mut workers[word.worker];
+        // What its predecessor said last may be heard late.
+        let silence = word.at.saturating_duration_since(worker.spoke);
+        self.silence = self.silence.max(silence);
+        worker.spoke = worker.spoke.max(word.at);
+        worker.is_owner = word.is_owner;
+        for (number, worker) in workers.iter().enumerate() {
+            let silence = word.at.saturating_duration_since(worker.spoke);
+            assert!(silence < HANG, "worker {number} hangs");
+        }
+        self.keep(&word);
+    }
+
+    fn keep(&mut self, word: &Said) {
+        if word.pages > 0 {
+            self.recent.push_back((word.chain, word.pages));
+            while self.recent.len() * PAGES > RECENT {
+                self.recent.pop_front();
+            }
         }
     }
 }
@@ -139,11 +166,11 @@ fn what_was_acknowledged_outlives_killed_owners_and_clients() {
     let mut workers: Vec<Worker> = (0..WORKERS)
         .map(|worker| start(&home.path, worker as u64, worker, &sender))
         .collect();
-    let mut recent = VecDeque::new();
+    let mut heard = Heard::default();
     let mut owners_killed = 0;
     for (next, kill) in (WORKERS as u64..).zip(0..kills) {
         for _ in 0..random.random_range(4..40) {
-            hear(&said, &mut workers, &mut recent);
+            heard.hear(&said, &mut workers);
         }
         // Every other time the owner.
         let owner = workers.iter().position(|worker| worker.is_owner);
@@ -168,18 +195,17 @@ fn what_was_acknowledged_outlives_killed_owners_and_clients() {
     // What they said before they died: their listeners end with them.
     drop(sender);
     for word in said {
-        if word.pages > 0 {
-            recent.push_back((word.chain, word.pages));
-        }
+        heard.keep(&word);
     }
     let begun = Instant::now();
     let store = home.open();
     eprintln!(
-        "{kills} kills, {owners_killed} of owners; opened in {:?}",
+        "{kills} kills, {owners_killed} of owners; longest silence of a worker {:?}; opened in {:?}",
+        heard.silence,
         begun.elapsed()
     );
     let pool = Pool::new(&store, "m", &PARTS);
-    for (seed, pages) in recent {
+    for (seed, pages) in heard.recent {
         let keys = &chain(seed, PAGES)[..pages];
         assert_eq!(
             pool.hits(keys),
