@@ -62,6 +62,8 @@ struct State {
     /// What was written to each block since the last sync, the oldest first.
     unsynced: BTreeMap<u64, Vec<Box<Block>>>,
     powerless: bool,
+    /// Writes until the power goes by itself.
+    writes_left: Option<u64>,
     /// Blocks that cannot be read.
     spoilt: BTreeSet<u64>,
     /// How often the file is open.
@@ -72,6 +74,8 @@ struct State {
 /// What has happened to the device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
+    /// Writes that were taken.
+    pub writes: u64,
     /// Blocks that syncs made durable.
     pub synced: u64,
     /// Blocks that were not synced when the power was cut, and how many of them did not keep what was written last.
@@ -124,6 +128,16 @@ impl Device {
         self.shared.lock().powerless = true;
     }
 
+    /// The power goes with the next write after so many.
+    pub fn cut_power_after(&self, writes: u64) {
+        self.shared.lock().writes_left = Some(writes);
+    }
+
+    /// Whether the power is on.
+    pub fn is_powered(&self) -> bool {
+        !self.shared.lock().powerless
+    }
+
     /// Waits until nobody has the file open any more, lets the dice choose what each unsynced block holds, and works again.
     pub fn restore_power(&self, dice: &mut Pcg64Mcg) {
         let state = self.shared.lock();
@@ -158,6 +172,7 @@ impl Device {
             self.shared.write_back(block, &bytes).unwrap();
         }
         state.powerless = false;
+        state.writes_left = None;
     }
 }
 
@@ -225,9 +240,18 @@ impl Shared {
 
     fn write(&self, offset: u64, mut bytes: &[u8]) -> Result<u32, Errno> {
         let mut state = self.powered()?;
+        match &mut state.writes_left {
+            Some(0) => {
+                state.powerless = true;
+                return Err(Errno::EIO);
+            }
+            Some(left) => *left -= 1,
+            None => {}
+        }
         if offset + bytes.len() as u64 > self.bytes {
             return Err(Errno::ENOSPC);
         }
+        state.counts.writes += 1;
         let written = u32::try_from(bytes.len()).unwrap();
         let mut at = offset;
         while !bytes.is_empty() {

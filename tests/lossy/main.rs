@@ -1,11 +1,12 @@
-//! Power loss at random moments, over a device that forgets what was not synced: what was acknowledged as flushed is there. And
-//! sectors that cannot be read.
+//! Power loss at random moments, over a device that forgets what was not synced: what was acknowledged as flushed is there. Power
+//! loss at every write of the tools that change a store. And sectors that cannot be read.
 //!
 //! Needs FUSE and the right to mount; where either is missing it says so and passes. `LARDER_KILLS=n` makes n power losses
 //! instead of the usual number.
 #![allow(clippy::unwrap_used)]
 
 mod device;
+mod offline;
 #[path = "../support/mod.rs"]
 mod support;
 
