@@ -51,7 +51,7 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
     // Every catch is a panic: only the last word is worth reading.
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
-    for &bug in Bug::ALL {
+    for &bug in Bug::ALONE {
         match hunt(Some(bug), SEEDS) {
             Some((seed, said)) => {
                 let said: String = said

@@ -1,6 +1,7 @@
 //! The owner's side: a listening socket, a thread for each connection, and what each client holds.
 //!
-//! Owns: the socket file beside the store, the connections, and by client its pins and its puts.
+//! Owns: the socket file beside the store and the connections. What requests are answered with is decided in `answer`, what each
+//! client holds in `ledger`, both without threads, sockets or clock: this is what they run on.
 //!
 //! Invariants:
 //! - a client is one first connection and any number of further ones; when the first ends, the client has gone: its pins are
@@ -13,7 +14,8 @@
 //! Faults defended against: whatever arrives on the socket ([`wire`](super::wire)); clients of another user; clients that
 //! stop reading (their own threads wait, nobody else); clients killed at any moment.
 
-mod answer;
+pub mod answer;
+pub mod ledger;
 mod session;
 mod socket;
 
@@ -30,15 +32,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::guard;
 use super::wire::{
-    ClientId, Failure, MAGIC, Reply, Report, Request, VERSION, Welcome, WireError, parse, receive,
-    send,
+    ClientId, Failure, Reply, Report, Request, Welcome, WireError, parse, receive, send,
 };
 use crate::api::PageStore;
+use crate::catalog::SegmentMap;
 use crate::error::StoreError;
-use crate::index::Place;
 use crate::store::Store;
+use answer::{Answer, Desk, Greeting, Later};
 use session::{Session, fresh_secret};
 pub(super) use socket::short_path;
 pub use socket::socket_path;
@@ -60,6 +61,7 @@ pub(super) struct Server {
 struct Shared {
     store: Arc<Store>,
     welcome: Template,
+    map: SegmentMap,
     /// The volumes, to look at clients' marks through.
     probes: Vec<Arc<OwnedFd>>,
     listener: UnixListener,
@@ -112,6 +114,7 @@ impl Server {
         let (template, probes) = facts(&store);
         let shared = Arc::new(Shared {
             share_bytes: store.write_bytes_max() / 2,
+            map: template.map(),
             store,
             welcome: template,
             probes,
@@ -290,37 +293,24 @@ impl Shared {
         if !receive(stream, buffer).ok()? {
             return None;
         }
-        let (magic, version, joins) = match parse(buffer).ok()? {
-            Request::Hello { magic, version } => (magic, version, None),
-            Request::Join {
-                magic,
-                version,
-                client,
-                secret,
-            } => (magic, version, Some((client, secret))),
-            _ => return None,
+        let greeting = match answer::greeting(buffer) {
+            Ok(greeting) => greeting,
+            Err(last_words) => {
+                if let Some(reply) = last_words {
+                    let _ = send(stream, buffer, &reply);
+                }
+                return None;
+            }
         };
-        if magic != MAGIC {
-            return None;
-        }
-        if version != VERSION {
-            let _ = send(
-                stream,
-                buffer,
-                &Reply::Failed(Failure::Version { ours: VERSION }),
-            );
-            return None;
-        }
-        let (session, is_first, reply) = match joins {
-            Some((client, secret)) => {
+        let (session, is_first, reply) = match greeting {
+            Greeting::Further(client, secret) => {
                 let session = self.sessions.lock().get(&client).cloned();
                 let session = session.filter(|session| session.secret == secret)?;
                 (session, false, Reply::Done)
             }
-            None => {
-                let session = Arc::new(Session::new(ClientId(
-                    self.next_client.fetch_add(1, Ordering::Relaxed),
-                )));
+            Greeting::First => {
+                let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
+                let session = Arc::new(Session::new(id, self.welcome.run));
                 let welcome = self.welcome.for_client(&session);
                 self.sessions.lock().insert(session.id, session.clone());
                 (session, true, Reply::Welcome(welcome))
@@ -370,18 +360,7 @@ impl Shared {
     fn leave(self: &Arc<Shared>, session: &Arc<Session>) {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
-        let (pins, has_puts) = {
-            let mut held = session.held.lock();
-            held.gone = true;
-            held.pinned = 0;
-            (std::mem::take(&mut held.pins), !held.puts.is_empty())
-        };
-        for (segment, count) in pins {
-            let extent = self.store.extent(Place { segment, start: 0 });
-            for _ in 0..count {
-                self.store.catalog().unpin(&[extent]);
-            }
-        }
+        let has_puts = session.ledger.leave(self.store.catalog(), &self.map);
         if has_puts {
             let (shared, session) = (self.clone(), session.clone());
             self.lingering.fetch_add(1, Ordering::Relaxed);
@@ -394,36 +373,61 @@ impl Shared {
 
     /// Waits until a client's writes are over, then ends its puts. What they were given stays dead.
     fn outlive(&self, session: &Session) {
+        let catalog = self.store.catalog();
         let mut until = None;
-        while self
-            .probes
-            .iter()
-            .any(|volume| guard::is_marked(volume, session.id.0))
-        {
+        let unawaited = loop {
+            if let Some(unawaited) = session.ledger.end_when_over(catalog, &self.probes) {
+                break unawaited;
+            }
             if self.stop.load(Ordering::SeqCst) {
                 let until = *until.get_or_insert_with(|| Instant::now() + LINGER_AT_CLOSE);
                 if Instant::now() >= until {
                     // This process gives nothing to anybody any more, and the next owner waits for the marks itself.
-                    break;
+                    break session.ledger.end(catalog);
                 }
                 std::thread::sleep(LINGER_LOOK);
             }
             self.pause(LINGER_LOOK);
+        };
+        for reservation in unawaited {
+            catalog.wait(reservation);
         }
-        let puts = std::mem::take(&mut session.held.lock().puts);
+    }
+
+    /// `None` for what is told and not asked.
+    fn answer(&self, session: &Session, request: Request<'_>) -> Option<Reply> {
+        let desk = Desk {
+            catalog: self.store.catalog(),
+            map: &self.map,
+            marks: &self.probes,
+            share_bytes: self.share_bytes,
+        };
+        match desk.answer(&session.ledger, request) {
+            Answer::Reply(reply) => Some(reply),
+            Answer::Nothing => None,
+            Answer::Later(later) => Some(self.answer_later(session, later)),
+        }
+    }
+
+    /// Waits for what a request asks to be waited for.
+    fn answer_later(&self, session: &Session, later: Later) -> Reply {
         let catalog = self.store.catalog();
-        for put in puts.into_values() {
-            let Some(reservation) = put.reservation else {
-                continue;
-            };
-            if !put.committed {
-                catalog.commit(reservation, &vec![None; put.asks]);
+        match later {
+            Later::Settled { put, reservation } => {
+                let statuses = catalog.wait(reservation);
+                session.ledger.settled(put);
+                Reply::Settled(statuses)
             }
-            let over: Vec<(usize, bool)> = put.unlanded.into_iter().map(|at| (at, false)).collect();
-            catalog.landed(reservation, &over);
-            if !put.awaited {
-                catalog.wait(reservation);
+            Later::Room { seen, patience } => {
+                catalog.wait_for_room(seen, Instant::now() + patience);
+                Reply::Room {
+                    room: catalog.room(),
+                }
             }
+            Later::Delete(namespace, keys) => answer::count(catalog.delete(namespace, &keys)),
+            Later::Clear(namespace) => answer::count(catalog.clear_namespace(namespace)),
+            Later::Flush => answer::done(catalog.flush()),
+            Later::Report => Reply::Stats(Box::new(self.report())),
         }
     }
 
@@ -431,9 +435,9 @@ impl Shared {
         let sessions = self.sessions.lock();
         let (mut reads, mut puts) = (0, 0);
         for session in sessions.values() {
-            let held = session.held.lock();
-            reads += held.pinned;
-            puts += held.puts.len() as u64;
+            let (reading, putting) = session.ledger.counts();
+            reads += reading;
+            puts += putting;
         }
         Report {
             stats: self.store.stats(),
@@ -455,6 +459,11 @@ fn rss_bytes() -> u64 {
 }
 
 impl Template {
+    fn map(&self) -> SegmentMap {
+        let segments: Vec<u32> = self.volumes.iter().map(|(_, count)| *count).collect();
+        SegmentMap::new(&segments, self.segment_blocks)
+    }
+
     fn for_client(&self, session: &Session) -> Welcome {
         Welcome {
             client: session.id,
