@@ -7,6 +7,7 @@
 //! - a client is one first connection and any number of further ones; when the first ends, the client has gone: its pins are
 //!   given back at once (what it still reads goes into its own memory), its puts when its mark on every volume has gone
 //!   ([`guard`]), for until then the kernel may be writing what it submitted;
+//! - so it has when any of its connections fails: what it said there and nobody read is lost;
 //! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
 //! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, and page data under way
 //!   for its share of the write budget.
@@ -93,6 +94,14 @@ struct Greeted {
     session: Arc<Session>,
     connection: u64,
     is_first: bool,
+}
+
+/// How a conversation ends that does not fail.
+enum Ending {
+    /// The client hangs up between two messages.
+    InOrder,
+    /// The client asks what makes no sense.
+    Nonsense,
 }
 
 impl Server {
@@ -278,8 +287,12 @@ impl Shared {
             return;
         };
         let outcome = self.converse(&session, &mut stream, &mut buffer);
-        if let Err(error) = outcome {
+        if let Err(error) = &outcome {
             tracing::debug!(%error, client = session.id.0, "a connection to the catalog ended");
+        }
+        if !matches!(outcome, Ok(Ending::InOrder)) {
+            // What was said on it and not read is lost: the client must not wait for what follows from that.
+            session.hang_up();
         }
         if is_first {
             self.leave(&session);
@@ -336,7 +349,7 @@ impl Shared {
         session: &Arc<Session>,
         stream: &mut UnixStream,
         buffer: &mut Vec<u8>,
-    ) -> Result<(), WireError> {
+    ) -> Result<Ending, WireError> {
         let mut out = Vec::new();
         while receive(stream, buffer)? {
             let request: Request<'_> = parse(buffer)?;
@@ -346,14 +359,14 @@ impl Shared {
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
             send(stream, &mut out, &reply)?;
             if ends {
-                break;
+                return Ok(Ending::Nonsense);
             }
             for buffer in [&mut *buffer, &mut out] {
                 buffer.clear();
                 buffer.shrink_to(BUFFER_KEPT_BYTES);
             }
         }
-        Ok(())
+        Ok(Ending::InOrder)
     }
 
     /// A client has gone: what it held is given back, as soon as that is safe.
