@@ -37,12 +37,12 @@ impl SegmentMap {
     /// From the volumes' segment counts.
     #[must_use]
     pub fn new(volumes: &[u32], segment_blocks: u32) -> SegmentMap {
-        let mut next = 0;
+        let mut next = 0_u32;
         let bases = volumes
             .iter()
             .map(|&count| {
                 let base = next;
-                next += count;
+                next = base.saturating_add(count);
                 base
             })
             .collect();

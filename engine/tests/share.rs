@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use common::{Home, MIB, Pool, chain};
+use larder_engine::share::wire::{MAGIC, Reply, Request, VERSION, parse, receive, send};
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{
     AttachOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus, SharedStore, Store,
@@ -325,6 +326,40 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
     eventually("the connections are gone", || {
         report(&home.path).unwrap().clients == 2
     });
+}
+
+#[test]
+fn a_client_one_of_whose_connections_fails_is_sent_away() {
+    let home = Home::with_store(256 * MIB);
+    let _owner = attach(&home);
+    let connect = |greeting: &Request<'_>| {
+        let mut stream = UnixStream::connect(socket_path(&home.path)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        send(&mut stream, &mut Vec::new(), greeting).unwrap();
+        let mut frame = Vec::new();
+        assert!(receive(&mut stream, &mut frame).unwrap());
+        (stream, frame)
+    };
+    // What follows nonsense on its connection is not read. A client that had said there that its pages are written, and waits
+    // on another connection for that to count, would wait for good.
+    for nonsense in [&[0xff; 20][..], &[200]] {
+        let (mut first, welcome) = connect(&Request::Hello {
+            magic: MAGIC,
+            version: VERSION,
+        });
+        let Reply::Welcome(welcome) = parse(&welcome).unwrap() else {
+            panic!("no welcome");
+        };
+        let (mut further, _) = connect(&Request::Join {
+            magic: MAGIC,
+            version: VERSION,
+            client: welcome.client,
+            secret: welcome.secret,
+        });
+        let length = u32::try_from(nonsense.len()).unwrap().to_le_bytes();
+        further.write_all(&[&length, nonsense].concat()).unwrap();
+        assert_eq!(first.read(&mut [0]).unwrap(), 0, "the owner says nothing");
+    }
 }
 
 #[test]

@@ -66,6 +66,9 @@ impl World {
         if matches!(header.state, SegmentState::Open | SegmentState::Free) {
             let pins = live.pins.get(&segment).copied().unwrap_or(0);
             assert!(pins == 0, "{segment:?} is given back under {pins} readers");
+            let (volume, number) = self.volume_of(segment);
+            let first = self.segment_first_block(number);
+            self.check_nobody_writes(volume, first, self.setup.segment_blocks as usize);
         }
         if header.state == SegmentState::Open {
             assert!(
@@ -82,6 +85,21 @@ impl World {
             }
         }
         self.check_mark(live, header.synced);
+    }
+
+    /// What is given out, or given back, must not be what another process may still be writing.
+    pub fn check_nobody_writes(&self, volume: usize, start: usize, count: usize) {
+        for foreign in &self.foreign {
+            let write = &foreign.write;
+            let is_apart = write.volume != volume
+                || write.start + write.blocks.len() <= start
+                || start + count <= write.start;
+            assert!(
+                is_apart,
+                "blocks from {volume}:{start} on change hands while {:?} may write at {}",
+                foreign.client, write.start
+            );
+        }
     }
 
     /// Whether a segment would be free after a power loss: one header copy says so, or it never had one.

@@ -4,22 +4,30 @@
 use std::fmt;
 
 macro_rules! classes {
-    ($($name:ident => $title:literal,)*) => {
+    (alone { $($name:ident => $title:literal,)* } shared { $($many:ident => $many_title:literal,)* }) => {
         /// Something that goes wrong.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Class {
             $(#[doc = $title] $name,)*
+            $(#[doc = $many_title] $many,)*
         }
 
         impl Class {
             /// All of them, in the order of the table.
-            pub const ALL: &[Class] = &[$(Class::$name,)*];
+            pub const ALL: &[Class] = &[$(Class::$name,)* $(Class::$many,)*];
+
+            /// Whether it takes several processes.
+            #[must_use]
+            pub const fn is_shared(self) -> bool {
+                matches!(self, $(Class::$many)|*)
+            }
 
             /// What a reader of the table sees.
             #[must_use]
             pub const fn title(self) -> &'static str {
                 match self {
                     $(Class::$name => $title,)*
+                    $(Class::$many => $many_title,)*
                 }
             }
         }
@@ -27,58 +35,78 @@ macro_rules! classes {
 }
 
 classes! {
-    Kill => "process killed",
-    Power => "power lost",
-    PowerKeptSome => "power lost, some unsynced blocks kept and some not",
-    CrashInOpen => "crash in an opening",
-    CrashBeforeFirstWrite => "crash after an opening, before its first write",
-    CrashInPut => "crash in a put (page data in flight)",
-    CrashInGroup => "crash with descriptors in flight",
-    CrashInSegmentOpening => "crash with a segment's first header in flight",
-    CrashInSeal => "crash with a sealed header in flight",
-    CrashInFree => "crash with a free header in flight",
-    CrashInSync => "crash with a sync in flight",
-    CrashInReclaim => "crash in reclaim",
-    CrashInDelete => "crash in a deletion",
-    CrashInFlush => "crash in a flush",
-    CrashInClose => "crash in a close",
-    CrashAtRest => "crash with nothing in flight",
-    TornPrefix => "write torn: only its first blocks",
-    TornSubset => "write torn: any of its blocks",
-    TornInside => "write torn inside a block, at 512 bytes",
-    TornByError => "failed write that left a part behind",
-    DataError => "EIO on write: page data",
-    DescriptorError => "EIO on write: descriptors",
-    HeaderError => "EIO on write: headers",
-    SuperblockError => "EIO on write: superblock",
-    NoSpace => "ENOSPC on write",
-    NoProgress => "short write without progress",
-    ShortWrite => "short write, resumed",
-    ShortRead => "short read, resumed",
-    Interrupted => "EINTR",
-    Again => "EAGAIN",
-    Cancelled => "ECANCELED",
-    SyncError => "sync failed",
-    SyncDropped => "failed sync that dropped dirty blocks",
-    LostWrite => "write acknowledged and lost",
-    MisdirectedWrite => "write landed elsewhere",
-    MisdirectedRead => "read from elsewhere",
-    RotPayload => "rot: page data",
-    RotDescriptor => "rot: descriptor block",
-    RotHeader => "rot: one header of a segment",
-    RotHeaders => "rot: both headers of a segment",
-    RotSuperblock => "rot: one superblock of a volume",
-    RotSuperblocks => "rot: both superblocks of a volume",
-    VolumeLost => "volume lost: opened without it",
-    StoreLost => "first volume lost: store refused",
-    Unreadable => "EIO on read, for good",
-    ReadErrors => "EIO on read, for some tries",
-    Delayed => "operation delayed",
-    Reordered => "operation overtook an older one of its volume",
-    ClockForward => "clock jumped forward",
-    ClockBack => "clock stepped back",
-    ClockFrozen => "clock stood still",
-    GaveUp => "caller gave a page up",
+    alone {
+        Kill => "process killed",
+        Power => "power lost",
+        PowerKeptSome => "power lost, some unsynced blocks kept and some not",
+        CrashInOpen => "crash in an opening",
+        CrashBeforeFirstWrite => "crash after an opening, before its first write",
+        CrashInPut => "crash in a put (page data in flight)",
+        CrashInGroup => "crash with descriptors in flight",
+        CrashInSegmentOpening => "crash with a segment's first header in flight",
+        CrashInSeal => "crash with a sealed header in flight",
+        CrashInFree => "crash with a free header in flight",
+        CrashInSync => "crash with a sync in flight",
+        CrashInReclaim => "crash in reclaim",
+        CrashInDelete => "crash in a deletion",
+        CrashInFlush => "crash in a flush",
+        CrashInClose => "crash in a close",
+        CrashAtRest => "crash with nothing in flight",
+        TornPrefix => "write torn: only its first blocks",
+        TornSubset => "write torn: any of its blocks",
+        TornInside => "write torn inside a block, at 512 bytes",
+        TornByError => "failed write that left a part behind",
+        DataError => "EIO on write: page data",
+        DescriptorError => "EIO on write: descriptors",
+        HeaderError => "EIO on write: headers",
+        SuperblockError => "EIO on write: superblock",
+        NoSpace => "ENOSPC on write",
+        NoProgress => "short write without progress",
+        ShortWrite => "short write, resumed",
+        ShortRead => "short read, resumed",
+        Interrupted => "EINTR",
+        Again => "EAGAIN",
+        Cancelled => "ECANCELED",
+        SyncError => "sync failed",
+        SyncDropped => "failed sync that dropped dirty blocks",
+        LostWrite => "write acknowledged and lost",
+        MisdirectedWrite => "write landed elsewhere",
+        MisdirectedRead => "read from elsewhere",
+        RotPayload => "rot: page data",
+        RotDescriptor => "rot: descriptor block",
+        RotHeader => "rot: one header of a segment",
+        RotHeaders => "rot: both headers of a segment",
+        RotSuperblock => "rot: one superblock of a volume",
+        RotSuperblocks => "rot: both superblocks of a volume",
+        VolumeLost => "volume lost: opened without it",
+        StoreLost => "first volume lost: store refused",
+        Unreadable => "EIO on read, for good",
+        ReadErrors => "EIO on read, for some tries",
+        Delayed => "operation delayed",
+        Reordered => "operation overtook an older one of its volume",
+        ClockForward => "clock jumped forward",
+        ClockBack => "clock stepped back",
+        ClockFrozen => "clock stood still",
+        GaveUp => "caller gave a page up",
+    }
+    shared {
+        ClientDeath => "client killed",
+        ClientDeathInPut => "client killed in a put",
+        ClientDeathInGet => "client killed in a get",
+        OwnerDeath => "owner killed under its clients",
+        Takeover => "store taken over by a client of the former owner",
+        TakeoverInReclaim => "takeover, the former owner killed in reclaim",
+        TakeoverWaited => "takeover that had to wait for clients' writes",
+        LateWrite => "write that landed after its process had gone",
+        MessageDelayed => "message delayed",
+        MessageOvertaken => "message that overtook an older one of its client",
+        MessageLost => "message lost with its connection",
+        ConnectionLost => "connection lost, both ends alive",
+        StaleExtent => "client read an extent that had been given to others",
+        LateFinding => "finding that arrived after its page's pin was given back",
+        AstrayMessage => "message about a put that is over, or a former owner's",
+        HastyPut => "put of a client before its marks were known",
+    }
 }
 
 const COUNT: usize = Class::ALL.len();
@@ -142,7 +170,13 @@ impl Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:>12} {:>10}  what went wrong", "times", "in seeds")?;
-        for &class in Class::ALL {
+        let is_shared = Class::ALL
+            .iter()
+            .any(|class| class.is_shared() && self.times(*class) > 0);
+        for &class in Class::ALL
+            .iter()
+            .filter(|class| is_shared || !class.is_shared())
+        {
             let (times, seeds) = (self.times(class), self.seeds(class));
             writeln!(f, "{times:>12} {seeds:>10}  {}", class.title())?;
         }

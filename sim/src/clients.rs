@@ -2,7 +2,7 @@
 //! between.
 
 use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
-use larder_engine::core::RequestId;
+use larder_engine::core::{Core, RequestId};
 use larder_engine::disk::DiskError;
 use larder_engine::index::{Lease, Located};
 use larder_engine::planted;
@@ -22,12 +22,13 @@ pub enum Task {
     Request(RequestId, Request),
 }
 
+#[derive(Debug)]
 pub struct Put {
     pub namespace: usize,
     pub names: Vec<Name>,
     pub reservation: ReservationId,
-    grants: Vec<Grant>,
-    versions: Vec<Option<VersionId>>,
+    pub grants: Vec<Grant>,
+    pub versions: Vec<Option<VersionId>>,
     /// What the index held under each name at the beginning.
     before: Vec<Option<VersionId>>,
     submitted: bool,
@@ -37,6 +38,14 @@ pub struct Put {
     departed: u64,
     statuses: Option<Vec<PutStatus>>,
     again: bool,
+}
+
+/// A write of neighbouring pages, by their positions in the asks.
+pub struct PageWrite {
+    pub asks: Vec<usize>,
+    pub volume: usize,
+    pub start: usize,
+    pub blocks: Vec<Content>,
 }
 
 pub struct Get {
@@ -70,7 +79,7 @@ pub fn departed(live: &Live) -> u64 {
 
 impl World {
     /// A random run of consecutive pages of a chain of one namespace, head first.
-    fn draw_names(&mut self, batch: usize) -> (usize, Vec<Name>) {
+    pub fn draw_names(&mut self, batch: usize) -> (usize, Vec<Name>) {
         let mut at = Some(Name(self.dice.below(self.oracle.names())));
         let namespace = self
             .oracle
@@ -133,8 +142,17 @@ impl World {
         names: Vec<Name>,
         again: bool,
     ) {
+        let asks = self.draw_asks(&names);
+        let mut put = self.reserve(live, namespace, names, &asks);
+        put.again = again;
+        self.note(put.reservation.0, || format!("client {client} {put:?}"));
+        live.clients[client] = Some(Task::Put(put));
+    }
+
+    /// What is asked of the core for these pages: mostly with their parents.
+    pub fn draw_asks(&mut self, names: &[Name]) -> Vec<Ask> {
         let knows_parents = self.dice.chance(0.9);
-        let asks: Vec<Ask> = names
+        names
             .iter()
             .map(|name| {
                 let info = self.oracle.name(*name);
@@ -147,12 +165,22 @@ impl World {
                     depth: info.depth,
                 }
             })
-            .collect();
+            .collect()
+    }
+
+    /// Reserves room for pages; each that is granted some is a version of its own.
+    pub fn reserve(
+        &mut self,
+        live: &mut Live,
+        namespace: usize,
+        names: Vec<Name>,
+        asks: &[Ask],
+    ) -> Put {
         let slot = live.slots[namespace];
         let before = names.iter().map(|name| self.current(live, *name)).collect();
         let left = departed(live);
         let reserved_at = self.clock;
-        let (reservation, grants) = self.with_core(live, |core| core.reserve(slot, &asks));
+        let (reservation, grants) = self.with_core(live, |core| core.reserve(slot, asks));
         assert_eq!(grants.len(), asks.len());
         let space = self.setup.namespaces[namespace].clone();
         let versions: Vec<Option<VersionId>> = names
@@ -163,10 +191,7 @@ impl World {
                     .then(|| self.oracle.write(*name, reserved_at, &space))
             })
             .collect();
-        self.note(reservation.0, || {
-            format!("client {client} puts {names:?}: {reservation:?} {grants:?} {versions:?}")
-        });
-        live.clients[client] = Some(Task::Put(Put {
+        Put {
             namespace,
             names,
             reservation,
@@ -179,8 +204,8 @@ impl World {
             landed: Vec::new(),
             departed: left,
             statuses: None,
-            again,
-        }));
+            again: false,
+        }
     }
 
     fn begin_get(&mut self, live: &mut Live, client: usize) {
@@ -275,54 +300,70 @@ impl World {
     fn begin_delete(&mut self, live: &mut Live, client: usize) {
         let count = 1 + self.dice.below(4);
         let (namespace, names) = self.draw_names(count);
-        let keys: Vec<_> = names
-            .iter()
-            .map(|name| self.oracle.name(*name).key)
-            .collect();
-        let slot = live.slots[namespace];
-        let there = names
-            .iter()
-            .filter(|name| self.current(live, **name).is_some())
-            .count();
-        let request = self.new_request();
-        self.clock += 1;
-        self.oracle.delete(&names, request.0, self.clock);
-        self.note(request.0, || {
-            format!("client {client} deletes {names:?}: {request:?}")
-        });
-        let found = self.with_core(live, |core| core.delete(request, slot, &keys));
-        assert_eq!(
-            found, there as u64,
-            "a deletion says how many pages were there"
-        );
-        self.totals.deleted += found;
+        let (request, _) = self.delete(live, namespace, &names);
         live.clients[client] = Some(Task::Request(request, Request::Delete));
     }
 
     fn begin_clear(&mut self, live: &mut Live, client: usize) {
         let namespace = self.dice.below(self.setup.namespaces.len());
-        let names = self.oracle.names_of(namespace);
-        let there = names
-            .iter()
-            .filter(|name| self.current(live, **name).is_some())
-            .count();
-        let slot = live.slots[namespace];
-        let request = self.new_request();
-        self.clock += 1;
-        self.oracle.delete(&names, request.0, self.clock);
-        self.note(request.0, || {
-            format!("client {client} clears {namespace}: {request:?}")
-        });
-        let found = self.with_core(live, |core| core.clear(request, slot));
-        assert_eq!(
-            found, there as u64,
-            "a clear says how many pages were there"
-        );
-        self.totals.deleted += found;
+        let (request, _) = self.clear(live, namespace);
         live.clients[client] = Some(Task::Request(request, Request::Delete));
     }
 
     pub fn begin_flush(&mut self, live: &mut Live, client: usize) {
+        let (request, flush) = self.flush(live);
+        live.clients[client] = Some(Task::Request(request, flush));
+    }
+
+    /// Has pages deleted. How many were there.
+    pub fn delete(
+        &mut self,
+        live: &mut Live,
+        namespace: usize,
+        names: &[Name],
+    ) -> (RequestId, u64) {
+        let keys: Vec<_> = names
+            .iter()
+            .map(|name| self.oracle.name(*name).key)
+            .collect();
+        let slot = live.slots[namespace];
+        self.leave(live, names, |core, request| {
+            core.delete(request, slot, &keys)
+        })
+    }
+
+    /// Has a namespace cleared. How many pages were there.
+    pub fn clear(&mut self, live: &mut Live, namespace: usize) -> (RequestId, u64) {
+        let names = self.oracle.names_of(namespace);
+        let slot = live.slots[namespace];
+        self.leave(live, &names, |core, request| core.clear(request, slot))
+    }
+
+    fn leave(
+        &mut self,
+        live: &mut Live,
+        names: &[Name],
+        command: impl FnOnce(&mut Core, RequestId) -> u64,
+    ) -> (RequestId, u64) {
+        let there = names
+            .iter()
+            .filter(|name| self.current(live, **name).is_some())
+            .count();
+        let request = self.new_request();
+        self.clock += 1;
+        self.oracle.delete(names, request.0, self.clock);
+        self.note(request.0, || format!("{request:?} deletes {names:?}"));
+        let found = self.with_core(live, |core| command(core, request));
+        assert_eq!(
+            found, there as u64,
+            "a deletion says how many pages were there"
+        );
+        self.totals.deleted += found;
+        (request, found)
+    }
+
+    /// Has everything made durable, and what that will be a promise of.
+    pub fn flush(&mut self, live: &mut Live) -> (RequestId, Request) {
         let versions = self
             .snapshot(&live.index, &self.namespaces_by_slot(live))
             .into_iter()
@@ -330,17 +371,13 @@ impl World {
             .collect();
         let deletions = self.oracle.acked_deletions();
         let request = self.new_request();
-        self.note(request.0, || {
-            format!("client {client} flushes: {request:?}")
-        });
+        self.note(request.0, || format!("{request:?} flushes"));
         self.with_core(live, |core| core.flush(request));
-        live.clients[client] = Some(Task::Request(
-            request,
-            Request::Flush {
-                versions,
-                deletions,
-            },
-        ));
+        let flush = Request::Flush {
+            versions,
+            deletions,
+        };
+        (request, flush)
     }
 
     pub fn new_request(&mut self) -> RequestId {
@@ -414,7 +451,22 @@ impl World {
         versions: &[Option<VersionId>],
         flights: &mut usize,
     ) {
-        let mut open: Option<(usize, usize, Vec<usize>, Vec<Content>)> = None;
+        for write in self.writes_of(grants, versions) {
+            *flights += 1;
+            let flight = Flight::Data {
+                client,
+                asks: write.asks,
+                volume: write.volume,
+                start: write.start,
+                blocks: write.blocks,
+            };
+            self.launch(live, flight);
+        }
+    }
+
+    /// The writes of granted pages, neighbours together.
+    pub fn writes_of(&self, grants: &[Grant], versions: &[Option<VersionId>]) -> Vec<PageWrite> {
+        let mut writes: Vec<PageWrite> = Vec::new();
         for (ask, (grant, version)) in grants.iter().zip(versions).enumerate() {
             let (Grant::Write(extent), Some(version)) = (grant, version) else {
                 continue;
@@ -423,40 +475,25 @@ impl World {
             let (volume, start) = self.address(extent.place);
             assert_eq!(extent.volume, volume);
             assert_eq!(extent.offset, (start * crate::setup::BLOCK) as u64);
-            match open.as_mut() {
-                Some((v, s, asks, blocks))
-                    if *v == volume && *s + blocks.len() == start && asks.len() < MERGE =>
+            self.check_nobody_writes(volume, start, payload.len());
+            match writes.last_mut() {
+                Some(last)
+                    if last.volume == volume
+                        && last.start + last.blocks.len() == start
+                        && last.asks.len() < MERGE =>
                 {
-                    asks.push(ask);
-                    blocks.extend(payload);
+                    last.asks.push(ask);
+                    last.blocks.extend(payload);
                 }
-                _ => {
-                    if let Some((volume, start, asks, blocks)) = open.take() {
-                        *flights += 1;
-                        let flight = Flight::Data {
-                            client,
-                            asks,
-                            volume,
-                            start,
-                            blocks,
-                        };
-                        self.launch(live, flight);
-                    }
-                    open = Some((volume, start, vec![ask], payload));
-                }
+                _ => writes.push(PageWrite {
+                    asks: vec![ask],
+                    volume,
+                    start,
+                    blocks: payload,
+                }),
             }
         }
-        if let Some((volume, start, asks, blocks)) = open {
-            *flights += 1;
-            let flight = Flight::Data {
-                client,
-                asks,
-                volume,
-                start,
-                blocks,
-            };
-            self.launch(live, flight);
-        }
+        writes
     }
 
     fn go_on_getting(&mut self, live: &mut Live, client: usize, mut get: Get) {
@@ -468,44 +505,13 @@ impl World {
         }
         let slot = live.slots[get.namespace];
         for page in &get.pages {
-            let version = self
-                .oracle
-                .find(page.name, page.located.checksum)
-                .expect("checked at the pin");
-            let key = self.oracle.name(page.name).key;
             // With `LateRead` a get goes on without what has not arrived.
             let Some(outcome) = &page.outcome else {
                 continue;
             };
-            let is_whole = |blocks: &Vec<Content>| self.oracle.is_payload(version, blocks);
-            let finding = match outcome {
-                Ok(blocks) if is_whole(blocks) || planted!(SkippedChecksum) => Finding::Good,
-                Ok(_) => Finding::Mismatch,
-                Err(_) => Finding::Unreadable,
-            };
-            let is_right = outcome.as_ref().is_ok_and(is_whole);
-            assert!(
-                finding != Finding::Good || is_right,
-                "{version:?} of {:?} is handed out with other bytes",
-                page.name
-            );
-            let known = self.oracle.version(version);
-            let may_fail = page.misdirected || known.rotten || known.dropped || known.torn;
-            assert!(
-                finding == Finding::Good || may_fail,
-                "{version:?} of {:?} at {:?} reads as {finding:?}",
-                page.name,
-                page.located.place
-            );
-            if finding == Finding::Good {
-                self.totals.hits += 1;
-            } else {
-                self.totals.misses += 1;
-            }
+            let key = self.oracle.name(page.name).key;
+            let finding = self.judge(page.name, &page.located, outcome, page.misdirected);
             if finding != Finding::Good || page.located.unproven {
-                self.note(version.0 as u64, || {
-                    format!("{version:?} is found {finding:?}")
-                });
                 let place = page.located.place;
                 self.with_core(live, |core| core.found(slot, &key, place, finding));
             }
@@ -519,6 +525,49 @@ impl World {
                 self.with_core(live, |core| core.unpinned(segment));
             }
         }
+    }
+
+    /// What reading a page showed, which is either right or excused (`may_fail`).
+    pub fn judge(
+        &mut self,
+        name: Name,
+        located: &Located,
+        outcome: &Result<Vec<Content>, DiskError>,
+        may_fail: bool,
+    ) -> Finding {
+        let version = self
+            .oracle
+            .find(name, located.checksum)
+            .expect("a page is read with a checksum that was never put");
+        let is_whole = |blocks: &Vec<Content>| self.oracle.is_payload(version, blocks);
+        let finding = match outcome {
+            Ok(blocks) if is_whole(blocks) || planted!(SkippedChecksum) => Finding::Good,
+            Ok(_) => Finding::Mismatch,
+            Err(_) => Finding::Unreadable,
+        };
+        let is_right = outcome.as_ref().is_ok_and(is_whole);
+        assert!(
+            finding != Finding::Good || is_right,
+            "{version:?} of {name:?} is handed out with other bytes"
+        );
+        let known = self.oracle.version(version);
+        let may_fail = may_fail || known.rotten || known.dropped || known.torn;
+        assert!(
+            finding == Finding::Good || may_fail,
+            "{version:?} of {name:?} at {:?} reads as {finding:?}",
+            located.place
+        );
+        if finding == Finding::Good {
+            self.totals.hits += 1;
+        } else {
+            self.totals.misses += 1;
+        }
+        if finding != Finding::Good || located.unproven {
+            self.note(version.0 as u64, || {
+                format!("{version:?} is found {finding:?}")
+            });
+        }
+        finding
     }
 
     pub fn read_done(
@@ -554,7 +603,7 @@ impl World {
         }
     }
 
-    fn hear_statuses(&mut self, live: &Live, put: &Put, statuses: &[PutStatus]) {
+    pub fn hear_statuses(&mut self, live: &Live, put: &Put, statuses: &[PutStatus]) {
         assert_eq!(statuses.len(), put.names.len(), "one status a page");
         let is_still = departed(live) == put.departed;
         let always = self.setup.sync == SyncPolicy::Always;
@@ -604,7 +653,7 @@ impl World {
         }
     }
 
-    fn hear_result(&mut self, live: &Live, id: RequestId, request: &Request, good: bool) {
+    pub fn hear_result(&mut self, live: &Live, id: RequestId, request: &Request, good: bool) {
         match request {
             Request::Delete if good => {
                 self.oracle

@@ -123,6 +123,12 @@ impl World {
             self.tear(volume, start, &blocks, &arrival);
         }
         if power {
+            // Every process is gone with it.
+            for foreign in std::mem::take(&mut self.foreign) {
+                let write = foreign.write;
+                let arrival = self.draw_tear(write.blocks.len());
+                self.tear(write.volume, write.start, &write.blocks, &arrival);
+            }
             self.lose_power();
         }
         // Where a failed sync took what recovery finds a segment by, what was written behind it is lost with it.

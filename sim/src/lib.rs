@@ -22,6 +22,7 @@
 //! | `clock` | time, and its jumps |
 //! | `opening` | recovery, and what it must have found |
 //! | `ending` | crashes, closes, the quiet end |
+//! | `shared` | an owner and its clients, each a process of its own |
 //! | `totals` | what a run did |
 //! | [`exhaustive`] | every crash of every short script, without chance |
 //!
@@ -48,6 +49,7 @@ mod opening;
 mod oracle;
 mod run;
 mod setup;
+mod shared;
 mod superblocks;
 mod totals;
 mod world;
@@ -59,12 +61,45 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 pub use classes::{Class, Tally};
-pub use run::{play, play_script};
+pub use run::play_script;
 pub use totals::Totals;
 pub use world::Journal;
 
 /// Failing seeds after which a campaign gives up.
 const FAILURES_MAX: usize = 20;
+
+/// Who uses the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The callers of one process.
+    Alone,
+    /// An owner and its clients.
+    Shared,
+}
+
+impl Mode {
+    /// Plays a seed. Returns a digest of all that happened, and what that was.
+    ///
+    /// # Panics
+    /// When a promise is broken.
+    #[must_use]
+    pub fn play(self, seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
+        match self {
+            Mode::Alone => run::play(seed, journal),
+            Mode::Shared => shared::play(seed, journal),
+        }
+    }
+
+    /// How `larder-sim` is told to play a seed again.
+    #[must_use]
+    pub fn command(self, seed: u64) -> String {
+        let mode = match self {
+            Mode::Alone => "",
+            Mode::Shared => "--shared ",
+        };
+        format!("larder-sim {mode}--seed {seed}")
+    }
+}
 
 /// What playing many seeds came to.
 #[derive(Debug, Default)]
@@ -81,7 +116,13 @@ pub struct Campaign {
 
 /// Plays the seeds from `first` up to `end`, on `threads` threads, no longer than until `until`.
 #[must_use]
-pub fn campaign(first: u64, end: u64, threads: usize, until: Option<Instant>) -> Campaign {
+pub fn campaign(
+    mode: Mode,
+    first: u64,
+    end: u64,
+    threads: usize,
+    until: Option<Instant>,
+) -> Campaign {
     let next = AtomicU64::new(first);
     let result = Mutex::new(Campaign::default());
     let lock = || result.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,7 +135,7 @@ pub fn campaign(first: u64, end: u64, threads: usize, until: Option<Instant>) ->
                     if seed >= end || is_late || lock().failed.len() >= FAILURES_MAX {
                         return;
                     }
-                    let outcome = catch_unwind(|| play(seed, None));
+                    let outcome = catch_unwind(|| mode.play(seed, None));
                     let mut result = lock();
                     result.played += 1;
                     match outcome {
@@ -103,7 +144,7 @@ pub fn campaign(first: u64, end: u64, threads: usize, until: Option<Instant>) ->
                             result.tally.add(&tally);
                         }
                         Err(_) => {
-                            eprintln!("seed {seed} fails: larder-sim --seed {seed}");
+                            eprintln!("seed {seed} fails: {}", mode.command(seed));
                             result.failed.push(seed);
                         }
                     }
@@ -116,9 +157,9 @@ pub fn campaign(first: u64, end: u64, threads: usize, until: Option<Instant>) ->
 
 /// Plays a seed again, listening, and prints its last events on standard error. Whether it fails.
 #[must_use]
-pub fn report(seed: u64) -> bool {
+pub fn report(mode: Mode, seed: u64) -> bool {
     let journal: Journal = Arc::new(Mutex::new(VecDeque::new()));
-    let outcome = catch_unwind(AssertUnwindSafe(|| play(seed, Some(journal.clone()))));
+    let outcome = catch_unwind(AssertUnwindSafe(|| mode.play(seed, Some(journal.clone()))));
     let events = journal.lock().unwrap_or_else(PoisonError::into_inner);
     for event in events.iter() {
         eprintln!("{event}");

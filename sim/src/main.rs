@@ -1,11 +1,12 @@
 //! Plays the simulation: many seeds, or one again.
 //!
-//! `larder-sim --seeds 100000 --minutes 10`, `larder-sim --seed 8104`, `larder-sim --exhaustive`.
+//! `larder-sim --seeds 100000 --minutes 10`, `larder-sim --shared`, `larder-sim --seed 8104`, `larder-sim --exhaustive`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use larder_sim::Mode;
 use larder_sim::exhaustive::{self, Limits};
 
 /// Plays a simulated store under crashes and faults, seed by seed.
@@ -24,6 +25,9 @@ struct Args {
     /// How many seeds are played at once; as many as the machine has cores, if not given.
     #[arg(long)]
     threads: Option<usize>,
+    /// An owner and its clients, instead of one process alone.
+    #[arg(long)]
+    shared: bool,
     /// Play this one again and print its last events.
     #[arg(long)]
     seed: Option<u64>,
@@ -57,8 +61,13 @@ fn exhaust(operations: usize, blocks: usize) -> ExitCode {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let mode = if args.shared {
+        Mode::Shared
+    } else {
+        Mode::Alone
+    };
     if let Some(seed) = args.seed {
-        return ExitCode::from(u8::from(larder_sim::report(seed)));
+        return ExitCode::from(u8::from(larder_sim::report(mode, seed)));
     }
     if let Some(operations) = args.exhaustive {
         return exhaust(operations, args.blocks);
@@ -70,7 +79,7 @@ fn main() -> ExitCode {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or_else(cores).max(1);
     let end = args.first.saturating_add(args.seeds);
-    let campaign = larder_sim::campaign(args.first, end, threads, until);
+    let campaign = larder_sim::campaign(mode, args.first, end, threads, until);
     let seconds = begun.elapsed().as_secs_f64();
     println!("{}{:?}\n", campaign.tally, campaign.totals);
     println!(
@@ -81,10 +90,10 @@ fn main() -> ExitCode {
         campaign.failed.len(),
     );
     for seed in &campaign.failed {
-        println!("seed {seed} fails: larder-sim --seed {seed}");
+        println!("seed {seed} fails: {}", mode.command(*seed));
     }
     if let Some(&seed) = campaign.failed.first() {
-        let _ = larder_sim::report(seed);
+        let _ = larder_sim::report(mode, seed);
     }
     ExitCode::from(u8::from(!campaign.failed.is_empty()))
 }

@@ -122,7 +122,8 @@ impl World {
                     || !unproven
                     || expected.unproven.contains(name)
                     || !expected.all.contains(name)
-                    || self.setup.faults.fail_writes(),
+                    || self.setup.faults.fail_writes()
+                    || self.gave_up,
                 "{version:?} of {name:?} is unproven after a clean close"
             );
             assert!(

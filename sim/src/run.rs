@@ -1,7 +1,7 @@
 //! A seed from its first open to its last check: the steps, and what the device does at each.
 
 use crate::classes::{Class, Tally};
-use crate::clients::Task;
+use crate::clients::{PageWrite, Task};
 use crate::dice::{Dice, mix};
 use crate::ending::Expected;
 use crate::keeper::Keeper;
@@ -44,22 +44,32 @@ fn play_out(mut world: World) -> (u64, Totals, Tally) {
         match world.live(&mut live, &mut steps) {
             End::Close => expected = world.close(live),
             End::Done => {
-                if !world.rest_for_good(&mut live) {
-                    expected = world.crash(live, false);
-                    let Opening::Open(reopened) = world.open(&mut expected) else {
-                        break;
-                    };
-                    live = *reopened;
-                    let rests = world.rest_for_good(&mut live);
-                    assert!(rests, "a reopened store still cannot flush");
-                }
-                expected = world.crash(live, true);
-                world.open(&mut expected);
+                end_well(&mut world, live);
                 break;
             }
             end => expected = world.crash(live, end == End::Power),
         }
     }
+    sum_up(&world)
+}
+
+/// Nothing goes wrong any more, and everything must come to rest, and be there when the power goes after that.
+pub fn end_well(world: &mut World, mut live: Live) {
+    if !world.rest_for_good(&mut live) {
+        let mut expected = world.crash(live, false);
+        let Opening::Open(reopened) = world.open(&mut expected) else {
+            return;
+        };
+        live = *reopened;
+        let rests = world.rest_for_good(&mut live);
+        assert!(rests, "a reopened store still cannot flush");
+    }
+    let mut expected = world.crash(live, true);
+    world.open(&mut expected);
+}
+
+/// A digest of all that happened, and what that was.
+pub fn sum_up(world: &World) -> (u64, Totals, Tally) {
     let digest = world
         .disk
         .volumes()
@@ -75,31 +85,32 @@ impl World {
     pub fn live(&mut self, live: &mut Live, steps: &mut usize) -> End {
         while *steps > 0 {
             *steps -= 1;
-            self.totals.steps += 1;
-            self.spoil();
-            self.disturb_clock();
-            let faults = &self.setup.faults;
-            let (kill, power, close) = (faults.kill, faults.power, faults.close);
-            for (probability, end) in [(kill, End::Kill), (power, End::Power), (close, End::Close)]
-            {
-                if self.fault(probability) {
-                    return end;
-                }
+            if let Some(end) = self.begin_step() {
+                return end;
             }
             self.step(live, true);
         }
         End::Done
     }
 
+    /// What may happen before any step; the end, if it is one.
+    pub fn begin_step(&mut self) -> Option<End> {
+        self.totals.steps += 1;
+        self.spoil();
+        self.disturb_clock();
+        let faults = &self.setup.faults;
+        let (kill, power, close) = (faults.kill, faults.power, faults.close);
+        let ends = [(kill, End::Kill), (power, End::Power), (close, End::Close)];
+        ends.into_iter()
+            .find_map(|(probability, end)| self.fault(probability).then_some(end))
+    }
+
     /// One step of something that can go on.
     pub fn step(&mut self, live: &mut Live, may_begin: bool) {
         self.moment += 1;
         let weights = self.setup.weights;
-        let device = if live.flights.is_empty() {
-            0
-        } else {
-            weights.device
-        };
+        let flights = live.flights.len() + self.foreign.len();
+        let device = if flights == 0 { 0 } else { weights.device };
         let keeper = if self.keeper_can_go_on(live) {
             weights.keeper
         } else {
@@ -108,8 +119,10 @@ impl World {
         let total = device + keeper + weights.clients + weights.clock;
         let draw = self.dice.below(total);
         if draw < device {
-            let at = self.dice.below(live.flights.len());
-            if live.flights[at].due <= self.moment || self.calm {
+            let at = self.dice.below(flights);
+            if at >= live.flights.len() {
+                self.land_foreign(at - live.flights.len());
+            } else if live.flights[at].due <= self.moment || self.calm {
                 let InFlight { flight, number, .. } = live.flights.swap_remove(at);
                 let volume = flight.volume();
                 let overtakes =
@@ -133,6 +146,31 @@ impl World {
         }
         self.hear(live);
         self.check(live);
+    }
+
+    /// A write of another process may be over.
+    pub fn land_foreign(&mut self, at: usize) {
+        if self.foreign[at].due > self.moment && !self.calm {
+            return;
+        }
+        let foreign = self.foreign.swap_remove(at);
+        let PageWrite {
+            volume,
+            start,
+            ref blocks,
+            ..
+        } = foreign.write;
+        let good = self.write(volume, start, blocks, |faults| {
+            (faults.data_error, Class::DataError)
+        });
+        if foreign.is_orphan {
+            self.count(Class::LateWrite);
+        }
+        self.note(start as u64, || {
+            let (client, asks) = (foreign.client, &foreign.write.asks);
+            format!("data of {client:?} {asks:?} written at {volume}:{start}: {good}")
+        });
+        self.foreign_done.push((foreign, good));
     }
 
     /// Where a read of page data goes: not always where it should.

@@ -192,6 +192,12 @@ pub struct Weights {
     pub clock: usize,
 }
 
+impl Weights {
+    pub fn total(&self) -> usize {
+        self.device + self.clients + self.keeper + self.clock
+    }
+}
+
 #[derive(Debug)]
 pub struct Setup {
     /// Segments of each volume.

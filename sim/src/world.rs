@@ -11,9 +11,10 @@ use larder_engine::format::{
 };
 use larder_engine::index::{Index, NamespaceSlot, Place, SegmentId};
 use larder_engine::recovery::scan::Spot;
+use larder_engine::share::wire::ClientId;
 
 use crate::classes::{Class, Tally};
-use crate::clients::Task;
+use crate::clients::{PageWrite, Task};
 use crate::dice::{Dice, mix};
 use crate::disk::{Content, SimDisk, contents};
 use crate::keeper::Keeper;
@@ -65,6 +66,18 @@ pub enum Flight {
     },
 }
 
+/// A write of pages by a process that is not the owner: it outlives the owner, and its own process.
+pub struct ForeignWrite {
+    pub client: ClientId,
+    /// The client's put.
+    pub task: u64,
+    pub write: PageWrite,
+    /// Not over before this moment.
+    pub due: u64,
+    /// Its process has gone.
+    pub is_orphan: bool,
+}
+
 /// Something that the device is doing, and since when.
 pub struct InFlight {
     pub flight: Flight,
@@ -108,6 +121,8 @@ pub struct Live {
     pub has_written: bool,
     pub settled: BTreeMap<ReservationId, Vec<PutStatus>>,
     pub finished: BTreeMap<RequestId, Result<(), Fault>>,
+    /// Times that space or write budget became available.
+    pub room: u64,
     pub reclaim: bool,
     wake_at: Option<u64>,
     pub pins: BTreeMap<SegmentId, u32>,
@@ -162,6 +177,12 @@ pub struct World {
     /// Segments that some earlier run left so, or a header of which was spoiled: what is read there may not be what is durable, and
     /// nobody knows.
     pub forgotten: BTreeSet<SegmentId>,
+    /// Writes of other processes.
+    pub foreign: Vec<ForeignWrite>,
+    /// Those of them that are over, and how they went.
+    pub foreign_done: Vec<(ForeignWrite, bool)>,
+    /// Pages of a client that had gone were given up: to the core that is a failed write.
+    pub gave_up: bool,
     journal: Option<Journal>,
     pub totals: Totals,
     pub tally: Tally,
@@ -200,6 +221,9 @@ impl World {
             torn_inside: false,
             shaken: BTreeSet::new(),
             forgotten: BTreeSet::new(),
+            foreign: Vec::new(),
+            foreign_done: Vec::new(),
+            gave_up: false,
             journal,
             totals: Totals::default(),
             tally: Tally::default(),
@@ -224,14 +248,18 @@ impl World {
         !self.calm && self.dice.chance(probability)
     }
 
-    /// Something begins at the device.
-    pub fn launch(&mut self, live: &mut Live, flight: Flight) {
-        let is_slow = self.strikes(Class::Delayed, self.setup.faults.delay);
-        let delay = if is_slow {
+    /// For how many steps an operation is held back.
+    pub fn draw_delay(&mut self) -> u64 {
+        if self.strikes(Class::Delayed, self.setup.faults.delay) {
             self.dice.between(1, DELAY_STEPS_MAX)
         } else {
             0
-        };
+        }
+    }
+
+    /// Something begins at the device.
+    pub fn launch(&mut self, live: &mut Live, flight: Flight) {
+        let delay = self.draw_delay();
         live.launched += 1;
         live.flights.push(InFlight {
             flight,
@@ -392,7 +420,7 @@ impl World {
                 let before = live.finished.insert(id, result);
                 assert!(before.is_none(), "{id:?} finishes twice");
             }
-            Effect::Room => {}
+            Effect::Room => live.room += 1,
             Effect::Reclaim => live.reclaim = true,
         }
     }
@@ -413,6 +441,7 @@ impl Live {
             has_written: false,
             settled: BTreeMap::new(),
             finished: BTreeMap::new(),
+            room: 0,
             reclaim: false,
             wake_at: None,
             pins: BTreeMap::new(),

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_engine::planted::{Bug, plant};
+use larder_sim::Mode;
 use larder_sim::exhaustive::{Limits, Part, exhaust};
-use larder_sim::play;
 
 /// The seeds that a campaign plays by default.
 const SEEDS: u64 = 5000;
@@ -17,7 +17,7 @@ const SEEDS: u64 = 5000;
 type Catch = (u64, String);
 
 /// Plays seeds with a bug switched on, until one fails.
-fn hunt(bug: Option<Bug>, seeds: u64) -> Option<Catch> {
+fn hunt(mode: Mode, bug: Option<Bug>, seeds: u64) -> Option<Catch> {
     let next = AtomicU64::new(0);
     let caught: Mutex<Option<Catch>> = Mutex::new(None);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -30,7 +30,7 @@ fn hunt(bug: Option<Bug>, seeds: u64) -> Option<Catch> {
                     if seed >= seeds {
                         return;
                     }
-                    if let Err(panic) = catch_unwind(|| play(seed, None)) {
+                    if let Err(panic) = catch_unwind(|| mode.play(seed, None)) {
                         let said = panic.downcast_ref::<String>().cloned();
                         let said =
                             said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
@@ -51,28 +51,25 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
     // Every catch is a panic: only the last word is worth reading.
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
-    for &bug in Bug::ALL {
-        match hunt(Some(bug), SEEDS) {
-            Some((seed, said)) => {
-                let said: String = said
-                    .lines()
-                    .next()
-                    .unwrap_or_default()
-                    .chars()
-                    .take(120)
-                    .collect();
-                println!("{:20} {:5} seeds: {said}", format!("{bug:?}"), seed + 1);
+    for (mode, bugs) in [(Mode::Alone, Bug::ALONE), (Mode::Shared, Bug::SHARED)] {
+        for &bug in bugs {
+            match hunt(mode, Some(bug), SEEDS) {
+                Some((seed, said)) => {
+                    let said = said.lines().next().unwrap_or_default();
+                    let said: String = said.chars().take(120).collect();
+                    println!("{:20} {:5} seeds: {said}", format!("{bug:?}"), seed + 1);
+                }
+                None => missed.push(bug),
             }
-            None => missed.push(bug),
         }
     }
-    let clean = hunt(None, 100);
+    let clean = [Mode::Alone, Mode::Shared].map(|mode| hunt(mode, None, 100));
     let _ = std::panic::take_hook();
     assert!(
         missed.is_empty(),
         "not noticed in {SEEDS} seeds: {missed:?}"
     );
-    assert!(clean.is_none(), "a run fails without a bug: {clean:?}");
+    assert_eq!(clean, [None, None], "a run fails without a bug");
 }
 
 /// What crashes show by themselves, without another fault, a reader in the way, a second caller or a longer script.

@@ -1,37 +1,58 @@
-//! The core and recovery against a model, under crashes and faults. `cargo run --release -p larder-sim` plays more seeds.
+//! The core and recovery against a model, under crashes and faults, used by one process and by several. `cargo run --release -p
+//! larder-sim` plays more seeds.
 
-use larder_sim::{Class, campaign, play, report};
+use larder_sim::{Campaign, Class, Mode, campaign, report};
 
 const SEEDS: u64 = 1500;
 
 /// Too rare to be sure of in so few seeds.
 const RARE: [Class; 2] = [Class::VolumeLost, Class::RotSuperblocks];
 
-#[test]
-fn no_seed_loses_or_spoils_what_was_promised() {
+fn play_well(mode: Mode) -> Campaign {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let campaign = campaign(0, SEEDS, threads, None);
+    let campaign = campaign(mode, 0, SEEDS, threads, None);
     if let Some(&seed) = campaign.failed.first() {
-        let _ = report(seed);
+        let _ = report(mode, seed);
     }
+    let again: Vec<String> = campaign.failed.iter().map(|n| mode.command(*n)).collect();
     assert!(
-        campaign.failed.is_empty(),
-        "seeds {:?} fail: `cargo run --release -p larder-sim -- --seed n` plays one again",
-        campaign.failed
+        again.is_empty(),
+        "these fail (`cargo run --release -p larder-sim -- ...` plays one again): {again:?}"
     );
     // A simulation that reaches none of this proves nothing.
     let sum = &campaign.totals;
     let reached = [sum.evicted, sum.moved, sum.reclaimed, sum.torn];
     assert!(reached.iter().all(|count| *count > 0), "{sum:?}");
-    for class in Class::ALL.iter().filter(|class| !RARE.contains(class)) {
+    campaign
+}
+
+fn check_reached(campaign: &Campaign, is_due: impl Fn(Class) -> bool) {
+    for class in Class::ALL.iter().filter(|class| is_due(**class)) {
         let times = campaign.tally.times(*class);
         assert!(times > 0, "never: {}", class.title());
     }
 }
 
 #[test]
+fn no_seed_loses_or_spoils_what_was_promised() {
+    let campaign = play_well(Mode::Alone);
+    check_reached(&campaign, |class| {
+        !class.is_shared() && !RARE.contains(&class)
+    });
+}
+
+#[test]
+fn no_seed_of_an_owner_and_its_clients_loses_or_spoils_what_was_promised() {
+    let campaign = play_well(Mode::Shared);
+    check_reached(&campaign, Class::is_shared);
+}
+
+#[test]
 fn a_seed_plays_the_same_each_time() {
-    for seed in 0..8 {
-        assert_eq!(play(seed, None).0, play(seed, None).0, "seed {seed}");
+    for mode in [Mode::Alone, Mode::Shared] {
+        for seed in 0..8 {
+            let digest = || mode.play(seed, None).0;
+            assert_eq!(digest(), digest(), "{}", mode.command(seed));
+        }
     }
 }

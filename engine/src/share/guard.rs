@@ -8,10 +8,33 @@
 //! locked at all.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
+
+use super::wire::ClientId;
+
+/// Whose writes may not be over.
+pub trait Marks {
+    /// Whether a client's marks are on every volume: it may be given something to write to.
+    fn are_on_all(&self, client: ClientId) -> bool;
+
+    /// Whether one is left on any volume: what the client was given stays its own.
+    fn are_on_any(&self, client: ClientId) -> bool;
+}
+
+/// The volumes, each through a description that is not the clients' own.
+impl Marks for Vec<Arc<OwnedFd>> {
+    fn are_on_all(&self, client: ClientId) -> bool {
+        self.iter().all(|volume| is_marked(volume, client.0))
+    }
+
+    fn are_on_any(&self, client: ClientId) -> bool {
+        self.iter().any(|volume| is_marked(volume, client.0))
+    }
+}
 
 /// Where the bytes begin: beyond any volume.
 const FIRST: i64 = 1 << 62;
@@ -47,7 +70,7 @@ pub(crate) fn mark(file: &OwnedFd, client: u32) -> Result<(), Errno> {
 }
 
 /// Whether a client's writes to a volume may not be over. `file` must be a description that is not the client's own.
-pub(crate) fn is_marked(file: &OwnedFd, client: u32) -> bool {
+fn is_marked(file: &OwnedFd, client: u32) -> bool {
     let mut probe = lock(libc::F_WRLCK, FIRST + i64::from(client), 1);
     match fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe)) {
         Ok(_) => i32::from(probe.l_type) != libc::F_UNLCK,

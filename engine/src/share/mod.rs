@@ -34,9 +34,10 @@
 
 mod remote;
 mod server;
-mod wire;
 
 pub(crate) mod guard;
+#[doc(hidden)]
+pub mod wire;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,8 +58,14 @@ use crate::disk::probe::open_disk;
 use crate::error::StoreError;
 use crate::store::{DataPath, Store};
 use crate::volume::{Access, Volumes};
+#[doc(hidden)]
+pub use guard::Marks;
 use remote::{ReachError, Remote};
 use server::Server;
+#[doc(hidden)]
+pub use server::answer;
+#[doc(hidden)]
+pub use server::ledger;
 pub use server::socket_path;
 pub use wire::Report;
 

@@ -1,11 +1,13 @@
 //! The owner's side: a listening socket, a thread for each connection, and what each client holds.
 //!
-//! Owns: the socket file beside the store, the connections, and by client its pins and its puts.
+//! Owns: the socket file beside the store and the connections. What requests are answered with is decided in `answer`, what each
+//! client holds in `ledger`, both without threads, sockets or clock: this is what they run on.
 //!
 //! Invariants:
 //! - a client is one first connection and any number of further ones; when the first ends, the client has gone: its pins are
 //!   given back at once (what it still reads goes into its own memory), its puts when its mark on every volume has gone
 //!   ([`guard`]), for until then the kernel may be writing what it submitted;
+//! - so it has when any of its connections fails: what it said there and nobody read is lost;
 //! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
 //! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, and page data under way
 //!   for its share of the write budget.
@@ -13,7 +15,8 @@
 //! Faults defended against: whatever arrives on the socket ([`wire`](super::wire)); clients of another user; clients that
 //! stop reading (their own threads wait, nobody else); clients killed at any moment.
 
-mod answer;
+pub mod answer;
+pub mod ledger;
 mod session;
 mod socket;
 
@@ -30,15 +33,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::guard;
 use super::wire::{
-    ClientId, Failure, MAGIC, Reply, Report, Request, VERSION, Welcome, WireError, parse, receive,
-    send,
+    ClientId, Failure, Reply, Report, Request, Welcome, WireError, parse, receive, send,
 };
 use crate::api::PageStore;
+use crate::catalog::SegmentMap;
 use crate::error::StoreError;
-use crate::index::Place;
 use crate::store::Store;
+use answer::{Answer, Desk, Greeting, Later};
 use session::{Session, fresh_secret};
 pub(super) use socket::short_path;
 pub use socket::socket_path;
@@ -60,6 +62,7 @@ pub(super) struct Server {
 struct Shared {
     store: Arc<Store>,
     welcome: Template,
+    map: SegmentMap,
     /// The volumes, to look at clients' marks through.
     probes: Vec<Arc<OwnedFd>>,
     listener: UnixListener,
@@ -93,6 +96,14 @@ struct Greeted {
     is_first: bool,
 }
 
+/// How a conversation ends that does not fail.
+enum Ending {
+    /// The client hangs up between two messages.
+    InOrder,
+    /// The client asks what makes no sense.
+    Nonsense,
+}
+
 impl Server {
     /// Listens beside the store, which this process owns.
     pub(super) fn start(
@@ -112,6 +123,7 @@ impl Server {
         let (template, probes) = facts(&store);
         let shared = Arc::new(Shared {
             share_bytes: store.write_bytes_max() / 2,
+            map: template.map(),
             store,
             welcome: template,
             probes,
@@ -275,8 +287,12 @@ impl Shared {
             return;
         };
         let outcome = self.converse(&session, &mut stream, &mut buffer);
-        if let Err(error) = outcome {
+        if let Err(error) = &outcome {
             tracing::debug!(%error, client = session.id.0, "a connection to the catalog ended");
+        }
+        if !matches!(outcome, Ok(Ending::InOrder)) {
+            // What was said on it and not read is lost: the client must not wait for what follows from that.
+            session.hang_up();
         }
         if is_first {
             self.leave(&session);
@@ -290,37 +306,24 @@ impl Shared {
         if !receive(stream, buffer).ok()? {
             return None;
         }
-        let (magic, version, joins) = match parse(buffer).ok()? {
-            Request::Hello { magic, version } => (magic, version, None),
-            Request::Join {
-                magic,
-                version,
-                client,
-                secret,
-            } => (magic, version, Some((client, secret))),
-            _ => return None,
+        let greeting = match answer::greeting(buffer) {
+            Ok(greeting) => greeting,
+            Err(last_words) => {
+                if let Some(reply) = last_words {
+                    let _ = send(stream, buffer, &reply);
+                }
+                return None;
+            }
         };
-        if magic != MAGIC {
-            return None;
-        }
-        if version != VERSION {
-            let _ = send(
-                stream,
-                buffer,
-                &Reply::Failed(Failure::Version { ours: VERSION }),
-            );
-            return None;
-        }
-        let (session, is_first, reply) = match joins {
-            Some((client, secret)) => {
+        let (session, is_first, reply) = match greeting {
+            Greeting::Further(client, secret) => {
                 let session = self.sessions.lock().get(&client).cloned();
                 let session = session.filter(|session| session.secret == secret)?;
                 (session, false, Reply::Done)
             }
-            None => {
-                let session = Arc::new(Session::new(ClientId(
-                    self.next_client.fetch_add(1, Ordering::Relaxed),
-                )));
+            Greeting::First => {
+                let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
+                let session = Arc::new(Session::new(id, self.welcome.run));
                 let welcome = self.welcome.for_client(&session);
                 self.sessions.lock().insert(session.id, session.clone());
                 (session, true, Reply::Welcome(welcome))
@@ -346,7 +349,7 @@ impl Shared {
         session: &Arc<Session>,
         stream: &mut UnixStream,
         buffer: &mut Vec<u8>,
-    ) -> Result<(), WireError> {
+    ) -> Result<Ending, WireError> {
         let mut out = Vec::new();
         while receive(stream, buffer)? {
             let request: Request<'_> = parse(buffer)?;
@@ -356,32 +359,21 @@ impl Shared {
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
             send(stream, &mut out, &reply)?;
             if ends {
-                break;
+                return Ok(Ending::Nonsense);
             }
             for buffer in [&mut *buffer, &mut out] {
                 buffer.clear();
                 buffer.shrink_to(BUFFER_KEPT_BYTES);
             }
         }
-        Ok(())
+        Ok(Ending::InOrder)
     }
 
     /// A client has gone: what it held is given back, as soon as that is safe.
     fn leave(self: &Arc<Shared>, session: &Arc<Session>) {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
-        let (pins, has_puts) = {
-            let mut held = session.held.lock();
-            held.gone = true;
-            held.pinned = 0;
-            (std::mem::take(&mut held.pins), !held.puts.is_empty())
-        };
-        for (segment, count) in pins {
-            let extent = self.store.extent(Place { segment, start: 0 });
-            for _ in 0..count {
-                self.store.catalog().unpin(&[extent]);
-            }
-        }
+        let has_puts = session.ledger.leave(self.store.catalog(), &self.map);
         if has_puts {
             let (shared, session) = (self.clone(), session.clone());
             self.lingering.fetch_add(1, Ordering::Relaxed);
@@ -394,36 +386,61 @@ impl Shared {
 
     /// Waits until a client's writes are over, then ends its puts. What they were given stays dead.
     fn outlive(&self, session: &Session) {
+        let catalog = self.store.catalog();
         let mut until = None;
-        while self
-            .probes
-            .iter()
-            .any(|volume| guard::is_marked(volume, session.id.0))
-        {
+        let unawaited = loop {
+            if let Some(unawaited) = session.ledger.end_when_over(catalog, &self.probes) {
+                break unawaited;
+            }
             if self.stop.load(Ordering::SeqCst) {
                 let until = *until.get_or_insert_with(|| Instant::now() + LINGER_AT_CLOSE);
                 if Instant::now() >= until {
                     // This process gives nothing to anybody any more, and the next owner waits for the marks itself.
-                    break;
+                    break session.ledger.end(catalog);
                 }
                 std::thread::sleep(LINGER_LOOK);
             }
             self.pause(LINGER_LOOK);
+        };
+        for reservation in unawaited {
+            catalog.wait(reservation);
         }
-        let puts = std::mem::take(&mut session.held.lock().puts);
+    }
+
+    /// `None` for what is told and not asked.
+    fn answer(&self, session: &Session, request: Request<'_>) -> Option<Reply> {
+        let desk = Desk {
+            catalog: self.store.catalog(),
+            map: &self.map,
+            marks: &self.probes,
+            share_bytes: self.share_bytes,
+        };
+        match desk.answer(&session.ledger, request) {
+            Answer::Reply(reply) => Some(reply),
+            Answer::Nothing => None,
+            Answer::Later(later) => Some(self.answer_later(session, later)),
+        }
+    }
+
+    /// Waits for what a request asks to be waited for.
+    fn answer_later(&self, session: &Session, later: Later) -> Reply {
         let catalog = self.store.catalog();
-        for put in puts.into_values() {
-            let Some(reservation) = put.reservation else {
-                continue;
-            };
-            if !put.committed {
-                catalog.commit(reservation, &vec![None; put.asks]);
+        match later {
+            Later::Settled { put, reservation } => {
+                let statuses = catalog.wait(reservation);
+                session.ledger.settled(put);
+                Reply::Settled(statuses)
             }
-            let over: Vec<(usize, bool)> = put.unlanded.into_iter().map(|at| (at, false)).collect();
-            catalog.landed(reservation, &over);
-            if !put.awaited {
-                catalog.wait(reservation);
+            Later::Room { seen, patience } => {
+                catalog.wait_for_room(seen, Instant::now() + patience);
+                Reply::Room {
+                    room: catalog.room(),
+                }
             }
+            Later::Delete(namespace, keys) => answer::count(catalog.delete(namespace, &keys)),
+            Later::Clear(namespace) => answer::count(catalog.clear_namespace(namespace)),
+            Later::Flush => answer::done(catalog.flush()),
+            Later::Report => Reply::Stats(Box::new(self.report())),
         }
     }
 
@@ -431,9 +448,9 @@ impl Shared {
         let sessions = self.sessions.lock();
         let (mut reads, mut puts) = (0, 0);
         for session in sessions.values() {
-            let held = session.held.lock();
-            reads += held.pinned;
-            puts += held.puts.len() as u64;
+            let (reading, putting) = session.ledger.counts();
+            reads += reading;
+            puts += putting;
         }
         Report {
             stats: self.store.stats(),
@@ -455,6 +472,11 @@ fn rss_bytes() -> u64 {
 }
 
 impl Template {
+    fn map(&self) -> SegmentMap {
+        let segments: Vec<u32> = self.volumes.iter().map(|(_, count)| *count).collect();
+        SegmentMap::new(&segments, self.segment_blocks)
+    }
+
     fn for_client(&self, session: &Session) -> Welcome {
         Welcome {
             client: session.id,

@@ -18,27 +18,27 @@ use crate::catalog::Finding;
 use crate::index::{Place, SegmentId};
 
 /// First bytes of a conversation.
-pub(super) const MAGIC: [u8; 8] = *b"LARDERCT";
+pub const MAGIC: [u8; 8] = *b"LARDERCT";
 
 /// Version of the messages.
-pub(super) const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 
 /// Longest frame, in bytes: a lookup of [`KEYS_MAX`] keys, with room to spare.
-pub(super) const FRAME_BYTES_MAX: usize = 8 << 20;
+pub const FRAME_BYTES_MAX: usize = 8 << 20;
 
 /// Most keys of one message.
-pub(super) const KEYS_MAX: usize = 131_072;
+pub const KEYS_MAX: usize = 131_072;
 
 /// Bytes of a key.
 const KEY_BYTES: usize = 32;
 
 /// Which client a connection belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct ClientId(pub u32);
+pub struct ClientId(pub u32);
 
 /// What a client asks. Those marked *told* are not answered.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Request<'a> {
+pub enum Request<'a> {
     /// Begins a client's first connection, whose end is the client's end.
     Hello {
         magic: [u8; 8],
@@ -130,11 +130,11 @@ pub(super) enum Request<'a> {
 }
 
 /// A key inside a message.
-pub(super) type PageKeyBytes = [u8; KEY_BYTES];
+pub type PageKeyBytes = [u8; KEY_BYTES];
 
 /// What the owner answers.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Reply {
+pub enum Reply {
     Welcome(Welcome),
     Done,
     Count(u64),
@@ -156,7 +156,7 @@ pub(super) enum Reply {
 
 /// What a client must know before its first request.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Welcome {
+pub struct Welcome {
     pub client: ClientId,
     /// To be shown when another connection is made.
     pub secret: u64,
@@ -169,7 +169,7 @@ pub(super) struct Welcome {
 
 /// A page that may be read.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct PinnedPage {
+pub struct PinnedPage {
     pub place: Place,
     pub checksum: u64,
     pub unproven: bool,
@@ -177,7 +177,7 @@ pub(super) struct PinnedPage {
 
 /// As [`Grant`](crate::catalog::Grant), by place.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum PlaceGrant {
+pub enum PlaceGrant {
     Write(Place),
     Settles,
     Refused(Refusal),
@@ -185,7 +185,7 @@ pub(super) enum PlaceGrant {
 
 /// Why something could not be done.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Failure {
+pub enum Failure {
     /// The listener speaks another version.
     Version {
         ours: u32,
@@ -220,7 +220,7 @@ pub struct Report {
 }
 
 /// Keys as one blob.
-pub(super) fn blob(keys: &[PageKey]) -> Vec<u8> {
+pub fn blob(keys: &[PageKey]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(keys.len() * KEY_BYTES);
     for key in keys {
         bytes.extend_from_slice(key.as_bytes());
@@ -229,7 +229,7 @@ pub(super) fn blob(keys: &[PageKey]) -> Vec<u8> {
 }
 
 /// The keys of a blob; `None` when it is none.
-pub(super) fn keys_of(blob: &[u8]) -> Option<Vec<PageKey>> {
+pub fn keys_of(blob: &[u8]) -> Option<Vec<PageKey>> {
     let (keys, rest) = blob.as_chunks::<KEY_BYTES>();
     (rest.is_empty() && keys.len() <= KEYS_MAX)
         .then(|| keys.iter().map(|key| PageKey::from_bytes(*key)).collect())
@@ -237,7 +237,7 @@ pub(super) fn keys_of(blob: &[u8]) -> Option<Vec<PageKey>> {
 
 /// A stream of frames that ended or made no sense.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WireError {
+pub enum WireError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("a frame of {0} bytes is longer than the {FRAME_BYTES_MAX} that are allowed")]
@@ -249,7 +249,7 @@ pub(super) enum WireError {
 }
 
 /// Writes one message.
-pub(super) fn send<T: Serialize>(
+pub fn send<T: Serialize>(
     stream: &mut impl Write,
     buffer: &mut Vec<u8>,
     message: &T,
@@ -270,7 +270,7 @@ pub(super) fn send<T: Serialize>(
 }
 
 /// Reads one frame into `buffer`. False at the end of the stream, between two frames.
-pub(super) fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bool, WireError> {
+pub fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bool, WireError> {
     let mut length = [0; 4];
     let first = loop {
         match stream.read(&mut length) {
@@ -297,7 +297,7 @@ pub(super) fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bo
 }
 
 /// The message in a frame.
-pub(super) fn parse<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, WireError> {
+pub fn parse<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, WireError> {
     let (message, rest) = postcard::take_from_bytes(frame).map_err(WireError::Nonsense)?;
     if rest.is_empty() {
         Ok(message)

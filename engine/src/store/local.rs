@@ -18,7 +18,7 @@ use crate::catalog::{
 use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId};
 use crate::disk::{Action, Buffer, Disk, Done, Op, Sink};
 use crate::error::StoreError;
-use crate::index::{Adoption, Index, Lease, NamespaceSlot, Place};
+use crate::index::{Adoption, Index, Lease, NamespaceSlot};
 
 /// How often a waiting request looks at the clock for the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
@@ -252,10 +252,6 @@ impl Local {
             duration_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
             blocks_per_page: blocks,
         }
-    }
-
-    pub(super) fn extent(&self, place: Place) -> Extent {
-        self.map.extent(place)
     }
 
     fn adopt(&self, orphans: &[Adoption]) {

@@ -29,10 +29,9 @@ use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
     PutPage, PutStatus, Refusal, Stats,
 };
-use crate::catalog::{Catalog, Extent};
+use crate::catalog::Catalog;
 use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
-use crate::index::Place;
 use crate::volume::{Access, Volumes};
 pub(crate) use get::is_of_the_medium;
 use hang::Hangs;
@@ -279,10 +278,6 @@ impl Store {
     /// Most bytes of puts in flight.
     pub(crate) fn write_bytes_max(&self) -> u64 {
         self.write_bytes_max
-    }
-
-    pub(crate) fn extent(&self, place: Place) -> Extent {
-        self.local.extent(place)
     }
 
     /// The namespaces whose full records the store holds.

@@ -1,30 +1,113 @@
-//! What each request is answered with.
+//! What each request is answered with, and what must be waited for first.
+//!
+//! Decides on threads' and connections' behalf without having either: whoever drives a [`Desk`] (the server, the simulation, the
+//! fuzzer) does the waiting.
 
-use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use larder_format::{BLOCK_BYTES, Namespace};
+use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
-use super::Shared;
-use super::session::{Put, Session};
-use crate::api::{NamespaceId, PageStore, PutStatus, Refusal};
-use crate::catalog::{Ask, Extent, Grant};
+use super::ledger::{Awaited, Ledger};
+use crate::api::{NamespaceId, PutStatus, Refusal};
+use crate::catalog::{Ask, Catalog, Extent, Grant, ReservationId, SegmentMap};
 use crate::error::StoreError;
-use crate::index::{Place, SegmentId};
-use crate::share::guard;
-use crate::share::wire::{Failure, PinnedPage, PlaceGrant, Reply, Request, keys_of};
-
-/// Pages that one client reads at once.
-const PINS_MAX: u64 = 1 << 20;
+use crate::share::guard::Marks;
+use crate::share::wire::{
+    ClientId, Failure, MAGIC, PinnedPage, PlaceGrant, Reply, Request, VERSION, keys_of, parse,
+};
 
 /// Longest wait for room that one request may ask for.
 const ROOM_PATIENCE_MAX: Duration = Duration::from_secs(1);
 
-impl Shared {
-    /// `None` for what is told and not asked.
-    pub(super) fn answer(&self, session: &Session, request: Request<'_>) -> Option<Reply> {
-        let catalog = self.store.catalog();
-        let nonsense = |what: &str| Some(Reply::Failed(Failure::Protocol(what.to_owned())));
+/// How a connection begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Greeting {
+    /// As a client's first.
+    First,
+    /// As a further one of this client, with what it shows for that.
+    Further(ClientId, u64),
+}
+
+/// The first message of a connection.
+///
+/// # Errors
+/// When there is to be no conversation; with what is said before hanging up, if anything.
+pub fn greeting(frame: &[u8]) -> Result<Greeting, Option<Reply>> {
+    let (magic, version, greeting) = match parse(frame).map_err(|_| None)? {
+        Request::Hello { magic, version } => (magic, version, Greeting::First),
+        Request::Join {
+            magic,
+            version,
+            client,
+            secret,
+        } => (magic, version, Greeting::Further(client, secret)),
+        _ => return Err(None),
+    };
+    if magic != MAGIC {
+        return Err(None);
+    }
+    if version != VERSION {
+        return Err(Some(Reply::Failed(Failure::Version { ours: VERSION })));
+    }
+    Ok(greeting)
+}
+
+/// What becomes of a request.
+#[derive(Debug)]
+pub enum Answer {
+    /// This is said.
+    Reply(Reply),
+    /// Nothing: it was told and not asked.
+    Nothing,
+    /// It takes a wait.
+    Later(Later),
+}
+
+/// What must be waited for, or found out elsewhere, before a request is answered.
+#[derive(Debug)]
+pub enum Later {
+    /// [`Catalog::wait`], then [`Ledger::settled`], then [`Reply::Settled`].
+    Settled {
+        /// The ledger's number for the put.
+        put: u64,
+        /// The core's.
+        reservation: ReservationId,
+    },
+    /// [`Catalog::wait_for_room`], then [`Reply::Room`].
+    Room {
+        /// What the client has seen.
+        seen: u64,
+        /// How long at most.
+        patience: Duration,
+    },
+    /// [`Catalog::delete`], then [`count`] of it.
+    Delete(NamespaceId, Vec<PageKey>),
+    /// [`Catalog::clear_namespace`], then [`count`] of it.
+    Clear(NamespaceId),
+    /// [`Catalog::flush`], then [`done`] of it.
+    Flush,
+    /// [`Reply::Stats`].
+    Report,
+}
+
+/// From where an owner answers its clients.
+pub struct Desk<'a, C: ?Sized> {
+    /// Who decides. Only what never waits is called.
+    pub catalog: &'a C,
+    /// Where segments lie.
+    pub map: &'a SegmentMap,
+    /// Whose writes may not be over.
+    pub marks: &'a dyn Marks,
+    /// Bytes of puts under way that one client may have.
+    pub share_bytes: u64,
+}
+
+impl<C: Catalog + ?Sized> Desk<'_, C> {
+    /// Answers a request of the client whose ledger this is.
+    pub fn answer(&self, ledger: &Ledger, request: Request<'_>) -> Answer {
+        let catalog = self.catalog;
+        let nonsense =
+            |what: &str| Answer::Reply(Reply::Failed(Failure::Protocol(what.to_owned())));
         let keys = match &request {
             Request::LongestPrefix { keys, .. }
             | Request::Contains { keys, .. }
@@ -38,11 +121,12 @@ impl Shared {
             },
             _ => Vec::new(),
         };
-        Some(match request {
+        Answer::Reply(match request {
             Request::Hello { .. } | Request::Join { .. } => return nonsense("a second greeting"),
-            Request::Marked => self.marked(session),
+            Request::Marked if ledger.marked(self.marks) => Reply::Done,
+            Request::Marked => return nonsense("the volumes do not carry this client's mark"),
             Request::Namespace { record } => match Namespace::decode(record) {
-                Ok(namespace) => match self.store.namespace(&namespace) {
+                Ok(namespace) => match catalog.namespace(&namespace) {
                     Ok(id) => Reply::Namespace(id.0),
                     Err(error) => Reply::Failed(error.into()),
                 },
@@ -56,14 +140,22 @@ impl Shared {
             }
             Request::Touch { namespace, .. } => {
                 catalog.touch(NamespaceId(namespace), &keys);
-                return None;
+                return Answer::Nothing;
             }
             Request::Pin { namespace, .. } => {
-                Reply::Pinned(self.pin(session, NamespaceId(namespace), &keys))
+                let pages = ledger.pin(catalog, NamespaceId(namespace), &keys);
+                let pages = pages.into_iter().map(|page| {
+                    page.map(|page| PinnedPage {
+                        place: page.extent.place,
+                        checksum: page.checksum,
+                        unproven: page.unproven,
+                    })
+                });
+                Reply::Pinned(pages.collect())
             }
             Request::Unpin { segments } => {
-                self.unpin(session, &segments);
-                return None;
+                ledger.unpin(catalog, self.map, &segments);
+                return Answer::Nothing;
             }
             Request::Verified {
                 namespace,
@@ -73,10 +165,10 @@ impl Shared {
                 let findings: Vec<_> = keys
                     .iter()
                     .zip(findings)
-                    .map(|(key, (place, finding))| (*key, self.store.extent(place), finding))
+                    .map(|(key, (place, finding))| (*key, self.map.extent(place), finding))
                     .collect();
-                catalog.verified(NamespaceId(namespace), &findings);
-                return None;
+                ledger.verified(catalog, NamespaceId(namespace), findings);
+                return Answer::Nothing;
             }
             Request::Reserve {
                 namespace, links, ..
@@ -89,35 +181,35 @@ impl Shared {
                     .zip(links)
                     .map(|(key, (parent, depth))| Ask {
                         key: *key,
-                        parent: parent.map(larder_format::PageKey::from_bytes),
+                        parent: parent.map(PageKey::from_bytes),
                         depth,
                     })
                     .collect();
-                self.reserve(session, NamespaceId(namespace), &asks)
+                self.reserve(ledger, NamespaceId(namespace), &asks)
             }
             Request::Commit {
                 reservation,
                 checksums,
             } => {
-                if let Some(core) = session.commit(reservation) {
+                if let Some(core) = ledger.commit(reservation) {
                     catalog.commit(core, &checksums);
                 }
-                return None;
+                return Answer::Nothing;
             }
             Request::Landed { reservation, pages } => {
-                if let Some((core, pages)) = session.landed(reservation, &pages) {
+                if let Some((core, pages)) = ledger.landed(reservation, &pages) {
                     catalog.landed(core, &pages);
                 }
-                return None;
+                return Answer::Nothing;
             }
-            Request::Wait { reservation } => match session.await_put(reservation) {
-                Some(put) => {
-                    let statuses = match put.reservation {
-                        Some(core) => catalog.wait(core),
-                        None => vec![PutStatus::Refused(Refusal::Busy); put.asks],
-                    };
-                    session.end_put(reservation);
-                    Reply::Settled(statuses)
+            Request::Wait { reservation: put } => match ledger.wait(put) {
+                Some(Awaited {
+                    reservation: Some(reservation),
+                    ..
+                }) => return Answer::Later(Later::Settled { put, reservation }),
+                Some(Awaited { asks, .. }) => {
+                    ledger.settled(put);
+                    Reply::Settled(vec![PutStatus::Refused(Refusal::Busy); asks])
                 }
                 None => return nonsense("no such put"),
             },
@@ -126,128 +218,26 @@ impl Shared {
             },
             Request::WaitForRoom { seen, patience_ms } => {
                 let patience = Duration::from_millis(patience_ms.into()).min(ROOM_PATIENCE_MAX);
-                catalog.wait_for_room(seen, Instant::now() + patience);
-                Reply::Room {
-                    room: catalog.room(),
-                }
+                return Answer::Later(Later::Room { seen, patience });
             }
             Request::Delete { namespace, .. } => {
-                count(catalog.delete(NamespaceId(namespace), &keys))
+                return Answer::Later(Later::Delete(NamespaceId(namespace), keys));
             }
-            Request::Clear { namespace } => count(catalog.clear_namespace(NamespaceId(namespace))),
-            Request::Flush => match catalog.flush() {
-                Ok(()) => Reply::Done,
-                Err(error) => Reply::Failed(error.into()),
-            },
-            Request::Stats => Reply::Stats(Box::new(self.report())),
+            Request::Clear { namespace } => {
+                return Answer::Later(Later::Clear(NamespaceId(namespace)));
+            }
+            Request::Flush => return Answer::Later(Later::Flush),
+            Request::Stats => return Answer::Later(Later::Report),
         })
     }
 
-    /// A client says that it holds its marks; it may write when that is so.
-    fn marked(&self, session: &Session) -> Reply {
-        let all = self
-            .probes
-            .iter()
-            .all(|volume| guard::is_marked(volume, session.id.0));
-        if all {
-            session.held.lock().may_write = true;
-            Reply::Done
-        } else {
-            Reply::Failed(Failure::Protocol(
-                "the volumes do not carry this client's mark".to_owned(),
-            ))
-        }
-    }
-
-    fn pin(
-        &self,
-        session: &Session,
-        namespace: NamespaceId,
-        keys: &[larder_format::PageKey],
-    ) -> Vec<Option<PinnedPage>> {
-        let mut held = session.held.lock();
-        if held.gone || held.pinned + keys.len() as u64 > PINS_MAX {
-            return vec![None; keys.len()];
-        }
-        let pages = self.store.catalog().pin(namespace, keys);
-        for page in pages.iter().flatten() {
-            *held.pins.entry(page.extent.place.segment).or_default() += 1;
-            held.pinned += 1;
-        }
-        drop(held);
-        pages
-            .into_iter()
-            .map(|page| {
-                page.map(|page| PinnedPage {
-                    place: page.extent.place,
-                    checksum: page.checksum,
-                    unproven: page.unproven,
-                })
-            })
-            .collect()
-    }
-
-    /// Gives pins back: those that the client has.
-    fn unpin(&self, session: &Session, segments: &[SegmentId]) {
-        let mut extents = Vec::with_capacity(segments.len());
-        let mut held = session.held.lock();
-        for &segment in segments {
-            let Some(count) = held.pins.get_mut(&segment) else {
-                continue;
-            };
-            *count -= 1;
-            if *count == 0 {
-                held.pins.remove(&segment);
-            }
-            held.pinned -= 1;
-            extents.push(self.store.extent(Place { segment, start: 0 }));
-        }
-        drop(held);
-        self.store.catalog().unpin(&extents);
-    }
-
-    fn reserve(&self, session: &Session, namespace: NamespaceId, asks: &[Ask]) -> Reply {
-        let catalog = self.store.catalog();
-        let Some(shape) = catalog.shape(namespace) else {
+    fn reserve(&self, ledger: &Ledger, namespace: NamespaceId, asks: &[Ask]) -> Reply {
+        let Some(shape) = self.catalog.shape(namespace) else {
             return Reply::Failed(Failure::UnknownNamespace);
         };
         let page_bytes = u64::from(shape.shape.page_blocks()) * BLOCK_BYTES as u64;
-        let mut held = session.held.lock();
-        let wanted = page_bytes.saturating_mul(asks.len() as u64);
-        // One put always goes through, however large.
-        let is_over = held.put_bytes > 0 && held.put_bytes + wanted > self.share_bytes;
-        if held.gone || !held.may_write || is_over {
-            let put = Put {
-                reservation: None,
-                asks: asks.len(),
-                committed: true,
-                awaited: false,
-                unlanded: BTreeSet::new(),
-                bytes: 0,
-            };
-            let reservation = held.add(put);
-            let grants = vec![PlaceGrant::Refused(Refusal::Busy); asks.len()];
-            return Reply::Reserved {
-                reservation,
-                grants,
-            };
-        }
-        let (core, grants) = catalog.reserve(namespace, asks);
-        let unlanded: BTreeSet<usize> = grants
-            .iter()
-            .enumerate()
-            .filter(|(_, grant)| matches!(grant, Grant::Write(_)))
-            .map(|(index, _)| index)
-            .collect();
-        let bytes = page_bytes * unlanded.len() as u64;
-        let reservation = held.add(Put {
-            reservation: Some(core),
-            asks: asks.len(),
-            committed: false,
-            awaited: false,
-            unlanded,
-            bytes,
-        });
+        let (reservation, grants) =
+            ledger.reserve(self.catalog, namespace, asks, page_bytes, self.share_bytes);
         let grants = grants
             .into_iter()
             .map(|grant| match grant {
@@ -263,9 +253,18 @@ impl Shared {
     }
 }
 
-fn count(outcome: Result<u64, StoreError>) -> Reply {
+/// The answer to a deletion.
+pub fn count(outcome: Result<u64, StoreError>) -> Reply {
     match outcome {
         Ok(count) => Reply::Count(count),
+        Err(error) => Reply::Failed(error.into()),
+    }
+}
+
+/// The answer to a flush.
+pub fn done(outcome: Result<(), StoreError>) -> Reply {
+    match outcome {
+        Ok(()) => Reply::Done,
         Err(error) => Reply::Failed(error.into()),
     }
 }

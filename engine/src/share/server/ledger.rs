@@ -1,0 +1,355 @@
+//! What one client holds of its owner: pins, puts, the right to write.
+//!
+//! A state machine without I/O, threads or clock: the server drives it from its connections, the simulation from its own steps.
+//! Requests reach it through [`Desk`](super::answer::Desk).
+//!
+//! Invariants:
+//! - a pin is given back once, by the client or when the client has gone, and only if it was taken;
+//! - what a client says of a page that it read counts while it has the page's segment pinned: afterwards another page may lie there;
+//! - a put is named by a number that is the ledger's own and no other owner's: what a client says of a put of another client, or
+//!   of a former owner, counts for nothing;
+//! - a put is committed once, a page of it lands once, its statuses are asked for once;
+//! - once the client has gone its pins are given back and nothing more is granted to it; its puts end when its marks have gone
+//!   (`guard`), for until then the kernel may be writing what it submitted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use larder_format::PageKey;
+use parking_lot::Mutex;
+
+use crate::api::{NamespaceId, Refusal};
+use crate::catalog::{Ask, Catalog, Extent, Finding, Grant, Pinned, ReservationId, SegmentMap};
+use crate::index::{Place, SegmentId};
+use crate::planted;
+use crate::share::guard::Marks;
+use crate::share::wire::ClientId;
+
+/// Pages that one client reads at once.
+const PINS_MAX: u64 = 1 << 20;
+
+/// A client's account. Its methods may be called from several threads.
+#[derive(Debug)]
+pub struct Ledger {
+    client: ClientId,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    gone: bool,
+    may_write: bool,
+    pins: BTreeMap<SegmentId, u64>,
+    pinned: u64,
+    puts: BTreeMap<u64, Put>,
+    put_bytes: u64,
+    next_put: u64,
+}
+
+/// A put of a client.
+#[derive(Debug)]
+struct Put {
+    /// The core's; `None` when everything was refused here.
+    reservation: Option<ReservationId>,
+    asks: usize,
+    committed: bool,
+    /// Somebody waits for its statuses.
+    awaited: bool,
+    /// Granted pages whose writes are not over.
+    unlanded: BTreeSet<usize>,
+    bytes: u64,
+}
+
+/// What a client that waits for its put's statuses waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// The core's; `None` when everything was refused here.
+    pub reservation: Option<ReservationId>,
+    /// Pages that it asked for.
+    pub asks: usize,
+}
+
+impl Ledger {
+    /// The account of a client that has just come, with an owner in this run.
+    #[must_use]
+    pub fn new(client: ClientId, run: u32) -> Ledger {
+        Ledger {
+            client,
+            held: Mutex::new(Held {
+                gone: false,
+                may_write: false,
+                pins: BTreeMap::new(),
+                pinned: 0,
+                puts: BTreeMap::new(),
+                put_bytes: 0,
+                // No owner of another run gives these numbers.
+                next_put: u64::from(run) << 32,
+            }),
+        }
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn client(&self) -> ClientId {
+        self.client
+    }
+
+    /// Whether the client has gone.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.held.lock().gone
+    }
+
+    /// Pages that it is reading, and puts that are under way.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        let held = self.held.lock();
+        (held.pinned, held.puts.len() as u64)
+    }
+
+    /// The client says that it holds its marks; whether that is so. It may write from then on.
+    pub fn marked(&self, marks: &dyn Marks) -> bool {
+        let all = marks.are_on_all(self.client);
+        self.held.lock().may_write |= all;
+        all
+    }
+
+    /// Pins pages, on account.
+    pub fn pin<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+    ) -> Vec<Option<Pinned>> {
+        let mut held = self.held.lock();
+        if held.gone || held.pinned + keys.len() as u64 > PINS_MAX {
+            return vec![None; keys.len()];
+        }
+        let pages = catalog.pin(namespace, keys);
+        for page in pages.iter().flatten() {
+            *held.pins.entry(page.extent.place.segment).or_default() += 1;
+            held.pinned += 1;
+        }
+        pages
+    }
+
+    /// Gives pins back: those that the client has.
+    pub fn unpin<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        map: &SegmentMap,
+        segments: &[SegmentId],
+    ) {
+        let mut held = self.held.lock();
+        let given: Vec<Extent> = segments
+            .iter()
+            .filter(|segment| held.take_pin(**segment))
+            .map(|segment| head_of(map, *segment))
+            .collect();
+        drop(held);
+        catalog.unpin(&given);
+    }
+
+    /// Passes on what reading pages showed that the client still has pinned.
+    pub fn verified<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        namespace: NamespaceId,
+        mut findings: Vec<(PageKey, Extent, Finding)>,
+    ) {
+        let held = self.held.lock();
+        findings.retain(|(_, extent, _)| {
+            held.pins.contains_key(&extent.place.segment) || planted!(UnpinnedFinding)
+        });
+        // Under the lock: nobody gives the pins back meanwhile.
+        if !findings.is_empty() {
+            catalog.verified(namespace, &findings);
+        }
+    }
+
+    /// Reserves room for pages of so many bytes each, as far as the client's share goes. Its number for the put, and a grant a page.
+    pub fn reserve<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        namespace: NamespaceId,
+        asks: &[Ask],
+        page_bytes: u64,
+        share_bytes: u64,
+    ) -> (u64, Vec<Grant>) {
+        let mut held = self.held.lock();
+        let wanted = page_bytes.saturating_mul(asks.len() as u64);
+        // One put always goes through, however large.
+        let is_over = held.put_bytes > 0 && held.put_bytes.saturating_add(wanted) > share_bytes;
+        let may_write = held.may_write || planted!(UnmarkedPut);
+        if held.gone || !may_write || is_over {
+            let number = held.add(None, asks.len(), BTreeSet::new(), 0);
+            return (number, vec![Grant::Refused(Refusal::Busy); asks.len()]);
+        }
+        let (reservation, grants) = catalog.reserve(namespace, asks);
+        let unlanded: BTreeSet<usize> = grants
+            .iter()
+            .enumerate()
+            .filter(|(_, grant)| matches!(grant, Grant::Write(_)))
+            .map(|(index, _)| index)
+            .collect();
+        let bytes = page_bytes * unlanded.len() as u64;
+        let number = held.add(Some(reservation), asks.len(), unlanded, bytes);
+        (number, grants)
+    }
+
+    /// A put is to be committed: the core's reservation, once.
+    pub fn commit(&self, number: u64) -> Option<ReservationId> {
+        let mut held = self.held.lock();
+        let Some(put) = held.put(number) else {
+            return astray(number);
+        };
+        let first = !std::mem::replace(&mut put.committed, true);
+        put.reservation.filter(|_| first)
+    }
+
+    /// Writes of a put are over: the core's reservation, and the pages that were not over before.
+    pub fn landed(
+        &self,
+        number: u64,
+        pages: &[(u32, bool)],
+    ) -> Option<(ReservationId, Vec<(usize, bool)>)> {
+        let mut held = self.held.lock();
+        let pages = pages.iter().map(|&(at, good)| (at as usize, good));
+        let Some(put) = held.put(number) else {
+            return astray(number).map(|core| (core, pages.collect()));
+        };
+        let over = pages.filter(|(at, _)| put.unlanded.remove(at)).collect();
+        Some((put.reservation?, over))
+    }
+
+    /// A put to wait for, once.
+    pub fn wait(&self, number: u64) -> Option<Awaited> {
+        let mut held = self.held.lock();
+        let put = held.put(number)?;
+        let first = !std::mem::replace(&mut put.awaited, true);
+        first.then_some(Awaited {
+            reservation: put.reservation,
+            asks: put.asks,
+        })
+    }
+
+    /// The statuses of a put that was waited for are known: it is over.
+    pub fn settled(&self, number: u64) {
+        let mut held = self.held.lock();
+        if let Some(put) = held.puts.remove(&number) {
+            held.put_bytes -= put.bytes;
+        }
+    }
+
+    /// The client has gone: gives back its pins (what it still reads goes into its own memory) and grants it nothing more. Whether
+    /// puts are left, to be ended as soon as their writes are over.
+    pub fn leave<C: Catalog + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> bool {
+        let mut held = self.held.lock();
+        held.gone = true;
+        held.pinned = 0;
+        let pins = std::mem::take(&mut held.pins);
+        let has_puts = !held.puts.is_empty();
+        drop(held);
+        for (segment, count) in pins {
+            for _ in 0..count {
+                if !planted!(KeptPins) {
+                    catalog.unpin(&[head_of(map, segment)]);
+                }
+            }
+        }
+        has_puts
+    }
+
+    /// Ends the puts of a client that has gone, if its writes are over; see [`Ledger::end`]. `None` while they may not be.
+    pub fn end_when_over<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        marks: &dyn Marks,
+    ) -> Option<Vec<ReservationId>> {
+        let is_over = !marks.are_on_any(self.client) || planted!(EarlyExtents);
+        is_over.then(|| self.end(catalog))
+    }
+
+    /// Ends all puts: what has not landed by now never does, and what it was given stays dead. Returns the reservations that settle
+    /// with nobody waiting for them.
+    pub fn end<C: Catalog + ?Sized>(&self, catalog: &C) -> Vec<ReservationId> {
+        let puts = {
+            let mut held = self.held.lock();
+            held.put_bytes = 0;
+            std::mem::take(&mut held.puts)
+        };
+        let mut unawaited = Vec::new();
+        for put in puts.into_values() {
+            let Some(reservation) = put.reservation.filter(|_| !planted!(KeptPuts)) else {
+                continue;
+            };
+            if !put.committed {
+                catalog.commit(reservation, &vec![None; put.asks]);
+            }
+            let over: Vec<(usize, bool)> = put.unlanded.into_iter().map(|at| (at, false)).collect();
+            catalog.landed(reservation, &over);
+            if !put.awaited {
+                unawaited.push(reservation);
+            }
+        }
+        unawaited
+    }
+}
+
+/// What a number that the ledger did not give means to the core: nothing.
+fn astray(number: u64) -> Option<ReservationId> {
+    planted!(ForeignPut).then_some(ReservationId(number & u64::from(u32::MAX)))
+}
+
+/// An extent in a segment: pins are counted by segment.
+fn head_of(map: &SegmentMap, segment: SegmentId) -> Extent {
+    map.extent(Place { segment, start: 0 })
+}
+
+impl Held {
+    fn put(&mut self, number: u64) -> Option<&mut Put> {
+        if planted!(FormerPut) {
+            let low = |number: u64| number & u64::from(u32::MAX);
+            let mut puts = self.puts.iter_mut();
+            return puts.find_map(|(known, put)| (low(*known) == low(number)).then_some(put));
+        }
+        self.puts.get_mut(&number)
+    }
+
+    fn add(
+        &mut self,
+        reservation: Option<ReservationId>,
+        asks: usize,
+        unlanded: BTreeSet<usize>,
+        bytes: u64,
+    ) -> u64 {
+        let number = self.next_put;
+        self.next_put += 1;
+        self.put_bytes += bytes;
+        let put = Put {
+            // Where there is nothing to commit it counts as done.
+            committed: reservation.is_none(),
+            reservation,
+            asks,
+            awaited: false,
+            unlanded,
+            bytes,
+        };
+        self.puts.insert(number, put);
+        number
+    }
+
+    fn take_pin(&mut self, segment: SegmentId) -> bool {
+        let Some(count) = self.pins.get_mut(&segment) else {
+            return false;
+        };
+        if planted!(DoubleUnpin) {
+            return true;
+        }
+        *count -= 1;
+        if *count == 0 {
+            self.pins.remove(&segment);
+        }
+        self.pinned -= 1;
+        true
+    }
+}

@@ -1,0 +1,233 @@
+//! A seed from end to end: one owner after the other, and what becomes of the clients when one ends.
+
+use larder_engine::planted;
+
+use super::client::{Client, Part};
+use super::office::Office;
+use super::{Company, Odds};
+use crate::classes::{Class, Tally};
+use crate::dice::Dice;
+use crate::ending::Expected;
+use crate::keeper::Keeper;
+use crate::opening::Opening;
+use crate::run::{End, end_well, sum_up};
+use crate::setup::Faults;
+use crate::totals::Totals;
+use crate::world::{Journal, Live, World};
+
+/// Steps within which somebody must own the store again.
+const OWNERLESS_STEPS_MAX: usize = 20_000;
+
+/// Steps that an owner which closes waits for its clients' writes: mostly enough.
+const PATIENCE_STEPS: [usize; 3] = [10, 100, 600];
+
+/// Steps in which everybody must have gone once nothing goes wrong any more.
+const RETIRE_STEPS_MAX: usize = 100_000;
+
+/// Plays a seed. Returns a digest of all that happened, and what that was.
+pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
+    let mut world = World::new(Dice::new(seed), seed, journal);
+    let mut company = company_for(&mut world);
+    let mut expected = Expected {
+        exactly: true,
+        ..Expected::default()
+    };
+    let mut steps = world.setup.steps;
+    loop {
+        company.await_owner(&mut world);
+        world.expect_less(&mut expected);
+        let mut live = match world.open(&mut expected) {
+            Opening::Open(live) => *live,
+            Opening::CutShort => continue,
+            Opening::Refused => break,
+        };
+        company.take_over(&mut world, &live);
+        match company.live(&mut world, &mut live, &mut steps) {
+            End::Close => {
+                company.send_away(&mut world, &mut live);
+                company.lose_owner(&mut world);
+                expected = world.close(live);
+            }
+            End::Done => {
+                company.retire(&mut world, &mut live);
+                end_well(&mut world, live);
+                break;
+            }
+            end => {
+                company.owner_dies(&mut world, &live, end == End::Power);
+                expected = world.crash(live, end == End::Power);
+            }
+        }
+    }
+    sum_up(&world)
+}
+
+/// A company, and a store that suits it: mostly a device that does not fail, for nothing to be excused by that.
+fn company_for(world: &mut World) -> Company {
+    let steps = world.dice.pick(&[400, 600, 900]);
+    let step = 1.0 / steps as f64;
+    let setup = &mut world.setup;
+    setup.steps = steps;
+    setup.clients = 1 + world.dice.below(2);
+    if world.dice.chance(0.7) {
+        setup.faults = Faults {
+            kill: setup.faults.kill,
+            power: setup.faults.power,
+            close: setup.faults.close,
+            cut: setup.faults.cut,
+            delay: setup.faults.delay,
+            ..Faults::default()
+        };
+    }
+    setup.faults.kill = world.dice.pick(&[0.0, 2.0, 5.0]) * step;
+    Company::draw(&mut world.dice, steps)
+}
+
+impl Company {
+    /// Nobody owns the store. Whoever will be next waits until no client of the former owner can still be writing.
+    fn await_owner(&mut self, world: &mut World) {
+        self.take_landed(world);
+        let has_to_wait = !self.marks.is_empty();
+        if has_to_wait && !planted!(UnawaitedMarks) {
+            world.count(Class::TakeoverWaited);
+        }
+        for _ in 0..OWNERLESS_STEPS_MAX {
+            self.take_landed(world);
+            if self.marks.is_empty() || planted!(UnawaitedMarks) {
+                return;
+            }
+            if !world.foreign.is_empty() && world.dice.chance(0.3) {
+                world.moment += 1;
+                let at = world.dice.below(world.foreign.len());
+                world.land_foreign(at);
+            } else {
+                self.step(world, None);
+            }
+        }
+        panic!("nobody gets to own the store: clients hold on to it");
+    }
+
+    /// A client that has lost its owner, or somebody else, is the owner.
+    fn take_over(&mut self, world: &mut World, live: &Live) {
+        self.slots.clone_from(&live.slots);
+        self.office = Some(Office::default());
+        let is_free = |client: &&mut Client| matches!(client.part, Part::Nobody);
+        if let Some(client) = self.clients.iter_mut().find(is_free) {
+            // It is the owner's own callers from here on; another process may come in its place.
+            *client = Client::default();
+            world.count(Class::Takeover);
+            if std::mem::take(&mut self.fell_in_reclaim) {
+                world.count(Class::TakeoverInReclaim);
+            }
+        }
+    }
+
+    fn live(&mut self, world: &mut World, live: &mut Live, steps: &mut usize) -> End {
+        while *steps > 0 {
+            *steps -= 1;
+            if let Some(end) = world.begin_step() {
+                return end;
+            }
+            self.either_step(world, live, true);
+        }
+        End::Done
+    }
+
+    /// A step of the store, or of the company.
+    fn either_step(&mut self, world: &mut World, live: &mut Live, may_begin: bool) {
+        let own = world.setup.weights.total();
+        if world.dice.below(own + self.weight) < own {
+            world.step(live, may_begin);
+        } else {
+            self.step(world, Some(live));
+            world.hear(live);
+            world.check(live);
+        }
+        self.attend(world, live);
+    }
+
+    /// The owner is killed, perhaps with everybody else.
+    fn owner_dies(&mut self, world: &mut World, live: &Live, power: bool) {
+        self.check_pins(world, live);
+        if power {
+            for client in &mut self.clients {
+                *client = Client::default();
+            }
+            self.lines.clear();
+            self.marks.clear();
+            self.office = None;
+            return;
+        }
+        if !self.lines.is_empty() {
+            world.count(Class::OwnerDeath);
+        }
+        self.fell_in_reclaim = !matches!(live.keeper, Keeper::Idle | Keeper::Looking);
+        self.lose_owner(world);
+    }
+
+    /// Connections to an owner that is no more: what it said can still be read, what it was told is lost.
+    fn lose_owner(&mut self, world: &mut World) {
+        self.office = None;
+        for line in self.lines.values_mut() {
+            world
+                .tally
+                .count_many(Class::MessageLost, line.up.len() as u64);
+            line.up.clear();
+            line.waits = None;
+            line.hung_up = true;
+            line.unserved = true;
+        }
+        self.lines.retain(|_, line| !line.is_over());
+    }
+
+    /// The owner is being closed: it sends its clients away, and waits for what they have under way, as far as that ends soon.
+    fn send_away(&mut self, world: &mut World, live: &mut Live) {
+        world.note(0, || "the clients are sent away".to_owned());
+        self.office.as_mut().expect("somebody serves").is_closing = true;
+        for line in self.lines.values_mut() {
+            line.hung_up = true;
+        }
+        let patience = world.dice.pick(&PATIENCE_STEPS);
+        for step in 0..RETIRE_STEPS_MAX {
+            let lingering = self.office.as_ref().map(|office| office.lingering.clone());
+            let lingering = lingering.unwrap_or_default();
+            if lingering.is_empty() && self.lines.values().all(|line| line.unserved) {
+                return;
+            }
+            if step >= patience {
+                for client in lingering {
+                    self.look_after(world, live, client, true);
+                }
+            }
+            self.either_step(world, live, false);
+        }
+        panic!("an owner that closes waits for good");
+    }
+
+    /// Nothing goes wrong any more: everybody gets an answer, and leaves nothing behind.
+    fn retire(&mut self, world: &mut World, live: &mut Live) {
+        world.calm_down();
+        self.odds = Odds::default();
+        for _ in 0..RETIRE_STEPS_MAX {
+            let office = self.office.as_ref().expect("somebody serves");
+            if self.is_empty()
+                && self.lines.is_empty()
+                && self.marks.is_empty()
+                && office.lingering.is_empty()
+                && office.puts.is_empty()
+            {
+                self.check_pins(world, live);
+                return;
+            }
+            self.either_step(world, live, false);
+        }
+        panic!(
+            "somebody hangs, or a put of somebody who has gone never ends: {} lines, marks of {:?}, puts {:?}",
+            self.lines.len(),
+            self.marks,
+            self.office
+                .as_ref()
+                .map(|office| office.puts.keys().collect::<Vec<_>>())
+        );
+    }
+}
