@@ -4,8 +4,9 @@
 //!
 //! Invariants:
 //! - a client is one first connection and any number of further ones; when the first ends, the client has gone: its pins are
-//!   given back at once (what it still reads goes into its own memory), its puts when its mark on every volume has gone
-//!   ([`guard`]), for until then the kernel may be writing what it submitted;
+//!   given back at once (what it still reads goes into its own memory, or fails its checksum), its puts and the slots of the
+//!   staging area that it reads into when its mark on every volume has gone ([`guard`]), for until then the kernel may be
+//!   carrying out what it submitted;
 //! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
 //! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, and page data under way
 //!   for its share of the write budget.
@@ -14,6 +15,7 @@
 //! stop reading (their own threads wait, nobody else); clients killed at any moment.
 
 mod answer;
+mod reads;
 mod session;
 mod socket;
 
@@ -31,14 +33,17 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::guard;
+use super::pass::Giving;
 use super::wire::{
     ClientId, Failure, MAGIC, Reply, Report, Request, VERSION, Welcome, WireError, parse, receive,
     send,
 };
-use crate::api::PageStore;
+use crate::api::{OpenOptions, PageStore};
 use crate::error::StoreError;
 use crate::index::Place;
 use crate::store::Store;
+pub(super) use reads::OwnReads;
+use reads::Reads;
 use session::{Session, fresh_secret};
 pub(super) use socket::short_path;
 pub use socket::socket_path;
@@ -71,6 +76,7 @@ struct Shared {
     sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Threads of connections and of clients that have gone.
     threads: Mutex<Vec<JoinHandle<()>>>,
+    reads: Reads,
     next_client: AtomicU32,
     lingering: AtomicU32,
     stop: AtomicBool,
@@ -98,6 +104,7 @@ impl Server {
     pub(super) fn start(
         store: Arc<Store>,
         path: &Path,
+        options: &OpenOptions,
         group: Option<u32>,
     ) -> Result<Server, StoreError> {
         let socket = socket_path(path);
@@ -120,6 +127,7 @@ impl Server {
             gid: group,
             sessions: Mutex::default(),
             threads: Mutex::default(),
+            reads: Reads::new(options.shared_reads, options.staging_bytes),
             next_client: AtomicU32::new(fresh_number()),
             lingering: AtomicU32::new(0),
             stop: AtomicBool::new(false),
@@ -170,6 +178,14 @@ impl Server {
 
     pub(super) fn report(&self) -> Report {
         self.shared.report()
+    }
+
+    /// The owner's part in sharing reads with its clients.
+    pub(super) fn own_reads(&self) -> OwnReads {
+        OwnReads {
+            shared: self.shared.clone(),
+            session: Session::new(ClientId(u32::MAX)),
+        }
     }
 }
 
@@ -354,7 +370,15 @@ impl Shared {
                 continue;
             };
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
-            send(stream, &mut out, &reply)?;
+            let area = self
+                .reads
+                .staging()
+                .filter(|_| matches!(reply, Reply::Area));
+            let mut along = Giving {
+                stream,
+                file: area.map(|staging| staging.area.file()),
+            };
+            send(&mut along, &mut out, &reply)?;
             if ends {
                 break;
             }
@@ -370,11 +394,13 @@ impl Shared {
     fn leave(self: &Arc<Shared>, session: &Arc<Session>) {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
-        let (pins, has_puts) = {
+        let (pins, has_io) = {
             let mut held = session.held.lock();
             held.gone = true;
             held.pinned = 0;
-            (std::mem::take(&mut held.pins), !held.puts.is_empty())
+            let fills = self.leave_slots(&mut held);
+            let pins = std::mem::take(&mut held.pins);
+            (pins, fills || !held.puts.is_empty())
         };
         for (segment, count) in pins {
             let extent = self.store.extent(Place { segment, start: 0 });
@@ -382,7 +408,7 @@ impl Shared {
                 self.store.catalog().unpin(&[extent]);
             }
         }
-        if has_puts {
+        if has_io {
             let (shared, session) = (self.clone(), session.clone());
             self.lingering.fetch_add(1, Ordering::Relaxed);
             self.spawn("larder-linger", move || {
@@ -392,7 +418,7 @@ impl Shared {
         }
     }
 
-    /// Waits until a client's writes are over, then ends its puts. What they were given stays dead.
+    /// Waits until a client's I/O is over, then ends its puts. What they were given stays dead.
     fn outlive(&self, session: &Session) {
         let mut until = None;
         while self
@@ -410,6 +436,7 @@ impl Shared {
             }
             self.pause(LINGER_LOOK);
         }
+        self.end_fills(session);
         let puts = std::mem::take(&mut session.held.lock().puts);
         let catalog = self.store.catalog();
         for put in puts.into_values() {
@@ -443,6 +470,7 @@ impl Shared {
             puts_in_flight: puts,
             lingering: self.lingering.load(Ordering::Relaxed),
             rss_bytes: rss_bytes(),
+            staging: self.reads.report(),
         }
     }
 }

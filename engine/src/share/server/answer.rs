@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use larder_format::{BLOCK_BYTES, Namespace};
 
 use super::Shared;
-use super::session::{Put, Session};
+use super::session::{Held, Put, Session};
 use crate::api::{NamespaceId, PageStore, PutStatus, Refusal};
 use crate::catalog::{Ask, Extent, Grant};
 use crate::error::StoreError;
@@ -32,6 +32,7 @@ impl Shared {
             | Request::Pin { keys, .. }
             | Request::Verified { keys, .. }
             | Request::Reserve { keys, .. }
+            | Request::Stage { keys, .. }
             | Request::Delete { keys, .. } => match keys_of(keys) {
                 Some(keys) => keys,
                 None => return nonsense("keys are 32 bytes each, 131,072 at most"),
@@ -43,7 +44,10 @@ impl Shared {
             Request::Marked => self.marked(session),
             Request::Namespace { record } => match Namespace::decode(record) {
                 Ok(namespace) => match self.store.namespace(&namespace) {
-                    Ok(id) => Reply::Namespace(id.0),
+                    Ok(id) => {
+                        self.named(session, id);
+                        Reply::Namespace(id.0)
+                    }
                     Err(error) => Reply::Failed(error.into()),
                 },
                 Err(error) => return nonsense(&error.to_string()),
@@ -140,6 +144,17 @@ impl Shared {
                 Err(error) => Reply::Failed(error.into()),
             },
             Request::Stats => Reply::Stats(Box::new(self.report())),
+            Request::Area => match self.reads.staging() {
+                Some(_) => Reply::Area,
+                None => Reply::Done,
+            },
+            Request::Stage { namespace, .. } => {
+                Reply::Staged(self.stage(session, NamespaceId(namespace), &keys))
+            }
+            Request::Unstage { segments, slots } => {
+                self.unstage(session, &segments, &slots);
+                return None;
+            }
         })
     }
 
@@ -165,7 +180,16 @@ impl Shared {
         namespace: NamespaceId,
         keys: &[larder_format::PageKey],
     ) -> Vec<Option<PinnedPage>> {
-        let mut held = session.held.lock();
+        self.pin_for(&mut session.held.lock(), namespace, keys)
+    }
+
+    /// Pins pages for the client that `held` is of, unless it reads too many already.
+    pub(super) fn pin_for(
+        &self,
+        held: &mut Held,
+        namespace: NamespaceId,
+        keys: &[larder_format::PageKey],
+    ) -> Vec<Option<PinnedPage>> {
         if held.gone || held.pinned + keys.len() as u64 > PINS_MAX {
             return vec![None; keys.len()];
         }
@@ -174,7 +198,6 @@ impl Shared {
             *held.pins.entry(page.extent.place.segment).or_default() += 1;
             held.pinned += 1;
         }
-        drop(held);
         pages
             .into_iter()
             .map(|page| {
@@ -188,7 +211,7 @@ impl Shared {
     }
 
     /// Gives pins back: those that the client has.
-    fn unpin(&self, session: &Session, segments: &[SegmentId]) {
+    pub(super) fn unpin(&self, session: &Session, segments: &[SegmentId]) {
         let mut extents = Vec::with_capacity(segments.len());
         let mut held = session.held.lock();
         for &segment in segments {

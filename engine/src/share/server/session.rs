@@ -36,6 +36,21 @@ pub(super) struct Held {
     pub puts: BTreeMap<u64, Put>,
     pub put_bytes: u64,
     pub next_put: u64,
+    /// Namespaces that the client has named.
+    pub spaces: BTreeSet<u16>,
+    /// Slots of the staging area, by first unit.
+    pub slots: BTreeMap<u32, SlotHold>,
+    /// Units of them, one slot as often as it is held.
+    pub slot_units: u64,
+}
+
+/// A client's hold on a slot.
+pub(super) struct SlotHold {
+    pub units: u64,
+    /// How many of its gets copy from it.
+    pub copies: u64,
+    /// It reads into it.
+    pub fills: bool,
 }
 
 /// A put of a client.
