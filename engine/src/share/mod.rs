@@ -20,7 +20,9 @@
 //! | `wire` | the messages |
 //! | `server` | the owner's side: sessions, and what each client holds |
 //! | `remote` | the client's side: a [`Catalog`] over a socket |
-//! | `guard` | marks on the volumes that outlive a killed client for as long as its writes do |
+//! | `staging`, `area` | reads that several processes share: which page is where, and the memory they share them through |
+//! | `pass` | handing that memory over |
+//! | `guard` | marks on the volumes that outlive a killed client for as long as its I/O does |
 //!
 //! Promises:
 //! - two owners of one store cannot be: an owner holds the volumes' locks from before it reads them until its last write is over;
@@ -29,8 +31,13 @@
 //! - a client whose owner goes misses at once and refuses puts, until it has found or become another one; what was
 //!   acknowledged is there then.
 //!
-//! Does not: share reads between clients, or protect the store from a client that writes where it was not told to: all of
-//! them run as one user, who owns the volumes.
+//! Pages of a namespace that several processes use (ranks of a model whose cache every rank holds whole) are read from the device
+//! once: the first that asks reads a page into memory that all of them map, and all copy it from there ([`SharedReads`]).
+//! A copy is checked like a read from the device, after it was made, so that whatever a process does to that memory, or
+//! to the messages about it, costs the others a read of their own at most. `get_lent` reads for itself.
+//!
+//! Does not: protect the store from a client that writes to the volumes where it was not told to, or forges a page together with
+//! its checksum: all of them run as one user, who owns the volumes (or as members of the group that was let in).
 
 mod pass;
 mod remote;

@@ -149,6 +149,11 @@ impl Staging {
         Some(Slot { id, fill: true })
     }
 
+    /// Counts a page for which there was no room for reasons that are not looked at here.
+    pub(super) fn turn_away(&self) {
+        self.directory.lock().told.crowded += 1;
+    }
+
     /// Gives one hold of a slot back.
     pub(super) fn give_back(&self, unit: u32, filled: bool, served: Served) {
         let mut directory = self.directory.lock();

@@ -167,6 +167,7 @@ impl Held {
         let units = bytes.div_ceil(UNIT_BYTES) as u64;
         let all = staging.area.units();
         if self.slot_units + units > u64::from(all.end - all.start) / 2 {
+            staging.turn_away();
             return None;
         }
         let slot = staging.give(namespace, key, checksum, bytes)?;
