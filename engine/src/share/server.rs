@@ -38,7 +38,7 @@ use super::wire::{
     ClientId, Failure, MAGIC, Reply, Report, Request, VERSION, Welcome, WireError, parse, receive,
     send,
 };
-use crate::api::{OpenOptions, PageStore};
+use crate::api::{NamespaceId, OpenOptions, PageStore};
 use crate::error::StoreError;
 use crate::index::Place;
 use crate::store::Store;
@@ -366,9 +366,16 @@ impl Shared {
         let mut out = Vec::new();
         while receive(stream, buffer)? {
             let request: Request<'_> = parse(buffer)?;
-            let Some(reply) = self.answer(session, request) else {
+            let reply = match self.answer_reads(session, request) {
+                Ok(reply) => reply,
+                Err(request) => self.answer(session, request),
+            };
+            let Some(reply) = reply else {
                 continue;
             };
+            if let Reply::Namespace(id) = reply {
+                self.named(session, NamespaceId(id));
+            }
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
             let area = self
                 .reads
@@ -394,21 +401,20 @@ impl Shared {
     fn leave(self: &Arc<Shared>, session: &Arc<Session>) {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
-        let (pins, has_io) = {
+        let (pins, has_puts) = {
             let mut held = session.held.lock();
             held.gone = true;
             held.pinned = 0;
-            let fills = self.leave_slots(&mut held);
-            let pins = std::mem::take(&mut held.pins);
-            (pins, fills || !held.puts.is_empty())
+            (std::mem::take(&mut held.pins), !held.puts.is_empty())
         };
+        let reads = self.leave_slots(session);
         for (segment, count) in pins {
             let extent = self.store.extent(Place { segment, start: 0 });
             for _ in 0..count {
                 self.store.catalog().unpin(&[extent]);
             }
         }
-        if has_io {
+        if has_puts || reads {
             let (shared, session) = (self.clone(), session.clone());
             self.lingering.fetch_add(1, Ordering::Relaxed);
             self.spawn("larder-linger", move || {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use larder_format::{BLOCK_BYTES, Namespace};
 
 use super::Shared;
-use super::session::{Held, Put, Session};
+use super::session::{Put, Session};
 use crate::api::{NamespaceId, PageStore, PutStatus, Refusal};
 use crate::catalog::{Ask, Extent, Grant};
 use crate::error::StoreError;
@@ -21,7 +21,7 @@ const PINS_MAX: u64 = 1 << 20;
 const ROOM_PATIENCE_MAX: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// `None` for what is told and not asked.
+    /// `None` for what is told and not asked. Whatever is about shared reads is not for here ([`Shared::answer_reads`]).
     pub(super) fn answer(&self, session: &Session, request: Request<'_>) -> Option<Reply> {
         let catalog = self.store.catalog();
         let nonsense = |what: &str| Some(Reply::Failed(Failure::Protocol(what.to_owned())));
@@ -32,7 +32,6 @@ impl Shared {
             | Request::Pin { keys, .. }
             | Request::Verified { keys, .. }
             | Request::Reserve { keys, .. }
-            | Request::Stage { keys, .. }
             | Request::Delete { keys, .. } => match keys_of(keys) {
                 Some(keys) => keys,
                 None => return nonsense("keys are 32 bytes each, 131,072 at most"),
@@ -44,10 +43,7 @@ impl Shared {
             Request::Marked => self.marked(session),
             Request::Namespace { record } => match Namespace::decode(record) {
                 Ok(namespace) => match self.store.namespace(&namespace) {
-                    Ok(id) => {
-                        self.named(session, id);
-                        Reply::Namespace(id.0)
-                    }
+                    Ok(id) => Reply::Namespace(id.0),
                     Err(error) => Reply::Failed(error.into()),
                 },
                 Err(error) => return nonsense(&error.to_string()),
@@ -144,16 +140,8 @@ impl Shared {
                 Err(error) => Reply::Failed(error.into()),
             },
             Request::Stats => Reply::Stats(Box::new(self.report())),
-            Request::Area => match self.reads.staging() {
-                Some(_) => Reply::Area,
-                None => Reply::Done,
-            },
-            Request::Stage { namespace, .. } => {
-                Reply::Staged(self.stage(session, NamespaceId(namespace), &keys))
-            }
-            Request::Unstage { segments, slots } => {
-                self.unstage(session, &segments, &slots);
-                return None;
+            Request::Area | Request::Stage { .. } | Request::Unstage { .. } => {
+                return nonsense("reads are not shared here");
             }
         })
     }
@@ -174,22 +162,13 @@ impl Shared {
         }
     }
 
-    fn pin(
+    pub(super) fn pin(
         &self,
         session: &Session,
         namespace: NamespaceId,
         keys: &[larder_format::PageKey],
     ) -> Vec<Option<PinnedPage>> {
-        self.pin_for(&mut session.held.lock(), namespace, keys)
-    }
-
-    /// Pins pages for the client that `held` is of, unless it reads too many already.
-    pub(super) fn pin_for(
-        &self,
-        held: &mut Held,
-        namespace: NamespaceId,
-        keys: &[larder_format::PageKey],
-    ) -> Vec<Option<PinnedPage>> {
+        let mut held = session.held.lock();
         if held.gone || held.pinned + keys.len() as u64 > PINS_MAX {
             return vec![None; keys.len()];
         }
@@ -198,6 +177,7 @@ impl Shared {
             *held.pins.entry(page.extent.place.segment).or_default() += 1;
             held.pinned += 1;
         }
+        drop(held);
         pages
             .into_iter()
             .map(|page| {

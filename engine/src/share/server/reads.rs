@@ -3,20 +3,20 @@
 //! The area is made when it is first wanted: when a client asks for it, or for pages of a namespace that another process has named
 //! too. Pages of a namespace that nobody else has named, and all pages when the area cannot be made, are read by each for itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use larder_format::{BLOCK_BYTES, PageKey};
 use parking_lot::Mutex;
 
 use super::Shared;
-use super::session::{Held, Session, SlotHold};
+use super::session::Session;
 use crate::api::{NamespaceId, SharedReads};
 use crate::catalog::{Extent, Pinned};
 use crate::index::SegmentId;
 use crate::share::area::{Area, UNIT_BYTES};
 use crate::share::staging::{Served, Slot, Staging, StagingReport};
-use crate::share::wire::{PinnedPage, SlotEnd, StagedPage};
+use crate::share::wire::{Failure, PinnedPage, Reply, Request, SlotEnd, StagedPage, keys_of};
 use crate::store::staged::{Stage, Staged};
 
 /// The owner's staging area, and who may profit from it.
@@ -70,65 +70,115 @@ impl Reads {
         (parties.unwrap_or(0) > 1).then(|| self.staging()).flatten()
     }
 
+    /// The area, if it has been made.
+    fn made(&self) -> Option<&Staging> {
+        self.staging.get().and_then(Option::as_ref)
+    }
+
     pub(super) fn report(&self) -> StagingReport {
-        let staging = self.staging.get().and_then(Option::as_ref);
-        staging.map(Staging::report).unwrap_or_default()
+        self.made().map(Staging::report).unwrap_or_default()
     }
 }
 
+/// What one client has of the area.
+#[derive(Default)]
+pub(super) struct HeldReads {
+    gone: bool,
+    /// Namespaces that the client has named.
+    spaces: BTreeSet<u16>,
+    /// Slots, by first unit.
+    slots: BTreeMap<u32, Hold>,
+    /// Units of them, one slot as often as it is held.
+    units: u64,
+}
+
+/// A client's hold on a slot.
+struct Hold {
+    units: u64,
+    /// How many of its gets copy from it.
+    copies: u64,
+    /// It reads into it.
+    fills: bool,
+}
+
 impl Shared {
+    /// Answers what is about shared reads, `None` for what is told; gives other requests back.
+    pub(super) fn answer_reads<'a>(
+        &self,
+        session: &Session,
+        request: Request<'a>,
+    ) -> Result<Option<Reply>, Request<'a>> {
+        match request {
+            Request::Area => Ok(Some(match self.reads.staging() {
+                Some(_) => Reply::Area,
+                None => Reply::Done,
+            })),
+            Request::Stage { namespace, keys } => Ok(Some(match keys_of(keys) {
+                Some(keys) => Reply::Staged(self.stage(session, NamespaceId(namespace), &keys)),
+                None => Reply::Failed(Failure::Protocol("keys are 32 bytes each".to_owned())),
+            })),
+            Request::Unstage { segments, slots } => {
+                self.unstage(session, &segments, &slots);
+                Ok(None)
+            }
+            other => Err(other),
+        }
+    }
+
     /// A process has named a namespace.
     pub(super) fn named(&self, session: &Session, namespace: NamespaceId) {
-        let mut held = session.held.lock();
+        let mut held = session.reads.lock();
         if !held.gone && held.spaces.insert(namespace.0) {
             self.reads.joined(namespace);
         }
     }
 
     /// Pins pages, and gives each a slot where it is shared and there is room.
-    pub(super) fn stage(
+    fn stage(
         &self,
         session: &Session,
         namespace: NamespaceId,
         keys: &[PageKey],
     ) -> Vec<Option<StagedPage>> {
-        let mut held = session.held.lock();
-        let pages = self.pin_for(&mut held, namespace, keys);
+        let pages = self.pin(session, namespace, keys);
         let staging = self.reads.shared(namespace);
         let shape = self.store.catalog().shape(namespace);
         let bytes = shape.map_or(0, |shape| shape.shape.page_blocks() as usize * BLOCK_BYTES);
+        let mut held = session.reads.lock();
         keys.iter()
             .zip(pages)
             .map(|(key, page)| {
                 let page = page?;
                 let slot = staging
-                    .and_then(|staging| held.slot(staging, namespace, key, page.checksum, bytes));
+                    .and_then(|staging| held.take(staging, namespace, key, page.checksum, bytes));
                 Some(StagedPage { page, slot })
             })
             .collect()
     }
 
     /// Takes back what `stage` gave: what of it the client has.
-    pub(super) fn unstage(&self, session: &Session, segments: &[SegmentId], slots: &[SlotEnd]) {
+    fn unstage(&self, session: &Session, segments: &[SegmentId], slots: &[SlotEnd]) {
         self.unpin(session, segments);
-        let Some(staging) = self.reads.staging.get().and_then(Option::as_ref) else {
+        let Some(staging) = self.reads.made() else {
             return;
         };
-        let mut held = session.held.lock();
+        let mut held = session.reads.lock();
         for end in slots {
-            if held.let_slot_go(end) {
+            if held.let_go(end) {
                 staging.give_back(end.unit, end.filled, end.served);
             }
         }
     }
 
     /// A client has gone. What it copies from is given back; nobody waits for what it was reading, whose slots stay held until its
-    /// reads are over. Says whether there are any.
-    pub(super) fn leave_slots(&self, held: &mut Held) -> bool {
+    /// reads are over ([`Shared::end_fills`]). Says whether there are any.
+    pub(super) fn leave_slots(&self, session: &Session) -> bool {
+        let mut held = session.reads.lock();
+        held.gone = true;
         for namespace in std::mem::take(&mut held.spaces) {
             self.reads.left(namespace);
         }
-        let Some(staging) = self.reads.staging.get().and_then(Option::as_ref) else {
+        let Some(staging) = self.reads.made() else {
             return false;
         };
         for (&unit, hold) in &mut held.slots {
@@ -145,8 +195,8 @@ impl Shared {
 
     /// The reads of a client that has gone are over.
     pub(super) fn end_fills(&self, session: &Session) {
-        let slots = std::mem::take(&mut session.held.lock().slots);
-        if let Some(staging) = self.reads.staging.get().and_then(Option::as_ref) {
+        let slots = std::mem::take(&mut session.reads.lock().slots);
+        if let Some(staging) = self.reads.made() {
             for unit in slots.into_keys() {
                 staging.give_back(unit, true, Served::Well);
             }
@@ -154,9 +204,9 @@ impl Shared {
     }
 }
 
-impl Held {
+impl HeldReads {
     /// Takes a slot for a page, unless this client holds more of the area than its share.
-    fn slot(
+    fn take(
         &mut self,
         staging: &Staging,
         namespace: NamespaceId,
@@ -166,13 +216,13 @@ impl Held {
     ) -> Option<Slot> {
         let units = bytes.div_ceil(UNIT_BYTES) as u64;
         let all = staging.area.units();
-        if self.slot_units + units > u64::from(all.end - all.start) / 2 {
+        if self.gone || self.units + units > u64::from(all.end - all.start) / 2 {
             staging.turn_away();
             return None;
         }
         let slot = staging.give(namespace, key, checksum, bytes)?;
-        self.slot_units += units;
-        let hold = self.slots.entry(slot.id.unit).or_insert(SlotHold {
+        self.units += units;
+        let hold = self.slots.entry(slot.id.unit).or_insert(Hold {
             units,
             copies: 0,
             fills: false,
@@ -186,7 +236,7 @@ impl Held {
     }
 
     /// Ends one hold; false when there is no such.
-    fn let_slot_go(&mut self, end: &SlotEnd) -> bool {
+    fn let_go(&mut self, end: &SlotEnd) -> bool {
         let Some(hold) = self.slots.get_mut(&end.unit) else {
             return false;
         };
@@ -199,7 +249,7 @@ impl Held {
         } else {
             hold.copies -= 1;
         }
-        self.slot_units = self.slot_units.saturating_sub(hold.units);
+        self.units = self.units.saturating_sub(hold.units);
         if hold.copies == 0 && !hold.fills {
             self.slots.remove(&end.unit);
         }

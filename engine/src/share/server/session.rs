@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use parking_lot::Mutex;
 
+use super::reads::HeldReads;
 use crate::catalog::ReservationId;
 use crate::index::SegmentId;
 use crate::share::wire::ClientId;
@@ -19,6 +20,8 @@ pub(super) struct Session {
     pub secret: u64,
     pub held: Mutex<Held>,
     pub connections: Mutex<Connections>,
+    /// What it has of the staging area.
+    pub reads: Mutex<HeldReads>,
 }
 
 #[derive(Default)]
@@ -36,21 +39,6 @@ pub(super) struct Held {
     pub puts: BTreeMap<u64, Put>,
     pub put_bytes: u64,
     pub next_put: u64,
-    /// Namespaces that the client has named.
-    pub spaces: BTreeSet<u16>,
-    /// Slots of the staging area, by first unit.
-    pub slots: BTreeMap<u32, SlotHold>,
-    /// Units of them, one slot as often as it is held.
-    pub slot_units: u64,
-}
-
-/// A client's hold on a slot.
-pub(super) struct SlotHold {
-    pub units: u64,
-    /// How many of its gets copy from it.
-    pub copies: u64,
-    /// It reads into it.
-    pub fills: bool,
 }
 
 /// A put of a client.
@@ -80,6 +68,7 @@ impl Session {
             secret: fresh_secret(),
             held: Mutex::default(),
             connections: Mutex::default(),
+            reads: Mutex::default(),
         }
     }
 
