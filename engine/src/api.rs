@@ -276,6 +276,19 @@ impl Default for SyncPolicy {
     }
 }
 
+/// Whether processes that attach to one store share their reads: a page that several want at about the same time is then read
+/// from the device once and copied from memory by the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SharedReads {
+    /// In namespaces that all ranks of a tensor-parallel group read alike (`tp` is 0 of 1), while two processes or more use them.
+    #[default]
+    Auto,
+    /// In every namespace that two processes or more use.
+    On,
+    /// Never.
+    Off,
+}
+
 /// How a store is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -297,6 +310,11 @@ pub struct OpenOptions {
     pub write_bytes_max: u64,
     /// Where volumes other than the first are, if not where the store remembers them.
     pub volumes: Vec<PathBuf>,
+    /// Whether reads are shared with other processes. Means something to [`Store::attach`](crate::Store::attach) alone; what the
+    /// owner of the store says holds for all, what a client says for its own reads.
+    pub shared_reads: SharedReads,
+    /// Bytes of the memory that reads are shared through, while they are: the owner's figure holds. Memory is taken as it is used.
+    pub staging_bytes: u64,
 }
 
 impl Default for OpenOptions {
@@ -311,6 +329,8 @@ impl Default for OpenOptions {
             hang_limit: Duration::from_secs(10),
             write_bytes_max: 1 << 30,
             volumes: Vec::new(),
+            shared_reads: SharedReads::Auto,
+            staging_bytes: 256 << 20,
         }
     }
 }
@@ -368,6 +388,8 @@ pub struct Stats {
     pub direct_pages: u64,
     /// Pages that went through an aligned copy because their memory or parts were not aligned.
     pub bounced_pages: u64,
+    /// Hits whose bytes came through the memory that processes share their reads through, read by this process or another.
+    pub staged_pages: u64,
     /// Syncs that succeeded.
     pub syncs: u64,
     /// Syncs that failed.

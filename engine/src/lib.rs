@@ -53,7 +53,7 @@ pub mod volume;
 
 pub use api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
-    PutPage, PutStatus, Refusal, Stats, SyncPolicy,
+    PutPage, PutStatus, Refusal, SharedReads, Stats, SyncPolicy,
 };
 pub use error::StoreError;
 pub use larder_format as format;

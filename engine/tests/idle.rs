@@ -11,13 +11,16 @@ use std::time::Duration;
 
 use larder_engine::disk::probe::{Want, open_disk};
 use larder_engine::disk::{Action, DiskOptions, Done, Op, Sink};
-use larder_engine::{OpenOptions, PageStore};
+use larder_engine::{AttachOptions, OpenOptions, PageStore, SharedStore, Store};
 
 /// CPU time the rest of the process spends while the disk is idle: a poll every 10 ms would show many times over.
 const SPENT: Duration = Duration::from_millis(300);
 
 /// Times the disk's threads may still give up the processor after their last answer, on their way to sleep.
 const SETTLING: u64 = 4;
+
+/// The same for each client: its own threads' way to sleep, and the owner's that served it.
+const SETTLING_OF_A_CLIENT: u64 = 2;
 
 struct Mailbox(mpsc::Sender<Done>);
 
@@ -71,14 +74,14 @@ fn thread_cpu_time() -> Duration {
 
 /// Spends CPU time beside the engine's threads, which must not wake up meanwhile.
 #[track_caller]
-fn sleeps(what: &str) {
+fn sleeps(what: &str, settling: u64) {
     let before = switches_of_engine_threads();
     assert!(before > 0, "the engine's threads are counted");
     let end = thread_cpu_time() + SPENT;
     while thread_cpu_time() < end {}
     let switches = switches_of_engine_threads() - before;
     assert!(
-        switches <= SETTLING,
+        switches <= settling,
         "{what}: {switches} switches while idle"
     );
 }
@@ -87,6 +90,30 @@ fn sleeps(what: &str) {
 fn what_has_nothing_to_do_sleeps() {
     an_idle_disk();
     an_idle_store();
+    an_idle_owner_and_its_clients();
+}
+
+/// All of them in this process: what eight clients' threads and the owner's own do.
+fn an_idle_owner_and_its_clients() {
+    let home = common::Home::with_store(256 * common::MIB);
+    let attach = || Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let owner = attach();
+    let clients: Vec<SharedStore> = (0..8).map(|_| attach()).collect();
+    let keys = common::chain(1, 200);
+    common::Pool::new(&owner, "m", &[65536]).put(&keys);
+    for store in clients.iter().chain([&owner]) {
+        let pool = common::Pool::new(store, "m", &[65536]);
+        assert_eq!(pool.hits(&keys), 200);
+    }
+    assert!(clients.iter().any(|client| client.stats().staged_pages > 0));
+    // What clients give back after a get they do not wait to see taken.
+    while owner.report().unwrap().reads_in_flight > 0 {
+        std::thread::yield_now();
+    }
+    owner.flush().unwrap();
+    owner.flush().unwrap();
+    let settling = SETTLING + 8 * SETTLING_OF_A_CLIENT;
+    sleeps("an owner with eight clients", settling);
 }
 
 fn an_idle_store() {
@@ -102,7 +129,7 @@ fn an_idle_store() {
         // The last sync of the interval is done with; what is sealed after it settles within the switches allowed.
         store.flush().unwrap();
         store.flush().unwrap();
-        sleeps(&format!("a store, {disk}"));
+        sleeps(&format!("a store, {disk}"), SETTLING);
     }
 }
 
@@ -125,6 +152,6 @@ fn an_idle_disk() {
             unsafe { disk.submit(vec![op]) };
             assert_eq!(answers.recv().unwrap().result, Ok(()));
         }
-        sleeps(&format!("a disk, {want}"));
+        sleeps(&format!("a disk, {want}"), SETTLING);
     }
 }

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
-use crate::open::OpenArgs;
+use crate::open::{OpenArgs, ShareArgs};
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage::{self, Meter};
@@ -74,6 +74,8 @@ pub struct BenchArgs {
     /// Share the store: as a client of the process that owns it, if one does
     #[arg(long)]
     shared: bool,
+    #[command(flatten)]
+    share: ShareArgs,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -241,7 +243,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     let shape = workload::shape(args.page_bytes.unwrap_or(default), args.parts)?;
     let work = |store: &dyn PageStore| measure(args, store, &shape, &interrupt);
     let report = if args.shared {
-        args.open.with_shared(&args.path, work)?
+        args.share.with(&args.open, &args.path, work)?
     } else {
         args.open.with(&args.path, |store| work(store))?
     };

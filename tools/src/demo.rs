@@ -2,7 +2,8 @@
 //!
 //! Makes a store in a directory of its own, serves a made-up chat load from it in a child process, kills that with SIGKILL
 //! in the middle, reopens the store, looks for every page that was acknowledged before, and goes on. The disk's own
-//! speed is measured in the same run, beside the store. A slow disk ends a half early rather than make anyone wait.
+//! speed is measured in the same run, beside the store. A slow disk ends a half early rather than make anyone wait. In the end
+//! a second process attaches to the store beside the first, and finds what that one put.
 //!
 //! The child says what it has done in one line of JSON a turn on its stdout; lines it got out before it was killed are
 //! in the pipe. The directory is removed at the end, also after an error or Ctrl-C, unless `--keep` is given.
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use indicatif::ProgressBar;
 use larder_engine::disk::probe;
-use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
+use larder_engine::{AttachOptions, CreateOptions, OpenOptions, PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +52,9 @@ const PAGE_TOKENS: u32 = 8;
 /// Turns in each half; the kill comes between them.
 const HALF_TURNS: u64 = 50;
 
+/// Turns that the second process serves again.
+const BESIDE_TURNS: u64 = 20;
+
 /// Longest time for a half.
 const HALF_TIME: Duration = Duration::from_secs(8);
 
@@ -74,11 +78,14 @@ pub struct DemoArgs {
     json: bool,
 }
 
-/// The half of the demo that is killed
+/// The half of the demo that is killed, or the second process of its end
 #[derive(Args, Debug)]
 pub struct WorkerArgs {
     /// The store
     store: PathBuf,
+    /// Attach to it beside its owner, and serve the last of so many turns again
+    #[arg(long, value_name = "TURNS")]
+    beside: Option<u64>,
 }
 
 /// What the demo showed.
@@ -110,6 +117,9 @@ struct DemoReport {
     survived_pages: u64,
     /// Time to open the store after the kill.
     reopen_seconds: f64,
+    /// Pages that a second process asked for beside the first, and how many of them it read from what that one had put.
+    second_process_pages_requested: u64,
+    second_process_pages_hit: u64,
     /// Which disk moved the bytes, and why.
     disk: String,
 }
@@ -167,6 +177,13 @@ impl Report for DemoReport {
         lines.row(
             "  reopened in",
             format!("{:.0} ms", self.reopen_seconds * 1e3),
+        );
+        lines.row(
+            "A second process",
+            format!(
+                "attached beside this one, and read {} of {} pages",
+                self.second_process_pages_hit, self.second_process_pages_requested
+            ),
         );
         lines.row("Wrong pages", counts.wrong_pages.to_string());
         lines.row("I/O", &self.disk).text("");
@@ -312,39 +329,54 @@ fn show(
     };
     tell("reopening the store");
     let started = Instant::now();
-    let store = Store::open(&place.store(), OpenOptions::default())?;
+    let store = Store::attach(&place.store(), AttachOptions::default())?;
     let reopen_seconds = started.elapsed().as_secs_f64();
     tell("looking for every page and serving on");
-    let after = serve_on(&store, &shape, &before, interrupt);
+    let after = serve_on(&store, &shape, &before, interrupt).and_then(|(found, after)| {
+        tell("serving from a second process beside this one");
+        let served = before.counts.requests + after.counts.requests;
+        let beside = serve_beside(&place.store(), served)?;
+        Ok(After {
+            found,
+            half: after,
+            beside,
+            reopen_seconds,
+        })
+    });
     let disk = store.stats().disk;
     let closed = store.close();
-    let (found, after) = after?;
-    closed?;
+    // Whoever ends the demo ends the second process as well: that is no failure.
     if interrupt.is_raised() {
         return Ok(None);
     }
-    Ok(Some(summary(
-        place,
-        device,
-        &before,
-        &after,
-        found,
-        reopen_seconds,
-        disk,
-    )))
+    let after = after?;
+    closed?;
+    Ok(Some(summary(place, device, &before, &after, disk)))
+}
+
+/// What happened after the kill.
+struct After {
+    reopen_seconds: f64,
+    found: Checked,
+    half: Half,
+    beside: Counts,
 }
 
 fn summary(
     place: &Place,
     device: DeviceSpeed,
     before: &Half,
-    after: &Half,
-    found: Checked,
-    reopen_seconds: f64,
+    after: &After,
     disk: String,
 ) -> DemoReport {
+    let After {
+        reopen_seconds,
+        found,
+        half: after,
+        beside,
+    } = after;
     let mut counts = before.counts + after.counts;
-    counts.wrong_pages += found.wrong;
+    counts.wrong_pages += found.wrong + beside.wrong_pages;
     let per_second = |pages: u64, seconds: f64| usage::per_second(pages * PAGE_BYTES.0, seconds);
     DemoReport {
         store: place.store(),
@@ -361,7 +393,9 @@ fn summary(
         killed_after_requests: before.counts.requests,
         acknowledged_pages: before.acknowledged.len() as u64,
         survived_pages: found.right,
-        reopen_seconds,
+        reopen_seconds: *reopen_seconds,
+        second_process_pages_requested: beside.pages_requested,
+        second_process_pages_hit: beside.pages_hit,
         disk,
     }
 }
@@ -398,16 +432,8 @@ impl Witness for Vec<PageKey> {
 
 /// Serves turns in a child process and kills it in the middle of one; `None` when the operator ended the demo.
 fn serve_and_kill(store: &Path, interrupt: &Interrupt) -> Result<Option<Half>, Failure> {
-    let failure = |error: io::Error| {
-        Failure::environment(format!("the demo's child process: {error}; try again"))
-    };
-    let program = std::env::current_exe().map_err(failure)?;
-    let mut command = Command::new(program);
-    command
-        .arg("demo-worker")
-        .arg(store)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped());
+    let failure = |error| child_failed(&error);
+    let mut command = worker(store).map_err(failure)?;
     let mut child = command.spawn().map_err(failure)?;
     let read = match child.stdout.take() {
         Some(lines) => read_turns(lines, &mut child, interrupt),
@@ -420,9 +446,34 @@ fn serve_and_kill(store: &Path, interrupt: &Interrupt) -> Result<Option<Half>, F
     if interrupt.is_raised() {
         return Ok(None);
     }
-    let gave_up =
-        || Failure::environment("the demo's child process gave up; what it said is above");
     half.map(Some).ok_or_else(gave_up)
+}
+
+fn worker(store: &Path) -> io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .arg("demo-worker")
+        .arg(store)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    Ok(command)
+}
+
+fn child_failed(error: &io::Error) -> Failure {
+    Failure::environment(format!("the demo's child process: {error}; try again"))
+}
+
+fn gave_up() -> Failure {
+    Failure::environment("the demo's child process gave up; what it said is above")
+}
+
+/// Serves the last turns again in a second process, which finds the store's owner here.
+fn serve_beside(store: &Path, turns: u64) -> Result<Counts, Failure> {
+    let mut command = worker(store).map_err(|error| child_failed(&error))?;
+    command.arg("--beside").arg(turns.to_string());
+    command.stderr(Stdio::inherit());
+    let told = command.output().map_err(|error| child_failed(&error))?;
+    serde_json::from_slice(&told.stdout).map_err(|_| gave_up())
 }
 
 /// Reads what the child says until it has done enough, kills it, and reads what was still in the pipe. `None` when it
@@ -454,8 +505,31 @@ fn read_turns(
     Ok(killed.then_some(half))
 }
 
+/// The second process: serves turns that another one has served, and says what came of it.
+fn work_beside(store: &Path, turns: u64) -> Result<Ending, Failure> {
+    let shape = workload::shape(PAGE_BYTES, PAGE_PARTS)?;
+    let store = Store::attach(store, AttachOptions::default())?;
+    let namespace = store.namespace(&workload::namespace("demo", PAGE_TOKENS, shape)?)?;
+    let mut session = Session::new(&store, namespace, &shape, PUT_WAIT)?;
+    let last = turns.min(BESIDE_TURNS);
+    let first = usize::try_from(turns - last).unwrap_or(usize::MAX);
+    let last = usize::try_from(last).unwrap_or(usize::MAX);
+    for turn in Turns::new(SEED).skip(first).take(last) {
+        session.serve(&workload::chain(&turn), &mut Vec::new())?;
+    }
+    let told = serde_json::to_string(&session.counts).map_err(io::Error::other);
+    let told = told.and_then(|counts| io::stdout().lock().write_all(counts.as_bytes()));
+    drop(session);
+    store.close()?;
+    told.map_err(|error| child_failed(&error))?;
+    Ok(Ending::Done)
+}
+
 /// The killed half: serves turns and says so, until it is killed or nobody listens.
 pub fn work(args: &WorkerArgs) -> Result<Ending, Failure> {
+    if let Some(turns) = args.beside {
+        return work_beside(&args.store, turns);
+    }
     let shape = workload::shape(PAGE_BYTES, PAGE_PARTS)?;
     let store = Store::open(&args.store, OpenOptions::default())?;
     let namespace = store.namespace(&workload::namespace("demo", PAGE_TOKENS, shape)?)?;
@@ -481,7 +555,7 @@ pub fn work(args: &WorkerArgs) -> Result<Ending, Failure> {
 
 /// Looks for every page acknowledged before the kill, then serves the turns that follow, the interrupted one first.
 fn serve_on(
-    store: &Store,
+    store: &dyn PageStore,
     shape: &PageShape,
     before: &Half,
     interrupt: &Interrupt,

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use clap::{Args, ValueEnum};
 use larder_engine::disk::probe::Want;
-use larder_engine::{AttachOptions, OpenOptions, PageStore, Store, SyncPolicy};
+use larder_engine::{AttachOptions, OpenOptions, PageStore, SharedReads, Store, SyncPolicy};
 
 use crate::failure::Failure;
+use crate::size::ByteSize;
 
 /// How a command opens the store.
 #[derive(Args, Clone, Debug)]
@@ -20,6 +21,59 @@ pub struct OpenArgs {
     /// When puts become durable: on flush, within a second, or before each put returns
     #[arg(long, value_enum, default_value_t = SyncArg::Interval)]
     sync: SyncArg,
+}
+
+/// How a store is shared with other processes.
+#[derive(Args, Clone, Debug)]
+pub struct ShareArgs {
+    /// Whether processes that read the same pages share their reads: auto does so for pages that all ranks of a tensor-parallel
+    /// group hold alike
+    #[arg(long, value_enum, default_value_t = SharedReadsArg::Auto)]
+    shared_reads: SharedReadsArg,
+    /// Most memory that reads are shared through, taken as it is used; the store's owner decides [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    staging: Option<ByteSize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SharedReadsArg {
+    Auto,
+    On,
+    Off,
+}
+
+impl ShareArgs {
+    /// The engine's options, with these of `open`.
+    pub fn options(&self, open: &OpenArgs, group: Option<u32>) -> AttachOptions {
+        let defaults = open.options();
+        AttachOptions {
+            open: OpenOptions {
+                shared_reads: match self.shared_reads {
+                    SharedReadsArg::Auto => SharedReads::Auto,
+                    SharedReadsArg::On => SharedReads::On,
+                    SharedReadsArg::Off => SharedReads::Off,
+                },
+                staging_bytes: self.staging.map_or(defaults.staging_bytes, |size| size.0),
+                ..defaults
+            },
+            group,
+        }
+    }
+
+    /// Attaches to the store at `path`, works on it, and closes it cleanly, whether the work succeeds or not.
+    ///
+    /// # Errors
+    /// The work's, else those of attaching and closing.
+    pub fn with<T>(
+        &self,
+        open: &OpenArgs,
+        path: &Path,
+        work: impl FnOnce(&dyn PageStore) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let store = Store::attach(path, self.options(open, None))?;
+        let outcome = work(&store);
+        finish(&store, outcome)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -60,24 +114,6 @@ impl OpenArgs {
         work: impl FnOnce(&Store) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let store = Store::open(path, self.options())?;
-        let outcome = work(&store);
-        finish(&store, outcome)
-    }
-
-    /// The same, beside other processes: as the store's owner, or as a client of it.
-    ///
-    /// # Errors
-    /// The work's, else those of attaching and closing.
-    pub fn with_shared<T>(
-        &self,
-        path: &Path,
-        work: impl FnOnce(&dyn PageStore) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let options = AttachOptions {
-            open: self.options(),
-            group: None,
-        };
-        let store = Store::attach(path, options)?;
         let outcome = work(&store);
         finish(&store, outcome)
     }

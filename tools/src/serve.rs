@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use clap::Args;
 use larder_engine::share::{Part, report, socket_path};
-use larder_engine::{AttachOptions, PageStore, Store};
+use larder_engine::{PageStore, Store};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
-use crate::open::OpenArgs;
+use crate::open::{OpenArgs, ShareArgs};
 use crate::report::{self as output, Lines, Report};
 
 /// Longest sleep between two looks at nothing in particular.
@@ -29,6 +29,8 @@ pub struct ServeArgs {
     group: Option<u32>,
     #[command(flatten)]
     open: OpenArgs,
+    #[command(flatten)]
+    share: ShareArgs,
     /// Print one JSON document once the store is served
     #[arg(long)]
     json: bool,
@@ -66,11 +68,7 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
             running.pid
         )));
     }
-    let options = AttachOptions {
-        open: args.open.options(),
-        group: args.group,
-    };
-    let store = Store::attach(&args.path, options)?;
+    let store = Store::attach(&args.path, args.share.options(&args.open, args.group))?;
     if store.part() != Part::Owner {
         store.close()?;
         return Err(Failure::environment(format!(

@@ -6,7 +6,7 @@
 use std::ops::Add;
 use std::time::Duration;
 
-use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus, Store};
+use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus};
 use larder_format::{BLOCK_BYTES, PageKey, PageShape};
 use serde::{Deserialize, Serialize};
 
@@ -86,7 +86,7 @@ pub struct Checked {
 
 /// A session on one store in one namespace.
 pub struct Session<'a> {
-    store: &'a Store,
+    store: &'a dyn PageStore,
     namespace: NamespaceId,
     buffers: PageBuffers,
     options: PutOptions,
@@ -104,7 +104,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// When there is no memory for its buffers.
     pub fn new(
-        store: &'a Store,
+        store: &'a dyn PageStore,
         namespace: NamespaceId,
         shape: &PageShape,
         wait: Duration,

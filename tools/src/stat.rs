@@ -35,6 +35,8 @@ struct StatReport {
     clients: u32,
     /// Clients that have gone and whose writes may not be over.
     lingering_clients: u32,
+    /// What clients share their reads through.
+    staging: share::StagingReport,
     /// Pages that clients are reading, and puts of clients that are under way.
     reads_in_flight: u64,
     puts_in_flight: u64,
@@ -91,6 +93,30 @@ impl Report for StatReport {
                 stats.hits, stats.misses
             ),
         );
+        let staging = &self.staging;
+        if staging.area_bytes > 0 {
+            lines.row(
+                "Shared reads",
+                format!(
+                    "{} read for all, {} found, {} waited for, {} of them in vain; {} copies were not right, {} found no room",
+                    staging.fills,
+                    staging.hits,
+                    staging.waits,
+                    staging.timeouts,
+                    staging.mismatches,
+                    staging.crowded
+                ),
+            );
+            lines.row(
+                "  through",
+                format!(
+                    "{} of memory, {} in use by {} pages",
+                    size(staging.area_bytes),
+                    size(staging.used_bytes),
+                    staging.pages
+                ),
+            );
+        }
         lines.row(
             "Left",
             format!(
@@ -132,6 +158,7 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
             lingering_clients: told.lingering,
             reads_in_flight: told.reads_in_flight,
             puts_in_flight: told.puts_in_flight,
+            staging: told.staging,
             stats: told.stats,
         };
         output::print(&report, args.json)?;

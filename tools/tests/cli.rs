@@ -604,6 +604,11 @@ fn the_demo_survives_its_kill_and_cleans_up() {
     assert!(shown["requests"].as_u64() > shown["killed_after_requests"].as_u64());
     assert_eq!(shown["wrong_pages"], 0);
     assert!(shown["hit_rate"].as_f64().unwrap() > 0.5);
+    assert!(shown["second_process_pages_hit"].as_u64().unwrap() > 0);
+    assert_eq!(
+        shown["second_process_pages_hit"],
+        shown["second_process_pages_requested"]
+    );
     assert_eq!(
         std::fs::read_dir(directory.path()).unwrap().count(),
         0,

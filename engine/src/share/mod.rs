@@ -20,7 +20,9 @@
 //! | `wire` | the messages |
 //! | `server` | the owner's side: sessions, and what each client holds |
 //! | `remote` | the client's side: a [`Catalog`] over a socket |
-//! | `guard` | marks on the volumes that outlive a killed client for as long as its writes do |
+//! | `staging`, `area` | reads that several processes share: which page is where, and the memory they share them through |
+//! | `pass` | handing that memory over |
+//! | `guard` | marks on the volumes that outlive a killed client for as long as its I/O does |
 //!
 //! Promises:
 //! - two owners of one store cannot be: an owner holds the volumes' locks from before it reads them until its last write is over;
@@ -29,27 +31,38 @@
 //! - a client whose owner goes misses at once and refuses puts, until it has found or become another one; what was
 //!   acknowledged is there then.
 //!
-//! Does not: share reads between clients, or protect the store from a client that writes where it was not told to: all of
-//! them run as one user, who owns the volumes.
+//! Pages of a namespace that several processes use (ranks of a model whose cache every rank holds whole) are read from the device
+//! once: the first that asks reads a page into memory that all of them map, and all copy it from there ([`SharedReads`]).
+//! A copy is checked like a read from the device, after it was made, so that whatever a process does to that memory, or
+//! to the messages about it, costs the others a read of their own at most. `get_lent` reads for itself.
+//!
+//! Does not: protect the store from a client that writes to the volumes where it was not told to, or forges a page together with
+//! its checksum: all of them run as one user, who owns the volumes (or as members of the group that was let in).
 
+mod pass;
 mod remote;
 mod server;
 
+pub(crate) mod area;
 pub(crate) mod guard;
+pub(crate) mod staging;
 #[doc(hidden)]
 pub mod wire;
+
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_format::{Namespace, PageKey};
+use larder_format::{Namespace, PageKey, Rank};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
-    PutPage, PutStatus, Refusal, Stats,
+    PutPage, PutStatus, Refusal, SharedReads, Stats,
 };
 use crate::catalog::Catalog;
 use crate::core::NAMESPACES_MAX;
@@ -61,12 +74,13 @@ use crate::volume::{Access, Volumes};
 #[doc(hidden)]
 pub use guard::Marks;
 use remote::{ReachError, Remote};
-use server::Server;
 #[doc(hidden)]
 pub use server::answer;
 #[doc(hidden)]
 pub use server::ledger;
 pub use server::socket_path;
+use server::{OwnReads, Server};
+pub use staging::StagingReport;
 pub use wire::Report;
 
 /// How long a process that attaches tries to find or become the owner.
@@ -125,6 +139,7 @@ struct Owner {
     /// Before the store, so that no request comes in once it is closed.
     server: Server,
     store: Arc<Store>,
+    reads: OwnReads,
     ids: Ids,
 }
 
@@ -134,16 +149,24 @@ struct Client {
     ids: Ids,
 }
 
-/// By id given out: the present owner's id.
+/// By id given out: what the present owner knows it by.
 #[derive(Default)]
-struct Ids(Mutex<Vec<Option<NamespaceId>>>);
+struct Ids(Mutex<Vec<Option<Known>>>);
+
+/// A namespace as the present owner knows it.
+#[derive(Clone, Copy)]
+struct Known {
+    id: NamespaceId,
+    /// Its reads are shared with other processes.
+    is_shared: bool,
+}
 
 impl Ids {
-    fn get(&self, id: NamespaceId) -> Option<NamespaceId> {
+    fn get(&self, id: NamespaceId) -> Option<Known> {
         self.0.lock().get(usize::from(id.0)).copied().flatten()
     }
 
-    fn set(&self, id: NamespaceId, owners: NamespaceId) {
+    fn set(&self, id: NamespaceId, owners: Known) {
         let mut ids = self.0.lock();
         let at = usize::from(id.0);
         if ids.len() <= at {
@@ -234,12 +257,36 @@ fn find_role(path: &Path, options: &AttachOptions) -> Result<Role, NotYet> {
         error => NotYet::Never(error),
     })?;
     let store = Arc::new(store);
-    let server = Server::start(store.clone(), path, options.group).map_err(NotYet::Never)?;
+    let server =
+        Server::start(store.clone(), path, &options.open, options.group).map_err(NotYet::Never)?;
     Ok(Role::Owner(Box::new(Owner {
+        reads: server.own_reads(),
         server,
         store,
         ids: Ids::default(),
     })))
+}
+
+impl Owner {
+    fn named(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        let id = self.store.namespace(namespace)?;
+        self.reads.named(id);
+        Ok(id)
+    }
+
+    fn get(
+        &self,
+        space: Known,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        if space.is_shared {
+            self.store
+                .get_staged(&self.reads, space.id, pages, deadline)
+        } else {
+            self.store.get(space.id, pages, deadline)
+        }
+    }
 }
 
 /// Why there is no client.
@@ -289,6 +336,23 @@ impl Client {
             data: DataPath::new(disk, welcome.volumes.len(), options.hang_limit),
             ids: Ids::default(),
         })
+    }
+}
+
+impl Client {
+    fn get(
+        &self,
+        space: Known,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        let remote = &*self.remote;
+        if space.is_shared {
+            self.data
+                .get_staged(remote, remote, space.id, pages, deadline)
+        } else {
+            self.data.get(remote, space.id, pages, deadline)
+        }
     }
 }
 
@@ -353,23 +417,23 @@ impl Inner {
     fn with<R>(
         &self,
         namespace: NamespaceId,
-        owner: impl FnOnce(&Store, NamespaceId) -> R,
-        client: impl FnOnce(&Client, NamespaceId) -> R,
+        owner: impl FnOnce(&Owner, Known) -> R,
+        client: impl FnOnce(&Client, Known) -> R,
     ) -> Option<R> {
         let role = self.role.read();
         match &*role {
             Role::Owner(own) => {
-                let id = self.resolve(&own.ids, namespace, |space| own.store.namespace(space))?;
-                Some(owner(&own.store, id))
+                let known = self.resolve(&own.ids, namespace, |space| own.named(space))?;
+                Some(owner(own, known))
             }
             Role::Client(remote) => {
                 if remote.remote.is_lost() {
                     return None;
                 }
-                let id = self.resolve(&remote.ids, namespace, |space| {
+                let known = self.resolve(&remote.ids, namespace, |space| {
                     remote.remote.namespace(space)
                 })?;
-                Some(client(remote, id))
+                Some(client(remote, known))
             }
             Role::Nobody | Role::Closed => None,
         }
@@ -380,14 +444,26 @@ impl Inner {
         ids: &Ids,
         namespace: NamespaceId,
         name: impl FnOnce(&Namespace) -> Result<NamespaceId, StoreError>,
-    ) -> Option<NamespaceId> {
-        if let Some(id) = ids.get(namespace) {
-            return Some(id);
+    ) -> Option<Known> {
+        if let Some(known) = ids.get(namespace) {
+            return Some(known);
         }
         let space = self.spaces.lock().get(usize::from(namespace.0)).cloned()?;
-        let id = name(&space).ok()?;
-        ids.set(namespace, id);
-        Some(id)
+        let known = Known {
+            id: name(&space).ok()?,
+            is_shared: self.shares_reads(&space),
+        };
+        ids.set(namespace, known);
+        Some(known)
+    }
+
+    /// Whether this process shares its reads of a namespace, while others use it too.
+    fn shares_reads(&self, namespace: &Namespace) -> bool {
+        match self.options.open.shared_reads {
+            SharedReads::Auto => namespace.fields().tp == Rank::ALONE,
+            SharedReads::On => true,
+            SharedReads::Off => false,
+        }
     }
 
     fn unavailable(&self) -> StoreError {
@@ -455,8 +531,8 @@ impl PageStore for SharedStore {
         self.inner
             .with(
                 namespace,
-                |store, id| store.put(id, pages, options),
-                |client, id| client.data.put(&*client.remote, id, pages, options),
+                |own, space| own.store.put(space.id, pages, options),
+                |client, space| client.data.put(&*client.remote, space.id, pages, options),
             )
             .unwrap_or_else(|| vec![PutStatus::Refused(Refusal::Closed); pages.len()])
     }
@@ -472,14 +548,14 @@ impl PageStore for SharedStore {
         let found = match &*role {
             Role::Owner(own) => self
                 .inner
-                .resolve(&own.ids, namespace, |space| own.store.namespace(space))
-                .map(|id| own.store.get(id, pages, deadline)),
+                .resolve(&own.ids, namespace, |space| own.named(space))
+                .map(|space| own.get(space, pages, deadline)),
             Role::Client(client) if !client.remote.is_lost() => self
                 .inner
                 .resolve(&client.ids, namespace, |space| {
                     client.remote.namespace(space)
                 })
-                .map(|id| client.data.get(&*client.remote, id, pages, deadline)),
+                .map(|space| client.get(space, pages, deadline)),
             _ => None,
         };
         found.unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count])
@@ -494,10 +570,10 @@ impl PageStore for SharedStore {
         self.inner
             .with(
                 namespace,
-                |store, id| store.get_lent(id, keys, deadline),
-                |client, id| {
+                |own, space| own.store.get_lent(space.id, keys, deadline),
+                |client, space| {
                     let catalog: Arc<dyn Catalog> = client.remote.clone();
-                    client.data.get_lent(&catalog, id, keys, deadline)
+                    client.data.get_lent(&catalog, space.id, keys, deadline)
                 },
             )
             .unwrap_or_else(|| keys.iter().map(|_| Err(MissReason::Closed)).collect())
@@ -507,8 +583,8 @@ impl PageStore for SharedStore {
         self.inner
             .with(
                 namespace,
-                |store, id| store.longest_prefix(id, keys),
-                |client, id| client.remote.longest_prefix(id, keys),
+                |own, space| own.store.longest_prefix(space.id, keys),
+                |client, space| client.remote.longest_prefix(space.id, keys),
             )
             .unwrap_or(0)
     }
@@ -517,8 +593,8 @@ impl PageStore for SharedStore {
         self.inner
             .with(
                 namespace,
-                |store, id| store.contains(id, keys),
-                |client, id| client.remote.contains(id, keys),
+                |own, space| own.store.contains(space.id, keys),
+                |client, space| client.remote.contains(space.id, keys),
             )
             .unwrap_or_else(|| vec![false; keys.len()])
     }
@@ -526,8 +602,8 @@ impl PageStore for SharedStore {
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
         self.inner.with(
             namespace,
-            |store, id| store.touch(id, keys),
-            |client, id| client.remote.touch(id, keys),
+            |own, space| own.store.touch(space.id, keys),
+            |client, space| client.remote.touch(space.id, keys),
         );
     }
 
@@ -535,17 +611,19 @@ impl PageStore for SharedStore {
         self.inner
             .with(
                 namespace,
-                |store, id| store.delete(id, keys),
-                |client, id| client.remote.delete(id, keys),
+                |own, space| own.store.delete(space.id, keys),
+                |client, space| client.remote.delete(space.id, keys),
             )
             .unwrap_or_else(|| Err(self.inner.unavailable()))
     }
 
     fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
         self.inner
-            .with(namespace, PageStore::clear_namespace, |client, id| {
-                client.remote.clear_namespace(id)
-            })
+            .with(
+                namespace,
+                |own, space| own.store.clear_namespace(space.id),
+                |client, space| client.remote.clear_namespace(space.id),
+            )
             .unwrap_or_else(|| Err(self.inner.unavailable()))
     }
 

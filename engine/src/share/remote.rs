@@ -14,17 +14,21 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use larder_format::{Namespace, PageKey};
 use parking_lot::Mutex;
 
+use super::area::Area;
+use super::pass::Taking;
 use super::server::{short_path, socket_path};
 use super::wire::{
-    ClientId, Failure, KEYS_MAX, MAGIC, PinnedPage, PlaceGrant, Reply, Report, Request, VERSION,
+    ClientId, Failure, KEYS_MAX, MAGIC, PlaceGrant, Reply, Report, Request, SlotEnd, VERSION,
     Welcome, WireError, blob, parse, receive, send,
 };
 use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
@@ -32,6 +36,7 @@ use crate::catalog::{
     Ask, Catalog, Extent, Finding, Grant, NamespaceShape, Pinned, ReservationId, SegmentMap,
 };
 use crate::error::StoreError;
+use crate::store::staged::{Stage, Staged};
 
 /// How long an answer that takes the owner no time may take.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
@@ -86,6 +91,21 @@ impl Line {
         self.buffer.shrink_to(256 << 10);
         Ok(reply)
     }
+
+    /// Asks for the staging area's file.
+    fn ask_for_area(&mut self) -> Result<Option<OwnedFd>, WireError> {
+        self.stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
+        self.tell(&Request::Area)?;
+        let mut taking = Taking {
+            stream: &self.stream,
+            file: None,
+        };
+        if !receive(&mut taking, &mut self.buffer)? {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let reply = parse(&self.buffer)?;
+        Ok(taking.file.filter(|_| matches!(reply, Reply::Area)))
+    }
 }
 
 /// Why no owner could be reached.
@@ -116,6 +136,8 @@ pub(super) struct Remote {
     shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
     /// By put: how many pages it asked for.
     puts: Mutex<HashMap<ReservationId, usize>>,
+    /// The staging area, once it has been asked for; `None` when there is none.
+    area: OnceLock<Option<Arc<Area>>>,
 }
 
 impl Remote {
@@ -151,6 +173,7 @@ impl Remote {
             lost: AtomicBool::new(false),
             shapes: Mutex::default(),
             puts: Mutex::default(),
+            area: OnceLock::new(),
         };
         let orders = remote.join().map_err(further)?;
         remote.orders = Mutex::new(orders);
@@ -374,7 +397,7 @@ impl Catalog for Remote {
                     pages.extend(
                         found
                             .into_iter()
-                            .map(|page| page.map(|page| self.pinned(page))),
+                            .map(|page| page.map(|page| page.on(&self.map))),
                     );
                 }
                 _ => pages.extend(some.iter().map(|_| None)),
@@ -522,13 +545,51 @@ impl Catalog for Remote {
     }
 }
 
-impl Remote {
-    fn pinned(&self, page: PinnedPage) -> Pinned {
-        Pinned {
-            extent: self.map.extent(page.place),
-            checksum: page.checksum,
-            unproven: page.unproven,
+impl Stage for Remote {
+    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Staged>> {
+        let mut pages = Vec::with_capacity(keys.len());
+        for some in keys.chunks(KEYS_MAX) {
+            let request = Request::Stage {
+                namespace: namespace.0,
+                keys: &blob(some),
+            };
+            match self.quickly(&request) {
+                Ok(Reply::Staged(found)) if found.len() == some.len() => {
+                    pages.extend(found.into_iter().map(|page| {
+                        page.map(|page| Staged {
+                            pinned: page.page.on(&self.map),
+                            slot: page.slot,
+                        })
+                    }));
+                }
+                _ => pages.extend(some.iter().map(|_| None)),
+            }
         }
+        pages
+    }
+
+    fn unstage(&self, extents: &[Extent], slots: &[SlotEnd]) {
+        if !extents.is_empty() {
+            self.tell(&Request::Unstage {
+                segments: extents.iter().map(|extent| extent.place.segment).collect(),
+                slots: slots.to_vec(),
+            });
+        }
+    }
+
+    fn area(&self, _namespace: NamespaceId) -> Option<Arc<Area>> {
+        let area = self.area.get_or_init(|| {
+            let mut line = self.take_line().ok()?;
+            let file = line.ask_for_area().map_err(|_| self.lose()).ok()?;
+            self.give_line(line);
+            let area = file.map(Area::adopt)?;
+            area.inspect_err(|error| {
+                tracing::warn!(%error, "the owner's staging area cannot be used; every page is read from the device");
+            })
+            .ok()
+            .map(Arc::new)
+        });
+        area.clone()
     }
 }
 

@@ -5,8 +5,9 @@
 //!
 //! Invariants:
 //! - a client is one first connection and any number of further ones; when the first ends, the client has gone: its pins are
-//!   given back at once (what it still reads goes into its own memory), its puts when its mark on every volume has gone
-//!   ([`guard`]), for until then the kernel may be writing what it submitted;
+//!   given back at once (what it still reads goes into its own memory, or fails its checksum), its puts and the slots of the
+//!   staging area that it reads into when its mark on every volume has gone ([`guard`]), for until then the kernel may be
+//!   carrying out what it submitted;
 //! - so it has when any of its connections fails: what it said there and nobody read is lost;
 //! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
 //! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, and page data under way
@@ -17,6 +18,7 @@
 
 pub mod answer;
 pub mod ledger;
+mod reads;
 mod session;
 mod socket;
 
@@ -33,14 +35,17 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::pass::Giving;
 use super::wire::{
     ClientId, Failure, Reply, Report, Request, Welcome, WireError, parse, receive, send,
 };
-use crate::api::PageStore;
+use crate::api::{NamespaceId, OpenOptions, PageStore};
 use crate::catalog::SegmentMap;
 use crate::error::StoreError;
 use crate::store::Store;
 use answer::{Answer, Desk, Greeting, Later};
+pub(super) use reads::OwnReads;
+use reads::Reads;
 use session::{Session, fresh_secret};
 pub(super) use socket::short_path;
 pub use socket::socket_path;
@@ -74,6 +79,7 @@ struct Shared {
     sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Threads of connections and of clients that have gone.
     threads: Mutex<Vec<JoinHandle<()>>>,
+    reads: Reads,
     next_client: AtomicU32,
     lingering: AtomicU32,
     stop: AtomicBool,
@@ -109,6 +115,7 @@ impl Server {
     pub(super) fn start(
         store: Arc<Store>,
         path: &Path,
+        options: &OpenOptions,
         group: Option<u32>,
     ) -> Result<Server, StoreError> {
         let socket = socket_path(path);
@@ -132,6 +139,7 @@ impl Server {
             gid: group,
             sessions: Mutex::default(),
             threads: Mutex::default(),
+            reads: Reads::new(options.shared_reads, options.staging_bytes),
             next_client: AtomicU32::new(fresh_number()),
             lingering: AtomicU32::new(0),
             stop: AtomicBool::new(false),
@@ -182,6 +190,14 @@ impl Server {
 
     pub(super) fn report(&self) -> Report {
         self.shared.report()
+    }
+
+    /// The owner's part in sharing reads with its clients.
+    pub(super) fn own_reads(&self) -> OwnReads {
+        OwnReads {
+            shared: self.shared.clone(),
+            session: Session::new(ClientId(u32::MAX), self.shared.welcome.run),
+        }
     }
 }
 
@@ -353,11 +369,23 @@ impl Shared {
         let mut out = Vec::new();
         while receive(stream, buffer)? {
             let request: Request<'_> = parse(buffer)?;
-            let Some(reply) = self.answer(session, request) else {
+            let reply = match self.answer_reads(session, request) {
+                Ok(reply) => reply,
+                Err(request) => self.answer(session, request),
+            };
+            let Some(reply) = reply else {
                 continue;
             };
+            if let Reply::Namespace(id) = reply {
+                self.named(session, NamespaceId(id));
+            }
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
-            send(stream, &mut out, &reply)?;
+            let area = matches!(reply, Reply::Area).then(|| self.reads.staging());
+            let mut along = Giving {
+                stream,
+                file: area.flatten().map(|staging| staging.area.file()),
+            };
+            send(&mut along, &mut out, &reply)?;
             if ends {
                 return Ok(Ending::Nonsense);
             }
@@ -374,7 +402,8 @@ impl Shared {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
         let has_puts = session.ledger.leave(self.store.catalog(), &self.map);
-        if has_puts {
+        let has_fills = self.leave_slots(session);
+        if has_puts || has_fills {
             let (shared, session) = (self.clone(), session.clone());
             self.lingering.fetch_add(1, Ordering::Relaxed);
             self.spawn("larder-linger", move || {
@@ -384,7 +413,7 @@ impl Shared {
         }
     }
 
-    /// Waits until a client's writes are over, then ends its puts. What they were given stays dead.
+    /// Waits until a client's I/O is over, then ends its puts. What they were given stays dead.
     fn outlive(&self, session: &Session) {
         let catalog = self.store.catalog();
         let mut until = None;
@@ -405,6 +434,7 @@ impl Shared {
         for reservation in unawaited {
             catalog.wait(reservation);
         }
+        self.end_fills(session);
     }
 
     /// `None` for what is told and not asked.
@@ -460,6 +490,7 @@ impl Shared {
             puts_in_flight: puts,
             lingering: self.lingering.load(Ordering::Relaxed),
             rss_bytes: rss_bytes(),
+            staging: self.reads.report(),
         }
     }
 }

@@ -13,8 +13,9 @@ use std::io::{self, Read, Write};
 use larder_format::PageKey;
 use serde::{Deserialize, Serialize};
 
+use super::staging::{Served, Slot, StagingReport};
 use crate::api::{PutStatus, Refusal, Stats};
-use crate::catalog::Finding;
+use crate::catalog::{Finding, Pinned, SegmentMap};
 use crate::index::{Place, SegmentId};
 
 /// First bytes of a conversation.
@@ -127,6 +128,29 @@ pub enum Request<'a> {
     },
     Flush,
     Stats,
+    /// The staging area. Answered with [`Reply::Area`] and the area's file beside it, or with [`Reply::Done`] when there is none.
+    Area,
+    /// As `Pin`, and where each page is to be read into or copied from, where it is shared.
+    Stage {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+    },
+    /// Told. Gives back what `Stage` gave: the segments, one a page, and the slots.
+    Unstage {
+        segments: Vec<SegmentId>,
+        slots: Vec<SlotEnd>,
+    },
+}
+
+/// The end of a client's use of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotEnd {
+    /// The slot's first unit.
+    pub unit: u32,
+    /// The client was to read into it, and none of its reads into it is under way any more.
+    pub filled: bool,
+    pub served: Served,
 }
 
 /// A key inside a message.
@@ -152,6 +176,16 @@ pub enum Reply {
     Stats(Box<Report>),
     /// It could not be done.
     Failed(Failure),
+    /// Comes with a file descriptor.
+    Area,
+    Staged(Vec<Option<StagedPage>>),
+}
+
+/// A page that may be read, and its slot where it is shared.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct StagedPage {
+    pub page: PinnedPage,
+    pub slot: Option<Slot>,
 }
 
 /// What a client must know before its first request.
@@ -173,6 +207,27 @@ pub struct PinnedPage {
     pub place: Place,
     pub checksum: u64,
     pub unproven: bool,
+}
+
+impl From<Pinned> for PinnedPage {
+    fn from(pinned: Pinned) -> PinnedPage {
+        PinnedPage {
+            place: pinned.extent.place,
+            checksum: pinned.checksum,
+            unproven: pinned.unproven,
+        }
+    }
+}
+
+impl PinnedPage {
+    /// The page, where segments lie as `map` says.
+    pub(crate) fn on(self, map: &SegmentMap) -> Pinned {
+        Pinned {
+            extent: map.extent(self.place),
+            checksum: self.checksum,
+            unproven: self.unproven,
+        }
+    }
 }
 
 /// As [`Grant`](crate::catalog::Grant), by place.
@@ -217,6 +272,8 @@ pub struct Report {
     pub lingering: u32,
     /// Bytes of memory of the process.
     pub rss_bytes: u64,
+    /// The staging area, through which clients share reads.
+    pub staging: StagingReport,
 }
 
 /// Keys as one blob.

@@ -20,10 +20,10 @@ use crate::disk::{Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_M
 use crate::memory::AlignedBuf;
 
 /// A page that is being read.
-struct Job {
+pub(super) struct Job {
     /// Position among the pages of the call.
-    page: usize,
-    pinned: Pinned,
+    pub page: usize,
+    pub pinned: Pinned,
 }
 
 /// One read of one or more pages that are neighbours on disk.
@@ -56,18 +56,17 @@ pub(super) fn get<C: Catalog + ?Sized>(
     for pages in pages.chunks_mut(slice.max(1)) {
         statuses.extend(get_slice(catalog, data, namespace, &shape, pages, deadline));
     }
-    for status in &statuses {
-        let counter = if status.is_hit() {
-            &data.counters.hits
-        } else {
-            &data.counters.misses
-        };
-        Counters::add(counter, 1);
-    }
+    count_hits(data, &statuses);
     statuses
 }
 
-fn page_bytes(shape: &NamespaceShape) -> usize {
+pub(super) fn count_hits(data: &DataPath, statuses: &[GetStatus]) {
+    let hits = statuses.iter().filter(|status| status.is_hit()).count();
+    Counters::add(&data.counters.hits, hits as u64);
+    Counters::add(&data.counters.misses, (statuses.len() - hits) as u64);
+}
+
+pub(super) fn page_bytes(shape: &NamespaceShape) -> usize {
     shape.shape.page_blocks() as usize * BLOCK_BYTES
 }
 
@@ -89,51 +88,19 @@ fn get_slice<C: Catalog + ?Sized>(
         }
     }
     let keys: Vec<PageKey> = asked.iter().map(|&index| pages[index].key).collect();
-    let mut jobs: Vec<Job> = catalog
+    let jobs: Vec<Job> = catalog
         .pin(namespace, &keys)
         .into_iter()
         .zip(asked)
         .filter_map(|(pinned, page)| pinned.map(|pinned| Job { page, pinned }))
         .collect();
-    jobs.sort_unstable_by_key(|job| (job.pinned.extent.volume, job.pinned.extent.offset));
     let _pins = Pins {
         catalog,
         extents: jobs.iter().map(|job| job.pinned.extent).collect(),
     };
-    let mut reads = Reads::new(data, shape, jobs);
-    let all = 0..reads.jobs.len();
-    reads.submit(pages, all, MERGE_BYTES_MAX, deadline);
+    let mut reads = Reads::start(data, shape, jobs, pages, deadline);
     let mut findings = Vec::new();
-    let mut again = Vec::new();
-    loop {
-        while let Some(Outcome {
-            job,
-            merged,
-            result,
-        }) = reads.next()
-        {
-            if merged && result.as_ref().is_err_and(is_of_the_medium) {
-                again.push(job);
-                continue;
-            }
-            let Job { page, pinned } = &reads.jobs[job];
-            statuses[*page] = match result {
-                Ok(bounced) => {
-                    if let Some(bytes) = bounced {
-                        copy_out(shape, &bytes, pages[*page].parts);
-                    }
-                    verify(shape, &pages[*page], pinned, &mut findings)
-                }
-                Err(error) => failed(&pages[*page].key, pinned, error, &mut findings),
-            };
-        }
-        if again.is_empty() {
-            break;
-        }
-        for job in again.drain(..) {
-            reads.submit(pages, job..job + 1, 0, deadline);
-        }
-    }
+    reads.finish(pages, deadline, &mut statuses, &mut findings);
     let statuses = recheck(data, &reads.jobs, statuses);
     if !findings.is_empty() {
         catalog.verified(namespace, &findings);
@@ -153,7 +120,7 @@ impl<C: Catalog + ?Sized> Drop for Pins<'_, C> {
     }
 }
 
-fn fits(shape: &NamespaceShape, parts: &[IoSliceMut<'_>]) -> bool {
+pub(super) fn fits(shape: &NamespaceShape, parts: &[IoSliceMut<'_>]) -> bool {
     let sizes = shape.shape.part_sizes();
     parts.len() == sizes.len()
         && parts
@@ -256,7 +223,7 @@ struct Outcome {
 }
 
 /// The reads of one call. Dropping it waits for the device: the memory is the caller's.
-struct Reads<'a> {
+pub(super) struct Reads<'a> {
     data: &'a DataPath,
     shape: &'a NamespaceShape,
     jobs: Vec<Job>,
@@ -269,16 +236,67 @@ struct Reads<'a> {
 }
 
 impl<'a> Reads<'a> {
-    fn new(data: &'a DataPath, shape: &'a NamespaceShape, jobs: Vec<Job>) -> Reads<'a> {
-        let ready = Vec::with_capacity(jobs.len());
-        Reads {
+    /// Starts reading pages, whose places are pinned. The pages must be those that [`Reads::finish`] is given, and must not be
+    /// touched before that or the drop.
+    pub(super) fn start(
+        data: &'a DataPath,
+        shape: &'a NamespaceShape,
+        mut jobs: Vec<Job>,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Reads<'a> {
+        jobs.sort_unstable_by_key(|job| (job.pinned.extent.volume, job.pinned.extent.offset));
+        let all = 0..jobs.len();
+        let mut reads = Reads {
             data,
             shape,
+            ready: Vec::with_capacity(jobs.len()),
             jobs,
             groups: Vec::new(),
             mailbox: Arc::default(),
             left: 0,
-            ready,
+        };
+        reads.submit(pages, all, MERGE_BYTES_MAX, deadline);
+        reads
+    }
+
+    /// Takes the reads in as they arrive, and checks them.
+    pub(super) fn finish(
+        &mut self,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+        statuses: &mut [GetStatus],
+        findings: &mut Vec<(PageKey, Extent, Finding)>,
+    ) {
+        let mut again = Vec::new();
+        loop {
+            while let Some(Outcome {
+                job,
+                merged,
+                result,
+            }) = self.next()
+            {
+                if merged && result.as_ref().is_err_and(is_of_the_medium) {
+                    again.push(job);
+                    continue;
+                }
+                let Job { page, pinned } = &self.jobs[job];
+                statuses[*page] = match result {
+                    Ok(bounced) => {
+                        if let Some(bytes) = bounced {
+                            copy_out(self.shape, &bytes, pages[*page].parts);
+                        }
+                        verify(self.shape, &pages[*page], pinned, findings)
+                    }
+                    Err(error) => failed(&pages[*page].key, pinned, error, findings),
+                };
+            }
+            if again.is_empty() {
+                break;
+            }
+            for job in again.drain(..) {
+                self.submit(pages, job..job + 1, 0, deadline);
+            }
         }
     }
 

@@ -7,6 +7,7 @@
 //! | `keeper` | the housekeeping thread: syncs that fall due, reclaim |
 //! | `mover` | moving pages from segment to segment |
 //! | `get`, `put` | the data path, on callers' threads |
+//! | `staged` | gets that are shared with other processes |
 //! | `hang` | which volumes have gone silent |
 
 mod get;
@@ -16,6 +17,7 @@ pub(crate) mod local;
 pub(crate) mod mover;
 pub(crate) mod opening;
 mod put;
+pub(crate) mod staged;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,6 +40,7 @@ use hang::Hangs;
 use keeper::Keeper;
 use local::Local;
 use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes};
+use staged::Stage;
 
 /// What moves page data: everything a handle needs besides its catalog.
 pub(crate) struct DataPath {
@@ -62,6 +65,7 @@ struct Counters {
     bytes_read: AtomicU64,
     direct_pages: AtomicU64,
     bounced_pages: AtomicU64,
+    staged_pages: AtomicU64,
 }
 
 impl DataPath {
@@ -108,6 +112,19 @@ impl DataPath {
         get::get(catalog, self, namespace, pages, deadline)
     }
 
+    /// See [`PageStore::get`]: shared with other processes.
+    pub(crate) fn get_staged(
+        &self,
+        catalog: &dyn Catalog,
+        stage: &dyn Stage,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        staged::get(catalog, stage, self, namespace, pages, deadline)
+            .unwrap_or_else(|| self.get(catalog, namespace, pages, deadline))
+    }
+
     /// See [`PageStore::get_lent`].
     pub(crate) fn get_lent(
         &self,
@@ -128,6 +145,7 @@ impl DataPath {
         stats.bytes_read = count(&self.counters.bytes_read);
         stats.direct_pages = count(&self.counters.direct_pages);
         stats.bounced_pages = count(&self.counters.bounced_pages);
+        stats.staged_pages = count(&self.counters.staged_pages);
         let choice = self.disk.choice();
         stats.disk = format!("{}: {}", choice.kind, choice.reason);
     }
@@ -265,6 +283,22 @@ impl Store {
     /// Opens as its owner a store that nobody else has open at this moment.
     pub(crate) fn open_at_once(path: &Path, options: &OpenOptions) -> Result<Store, StoreError> {
         Store::open_with(path, options, Access::AtOnce, |disk| disk)
+    }
+
+    /// As [`PageStore::get`], shared with clients.
+    pub(crate) fn get_staged(
+        &self,
+        stage: &dyn Stage,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        let gate = self.gate.read();
+        if *gate {
+            return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
+        }
+        self.data
+            .get_staged(&*self.local, stage, namespace, pages, deadline)
     }
 
     pub(crate) fn catalog(&self) -> &dyn Catalog {

@@ -13,7 +13,7 @@ use crate::catalog::{Ask, Catalog, Extent, Grant, ReservationId, SegmentMap};
 use crate::error::StoreError;
 use crate::share::guard::Marks;
 use crate::share::wire::{
-    ClientId, Failure, MAGIC, PinnedPage, PlaceGrant, Reply, Request, VERSION, keys_of, parse,
+    ClientId, Failure, MAGIC, PlaceGrant, Reply, Request, VERSION, keys_of, parse,
 };
 
 /// Longest wait for room that one request may ask for.
@@ -144,14 +144,7 @@ impl<C: Catalog + ?Sized> Desk<'_, C> {
             }
             Request::Pin { namespace, .. } => {
                 let pages = ledger.pin(catalog, NamespaceId(namespace), &keys);
-                let pages = pages.into_iter().map(|page| {
-                    page.map(|page| PinnedPage {
-                        place: page.extent.place,
-                        checksum: page.checksum,
-                        unproven: page.unproven,
-                    })
-                });
-                Reply::Pinned(pages.collect())
+                Reply::Pinned(pages.into_iter().map(|page| page.map(Into::into)).collect())
             }
             Request::Unpin { segments } => {
                 ledger.unpin(catalog, self.map, &segments);
@@ -228,6 +221,9 @@ impl<C: Catalog + ?Sized> Desk<'_, C> {
             }
             Request::Flush => return Answer::Later(Later::Flush),
             Request::Stats => return Answer::Later(Later::Report),
+            Request::Area | Request::Stage { .. } | Request::Unstage { .. } => {
+                return nonsense("reads are not shared here");
+            }
         })
     }
 

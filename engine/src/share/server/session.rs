@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use parking_lot::Mutex;
 
 use super::ledger::Ledger;
+use super::reads::HeldReads;
 use crate::share::wire::ClientId;
 
 /// Connections of one client.
@@ -18,6 +19,8 @@ pub(super) struct Session {
     pub secret: u64,
     pub ledger: Ledger,
     pub connections: Mutex<Connections>,
+    /// What it has of the staging area.
+    pub reads: Mutex<HeldReads>,
 }
 
 #[derive(Default)]
@@ -40,6 +43,7 @@ impl Session {
             secret: fresh_secret(),
             ledger: Ledger::new(id, run),
             connections: Mutex::default(),
+            reads: Mutex::default(),
         }
     }
 

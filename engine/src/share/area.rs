@@ -1,0 +1,360 @@
+//! The staging area: memory that all processes of a store map, through which pages read once reach several readers.
+//!
+//! ```text
+//!   units:  | words ... | page ......... | page ......... |   free   | page ...
+//!             one word a unit: what is in the slot that begins there
+//! ```
+//!
+//! A *slot* is the run of units that one page lies in, named by its first unit and a generation. Its word says whether the page is
+//! being read into it, is there, or will not come; whoever waits for that sleeps on the word (`futex(2)`), in whichever process.
+//!
+//! Owns: the memory, and the meaning of the words. Which page lies where is for [`staging`](super::staging) to say.
+//!
+//! Invariants:
+//! - the file behind the memory is sealed: nobody can cut it short under somebody else's feet (a client looks before it maps it);
+//! - no reference into the memory is ever made, except to its words, which are atomics: its bytes may change at any moment, by
+//!   the device or by any process that has it;
+//! - so nothing is decided by what lies in it. Whoever copies a page out checks the copy, which nobody else has, and a word is only
+//!   a hint of when to look.
+//!
+//! Does not defend against: a process that forges a page and its CRC. Whoever may map the area may write to the volumes as well.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use rustix::thread::futex;
+use serde::{Deserialize, Serialize};
+
+use crate::disk::Piece;
+
+/// Bytes of a unit: what room is given out in.
+pub(crate) const UNIT_BYTES: usize = 64 << 10;
+
+/// Lengths are multiples of a huge page.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// Bytes of a unit's word.
+const WORD_BYTES: usize = size_of::<AtomicU32>();
+
+/// Longest area, in bytes: more would not stage anything that less does not.
+const AREA_BYTES_MAX: u64 = 64 << 30;
+
+/// Longest wait: a moment much further off could not be named.
+const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// States in a word's two lowest bits; the generation is above them.
+const FILLING: u32 = 0;
+const READY: u32 = 1;
+const OVER: u32 = 2;
+
+/// One use of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotId {
+    /// Its first unit.
+    pub unit: u32,
+    /// Which use of that unit. 30 bits.
+    pub generation: u32,
+}
+
+impl SlotId {
+    fn word(self, state: u32) -> u32 {
+        self.generation << 2 | state
+    }
+}
+
+/// What a slot's word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// The page is on its way.
+    Filling,
+    /// It is there.
+    Ready,
+    /// It will not come, or has gone.
+    Over,
+}
+
+/// See the module.
+pub(crate) struct Area {
+    base: NonNull<u8>,
+    bytes: usize,
+    file: OwnedFd,
+}
+
+// SAFETY: an `Area` is the address of a mapping that nothing but its drop ends; what is done with the memory goes through
+// atomics and through copies that allow for change.
+unsafe impl Send for Area {}
+// SAFETY: as above.
+unsafe impl Sync for Area {}
+
+impl Area {
+    /// Makes an area of about `bytes`: of huge pages where the system has set some aside, else of plain ones.
+    ///
+    /// # Errors
+    /// The kernel's, when there is no such memory to be had.
+    pub(crate) fn create(bytes: u64) -> io::Result<Area> {
+        let bytes = bytes.min(AREA_BYTES_MAX);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
+        Area::create_in(bytes, MemfdFlags::HUGETLB)
+            .or_else(|_| Area::create_in(bytes, MemfdFlags::empty()))
+    }
+
+    fn create_in(bytes: usize, flags: MemfdFlags) -> io::Result<Area> {
+        let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("larder-staging", flags)?;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Area::map(file, bytes)
+    }
+
+    /// The area behind a file that another process has made.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for a file that could be cut short or has no area's length; the kernel's.
+    pub(crate) fn adopt(file: OwnedFd) -> io::Result<Area> {
+        let seals = rustix::fs::fcntl_get_seals(&file)?;
+        let bytes = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        let sound = seals.contains(SealFlags::SHRINK) && (1..=AREA_BYTES_MAX).contains(&bytes);
+        match usize::try_from(bytes) {
+            Ok(bytes) if sound && bytes.is_multiple_of(HUGE_BYTES) => Area::map(file, bytes),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    fn map(file: OwnedFd, bytes: usize) -> io::Result<Area> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: no address is asked for, so the kernel picks one where nothing is mapped.
+        let base = unsafe {
+            mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                protection,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        }?;
+        // Where the system gives huge pages to shared memory that asks for them; elsewhere it changes nothing.
+        // SAFETY: the range is the mapping just made, and the advice does not change its contents.
+        let _ = unsafe { mm::madvise(base, bytes, Advice::LinuxHugepage) };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Area { base, bytes, file })
+    }
+
+    /// The file, to be handed to another process.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Bytes of the whole area.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The units that slots may lie in.
+    pub(crate) fn units(&self) -> std::ops::Range<u32> {
+        let units = self.bytes / UNIT_BYTES;
+        let first = (units * WORD_BYTES).div_ceil(UNIT_BYTES);
+        let number = |units: usize| u32::try_from(units).unwrap_or(u32::MAX);
+        number(first)..number(units)
+    }
+
+    /// Where `bytes` bytes of a slot lie; `None` beyond the units there are.
+    fn start(&self, unit: u32, bytes: usize) -> Option<*mut u8> {
+        let offset = (unit as usize).checked_mul(UNIT_BYTES)?;
+        let end = offset.checked_add(bytes)?;
+        let inside = self.units().contains(&unit) && end <= self.bytes;
+        inside.then(|| self.base.as_ptr().wrapping_add(offset))
+    }
+
+    /// The memory of a page in a slot, for the device to read into. Valid for as long as the area.
+    pub(crate) fn piece(&self, slot: SlotId, bytes: usize) -> Option<Piece> {
+        let ptr = self.start(slot.unit, bytes)?;
+        Some(Piece { ptr, len: bytes })
+    }
+
+    /// Copies bytes of a slot out; false beyond the area. What is copied may be a mixture of anything.
+    pub(crate) fn copy(&self, slot: SlotId, offset: usize, to: &mut [u8]) -> bool {
+        let end = offset.saturating_add(to.len());
+        let Some(start) = self.start(slot.unit, end) else {
+            return false;
+        };
+        let from = start.wrapping_add(offset);
+        // SAFETY: `offset + to.len()` bytes from `start` lie within the mapping, whose file cannot shrink; `to` is borrowed
+        // exclusively and so lies elsewhere. Others may write to the memory meanwhile: any byte that is read is some byte.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        true
+    }
+
+    fn word(&self, unit: u32) -> Option<&AtomicU32> {
+        if !self.units().contains(&unit) {
+            return None;
+        }
+        let at = self.base.as_ptr().wrapping_add(unit as usize * WORD_BYTES);
+        #[expect(
+            clippy::cast_ptr_alignment,
+            reason = "a mapping begins on a page, words lie four bytes apart"
+        )]
+        let word = at.cast::<u32>();
+        // SAFETY: the words of all units lie before the first unit of slots, within the mapping, aligned, and are touched as atomics
+        // only, here and in other processes of this program; the borrow of `self` keeps the mapping.
+        Some(unsafe { AtomicU32::from_ptr(word) })
+    }
+
+    /// Begins a use of a slot: its page is on its way.
+    pub(crate) fn begin(&self, slot: SlotId) {
+        if let Some(word) = self.word(slot.unit) {
+            word.store(slot.word(FILLING), Ordering::Release);
+        }
+    }
+
+    /// Ends the wait for a slot's page, unless it has ended: the page is there, or will not come.
+    pub(crate) fn settle(&self, slot: SlotId, is_there: bool) {
+        let Some(word) = self.word(slot.unit) else {
+            return;
+        };
+        let state = if is_there { READY } else { OVER };
+        let settled = word.compare_exchange(
+            slot.word(FILLING),
+            slot.word(state),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if settled.is_ok() {
+            let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+
+    /// What a slot's word says now.
+    pub(crate) fn look(&self, slot: SlotId) -> Look {
+        match self
+            .word(slot.unit)
+            .map(|word| word.load(Ordering::Acquire))
+        {
+            Some(word) if word == slot.word(FILLING) => Look::Filling,
+            Some(word) if word == slot.word(READY) => Look::Ready,
+            _ => Look::Over,
+        }
+    }
+
+    /// Waits until a slot's page is no longer on its way, at most `patience`; [`Look::Filling`] when that has passed.
+    pub(crate) fn wait(&self, slot: SlotId, patience: Duration) -> Look {
+        let look = self.look(slot);
+        let Some(word) = self.word(slot.unit).filter(|_| look == Look::Filling) else {
+            return look;
+        };
+        let until = Instant::now() + patience.min(PATIENCE_MAX);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(left) = rustix::thread::Timespec::try_from(left) else {
+                return Look::Filling;
+            };
+            let slept = futex::wait(word, futex::Flags::empty(), slot.word(FILLING), Some(&left));
+            let look = self.look(slot);
+            if look != Look::Filling || slept == Err(Errno::TIMEDOUT) {
+                return look;
+            }
+        }
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        let base = self.base.as_ptr().cast::<c_void>();
+        // SAFETY: the mapping is this value's own, and no reference into it outlives it.
+        let _ = unsafe { mm::munmap(base, self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const SLOT: SlotId = SlotId {
+        unit: 3,
+        generation: 7,
+    };
+
+    #[test]
+    fn what_one_mapping_writes_the_other_copies() {
+        let made = Area::create(3 << 20).unwrap();
+        assert_eq!((made.bytes(), made.units()), (4 << 20, 1..64));
+        let taken = Area::adopt(made.file().try_clone_to_owned().unwrap()).unwrap();
+        let piece = made.piece(SLOT, 100_000).unwrap();
+        // SAFETY: the piece lies in the mapping.
+        unsafe { std::ptr::write_bytes(piece.ptr, 5, piece.len) };
+        let mut copy = vec![0; 90_000];
+        assert!(taken.copy(SLOT, 10_000, &mut copy));
+        assert!(copy.iter().all(|byte| *byte == 5));
+    }
+
+    #[test]
+    fn nothing_beyond_the_area_is_touched() {
+        let area = Area::create(4 << 20).unwrap();
+        let at = |unit| SlotId {
+            unit,
+            generation: 0,
+        };
+        assert!(area.piece(at(63), UNIT_BYTES).is_some());
+        for (unit, bytes) in [
+            (63, UNIT_BYTES + 1),
+            (64, 1),
+            (u32::MAX, 1),
+            (0, 1),
+            (1, 4 << 20),
+        ] {
+            assert!(area.piece(at(unit), bytes).is_none(), "{unit} {bytes}");
+            assert!(!area.copy(at(unit), bytes - 1, &mut [0]));
+        }
+        area.settle(at(u32::MAX), true);
+        assert_eq!(area.wait(at(64), Duration::MAX), Look::Over);
+    }
+
+    #[test]
+    fn a_file_that_could_be_cut_short_is_not_mapped() {
+        let open =
+            rustix::fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let open = open.unwrap();
+        rustix::fs::ftruncate(&open, 4 << 20).unwrap();
+        assert!(Area::adopt(open).is_err());
+        let made = Area::create(1).unwrap();
+        assert!(rustix::fs::ftruncate(made.file(), 0).is_err());
+        let file = tempfile::tempfile().unwrap();
+        assert!(Area::adopt(file.into()).is_err());
+    }
+
+    #[test]
+    fn who_waits_is_woken_by_another_mapping_and_stops_at_its_patience() {
+        let made = Area::create(1).unwrap();
+        let taken = Area::adopt(made.file().try_clone_to_owned().unwrap()).unwrap();
+        for (is_there, look) in [(true, Look::Ready), (false, Look::Over)] {
+            made.begin(SLOT);
+            assert_eq!(taken.wait(SLOT, Duration::ZERO), Look::Filling);
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| taken.wait(SLOT, Duration::from_secs(1000)));
+                made.settle(SLOT, is_there);
+                assert_eq!(waiter.join().unwrap(), look);
+            });
+            // It is settled once.
+            made.settle(SLOT, !is_there);
+            assert_eq!(made.look(SLOT), look);
+        }
+        let later = SlotId {
+            generation: 8,
+            ..SLOT
+        };
+        made.begin(later);
+        assert_eq!(taken.look(SLOT), Look::Over);
+        made.settle(SLOT, true);
+        assert_eq!(taken.look(later), Look::Filling);
+    }
+}

@@ -1,0 +1,58 @@
+//! Handing an open file over a Unix socket, beside the bytes of a message.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// Writes to a socket; a file goes with the first bytes.
+pub(super) struct Giving<'a> {
+    pub stream: &'a UnixStream,
+    pub file: Option<BorrowedFd<'a>>,
+}
+
+impl Write for Giving<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(file) = self.file else {
+            return self.stream.write(bytes);
+        };
+        let files = [file];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        let iov = [IoSlice::new(bytes)];
+        let sent = sendmsg(self.stream, &iov, &mut control, SendFlags::NOSIGNAL)?;
+        self.file = None;
+        Ok(sent)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Reads from a socket, and keeps a file that comes along.
+pub(super) struct Taking<'a> {
+    pub stream: &'a UnixStream,
+    pub file: Option<OwnedFd>,
+}
+
+impl Read for Taking<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut iov = [IoSliceMut::new(bytes)];
+        let got = recvmsg(self.stream, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.file = files.last().or_else(|| self.file.take());
+            }
+        }
+        Ok(got.bytes)
+    }
+}

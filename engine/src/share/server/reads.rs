@@ -1,0 +1,302 @@
+//! Reads that clients share: who reads which page into the staging area, and who holds which slot of it.
+//!
+//! The area is made when it is first wanted: when a client asks for it, or for pages of a namespace that another process has named
+//! too. Pages of a namespace that nobody else has named, and all pages when the area cannot be made, are read by each for itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, OnceLock};
+
+use larder_format::{BLOCK_BYTES, PageKey};
+use parking_lot::Mutex;
+
+use super::Shared;
+use super::session::Session;
+use crate::api::{NamespaceId, SharedReads};
+use crate::catalog::Extent;
+use crate::index::SegmentId;
+use crate::share::area::{Area, UNIT_BYTES};
+use crate::share::staging::{Served, Slot, Staging, StagingReport};
+use crate::share::wire::{Failure, Reply, Request, SlotEnd, StagedPage, keys_of};
+use crate::store::staged::{Stage, Staged};
+
+/// The owner's staging area, and who may profit from it.
+pub(super) struct Reads {
+    mode: SharedReads,
+    bytes: u64,
+    staging: OnceLock<Option<Staging>>,
+    /// By namespace: how many processes have named it.
+    parties: Mutex<BTreeMap<u16, u32>>,
+}
+
+impl Reads {
+    pub(super) fn new(mode: SharedReads, bytes: u64) -> Reads {
+        Reads {
+            mode,
+            bytes,
+            staging: OnceLock::new(),
+            parties: Mutex::default(),
+        }
+    }
+
+    /// The area; made here if need be. `None` when reads are not shared.
+    pub(super) fn staging(&self) -> Option<&Staging> {
+        if self.mode == SharedReads::Off {
+            return None;
+        }
+        let make = || match Area::create(self.bytes) {
+            Ok(area) => Some(Staging::new(area)),
+            Err(error) => {
+                tracing::warn!(%error, "no memory to share reads through; each process reads for itself");
+                None
+            }
+        };
+        self.staging.get_or_init(make).as_ref()
+    }
+
+    fn joined(&self, namespace: NamespaceId) {
+        *self.parties.lock().entry(namespace.0).or_default() += 1;
+    }
+
+    fn left(&self, namespace: u16) {
+        let mut parties = self.parties.lock();
+        if let Some(count) = parties.get_mut(&namespace) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// The area, for a namespace that several processes use.
+    fn shared(&self, namespace: NamespaceId) -> Option<&Staging> {
+        let parties = self.parties.lock().get(&namespace.0).copied();
+        (parties.unwrap_or(0) > 1).then(|| self.staging()).flatten()
+    }
+
+    /// The area, if it has been made.
+    fn made(&self) -> Option<&Staging> {
+        self.staging.get().and_then(Option::as_ref)
+    }
+
+    pub(super) fn report(&self) -> StagingReport {
+        self.made().map(Staging::report).unwrap_or_default()
+    }
+}
+
+/// What one client has of the area.
+#[derive(Default)]
+pub(super) struct HeldReads {
+    gone: bool,
+    /// Namespaces that the client has named.
+    spaces: BTreeSet<u16>,
+    /// Slots, by first unit.
+    slots: BTreeMap<u32, Hold>,
+    /// Units of them, one slot as often as it is held.
+    units: u64,
+}
+
+/// A client's hold on a slot.
+struct Hold {
+    units: u64,
+    /// How many of its gets copy from it.
+    copies: u64,
+    /// It reads into it.
+    fills: bool,
+}
+
+impl Shared {
+    /// Answers what is about shared reads, `None` for what is told; gives other requests back.
+    pub(super) fn answer_reads<'a>(
+        &self,
+        session: &Session,
+        request: Request<'a>,
+    ) -> Result<Option<Reply>, Request<'a>> {
+        match request {
+            Request::Area => Ok(Some(match self.reads.staging() {
+                Some(_) => Reply::Area,
+                None => Reply::Done,
+            })),
+            Request::Stage { namespace, keys } => Ok(Some(match keys_of(keys) {
+                Some(keys) => Reply::Staged(self.stage(session, NamespaceId(namespace), &keys)),
+                None => Reply::Failed(Failure::Protocol("keys are 32 bytes each".to_owned())),
+            })),
+            Request::Unstage { segments, slots } => {
+                self.unstage(session, &segments, &slots);
+                Ok(None)
+            }
+            other => Err(other),
+        }
+    }
+
+    /// A process has named a namespace.
+    pub(super) fn named(&self, session: &Session, namespace: NamespaceId) {
+        let mut held = session.reads.lock();
+        if !held.gone && held.spaces.insert(namespace.0) {
+            self.reads.joined(namespace);
+        }
+    }
+
+    /// Pins pages, and gives each a slot where it is shared and there is room.
+    fn stage(
+        &self,
+        session: &Session,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+    ) -> Vec<Option<StagedPage>> {
+        let pages = session.ledger.pin(self.store.catalog(), namespace, keys);
+        let staging = self.reads.shared(namespace);
+        let shape = self.store.catalog().shape(namespace);
+        let bytes = shape.map_or(0, |shape| shape.shape.page_blocks() as usize * BLOCK_BYTES);
+        let mut held = session.reads.lock();
+        keys.iter()
+            .zip(pages)
+            .map(|(key, page)| {
+                let page = page?;
+                let slot = staging
+                    .and_then(|staging| held.take(staging, namespace, key, page.checksum, bytes));
+                Some(StagedPage {
+                    page: page.into(),
+                    slot,
+                })
+            })
+            .collect()
+    }
+
+    /// Takes back what `stage` gave: what of it the client has.
+    fn unstage(&self, session: &Session, segments: &[SegmentId], slots: &[SlotEnd]) {
+        let catalog = self.store.catalog();
+        session.ledger.unpin(catalog, &self.map, segments);
+        let Some(staging) = self.reads.made() else {
+            return;
+        };
+        let mut held = session.reads.lock();
+        for end in slots {
+            if held.let_go(end) {
+                staging.give_back(end.unit, end.filled, end.served);
+            }
+        }
+    }
+
+    /// A client has gone. What it copies from is given back; nobody waits for what it was reading, whose slots stay held until its
+    /// reads are over ([`Shared::end_fills`]). Says whether there are any.
+    pub(super) fn leave_slots(&self, session: &Session) -> bool {
+        let mut held = session.reads.lock();
+        held.gone = true;
+        for namespace in std::mem::take(&mut held.spaces) {
+            self.reads.left(namespace);
+        }
+        let Some(staging) = self.reads.made() else {
+            return false;
+        };
+        for (&unit, hold) in &mut held.slots {
+            for _ in 0..std::mem::take(&mut hold.copies) {
+                staging.give_back(unit, false, Served::Well);
+            }
+            if hold.fills {
+                staging.abandon(unit);
+            }
+        }
+        held.slots.retain(|_, hold| hold.fills);
+        !held.slots.is_empty()
+    }
+
+    /// The reads of a client that has gone are over.
+    pub(super) fn end_fills(&self, session: &Session) {
+        let slots = std::mem::take(&mut session.reads.lock().slots);
+        if let Some(staging) = self.reads.made() {
+            for unit in slots.into_keys() {
+                staging.give_back(unit, true, Served::Well);
+            }
+        }
+    }
+}
+
+impl HeldReads {
+    /// Takes a slot for a page, unless this client holds more of the area than its share.
+    fn take(
+        &mut self,
+        staging: &Staging,
+        namespace: NamespaceId,
+        key: &PageKey,
+        checksum: u64,
+        bytes: usize,
+    ) -> Option<Slot> {
+        let units = bytes.div_ceil(UNIT_BYTES) as u64;
+        let all = staging.area.units();
+        if self.gone || self.units + units > u64::from(all.end - all.start) / 2 {
+            staging.turn_away();
+            return None;
+        }
+        let slot = staging.give(namespace, key, checksum, bytes)?;
+        self.units += units;
+        let hold = self.slots.entry(slot.id.unit).or_insert(Hold {
+            units,
+            copies: 0,
+            fills: false,
+        });
+        if slot.fill {
+            hold.fills = true;
+        } else {
+            hold.copies += 1;
+        }
+        Some(slot)
+    }
+
+    /// Ends one hold; false when there is no such.
+    fn let_go(&mut self, end: &SlotEnd) -> bool {
+        let Some(hold) = self.slots.get_mut(&end.unit) else {
+            return false;
+        };
+        if end.filled {
+            if !std::mem::take(&mut hold.fills) {
+                return false;
+            }
+        } else if hold.copies == 0 {
+            return false;
+        } else {
+            hold.copies -= 1;
+        }
+        self.units = self.units.saturating_sub(hold.units);
+        if hold.copies == 0 && !hold.fills {
+            self.slots.remove(&end.unit);
+        }
+        true
+    }
+}
+
+/// The owner's own part in the sharing: as a client's, without the socket.
+pub(in crate::share) struct OwnReads {
+    pub(super) shared: Arc<Shared>,
+    pub(super) session: Session,
+}
+
+impl OwnReads {
+    /// The owner itself has named a namespace.
+    pub(in crate::share) fn named(&self, namespace: NamespaceId) {
+        self.shared.named(&self.session, namespace);
+    }
+}
+
+impl Stage for OwnReads {
+    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Staged>> {
+        let pages = self.shared.stage(&self.session, namespace, keys);
+        pages
+            .into_iter()
+            .map(|page| {
+                page.map(|StagedPage { page, slot }| Staged {
+                    pinned: page.on(&self.shared.map),
+                    slot,
+                })
+            })
+            .collect()
+    }
+
+    fn unstage(&self, extents: &[Extent], slots: &[SlotEnd]) {
+        let segments: Vec<SegmentId> = extents.iter().map(|extent| extent.place.segment).collect();
+        self.shared.unstage(&self.session, &segments, slots);
+    }
+
+    fn area(&self, namespace: NamespaceId) -> Option<Arc<Area>> {
+        self.shared
+            .reads
+            .shared(namespace)
+            .map(|staging| staging.area.clone())
+    }
+}

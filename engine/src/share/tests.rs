@@ -1,0 +1,283 @@
+//! Clients that do not do what they should with the staging area, and what that does to others: nothing.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
+
+use super::area::{Look, SlotId};
+use super::remote::Remote;
+use super::staging::Slot;
+use super::{SharedStore, guard};
+use crate::catalog::Catalog;
+use crate::store::staged::Stage;
+use crate::{
+    AttachOptions, CreateOptions, GetPage, GetStatus, PageStore, PutOptions, PutPage, PutStatus,
+    Store, create,
+};
+
+const PAGES: usize = 24;
+const COUNT: u64 = PAGES as u64;
+const PAGE_BYTES: usize = 5000;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A store with [`PAGES`] pages in it, its owner, a client, and what only the protocol holds back from misbehaving.
+struct Scene {
+    directory: tempfile::TempDir,
+    owner: SharedStore,
+    client: SharedStore,
+    other: Remote,
+    keys: Vec<PageKey>,
+}
+
+fn namespace() -> Namespace {
+    Namespace::new(NamespaceFields {
+        model: "m".to_owned(),
+        weights: String::new(),
+        dtype: "bf16".to_owned(),
+        layout: "page_first".to_owned(),
+        page_tokens: 64,
+        shape: PageShape::new(&[5000]).unwrap(),
+        tp: Rank::ALONE,
+        pp: Rank::ALONE,
+        cp: Rank::ALONE,
+        pool: String::new(),
+        extra: std::collections::BTreeMap::new(),
+    })
+    .unwrap()
+}
+
+fn bytes_of(key: &PageKey) -> Vec<u8> {
+    key.as_bytes()
+        .iter()
+        .copied()
+        .cycle()
+        .take(PAGE_BYTES)
+        .collect()
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = CreateOptions {
+            size: 256 << 20,
+            segment_size: Some(16 << 20),
+            ..CreateOptions::default()
+        };
+        create(&path, &options).unwrap();
+        let owner = Store::attach(&path, AttachOptions::default()).unwrap();
+        let client = Store::attach(&path, AttachOptions::default()).unwrap();
+        let (other, _) = Remote::reach(&path).unwrap();
+        let tokens: Vec<u64> = (0..PAGES as u64).collect();
+        let keys = page_keys(
+            &tokens,
+            std::num::NonZeroUsize::MIN,
+            None,
+            TokenUnits::Single,
+        );
+        let scene = Scene {
+            directory,
+            owner,
+            client,
+            other,
+            keys,
+        };
+        scene.put();
+        scene
+    }
+
+    fn put(&self) {
+        let space = self.owner.namespace(&namespace()).unwrap();
+        let bytes: Vec<Vec<u8>> = self.keys.iter().map(bytes_of).collect();
+        let parts: Vec<[IoSlice<'_>; 1]> = bytes.iter().map(|b| [IoSlice::new(b)]).collect();
+        let pages: Vec<PutPage<'_>> = (0..)
+            .zip(self.keys.iter().zip(&parts))
+            .map(|(depth, (key, parts))| PutPage {
+                key: *key,
+                parent: None,
+                depth,
+                parts,
+            })
+            .collect();
+        let statuses = self.owner.put(space, &pages, PutOptions::default());
+        assert_eq!(statuses, vec![PutStatus::Stored; PAGES]);
+    }
+
+    /// Gets all pages; each must come, and be right.
+    fn get(&self, store: &SharedStore) {
+        let space = store.namespace(&namespace()).unwrap();
+        let mut bytes = vec![vec![0; PAGE_BYTES]; PAGES];
+        let mut parts: Vec<[IoSliceMut<'_>; 1]> =
+            bytes.iter_mut().map(|b| [IoSliceMut::new(b)]).collect();
+        let mut pages: Vec<GetPage<'_, '_>> = self
+            .keys
+            .iter()
+            .zip(&mut parts)
+            .map(|(key, parts)| GetPage { key: *key, parts })
+            .collect();
+        let statuses = store.get(space, &mut pages, None);
+        assert_eq!(statuses, vec![GetStatus::Hit; PAGES]);
+        for (key, bytes) in self.keys.iter().zip(&bytes) {
+            assert!(*bytes == bytes_of(key), "wrong bytes for {key}");
+        }
+    }
+
+    /// Takes the pages' slots, as the client that is to read them or to copy them.
+    fn take_slots(&self) -> Vec<Slot> {
+        let space = self.other.namespace(&namespace()).unwrap();
+        let pages = self.other.stage(space, &self.keys);
+        pages
+            .iter()
+            .map(|page| page.unwrap().slot.unwrap())
+            .collect()
+    }
+
+    /// Changes every byte of a slot.
+    fn scribble(&self, slot: SlotId) {
+        let space = self.other.namespace(&namespace()).unwrap();
+        let area = self.other.area(space).unwrap();
+        let piece = area.piece(slot, 2 * larder_format::BLOCK_BYTES).unwrap();
+        // SAFETY: the piece lies in the area, which is mapped; nobody refers to its bytes.
+        unsafe { std::ptr::write_bytes(piece.ptr, 0xa7, piece.len) };
+    }
+
+    fn told(&self) -> super::StagingReport {
+        self.owner.report().unwrap().staging
+    }
+
+    /// Asks until it is so: what clients give back they do not wait to see taken.
+    fn until(&self, what: &str, is_so: impl Fn(super::StagingReport) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        while !is_so(self.told()) {
+            assert!(Instant::now() < until, "never: {what}; {:?}", self.told());
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_what_others_wait_for_costs_them_one_wait() {
+    let scene = Scene::new();
+    assert!(scene.take_slots().iter().all(|slot| slot.fill));
+    scene.get(&scene.client);
+    let told = scene.told();
+    assert_eq!(
+        told.timeouts, PAGES as u64,
+        "one waited for, the others looked at"
+    );
+    scene.get(&scene.owner);
+    scene.get(&scene.client);
+    let told = scene.told();
+    assert_eq!(told.timeouts, COUNT, "nobody waits for it again");
+    assert_eq!(told.fills, 2 * COUNT);
+    assert_eq!(scene.client.stats().staged_pages, COUNT);
+}
+
+#[test]
+fn who_waits_for_a_client_that_dies_gets_the_pages_all_the_same() {
+    let scene = Scene::new();
+    assert!(scene.take_slots().iter().all(|slot| slot.fill));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| scene.get(&scene.client));
+        scene.other.hang_up();
+        waits.join().unwrap();
+    });
+    scene.get(&scene.owner);
+    assert!(scene.told().fills > COUNT);
+}
+
+#[test]
+fn a_dead_clients_slots_are_not_used_again_while_its_mark_is_there() {
+    let scene = Scene::new();
+    let volume: OwnedFd = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(scene.directory.path().join("store"))
+        .unwrap()
+        .into();
+    guard::mark(&volume, scene.other.client().0).unwrap();
+    let slots = scene.take_slots();
+    scene.other.hang_up();
+    let until = Instant::now() + PATIENCE;
+    let until_it_is = |lingering: u32, pages: u64| {
+        while scene.owner.report().unwrap().lingering != lingering || scene.told().pages != pages {
+            assert!(
+                Instant::now() < until,
+                "not {lingering} lingering, {pages} pages"
+            );
+            std::thread::yield_now();
+        }
+    };
+    until_it_is(1, COUNT);
+    scene.get(&scene.client);
+    scene.get(&scene.owner);
+    assert_eq!(
+        scene.told().pages,
+        2 * PAGES as u64,
+        "other slots than {slots:?}"
+    );
+    drop(volume);
+    until_it_is(0, COUNT);
+}
+
+#[test]
+fn whatever_is_written_into_the_area_nobody_gets_wrong_bytes() {
+    let scene = Scene::new();
+    // While somebody else is said to be reading.
+    let space = scene.other.namespace(&namespace()).unwrap();
+    let area = scene.other.area(space).unwrap();
+    for slot in scene.take_slots() {
+        scene.scribble(slot.id);
+        area.settle(slot.id, true);
+    }
+    scene.get(&scene.client);
+    scene.until("all noticed", |told| told.mismatches == COUNT);
+    // After it was read.
+    scene.get(&scene.owner);
+    for slot in scene.take_slots() {
+        assert_eq!((slot.fill, area.look(slot.id)), (false, Look::Ready));
+        scene.scribble(slot.id);
+    }
+    scene.get(&scene.client);
+    scene.until("all noticed", |told| told.mismatches == 2 * COUNT);
+    // The words: each state, for the present use and for another.
+    for (generation, is_there) in [(0, true), (0, false), (1, true), (1, false)] {
+        for Slot { id, .. } in scene.take_slots() {
+            let id = SlotId {
+                generation: id.generation + generation,
+                ..id
+            };
+            area.begin(id);
+            area.settle(id, is_there);
+        }
+        scene.get(&scene.client);
+        scene.get(&scene.owner);
+    }
+    assert_eq!(scene.owner.stats().misses + scene.client.stats().misses, 0);
+    assert_eq!(scene.owner.stats().damaged, 0, "the pages are not to blame");
+}
+
+#[test]
+fn what_a_client_gives_back_that_it_does_not_have_changes_nothing() {
+    let scene = Scene::new();
+    scene.get(&scene.client);
+    let space = scene.other.namespace(&namespace()).unwrap();
+    let pages = scene.other.stage(space, &scene.keys[..1]);
+    let page = pages[0].unwrap();
+    for filled in [true, false] {
+        for unit in [0, 1, 7, u32::MAX] {
+            let end = super::wire::SlotEnd {
+                unit,
+                filled,
+                served: super::staging::Served::Wrongly,
+            };
+            scene.other.unstage(&[page.pinned.extent], &[end]);
+        }
+    }
+    scene.get(&scene.client);
+    scene.get(&scene.owner);
+    assert_eq!(scene.owner.part(), super::Part::Owner);
+}

@@ -1,0 +1,398 @@
+//! Reading pages that other processes want too: through the staging area, from the device once.
+//!
+//! A call is cut into windows, two of which are under way at once. For each window the owner says of every page where it lies, and
+//! whether this process is to read it into a slot of the area, is to copy it from one, or neither. What is to be read is
+//! given to the disk at once, and whoever waits for it is woken by the disk's answer, whatever this thread does meanwhile. Then all
+//! of the window's pages are copied out in order.
+//!
+//! Invariants:
+//! - a copy is checked after it was made, when nobody else has it: whatever other processes do to the area, a page is right or it is
+//!   read from the device again, into memory of this process alone, as if it had not been shared. Only such a read says anything
+//!   about the page;
+//! - the pins and slots of a window are given back when none of its reads is under way any more;
+//! - no process waits for another one whose reads may wait for it: reads are submitted before any wait begins, and end without
+//!   their thread.
+//!
+//! Faults defended against: a process that is killed, stopped, or slow while others wait for what it reads (they wait for at most
+//! [`PATIENCE`] without any page arriving, once a call); reads that fail; bytes and words of the area changed by anybody.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
+use parking_lot::{Condvar, Mutex};
+
+use super::get::{Job, Reads, count_hits, fits, page_bytes};
+use super::{Counters, DataPath};
+use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
+use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
+use crate::disk::{Action, Buffer, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Sink};
+use crate::share::area::{Area, Look, SlotId};
+use crate::share::staging::{Served, Slot};
+use crate::share::wire::SlotEnd;
+
+/// Longest wait for a page that another process reads.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Most bytes of a window, and its share of the area: processes that are a window apart still find each other's pages.
+const WINDOW_BYTES_MAX: usize = 32 << 20;
+const WINDOWS_IN_AREA: usize = 8;
+
+/// Bytes copied and then checked while they are in the processor's nearest cache.
+const COPY_BYTES: usize = 16 << 10;
+
+/// Decides which process reads a page that several want. Pages that it gives are pinned.
+pub(crate) trait Stage: Send + Sync {
+    /// Finds pages to read, as [`Catalog::pin`], and says how each is read.
+    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Staged>>;
+
+    /// Gives back what `stage` gave: one pin of each extent's segment, and the slots.
+    fn unstage(&self, extents: &[Extent], slots: &[SlotEnd]);
+
+    /// The area that slots of this namespace's pages would lie in; `None` when there are none.
+    fn area(&self, namespace: NamespaceId) -> Option<Arc<Area>>;
+}
+
+/// A page that may be read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Staged {
+    /// Where it lies.
+    pub pinned: Pinned,
+    /// Where it is shared; `None` when this process is to read it for itself.
+    pub slot: Option<Slot>,
+}
+
+/// What all windows of a call share.
+struct Call<'a> {
+    catalog: &'a dyn Catalog,
+    stage: &'a dyn Stage,
+    area: &'a Arc<Area>,
+    data: &'a DataPath,
+    namespace: NamespaceId,
+    shape: &'a NamespaceShape,
+    deadline: Option<Instant>,
+}
+
+/// As [`PageStore::get`](crate::PageStore::get). `None` when there is no area.
+pub(crate) fn get(
+    catalog: &dyn Catalog,
+    stage: &dyn Stage,
+    data: &DataPath,
+    namespace: NamespaceId,
+    pages: &mut [GetPage<'_, '_>],
+    deadline: Option<Instant>,
+) -> Option<Vec<GetStatus>> {
+    let area = stage.area(namespace)?;
+    let Some(shape) = catalog.shape(namespace) else {
+        return Some(vec![GetStatus::Miss(MissReason::Absent); pages.len()]);
+    };
+    let call = Call {
+        catalog,
+        stage,
+        area: &area,
+        data,
+        namespace,
+        shape: &shape,
+        deadline,
+    };
+    let window_bytes = WINDOW_BYTES_MAX.min(area.bytes() / WINDOWS_IN_AREA);
+    let window_pages = (window_bytes / page_bytes(&shape)).max(1);
+    let mut statuses = Vec::with_capacity(pages.len());
+    let mut patience = PATIENCE;
+    let mut under_way = None;
+    for some in pages.chunks_mut(window_pages) {
+        let next = Window::begin(&call, some);
+        if let Some(window) = under_way.replace(next) {
+            window.finish(&mut patience, &mut statuses);
+        }
+    }
+    if let Some(window) = under_way {
+        window.finish(&mut patience, &mut statuses);
+    }
+    count_hits(data, &statuses);
+    Some(statuses)
+}
+
+/// A page that is shared.
+struct Copy {
+    page: usize,
+    pinned: Pinned,
+    slot: Slot,
+    served: Served,
+}
+
+/// Some pages of a call. The fields are dropped in order: the reads end before what they read from is given back.
+struct Window<'a, 'b, 'c, 'd> {
+    /// Of the pages that are not shared.
+    reads: Reads<'a>,
+    fills: Fills,
+    held: Held<'a>,
+    call: &'a Call<'a>,
+    pages: &'b mut [GetPage<'c, 'd>],
+    statuses: Vec<GetStatus>,
+}
+
+/// What a window has been given, until it is given back.
+struct Held<'a> {
+    stage: &'a dyn Stage,
+    extents: Vec<Extent>,
+    copies: Vec<Copy>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let slots: Vec<SlotEnd> = self
+            .copies
+            .iter()
+            .map(|copy| SlotEnd {
+                unit: copy.slot.id.unit,
+                filled: copy.slot.fill,
+                served: copy.served,
+            })
+            .collect();
+        self.stage.unstage(&self.extents, &slots);
+    }
+}
+
+impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
+    /// Asks where the pages are, and starts the reads that are this process's to do.
+    fn begin(call: &'a Call<'a>, pages: &'b mut [GetPage<'c, 'd>]) -> Self {
+        let mut statuses = vec![GetStatus::Miss(MissReason::Absent); pages.len()];
+        let mut asked = Vec::with_capacity(pages.len());
+        for (index, page) in pages.iter().enumerate() {
+            if fits(call.shape, page.parts) {
+                asked.push(index);
+            } else {
+                statuses[index] = GetStatus::Miss(MissReason::WrongShape);
+            }
+        }
+        let keys: Vec<PageKey> = asked.iter().map(|&index| pages[index].key).collect();
+        let mut held = Held {
+            stage: call.stage,
+            extents: Vec::with_capacity(keys.len()),
+            copies: Vec::with_capacity(keys.len()),
+        };
+        let mut jobs = Vec::new();
+        for (staged, page) in call
+            .stage
+            .stage(call.namespace, &keys)
+            .into_iter()
+            .zip(asked)
+        {
+            let Some(Staged { pinned, slot }) = staged else {
+                continue;
+            };
+            held.extents.push(pinned.extent);
+            match slot {
+                Some(slot) => held.copies.push(Copy {
+                    page,
+                    pinned,
+                    slot,
+                    served: Served::Well,
+                }),
+                None => jobs.push(Job { page, pinned }),
+            }
+        }
+        let fills = Fills::start(call, &held.copies);
+        let reads = Reads::start(call.data, call.shape, jobs, pages, call.deadline);
+        Window {
+            reads,
+            fills,
+            held,
+            call,
+            pages,
+            statuses,
+        }
+    }
+
+    /// Copies the pages out, and reads for itself what cannot be had that way.
+    fn finish(mut self, patience: &mut Duration, statuses: &mut Vec<GetStatus>) {
+        let call = self.call;
+        let mut findings: Vec<(PageKey, Extent, Finding)> = Vec::new();
+        let mut alone = Vec::new();
+        for copy in &mut self.held.copies {
+            let page = &mut self.pages[copy.page];
+            match call.wait(copy.slot.id, patience) {
+                Look::Ready if call.copy(copy, page) => {
+                    self.statuses[copy.page] = GetStatus::Hit;
+                    if copy.pinned.unproven {
+                        findings.push((page.key, copy.pinned.extent, Finding::Good));
+                    }
+                    Counters::add(&call.data.counters.staged_pages, 1);
+                    continue;
+                }
+                Look::Ready => copy.served = Served::Wrongly,
+                Look::Filling => copy.served = Served::Late,
+                Look::Over => {}
+            }
+            alone.push(Job {
+                page: copy.page,
+                pinned: copy.pinned,
+            });
+        }
+        self.reads
+            .finish(self.pages, call.deadline, &mut self.statuses, &mut findings);
+        let mut again = Reads::start(call.data, call.shape, alone, self.pages, call.deadline);
+        again.finish(self.pages, call.deadline, &mut self.statuses, &mut findings);
+        drop(again);
+        self.fills.wait();
+        if !findings.is_empty() {
+            call.catalog.verified(call.namespace, &findings);
+        }
+        statuses.append(&mut self.statuses);
+    }
+}
+
+impl Call<'_> {
+    /// Waits for a page. Patience that was lost on one is not spent on another.
+    fn wait(&self, slot: SlotId, patience: &mut Duration) -> Look {
+        let left = self.deadline.map_or(*patience, |deadline| {
+            deadline
+                .saturating_duration_since(Instant::now())
+                .min(*patience)
+        });
+        let look = self.area.wait(slot, left);
+        if look == Look::Filling {
+            *patience = Duration::ZERO;
+        }
+        look
+    }
+
+    /// Copies a page out of its slot; whether the copy is right.
+    fn copy(&self, copy: &Copy, page: &mut GetPage<'_, '_>) -> bool {
+        let mut checksum = PageChecksum::new(self.shape.fingerprint, &page.key);
+        for (index, part) in page.parts.iter_mut().enumerate() {
+            let Ok(mut offset) = usize::try_from(self.shape.shape.part_offset(index)) else {
+                return false;
+            };
+            for some in part.chunks_mut(COPY_BYTES) {
+                if !self.area.copy(copy.slot.id, offset, some) {
+                    return false;
+                }
+                // Whole blocks, but for the last of the part, which is padded.
+                checksum.part(some);
+                offset += some.len();
+            }
+        }
+        checksum.finish() == copy.pinned.checksum
+    }
+}
+
+/// The reads into slots of a window. Dropping it waits for them.
+struct Fills(Arc<Filling>);
+
+/// Says of each slot, as the disk answers, that its page is there or will not come.
+struct Filling {
+    /// Keeps the memory while it is read into.
+    area: Arc<Area>,
+    /// By operation.
+    groups: Vec<Vec<SlotId>>,
+    left: Mutex<usize>,
+    over: Condvar,
+}
+
+impl Sink for Filling {
+    fn done(&self, answers: Vec<Done>) {
+        let count = answers.len();
+        for done in answers {
+            let group = usize::try_from(done.tag).ok();
+            for slot in group
+                .and_then(|group| self.groups.get(group))
+                .into_iter()
+                .flatten()
+            {
+                self.area.settle(*slot, done.result.is_ok());
+            }
+        }
+        let mut left = self.left.lock();
+        *left -= count;
+        if *left == 0 {
+            self.over.notify_all();
+        }
+    }
+}
+
+impl Drop for Fills {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+/// A read of neighbours on disk into their slots.
+struct Group {
+    extent: Extent,
+    slots: Vec<SlotId>,
+    pieces: Vec<Piece>,
+}
+
+impl Fills {
+    /// Waits until none is under way.
+    fn wait(&self) {
+        let mut left = self.0.left.lock();
+        while *left > 0 {
+            self.0.over.wait(&mut left);
+        }
+    }
+
+    /// Starts the reads that are this process's to do.
+    fn start(call: &Call<'_>, copies: &[Copy]) -> Fills {
+        let bytes = page_bytes(call.shape);
+        let mut pages: Vec<&Copy> = copies.iter().filter(|copy| copy.slot.fill).collect();
+        pages.sort_unstable_by_key(|copy| (copy.pinned.extent.volume, copy.pinned.extent.offset));
+        let mut groups: VecDeque<Group> = VecDeque::new();
+        for copy in pages {
+            let (extent, slot) = (copy.pinned.extent, copy.slot.id);
+            let hung = call.data.hangs.is_hung(extent.volume);
+            let Some(piece) = call.area.piece(slot, bytes).filter(|_| !hung) else {
+                call.area.settle(slot, false);
+                continue;
+            };
+            Counters::add(&call.data.counters.bytes_read, bytes as u64);
+            let neighbour = groups.back_mut().filter(|group| {
+                let read = group.slots.len() * bytes;
+                group.extent.volume == extent.volume
+                    && group.extent.offset + read as u64 == extent.offset
+                    && read + bytes <= MERGE_BYTES_MAX
+                    && group.pieces.len() < PIECES_MAX
+            });
+            match neighbour {
+                Some(group) => {
+                    group.slots.push(slot);
+                    group.pieces.push(piece);
+                }
+                None => groups.push_back(Group {
+                    extent,
+                    slots: vec![slot],
+                    pieces: vec![piece],
+                }),
+            }
+        }
+        let filling = Arc::new(Filling {
+            area: call.area.clone(),
+            groups: groups.iter().map(|group| group.slots.clone()).collect(),
+            left: Mutex::new(groups.len()),
+            over: Condvar::new(),
+        });
+        let ops = groups
+            .into_iter()
+            .zip(0..)
+            .map(|(group, tag)| Op {
+                volume: group.extent.volume,
+                action: Action::Read {
+                    offset: group.extent.offset,
+                    buffer: Buffer::Borrowed(group.pieces),
+                },
+                deadline: call.deadline,
+                tag,
+                sink: filling.clone(),
+            })
+            .collect();
+        // SAFETY: the pieces lie in the area, which every operation's sink keeps mapped until it is answered. No reference into
+        // that memory exists anywhere; it is copied from with what its words say, and the copies are checked.
+        unsafe { call.data.disk.submit(ops) };
+        Fills(filling)
+    }
+}
+
+const _: () = assert!(COPY_BYTES.is_multiple_of(BLOCK_BYTES));
