@@ -47,9 +47,9 @@ pub enum StoreError {
         /// Whether that process exists.
         alive: bool,
     },
-    /// Clients of a former owner have writes under way.
+    /// Clients have writes under way though their owner is gone, or going.
     #[error(
-        "{0}: clients of the store's former owner are still writing; they end as soon as the device lets them: try again, or stop them"
+        "{0}: clients of the store's former owner are still writing; they end as soon as the device lets them, and until then nobody can have the store: try again, or stop them"
     )]
     ClientsWriting(PathBuf),
     /// Nobody serves the store's catalog.

@@ -8,13 +8,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use common::{Home, MIB, Pool, chain};
-use larder_engine::share::wire::{MAGIC, Reply, Request, VERSION, parse, receive, send};
+use common::{Home, MIB, Pool, chain, namespace};
+use larder_engine::share::wire::{
+    MAGIC, PlaceGrant, Reply, Request, VERSION, parse, receive, send,
+};
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{
     AttachOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus, SharedStore, Store,
     StoreError,
 };
+use nix::fcntl::{FcntlArg, fcntl};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -328,6 +331,85 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
     });
 }
 
+/// Asks an owner without a client's help.
+fn ask(stream: &mut UnixStream, request: &Request<'_>) -> Vec<u8> {
+    send(stream, &mut Vec::new(), request).unwrap();
+    let mut frame = Vec::new();
+    assert!(receive(stream, &mut frame).unwrap());
+    frame
+}
+
+/// Marks the store as being written by a client, until what is returned is dropped.
+fn mark(home: &Home, client: u32) -> std::fs::File {
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(&home.path)
+        .unwrap();
+    let lock = libc::flock {
+        l_type: i16::try_from(libc::F_WRLCK).unwrap(),
+        l_whence: 0,
+        l_start: (1 << 62) + i64::from(client),
+        l_len: 1,
+        l_pid: 0,
+    };
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+    file
+}
+
+#[test]
+fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_its_next_opener() {
+    let home = Home::with_store(256 * MIB);
+    let owner = attach(&home);
+    let pool = Pool::new(&owner, "m", &[65536]);
+    let keys = chain(1, 4);
+    assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 4]);
+
+    let mut stream = UnixStream::connect(socket_path(&home.path)).unwrap();
+    let hello = Request::Hello {
+        magic: MAGIC,
+        version: VERSION,
+    };
+    let Reply::Welcome(welcome) = parse(&ask(&mut stream, &hello)).unwrap() else {
+        panic!("no welcome");
+    };
+    let marked = mark(&home, welcome.client.0);
+    assert!(matches!(
+        parse(&ask(&mut stream, &Request::Marked)).unwrap(),
+        Reply::Done
+    ));
+    let record = namespace("m", &[65536]).encode().to_vec();
+    let Reply::Namespace(namespace) =
+        parse(&ask(&mut stream, &Request::Namespace { record: &record })).unwrap()
+    else {
+        panic!("no namespace");
+    };
+    let reserve = Request::Reserve {
+        namespace,
+        keys: &[7; 32],
+        links: vec![(None, 0)],
+    };
+    let Reply::Reserved { grants, .. } = parse(&ask(&mut stream, &reserve)).unwrap() else {
+        panic!("no grant");
+    };
+    assert!(matches!(grants[..], [PlaceGrant::Write(_)]));
+
+    let closed = owner.close();
+    assert!(
+        matches!(closed, Err(StoreError::ClientsWriting(_))),
+        "{closed:?}"
+    );
+    let opened = Store::open(&home.path, OpenOptions::default());
+    assert!(
+        matches!(opened, Err(StoreError::ClientsWriting(_))),
+        "somebody else owns the store under a client's writes"
+    );
+    drop(marked);
+    let next = attach(&home);
+    let pool = Pool::new(&next, "m", &[65536]);
+    assert_eq!(pool.hits(&keys), 4);
+}
+
 #[test]
 fn a_client_one_of_whose_connections_fails_is_sent_away() {
     let home = Home::with_store(256 * MIB);
@@ -335,10 +417,8 @@ fn a_client_one_of_whose_connections_fails_is_sent_away() {
     let connect = |greeting: &Request<'_>| {
         let mut stream = UnixStream::connect(socket_path(&home.path)).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        send(&mut stream, &mut Vec::new(), greeting).unwrap();
-        let mut frame = Vec::new();
-        assert!(receive(&mut stream, &mut frame).unwrap());
-        (stream, frame)
+        let welcome = ask(&mut stream, greeting);
+        (stream, welcome)
     };
     // What follows nonsense on its connection is not read. A client that had said there that its pages are written, and waits
     // on another connection for that to count, would wait for good.

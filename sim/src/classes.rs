@@ -97,6 +97,7 @@ classes! {
         Takeover => "store taken over by a client of the former owner",
         TakeoverInReclaim => "takeover, the former owner killed in reclaim",
         TakeoverWaited => "takeover that had to wait for clients' writes",
+        Abandoned => "client's writes not over when its owner had to go",
         LateWrite => "write that landed after its process had gone",
         MessageDelayed => "message delayed",
         MessageOvertaken => "message that overtook an older one of its client",

@@ -679,8 +679,11 @@ impl PageStore for SharedStore {
         let role = std::mem::replace(&mut *self.inner.role.write(), Role::Closed);
         match role {
             Role::Owner(mut owner) => {
-                owner.server.stop();
-                owner.store.close()
+                if owner.server.stop() {
+                    return owner.store.close();
+                }
+                owner.store.catalog().flush()?;
+                Err(StoreError::ClientsWriting(self.inner.path.clone()))
             }
             _ => flushed,
         }

@@ -82,6 +82,8 @@ struct Shared {
     reads: Reads,
     next_client: AtomicU32,
     lingering: AtomicU32,
+    /// A client's puts ended before its writes were over.
+    abandoned: AtomicBool,
     stop: AtomicBool,
     stopped: Condvar,
     stopping: Mutex<()>,
@@ -142,6 +144,7 @@ impl Server {
             reads: Reads::new(options.shared_reads, options.staging_bytes),
             next_client: AtomicU32::new(fresh_number()),
             lingering: AtomicU32::new(0),
+            abandoned: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             stopped: Condvar::new(),
             stopping: Mutex::new(()),
@@ -160,10 +163,12 @@ impl Server {
         })
     }
 
-    /// Ends every connection and waits for what clients had under way, as far as it ends soon.
-    pub(super) fn stop(&mut self) {
+    /// Ends every connection and waits for what clients had under way, as far as it ends soon. Whether it did: if not, the store has
+    /// been abandoned, for what the clients were given to write to must not go to anybody else.
+    pub(super) fn stop(&mut self) -> bool {
+        let over = || !self.shared.abandoned.load(Ordering::SeqCst);
         let Some(acceptor) = self.acceptor.take() else {
-            return;
+            return over();
         };
         let _ = std::fs::remove_file(&self.socket);
         self.shared.stop.store(true, Ordering::SeqCst);
@@ -186,6 +191,7 @@ impl Server {
                 let _ = thread.join();
             }
         }
+        over()
     }
 
     pub(super) fn report(&self) -> Report {
@@ -425,6 +431,8 @@ impl Shared {
                 let until = *until.get_or_insert_with(|| Instant::now() + LINGER_AT_CLOSE);
                 if Instant::now() >= until {
                     // This process gives nothing to anybody any more, and the next owner waits for the marks itself.
+                    self.store.abandon();
+                    self.abandoned.store(true, Ordering::SeqCst);
                     break session.ledger.end(catalog);
                 }
                 std::thread::sleep(LINGER_LOOK);

@@ -335,6 +335,15 @@ impl Store {
         self.local.with_core(|core| core.check_invariants())
     }
 
+    /// Stops serving pages and reclaiming, for good: nothing that is given back from here on is given to anybody else. The store is
+    /// left as after a crash.
+    pub(crate) fn abandon(&self) {
+        *self.gate.write() = true;
+        if let Some(keeper) = self.keeper.lock().take() {
+            keeper.stop();
+        }
+    }
+
     fn close_once(&self) -> Result<(), StoreError> {
         if let Some(keeper) = self.keeper.lock().take() {
             keeper.stop();

@@ -44,9 +44,13 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
         company.take_over(&mut world, &live);
         match company.live(&mut world, &mut live, &mut steps) {
             End::Close => {
-                company.send_away(&mut world, &mut live);
+                let all_over = company.send_away(&mut world, &mut live);
                 company.lose_owner(&mut world);
-                expected = world.close(live);
+                expected = if all_over {
+                    world.close(live)
+                } else {
+                    world.crash(live, false)
+                };
             }
             End::Done => {
                 company.retire(&mut world, &mut live);
@@ -180,8 +184,9 @@ impl Company {
         self.lines.retain(|_, line| !line.is_over());
     }
 
-    /// The owner is being closed: it sends its clients away, and waits for what they have under way, as far as that ends soon.
-    fn send_away(&mut self, world: &mut World, live: &mut Live) {
+    /// The owner is being closed: it sends its clients away, and waits for what they have under way. If that does not end soon it
+    /// gives up the store instead (false): it gives nothing to anybody any more, and the next owner waits for the clients.
+    fn send_away(&mut self, world: &mut World, live: &mut Live) -> bool {
         world.note(0, || "the clients are sent away".to_owned());
         self.office.as_mut().expect("somebody serves").is_closing = true;
         for line in self.lines.values_mut() {
@@ -192,16 +197,36 @@ impl Company {
             let lingering = self.office.as_ref().map(|office| office.lingering.clone());
             let lingering = lingering.unwrap_or_default();
             if lingering.is_empty() && self.lines.values().all(|line| line.unserved) {
-                return;
+                if live.stopping {
+                    self.flush_last(world, live);
+                }
+                return !live.stopping;
             }
-            if step >= patience {
+            if step >= patience && !lingering.is_empty() {
+                live.stopping = true;
+            }
+            if live.stopping && matches!(live.keeper, Keeper::Idle) {
                 for client in lingering {
+                    world.count(Class::Abandoned);
                     self.look_after(world, live, client, true);
                 }
             }
             self.either_step(world, live, false);
         }
         panic!("an owner that closes waits for good");
+    }
+
+    /// Makes durable what there is, in a store that is not being closed in order.
+    fn flush_last(&mut self, world: &mut World, live: &mut Live) {
+        let (request, flush) = world.flush(live);
+        for _ in 0..RETIRE_STEPS_MAX {
+            if let Some(result) = live.finished.remove(&request) {
+                world.hear_result(live, request, &flush, result.is_ok());
+                return;
+            }
+            self.either_step(world, live, false);
+        }
+        panic!("the last flush of an owner hangs");
     }
 
     /// Nothing goes wrong any more: everybody gets an answer, and leaves nothing behind.
