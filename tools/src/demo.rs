@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -20,6 +20,7 @@ use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use serde::{Deserialize, Serialize};
 
+use crate::cli::Program;
 use crate::conversations::Turns;
 use crate::device::{self, DeviceSpeed};
 use crate::failure::{Ending, Failure};
@@ -265,11 +266,11 @@ impl Drop for Place {
 }
 
 /// Runs the command.
-pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
+pub fn run(args: &DemoArgs, program: &Program) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let place = Place::make(args)?;
     let bar = report::progress(None, "{spinner} {msg}");
-    let shown = show(&place, &bar, &interrupt);
+    let shown = show(&place, program, &bar, &interrupt);
     bar.finish_and_clear();
     let shown = shown?;
     // Nothing of the store is read after this; what the table says about it being gone is then true.
@@ -289,6 +290,7 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
 /// The whole demo; `None` when the operator ended it.
 fn show(
     place: &Place,
+    program: &Program,
     bar: &ProgressBar,
     interrupt: &Interrupt,
 ) -> Result<Option<DemoReport>, Failure> {
@@ -307,7 +309,7 @@ fn show(
     };
     larder_engine::create(&place.store(), &options)?;
     tell("serving conversations in a process that will be killed");
-    let Some(before) = serve_and_kill(&place.store(), interrupt)? else {
+    let Some(before) = serve_and_kill(&place.store(), program, interrupt)? else {
         return Ok(None);
     };
     tell("reopening the store");
@@ -397,12 +399,15 @@ impl Witness for Vec<PageKey> {
 }
 
 /// Serves turns in a child process and kills it in the middle of one; `None` when the operator ended the demo.
-fn serve_and_kill(store: &Path, interrupt: &Interrupt) -> Result<Option<Half>, Failure> {
+fn serve_and_kill(
+    store: &Path,
+    program: &Program,
+    interrupt: &Interrupt,
+) -> Result<Option<Half>, Failure> {
     let failure = |error: io::Error| {
         Failure::environment(format!("the demo's child process: {error}; try again"))
     };
-    let program = std::env::current_exe().map_err(failure)?;
-    let mut command = Command::new(program);
+    let mut command = program.command();
     command
         .arg("demo-worker")
         .arg(store)
