@@ -105,8 +105,8 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
     }
 }
 
-/// A process that logs already goes on as it does.
-fn log_to_stderr() {
+/// Sends what the engine logs to stderr, as `LARDER_LOG` says. A process that logs already goes on as it does.
+pub fn log_to_stderr() {
     let filter = EnvFilter::try_from_env("LARDER_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
