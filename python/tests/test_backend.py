@@ -403,7 +403,7 @@ def test_a_directory_that_vanishes_does_not_stop_the_server(opened, tmp_path):
 
 def test_a_truncated_store_is_refused_with_the_reason_or_missed_if_so_configured(opened, tmp_path):
     opened(pools.mha()).close()
-    os.truncate(store_file(tmp_path), 128 << 20)
+    os.truncate(store_file(tmp_path), 64 << 20)
     with pytest.raises(RuntimeError, match="truncated"):
         opened(pools.mha())
     pool = pools.mha()

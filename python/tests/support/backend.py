@@ -8,7 +8,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 #: The smallest store that there can be is a few segments.
-SIZE = "256MiB"
+SIZE = "144MiB"
 
 
 def extra(path, **more):

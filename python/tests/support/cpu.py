@@ -16,6 +16,9 @@ import sys
 import torch
 
 os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
+# SGLang compiles its hash of page keys when it is first used, with the environment's own ninja.
+os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/extensions")
 
 #: Packages that are not installed for the tests and that only other parts of SGLang need.
 ABSENT = ("triton", "datasets", "pandas", "av", "uvloop", "uvicorn", "decord")
