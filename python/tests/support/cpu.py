@@ -15,6 +15,9 @@ import sys
 
 import torch
 
+# Tests fork ranks off: a pool of threads would not be there in the children.
+torch.set_num_threads(1)
+
 os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
 # SGLang compiles its hash of page keys when it is first used, with the environment's own ninja.
 os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"

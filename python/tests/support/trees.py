@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import unittest
 from array import array
+from contextlib import nullcontext
+from functools import partial
 from unittest import mock
 
 import torch
 from sglang.kernels.ops.attention.fla.chunk_delta_h import CHUNK_SIZE
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+from sglang.test.kits.unified_radix_cache import fixtures
 from sglang.test.kits.unified_radix_cache.config import CacheConfig
 from sglang.test.kits.unified_radix_cache.fixtures import (
     build_fixture,
@@ -36,6 +40,7 @@ CONFIGS = {
         sliding_window_size=16,
         kv_size=512,
     ),
+    "mla": CacheConfig(page_size=16, num_layers=4),
     "mamba": CacheConfig(
         page_size=64,
         components=(FULL, MAMBA),
@@ -56,6 +61,8 @@ class Trees(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
     layout = "page_first"
     #: More for the extra config.
     more: dict = {}
+    #: Tensor-parallel rank and size.
+    tp = (0, 1)
 
     def _init_hicache(
         self,
@@ -72,10 +79,18 @@ class Trees(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
     ):
         config = None
         if storage_backend is not None:
-            # Without a distributed group: one rank.
-            one_rank = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
-            one_rank.__enter__()
-            self.addCleanup(one_rank.__exit__, None, None, None)
+            rank, size = self.tp
+            ranks = get_parallel().override(
+                tp_rank=rank,
+                tp_size=size,
+                attn_tp_rank=rank,
+                attn_tp_size=size,
+                moe_tp_size=size,
+                pp_rank=0,
+                pp_size=1,
+            )
+            ranks.__enter__()
+            self.addCleanup(ranks.__exit__, None, None, None)
             table = extra(storage_dir) | self.more | (storage_extra or {})
             if prefetch_threshold is not None:
                 table["prefetch_threshold"] = prefetch_threshold
@@ -119,6 +134,25 @@ class Trees(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         return cache.cache_controller.storage_backend
 
 
+def _group(tp):
+    """Fixtures whose ranks agree among each other, where there are several."""
+    if tp[1] == 1:
+        return nullcontext()
+    params = partial(fixtures.CacheInitParams, tp_cache_group=torch.distributed.group.WORLD)
+    return mock.patch.object(fixtures, "CacheInitParams", params)
+
+
+def _mla(cfg):
+    """Fixtures with an MLA pool where the configuration is the one for that."""
+    if cfg is not CONFIGS["mla"]:
+        return nullcontext()
+
+    def pool(*, head_num, head_dim, **more):
+        return MLATokenToKVPool(kv_lora_rank=512, qk_rope_head_dim=64, **more)
+
+    return mock.patch.object(fixtures, "MHATokenToKVPool", pool)
+
+
 def layers(pool):
     """Every layer's buffers of a device pool: of MHA keys and values, of MLA the one."""
     if hasattr(pool, "k_buffer"):
@@ -146,7 +180,8 @@ class Engine:
 
     def __init__(self, test, storage_dir, **init):
         self.test = test
-        self.cache, self.allocator, self.requests = build_fixture(test.cfg)
+        with _group(test.tp), _mla(test.cfg):
+            self.cache, self.allocator, self.requests = build_fixture(test.cfg)
         test._init_hicache(
             self.cache, storage_backend="dynamic", storage_dir=storage_dir, prefetch_threshold=1, **init
         )
