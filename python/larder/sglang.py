@@ -40,7 +40,6 @@ _TOLD = (
     "dtype",
     "load_format",
     "json_model_override_args",
-    "lora_paths",
     "speculative_algorithm",
     "speculative_draft_model_path",
     "speculative_draft_model_revision",
@@ -116,6 +115,23 @@ def _places(path: str, revision: Optional[str]) -> list[str]:
         ) from error
 
 
+def _adapters(args: Any) -> list[tuple[str, str]]:
+    """(name, path) of the LoRA adapters that a server is started with: their keys name both, but not what lies there."""
+    given = getattr(args, "lora_paths", None) or []
+    if isinstance(given, dict):
+        given = [{"lora_name": name, "lora_path": getattr(path, "lora_path", path)} for name, path in given.items()]
+    found = []
+    for adapter in given:
+        if isinstance(adapter, str):
+            name, _, path = adapter.rpartition("=")
+        elif isinstance(adapter, dict):
+            name, path = adapter.get("lora_name"), adapter["lora_path"]
+        else:
+            name, path = adapter.lora_name, adapter.lora_path
+        found.append((str(name or path), str(path)))
+    return sorted(found)
+
+
 def _derive_weights_tag() -> str:
     """A tag from SGLang's own arguments and the files they name."""
     try:
@@ -132,6 +148,9 @@ def _derive_weights_tag() -> str:
     draft = getattr(args, "speculative_draft_model_path", None)
     if draft:
         places += _places(draft, getattr(args, "speculative_draft_model_revision", None))
+    for name, path in _adapters(args):
+        told[f"adapter {name}"] = path
+        places += _places(path, None)
     return _larder.weights_tag(told, places)
 
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use larder_engine::share::Part;
 use larder_engine::{
     GetPage, GetStatus, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
-    Refusal, SharedStore, Stats, StoreError,
+    Refusal, SharedStore, Stats, StoreError, SyncPolicy,
 };
 use larder_format::PageKey;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -109,6 +109,8 @@ pub struct Backend {
     server: Server,
     timeout: Duration,
     transfer: Transfer,
+    /// A page that is there may not be as durable as is asked for.
+    syncs_always: bool,
     pools: RwLock<HashMap<String, Arc<Registered>>>,
     arenas: [Arena; 2],
     meters: Meters,
@@ -123,6 +125,7 @@ impl Backend {
             server,
             timeout: config.timeout,
             transfer: config.transfer,
+            syncs_always: config.sync == SyncPolicy::Always,
             pools: RwLock::default(),
             arenas: [Arena::default(), Arena::default()],
             meters: Meters::default(),
@@ -152,20 +155,27 @@ impl Backend {
                 space = Some(store.namespace(&whole).map_err(refused)?);
             }
         }
-        let (needs_bounce, is_aligned, place) = match &memory {
+        let (needs_bounce, is_aligned, is_huge) = match &memory {
             Memory::Mapped(pool) => (
                 (!pool.is_whole()).then_some("parts lie scattered by layer and are gathered"),
                 pool.is_aligned(ALIGN),
-                backing(pool),
+                is_on_huge_pages(pool),
             ),
-            Memory::Flat(_) => (None, false, "handed over page by page".to_owned()),
-            Memory::Logical => (None, false, String::new()),
+            Memory::Flat(_) | Memory::Logical => (None, false, false),
+        };
+        let place = match &memory {
+            Memory::Mapped(_) if is_huge => "on huge memory pages",
+            Memory::Mapped(_) => {
+                "on ordinary memory pages (SGLANG_HUGEPAGE_SIZE=2MB makes reads faster)"
+            }
+            Memory::Flat(_) => "handed over page by page",
+            Memory::Logical => "other pools say what can be restored",
         };
         let registered = Registered {
             parts,
             space,
-            gets: Trial::new(self.transfer, needs_bounce, is_aligned),
-            puts: Trial::new(self.transfer, needs_bounce, is_aligned),
+            gets: Trial::new(self.transfer, needs_bounce, is_aligned, is_huge),
+            puts: Trial::new(self.transfer, needs_bounce, is_aligned, is_huge),
             described: format!("pool {}: {named}; {place}", facts.name),
             memory,
             left_out: Mutex::default(),
@@ -532,6 +542,12 @@ impl Backend {
         };
         match way {
             Way::Direct => write(keys, memory, chain),
+            // Gathering what is stored already would be for nothing.
+            Way::Bounce
+                if !self.syncs_always && store.contains(space, keys).iter().all(|is| *is) =>
+            {
+                vec![PutStatus::Duplicate; keys.len()]
+            }
             Way::Bounce => {
                 let shape = Shape::new(&pool.parts);
                 self.arenas[1].write(&shape, keys, memory, chain, write)
@@ -703,14 +719,10 @@ fn refuse(pool: &str, keys: usize, error: &PoolError) -> Vec<bool> {
     vec![false; keys]
 }
 
-/// On what memory pages a pool lies. From the list of mappings alone: counting their pages would take seconds for a large pool.
-fn backing(pool: &Pool) -> String {
+/// Whether a pool lies on huge pages. From the list of mappings alone: counting their pages would take seconds for a large pool.
+fn is_on_huge_pages(pool: &Pool) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    if lies_on_huge_pages(&maps, pool.base()) {
-        "on huge memory pages".to_owned()
-    } else {
-        "on ordinary memory pages (SGLANG_HUGEPAGE_SIZE=2MB makes reads faster)".to_owned()
-    }
+    lies_on_huge_pages(&maps, pool.base())
 }
 
 fn lies_on_huge_pages(maps: &str, address: usize) -> bool {

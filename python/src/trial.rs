@@ -42,15 +42,21 @@ enum State {
 }
 
 impl Trial {
-    /// A trial, unless the way is prescribed or there is only one.
+    /// A trial, unless the way is prescribed or there is only one, or the pool lies on huge pages itself.
     #[must_use]
-    pub fn new(transfer: Transfer, needs_bounce: Option<&str>, is_aligned: bool) -> Trial {
+    pub fn new(
+        transfer: Transfer,
+        needs_bounce: Option<&str>,
+        is_aligned: bool,
+        is_huge: bool,
+    ) -> Trial {
         let chosen = |way, why: &str| State::Chosen(way, why.to_owned());
         let state = match (needs_bounce, transfer) {
             (Some(why), _) => chosen(Way::Bounce, why),
             (None, _) if !is_aligned => chosen(Way::Direct, "not aligned: the engine copies"),
             (None, Transfer::Direct) => chosen(Way::Direct, "configured"),
             (None, Transfer::Bounce) => chosen(Way::Bounce, "configured"),
+            (None, Transfer::Auto) if is_huge => chosen(Way::Direct, "the pool has huge pages"),
             (None, Transfer::Auto) => State::Open {
                 direct: (0, 0.0),
                 bounce: (0, 0.0),
@@ -129,7 +135,7 @@ mod tests {
     use super::*;
 
     fn run(direct_ms: u64, bounce_ms: u64) -> (Trial, String) {
-        let trial = Trial::new(Transfer::Auto, None, true);
+        let trial = Trial::new(Transfer::Auto, None, true, false);
         for _ in 0..100 {
             let way = trial.way();
             let took = match way {
@@ -156,15 +162,17 @@ mod tests {
 
     #[test]
     fn what_is_prescribed_or_needed_is_not_tried() {
-        let way = |transfer, needs, aligned| Trial::new(transfer, needs, aligned).way();
+        let way = |transfer, needs, aligned| Trial::new(transfer, needs, aligned, true).way();
         assert_eq!(way(Transfer::Direct, Some("gathered"), true), Way::Bounce);
         assert_eq!(way(Transfer::Bounce, None, true), Way::Bounce);
         assert_eq!(way(Transfer::Auto, None, false), Way::Direct);
+        let huge = Trial::new(Transfer::Auto, None, true, true);
+        assert!(huge.describe().contains("huge pages"));
     }
 
     #[test]
     fn runs_that_moved_little_decide_nothing() {
-        let trial = Trial::new(Transfer::Auto, None, true);
+        let trial = Trial::new(Transfer::Auto, None, true, false);
         for _ in 0..100 {
             assert_eq!(trial.ran(Way::Direct, 4096, Duration::from_millis(1)), None);
         }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -449,21 +451,52 @@ def test_a_path_that_cannot_be_used_is_refused_by_its_name(tmp_path):
         make(tmp_path, extra_config={key: value for key, value in extra(tmp_path).items() if key != "size"})
 
 
-def test_without_a_weights_tag_one_is_derived_or_asked_for(tmp_path):
-    from types import SimpleNamespace
-    from unittest import mock
-
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    (weights / "model.safetensors").write_bytes(b"1")
+@pytest.fixture
+def started(tmp_path):
+    """Starts a server without a weights tag, with some arguments, and says which tag it has."""
+    weights, adapter = tmp_path / "weights", tmp_path / "adapter"
+    for directory in (weights, adapter):
+        directory.mkdir()
+        (directory / "model.safetensors").write_bytes(b"1")
     bare = {key: value for key, value in extra(tmp_path / "store").items() if key != "weights_tag"}
-    args = SimpleNamespace(model_path=str(weights), revision=None, quantization="fp8", kv_cache_dtype="auto")
-    with mock.patch("sglang.srt.runtime_context.get_server_args", return_value=args):
-        make(tmp_path, extra_config=bare).close()
-    args.model_path = "nobody/no-such-model"
-    with mock.patch("sglang.srt.runtime_context.get_server_args", return_value=args):
-        with pytest.raises(ValueError, match="`weights_tag`"):
-            make(tmp_path, extra_config=bare)
+
+    def start(**more):
+        args = {"model_path": str(weights), "revision": None, "kv_cache_dtype": "auto"} | more
+        from larder import sglang
+
+        with (
+            mock.patch("sglang.srt.runtime_context.get_server_args", return_value=SimpleNamespace(**args)),
+            mock.patch.object(sglang._larder, "weights_tag", wraps=sglang._larder.weights_tag) as derive,
+        ):
+            make(tmp_path, extra_config=bare).close()
+            return sglang._larder.weights_tag(*derive.call_args.args)
+
+    return start, weights, adapter
+
+
+def test_without_a_weights_tag_one_is_derived_from_arguments_and_files(started):
+    start, weights, adapter = started
+    tag = start()
+    assert start() == tag
+    assert start(quantization="fp8") != tag
+    (weights / "model.safetensors").write_bytes(b"22")
+    assert start() != tag
+
+
+def test_an_adapter_that_is_replaced_at_its_path_changes_the_tag(started):
+    start, _, adapter = started
+    given = [SimpleNamespace(lora_name="a", lora_path=str(adapter), lora_id="x")]
+    tag = start(lora_paths=given)
+    assert start() != tag
+    assert start(lora_paths=[f"a={adapter}"]) == start(lora_paths={"a": str(adapter)}) == tag
+    (adapter / "model.safetensors").write_bytes(b"22")
+    assert start(lora_paths=given) != tag
+
+
+def test_weights_that_cannot_be_told_apart_need_a_tag(started):
+    start, _, _ = started
+    with pytest.raises(ValueError, match="`weights_tag`"):
+        start(model_path="nobody/no-such-model")
 
 
 def test_head_splitting_is_refused_by_its_key(tmp_path):
