@@ -21,6 +21,7 @@ use larder_engine::{AttachOptions, CreateOptions, OpenOptions, PageStore, Store}
 use larder_format::{PageKey, PageShape};
 use serde::{Deserialize, Serialize};
 
+use crate::cli::Program;
 use crate::conversations::Turns;
 use crate::device::{self, DeviceSpeed};
 use crate::failure::{Ending, Failure};
@@ -282,11 +283,11 @@ impl Drop for Place {
 }
 
 /// Runs the command.
-pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
+pub fn run(args: &DemoArgs, program: &Program) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let place = Place::make(args)?;
     let bar = report::progress(None, "{spinner} {msg}");
-    let shown = show(&place, &bar, &interrupt);
+    let shown = show(&place, program, &bar, &interrupt);
     bar.finish_and_clear();
     let shown = shown?;
     // Nothing of the store is read after this; what the table says about it being gone is then true.
@@ -306,6 +307,7 @@ pub fn run(args: &DemoArgs) -> Result<Ending, Failure> {
 /// The whole demo; `None` when the operator ended it.
 fn show(
     place: &Place,
+    program: &Program,
     bar: &ProgressBar,
     interrupt: &Interrupt,
 ) -> Result<Option<DemoReport>, Failure> {
@@ -324,7 +326,7 @@ fn show(
     };
     larder_engine::create(&place.store(), &options)?;
     tell("serving conversations in a process that will be killed");
-    let Some(before) = serve_and_kill(&place.store(), interrupt)? else {
+    let Some(before) = serve_and_kill(&place.store(), program, interrupt)? else {
         return Ok(None);
     };
     tell("reopening the store");
@@ -335,7 +337,7 @@ fn show(
     let after = serve_on(&store, &shape, &before, interrupt).and_then(|(found, after)| {
         tell("serving from a second process beside this one");
         let served = before.counts.requests + after.counts.requests;
-        let beside = serve_beside(&place.store(), served)?;
+        let beside = serve_beside(&place.store(), program, served)?;
         Ok(After {
             found,
             half: after,
@@ -431,9 +433,13 @@ impl Witness for Vec<PageKey> {
 }
 
 /// Serves turns in a child process and kills it in the middle of one; `None` when the operator ended the demo.
-fn serve_and_kill(store: &Path, interrupt: &Interrupt) -> Result<Option<Half>, Failure> {
+fn serve_and_kill(
+    store: &Path,
+    program: &Program,
+    interrupt: &Interrupt,
+) -> Result<Option<Half>, Failure> {
     let failure = |error| child_failed(&error);
-    let mut command = worker(store).map_err(failure)?;
+    let mut command = worker(store, program);
     let mut child = command.spawn().map_err(failure)?;
     let read = match child.stdout.take() {
         Some(lines) => read_turns(lines, &mut child, interrupt),
@@ -449,14 +455,14 @@ fn serve_and_kill(store: &Path, interrupt: &Interrupt) -> Result<Option<Half>, F
     half.map(Some).ok_or_else(gave_up)
 }
 
-fn worker(store: &Path) -> io::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
+fn worker(store: &Path, program: &Program) -> Command {
+    let mut command = program.command();
     command
         .arg("demo-worker")
         .arg(store)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    Ok(command)
+    command
 }
 
 fn child_failed(error: &io::Error) -> Failure {
@@ -468,8 +474,8 @@ fn gave_up() -> Failure {
 }
 
 /// Serves the last turns again in a second process, which finds the store's owner here.
-fn serve_beside(store: &Path, turns: u64) -> Result<Counts, Failure> {
-    let mut command = worker(store).map_err(|error| child_failed(&error))?;
+fn serve_beside(store: &Path, program: &Program, turns: u64) -> Result<Counts, Failure> {
+    let mut command = worker(store, program);
     command.arg("--beside").arg(turns.to_string());
     command.stderr(Stdio::inherit());
     let told = command.output().map_err(|error| child_failed(&error))?;

@@ -9,7 +9,6 @@
 //! | 130 | stopped by the operator; what was done until then was reported |
 
 use std::fmt;
-use std::process::ExitCode;
 
 use larder_engine::StoreError;
 
@@ -26,13 +25,14 @@ pub enum Ending {
     Interrupted,
 }
 
-impl From<Ending> for ExitCode {
-    fn from(ending: Ending) -> Self {
-        ExitCode::from(match ending {
+impl Ending {
+    /// The code that the process ends with.
+    pub fn exit_code(self) -> u8 {
+        match self {
             Ending::Done => 0,
             Ending::Findings => 1,
             Ending::Interrupted => 130,
-        })
+        }
     }
 }
 
@@ -61,8 +61,8 @@ impl Failure {
     }
 
     /// The code that the process ends with.
-    pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(self.code)
+    pub fn exit_code(&self) -> u8 {
+        self.code
     }
 }
 

@@ -1,0 +1,8 @@
+"""Larder: a local L3 for LLM serving.
+
+SGLang loads ``larder.sglang.LarderHiCache``; ``python -m larder`` is the command line.
+"""
+
+from larder._larder import __version__
+
+__all__ = ["__version__"]

@@ -1,0 +1,489 @@
+"""SGLang's HiCache storage backend: reads SGLang's objects and makes one call into Rust a batch.
+
+Loaded by SGLang with ``--hicache-storage-backend dynamic`` and an extra config that names this module and
+:class:`LarderHiCache`. Nothing here decides anything: layouts and addresses are read from the pools once, at registration.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from typing import Any, Callable, Optional, Sequence
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+
+from larder import _larder
+
+logger = logging.getLogger(__name__)
+
+#: Most buffers of a page that are stored as parts of their own; more are joined into one.
+_PARTS_MAX = 8
+
+#: What a server is told that decides the bytes of a page, by the names of its arguments.
+_TOLD = (
+    "model_path",
+    "revision",
+    "quantization",
+    "quantization_param_path",
+    "kv_cache_dtype",
+    "dtype",
+    "load_format",
+    "json_model_override_args",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+)
+
+#: What a pool says of itself that decides the bytes of a page, by the names of its attributes.
+_SHAPES = (
+    "layer_num",
+    "target_layer_num",
+    "start_layer",
+    "end_layer",
+    "head_num",
+    "head_dim",
+    "v_head_dim",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "kv_cache_dim",
+    "storage_format_tag",
+    "indexer_page_stride_size",
+    "indexer_dtype",
+    "item_bytes",
+    "num_mamba_layers",
+    "temporal_dtype",
+    "temporal_state_elem_size",
+    "conv_dtype",
+    "conv_state_elem_sizes",
+)
+
+
+def _answers(fallback: Callable[..., Any]) -> Callable:
+    """A call that never raises into SGLang's threads: what goes wrong is logged and answered by ``fallback``."""
+
+    def decorate(call: Callable) -> Callable:
+        @functools.wraps(call)
+        def safe(self, *args, **kwargs):
+            try:
+                return call(self, *args, **kwargs)
+            except Exception:
+                logger.exception("larder: %s failed; it counts as a miss", call.__name__)
+                return fallback(*args, **kwargs)
+
+        return safe
+
+    return decorate
+
+
+def _all_false(keys: Sequence[str], *_: Any, **__: Any) -> list[bool]:
+    return [False] * len(keys)
+
+
+def _chain(extra_info: Optional[HiCacheStorageExtraInfo]) -> tuple[Optional[str], int]:
+    """The key before a batch, and how many there are."""
+    before = extra_info.prefix_keys if extra_info is not None else None
+    return (before[-1], len(before)) if before else (None, 0)
+
+
+def _indices(host_indices: torch.Tensor) -> torch.Tensor:
+    return host_indices.to(device="cpu", dtype=torch.int64).contiguous()
+
+
+def _places(path: str, revision: Optional[str]) -> list[str]:
+    """Where a model's files are on this machine."""
+    if os.path.exists(path):
+        return [path]
+    try:
+        from huggingface_hub import snapshot_download
+
+        return [snapshot_download(path, revision=revision, local_files_only=True)]
+    except Exception as error:
+        raise ValueError(
+            f"the files of {path} are not on this machine ({error}), so that nothing tells these weights from others: "
+            "set `weights_tag` in the extra config"
+        ) from error
+
+
+def _adapters(args: Any) -> list[tuple[str, str]]:
+    """(name, path) of the LoRA adapters that a server is started with: their keys name both, but not what lies there."""
+    given = getattr(args, "lora_paths", None) or []
+    if isinstance(given, dict):
+        given = [{"lora_name": name, "lora_path": getattr(path, "lora_path", path)} for name, path in given.items()]
+    found = []
+    for adapter in given:
+        if isinstance(adapter, str):
+            name, _, path = adapter.rpartition("=")
+        elif isinstance(adapter, dict):
+            name, path = adapter.get("lora_name"), adapter["lora_path"]
+        else:
+            name, path = adapter.lora_name, adapter.lora_path
+        found.append((str(name or path), str(path)))
+    return sorted(found)
+
+
+def _derive_weights_tag() -> str:
+    """A tag from SGLang's own arguments and the files they name."""
+    try:
+        from sglang.srt.runtime_context import get_server_args
+
+        args = get_server_args()
+    except Exception as error:
+        raise ValueError(
+            f"SGLang's arguments are not to be had ({error}), so that nothing tells these weights from others: "
+            "set `weights_tag` in the extra config"
+        ) from error
+    told = {name: str(getattr(args, name)) for name in _TOLD if getattr(args, name, None) is not None}
+    places = _places(args.model_path, getattr(args, "revision", None))
+    draft = getattr(args, "speculative_draft_model_path", None)
+    if draft:
+        places += _places(draft, getattr(args, "speculative_draft_model_revision", None))
+    for name, path in _adapters(args):
+        told[f"adapter {name}"] = path
+        places += _places(path, None)
+    return _larder.weights_tag(told, places)
+
+
+def _is_sharded(pool: Any, name: str) -> bool:
+    """Whether tensor-parallel ranks hold different bytes in this pool even where the model's KV is replicated."""
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+    return name == PoolName.MAMBA.value or isinstance(pool, MHATokenToKVPoolHost)
+
+
+def _page_pieces(pool: Any, page: int) -> list[tuple[int, int]]:
+    """(address, bytes) of each buffer of a page."""
+    start = page * pool.page_size
+    indices = torch.arange(start, start + pool.page_size, dtype=torch.int64)
+    addresses, sizes = pool.get_page_buffer_meta(indices)
+    return list(zip(addresses, sizes, strict=True))
+
+
+def _buffers(pool: Any, pages: int) -> list[tuple[int, int, int]]:
+    """(base, stride, bytes) of each buffer of a pool, from where its first and last pages lie."""
+    first = _page_pieces(pool, 0)
+    second = _page_pieces(pool, 1) if pages > 1 else first
+    last = _page_pieces(pool, pages - 1)
+    buffers = []
+    for (base, size), (next_base, next_size), (end, end_size) in zip(first, second, last, strict=True):
+        stride = next_base - base if pages > 1 else size
+        if end != base + stride * (pages - 1) or not size == next_size == end_size:
+            raise ValueError("its pages do not lie at equal distances")
+        buffers.append((base, stride, size))
+    return buffers
+
+
+def _parts(pool: Any, buffers: int) -> tuple[list[list[int]], str]:
+    """The buffers of each part of a page, and the order of the bytes that come of it."""
+    layers = getattr(pool, "layer_num", 0)
+    if pool.layout == "layer_first":
+        # Layer by layer in the pool, but one piece a part in the store: then it is page_first_direct's order.
+        if buffers == 2 * layers:
+            return [list(range(0, buffers, 2)), list(range(1, buffers, 2))], "page_first_direct"
+        if buffers == layers:
+            return [list(range(buffers))], "page_first_direct"
+    if buffers <= _PARTS_MAX:
+        return [[at] for at in range(buffers)], pool.layout
+    return [list(range(buffers))], f"{pool.layout}_joined"
+
+
+class LarderHiCache(HiCacheStorage):
+    """Keeps HiCache's pages in a Larder store."""
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Optional[dict] = None):
+        extra = dict(storage_config.extra_config or {})
+        if storage_config.dcp_size > 1:
+            raise ValueError("larder: decode context parallelism (dcp_size) is not supported")
+        if storage_config.should_split_heads:
+            raise ValueError("larder: `tp_lcm_size` above the tensor-parallel size is not supported: leave it out")
+        config = json.dumps(extra, default=str)
+        weights = extra.get("weights_tag")
+        server = {
+            "model": storage_config.model_name or "unnamed",
+            # A tag of the wrong type is refused, by its key, with the rest of the configuration.
+            "weights": str(weights) if weights is not None else _derive_weights_tag(),
+            "tp": (storage_config.tp_rank, storage_config.tp_size),
+            "pp": (storage_config.pp_rank, storage_config.pp_size),
+            "cp": (storage_config.attn_cp_rank, storage_config.attn_cp_size),
+            "replicated": storage_config.is_mla_model,
+        }
+        self._metrics = storage_config.enable_storage_metrics
+        self._backend = _larder.Backend(config, json.dumps(server))
+        #: By name: pools, kept so that their memory outlives the addresses.
+        self._pools: dict[str, Any] = {}
+        #: Names of pools whose pages are handed over one by one.
+        self._flat: set[str] = set()
+        for remark in self._backend.remarks:
+            logger.warning("larder: %s", remark)
+        counters = self._backend.counters()
+        logger.info(
+            "larder: attached to %s as %s, %s pages found, weights %s, disk %s, %.1f MiB of RAM for the index",
+            self._backend.volume,
+            counters.get("part", "nobody"),
+            counters.get("pages", 0),
+            server["weights"],
+            counters.get("disk", "none"),
+            int(counters.get("index_bytes", 0)) / 2**20,
+        )
+
+    # --- pools
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:
+        super().register_mem_pool_host(mem_pool_host)
+        self._register(mem_pool_host, PoolName.KV)
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._register(host_pool, host_pool_name)
+
+    def _register(self, pool: Any, name: Any) -> None:
+        name = str(name)
+        if self._pools.get(name) is pool:
+            return
+        shapes = {key: getattr(pool, key, None) for key in _SHAPES}
+        facts = {
+            "name": name,
+            "dtype": str(pool.dtype),
+            "layout": pool.layout,
+            "page_tokens": pool.page_size,
+            "sharded": _is_sharded(pool, name),
+            "extra": {key: str(value) for key, value in shapes.items() if value is not None}
+            | {"class": type(pool).__name__},
+        }
+        self._flat.discard(name)
+        if getattr(pool, "kv_buffer", None) is None and pool.get_page_buffer_meta(torch.empty(0)) is None:
+            line = self._backend.register_flat(json.dumps(facts), 0)
+        else:
+            line = self._register_pages(pool, name, facts)
+        self._pools[name] = pool
+        logger.info("larder: %s", line)
+
+    def _register_pages(self, pool: Any, name: str, facts: dict) -> str:
+        pages = pool.size // pool.page_size
+        try:
+            buffers = _buffers(pool, pages)
+        except (ValueError, NotImplementedError, AttributeError) as reason:
+            logger.info("larder: pool %s is copied page by page: %s", name, reason)
+            page = pool.get_dummy_flat_data_page()
+            self._flat.add(name)
+            facts["layout"] = f"{pool.layout}_flat"
+            return self._backend.register_flat(json.dumps(facts), page.numel() * page.element_size())
+        parts, facts["layout"] = _parts(pool, len(buffers))
+        return self._backend.register(json.dumps(facts), buffers, parts, pages)
+
+    # --- lookups
+
+    @_answers(lambda *_, **__: 0)
+    def batch_exists(self, keys: list[str], extra_info: Optional[HiCacheStorageExtraInfo] = None) -> int:
+        return self._backend.exists("kv", keys, *_chain(extra_info))
+
+    @_answers(lambda *_, **__: False)
+    def exists(self, key: str) -> bool:
+        return self._backend.exists("kv", [key]) == 1
+
+    @_answers(lambda *_, **__: PoolTransferResult(0, {}, []))
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: Optional[list[PoolTransfer]] = None,
+        extra_info: Optional[HiCacheStorageExtraInfo] = None,
+    ) -> PoolTransferResult:
+        transfers = pool_transfers or []
+        before, depth = _chain(extra_info)
+        asked = [_policy(transfer) for transfer in transfers]
+        pages, anchor, reaches, restorable = self._backend.exists_in("kv", keys, asked, before, depth)
+        hits: dict = {PoolName.KV: anchor}
+        hits.update({transfer.name: reach for transfer, reach in zip(transfers, reaches)})
+        return PoolTransferResult(pages, {name: reach for name, reach in hits.items() if reach}, restorable)
+
+    # --- reads
+
+    @_answers(_all_false)
+    def batch_get_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: Optional[HiCacheStorageExtraInfo] = None,
+    ) -> list[bool]:
+        return self._read("kv", keys, host_indices)
+
+    @_answers(lambda transfers, *_, **__: {transfer.name: _all_false(transfer.keys or []) for transfer in transfers})
+    def batch_get_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: Optional[HiCacheStorageExtraInfo] = None,
+    ) -> dict[str, list[bool]]:
+        results: dict = {}
+        for transfer in transfers:
+            results.setdefault(transfer.name, []).extend(
+                self._read(str(transfer.name), transfer.keys or [], transfer.host_indices)
+            )
+        return results
+
+    def _read(self, name: str, keys: list[str], host_indices: Optional[torch.Tensor]) -> list[bool]:
+        if not keys or host_indices is None:
+            return [False] * len(keys)
+        indices = _indices(host_indices)
+        if name not in self._flat:
+            return self._backend.get(name, keys, indices.data_ptr(), indices.numel())
+        pool = self._pools[name]
+        if indices.numel() != len(keys) * pool.page_size:
+            return [False] * len(keys)
+        pages = [pool.get_dummy_flat_data_page().contiguous() for _ in keys]
+        read = self._backend.get_flat(name, keys, [_memory(page) for page in pages])
+        for at, (page, is_read) in enumerate(zip(pages, read)):
+            if is_read:
+                pool.set_from_flat_data_page(int(indices[at * pool.page_size]), page)
+        return read
+
+    # --- writes
+
+    @_answers(_all_false)
+    def batch_set_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: Optional[HiCacheStorageExtraInfo] = None,
+    ) -> list[bool]:
+        return self._write("kv", keys, host_indices, extra_info)
+
+    @_answers(lambda transfers, *_, **__: {transfer.name: _all_false(transfer.keys or []) for transfer in transfers})
+    def batch_set_v2(
+        self,
+        transfers: list[PoolTransfer],
+        extra_info: Optional[HiCacheStorageExtraInfo] = None,
+    ) -> dict[str, list[bool]]:
+        results: dict = {}
+        for transfer in transfers:
+            results.setdefault(transfer.name, []).extend(
+                self._write(str(transfer.name), transfer.keys or [], transfer.host_indices, extra_info)
+            )
+        return results
+
+    def _write(
+        self,
+        name: str,
+        keys: list[str],
+        host_indices: Optional[torch.Tensor],
+        extra_info: Optional[HiCacheStorageExtraInfo],
+    ) -> list[bool]:
+        if not keys or host_indices is None:
+            return [False] * len(keys)
+        indices = _indices(host_indices)
+        if name not in self._flat:
+            return self._backend.set(name, keys, indices.data_ptr(), indices.numel(), *_chain(extra_info))
+        pool = self._pools[name]
+        if indices.numel() != len(keys) * pool.page_size:
+            return [False] * len(keys)
+        starts = indices[:: pool.page_size].tolist()
+        pages = [pool.get_data_page(start, flat=True).contiguous() for start in starts]
+        return self._backend.set_flat(name, keys, [_memory(page) for page in pages], *_chain(extra_info))
+
+    # --- the generic interface, for configurations without interface_v1
+
+    @_answers(lambda keys, *_, **__: [None] * len(keys))
+    def batch_get(
+        self,
+        keys: list[str],
+        target_locations: Optional[Any] = None,
+        target_sizes: Optional[Any] = None,
+    ) -> list[Optional[torch.Tensor]]:
+        targets = list(target_locations or [])
+        if len(targets) != len(keys) or not all(target.is_contiguous() for target in targets):
+            return [None] * len(keys)
+        read = self._backend.get_flat("kv", keys, [_memory(target) for target in targets])
+        return [target if is_read else None for target, is_read in zip(targets, read)]
+
+    @_answers(lambda *_, **__: None)
+    def get(
+        self,
+        key: str,
+        target_location: Optional[Any] = None,
+        target_sizes: Optional[Any] = None,
+    ) -> Optional[torch.Tensor]:
+        return self.batch_get([key], [target_location])[0] if target_location is not None else None
+
+    @_answers(lambda *_, **__: False)
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Optional[Any] = None,
+        target_locations: Optional[Any] = None,
+        target_sizes: Optional[Any] = None,
+    ) -> bool:
+        pages = [value.contiguous() for value in values or []]
+        return len(pages) == len(keys) and all(
+            self._backend.set_flat("kv", keys, [_memory(page) for page in pages])
+        )
+
+    @_answers(lambda *_, **__: False)
+    def set(
+        self,
+        key: str,
+        value: Optional[Any] = None,
+        target_location: Optional[Any] = None,
+        target_sizes: Optional[Any] = None,
+    ) -> bool:
+        return value is not None and self.batch_set([key], [value])
+
+    # --- the rest
+
+    @_answers(lambda *_, **__: False)
+    def clear(self) -> bool:
+        """Deletes the pages of this server's pools; those of other models stay."""
+        pages = self._backend.clear()
+        logger.info("larder: cleared %d pages", max(pages, 0))
+        return pages >= 0
+
+    @_answers(lambda *_, **__: None)
+    def get_stats(self):
+        gets, sets = self._backend.drain()
+        if not self._metrics:
+            return None
+        from sglang.srt.observability.metrics_collector import StorageMetrics
+
+        return StorageMetrics(
+            prefetch_pgs=[pages for pages, _ in gets],
+            backup_pgs=[pages for pages, _ in sets],
+            prefetch_bandwidth=[rate for _, rate in gets],
+            backup_bandwidth=[rate for _, rate in sets],
+        )
+
+    @_answers(lambda *_, **__: {})
+    def counters(self) -> dict:
+        """Everything that is counted: this rank's pages, and the store as a whole."""
+        return self._backend.counters()
+
+    @_answers(lambda *_, **__: None)
+    def close(self) -> None:
+        """Leaves the store. A second call does nothing."""
+        for line in self._backend.describe():
+            logger.info("larder: %s", line)
+        if not self._backend.close():
+            logger.warning("larder: the store is still being closed; it recovers if this process ends first")
+        self._pools.clear()
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def _policy(transfer: PoolTransfer) -> tuple[str, str, int, int]:
+    """A pool and what it needs of a prefix, as Rust takes it."""
+    name = str(transfer.name)
+    if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+        # During prefetch the keys are placeholders: their number is the window.
+        return name, "trailing", max(1, len(transfer.keys or ())), 0
+    if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
+        return name, "groups", transfer.block_pages, transfer.group_pages
+    return name, "all", 0, 0

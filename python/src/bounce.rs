@@ -1,0 +1,310 @@
+//! Going through a buffer of our own: aligned, on huge pages, used again and again.
+//!
+//! For pools whose parts lie scattered, which are gathered here into the order in which they are stored, and for pools that the
+//! device reaches more slowly than this memory. One [`Arena`] a direction: SGLang has one thread that reads and one that
+//! writes, and any other waits.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use larder_engine::memory::AlignedBuf;
+use larder_engine::{GetStatus, MissReason, PutStatus, Refusal};
+use larder_format::PageKey;
+use parking_lot::Mutex;
+
+use crate::backend::Chain;
+
+/// Bytes of an arena, unless one page needs more: enough to keep a fast disk busy.
+const ARENA_BYTES: usize = 64 << 20;
+
+/// Alignment of parts, in bytes.
+const ALIGN: usize = 4096;
+
+/// Where the parts of a page lie in an arena.
+pub struct Shape {
+    /// Offset and bytes of each part.
+    parts: Vec<(usize, usize)>,
+    page_bytes: usize,
+}
+
+impl Shape {
+    /// Of parts of these lengths.
+    #[must_use]
+    pub fn new(part_bytes: &[usize]) -> Shape {
+        let mut page_bytes = 0;
+        let mut parts = Vec::with_capacity(part_bytes.len());
+        for &bytes in part_bytes {
+            parts.push((page_bytes, bytes));
+            page_bytes += bytes.next_multiple_of(ALIGN);
+        }
+        Shape { parts, page_bytes }
+    }
+
+    fn pages_at_once(&self) -> usize {
+        (ARENA_BYTES / self.page_bytes.max(1)).max(1)
+    }
+}
+
+/// Memory for one direction.
+#[derive(Default)]
+pub struct Arena(Mutex<Option<AlignedBuf>>);
+
+impl Arena {
+    /// Bytes that it holds.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.lock().as_ref().map_or(0, |memory| memory.len())
+    }
+
+    /// Reads pages with `read`, some at a time, and spreads those that arrived over `memory`.
+    pub fn read(
+        &self,
+        shape: &Shape,
+        keys: &[PageKey],
+        memory: &mut [Vec<IoSliceMut<'_>>],
+        read: impl Fn(&[PageKey], &mut [Vec<IoSliceMut<'_>>]) -> Vec<GetStatus>,
+    ) -> Vec<GetStatus> {
+        let mut arena = self.0.lock();
+        let Some(arena) = grown(&mut arena, shape) else {
+            return vec![GetStatus::Miss(MissReason::Closed); keys.len()];
+        };
+        let mut statuses = Vec::with_capacity(keys.len());
+        let some = shape.pages_at_once();
+        for (keys, memory) in keys.chunks(some).zip(memory.chunks_mut(some)) {
+            let mut pages: Vec<Vec<IoSliceMut<'_>>> = arena
+                .chunks_exact_mut(shape.page_bytes)
+                .take(keys.len())
+                .map(|page| parts_mut(shape, page))
+                .collect();
+            let some = read(keys, &mut pages);
+            for ((page, pieces), status) in pages.iter().zip(memory).zip(&some) {
+                if status.is_hit() {
+                    spread(page, pieces);
+                }
+            }
+            statuses.extend(some);
+        }
+        statuses
+    }
+
+    /// Gathers pages from `memory`, some at a time, and stores them with `write`. After one that was not stored nothing more is
+    /// written: it could not be reached.
+    pub fn write(
+        &self,
+        shape: &Shape,
+        keys: &[PageKey],
+        memory: &[Vec<IoSlice<'_>>],
+        mut chain: Chain,
+        write: impl Fn(&[PageKey], &[Vec<IoSlice<'_>>], Chain) -> Vec<PutStatus>,
+    ) -> Vec<PutStatus> {
+        let mut arena = self.0.lock();
+        let Some(arena) = grown(&mut arena, shape) else {
+            return vec![PutStatus::Refused(Refusal::Busy); keys.len()];
+        };
+        let mut statuses = Vec::with_capacity(keys.len());
+        let some = shape.pages_at_once();
+        for (keys_now, memory) in keys.chunks(some).zip(memory.chunks(some)) {
+            for (page, pieces) in arena.chunks_exact_mut(shape.page_bytes).zip(memory) {
+                gather(shape, page, pieces);
+            }
+            let pages: Vec<Vec<IoSlice<'_>>> = arena
+                .chunks_exact(shape.page_bytes)
+                .take(keys_now.len())
+                .map(|page| parts(shape, page))
+                .collect();
+            let some = write(keys_now, &pages, chain);
+            let stop = some.iter().copied().find(|status| !status.is_present());
+            statuses.extend(some);
+            if let Some(why) = stop {
+                statuses.resize(keys.len(), why);
+                break;
+            }
+            chain.before = keys_now.last().copied();
+            let more = u32::try_from(keys_now.len()).unwrap_or(u32::MAX);
+            chain.depth = chain.depth.saturating_add(more);
+        }
+        statuses
+    }
+}
+
+/// The arena, large enough for a page; `None` where there is no memory.
+fn grown<'a>(arena: &'a mut Option<AlignedBuf>, shape: &Shape) -> Option<&'a mut [u8]> {
+    let bytes = shape.pages_at_once() * shape.page_bytes;
+    if arena.as_ref().is_none_or(|memory| memory.len() < bytes) {
+        *arena = None;
+        match AlignedBuf::zeroed(bytes) {
+            Ok(memory) => *arena = Some(memory),
+            Err(error) => tracing::warn!(%error, bytes, "no memory for a buffer"),
+        }
+    }
+    arena.as_deref_mut()
+}
+
+fn parts_mut<'a>(shape: &Shape, page: &'a mut [u8]) -> Vec<IoSliceMut<'a>> {
+    let mut rest = page;
+    let mut parts = Vec::with_capacity(shape.parts.len());
+    for &(_, bytes) in &shape.parts {
+        let (part, tail) = std::mem::take(&mut rest).split_at_mut(bytes.next_multiple_of(ALIGN));
+        parts.push(IoSliceMut::new(&mut part[..bytes]));
+        rest = tail;
+    }
+    parts
+}
+
+fn parts<'a>(shape: &Shape, page: &'a [u8]) -> Vec<IoSlice<'a>> {
+    let part = |&(offset, bytes): &(usize, usize)| IoSlice::new(&page[offset..offset + bytes]);
+    shape.parts.iter().map(part).collect()
+}
+
+/// Copies parts to pieces: both are the page's bytes in one order, cut in different places.
+fn spread(parts: &[IoSliceMut<'_>], pieces: &mut [IoSliceMut<'_>]) {
+    let mut from = parts.iter().flat_map(|part| part.chunks(part.len().max(1)));
+    let mut rest: &[u8] = &[];
+    for piece in pieces {
+        let mut to: &mut [u8] = piece;
+        while !to.is_empty() {
+            if rest.is_empty() {
+                let Some(next) = from.next() else { return };
+                rest = next;
+            }
+            let count = rest.len().min(to.len());
+            let (now, later) = rest.split_at(count);
+            let (here, there) = std::mem::take(&mut to).split_at_mut(count);
+            here.copy_from_slice(now);
+            (rest, to) = (later, there);
+        }
+    }
+}
+
+/// Copies pieces to the parts of a page in an arena.
+fn gather(shape: &Shape, page: &mut [u8], pieces: &[IoSlice<'_>]) {
+    let mut from = pieces.iter().map(|piece| &**piece);
+    let mut rest: &[u8] = &[];
+    for &(offset, bytes) in &shape.parts {
+        let mut to = &mut page[offset..offset + bytes];
+        while !to.is_empty() {
+            if rest.is_empty() {
+                let Some(next) = from.next() else { return };
+                rest = next;
+            }
+            let count = rest.len().min(to.len());
+            let (now, later) = rest.split_at(count);
+            let (here, there) = std::mem::take(&mut to).split_at_mut(count);
+            here.copy_from_slice(now);
+            (rest, to) = (later, there);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use std::collections::HashMap;
+    use std::sync::Mutex as StdMutex;
+
+    fn key(at: usize) -> PageKey {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&at.to_le_bytes());
+        PageKey::from_bytes(bytes)
+    }
+
+    #[test]
+    fn pages_come_back_as_they_went_however_they_are_cut() {
+        // Two parts of 6 and 4 bytes, each gathered from two pieces, and more pages than go through the arena at once.
+        let shape = Shape::new(&[6 << 20, 4 << 20]);
+        let pieces = [2 << 20, 4 << 20, 3 << 20, 1 << 20];
+        let count = 2 * shape.pages_at_once() + 1;
+        let keys: Vec<PageKey> = (0..count).map(key).collect();
+        let byte = |page: usize, piece: usize| u8::try_from(page * 4 + piece).unwrap();
+        let made: Vec<Vec<Vec<u8>>> = (0..count)
+            .map(|page| {
+                let piece = |(at, bytes): (usize, &usize)| vec![byte(page, at); *bytes];
+                pieces.iter().enumerate().map(piece).collect()
+            })
+            .collect();
+        let memory: Vec<Vec<IoSlice<'_>>> = made
+            .iter()
+            .map(|page| page.iter().map(|piece| IoSlice::new(piece)).collect())
+            .collect();
+        let stored: StdMutex<HashMap<PageKey, Vec<Vec<u8>>>> = StdMutex::default();
+        let seen: StdMutex<Vec<(Option<PageKey>, u32)>> = StdMutex::default();
+        let arena = Arena::default();
+        let statuses = arena.write(
+            &shape,
+            &keys,
+            &memory,
+            Chain::default(),
+            |keys, pages, chain| {
+                seen.lock().unwrap().push((chain.before, chain.depth));
+                for (key, parts) in keys.iter().zip(pages) {
+                    let parts = parts.iter().map(|part| part.to_vec()).collect();
+                    stored.lock().unwrap().insert(*key, parts);
+                }
+                vec![PutStatus::Stored; keys.len()]
+            },
+        );
+        assert_eq!(statuses, vec![PutStatus::Stored; count]);
+        let some = shape.pages_at_once();
+        let depth = u32::try_from(some).unwrap();
+        assert_eq!(
+            *seen.lock().unwrap(),
+            [
+                (None, 0),
+                (Some(keys[some - 1]), depth),
+                (Some(keys[2 * some - 1]), 2 * depth)
+            ]
+        );
+        let mut back: Vec<Vec<Vec<u8>>> = made
+            .iter()
+            .map(|page| page.iter().map(|piece| vec![0; piece.len()]).collect())
+            .collect();
+        let mut memory: Vec<Vec<IoSliceMut<'_>>> = back
+            .iter_mut()
+            .map(|page| {
+                page.iter_mut()
+                    .map(|piece| IoSliceMut::new(piece))
+                    .collect()
+            })
+            .collect();
+        let statuses = arena.read(&shape, &keys, &mut memory, |keys, pages| {
+            for (key, parts) in keys.iter().zip(pages) {
+                for (part, bytes) in parts.iter_mut().zip(&stored.lock().unwrap()[key]) {
+                    part.copy_from_slice(bytes);
+                }
+            }
+            vec![GetStatus::Hit; keys.len()]
+        });
+        assert_eq!(statuses, vec![GetStatus::Hit; count]);
+        assert!(back == made);
+    }
+
+    #[test]
+    fn a_page_that_missed_leaves_its_memory_alone() {
+        let shape = Shape::new(&[4096]);
+        let mut bytes = vec![7; 4096];
+        let mut memory = vec![vec![IoSliceMut::new(&mut bytes)]];
+        Arena::default().read(&shape, &[key(0)], &mut memory, |keys, _| {
+            vec![GetStatus::Miss(MissReason::Absent); keys.len()]
+        });
+        assert_eq!(bytes, vec![7; 4096]);
+    }
+
+    #[test]
+    fn nothing_is_written_behind_a_page_that_was_refused() {
+        let shape = Shape::new(&[ARENA_BYTES]);
+        let page = vec![1; ARENA_BYTES];
+        let memory = vec![vec![IoSlice::new(&page)]; 3];
+        let keys: Vec<PageKey> = (0..3).map(key).collect();
+        let calls = StdMutex::new(0);
+        let refused = PutStatus::Refused(Refusal::NoSpace);
+        let statuses =
+            Arena::default().write(&shape, &keys, &memory, Chain::default(), |_, _, _| {
+                *calls.lock().unwrap() += 1;
+                let first = *calls.lock().unwrap() == 1;
+                vec![if first { PutStatus::Stored } else { refused }]
+            });
+        assert_eq!(statuses, [PutStatus::Stored, refused, refused]);
+        assert_eq!(*calls.lock().unwrap(), 2);
+    }
+}

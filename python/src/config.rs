@@ -1,0 +1,331 @@
+//! What SGLang's `--hicache-storage-backend-extra-config` says to Larder.
+//!
+//! Every key is known and has one type; anything else is refused by name before a store is touched. A typing error would
+//! otherwise be found out weeks later, from a store in the wrong place or of the wrong size. SGLang takes some of its own keys out before
+//! a backend sees them and leaves others in; both sorts are let through.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use larder_engine::SyncPolicy;
+use larder_engine::disk::probe::Want;
+use larder_tools::size::{self, ByteSize};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// Keys that are SGLang's: it reads them itself, or they choose this backend.
+const SGLANG_KEYS: [&str; 11] = [
+    "backend_name",
+    "module_path",
+    "class_name",
+    "interface_v1",
+    "prefetch_threshold",
+    "prefetch_timeout_base",
+    "prefetch_timeout_per_ki_token",
+    "hicache_storage_pass_prefix_keys",
+    "tp_lcm_size",
+    "file_storage_path",
+    "allocator",
+];
+
+/// Larder's keys.
+const KEYS: [&str; 9] = [
+    "path",
+    "size",
+    "weights_tag",
+    "on_error",
+    "disk",
+    "sync",
+    "lease",
+    "timeout",
+    "transfer",
+];
+
+/// Longest `timeout`: SGLang gives its storage threads 10 s to stop.
+const TIMEOUT_MAX: Duration = Duration::from_secs(8);
+
+/// What to do when there is no store to be had at start-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnError {
+    /// Refuse to start.
+    Fail,
+    /// Serve without: everything misses.
+    Miss,
+}
+
+/// How page data goes between the host pool and the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// The faster of the two, found out on the first batches.
+    Auto,
+    /// Straight, wherever the pool is aligned.
+    Direct,
+    /// Through a buffer on huge pages.
+    Bounce,
+}
+
+/// A valid configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// A directory, made if need be, or a block device.
+    pub path: PathBuf,
+    /// Bytes of the store, where it has to be created.
+    pub size: Option<u64>,
+    /// What tells these weights from others of the same name, if not derived.
+    pub weights_tag: Option<String>,
+    /// What to do when there is no store to be had at start-up.
+    pub on_error: OnError,
+    /// How bytes are moved.
+    pub disk: Want,
+    /// When pages are durable.
+    pub sync: SyncPolicy,
+    /// How long pages stay that SGLang has been told are there.
+    pub lease: Duration,
+    /// After this long a batch starts no more reads or writes.
+    pub timeout: Duration,
+    /// How page data goes.
+    pub transfer: Transfer,
+}
+
+/// Why a configuration is refused; says which key.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The text is not a table.
+    #[error("the extra config is not a table of keys and values: {0}")]
+    NotATable(String),
+    /// A key that nobody knows.
+    #[error("`{key}` is not a key of Larder's config; the keys are {}", KEYS.join(", "))]
+    Unknown {
+        /// The key.
+        key: String,
+    },
+    /// A value of the wrong type, or out of range.
+    #[error("`{key}`: {why}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// What it must be.
+        why: String,
+    },
+    /// A key without which there is nothing to do.
+    #[error("`{0}` is missing: {1}")]
+    Missing(&'static str, &'static str),
+}
+
+/// The keys that have not been read yet.
+struct Keys(Map<String, Value>);
+
+impl Keys {
+    fn take<T: DeserializeOwned>(&mut self, key: &'static str) -> Result<Option<T>, ConfigError> {
+        match self.0.remove(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => {
+                serde_json::from_value(value)
+                    .map(Some)
+                    .map_err(|error| ConfigError::Value {
+                        key,
+                        why: error.to_string(),
+                    })
+            }
+        }
+    }
+
+    /// Reads a word or a quantity with `read`.
+    fn read<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, ConfigError> {
+        let text: Option<String> = self.take(key)?;
+        text.map(|text| read(&text).map_err(|why| ConfigError::Value { key, why }))
+            .transpose()
+    }
+
+    /// One of some words.
+    fn choose<T: Copy>(
+        &mut self,
+        key: &'static str,
+        words: &[(&str, T)],
+    ) -> Result<T, ConfigError> {
+        let chosen = self.read(key, |text| {
+            let word = words.iter().find(|(word, _)| *word == text);
+            word.map(|(_, meaning)| *meaning).ok_or_else(|| {
+                let all: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+                format!("`{text}` is none of {}", all.join(", "))
+            })
+        })?;
+        // The first is what it is when nothing is said.
+        Ok(chosen.unwrap_or(words[0].1))
+    }
+
+    /// Bytes: a number, or a text such as `512GiB`.
+    fn size(&mut self) -> Result<Option<u64>, ConfigError> {
+        let key = "size";
+        let wrong = |why: String| ConfigError::Value { key, why };
+        match self.take::<Value>(key)? {
+            None => Ok(None),
+            Some(Value::String(text)) => match text.parse::<ByteSize>() {
+                Ok(size) => Ok(Some(size.0)),
+                Err(error) => Err(wrong(error.to_string())),
+            },
+            Some(Value::Number(number)) if number.as_u64().is_some() => Ok(number.as_u64()),
+            Some(other) => Err(wrong(format!(
+                "{other} is not a size: write bytes or a text such as \"512GiB\""
+            ))),
+        }
+    }
+
+    /// A time: seconds, or a text such as `500ms`.
+    fn duration(&mut self, key: &'static str) -> Result<Option<Duration>, ConfigError> {
+        let wrong = |why: String| ConfigError::Value { key, why };
+        match self.take::<Value>(key)? {
+            None => Ok(None),
+            Some(Value::String(text)) => size::duration(&text).map(Some).map_err(wrong),
+            Some(Value::Number(number)) => number
+                .as_f64()
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .map(Some)
+                .ok_or_else(|| wrong(format!("{number} is not a number of seconds"))),
+            Some(other) => Err(wrong(format!(
+                "{other} is not a time: write seconds or a text such as \"500ms\""
+            ))),
+        }
+    }
+}
+
+impl Config {
+    /// Reads what SGLang was given, as JSON.
+    ///
+    /// # Errors
+    /// An unknown key, a value of another type, a key that is missing; each says which.
+    pub fn parse(json: &str) -> Result<Config, ConfigError> {
+        let table: Map<String, Value> = serde_json::from_str(json)
+            .map_err(|error| ConfigError::NotATable(error.to_string()))?;
+        let mut keys = Keys(table);
+        for key in SGLANG_KEYS {
+            keys.0.remove(key);
+        }
+        if let Some(key) = keys.0.keys().find(|key| !KEYS.contains(&key.as_str())) {
+            return Err(ConfigError::Unknown { key: key.clone() });
+        }
+        let path: String = keys.take("path")?.ok_or(ConfigError::Missing(
+            "path",
+            "the directory on the NVMe disk that the store lies in, or a block device",
+        ))?;
+        if path.is_empty() {
+            let why = "is empty".to_owned();
+            return Err(ConfigError::Value { key: "path", why });
+        }
+        let weights_tag: Option<String> = keys.take("weights_tag")?;
+        if weights_tag.as_deref() == Some("") {
+            let why = "is empty: leave it out to have it derived".to_owned();
+            let key = "weights_tag";
+            return Err(ConfigError::Value { key, why });
+        }
+        let timeout = keys.duration("timeout")?.unwrap_or(Duration::from_secs(5));
+        if timeout.is_zero() || timeout > TIMEOUT_MAX {
+            let why = format!("must be above 0 and at most {} s", TIMEOUT_MAX.as_secs());
+            let key = "timeout";
+            return Err(ConfigError::Value { key, why });
+        }
+        Ok(Config {
+            path: PathBuf::from(path),
+            size: keys.size()?,
+            weights_tag,
+            on_error: keys.choose(
+                "on_error",
+                &[("fail", OnError::Fail), ("miss", OnError::Miss)],
+            )?,
+            disk: keys
+                .read("disk", |word| word.parse().map_err(|e| format!("{e}")))?
+                .unwrap_or_default(),
+            sync: keys.choose(
+                "sync",
+                &[
+                    ("interval", SyncPolicy::default()),
+                    ("relaxed", SyncPolicy::Relaxed),
+                    ("always", SyncPolicy::Always),
+                ],
+            )?,
+            lease: keys.duration("lease")?.unwrap_or(Duration::from_secs(30)),
+            timeout,
+            transfer: keys.choose(
+                "transfer",
+                &[
+                    ("auto", Transfer::Auto),
+                    ("direct", Transfer::Direct),
+                    ("bounce", Transfer::Bounce),
+                ],
+            )?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_config_of_the_readme_is_read() {
+        let config = Config::parse(
+            r#"{"backend_name":"larder","module_path":"larder.sglang","class_name":"LarderHiCache",
+                "interface_v1":1,"hicache_storage_pass_prefix_keys":true,"path":"/nvme/larder","size":"512GiB"}"#,
+        )
+        .unwrap();
+        assert_eq!(config.path, PathBuf::from("/nvme/larder"));
+        assert_eq!(config.size, Some(512 << 30));
+        assert_eq!(config.on_error, OnError::Fail);
+        assert_eq!(config.lease, Duration::from_secs(30));
+        assert_eq!(config.timeout, Duration::from_secs(5));
+        assert_eq!(config.transfer, Transfer::Auto);
+    }
+
+    #[test]
+    fn sizes_and_times_may_be_numbers_or_texts() {
+        let read = |json: &str| Config::parse(json).unwrap();
+        assert_eq!(read(r#"{"path":"p","size":1048576}"#).size, Some(1 << 20));
+        assert_eq!(read(r#"{"path":"p","size":"1MiB"}"#).size, Some(1 << 20));
+        assert_eq!(
+            read(r#"{"path":"p","timeout":2.5}"#).timeout,
+            Duration::from_millis(2500)
+        );
+        assert_eq!(
+            read(r#"{"path":"p","timeout":"250ms"}"#).timeout,
+            Duration::from_millis(250)
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_by_the_name_of_its_key() {
+        let wrong = [
+            (r#"{"path":"p","sise":"1GiB"}"#, "sise"),
+            (r#"{"size":"1GiB"}"#, "path"),
+            (r#"{"path":7}"#, "path"),
+            (r#"{"path":""}"#, "path"),
+            (r#"{"path":"p","size":"1GB"}"#, "size"),
+            (r#"{"path":"p","size":-1}"#, "size"),
+            (r#"{"path":"p","size":[1]}"#, "size"),
+            (r#"{"path":"p","weights_tag":7}"#, "weights_tag"),
+            (r#"{"path":"p","weights_tag":""}"#, "weights_tag"),
+            (r#"{"path":"p","on_error":"ignore"}"#, "on_error"),
+            (r#"{"path":"p","on_error":true}"#, "on_error"),
+            (r#"{"path":"p","disk":"nvme"}"#, "disk"),
+            (r#"{"path":"p","sync":1}"#, "sync"),
+            (r#"{"path":"p","lease":"long"}"#, "lease"),
+            (r#"{"path":"p","timeout":60}"#, "timeout"),
+            (r#"{"path":"p","timeout":0}"#, "timeout"),
+            (r#"{"path":"p","timeout":-1}"#, "timeout"),
+            (r#"{"path":"p","transfer":"fast"}"#, "transfer"),
+        ];
+        for (json, key) in wrong {
+            let error = Config::parse(json).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{key}`")), "{json}: {error}");
+        }
+        assert!(matches!(
+            Config::parse("[1]").unwrap_err(),
+            ConfigError::NotATable(_)
+        ));
+    }
+}

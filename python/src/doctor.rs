@@ -1,0 +1,313 @@
+//! `larder doctor --sglang CONFIG`: whether a server with this configuration would get its store, before one is started.
+//!
+//! Says what is in the configuration first, then what stands where it points, and leaves the machine (io_uring, seccomp,
+//! lockable memory, huge pages, the disk) to `larder doctor`. Nothing is changed.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use larder_engine::disk::probe;
+use larder_engine::share;
+use larder_tools::size::ByteSize;
+use rustix::fs::{Access, statvfs};
+use serde_json::{Map, Value};
+
+use crate::config::Config;
+use crate::place::volume_of;
+
+/// How a fact is to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// It works, but not as well as it could.
+    Warn,
+    /// A server would not start, or serve without a store.
+    Fail,
+}
+
+/// One thing found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    /// How it is to be taken.
+    pub level: Level,
+    /// What it is about.
+    pub name: &'static str,
+    /// What was found and, unless it is well, what to do.
+    pub what: String,
+}
+
+/// What is true of a configuration, as JSON, and where to look further.
+#[must_use]
+pub fn examine(json: &str) -> (Vec<Fact>, Option<PathBuf>) {
+    let mut facts = Vec::new();
+    let mut add = |level, name, what: String| facts.push(Fact { level, name, what });
+    let config = match Config::parse(json) {
+        Ok(config) => config,
+        Err(error) => {
+            add(Level::Fail, "config", error.to_string());
+            return (facts, None);
+        }
+    };
+    add(Level::Ok, "config", "every key is known".to_owned());
+    let table: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
+    for (level, name, what) in sglangs(&table) {
+        add(level, name, what);
+    }
+    match &config.weights_tag {
+        Some(tag) => add(
+            Level::Ok,
+            "weights_tag",
+            format!("`{tag}`: change it whenever the weights change"),
+        ),
+        None => add(
+            Level::Ok,
+            "weights_tag",
+            "derived from the server's arguments and the weight files when it starts".to_owned(),
+        ),
+    }
+    for (level, name, what) in place(&config) {
+        add(level, name, what);
+    }
+    let volume = volume_of(&config.path);
+    let look = config.path.exists() || config.path.parent().is_some_and(Path::exists);
+    (facts, look.then_some(volume))
+}
+
+type Line = (Level, &'static str, String);
+
+/// Keys that SGLang reads.
+fn sglangs(table: &Map<String, Value>) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for (key, value) in [
+        ("backend_name", None),
+        ("module_path", Some("larder.sglang")),
+        ("class_name", Some("LarderHiCache")),
+    ] {
+        let found = table.get(key).and_then(Value::as_str);
+        let wrong = found.is_none() || value.is_some() && found != value;
+        if wrong {
+            let what = value.map_or("must be a text, such as \"larder\"".to_owned(), |value| {
+                format!("must be \"{value}\"")
+            });
+            lines.push((Level::Fail, "SGLang", format!("`{key}` {what}")));
+        }
+    }
+    if table.get("interface_v1").and_then(Value::as_u64) != Some(1) {
+        let what = "without `interface_v1`: 1 SGLang copies every page twice more";
+        lines.push((Level::Warn, "SGLang", what.to_owned()));
+    }
+    match table.get("hicache_storage_pass_prefix_keys") {
+        Some(Value::Bool(true)) => {}
+        None | Some(Value::Bool(false)) => lines.push((
+            Level::Warn,
+            "SGLang",
+            "without `hicache_storage_pass_prefix_keys`: true the first page of a node does not know its parent until it is looked up"
+                .to_owned(),
+        )),
+        Some(_) => lines.push((
+            Level::Fail,
+            "SGLang",
+            "`hicache_storage_pass_prefix_keys` must be true or false".to_owned(),
+        )),
+    }
+    if lines.is_empty() {
+        let what = "its own keys are as they should be";
+        lines.push((Level::Ok, "SGLang", what.to_owned()));
+    }
+    lines
+}
+
+/// What stands at the path.
+fn place(config: &Config) -> Vec<Line> {
+    let path = &config.path;
+    let mut lines = Vec::new();
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !path.starts_with("/dev") => {
+            let what = format!("{} does not exist yet and would be made", path.display());
+            lines.push((Level::Ok, "path", what));
+            let parent = path.ancestors().find(|above| above.is_dir());
+            lines.extend(parent.map(writable));
+            lines.extend(room(config, parent));
+            return lines;
+        }
+        Err(error) => {
+            let what = format!("{}: {error}; check the path", path.display());
+            return vec![(Level::Fail, "path", what)];
+        }
+    };
+    let is_device = metadata.file_type().is_block_device();
+    if !is_device && !metadata.is_dir() {
+        let what = format!(
+            "{} is neither a directory nor a block device",
+            path.display()
+        );
+        return vec![(Level::Fail, "path", what)];
+    }
+    lines.push(writable(path));
+    if !is_device {
+        lines.extend(container(path));
+    }
+    let volume = volume_of(path);
+    if let Ok(report) = share::report(&volume) {
+        let what = format!(
+            "{} is served: {} pages in {}; a server would be one more client of it",
+            volume.display(),
+            report.stats.pages,
+            ByteSize(report.stats.capacity_bytes)
+        );
+        lines.push((Level::Ok, "store", what));
+        lines.extend(size(config, report.stats.capacity_bytes));
+    } else if !is_device && volume.exists() {
+        let bytes = fs::metadata(&volume).map_or(0, |metadata| metadata.len());
+        let what = format!("{} is there and nobody uses it", volume.display());
+        lines.push((Level::Ok, "store", what));
+        lines.extend(size(config, bytes));
+    } else if !is_device {
+        lines.extend(room(config, Some(path)));
+    }
+    lines
+}
+
+fn writable(path: &Path) -> Line {
+    match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
+        Ok(()) => (
+            Level::Ok,
+            "path",
+            format!("{} can be written", path.display()),
+        ),
+        Err(error) => (
+            Level::Fail,
+            "path",
+            format!(
+                "{}: {error}; change its owner or permissions, or its mount",
+                path.display()
+            ),
+        ),
+    }
+}
+
+/// A path that goes when its container goes, or never was a disk.
+fn container(path: &Path) -> Option<Line> {
+    let name = probe::filesystem(fs::File::open(path).ok()?);
+    let what = match name.as_str() {
+        "overlayfs" | "overlay" => {
+            "this is the container's own file system: slow, and gone with the container; mount a directory of the host's NVMe disk"
+        }
+        "tmpfs" | "ramfs" => {
+            "this is memory, not a disk: it is charged to the container and gone with it"
+        }
+        "nfs" | "smb" | "9p" | "fuse" | "ceph" | "lustre" => {
+            "this may be remote, where locks do not hold: use a local disk"
+        }
+        _ => return None,
+    };
+    Some((
+        Level::Warn,
+        "path",
+        format!("{} ({name}): {what}", path.display()),
+    ))
+}
+
+fn size(config: &Config, found: u64) -> Option<Line> {
+    let wanted = config.size?;
+    (found / 4096 != wanted / 4096).then(|| {
+        let what = format!(
+            "the store has {} and keeps it; the configured `size` is {} (larder create --grow enlarges a store)",
+            ByteSize(found),
+            ByteSize(wanted)
+        );
+        (Level::Warn, "size", what)
+    })
+}
+
+/// Whether a store that is still to be made fits.
+fn room(config: &Config, directory: Option<&Path>) -> Option<Line> {
+    let Some(size) = config.size else {
+        let what = "`size` is missing and there is no store yet".to_owned();
+        return Some((Level::Fail, "size", what));
+    };
+    let space = statvfs(directory?).ok()?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    Some(if free < size {
+        let what = format!(
+            "{} are free, `size` is {}: free some, or choose less",
+            ByteSize(free),
+            ByteSize(size)
+        );
+        (Level::Fail, "size", what)
+    } else {
+        let what = format!("{} of {} free", ByteSize(size), ByteSize(free));
+        (Level::Ok, "size", what)
+    })
+}
+
+/// Prints facts, one a line. Says whether one of them is a failure.
+#[must_use]
+pub fn print(facts: &[Fact]) -> bool {
+    for Fact { level, name, what } in facts {
+        let level = match level {
+            Level::Ok => "ok",
+            Level::Warn => "warn",
+            Level::Fail => "fail",
+        };
+        println!("{level:<4}  {name:<14}  {what}");
+    }
+    facts.iter().any(|fact| fact.level == Level::Fail)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn config(path: &Path, more: &str) -> String {
+        format!(
+            r#"{{"backend_name":"larder","module_path":"larder.sglang","class_name":"LarderHiCache","interface_v1":1,
+                "hicache_storage_pass_prefix_keys":true,"path":"{}"{more}}}"#,
+            path.display()
+        )
+    }
+
+    fn levels(json: &str, name: &str) -> Vec<Level> {
+        let (facts, _) = examine(json);
+        let about = facts.iter().filter(|fact| fact.name == name);
+        about.map(|fact| fact.level).collect()
+    }
+
+    #[test]
+    fn a_good_configuration_has_no_failures_and_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let json = config(&path, r#","size":"16MiB""#);
+        let (facts, look) = examine(&json);
+        assert!(
+            facts.iter().all(|fact| fact.level != Level::Fail),
+            "{facts:?}"
+        );
+        assert_eq!(look, Some(path.clone()));
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn each_mistake_is_a_failure_of_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let bad = |json: &str, name| levels(json, name).contains(&Level::Fail);
+        assert!(bad(&config(path, r#","sise":"1GiB""#), "config"));
+        assert!(bad(&config(path, ""), "size"));
+        assert!(bad(&config(path, r#","size":"8388607TiB""#), "size"));
+        let wrong_class = config(path, r#","size":"16MiB""#).replace("LarderHiCache", "Larder");
+        assert!(bad(&wrong_class, "SGLang"));
+        let file = path.join("file");
+        fs::write(&file, b"text").unwrap();
+        assert!(bad(&config(&file, r#","size":"16MiB""#), "path"));
+        assert!(bad(
+            &config(Path::new("/dev/no-such-disk"), r#","size":"16MiB""#),
+            "path"
+        ));
+    }
+}

@@ -1,0 +1,173 @@
+//! How much of a chain can be restored when several pools must have their part of it.
+//!
+//! Pure arithmetic over which pages each pool holds. A prefix of `n` pages is *restorable* when every pool that gates it has
+//! what it needs for it: all pages, or those of a window that ends there. Lengths that can be restored may have gaps between them,
+//! and ranks hold different pages, so that the set is reported and not only its maximum: the caller intersects the sets.
+
+/// What a pool needs of a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Every page.
+    All,
+    /// The last so many pages, or as many as there are.
+    Trailing(usize),
+    /// Whole groups of keys, one for each block of pages from the start. It reports what it has and gates nothing.
+    Groups {
+        /// Pages that a block stands for.
+        block: usize,
+        /// Keys of a group.
+        group: usize,
+    },
+}
+
+/// The answer to SGLang's `batch_exists_v2`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hits {
+    /// Pages of the longest restorable prefix.
+    pub pages: usize,
+    /// Pages that the anchor holds by itself.
+    pub anchor: usize,
+    /// How far each pool reaches, in the order of the question.
+    pub reaches: Vec<usize>,
+    /// Every length that can be restored, ascending.
+    pub restorable: Vec<usize>,
+}
+
+/// What pools hold of a chain of which the anchor holds the first `anchor` pages. Of each pool: its policy, and which
+/// pages it holds. What a pool's list does not cover it does not hold.
+pub fn restorable(anchor: usize, pools: &[(Policy, Vec<bool>)]) -> Hits {
+    let mut legal = vec![true; anchor];
+    let mut reaches = Vec::with_capacity(pools.len());
+    for (policy, held) in pools {
+        let own = match *policy {
+            Policy::All => {
+                let run = leading(held).min(anchor);
+                (1..=anchor).map(|length| length <= run).collect()
+            }
+            Policy::Trailing(window) => windows(held, anchor, window.max(1)),
+            Policy::Groups { block, group } => {
+                reaches.push(groups(held, anchor, block, group));
+                continue;
+            }
+        };
+        reaches.push(longest(&own));
+        for (legal, own) in legal.iter_mut().zip(own) {
+            *legal &= own;
+        }
+    }
+    let restorable = (1..=anchor).filter(|length| legal[length - 1]);
+    Hits {
+        pages: longest(&legal),
+        anchor,
+        reaches,
+        restorable: restorable.collect(),
+    }
+}
+
+fn leading(held: &[bool]) -> usize {
+    held.iter().take_while(|held| **held).count()
+}
+
+fn longest(legal: &[bool]) -> usize {
+    legal
+        .iter()
+        .rposition(|legal| *legal)
+        .map_or(0, |at| at + 1)
+}
+
+/// For each length, whether the window that ends there is complete.
+fn windows(held: &[bool], anchor: usize, window: usize) -> Vec<bool> {
+    let mut run = 0;
+    (0..anchor)
+        .map(|page| {
+            run = if held.get(page) == Some(&true) {
+                run + 1
+            } else {
+                0
+            };
+            run >= window.min(page + 1)
+        })
+        .collect()
+}
+
+/// Pages that the leading complete groups stand for. A block's group is named by the keys of the last pages of the block.
+fn groups(held: &[bool], anchor: usize, block: usize, group: usize) -> usize {
+    if block == 0 || group == 0 || group > block {
+        return 0;
+    }
+    let complete = held[..held.len().min(anchor)]
+        .chunks_exact(block)
+        .take_while(|pages| pages[block - group..].iter().all(|held| *held));
+    complete.count() * block
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn held(text: &str) -> Vec<bool> {
+        text.chars().map(|c| c == 'x').collect()
+    }
+
+    #[test]
+    fn without_other_pools_every_prefix_of_the_anchor_can_be_restored() {
+        let hits = restorable(3, &[]);
+        assert_eq!((hits.pages, hits.restorable), (3, vec![1, 2, 3]));
+        assert_eq!(restorable(0, &[]), Hits::default());
+    }
+
+    #[test]
+    fn a_pool_of_all_pages_ends_the_prefix_at_its_first_gap() {
+        let hits = restorable(5, &[(Policy::All, held("xx.xx"))]);
+        assert_eq!(hits.pages, 2);
+        assert_eq!(hits.reaches, [2]);
+        assert_eq!(hits.restorable, [1, 2]);
+    }
+
+    #[test]
+    fn a_state_at_some_lengths_leaves_gaps_between_what_can_be_restored() {
+        let hits = restorable(6, &[(Policy::Trailing(1), held(".x..x."))]);
+        assert_eq!(hits.pages, 5);
+        assert_eq!(hits.restorable, [2, 5]);
+        assert_eq!(hits.reaches, [5]);
+    }
+
+    #[test]
+    fn a_window_counts_where_it_is_complete_or_begins_with_the_chain() {
+        let hits = restorable(6, &[(Policy::Trailing(3), held("xx.xxx"))]);
+        assert_eq!(hits.restorable, [1, 2, 6]);
+        let none = restorable(6, &[(Policy::Trailing(3), held("..xx.."))]);
+        assert_eq!((none.pages, none.restorable), (0, vec![]));
+    }
+
+    #[test]
+    fn pools_are_intersected_and_each_says_how_far_it_reaches_alone() {
+        let pools = [
+            (Policy::All, held("xxxx.")),
+            (Policy::Trailing(1), held("x...x")),
+        ];
+        let hits = restorable(5, &pools);
+        assert_eq!(hits.pages, 1);
+        assert_eq!(hits.reaches, [4, 5]);
+        assert_eq!(hits.restorable, [1]);
+    }
+
+    #[test]
+    fn a_pool_that_says_too_little_holds_the_rest_not() {
+        assert_eq!(restorable(4, &[(Policy::All, held("xx"))]).pages, 2);
+        assert_eq!(restorable(4, &[(Policy::Trailing(1), held("xx"))]).pages, 2);
+    }
+
+    #[test]
+    fn groups_report_whole_leading_blocks_and_gate_nothing() {
+        let policy = Policy::Groups { block: 4, group: 1 };
+        let hits = restorable(9, &[(policy, held("...x...x."))]);
+        assert_eq!((hits.pages, hits.reaches), (9, vec![8]));
+        let hits = restorable(8, &[(policy, held("xxx.xxxx"))]);
+        assert_eq!((hits.pages, hits.reaches), (8, vec![0]));
+        let senseless = Policy::Groups { block: 0, group: 1 };
+        assert_eq!(restorable(2, &[(senseless, held("xx"))]).reaches, [0]);
+    }
+}

@@ -1,0 +1,144 @@
+//! What passed through this rank: counters, and the batches since SGLang last asked.
+//!
+//! SGLang asks on its scheduler thread at every step, so that asking must cost next to nothing: two short lists change hands.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// Batches kept while nobody asks; beyond it they are counted, not listed.
+const LISTED_MAX: usize = 4096;
+
+/// A batch: its pages, and gigabytes a second.
+pub type Batch = (u64, f64);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Meters {
+    counts: [AtomicU64; Count::NAMES.len()],
+    gets: Mutex<Vec<Batch>>,
+    sets: Mutex<Vec<Batch>>,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// Keys asked for by lookups.
+    LookedUp,
+    /// Keys that lookups found.
+    Found,
+    /// Pages read into the host pool.
+    Read,
+    /// Pages asked for and not read.
+    Missed,
+    /// Of those, pages that were damaged and are forgotten.
+    Damaged,
+    /// Of those, pages given up at the time limit.
+    Late,
+    /// Pages stored.
+    Stored,
+    /// Pages that were stored already.
+    Duplicate,
+    /// Pages deliberately not stored, because there was no room: the tail of a chain.
+    Dropped,
+    /// Pages that could not be stored.
+    Failed,
+    /// Pages that went straight between pool and device, or through the engine's own copy.
+    Direct,
+    /// Pages that went through the buffer on huge pages.
+    Bounced,
+}
+
+impl Count {
+    /// By discriminant.
+    pub const NAMES: [&'static str; 12] = [
+        "looked_up",
+        "found",
+        "read",
+        "missed",
+        "damaged",
+        "late",
+        "stored",
+        "duplicate",
+        "dropped",
+        "failed",
+        "direct",
+        "bounced",
+    ];
+}
+
+impl Meters {
+    /// Counts.
+    pub fn add(&self, count: Count, amount: usize) {
+        self.counts[count as usize].fetch_add(amount as u64, Ordering::Relaxed);
+    }
+
+    /// Every count, by name.
+    pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let values = self
+            .counts
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed));
+        Count::NAMES.into_iter().zip(values)
+    }
+
+    /// Lists a batch of pages read.
+    pub fn got(&self, pages: usize, bytes: u64, took: Duration) {
+        list(&self.gets, pages, bytes, took);
+    }
+
+    /// Lists a batch of pages stored.
+    pub fn set(&self, pages: usize, bytes: u64, took: Duration) {
+        list(&self.sets, pages, bytes, took);
+    }
+
+    /// The batches read and stored since the last call.
+    pub fn drain(&self) -> (Vec<Batch>, Vec<Batch>) {
+        (
+            std::mem::take(&mut *self.gets.lock()),
+            std::mem::take(&mut *self.sets.lock()),
+        )
+    }
+}
+
+fn list(batches: &Mutex<Vec<Batch>>, pages: usize, bytes: u64, took: Duration) {
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    let rate = bytes as f64 / 1e9 / took.as_secs_f64().max(1e-9);
+    let mut batches = batches.lock();
+    if batches.len() < LISTED_MAX {
+        batches.push((pages as u64, rate));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_told_once() {
+        let meters = Meters::default();
+        meters.got(3, 3_000_000_000, Duration::from_secs(1));
+        meters.set(2, 1_000_000_000, Duration::from_secs(2));
+        assert_eq!(meters.drain(), (vec![(3, 3.0)], vec![(2, 0.5)]));
+        assert_eq!(meters.drain(), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_list_that_nobody_asks_for_stays_short() {
+        let meters = Meters::default();
+        for _ in 0..2 * LISTED_MAX {
+            meters.got(1, 1, Duration::from_secs(1));
+        }
+        assert_eq!(meters.drain().0.len(), LISTED_MAX);
+    }
+
+    #[test]
+    fn every_count_has_its_name() {
+        let meters = Meters::default();
+        meters.add(Count::Bounced, 7);
+        assert_eq!(meters.counts().last(), Some(("bounced", 7)));
+        meters.add(Count::LookedUp, 1);
+        assert_eq!(meters.counts().next(), Some(("looked_up", 1)));
+    }
+}

@@ -1,0 +1,418 @@
+//! The Python module `larder._larder`: Rust's side of the calls, and nothing else.
+//!
+//! What lookups, reads and writes do they do without the interpreter's lock, and what goes wrong in them is a miss: SGLang's threads
+//! never see an exception from here, not even for a bug.
+
+#![expect(
+    clippy::needless_pass_by_value,
+    reason = "arguments are made from Python's objects for one call"
+)]
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+
+use larder_format::PageKey;
+use larder_tools::cli;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use crate::backend::{Backend as Inner, Chain, Memory};
+use crate::config::{Config, OnError};
+use crate::hits::Policy;
+use crate::pool::{Buffer, Pool};
+use crate::space::{PoolFacts, Server};
+use crate::{doctor, place, weights};
+
+/// A storage backend: see `larder.sglang`.
+#[pyclass(frozen, module = "larder._larder")]
+struct Backend {
+    inner: Inner,
+    volume: PathBuf,
+    remarks: Vec<String>,
+}
+
+/// Keys until the first that is none: what cannot be a key is not stored.
+fn parse_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<PageKey>> {
+    let mut parsed = Vec::with_capacity(keys.len()?);
+    for key in keys.try_iter()? {
+        let key = key?;
+        let key = key.cast::<PyString>()?.to_str()?.parse::<PageKey>();
+        let Ok(key) = key else { break };
+        parsed.push(key);
+    }
+    Ok(parsed)
+}
+
+fn chain(before: Option<&str>, depth: u32) -> Chain {
+    Chain {
+        before: before.and_then(|key| key.parse().ok()),
+        depth,
+    }
+}
+
+/// Runs work without the interpreter's lock; a panic in it is logged and counts as nothing found.
+fn work<R: Send + Default>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R {
+    py.detach(|| {
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+            tracing::error!(
+                "a call failed in a way that should not be possible; it counts as a miss"
+            );
+            R::default()
+        })
+    })
+}
+
+/// As many answers as there were keys.
+fn filled(mut answers: Vec<bool>, keys: usize) -> Vec<bool> {
+    answers.resize(keys, false);
+    answers
+}
+
+/// Copies SGLang's host indices: a contiguous int64 tensor on the CPU.
+///
+/// # Safety
+/// `address` is that of `count` numbers which nobody changes meanwhile.
+unsafe fn indices(address: usize, count: usize) -> Vec<i64> {
+    if count == 0 {
+        return Vec::new();
+    }
+    let start = std::ptr::with_exposed_provenance::<i64>(address);
+    // SAFETY: the caller vouches for them.
+    unsafe { std::slice::from_raw_parts(start, count) }.to_vec()
+}
+
+#[pymethods]
+impl Backend {
+    /// Attaches to the store that `config` names, for the server that `server` describes; both are JSON.
+    #[new]
+    fn new(py: Python<'_>, config: &str, server: &str) -> PyResult<Backend> {
+        cli::log_to_stderr();
+        let config =
+            Config::parse(config).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let server: Server = serde_json::from_str(server)
+            .map_err(|error| PyValueError::new_err(format!("the server's facts: {error}")))?;
+        let attached = py.detach(|| place::attach(&config));
+        match attached {
+            Ok(attached) => Ok(Backend {
+                inner: Inner::new(Some(attached.store), server, &config),
+                volume: attached.volume,
+                remarks: attached.remark.into_iter().collect(),
+            }),
+            Err(error) if config.on_error == OnError::Fail => {
+                Err(PyRuntimeError::new_err(error.to_string()))
+            }
+            Err(error) => Ok(Backend {
+                volume: config.path.clone(),
+                inner: Inner::new(None, server, &config),
+                remarks: vec![format!(
+                    "serving without a store, everything misses (`on_error` is \"miss\"): {error}"
+                )],
+            }),
+        }
+    }
+
+    /// Where the store is.
+    #[getter]
+    fn volume(&self) -> String {
+        self.volume.display().to_string()
+    }
+
+    /// What there is to warn of.
+    #[getter]
+    fn remarks(&self) -> Vec<String> {
+        self.remarks.clone()
+    }
+
+    /// Makes a pool of known addresses known: buffers as (base, stride, bytes), and for each part its buffers.
+    fn register(
+        &self,
+        py: Python<'_>,
+        facts: &str,
+        buffers: Vec<(usize, usize, usize)>,
+        parts: Vec<Vec<usize>>,
+        pages: usize,
+    ) -> PyResult<String> {
+        let facts = read_facts(facts)?;
+        let buffers = buffers
+            .into_iter()
+            .map(|(base, stride, bytes)| Buffer {
+                base,
+                stride,
+                bytes,
+            })
+            .collect();
+        let pool = Pool::new(buffers, parts, facts.page_tokens as usize, pages)
+            .map_err(|error| PyValueError::new_err(format!("pool {}: {error}", facts.name)))?;
+        self.register_memory(py, &facts, Memory::Mapped(pool))
+    }
+
+    /// Makes a pool known whose pages are handed over flat; or one that holds no bytes, when there are none.
+    fn register_flat(&self, py: Python<'_>, facts: &str, page_bytes: usize) -> PyResult<String> {
+        let facts = read_facts(facts)?;
+        let memory = if page_bytes == 0 {
+            Memory::Logical
+        } else {
+            Memory::Flat(page_bytes)
+        };
+        self.register_memory(py, &facts, memory)
+    }
+
+    #[pyo3(signature = (pool, keys, before=None, depth=0))]
+    fn exists(
+        &self,
+        py: Python<'_>,
+        pool: &str,
+        keys: &Bound<'_, PyAny>,
+        before: Option<&str>,
+        depth: u32,
+    ) -> PyResult<usize> {
+        let (keys, chain) = (parse_keys(keys)?, chain(before, depth));
+        Ok(work(py, || self.inner.exists(pool, &keys, chain)))
+    }
+
+    /// (pages, pages of the anchor, how far each pool reaches, lengths that can be restored). A pool is (name, policy, a, b): `all`; `trailing`, a
+    /// window of a pages; `groups`, of b keys for each a pages.
+    #[pyo3(signature = (anchor, keys, pools, before=None, depth=0))]
+    fn exists_in(
+        &self,
+        py: Python<'_>,
+        anchor: &str,
+        keys: &Bound<'_, PyAny>,
+        pools: Vec<(String, String, usize, usize)>,
+        before: Option<&str>,
+        depth: u32,
+    ) -> PyResult<(usize, usize, Vec<usize>, Vec<usize>)> {
+        let (keys, chain) = (parse_keys(keys)?, chain(before, depth));
+        let pools = pools
+            .into_iter()
+            .map(|(name, policy, a, b)| {
+                let policy = match policy.as_str() {
+                    "trailing" => Policy::Trailing(a),
+                    "groups" => Policy::Groups { block: a, group: b },
+                    _ => Policy::All,
+                };
+                (name, policy)
+            })
+            .collect::<Vec<_>>();
+        let hits = work(py, || self.inner.exists_in(anchor, &keys, chain, &pools));
+        Ok((hits.pages, hits.anchor, hits.reaches, hits.restorable))
+    }
+
+    /// Reads pages into a pool, at the address and number of SGLang's host indices.
+    fn get(
+        &self,
+        py: Python<'_>,
+        pool: &str,
+        keys: &Bound<'_, PyAny>,
+        address: usize,
+        count: usize,
+    ) -> PyResult<Vec<bool>> {
+        let (asked, keys) = (keys.len()?, parse_keys(keys)?);
+        // SAFETY: `larder.sglang` holds the tensor for the length of the call.
+        let mut indices = unsafe { indices(address, count) };
+        trim(&mut indices, asked, keys.len());
+        let answers = work(py, || self.inner.get(pool, &keys, &indices));
+        Ok(filled(answers, asked))
+    }
+
+    /// Stores pages of a pool, at the address and number of SGLang's host indices.
+    #[pyo3(signature = (pool, keys, address, count, before=None, depth=0))]
+    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
+    fn set(
+        &self,
+        py: Python<'_>,
+        pool: &str,
+        keys: &Bound<'_, PyAny>,
+        address: usize,
+        count: usize,
+        before: Option<&str>,
+        depth: u32,
+    ) -> PyResult<Vec<bool>> {
+        let (asked, keys) = (keys.len()?, parse_keys(keys)?);
+        // SAFETY: as in `get`.
+        let mut indices = unsafe { indices(address, count) };
+        trim(&mut indices, asked, keys.len());
+        let chain = chain(before, depth);
+        let answers = work(py, || self.inner.set(pool, &keys, &indices, chain));
+        Ok(filled(answers, asked))
+    }
+
+    /// Reads pages into flat buffers, each (address, bytes).
+    fn get_flat(
+        &self,
+        py: Python<'_>,
+        pool: &str,
+        keys: &Bound<'_, PyAny>,
+        buffers: Vec<(usize, usize)>,
+    ) -> PyResult<Vec<bool>> {
+        let (asked, keys) = (keys.len()?, parse_keys(keys)?);
+        let answers = work(py, || {
+            let buffers = buffers.iter().take(keys.len()).map(|&(address, bytes)| {
+                let start = std::ptr::with_exposed_provenance_mut::<u8>(address);
+                // SAFETY: `larder.sglang` made these tensors, or was given them to fill, and holds them for the length of the
+                // call; they are contiguous and apart.
+                unsafe { std::slice::from_raw_parts_mut(start, bytes) }
+            });
+            self.inner.get_flat(pool, &keys, buffers.collect())
+        });
+        Ok(filled(answers, asked))
+    }
+
+    /// Stores flat pages, each (address, bytes).
+    #[pyo3(signature = (pool, keys, buffers, before=None, depth=0))]
+    fn set_flat(
+        &self,
+        py: Python<'_>,
+        pool: &str,
+        keys: &Bound<'_, PyAny>,
+        buffers: Vec<(usize, usize)>,
+        before: Option<&str>,
+        depth: u32,
+    ) -> PyResult<Vec<bool>> {
+        let (asked, keys) = (keys.len()?, parse_keys(keys)?);
+        let chain = chain(before, depth);
+        let answers = work(py, || {
+            let buffers: Vec<&[u8]> = buffers
+                .iter()
+                .take(keys.len())
+                .map(|&(address, bytes)| {
+                    let start = std::ptr::with_exposed_provenance::<u8>(address);
+                    // SAFETY: `larder.sglang` holds these tensors for the length of the call, contiguous and unchanged.
+                    unsafe { std::slice::from_raw_parts(start, bytes) }
+                })
+                .collect();
+            self.inner.set_flat(pool, &keys, &buffers, chain)
+        });
+        Ok(filled(answers, asked))
+    }
+
+    /// Deletes the pages of this server's pools; how many there were, or -1 when it could not be written down.
+    fn clear(&self, py: Python<'_>) -> i64 {
+        let cleared = py.detach(|| self.inner.clear());
+        match cleared {
+            Ok(pages) => i64::try_from(pages).unwrap_or(i64::MAX),
+            Err(error) => {
+                tracing::warn!(%error, "the store was not cleared");
+                -1
+            }
+        }
+    }
+
+    /// Batches read and stored since the last call, each (pages, gigabytes a second).
+    #[expect(clippy::type_complexity, reason = "a tuple is what Python takes")]
+    fn drain(&self) -> (Vec<(u64, f64)>, Vec<(u64, f64)>) {
+        self.inner.meters().drain()
+    }
+
+    /// Everything that is counted: this rank's pages, and the store as a whole.
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = PyDict::new(py);
+        for (name, count) in self.inner.meters().counts() {
+            counters.set_item(name, count)?;
+        }
+        counters.set_item("buffer_bytes", self.inner.buffer_bytes())?;
+        if let Some((stats, part)) = py.detach(|| self.inner.stats()) {
+            counters.set_item("part", format!("{part:?}").to_lowercase())?;
+            counters.set_item("disk", &stats.disk)?;
+            for (name, count) in [
+                ("pages", stats.pages),
+                ("live_bytes", stats.live_bytes),
+                ("usable_bytes", stats.usable_bytes),
+                ("capacity_bytes", stats.capacity_bytes),
+                ("index_bytes", stats.index_bytes),
+                ("evicted", stats.evicted),
+                ("store_damaged", stats.damaged),
+                ("bytes_put", stats.bytes_put),
+                ("bytes_written", stats.bytes_written),
+                ("bytes_read", stats.bytes_read),
+                ("direct_pages", stats.direct_pages),
+                ("bounced_pages", stats.bounced_pages),
+            ] {
+                counters.set_item(name, count)?;
+            }
+        }
+        Ok(counters)
+    }
+
+    /// One sentence a pool.
+    fn describe(&self) -> Vec<String> {
+        self.inner.describe()
+    }
+
+    /// Leaves the store; false when that was not done in time and goes on by itself.
+    fn close(&self, py: Python<'_>) -> bool {
+        work(py, || self.inner.close())
+    }
+}
+
+impl Backend {
+    fn register_memory(
+        &self,
+        py: Python<'_>,
+        facts: &PoolFacts,
+        memory: Memory,
+    ) -> PyResult<String> {
+        py.detach(|| self.inner.register(facts, memory))
+            .map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+}
+
+/// Leaves out the indices of keys that are none.
+fn trim(indices: &mut Vec<i64>, asked: usize, keys: usize) {
+    if keys < asked && asked > 0 {
+        let per_key = indices.len() / asked;
+        indices.truncate(per_key * keys);
+    }
+}
+
+fn read_facts(facts: &str) -> PyResult<PoolFacts> {
+    serde_json::from_str(facts)
+        .map_err(|error| PyValueError::new_err(format!("the pool's facts: {error}")))
+}
+
+/// A tag of what a server was told and of the weight files at some places.
+#[pyfunction]
+fn weights_tag(
+    py: Python<'_>,
+    told: BTreeMap<String, String>,
+    places: Vec<PathBuf>,
+) -> PyResult<String> {
+    py.detach(|| weights::derive(&told, &places))
+        .map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// Runs the command line; its exit code. `program` and `leading` start this command line once more.
+#[pyfunction]
+fn main(py: Python<'_>, program: PathBuf, leading: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
+    let program = cli::Program::new(program, leading);
+    py.detach(|| cli::run(&program, arguments))
+}
+
+/// Checks an extra config, as JSON; the exit code.
+#[pyfunction]
+fn check_config(py: Python<'_>, config: &str) -> u8 {
+    py.detach(|| {
+        let (facts, look) = doctor::examine(config);
+        let failed = doctor::print(&facts);
+        let Some(look) = look else {
+            return u8::from(failed);
+        };
+        let Ok(program) = cli::Program::running() else {
+            return 3;
+        };
+        let machine = cli::run(&program, ["doctor".into(), look.into_os_string()]);
+        machine.max(u8::from(failed))
+    })
+}
+
+#[pymodule]
+fn _larder(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Backend>()?;
+    module.add_function(wrap_pyfunction!(weights_tag, module)?)?;
+    module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(check_config, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}

@@ -1,0 +1,521 @@
+"""The backend through SGLang's factory, over SGLang's own host pools."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+from support import pools
+from support.backend import config, extra, keys, make
+
+LAYOUTS = ("page_first", "page_first_direct", "layer_first")
+MAKERS = {"mha": pools.mha, "mla": pools.mla}
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Makes backends that are closed at the end."""
+    made = []
+
+    def open_(*args, path=tmp_path, **more):
+        made.append(make(path, *args, **more))
+        return made[-1]
+
+    yield open_
+    for backend in reversed(made):
+        backend.close()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_pages_come_back_bit_exact_in_other_slots(opened, kind, layout):
+    pool = MAKERS[kind](layout=layout)
+    pools.fill(pool)
+    backend = opened(pool, is_mla=kind == "mla")
+    chain, slots = keys(8), [3, 9, 1, 30, 17, 31, 0, 5]
+    written = [pools.page_bytes(pool, page) for page in slots]
+    assert backend.batch_exists(chain) == 0
+    assert backend.batch_set_v1(chain, pools.indices(pool, slots)) == [True] * 8
+    assert backend.batch_exists(chain) == 8
+    pools.wipe(pool)
+    others = [10, 11, 30, 2, 29, 7, 8, 6]
+    assert backend.batch_get_v1(chain, pools.indices(pool, others)) == [True] * 8
+    for page, expected in zip(others, written):
+        assert torch.equal(pools.page_bytes(pool, page), expected)
+    assert not pools.page_bytes(pool, 3).any()
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_layer_first_pages_are_those_of_page_first_direct(opened, tmp_path, kind):
+    scattered = MAKERS[kind](layout="layer_first")
+    pools.fill(scattered)
+    chain = keys(4)
+    expected = [pools.page_bytes(scattered, page) for page in range(4)]
+    opened(scattered, is_mla=kind == "mla").batch_set_v1(chain, pools.indices(scattered, range(4)))
+    whole = MAKERS[kind](layout="page_first_direct")
+    backend = opened(whole, is_mla=kind == "mla")
+    assert backend.batch_get_v1(chain, pools.indices(whole, range(4))) == [True] * 4
+    for page in range(4):
+        assert torch.equal(pools.page_bytes(whole, page), expected[page])
+
+
+@pytest.mark.parametrize("transfer", ["direct", "bounce"])
+def test_both_ways_to_the_pool_move_the_same_bytes_and_are_counted(opened, transfer):
+    pool = pools.mha(heads=4, dim=128)
+    pools.fill(pool)
+    backend = opened(pool, transfer=transfer)
+    chain = keys(4)
+    written = [pools.page_bytes(pool, page) for page in range(4)]
+    assert all(backend.batch_set_v1(chain, pools.indices(pool, range(4))))
+    pools.wipe(pool)
+    assert all(backend.batch_get_v1(chain, pools.indices(pool, range(4, 8))))
+    assert all(torch.equal(pools.page_bytes(pool, 4 + at), written[at]) for at in range(4))
+    counters = backend.counters()
+    assert (counters["direct"], counters["bounced"]) == ((8, 0) if transfer == "direct" else (0, 8))
+    # Aligned parts are never copied by the engine itself.
+    assert counters["bounced_pages"] == 0
+
+
+def test_parts_that_are_no_multiple_of_a_block_come_back_exact(opened):
+    pool = pools.mla(layers=3, lora=100, rope=12, page=1, layout="page_first")
+    pools.fill(pool)
+    backend = opened(pool, is_mla=True)
+    chain = keys(16)
+    written = [pools.page_bytes(pool, page) for page in range(16)]
+    assert all(backend.batch_set_v1(chain, pools.indices(pool, range(16))))
+    pools.wipe(pool)
+    assert all(backend.batch_get_v1(chain, pools.indices(pool, range(16, 32))))
+    assert all(torch.equal(pools.page_bytes(pool, 16 + at), written[at]) for at in range(16))
+    assert not pools.page_bytes(pool, 15).any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_generic_interface_reads_what_the_other_one_wrote(opened, layout):
+    pool = pools.mha(layout=layout)
+    pools.fill(pool)
+    backend = opened(pool)
+    chain = keys(3)
+    assert all(backend.batch_set_v1(chain[:2], pools.indices(pool, [4, 5])))
+    assert backend.batch_set(chain[2:], [pool.get_data_page(6 * pool.page_size)])
+    targets = [pool.get_dummy_flat_data_page() for _ in range(3)]
+    read = backend.batch_get(chain, targets)
+    for at, page in enumerate(read):
+        assert torch.equal(page.view(torch.uint8), pools.page_bytes(pool, 4 + at))
+    assert backend.exists(chain[0]) and not backend.exists(keys(1, "other")[0])
+    assert backend.get(keys(1, "other")[0], targets[0]) is None
+    assert backend.set(keys(1, "third")[0], pool.get_data_page(0)) is True
+
+
+def test_what_is_stored_already_is_not_written_again(opened):
+    pool = pools.mha()
+    backend = opened(pool)
+    chain = keys(4)
+    for _ in range(2):
+        assert backend.batch_set_v1(chain, pools.indices(pool, range(4))) == [True] * 4
+    counters = backend.counters()
+    assert (counters["stored"], counters["duplicate"]) == (4, 4)
+
+
+def test_pages_survive_a_restart(opened, tmp_path):
+    pool = pools.mha()
+    pools.fill(pool)
+    chain = keys(4)
+    expected = pools.page_bytes(pool, 2)
+    first = opened(pool)
+    first.batch_set_v1(chain, pools.indices(pool, range(4)))
+    first.close()
+    pools.wipe(pool)
+    second = opened(pool)
+    assert second.batch_exists(chain) == 4
+    assert all(second.batch_get_v1(chain, pools.indices(pool, range(4))))
+    assert torch.equal(pools.page_bytes(pool, 2), expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "other/model"},
+        {"weights_tag": "other"},
+        {"tp": (1, 2)},
+        {"pool": {"dtype": torch.float16}},
+        {"pool": {"layout": "page_first_direct"}},
+        {"pool": {"page": 8}},
+        {"pool": {"layers": 5}},
+        {"pool": {"heads": 1, "dim": 128}},
+    ],
+    ids=lambda change: "-".join(change) + "-" + "-".join(map(str, change.get("pool", {}))),
+)
+def test_whatever_changes_a_pages_bytes_makes_it_a_miss(opened, change):
+    chain = keys(2)
+    first = pools.mha()
+    opened(first).batch_set_v1(chain, pools.indices(first, range(2)))
+    change = dict(change)
+    second = pools.mha(**change.pop("pool", {}))
+    backend = opened(second, **change)
+    assert backend.batch_exists(chain) == 0
+    assert backend.batch_get_v1(chain, pools.indices(second, range(2))) == [False] * 2
+
+
+def test_ranks_of_mla_share_and_ranks_of_mha_do_not(opened):
+    chain = keys(2)
+    shared = pools.mla()
+    opened(shared, is_mla=True, tp=(0, 2)).batch_set_v1(chain, pools.indices(shared, range(2)))
+    assert opened(pools.mla(), is_mla=True, tp=(1, 2)).batch_exists(chain) == 2
+    own = pools.mha()
+    opened(own, tp=(0, 2)).batch_set_v1(chain, pools.indices(own, range(2)))
+    assert opened(pools.mha(), tp=(1, 2)).batch_exists(chain) == 0
+
+
+def test_a_draft_with_heads_of_its_own_is_never_shared_by_ranks(opened):
+    chain, draft = keys(1), pools.mha()
+    writers = [opened(pools.mla(), is_mla=True, tp=(rank, 2)) for rank in range(2)]
+    for writer in writers:
+        writer.register_mem_host_pool_v2(draft, PoolName.DRAFT)
+    transfer = PoolTransfer(name=PoolName.DRAFT, keys=chain, host_indices=pools.indices(draft, [0]))
+    assert writers[0].batch_set_v2([transfer]) == {PoolName.DRAFT: [True]}
+    assert writers[1].batch_get_v2([transfer]) == {PoolName.DRAFT: [False]}
+    assert writers[0].batch_get_v2([transfer]) == {PoolName.DRAFT: [True]}
+
+
+def test_a_gap_ends_the_hit_and_the_pages_behind_it_are_still_read(opened):
+    pool = pools.mha()
+    backend = opened(pool)
+    chain = keys(4)
+    backend.batch_set_v1([chain[0], chain[1], chain[3]], pools.indices(pool, [0, 1, 3]))
+    assert backend.batch_exists(chain) == 2
+    assert backend.batch_get_v1(chain, pools.indices(pool, range(4, 8))) == [True, True, False, True]
+
+
+def test_prefix_keys_say_what_came_before(opened):
+    pool = pools.mha()
+    backend = opened(pool)
+    chain = keys(6)
+    info = HiCacheStorageExtraInfo(prefix_keys=chain[:3])
+    assert all(backend.batch_set_v1(chain[:3], pools.indices(pool, range(3)), None))
+    assert all(backend.batch_set_v1(chain[3:], pools.indices(pool, range(3, 6)), info))
+    assert backend.batch_exists(chain[3:], info) == 3
+    assert backend.batch_exists(chain) == 6
+
+
+def test_what_makes_no_sense_is_a_miss_and_never_an_exception(opened):
+    pool = pools.mha()
+    backend = opened(pool)
+    chain = keys(2)
+    good = pools.indices(pool, range(2))
+    assert backend.batch_set_v1(chain, good[:-1]) == [False] * 2
+    assert backend.batch_set_v1(chain, good + 1) == [False] * 2
+    assert backend.batch_get_v1(chain, good + 10**9) == [False] * 2
+    assert backend.batch_get_v1(chain, pools.indices(pool, [1, 1])) == [False] * 2
+    assert backend.batch_set_v1(["not a key", chain[0]], good) == [False] * 2
+    assert backend.batch_set_v1([chain[0], "not a key"], good) == [True, False]
+    assert backend.batch_exists(["not a key"]) == 0
+    assert backend.batch_exists([7]) == 0
+    assert backend.batch_get_v1(chain, None) == [False] * 2
+    assert backend.batch_set_v1(chain, "nonsense") == [False] * 2
+    assert backend.batch_get(chain, [torch.zeros(3)] * 2) == [None] * 2
+    unknown = PoolTransfer(name=PoolName.SWA, keys=chain, host_indices=good)
+    assert backend.batch_get_v2([unknown]) == {PoolName.SWA: [False] * 2}
+    assert backend.batch_set_v2([unknown]) == {PoolName.SWA: [False] * 2}
+    assert backend.batch_exists_v2(chain, [unknown]).kv_hit_pages == 0
+
+
+def test_clear_takes_this_servers_pages_and_no_others(opened):
+    pool = pools.mha()
+    chain = keys(3)
+    mine, other = opened(pool), opened(pool, model="other/model")
+    for backend in (mine, other):
+        backend.batch_set_v1(chain, pools.indices(pool, range(3)))
+    assert mine.clear() is True
+    assert (mine.batch_exists(chain), other.batch_exists(chain)) == (0, 3)
+    assert all(mine.batch_set_v1(chain, pools.indices(pool, range(3))))
+
+
+def test_after_close_everything_misses_and_a_second_close_is_nothing(opened):
+    pool = pools.mha()
+    backend = opened(pool)
+    chain = keys(2)
+    backend.close()
+    backend.close()
+    assert backend.batch_exists(chain) == 0
+    assert backend.batch_set_v1(chain, pools.indices(pool, range(2))) == [False] * 2
+    assert backend.batch_get_v1(chain, pools.indices(pool, range(2))) == [False] * 2
+    assert backend.get_stats() is None
+    assert backend.clear() is True
+
+
+def test_stats_tell_each_batch_once(opened):
+    pool = pools.mha()
+    backend = opened(pool, metrics=True)
+    chain = keys(3)
+    backend.batch_set_v1(chain, pools.indices(pool, range(3)))
+    backend.batch_get_v1(chain, pools.indices(pool, range(3)))
+    stats = backend.get_stats()
+    assert (stats.backup_pgs, stats.prefetch_pgs) == ([3], [3])
+    assert len(stats.backup_bandwidth) == len(stats.prefetch_bandwidth) == 1
+    again = backend.get_stats()
+    assert again.backup_pgs == again.prefetch_pgs == []
+
+
+def test_a_store_that_is_full_leaves_out_old_pages_and_refuses_nothing(opened):
+    pool = pools.mha(layers=8, heads=8, dim=128, page=64, pages=4)
+    backend = opened(pool)
+    for at in range(200):
+        assert all(backend.batch_set_v1(keys(4, f"chain {at}"), pools.indices(pool, range(4))))
+    counters = backend.counters()
+    assert counters["live_bytes"] <= counters["usable_bytes"] < counters["capacity_bytes"]
+    assert counters["evicted"] + counters["dropped"] > 0
+    assert counters["failed"] == 0
+
+
+# --- pools beside the KV
+
+
+def beside(opened, policy, **more):
+    """A backend with a pool beside the KV, a chain of 6 whose KV is stored, and how to store and ask for the other pool."""
+    kv, other = pools.mha(), pools.mha(layers=2)
+    backend = opened(kv, **more)
+    backend.register_mem_host_pool_v2(other, PoolName.SWA)
+    chain = keys(6)
+    backend.batch_set_v1(chain, pools.indices(kv, range(6)))
+
+    def store(pages):
+        transfer = PoolTransfer(
+            name=PoolName.SWA, keys=[chain[page] for page in pages], host_indices=pools.indices(other, pages)
+        )
+        assert backend.batch_set_v2([transfer]) == {PoolName.SWA: [True] * len(pages)}
+
+    def ask(window=1, **geometry):
+        transfer = PoolTransfer(
+            name=PoolName.SWA, keys=["__placeholder__"] * window, hit_policy=policy, **geometry
+        )
+        return backend.batch_exists_v2(chain, [transfer])
+
+    return store, ask
+
+
+def test_a_pool_of_all_pages_limits_the_hit(opened):
+    store, ask = beside(opened, PoolHitPolicy.ALL_PAGES)
+    store([0, 1, 2, 4])
+    result = ask()
+    assert (result.kv_hit_pages, result.restorable_prefix_pages) == (3, [1, 2, 3])
+    assert result.extra_pool_hit_pages == {PoolName.KV: 6, PoolName.SWA: 3}
+
+
+def test_a_pool_of_trailing_pages_leaves_gaps_in_what_can_be_restored(opened):
+    store, ask = beside(opened, PoolHitPolicy.TRAILING_PAGES)
+    store([1, 2, 4])
+    assert ask(1).restorable_prefix_pages == [2, 3, 5]
+    assert ask(1).kv_hit_pages == 5
+    assert ask(2).restorable_prefix_pages == [3]
+    assert ask(3).restorable_prefix_pages == []
+    assert ask(3).kv_hit_pages == 0
+
+
+def test_a_pool_of_groups_reports_and_limits_nothing(opened):
+    store, ask = beside(opened, PoolHitPolicy.BLOCK_GROUPS)
+    store([1, 3])
+    result = ask(block_pages=2, group_pages=1)
+    assert result.kv_hit_pages == 6
+    assert result.extra_pool_hit_pages[PoolName.SWA] == 4
+
+
+def test_an_anchor_without_bytes_leaves_the_hit_to_the_pools_beside_it(opened):
+    anchor, pool = LogicalHostPool(512, 16), pools.mla()
+    pools.fill(pool)
+    backend = opened(anchor, is_mla=True)
+    backend.register_mem_host_pool_v2(pool, PoolName.DEEPSEEK_V4_C4)
+    chain = keys(4)
+    kv = pools.indices(pool, range(4))
+    assert backend.batch_set_v1(chain, kv) == backend.batch_get_v1(chain, kv) == [True] * 4
+    c4 = PoolTransfer(name=PoolName.DEEPSEEK_V4_C4, keys=chain[:2], host_indices=kv[:32])
+    assert backend.batch_set_v2([c4]) == {PoolName.DEEPSEEK_V4_C4: [True] * 2}
+    assert backend.batch_exists_v2(chain, [c4]).kv_hit_pages == 2
+
+
+def test_two_transfers_of_one_pool_in_one_call_are_answered_in_order(opened):
+    pool = pools.mha()
+    backend = opened(pool)
+    chain = keys(3)
+
+    def transfer(pages):
+        return PoolTransfer(
+            name=PoolName.KV, keys=[chain[page] for page in pages], host_indices=pools.indices(pool, pages)
+        )
+
+    backend.batch_set_v2([transfer([0]), transfer([2])])
+    assert backend.batch_get_v2([transfer([0, 1]), transfer([2])]) == {PoolName.KV: [True, False, True]}
+
+
+# --- what goes wrong on the disk
+
+
+def store_file(path) -> Path:
+    return Path(path) / "larder.store"
+
+
+def test_a_flipped_byte_costs_its_page_and_the_next_set_repairs_it(opened, tmp_path):
+    pool = pools.mha()
+    pools.fill(pool)
+    backend = opened(pool)
+    chain = keys(3)
+    indices = pools.indices(pool, range(3))
+    backend.batch_set_v1(chain, indices)
+    needle = pools.page_bytes(pool, 1).numpy().tobytes()[:4096]
+    with open(store_file(tmp_path), "r+b") as file:
+        at = file.read(64 << 20).find(needle)
+        assert at > 0
+        file.seek(at + 100)
+        file.write(bytes([needle[100] ^ 1]))
+        file.flush()
+        os.fsync(file.fileno())
+    assert backend.batch_get_v1(chain, indices) == [True, False, True]
+    assert backend.batch_exists(chain) == 1
+    pools.fill(pool)
+    assert backend.batch_set_v1(chain, indices) == [True] * 3
+    pools.wipe(pool)
+    assert backend.batch_get_v1(chain, indices) == [True] * 3
+    assert pools.page_bytes(pool, 1).numpy().tobytes()[:4096] == needle
+    assert backend.counters()["damaged"] == 1
+
+
+def test_a_directory_that_vanishes_does_not_stop_the_server(opened, tmp_path):
+    pool = pools.mha()
+    backend = opened(pool)
+    chain = keys(2)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    tmp_path.rmdir()
+    assert len(backend.batch_set_v1(chain, pools.indices(pool, range(2)))) == 2
+    backend.batch_exists(chain)
+    backend.close()
+    tmp_path.mkdir()
+
+
+def test_a_truncated_store_is_refused_with_the_reason_or_missed_if_so_configured(opened, tmp_path):
+    opened(pools.mha()).close()
+    os.truncate(store_file(tmp_path), 64 << 20)
+    with pytest.raises(RuntimeError, match="truncated"):
+        opened(pools.mha())
+    pool = pools.mha()
+    backend = opened(pool, on_error="miss")
+    chain = keys(2)
+    assert backend.batch_exists(chain) == 0
+    assert backend.batch_set_v1(chain, pools.indices(pool, range(2))) == [False] * 2
+    assert backend.batch_get_v1(chain, pools.indices(pool, range(2))) == [False] * 2
+
+
+def test_a_store_does_not_grow_beyond_what_is_free(tmp_path):
+    with pytest.raises(RuntimeError, match="no space"):
+        make(tmp_path, size="8000TiB")
+    assert list(tmp_path.glob("*.store*")) == []
+
+
+# --- configuration
+
+
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        ({"sise": "1GiB"}, "sise"),
+        ({"size": "1GB"}, "size"),
+        ({"path": 7}, "path"),
+        ({"weights_tag": 7}, "weights_tag"),
+        ({"timeout": 60}, "timeout"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"transfer": "fast"}, "transfer"),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused_by_its_name(tmp_path, change, name):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        make(tmp_path, extra_config=extra(tmp_path) | change)
+
+
+def test_a_path_that_cannot_be_used_is_refused_by_its_name(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("text")
+    with pytest.raises(RuntimeError, match="`path`"):
+        make(file)
+    with pytest.raises(RuntimeError, match="`size` is missing"):
+        make(tmp_path, extra_config={key: value for key, value in extra(tmp_path).items() if key != "size"})
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts a server without a weights tag, with some arguments, and says which tag it has."""
+    weights, adapter = tmp_path / "weights", tmp_path / "adapter"
+    for directory in (weights, adapter):
+        directory.mkdir()
+        (directory / "model.safetensors").write_bytes(b"1")
+    bare = {key: value for key, value in extra(tmp_path / "store").items() if key != "weights_tag"}
+
+    def start(**more):
+        args = {"model_path": str(weights), "revision": None, "kv_cache_dtype": "auto"} | more
+        from larder import sglang
+
+        with (
+            mock.patch("sglang.srt.runtime_context.get_server_args", return_value=SimpleNamespace(**args)),
+            mock.patch.object(sglang._larder, "weights_tag", wraps=sglang._larder.weights_tag) as derive,
+        ):
+            make(tmp_path, extra_config=bare).close()
+            return sglang._larder.weights_tag(*derive.call_args.args)
+
+    return start, weights, adapter
+
+
+def test_without_a_weights_tag_one_is_derived_from_arguments_and_files(started):
+    start, weights, adapter = started
+    tag = start()
+    assert start() == tag
+    assert start(quantization="fp8") != tag
+    (weights / "model.safetensors").write_bytes(b"22")
+    assert start() != tag
+
+
+def test_an_adapter_that_is_replaced_at_its_path_changes_the_tag(started):
+    start, _, adapter = started
+    given = [SimpleNamespace(lora_name="a", lora_path=str(adapter), lora_id="x")]
+    tag = start(lora_paths=given)
+    assert start() != tag
+    assert start(lora_paths=[f"a={adapter}"]) == start(lora_paths={"a": str(adapter)}) == tag
+    (adapter / "model.safetensors").write_bytes(b"22")
+    assert start(lora_paths=given) != tag
+
+
+def test_weights_that_cannot_be_told_apart_need_a_tag(started):
+    start, _, _ = started
+    with pytest.raises(ValueError, match="`weights_tag`"):
+        start(model_path="nobody/no-such-model")
+
+
+def test_head_splitting_is_refused_by_its_key(tmp_path):
+    wrong = config(tmp_path)
+    wrong.should_split_heads = True
+    from larder.sglang import LarderHiCache
+
+    with pytest.raises(ValueError, match="`tp_lcm_size`"):
+        LarderHiCache(wrong, {})
+
+
+def test_the_doctor_reads_the_config_as_sglang_does(tmp_path, capfd):
+    from larder.__main__ import main
+
+    written = tmp_path / "config.json"
+    written.write_text(json.dumps(extra(tmp_path / "store")))
+    assert main(["doctor", "--sglang", f"@{written}"]) == 0
+    assert "every key is known" in capfd.readouterr().out
+    assert main(["doctor", "--sglang", json.dumps(extra(tmp_path) | {"sise": 1})]) == 1
+    assert "`sise`" in capfd.readouterr().out
+    assert main(["doctor", "--sglang", "{"]) == 2
+    assert main(["doctor", "--sglang"]) == 2

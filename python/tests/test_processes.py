@@ -1,0 +1,176 @@
+"""Several processes on one store: ranks that agree over gloo, replicas, and processes that are killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+
+import pytest
+import torch
+from support.backend import keys, make
+from support import pools
+from support.trees import CONFIGS, Engine, Trees, same
+
+#: Tests fork: SGLang takes ten seconds to import.
+FORK = multiprocessing.get_context("fork")
+
+#: How long a test waits for its processes.
+PATIENCE = 120
+
+
+def together(count, work, *arguments):
+    """Runs `work(rank, count, *arguments)` in so many processes; what each returned, by rank."""
+    answers = FORK.Queue()
+
+    def run(rank):
+        try:
+            answers.put((rank, work(rank, count, *arguments), None))
+        except BaseException:
+            answers.put((rank, None, traceback.format_exc()))
+
+    processes = [FORK.Process(target=run, args=(rank,), daemon=True) for rank in range(count)]
+    for process in processes:
+        process.start()
+    found = {}
+    try:
+        for _ in processes:
+            rank, answer, error = answers.get(timeout=PATIENCE)
+            assert error is None, f"rank {rank}: {error}"
+            found[rank] = answer
+    finally:
+        for process in processes:
+            process.join(timeout=10)
+            process.kill()
+    return [found[rank] for rank in range(count)]
+
+
+def trees(cfg, tp):
+    test = Trees("run")
+    test.cfg, test.tp = CONFIGS[cfg], tp
+    return test
+
+
+def join_group(rank, count, path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=count
+    )
+
+
+def store_and_restore(rank, count, cfg, path):
+    """Stores as one server and restores as the next; how many tokens were found, and whether they were this rank's."""
+    join_group(rank, count, path / "group")
+    test = trees(cfg, (rank, count))
+    # Ranks of MLA hold the same KV; of MHA each has heads of its own.
+    seed = 1 if cfg == "mla" else 1 + rank
+    seq = test._make_seq(1, 4)
+    first = Engine(test, path)
+    first.scribble(seed)
+    first.store(seq)
+    expected = first.bytes_of(seq)
+    torch.distributed.barrier()
+    test._leave(first.cache)
+    torch.distributed.barrier()
+    second = Engine(test, path)
+    second.scribble(100 + rank)
+    found = second.prefetch(seq)
+    if found == len(seq):
+        second.load(seq)
+    right = found == len(seq) and same(second.bytes_of(seq), expected)
+    second.cache.sanity_check()
+    counters = test.backend(second.cache).counters()
+    torch.distributed.barrier()
+    test._leave(second.cache)
+    return found, right, counters["read"], counters["part"]
+
+
+@pytest.mark.parametrize("cfg", ["mha", "mla", "mamba"])
+def test_ranks_restore_after_a_restart_what_they_stored(tmp_path, cfg):
+    answers = together(2, store_and_restore, cfg, tmp_path)
+    found = {answer[0] for answer in answers}
+    assert found == {4 * CONFIGS[cfg].page_size}
+    assert all(right for _, right, _, _ in answers)
+    assert sorted(part for *_, part in answers) == ["client", "owner"]
+
+
+def replica(rank, count, path):
+    """One of several servers of the same model: they store the same pages, and each restores them."""
+    test = trees("mha", (0, 1))
+    seq = test._make_seq(1, 4)
+    engine = Engine(test, path)
+    engine.scribble(1)
+    engine.store(seq)
+    expected = engine.bytes_of(seq)
+    engine.cache.reset()
+    engine.scribble(2 + rank)
+    assert engine.prefetch(seq) == len(seq)
+    engine.load(seq)
+    assert same(engine.bytes_of(seq), expected)
+    counters = test.backend(engine.cache).counters()
+    return counters["pages"], counters["failed"] + counters["dropped"]
+
+
+def test_replicas_store_each_page_once_and_all_restore_it(tmp_path):
+    assert together(3, replica, tmp_path) == [(4, 0)] * 3
+
+
+def first_use(rank, count, path):
+    backend = make(path, pools.mha())
+    part = backend.counters()["part"]
+    # Nobody leaves before all have come: a store whose owner goes has another one.
+    (path / f"come {rank}").touch()
+    while len(list(path.glob("come *"))) < count:
+        os.sched_yield()
+    backend.close()
+    return part
+
+
+def test_of_ranks_that_start_at_once_one_creates_the_store(tmp_path):
+    parts = together(4, first_use, tmp_path)
+    assert sorted(parts) == ["client", "client", "client", "owner"]
+
+
+def store_until_killed(said, path):
+    """Stores chains, one after another, and says which are acknowledged."""
+    pool = pools.mha()
+    backend = make(path, pool)
+    at = 0
+    while True:
+        pools.fill(pool, seed=at)
+        assert all(backend.batch_set_v1(keys(8, f"chain {at}"), pools.indices(pool, range(8))))
+        said.send(at)
+        at += 1
+
+
+@pytest.mark.parametrize("has_survivor", [False, True], ids=["alone", "beside a client"])
+def test_what_was_acknowledged_survives_a_kill(tmp_path, has_survivor):
+    heard, said = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=store_until_killed, args=(said, tmp_path), daemon=True)
+    process.start()
+    said.close()
+    acknowledged = [heard.recv()]
+    pool = pools.mha()
+    survivor = make(tmp_path, pool) if has_survivor else None
+    while len(acknowledged) < 20:
+        acknowledged.append(heard.recv())
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    while heard.poll():
+        try:
+            acknowledged.append(heard.recv())
+        except EOFError:
+            break
+    backend = survivor or make(tmp_path, pool)
+    expected = pools.mha()
+    for at in acknowledged:
+        pools.fill(expected, seed=at)
+        pools.wipe(pool)
+        chain = keys(8, f"chain {at}")
+        assert backend.batch_exists(chain) == 8
+        assert backend.batch_get_v1(chain, pools.indices(pool, range(8))) == [True] * 8
+        assert all(
+            torch.equal(pools.page_bytes(pool, page), pools.page_bytes(expected, page)) for page in range(8)
+        )
+    assert backend.counters()["part"] == "owner"
+    backend.close()

@@ -1,0 +1,115 @@
+//! The command line: what it is given, run to its exit code.
+//!
+//! Apart from the binary, so that the Python package, which carries the same command line, runs it in its own process.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    bench, compact, create, demo, doctor, export, import, inspect, replay, serve, stat, verify,
+};
+
+/// A local L3 for LLM serving: a page store on NVMe
+///
+/// Exit codes: 0 done, 1 found something wrong, 2 usage, 3 environment (locked, not a store, no space), 130 interrupted.
+#[derive(Parser)]
+#[command(name = "larder", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Create(create::CreateArgs),
+    Inspect(inspect::InspectArgs),
+    Verify(verify::VerifyArgs),
+    Compact(compact::CompactArgs),
+    Export(export::ExportArgs),
+    Import(import::ImportArgs),
+    Bench(bench::BenchArgs),
+    Replay(replay::ReplayArgs),
+    Doctor(doctor::DoctorArgs),
+    Serve(serve::ServeArgs),
+    Stat(stat::StatArgs),
+    Demo(demo::DemoArgs),
+    #[command(hide = true)]
+    DemoWorker(demo::WorkerArgs),
+}
+
+/// How this command line is started once more, for commands that need a process of their own.
+pub struct Program {
+    path: PathBuf,
+    arguments: Vec<OsString>,
+}
+
+impl Program {
+    /// A program, and the arguments that come before the command line's own.
+    #[must_use]
+    pub fn new(path: PathBuf, arguments: Vec<OsString>) -> Program {
+        Program { path, arguments }
+    }
+
+    /// The running binary.
+    ///
+    /// # Errors
+    /// When the system does not say which that is.
+    pub fn running() -> io::Result<Program> {
+        Ok(Program::new(std::env::current_exe()?, Vec::new()))
+    }
+
+    pub(crate) fn command(&self) -> std::process::Command {
+        let mut command = std::process::Command::new(&self.path);
+        command.args(&self.arguments);
+        command
+    }
+}
+
+/// Runs a command line, without the name that it was started by, and says the exit code. Errors go to stderr.
+pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let named = std::iter::once(OsString::from("larder")).chain(arguments);
+    let cli = match Cli::try_parse_from(named) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // What cannot be printed cannot be said otherwise either.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
+    log_to_stderr();
+    let ended = match &cli.command {
+        Command::Create(args) => create::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Compact(args) => compact::run(args),
+        Command::Export(args) => export::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Replay(args) => replay::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Stat(args) => stat::run(args),
+        Command::Demo(args) => demo::run(args, program),
+        Command::DemoWorker(args) => demo::work(args),
+    };
+    match ended {
+        Ok(ending) => ending.exit_code(),
+        Err(failure) => {
+            eprintln!("larder: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+/// Sends what the engine logs to stderr, as `LARDER_LOG` says. A process that logs already goes on as it does.
+pub fn log_to_stderr() {
+    let filter = EnvFilter::try_from_env("LARDER_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr);
+    let _ = subscriber.with_ansi(io::stderr().is_terminal()).try_init();
+}
