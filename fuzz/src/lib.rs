@@ -13,6 +13,7 @@
 //! | [`text`], [`sizes`] | trace lines and keys; sizes and durations |
 //! | [`image`] | a small valid store, edited, its checksums made right again: recovery, core and all |
 //! | [`raw_image`] | a file of arbitrary bytes: survey, opening, reads and puts |
+//! | [`messages`](messages()) | what owner and clients of a shared store say to each other: any bytes to either, and requests in any order |
 //! | [`core()`] | nothing from disk: the simulation of the core, its dice thrown by the input |
 //!
 //! | module | what it is |
@@ -22,6 +23,7 @@
 //! | [`edits`], [`feed`] | what an input does to a store |
 //! | [`forge`] | stores that nobody wrote |
 //! | [`machine`], [`memory_disk`] | the core over a disk in memory |
+//! | [`mod@messages`] | that core behind an owner's answers, and what a client makes of them |
 //! | [`examine`] | what must hold of any store |
 //! | [`seeds`] | the inputs to begin with |
 
@@ -36,6 +38,7 @@ pub mod feed;
 pub mod forge;
 pub mod machine;
 pub mod memory_disk;
+pub mod messages;
 pub mod raw;
 pub mod sample;
 pub mod seeds;
@@ -43,6 +46,7 @@ pub mod structures;
 pub mod texts;
 
 use feed::Feed;
+pub use messages::messages;
 pub use raw::raw_image;
 pub use structures::{descriptor_block, namespace_record, segment_header, superblock};
 pub use texts::{sizes, text};
@@ -71,7 +75,7 @@ pub fn core(data: &[u8]) {
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("superblock", superblock),
     ("segment_header", segment_header),
     ("descriptor_block", descriptor_block),
@@ -80,5 +84,6 @@ pub const TARGETS: [Target; 9] = [
     ("sizes", sizes),
     ("image", image),
     ("raw_image", raw_image),
+    ("messages", messages),
     ("core", core),
 ];

@@ -162,8 +162,13 @@ impl Machine {
         }
     }
 
+    /// What a reservation came to, once.
+    pub fn settled(&mut self, id: ReservationId) -> Option<Vec<PutStatus>> {
+        self.settled.remove(&id)
+    }
+
     /// Runs a command, and carries out all that follows from it.
-    fn with_core<R>(&mut self, command: impl FnOnce(&mut Core) -> R) -> R {
+    pub fn with_core<R>(&mut self, command: impl FnOnce(&mut Core) -> R) -> R {
         self.now_ms += 1;
         self.core.tick(self.now_ms);
         let result = command(&mut self.core);

@@ -44,6 +44,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "image" => images(),
         "raw_image" => vec![patches(&raw_sample().image)],
         "core" => scripts(),
+        "messages" => crate::messages::seeds(),
         _ => Vec::new(),
     }
 }

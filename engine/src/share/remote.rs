@@ -407,8 +407,8 @@ impl Catalog for Remote {
     }
 
     fn unpin(&self, extents: &[Extent]) {
-        if !extents.is_empty() {
-            let segments = extents.iter().map(|extent| extent.place.segment).collect();
+        for some in extents.chunks(KEYS_MAX) {
+            let segments = some.iter().map(|extent| extent.place.segment).collect();
             self.tell(&Request::Unpin { segments });
         }
     }

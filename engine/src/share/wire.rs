@@ -6,12 +6,15 @@
 //! place.
 //!
 //! Faults defended against: lengths beyond the limit, frames that end early, bytes that are no message or more than one, key
-//! blobs of odd length. Each is an error of that one connection; nothing is allocated by a number that was not checked.
+//! blobs of odd length, lists of more than [`KEYS_MAX`] elements (which may take forty times their bytes in memory). Each is an error of that one connection; nothing is allocated by a number that was not checked.
 
+use std::fmt;
 use std::io::{self, Read, Write};
+use std::marker::PhantomData;
 
 use larder_format::PageKey;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::staging::{Served, Slot, StagingReport};
 use crate::api::{PutStatus, Refusal, Stats};
@@ -82,6 +85,7 @@ pub enum Request<'a> {
     },
     /// Told. The segments of pages that were pinned, one a page.
     Unpin {
+        #[serde(deserialize_with = "few")]
         segments: Vec<SegmentId>,
     },
     /// Told.
@@ -89,6 +93,7 @@ pub enum Request<'a> {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
         keys: &'a [u8],
+        #[serde(deserialize_with = "few")]
         findings: Vec<(Place, Finding)>,
     },
     /// Parents and depths, one a key.
@@ -96,16 +101,19 @@ pub enum Request<'a> {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
         keys: &'a [u8],
+        #[serde(deserialize_with = "few")]
         links: Vec<(Option<PageKeyBytes>, u32)>,
     },
     /// Told.
     Commit {
         reservation: u64,
+        #[serde(deserialize_with = "few")]
         checksums: Vec<Option<u64>>,
     },
     /// Told.
     Landed {
         reservation: u64,
+        #[serde(deserialize_with = "few")]
         pages: Vec<(u32, bool)>,
     },
     /// Answered when every page of the reservation is settled.
@@ -162,14 +170,15 @@ pub enum Reply {
     Welcome(Welcome),
     Done,
     Count(u64),
-    Flags(Vec<bool>),
+    Flags(#[serde(deserialize_with = "few")] Vec<bool>),
     Namespace(u16),
-    Pinned(Vec<Option<PinnedPage>>),
+    Pinned(#[serde(deserialize_with = "few")] Vec<Option<PinnedPage>>),
     Reserved {
         reservation: u64,
+        #[serde(deserialize_with = "few")]
         grants: Vec<PlaceGrant>,
     },
-    Settled(Vec<PutStatus>),
+    Settled(#[serde(deserialize_with = "few")] Vec<PutStatus>),
     Room {
         room: u64,
     },
@@ -198,6 +207,7 @@ pub struct Welcome {
     pub run: u32,
     pub segment_blocks: u32,
     /// Path and segments of each volume; no path for one that is lost.
+    #[serde(deserialize_with = "few")]
     pub volumes: Vec<(Option<String>, u32)>,
 }
 
@@ -274,6 +284,32 @@ pub struct Report {
     pub rss_bytes: u64,
     /// The staging area, through which clients share reads.
     pub staging: StagingReport,
+}
+
+/// A list of no more than [`KEYS_MAX`]: a short byte of a frame may stand for a long element.
+fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    struct Few<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Few<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "at most {KEYS_MAX} elements")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut few = Vec::new();
+            while let Some(element) = list.next_element()? {
+                if few.len() == KEYS_MAX {
+                    return Err(A::Error::invalid_length(KEYS_MAX + 1, &self));
+                }
+                few.push(element);
+            }
+            Ok(few)
+        }
+    }
+
+    from.deserialize_seq(Few(PhantomData))
 }
 
 /// Keys as one blob.
@@ -406,6 +442,19 @@ mod tests {
 
             let short = &frame[..cut.index(frame.len())];
             prop_assert!(short.is_empty() || receive(&mut &short[..], &mut arrived).is_err());
+        }
+    }
+
+    #[test]
+    fn a_list_of_more_elements_than_a_message_may_have_is_no_message() {
+        let commit = |count| Request::Commit {
+            reservation: 0,
+            checksums: vec![None; count],
+        };
+        for (count, is_one) in [(KEYS_MAX, true), (KEYS_MAX + 1, false)] {
+            let mut frame = Vec::new();
+            send(&mut frame, &mut Vec::new(), &commit(count)).unwrap();
+            assert_eq!(parse::<Request<'_>>(&frame[4..]).is_ok(), is_one);
         }
     }
 

@@ -10,9 +10,10 @@
 //! | `lines` | connections |
 //! | `seat` | the core as the answers' catalog |
 //! | `office` | the owner's side |
-//! | `client` | the clients' side |
+//! | `client`, `calls` | the clients' side: processes, and what they ask for |
 //! | `takeover` | a seed from end to end: owners and their ends |
 
+mod calls;
 mod client;
 mod lines;
 mod office;

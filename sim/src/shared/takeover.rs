@@ -33,7 +33,13 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
         ..Expected::default()
     };
     let mut steps = world.setup.steps;
+    let mut powers = 0;
     loop {
+        // A close may have ended so too.
+        if world.tally.times(Class::Power) > powers {
+            powers = world.tally.times(Class::Power);
+            company.lose_power();
+        }
         company.await_owner(&mut world);
         world.expect_less(&mut expected);
         let mut live = match world.open(&mut expected) {
@@ -150,16 +156,20 @@ impl Company {
         self.attend(world, live);
     }
 
+    /// Everybody is gone.
+    fn lose_power(&mut self) {
+        for client in &mut self.clients {
+            *client = Client::default();
+        }
+        self.lines.clear();
+        self.marks.clear();
+        self.office = None;
+    }
+
     /// The owner is killed, perhaps with everybody else.
     fn owner_dies(&mut self, world: &mut World, live: &Live, power: bool) {
         self.check_pins(world, live);
         if power {
-            for client in &mut self.clients {
-                *client = Client::default();
-            }
-            self.lines.clear();
-            self.marks.clear();
-            self.office = None;
             return;
         }
         if !self.lines.is_empty() {

@@ -353,3 +353,168 @@ impl Held {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::cell::Cell;
+
+    use larder_format::{Namespace, Rank};
+
+    use super::*;
+    use crate::api::{OpenOptions, PageStore};
+    use crate::{CreateOptions, Store, create};
+
+    /// Bytes that one client may have under way.
+    const SHARE: u64 = 1 << 20;
+
+    /// Marks that a test sets.
+    struct Marked(Cell<bool>);
+
+    impl Marks for Marked {
+        fn are_on_all(&self, _: ClientId) -> bool {
+            self.0.get()
+        }
+
+        fn are_on_any(&self, _: ClientId) -> bool {
+            self.0.get()
+        }
+    }
+
+    struct Home {
+        _directory: tempfile::TempDir,
+        store: Store,
+        namespace: NamespaceId,
+        map: SegmentMap,
+    }
+
+    fn home() -> Home {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = CreateOptions {
+            size: 256 << 20,
+            segment_size: Some(16 << 20),
+            ..CreateOptions::default()
+        };
+        create(&path, &options).unwrap();
+        let store = Store::open(&path, OpenOptions::default()).unwrap();
+        let fields = larder_format::NamespaceFields {
+            model: "m".to_owned(),
+            weights: String::new(),
+            dtype: "bf16".to_owned(),
+            layout: "page_first_direct".to_owned(),
+            page_tokens: 64,
+            shape: larder_format::PageShape::new(&[65536]).unwrap(),
+            tp: Rank::ALONE,
+            pp: Rank::ALONE,
+            cp: Rank::ALONE,
+            pool: "kv".to_owned(),
+            extra: BTreeMap::new(),
+        };
+        let namespace = store.namespace(&Namespace::new(fields).unwrap()).unwrap();
+        Home {
+            _directory: directory,
+            store,
+            namespace,
+            map: SegmentMap::new(&[15], 4096),
+        }
+    }
+
+    fn asks(count: u8) -> Vec<Ask> {
+        let ask = |at| Ask {
+            key: PageKey::from_bytes([at; 32]),
+            parent: None,
+            depth: 0,
+        };
+        (1..=count).map(ask).collect()
+    }
+
+    fn reserve(home: &Home, ledger: &Ledger, count: u8) -> (u64, Vec<Grant>) {
+        let catalog = home.store.catalog();
+        ledger.reserve(catalog, home.namespace, &asks(count), 65536, SHARE)
+    }
+
+    #[test]
+    fn row_23_what_a_client_that_has_gone_was_given_is_given_back_when_its_writes_are_over() {
+        let home = home();
+        let catalog = home.store.catalog();
+        let marks = Marked(Cell::new(false));
+        let ledger = Ledger::new(ClientId(1), 2);
+        assert!(!ledger.marked(&marks));
+        let (_, unmarked) = reserve(&home, &ledger, 2);
+        assert_eq!(unmarked, [Grant::Refused(Refusal::Busy); 2]);
+
+        marks.0.set(true);
+        assert!(ledger.marked(&marks));
+        let (_, grants) = reserve(&home, &ledger, 4);
+        assert!(grants.iter().all(|grant| matches!(grant, Grant::Write(_))));
+        assert!(ledger.leave(catalog, &home.map));
+        assert!(ledger.is_gone());
+        assert_eq!(
+            reserve(&home, &ledger, 1).1,
+            [Grant::Refused(Refusal::Busy)]
+        );
+        assert_eq!(ledger.end_when_over(catalog, &marks), None);
+
+        marks.0.set(false);
+        let ended = ledger.end_when_over(catalog, &marks).unwrap();
+        let statuses = catalog.wait(ended[0]);
+        assert!(statuses.iter().all(|status| !status.is_present()));
+        assert_eq!(ledger.counts(), (0, 0));
+        home.store.close().unwrap();
+    }
+
+    #[test]
+    fn row_24_what_a_former_owner_granted_counts_for_nothing() {
+        let home = home();
+        let marks = Marked(Cell::new(true));
+        let [former, present] = [2, 3].map(|run| Ledger::new(ClientId(1), run));
+        let puts = [&former, &present].map(|ledger| {
+            assert!(ledger.marked(&marks));
+            reserve(&home, ledger, 1).0
+        });
+        assert!(present.commit(puts[0]).is_none());
+        assert!(present.landed(puts[0], &[(0, true)]).is_none());
+        assert!(present.wait(puts[0]).is_none());
+        assert!(present.commit(puts[1]).is_some());
+    }
+
+    #[test]
+    fn row_25_what_is_said_of_a_page_counts_while_it_is_pinned_and_of_a_put_once() {
+        let home = home();
+        let catalog = home.store.catalog();
+        let bytes = crate::memory::AlignedBuf::zeroed(65536).unwrap();
+        let key = asks(1)[0].key;
+        let page = crate::PutPage {
+            key,
+            parent: None,
+            depth: 0,
+            parts: &[std::io::IoSlice::new(&bytes)],
+        };
+        let stored = home
+            .store
+            .put(home.namespace, &[page], crate::PutOptions::default());
+        assert!(stored[0].is_present());
+        let ledger = Ledger::new(ClientId(1), 2);
+        let pinned = ledger.pin(catalog, home.namespace, &[key])[0].unwrap();
+        let segment = pinned.extent.place.segment;
+        let found = || vec![(key, pinned.extent, Finding::Mismatch)];
+        ledger.unpin(catalog, &home.map, &[segment, segment]);
+        assert_eq!(ledger.counts(), (0, 0));
+        ledger.verified(catalog, home.namespace, found());
+        assert_eq!(home.store.contains(home.namespace, &[key]), [true]);
+        ledger.pin(catalog, home.namespace, &[key]);
+        ledger.verified(catalog, home.namespace, found());
+        assert_eq!(home.store.contains(home.namespace, &[key]), [false]);
+
+        ledger.marked(&Marked(Cell::new(true)));
+        let (put, _) = reserve(&home, &ledger, 2);
+        assert!(ledger.commit(put).is_some() && ledger.commit(put).is_none());
+        let over = ledger.landed(put, &[(0, false), (7, true)]).unwrap().1;
+        assert_eq!(over, [(0, false)]);
+        let over = ledger.landed(put, &[(0, true), (1, false)]).unwrap().1;
+        assert_eq!(over, [(1, false)]);
+        assert!(ledger.wait(put).is_some() && ledger.wait(put).is_none());
+    }
+}

@@ -1,0 +1,4 @@
+//! The fuzzer's way into `larder_fuzz::messages`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| larder_fuzz::messages(data));

@@ -1,0 +1,727 @@
+//! What owner and clients of a shared store say to each other.
+//!
+//! The first byte of an input chooses: the others are what an owner hears on a connection; or what a client hears; or they make
+//! well-formed requests of several clients, in any order and with any numbers, among clients that come, go and end. The owner is the
+//! real one, but for its sockets and threads: its ledgers and answers over the core in memory.
+//!
+//! Whatever is said: nothing panics, nothing takes much more memory than its bytes, a core keeps its invariants, what a client held
+//! is given back when it has gone, and a bystander has what it had.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use larder_engine::catalog::{
+    Ask, Catalog, Extent, Finding, Grant, NamespaceShape, Pinned, ReservationId, SegmentMap,
+};
+use larder_engine::format::{Namespace, PageKey};
+use larder_engine::index::{Lease, NamespaceSlot, Place, SegmentId};
+use larder_engine::share::Marks;
+use larder_engine::share::answer::{Answer, Desk, Greeting, Later, count, done, greeting};
+use larder_engine::share::ledger::Ledger;
+use larder_engine::share::wire::{
+    ClientId, Failure, MAGIC, PinnedPage, PlaceGrant, Reply, Request, VERSION, Welcome, blob,
+    parse, receive, send,
+};
+use larder_engine::{NamespaceId, PutStatus, Stats, StoreError};
+
+use crate::feed::Feed;
+use crate::machine::{Machine, NewPage};
+use crate::sample::{SMALL_SEGMENT_BLOCKS, chain, fresh, namespaces, payload};
+
+/// Segments of the owner's store.
+const SEGMENTS: u32 = 8;
+
+/// Run of the owner.
+const RUN: u32 = 2;
+
+/// Bytes of puts under way that one client may have.
+const SHARE_BYTES: u64 = 64 << 10;
+
+/// Clients at once.
+const CLIENTS: usize = 3;
+
+/// See the module.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn messages(data: &[u8]) {
+    let mut feed = Feed::new(data);
+    match feed.below(3) {
+        0 => owner_hears(feed.bytes(data.len())),
+        1 => client_hears(feed.bytes(data.len())),
+        _ => requests(&mut feed),
+    }
+}
+
+/// The core as a catalog, for all that takes no wait.
+struct Clerk(Mutex<Inner>);
+
+struct Inner {
+    machine: Machine,
+    shapes: Vec<Option<NamespaceShape>>,
+}
+
+impl Clerk {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Catalog for Clerk {
+    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        let mut inner = self.inner();
+        let machine = &mut inner.machine;
+        let named = machine.namespace(namespace);
+        let opened = named.and_then(|_| machine.with_core(|core| core.open_namespace(namespace)));
+        let id = opened.ok_or(StoreError::TooManyNamespaces(0))?;
+        let at = usize::from(NamespaceSlot::from(id).0);
+        if inner.shapes.len() <= at {
+            inner.shapes.resize(at + 1, None);
+        }
+        inner.shapes[at] = Some(NamespaceShape {
+            fingerprint: namespace.fingerprint(),
+            shape: *namespace.shape(),
+        });
+        Ok(id)
+    }
+
+    fn shape(&self, namespace: NamespaceId) -> Option<NamespaceShape> {
+        let at = usize::from(NamespaceSlot::from(namespace).0);
+        self.inner().shapes.get(at).cloned().flatten()
+    }
+
+    fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
+        let (mut inner, mut orphans) = (self.inner(), Vec::new());
+        let index = inner.machine.index.clone();
+        let found = index.longest_prefix(namespace.into(), keys, lease(), &mut orphans);
+        inner.machine.with_core(|core| core.adopt(&orphans));
+        found
+    }
+
+    fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
+        let (mut inner, mut orphans) = (self.inner(), Vec::new());
+        let index = inner.machine.index.clone();
+        let found = index.contains(namespace.into(), keys, lease(), &mut orphans);
+        inner.machine.with_core(|core| core.adopt(&orphans));
+        found
+    }
+
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
+        self.inner().machine.index.touch(namespace.into(), keys);
+    }
+
+    fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>> {
+        let found = self.inner().machine.index.pin(namespace.into(), keys);
+        let pinned = found.into_iter().map(|page| {
+            page.map(|page| Pinned {
+                extent: map().extent(page.place),
+                checksum: page.checksum,
+                unproven: page.unproven,
+            })
+        });
+        pinned.collect()
+    }
+
+    fn unpin(&self, extents: &[Extent]) {
+        let machine = &mut self.inner().machine;
+        for extent in extents {
+            let segment = extent.place.segment;
+            if machine.index.unpin(segment) {
+                machine.with_core(|core| core.unpinned(segment));
+            }
+        }
+    }
+
+    fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]) {
+        self.inner().machine.with_core(|core| {
+            for (key, extent, finding) in findings {
+                core.found(namespace.into(), key, extent.place, *finding);
+            }
+        });
+    }
+
+    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
+        let machine = &mut self.inner().machine;
+        machine.with_core(|core| core.reserve(namespace.into(), asks))
+    }
+
+    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
+        let machine = &mut self.inner().machine;
+        machine.with_core(|core| core.commit(reservation, checksums));
+    }
+
+    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
+        let machine = &mut self.inner().machine;
+        machine.with_core(|core| core.landed(reservation, pages));
+    }
+
+    fn room(&self) -> u64 {
+        0
+    }
+
+    fn wait(&self, _: ReservationId) -> Vec<PutStatus> {
+        unreachable!("an answer waits")
+    }
+
+    fn wait_for_room(&self, _: u64, _: Instant) -> bool {
+        unreachable!("an answer waits")
+    }
+
+    /// At once: the disk in memory has no delays.
+    fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
+        if self.shape(namespace).is_none() {
+            return Err(StoreError::UnknownNamespace);
+        }
+        let done = self.inner().machine.delete(namespace.into(), keys);
+        done.then_some(0).ok_or(StoreError::NoRoom)
+    }
+
+    fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
+        if self.shape(namespace).is_none() {
+            return Err(StoreError::UnknownNamespace);
+        }
+        let done = self.inner().machine.clear(namespace.into());
+        done.then_some(0).ok_or(StoreError::NoRoom)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+}
+
+fn lease() -> Lease {
+    Lease {
+        now_ms: 0,
+        duration_ms: 1,
+        blocks_per_page: 1,
+    }
+}
+
+fn map() -> SegmentMap {
+    SegmentMap::new(&[SEGMENTS], SMALL_SEGMENT_BLOCKS)
+}
+
+/// Whether whoever is asked about is marked.
+struct Marked(bool);
+
+impl Marks for Marked {
+    fn are_on_all(&self, _: ClientId) -> bool {
+        self.0
+    }
+
+    fn are_on_any(&self, _: ClientId) -> bool {
+        self.0
+    }
+}
+
+/// A client as its owner knows it.
+struct Client {
+    ledger: Ledger,
+    marked: bool,
+    /// Puts whose statuses it waits for.
+    waiting: Vec<(u64, ReservationId)>,
+    /// What it was told, to be said again.
+    puts: Vec<u64>,
+    places: Vec<(PageKey, Place)>,
+}
+
+impl Client {
+    fn new(id: u32) -> Client {
+        Client {
+            ledger: Ledger::new(ClientId(id), RUN),
+            marked: true,
+            waiting: Vec::new(),
+            puts: Vec::new(),
+            places: Vec::new(),
+        }
+    }
+}
+
+/// An owner, and a bystander that holds a pin and a put.
+struct Owner {
+    clerk: Clerk,
+    map: SegmentMap,
+    bystander: Client,
+    pinned: SegmentId,
+}
+
+/// The pages of the bystander: one that is there, one on its way.
+fn bystanders() -> Vec<PageKey> {
+    chain(9, 2)
+}
+
+impl Owner {
+    fn new() -> Owner {
+        let image = fresh(&[SEGMENTS], SMALL_SEGMENT_BLOCKS);
+        let (machine, _) = Machine::open(image).expect("a fresh store opens");
+        let clerk = Clerk(Mutex::new(Inner {
+            machine,
+            shapes: Vec::new(),
+        }));
+        let mut slots = Vec::new();
+        for namespace in namespaces() {
+            slots.push(clerk.namespace(namespace).expect("there is room").into());
+        }
+        let keys = bystanders();
+        let page = NewPage {
+            key: keys[0],
+            parent: None,
+            depth: 0,
+            bytes: payload(&(0, keys[0]), 1),
+        };
+        let statuses = clerk.inner().machine.put(slots[0], &[page]);
+        assert_eq!(statuses, [PutStatus::Stored]);
+        let mut owner = Owner {
+            clerk,
+            map: map(),
+            bystander: Client::new(u32::MAX),
+            pinned: SegmentId(0),
+        };
+        let mut bystander = std::mem::replace(&mut owner.bystander, Client::new(u32::MAX));
+        owner.says(&mut bystander, &Request::Marked);
+        let blob = blob(&keys);
+        let pin = Request::Pin {
+            namespace: 0,
+            keys: &blob[..32],
+        };
+        owner.says(&mut bystander, &pin);
+        let reserve = Request::Reserve {
+            namespace: 0,
+            keys: &blob[32..],
+            links: vec![(None, 1)],
+        };
+        owner.says(&mut bystander, &reserve);
+        owner.pinned = bystander.places[0].1.segment;
+        owner.bystander = bystander;
+        owner
+    }
+
+    /// A client says something, as it goes over a connection.
+    fn says(&self, client: &mut Client, request: &Request<'_>) {
+        let (mut frame, mut buffer) = (Vec::new(), Vec::new());
+        if send(&mut frame, &mut buffer, request).is_err() {
+            return;
+        }
+        let arrived = receive(&mut &frame[..], &mut buffer);
+        assert!(matches!(arrived, Ok(true)), "a frame that no reader takes");
+        let request = parse(&buffer).expect("what was sent is a message");
+        self.hears(client, request);
+    }
+
+    /// The owner answers a request. Whether the conversation goes on.
+    fn hears(&self, client: &mut Client, request: Request<'_>) -> bool {
+        let marked = Marked(client.marked);
+        let desk = Desk {
+            catalog: &self.clerk,
+            map: &self.map,
+            marks: &marked,
+            share_bytes: SHARE_BYTES,
+        };
+        let keys = match &request {
+            Request::Pin { keys, .. } => keys
+                .as_chunks()
+                .0
+                .iter()
+                .copied()
+                .map(PageKey::from_bytes)
+                .collect(),
+            _ => Vec::new(),
+        };
+        let reply = match desk.answer(&client.ledger, request) {
+            Answer::Reply(reply) => reply,
+            Answer::Nothing => return true,
+            Answer::Later(Later::Settled { put, reservation }) => {
+                client.waiting.push((put, reservation));
+                self.settle(client);
+                return true;
+            }
+            Answer::Later(Later::Room { .. }) => Reply::Room { room: 1 },
+            Answer::Later(Later::Delete(namespace, keys)) => {
+                count(self.clerk.delete(namespace, &keys))
+            }
+            Answer::Later(Later::Clear(namespace)) => count(self.clerk.clear_namespace(namespace)),
+            Answer::Later(Later::Flush) => done(self.clerk.flush()),
+            Answer::Later(Later::Report) => Reply::Done,
+        };
+        match &reply {
+            Reply::Reserved { reservation, .. } => client.puts.push(*reservation),
+            Reply::Pinned(pages) => client.places.extend(
+                keys.iter()
+                    .zip(pages)
+                    .filter_map(|(key, page)| Some((*key, page.as_ref()?.place))),
+            ),
+            _ => {}
+        }
+        let mut frame = Vec::new();
+        let sent = send(&mut frame, &mut Vec::new(), &reply);
+        assert!(sent.is_ok(), "an answer that cannot be sent: {sent:?}");
+        !matches!(reply, Reply::Failed(Failure::Protocol(_)))
+    }
+
+    /// Puts that are waited for may have settled.
+    fn settle(&self, client: &mut Client) {
+        let ledger = &client.ledger;
+        client.waiting.retain(|(put, reservation)| {
+            let settled = self.clerk.inner().machine.settled(*reservation);
+            if settled.is_some() {
+                ledger.settled(*put);
+            }
+            settled.is_none()
+        });
+    }
+
+    /// A client goes, and its writes are over.
+    fn sees_off(&self, client: &mut Client) {
+        client.ledger.leave(&self.clerk, &self.map);
+        let held = client.ledger.end_when_over(&self.clerk, &Marked(true));
+        assert!(held.is_none(), "puts end while their client may write");
+        let ended = client.ledger.end_when_over(&self.clerk, &Marked(false));
+        for reservation in ended.expect("its writes are over") {
+            let settled = self.clerk.inner().machine.settled(reservation);
+            assert!(
+                settled.is_some(),
+                "a put of a client that has gone is not over"
+            );
+        }
+        self.settle(client);
+        assert!(client.waiting.is_empty(), "a caller waits for good");
+        assert_eq!(
+            client.ledger.counts(),
+            (0, 0),
+            "a client that has gone holds something"
+        );
+    }
+
+    /// Everybody else has gone.
+    fn check(mut self) {
+        let bystander = &mut self.bystander;
+        assert_eq!(
+            bystander.ledger.counts(),
+            (1, 1),
+            "a bystander loses what it holds"
+        );
+        {
+            let machine = &self.clerk.inner().machine;
+            for segment in (0..SEGMENTS).map(SegmentId) {
+                let pins = u32::from(segment == self.pinned);
+                assert_eq!(machine.index.pins(segment), pins, "pins on {segment:?}");
+            }
+            machine.check();
+        }
+        let mut bystander = std::mem::replace(bystander, Client::new(u32::MAX));
+        self.sees_off(&mut bystander);
+        let machine = &mut self.clerk.inner().machine;
+        assert!(
+            machine.with_core(|core| core.is_idle()),
+            "something is left under way"
+        );
+        machine.check();
+    }
+}
+
+/// The bytes of a connection, at its owner.
+fn owner_hears(mut bytes: &[u8]) {
+    let owner = Owner::new();
+    let mut buffer = Vec::new();
+    let mut client = None;
+    while let Ok(true) = receive(&mut bytes, &mut buffer) {
+        match &mut client {
+            None => match greeting(&buffer) {
+                Ok(Greeting::First) => client = Some(Client::new(1)),
+                // Nobody has such a secret.
+                Ok(Greeting::Further(..)) | Err(_) => break,
+            },
+            Some(client) => {
+                let goes_on = parse(&buffer).is_ok_and(|request| owner.hears(client, request));
+                if !goes_on {
+                    break;
+                }
+            }
+        }
+    }
+    if let Some(mut client) = client {
+        owner.sees_off(&mut client);
+    }
+    owner.check();
+}
+
+/// The bytes of a connection, at its client.
+fn client_hears(mut bytes: &[u8]) {
+    let mut buffer = Vec::new();
+    let mut map = map();
+    while let Ok(true) = receive(&mut bytes, &mut buffer) {
+        let Ok(reply) = parse::<Reply>(&buffer) else {
+            return;
+        };
+        match &reply {
+            Reply::Welcome(welcome) => {
+                let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
+                map = SegmentMap::new(&segments, welcome.segment_blocks);
+            }
+            Reply::Pinned(pages) => pages.iter().flatten().for_each(|page| {
+                let _ = map.extent(page.place);
+            }),
+            Reply::Reserved { grants, .. } => {
+                for grant in grants {
+                    if let PlaceGrant::Write(place) = grant {
+                        let _ = map.extent(*place);
+                    }
+                }
+            }
+            _ => {}
+        }
+        let mut again = Vec::new();
+        send(&mut again, &mut Vec::new(), &reply).expect("what was read can be sent");
+        let read: Reply = parse(&again[4..]).expect("what was sent can be read");
+        assert_eq!(format!("{read:?}"), format!("{reply:?}"));
+    }
+}
+
+/// Clients that say anything in any order.
+fn requests(feed: &mut Feed<'_>) {
+    let owner = Owner::new();
+    let mut next = 0;
+    let mut come = || {
+        next += 1;
+        Client::new(next)
+    };
+    let mut clients: Vec<Client> = (0..CLIENTS).map(|_| come()).collect();
+    let keys: Vec<PageKey> = [chain(1, 6), chain(2, 6), bystanders()].concat();
+    while !feed.is_empty() {
+        let at = feed.below(CLIENTS);
+        match feed.byte() {
+            0 => {
+                let mut gone = std::mem::replace(&mut clients[at], come());
+                owner.sees_off(&mut gone);
+            }
+            1 => clients[at].marked = feed.byte() & 1 == 0,
+            2 => {
+                clients[at].ledger.leave(&owner.clerk, &owner.map);
+            }
+            what => {
+                let first = feed.below(keys.len());
+                let last = (first + 1 + feed.below(6)).min(keys.len());
+                let blob = blob(&keys[first..last]);
+                let request = request(feed, what, &clients, at, &blob);
+                owner.says(&mut clients[at], &request);
+                owner.settle(&mut clients[at]);
+            }
+        }
+    }
+    for mut client in clients {
+        owner.sees_off(&mut client);
+    }
+    owner.check();
+}
+
+/// A request, its numbers mostly such as somebody was told, not always the one who says them.
+fn request<'a>(
+    feed: &mut Feed<'_>,
+    what: u8,
+    clients: &[Client],
+    at: usize,
+    keys: &'a [u8],
+) -> Request<'a> {
+    let count = keys.len() / 32;
+    let whose = if feed.byte() < 200 {
+        at
+    } else {
+        feed.below(CLIENTS)
+    };
+    let teller = &clients[whose];
+    let namespace = match feed.byte() {
+        0..100 => 0,
+        100..200 => 1,
+        _ => feed.awkward() as u16,
+    };
+    let known = teller.puts.last().copied().unwrap_or(0);
+    let reservation = match feed.byte() {
+        0..150 => known,
+        150..200 => known.wrapping_sub(u64::from(feed.byte() % 4)),
+        _ => feed.awkward(),
+    };
+    let place = |feed: &mut Feed<'_>| match feed.byte() {
+        0..200 => feed.pick(&teller.places).map_or(
+            Place {
+                segment: SegmentId(0),
+                start: 0,
+            },
+            |(_, place)| place,
+        ),
+        _ => Place {
+            segment: SegmentId(feed.awkward() as u32),
+            start: feed.awkward() as u32,
+        },
+    };
+    match what % 18 {
+        0 => Request::Marked,
+        1 => Request::LongestPrefix { namespace, keys },
+        2 => Request::Contains { namespace, keys },
+        3 => Request::Touch { namespace, keys },
+        4 | 5 => Request::Pin { namespace, keys },
+        6 => Request::Unpin {
+            segments: (0..feed.below(5)).map(|_| place(feed).segment).collect(),
+        },
+        7 => Request::Verified {
+            namespace,
+            keys,
+            findings: (0..feed.below(5))
+                .map(|_| {
+                    let finding = [Finding::Good, Finding::Mismatch, Finding::Unreadable];
+                    (place(feed), finding[feed.below(3)])
+                })
+                .collect(),
+        },
+        8 | 9 => Request::Reserve {
+            namespace,
+            keys,
+            links: (0..count)
+                .map(|_| {
+                    let parent = (feed.byte() & 1 == 0).then(|| [feed.byte(); 32]);
+                    (parent, feed.awkward() as u32)
+                })
+                .collect(),
+        },
+        10 => Request::Commit {
+            reservation,
+            checksums: (0..feed.below(8))
+                .map(|_| (feed.byte() < 200).then(|| feed.awkward()))
+                .collect(),
+        },
+        11 => Request::Landed {
+            reservation,
+            pages: (0..feed.below(8))
+                .map(|_| (feed.awkward() as u32 % 16, feed.byte() < 200))
+                .collect(),
+        },
+        12 => Request::Wait { reservation },
+        13 => Request::Delete { namespace, keys },
+        14 => Request::Clear { namespace },
+        15 => Request::WaitForRoom {
+            seen: feed.awkward(),
+            patience_ms: feed.awkward() as u32,
+        },
+        16 => Request::Flush,
+        _ => Request::Room,
+    }
+}
+
+/// Inputs to begin with.
+///
+/// # Panics
+/// When a message cannot be sent.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = vec![heard_by_owner(), heard_by_client()];
+    for seed in 0..12_u8 {
+        let bytes = (0..200 + 40 * u32::from(seed)).map(|at| {
+            let word = (at + 1)
+                .wrapping_mul(0x9e37_79b9)
+                .rotate_left(u32::from(seed));
+            (word >> 13) as u8
+        });
+        seeds.push(std::iter::once(2).chain(bytes).collect());
+    }
+    seeds
+}
+
+fn heard_by_owner() -> Vec<u8> {
+    let keys = blob(&chain(1, 3));
+    let record = namespaces()[0].encode();
+    let requests = [
+        Request::Hello {
+            magic: MAGIC,
+            version: VERSION,
+        },
+        Request::Marked,
+        Request::Namespace { record },
+        Request::LongestPrefix {
+            namespace: 0,
+            keys: &keys,
+        },
+        Request::Reserve {
+            namespace: 0,
+            keys: &keys,
+            links: vec![(None, 0); 3],
+        },
+        Request::Commit {
+            reservation: u64::from(RUN) << 32,
+            checksums: vec![Some(7), None, Some(9)],
+        },
+        Request::Landed {
+            reservation: u64::from(RUN) << 32,
+            pages: vec![(0, true), (1, true), (2, false)],
+        },
+        Request::Wait {
+            reservation: u64::from(RUN) << 32,
+        },
+        Request::Pin {
+            namespace: 0,
+            keys: &keys,
+        },
+        Request::Verified {
+            namespace: 0,
+            keys: &keys[..32],
+            findings: vec![(
+                Place {
+                    segment: SegmentId(0),
+                    start: 2,
+                },
+                Finding::Mismatch,
+            )],
+        },
+        Request::Unpin {
+            segments: vec![SegmentId(0); 2],
+        },
+        Request::Flush,
+        Request::Stats,
+        Request::Room,
+    ];
+    let mut bytes = vec![0];
+    for request in &requests {
+        send(&mut bytes, &mut Vec::new(), request).expect("a request");
+    }
+    bytes
+}
+
+fn heard_by_client() -> Vec<u8> {
+    let place = Place {
+        segment: SegmentId(5),
+        start: 7,
+    };
+    let replies = [
+        Reply::Welcome(Welcome {
+            client: ClientId(1),
+            secret: 2,
+            store: [3; 16],
+            run: 4,
+            segment_blocks: 64,
+            volumes: vec![(Some("volume".to_owned()), 8), (None, u32::MAX)],
+        }),
+        Reply::Done,
+        Reply::Flags(vec![true, false]),
+        Reply::Pinned(vec![
+            None,
+            Some(PinnedPage {
+                place,
+                checksum: 1,
+                unproven: true,
+            }),
+        ]),
+        Reply::Reserved {
+            reservation: 3,
+            grants: vec![PlaceGrant::Write(place), PlaceGrant::Settles],
+        },
+        Reply::Settled(vec![PutStatus::Stored, PutStatus::Duplicate]),
+        Reply::Failed(Failure::NoRoom),
+    ];
+    let mut bytes = vec![1];
+    for reply in &replies {
+        send(&mut bytes, &mut Vec::new(), reply).expect("a reply");
+    }
+    bytes
+}
