@@ -1,8 +1,9 @@
 //! How fast the host device copies between L1 and L2, beside memcpy over the same bytes in the same run.
 //!
-//! Every round copies the same number of bytes three ways, in turn: memcpy on this thread, piece by piece, in pieces of the size that
-//! the layouts keep together, from as many scattered places; a load; a store. The two take turns because a shared machine is
-//! not the same from one moment to the next; what counts is the median of the rounds' ratios. Needs about 2 GiB of memory.
+//! Every round copies the same number of bytes four ways, in turn: memcpy on this thread in one piece; memcpy in pieces of the size
+//! that the layouts keep together, from and to as many scattered places; a load; a store. They take turns because a shared
+//! machine is not the same from one moment to the next; what counts is the median of the rounds' ratios to the pieces. Needs
+//! about 2 GiB of memory.
 //!
 //! `cargo run --release -p larder-kernels --example copy_speed [ROUNDS]`
 
@@ -47,7 +48,7 @@ fn main() {
         .nth(1)
         .map_or(9, |rounds| rounds.parse().unwrap());
     println!(
-        "medians of {rounds} rounds; GB/s of memcpy, load and store, and the latter two over memcpy"
+        "medians of {rounds} rounds; GB/s of memcpy in one piece, in pieces, of loads and stores; the latter two over pieces"
     );
     let shapes = [
         ("Llama-3.1-8B,   64 tokens", KvShape::mha(32, 8, 128, 2, 64)),
@@ -97,10 +98,11 @@ impl Bench {
 
     fn run(&mut self, name: &str, rounds: usize) {
         let bytes = (self.memcpy.pieces.len() * self.memcpy.piece) as f64;
-        let mut seconds: [Vec<f64>; 3] = Default::default();
+        let mut seconds: [Vec<f64>; 4] = Default::default();
         // The first round touches all memory for the first time.
         for round in 0..=rounds {
             let round_seconds = [
+                self.memcpy.whole_seconds(),
                 self.memcpy.seconds(),
                 self.seconds(Direction::Load),
                 self.seconds(Direction::Store),
@@ -111,12 +113,13 @@ impl Bench {
                 }
             }
         }
-        let [memcpy, load, store] = &seconds;
+        let [whole, memcpy, load, store] = &seconds;
         let ratio =
             |other: &[f64]| median(std::iter::zip(memcpy, other).map(|(a, b)| a / b).collect());
         let rate = |all: &[f64]| bytes / median(all.to_vec()) / 1e9;
         println!(
-            "{name} {:6.2} {:6.2} {:6.2}   load {:.2}  store {:.2}",
+            "{name} {:6.2} {:6.2} {:6.2} {:6.2}   load {:.2}  store {:.2}",
+            rate(whole),
             rate(memcpy),
             rate(load),
             rate(store),
@@ -150,6 +153,14 @@ impl Memcpy {
             piece,
             pieces: std::iter::zip(from, to).take(moved / piece).collect(),
         }
+    }
+
+    fn whole_seconds(&mut self) -> f64 {
+        let bytes = self.pieces.len() * self.piece;
+        let started = Instant::now();
+        self.to[..bytes].copy_from_slice(&self.from[..bytes]);
+        std::hint::black_box(&mut self.to);
+        started.elapsed().as_secs_f64()
     }
 
     fn seconds(&mut self) -> f64 {
