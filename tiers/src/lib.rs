@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`runs`] | page numbers of a pool, as runs |
 //! | [`pool`] | which pages are free, and the rows of requests |
+//! | [`ranks`] | how the ranks of one engine agree |
 
 pub mod pool;
+pub mod ranks;
 pub mod runs;
