@@ -25,6 +25,7 @@
 //! | `ticket` | when a copy is done, and what may not be touched before |
 //! | `device` | the [`Device`] trait |
 //! | [`host`] | the device where there is none |
+//! | [`kernel`] | what the copy kernel of `cu/kv_copy.cu` is launched with |
 //! | `error` | what can go wrong |
 
 // Offsets are 64 bits wide, and so is every address.
@@ -34,6 +35,7 @@ compile_error!("pools are larger than a 32-bit address space");
 mod device;
 mod error;
 pub mod host;
+pub mod kernel;
 mod layout;
 mod pool;
 mod shape;

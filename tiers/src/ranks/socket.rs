@@ -10,8 +10,8 @@
 //! The socket's file is there only while the group gathers. It is protected by the directory it lies in, and no more.
 //!
 //! Faults defended against: ranks that start in any order; a rank that comes twice, or counts other than the host does; a process
-//! that ends (its connection does too); a host that is stopped, which the others notice after twice the timeout: it cannot
-//! tell them who is missing, and up to once the timeout it may itself be waiting for another.
+//! that ends (its connection does too), in a call or outside; a host that is stopped, which the others notice after twice the
+//! timeout: before, it might still say who is missing.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -111,7 +111,7 @@ impl SocketRank {
         let mut guest = Guest {
             rank,
             size,
-            // A host that waits for another rank answers within one timeout of coming to a call, and comes within another.
+            // The host answers within one, be it to say who is missing.
             patience: call.saturating_mul(2),
             stream,
             broken: None,
