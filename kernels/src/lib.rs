@@ -26,12 +26,14 @@
 //! | `device` | the [`Device`] trait |
 //! | [`host`] | the device where there is none |
 //! | [`kernel`] | what the copy kernel of `cu/kv_copy.cu` is launched with |
+//! | [`cuda`] | the device where there is one |
 //! | `error` | what can go wrong |
 
 // Offsets are 64 bits wide, and so is every address.
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("pools are larger than a 32-bit address space");
 
+pub mod cuda;
 mod device;
 mod error;
 pub mod host;
