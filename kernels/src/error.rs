@@ -74,6 +74,16 @@ pub enum DeviceError {
     /// Memory that was not registered first, or not with this device.
     #[error("the L2 pool is not registered with this device")]
     NotRegistered,
+    /// Memory of the host that cannot be page-locked.
+    #[error(
+        "{bytes} bytes of the L2 pool cannot be page-locked ({why}); see the limit of locked memory (ulimit -l)"
+    )]
+    NotLockable {
+        /// Bytes of the piece.
+        bytes: u64,
+        /// What the driver said.
+        why: String,
+    },
     /// Too much in flight.
     #[error("{in_flight} transfers are in flight, no more are taken; poll their tickets first")]
     Busy {

@@ -44,6 +44,7 @@ mod shape;
 mod ticket;
 mod transfer;
 
+pub use cuda::{CudaDevice, CudaOptions};
 pub use device::{Device, ForeignStream, Refused};
 pub use error::DeviceError;
 pub use host::HostDevice;

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::cuda::DeviceMemory;
 use crate::error::DeviceError;
 use crate::layout::{Layout, Strides, pool_bytes};
 use crate::shape::KvShape;
@@ -62,6 +63,14 @@ impl HostMemory {
         }
     }
 
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Zeroed memory from the allocator: for tests and small pools.
     ///
     /// # Errors
@@ -82,7 +91,7 @@ pub struct L2Pool(Arc<L2>);
 
 struct L2 {
     /// Goes before the memory does.
-    _registration: Option<Box<dyn Any + Send + Sync>>,
+    registration: Option<Box<dyn Any + Send + Sync>>,
     memory: HostMemory,
     layout: Layout,
     shape: KvShape,
@@ -113,7 +122,7 @@ impl L2Pool {
             });
         }
         Ok(L2Pool(Arc::new(L2 {
-            _registration: registration,
+            registration,
             memory,
             layout,
             shape: *shape,
@@ -188,6 +197,11 @@ impl L2Pool {
     pub(crate) fn device(&self) -> DeviceId {
         self.0.device
     }
+
+    /// What the device made it known with.
+    pub(crate) fn registration(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.0.registration.as_deref()
+    }
 }
 
 impl fmt::Debug for L2Pool {
@@ -216,6 +230,8 @@ struct L1 {
 pub(crate) enum L1Memory {
     /// Memory of the host.
     Host(ZeroedBytes),
+    /// Memory of a GPU.
+    Device(DeviceMemory),
 }
 
 impl L1Pool {
@@ -255,8 +271,12 @@ impl L1Pool {
         self.0.device
     }
 
-    /// Byte offset of a chunk: the tokens of one page, in one layer of one part.
-    pub(crate) fn chunk_offset(&self, at: ChunkAt) -> Result<u64, DeviceError> {
+    /// Byte offset of a chunk, if `bytes` is its size.
+    pub(crate) fn chunk_of(&self, at: ChunkAt, bytes: usize) -> Result<u64, DeviceError> {
+        let chunk_bytes = self.0.shape.chunk_bytes();
+        if bytes != chunk_bytes as usize {
+            return Err(DeviceError::ChunkSize { chunk_bytes, bytes });
+        }
         page_exists(Tier::L1, at.page, self.0.pages)?;
         if at.part >= self.0.shape.parts() || at.layer >= self.0.shape.layers() {
             return Err(DeviceError::NoSuchLayer {

@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::cuda::Event;
 use crate::error::DeviceError;
 
 /// A moment to wait for: the end of a copy, or of what a copy has to come after. Clones are the same moment.
@@ -20,6 +21,8 @@ pub struct Ticket(Kind);
 enum Kind {
     Done,
     Promised(Arc<Moment>),
+    /// In a stream of a GPU.
+    Event(Arc<Event>),
 }
 
 #[derive(Debug)]
@@ -66,6 +69,7 @@ impl Ticket {
     pub fn poll(&self) -> Result<bool, DeviceError> {
         match &self.0 {
             Kind::Done => Ok(true),
+            Kind::Event(event) => event.poll(),
             Kind::Promised(moment) => match &*moment.state.lock() {
                 State::Pending(_) => Ok(false),
                 State::Settled(outcome) => outcome.clone().map(|()| true),
@@ -73,19 +77,32 @@ impl Ticket {
         }
     }
 
-    /// [`Ticket::poll`] for asynchronous callers: wakes them when it settles.
-    pub fn poll_settled(&self, context: &Context<'_>) -> Poll<Result<(), DeviceError>> {
+    /// [`Ticket::poll`], and to be woken when it settles. Nobody wakes for a GPU: the host device takes no ticket of one.
+    pub(crate) fn poll_settled(&self, context: &Context<'_>) -> Poll<Result<(), DeviceError>> {
+        if let Kind::Promised(moment) = &self.0
+            && let State::Pending(wakers) = &mut *moment.state.lock()
+        {
+            if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                wakers.push(context.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        match self.poll() {
+            Ok(false) => Poll::Pending,
+            Ok(true) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    pub(crate) fn of_event(event: Event) -> Ticket {
+        Ticket(Kind::Event(Arc::new(event)))
+    }
+
+    /// The event of a ticket of a GPU.
+    pub(crate) fn event(&self) -> Option<&Event> {
         match &self.0 {
-            Kind::Done => Poll::Ready(Ok(())),
-            Kind::Promised(moment) => match &mut *moment.state.lock() {
-                State::Pending(wakers) => {
-                    if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-                        wakers.push(context.waker().clone());
-                    }
-                    Poll::Pending
-                }
-                State::Settled(outcome) => Poll::Ready(outcome.clone()),
-            },
+            Kind::Event(event) => Some(event),
+            Kind::Done | Kind::Promised(_) => None,
         }
     }
 
@@ -94,8 +111,10 @@ impl Ticket {
     /// # Errors
     /// What was to happen failed.
     pub fn wait(&self) -> Result<(), DeviceError> {
-        let Kind::Promised(moment) = &self.0 else {
-            return Ok(());
+        let moment = match &self.0 {
+            Kind::Done => return Ok(()),
+            Kind::Event(event) => return event.wait(),
+            Kind::Promised(moment) => moment,
         };
         let mut state = moment.state.lock();
         loop {

@@ -1,19 +1,30 @@
 //! The bytes themselves.
 
+use crate::error::DeviceError;
 use crate::pool::L1Memory;
 use crate::transfer::{Copy2d, Direction, Plan};
 
 /// Copies one layer of all pages of a plan.
 ///
 /// # Safety
-/// The pages copied from are written by nobody, those copied to are touched by nobody, and the L1 pool lies in host memory.
-pub(super) unsafe fn layer(plan: &Plan, direction: Direction, layer: u32) {
-    let L1Memory::Host(l1) = plan.l1.memory();
+/// The pages copied from are written by nobody, and those copied to are touched by nobody.
+///
+/// # Errors
+/// The L1 pool does not lie in host memory.
+pub(super) unsafe fn layer(
+    plan: &Plan,
+    direction: Direction,
+    layer: u32,
+) -> Result<(), DeviceError> {
+    let L1Memory::Host(l1) = plan.l1.memory() else {
+        return Err(DeviceError::ForeignPool);
+    };
     let (l1, l2) = (l1.start().as_ptr(), plan.l2.start().as_ptr());
     for copy in plan.copies(layer) {
         // SAFETY: as promised; the rows of a plan lie in their pools, and the pools are different memory.
         unsafe { rows(l1, l2, direction, &copy) };
     }
+    Ok(())
 }
 
 /// # Safety

@@ -117,7 +117,7 @@ impl HostDevice {
         transfer: Transfer,
         after: &Ticket,
     ) -> Result<Gated<Transfer>, Refused> {
-        if let Err(error) = self.admit(direction, &transfer) {
+        if let Err(error) = self.admit(direction, &transfer, after) {
             return Err(Refused { error, transfer });
         }
         let tickets = match direction {
@@ -135,12 +135,20 @@ impl HostDevice {
         Ok(Gated::free(transfer).behind(LayerTickets::by_layer(tickets)))
     }
 
-    fn admit(&self, direction: Direction, transfer: &Transfer) -> Result<(), DeviceError> {
+    fn admit(
+        &self,
+        direction: Direction,
+        transfer: &Transfer,
+        after: &Ticket,
+    ) -> Result<(), DeviceError> {
         if transfer.l1().device() != self.id {
             return Err(DeviceError::ForeignPool);
         }
         if transfer.l2().device() != self.id {
             return Err(DeviceError::NotRegistered);
+        }
+        if after.event().is_some() && after.poll() == Ok(false) {
+            return Err(DeviceError::ForeignTicket);
         }
         let in_flight = self.in_flight.load(Ordering::Relaxed);
         if in_flight >= IN_FLIGHT_MAX {
@@ -154,12 +162,10 @@ impl HostDevice {
         if pool.device() != self.id {
             return Err(DeviceError::ForeignPool);
         }
-        let chunk_bytes = pool.shape().chunk_bytes();
-        if bytes != chunk_bytes as usize {
-            return Err(DeviceError::ChunkSize { chunk_bytes, bytes });
-        }
-        let offset = pool.chunk_offset(at)?;
-        let L1Memory::Host(memory) = pool.memory();
+        let L1Memory::Host(memory) = pool.memory() else {
+            return Err(DeviceError::ForeignPool);
+        };
+        let offset = pool.chunk_of(at, bytes)?;
         // SAFETY: the offset of a chunk that exists lies inside the pool.
         Ok(unsafe { memory.start().as_ptr().add(offset as usize) })
     }
