@@ -36,16 +36,20 @@ fn main() -> ExitCode {
         .nth(1)
         .map_or(7, |rounds| rounds.parse().unwrap());
     let started = Instant::now();
-    let opened = CudaDevice::open(&CudaOptions::default());
+    let options = CudaOptions {
+        way: Way::CopyEngine,
+        ..CudaOptions::default()
+    };
+    let opened = CudaDevice::open(&options);
     println!("detection: {:.2} ms", started.elapsed().as_secs_f64() * 1e3);
-    let device = match opened {
+    let engine = match opened {
         Ok(device) => device,
         Err(error) => {
             println!("{error}");
             return ExitCode::from(3);
         }
     };
-    println!("{}; medians of {rounds} rounds", device.name());
+    println!("{}; medians of {rounds} rounds", engine.name());
     let shapes = [
         (
             "Llama-3.1-8B   64 tokens 128 KiB",
@@ -72,7 +76,7 @@ fn main() -> ExitCode {
                 ..CudaOptions::default()
             };
             let device = CudaDevice::open(&options).unwrap();
-            let bench = Bench::new(&device, &shape.unwrap());
+            let bench = Bench::new(&device, &engine, &shape.unwrap());
             for pages in PAGES {
                 right &= bench.run(&format!("{name}  {way:10?}"), pages, rounds);
             }
@@ -85,12 +89,13 @@ struct Bench<'a> {
     device: &'a CudaDevice,
     l1: L1Pool,
     l2: L2Pool,
-    /// One page as large as the pools: the ceiling.
+    /// For one page as large as the pools, by copy engine: the ceiling.
+    engine: &'a CudaDevice,
     one: (L1Pool, L2Pool),
 }
 
 impl Bench<'_> {
-    fn new<'a>(device: &'a CudaDevice, shape: &KvShape) -> Bench<'a> {
+    fn new<'a>(device: &'a CudaDevice, engine: &'a CudaDevice, shape: &KvShape) -> Bench<'a> {
         let pages = (POOL_BYTES / u64::from(shape.page_bytes())) as u32;
         let (l1, l2) = pools(device, shape, pages);
         let row = (POOL_BYTES / 2) as u32;
@@ -99,7 +104,8 @@ impl Bench<'_> {
             device,
             l1,
             l2,
-            one: pools(device, &one, 1),
+            engine,
+            one: pools(engine, &one, 1),
         }
     }
 
@@ -124,12 +130,12 @@ impl Bench<'_> {
         let one = vec![PagePair { l1: 0, l2: 0 }];
         let (mut load, mut store, mut submit) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..=rounds {
-            let up = self.rate(Direction::Load, &self.one, one.clone()).0;
-            let down = self.rate(Direction::Store, &self.one, one.clone()).0;
+            let up = rate(self.engine, Direction::Load, &self.one, one.clone()).0;
+            let down = rate(self.engine, Direction::Store, &self.one, one.clone()).0;
             let pools = (self.l1.clone(), self.l2.clone());
-            let (loaded, cpu) = self.rate(Direction::Load, &pools, pairs(0));
+            let (loaded, cpu) = rate(self.device, Direction::Load, &pools, pairs(0));
             // To other pages, so that they can be compared.
-            let (stored, _) = self.rate(Direction::Store, &pools, pairs(half));
+            let (stored, _) = rate(self.device, Direction::Store, &pools, pairs(half));
             if round > 0 {
                 load.push((loaded, loaded / up));
                 store.push((stored, stored / down));
@@ -150,30 +156,6 @@ impl Bench<'_> {
         right
     }
 
-    /// GB/s of one transfer, and microseconds of the CPU a layer.
-    fn rate(
-        &self,
-        direction: Direction,
-        pools: &(L1Pool, L2Pool),
-        pairs: Vec<PagePair>,
-    ) -> (f64, f64) {
-        // SAFETY: nothing else touches the pools.
-        let transfer = unsafe { Transfer::new(&pools.0, &pools.1, pairs) }.unwrap();
-        let bytes = transfer.bytes() as f64;
-        let layers = f64::from(pools.0.shape().layers());
-        let started = Instant::now();
-        let moving = match direction {
-            Direction::Load => self.device.load(transfer, &Ticket::done()),
-            Direction::Store => self.device.store(transfer, &Ticket::done()),
-        };
-        let submitted = started.elapsed().as_secs_f64();
-        moving.unwrap().wait().1.unwrap();
-        (
-            bytes / started.elapsed().as_secs_f64() / 1e9,
-            submitted * 1e6 / layers,
-        )
-    }
-
     fn same(&self, one: u32, other: u32) -> bool {
         let bytes = |page| -> Vec<&[u8]> {
             let runs = self.l2.page_runs(page).unwrap();
@@ -185,6 +167,30 @@ impl Bench<'_> {
         };
         bytes(one) == bytes(other)
     }
+}
+
+/// GB/s of one transfer, and microseconds of the CPU a layer.
+fn rate(
+    device: &CudaDevice,
+    direction: Direction,
+    pools: &(L1Pool, L2Pool),
+    pairs: Vec<PagePair>,
+) -> (f64, f64) {
+    // SAFETY: nothing else touches the pools.
+    let transfer = unsafe { Transfer::new(&pools.0, &pools.1, pairs) }.unwrap();
+    let bytes = transfer.bytes() as f64;
+    let layers = f64::from(pools.0.shape().layers());
+    let started = Instant::now();
+    let moving = match direction {
+        Direction::Load => device.load(transfer, &Ticket::done()),
+        Direction::Store => device.store(transfer, &Ticket::done()),
+    };
+    let submitted = started.elapsed().as_secs_f64();
+    moving.unwrap().wait().1.unwrap();
+    (
+        bytes / started.elapsed().as_secs_f64() / 1e9,
+        submitted * 1e6 / layers,
+    )
 }
 
 fn pools(device: &CudaDevice, shape: &KvShape, pages: u32) -> (L1Pool, L2Pool) {

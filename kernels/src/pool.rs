@@ -326,8 +326,15 @@ impl DeviceId {
     }
 }
 
-/// Zeroed bytes, shared by address. Untouched pages of large ones cost nothing.
-pub(crate) struct ZeroedBytes(Box<[UnsafeCell<u128>]>);
+/// Zeroed bytes, shared by address, on pages of their own: drivers lock whole pages, and none twice. Untouched pages of large ones
+/// cost nothing.
+pub(crate) struct ZeroedBytes {
+    start: NonNull<u8>,
+    _memory: Box<[UnsafeCell<u128>]>,
+}
+
+/// Alignment of [`ZeroedBytes`].
+const HOST_PAGE_BYTES: usize = 4096;
 
 // SAFETY: plain bytes, given out by address only: whoever uses the address answers for it.
 unsafe impl Send for ZeroedBytes {}
@@ -337,18 +344,29 @@ unsafe impl Sync for ZeroedBytes {}
 impl ZeroedBytes {
     pub(crate) fn new(what: &'static str, bytes: u64) -> Result<ZeroedBytes, DeviceError> {
         let none = || DeviceError::NoMemory { what, bytes };
-        let words = usize::try_from(bytes.div_ceil(16)).map_err(|_| none())?;
-        let layout =
-            std::alloc::Layout::array::<UnsafeCell<u128>>(words.max(1)).map_err(|_| none())?;
-        // SAFETY: the layout's size is not zero.
-        let start = unsafe { std::alloc::alloc_zeroed(layout) };
-        let start = NonNull::new(start).ok_or_else(none)?;
-        let words = NonNull::slice_from_raw_parts(start.cast(), words.max(1));
+        // Room to align the start, and for the rest of the last page.
+        let room = bytes
+            .checked_add(2 * HOST_PAGE_BYTES as u64)
+            .ok_or_else(none)?;
+        let words = usize::try_from(room.div_ceil(16)).map_err(|_| none())?;
+        let layout = std::alloc::Layout::array::<UnsafeCell<u128>>(words).map_err(|_| none())?;
+        // SAFETY: the layout's size is not zero. The allocator leaves it to the kernel to zero large memory.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        let base = NonNull::new(base).ok_or_else(none)?;
+        let slice = NonNull::slice_from_raw_parts(base.cast(), words);
         // SAFETY: allocated above by the global allocator with the layout of this very slice; zeros are valid words.
-        Ok(ZeroedBytes(unsafe { Box::from_raw(words.as_ptr()) }))
+        let memory: Box<[UnsafeCell<u128>]> = unsafe { Box::from_raw(slice.as_ptr()) };
+        let base = NonNull::from(&*memory).cast::<u8>();
+        let skip = base.align_offset(HOST_PAGE_BYTES);
+        assert!(skip < HOST_PAGE_BYTES, "there is room to align in");
+        Ok(ZeroedBytes {
+            // SAFETY: inside the memory, which is two pages longer than what is asked for.
+            start: unsafe { base.add(skip) },
+            _memory: memory,
+        })
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
-        NonNull::from(&*self.0).cast()
+        self.start
     }
 }

@@ -164,7 +164,9 @@ impl Steering {
     }
 }
 
+/// As many as this, or as `LARDER_CASES` says.
 fn random_cases(count: u32, check: impl Fn(&Case)) {
+    let count = std::env::var("LARDER_CASES").map_or(count, |count| count.parse().unwrap());
     let rows = prop_oneof![1..9u32, Just(128), Just(200)].prop_map(|units| units * 16);
     let config = ProptestConfig {
         cases: count,

@@ -8,8 +8,8 @@
 //! Builds without CUDA. Where the driver is missing, too old or without a device, [`CudaDevice::open`] says so in about a millisecond,
 //! and [`HostDevice`](crate::HostDevice) serves; a device that fails later fails all that is asked of it from then on.
 //!
-//! Stores go by copy engine, which leaves the compute units to the forward. Loads of long rows too; short ones, of which there are many, go
-//! by one kernel a layer ([`Way`]).
+//! Stores go by copy engine, which leaves the compute units to the forward. So do loads of few copies; many, or short ones, go by one
+//! kernel a layer ([`Way`]). Where the line lies was taken from published figures and not measured on the device.
 //!
 //! | module | owns |
 //! |---|---|
@@ -52,8 +52,12 @@ const THREADS: u32 = 1024;
 /// Rows from this many bytes on go by copy engine. Published figures for H100 put the break-even between 28 and 64 KiB.
 const COPY_ENGINE_FROM_BYTES: u64 = 64 << 10;
 
-/// Fewer copies than this go by copy engine too: a launch and its page list cost as much.
-const KERNEL_FROM_COPIES: usize = 16;
+/// Fewer short rows than this go by copy engine too: a launch and its page list cost as much.
+const KERNEL_FROM_SHORT: usize = 16;
+
+/// Copies from this many a layer on go by kernel, however long their rows: at about 2 microseconds a call, the figure that others have
+/// published, the CPU would be slower than the link.
+const KERNEL_FROM_COPIES: usize = 64;
 
 /// How loads go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -262,9 +266,10 @@ impl CudaDevice {
             Way::Kernel => true,
             Way::CopyEngine => false,
             Way::Auto => {
-                let copies = transfer.copies(0).take(KERNEL_FROM_COPIES);
+                let copies = || transfer.copies(0).take(KERNEL_FROM_COPIES);
                 let short = |copy: &Copy2d| copy.rows.width < COPY_ENGINE_FROM_BYTES;
-                copies.filter(short).count() == KERNEL_FROM_COPIES
+                copies().count() == KERNEL_FROM_COPIES
+                    || copies().filter(short).count() >= KERNEL_FROM_SHORT
             }
         };
         better.then_some(kernel)
