@@ -4,7 +4,6 @@
 //! within that memory. Which page is whose is not known here: whoever makes a [`Transfer`](crate::Transfer) vouches for it.
 
 use std::any::Any;
-use std::cell::UnsafeCell;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -330,7 +329,8 @@ impl DeviceId {
 /// cost nothing.
 pub(crate) struct ZeroedBytes {
     start: NonNull<u8>,
-    _memory: Box<[UnsafeCell<u128>]>,
+    base: NonNull<u8>,
+    layout: std::alloc::Layout,
 }
 
 /// Alignment of [`ZeroedBytes`].
@@ -348,25 +348,30 @@ impl ZeroedBytes {
         let room = bytes
             .checked_add(2 * HOST_PAGE_BYTES as u64)
             .ok_or_else(none)?;
-        let words = usize::try_from(room.div_ceil(16)).map_err(|_| none())?;
-        let layout = std::alloc::Layout::array::<UnsafeCell<u128>>(words).map_err(|_| none())?;
-        // SAFETY: the layout's size is not zero. The allocator leaves it to the kernel to zero large memory.
+        let room = usize::try_from(room).map_err(|_| none())?;
+        // No alignment of note: then the allocator leaves it to the kernel to zero large memory.
+        let layout = std::alloc::Layout::from_size_align(room, 16).map_err(|_| none())?;
+        // SAFETY: the layout's size is not zero.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or_else(none)?;
-        let slice = NonNull::slice_from_raw_parts(base.cast(), words);
-        // SAFETY: allocated above by the global allocator with the layout of this very slice; zeros are valid words.
-        let memory: Box<[UnsafeCell<u128>]> = unsafe { Box::from_raw(slice.as_ptr()) };
-        let base = NonNull::from(&*memory).cast::<u8>();
         let skip = base.align_offset(HOST_PAGE_BYTES);
         assert!(skip < HOST_PAGE_BYTES, "there is room to align in");
         Ok(ZeroedBytes {
             // SAFETY: inside the memory, which is two pages longer than what is asked for.
             start: unsafe { base.add(skip) },
-            _memory: memory,
+            base,
+            layout,
         })
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
+    }
+}
+
+impl Drop for ZeroedBytes {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this very layout, and given back once.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
     }
 }

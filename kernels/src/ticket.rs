@@ -197,6 +197,25 @@ impl LayerTickets {
 /// Loads hand out the pages that they write in this form, and whatever is derived from such pages (the runs that a match
 /// returns) is wrapped likewise, with the tickets of every load on its path.
 ///
+/// ```
+/// use larder_kernels::{Gated, LayerTickets, Ticket};
+///
+/// let (copied, ticket) = Ticket::promised();
+/// let pages = Gated::free(vec![3, 4]).behind(LayerTickets::by_layer(vec![ticket]));
+/// assert!(pages.layer(0)?.is_none());
+/// copied.settle(Ok(()));
+/// assert_eq!(pages.layer(0)?, Some(&vec![3, 4]));
+/// # Ok::<(), larder_kernels::DeviceError>(())
+/// ```
+///
+/// There is no other way in:
+///
+/// ```compile_fail
+/// # use larder_kernels::Gated;
+/// let pages = Gated::free(vec![3, 4]);
+/// let first = pages.value[0];
+/// ```
+///
 /// Dropping one in flight leaks what it guards, on purpose: pages that are never handed back cannot be used too early.
 #[derive(Debug)]
 #[must_use = "what it guards comes back only through `open`"]

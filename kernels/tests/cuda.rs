@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use larder_kernels::cuda::{CudaOptions, Way};
+use larder_kernels::cuda::{CudaOptions, Way, or_host};
 use larder_kernels::kernel::SOURCE;
 use larder_kernels::{
     ChunkAt, CudaDevice, Device, DeviceError, Direction, ForeignStream, HostDevice, HostMemory,
@@ -539,8 +539,13 @@ fn no_device_is_an_error_that_says_so() {
     {
         return;
     }
-    let error = CudaDevice::open(&CudaOptions::default()).err().unwrap();
-    assert_eq!(error.to_string(), "no CUDA device: CUDA_ERROR_NO_DEVICE");
+    let (device, why) = or_host(&CudaOptions::default()).unwrap();
+    assert_eq!(
+        why.unwrap().to_string(),
+        "no CUDA device: CUDA_ERROR_NO_DEVICE"
+    );
+    // And the host serves.
+    random_cases(5, |case| copies_as_the_oracle_says(device.as_ref(), case));
 }
 
 #[test]

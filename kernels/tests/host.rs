@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use larder_kernels::host::{IN_FLIGHT_MAX, Moment};
 use larder_kernels::{
     ChunkAt, Device, DeviceError, Direction, ForeignStream, Gated, HostDevice, HostMemory, KvShape,
-    Layout, PagePair, Refused, Ticket, Tier, Transfer, pool_bytes,
+    Layout, PagePair, Promise, Refused, Ticket, Tier, Transfer, pool_bytes,
 };
 use proptest::prelude::*;
 use support::{Case, Pools, cases, expected, noise};
@@ -197,6 +197,64 @@ fn a_thread_takes_up_a_transfer_when_its_ticket_settles() {
     forward.settle(Ok(()));
     assert_eq!(storing.wait().1, Ok(()));
     assert!(pools.l2_bytes() == l2);
+}
+
+#[test]
+fn a_forward_that_follows_the_tickets_sees_each_layer_whole_and_of_its_own_round() {
+    const ROUNDS: u8 = 200;
+    let device = HostDevice::new().unwrap();
+    let case = case(Layout::PageFirst, Direction::Load);
+    let pools = Pools::new(&device, &case);
+    let bytes = pool_bytes(&case.shape, 8) as usize;
+    // Three loads into the same pages are in flight at a time, each after the forward that reads what the one before brought. Each
+    // comes from an L2 pool of its own, whose bytes name the round.
+    let sources: Vec<Pools> = (0..3)
+        .map(|_| Pools {
+            l1: pools.l1.clone(),
+            ..Pools::new(&device, &case)
+        })
+        .collect();
+    let mut forwards = std::collections::VecDeque::new();
+    let mut after = Ticket::done();
+    for round in 1..=ROUNDS {
+        if forwards.len() == sources.len() {
+            let (round, loading, promise) = forwards.pop_front().unwrap();
+            forward(&device, &pools, round, loading, promise);
+        }
+        let source = &sources[usize::from(round) % sources.len()];
+        source.set_l2(&vec![round; bytes]);
+        let loading = device.load(source.transfer(&case), &after).unwrap();
+        let promise;
+        (promise, after) = Ticket::promised();
+        forwards.push_back((round, loading, promise));
+    }
+    for (round, loading, promise) in forwards {
+        forward(&device, &pools, round, loading, promise);
+    }
+}
+
+/// Reads each layer as soon as it may; then lets the pages go.
+fn forward(device: &HostDevice, pools: &Pools, round: u8, loading: Gated<Transfer>, done: Promise) {
+    let mut chunk = vec![0; shape().chunk_bytes() as usize];
+    for layer in 0..shape().layers() {
+        for pair in loading.wait_layer(layer).unwrap().pairs() {
+            for part in 0..2 {
+                let at = ChunkAt {
+                    part,
+                    layer,
+                    page: pair.l1,
+                };
+                // SAFETY: the layer's ticket has settled, and the next load waits for `done`.
+                unsafe { device.read_l1(&pools.l1, at, &mut chunk) }.unwrap();
+                assert!(
+                    chunk.iter().all(|byte| *byte == round),
+                    "round {round}, layer {layer}"
+                );
+            }
+        }
+    }
+    done.settle(Ok(()));
+    assert_eq!(loading.wait().1, Ok(()));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Builds without CUDA. Where the driver is missing, too old or without a device, [`CudaDevice::open`] says so in about a millisecond,
-//! and [`HostDevice`](crate::HostDevice) serves; a device that fails later fails all that is asked of it from then on.
+//! and [`HostDevice`] serves ([`or_host`]); a device that fails later fails all that is asked of it from then on.
 //!
 //! Stores go by copy engine, which leaves the compute units to the forward. So do loads of few copies; many, or short ones, go by one
 //! kernel a layer ([`Way`]). Where the line lies was taken from published figures and not measured on the device.
@@ -32,6 +32,7 @@ pub(crate) use driver::{DeviceMemory, Event};
 
 use crate::device::{Device, ForeignStream, Refused};
 use crate::error::DeviceError;
+use crate::host::HostDevice;
 use crate::kernel::{Addresses, KvCopyArgs};
 use crate::layout::{Layout, pool_bytes};
 use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Memory, L1Pool, L2Pool};
@@ -117,6 +118,19 @@ struct Kernel {
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
+
+/// The GPU where there is one that works; else the host, and why.
+///
+/// # Errors
+/// The host device cannot be made either.
+pub fn or_host(
+    options: &CudaOptions,
+) -> Result<(Arc<dyn Device>, Option<DeviceError>), DeviceError> {
+    match CudaDevice::open(options) {
+        Ok(device) => Ok((Arc::new(device), None)),
+        Err(error) => Ok((Arc::new(HostDevice::new()?), Some(error))),
+    }
+}
 
 /// What the device knows of an L2 pool.
 struct Registered {
