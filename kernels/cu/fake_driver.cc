@@ -430,6 +430,8 @@ Result cuLaunchKernel(void *, unsigned grid, unsigned, unsigned, unsigned block,
     CALL;
     if (!grid || !block || block > 1024)
         return INVALID;
+    if (getenv("FAKE_OTHER_ADDRESSES"))
+        misused("a kernel is given the host's address of memory that it knows by another");
     const KvCopy copy = *(const KvCopy *)arguments[0];
     put(stream, [=] {
         gridDim.x = grid;

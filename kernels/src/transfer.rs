@@ -129,26 +129,14 @@ impl Plan {
     }
 
     pub(crate) fn copies(&self, layer: u32) -> impl Iterator<Item = Copy2d> + '_ {
+        let (l1, l2) = (self.l1.strides(), self.l2.strides());
         let parts = 0..self.shape().parts();
         parts.flat_map(move |part| {
-            self.runs
-                .iter()
-                .flat_map(move |run| self.of_run(part, layer, *run))
-        })
-    }
-
-    fn of_run(&self, part: u32, layer: u32, run: Run) -> impl Iterator<Item = Copy2d> + use<> {
-        let (l1, l2) = (*self.l1.strides(), *self.l2.strides());
-        let whole = Rows::of(self.shape(), &l1, &l2, run.pages);
-        // Where a run is not one pattern of rows, each of its pages is.
-        let (rows, calls) = match whole {
-            Some(rows) => (rows, 1),
-            None => (Rows::of_page(self.shape(), &l1, &l2), run.pages),
-        };
-        (0..calls).map(move |page| Copy2d {
-            l1: l1.page_offset(part, layer, run.first.l1 + page),
-            l2: l2.page_offset(part, layer, run.first.l2 + page),
-            rows,
+            self.runs.iter().map(move |run| Copy2d {
+                l1: l1.page_offset(part, layer, run.first.l1),
+                l2: l2.page_offset(part, layer, run.first.l2),
+                rows: Rows::of(self.shape(), l1, l2, run.pages),
+            })
         })
     }
 }
@@ -178,24 +166,16 @@ pub struct Copy2d {
 }
 
 impl Rows {
-    /// One page.
-    fn of_page(shape: &KvShape, l1: &Strides, l2: &Strides) -> Rows {
-        let rows = Rows {
+    /// A run of pages, in one layer of one part.
+    fn of(shape: &KvShape, l1: &Strides, l2: &Strides, pages: u32) -> Rows {
+        let page = Rows {
             width: u64::from(shape.row_bytes()),
             count: u64::from(shape.page_tokens()),
             l1_pitch: l1.token,
             l2_pitch: l2.token,
         };
-        rows.merged()
-    }
-
-    /// A run of pages, if they are one pattern.
-    fn of(shape: &KvShape, l1: &Strides, l2: &Strides, pages: u32) -> Option<Rows> {
-        let page = Rows::of_page(shape, l1, l2);
+        let page = page.merged();
         let pages = u64::from(pages);
-        if pages == 1 {
-            return Some(page);
-        }
         let run = if page.count == 1 {
             Rows {
                 count: pages,
@@ -203,15 +183,16 @@ impl Rows {
                 l2_pitch: l2.page,
                 ..page
             }
-        } else if l1.page == page.count * page.l1_pitch && l2.page == page.count * page.l2_pitch {
+        } else {
+            // Tokens that lie apart on either side lie evenly there, across pages too: no layout puts anything between pages.
+            debug_assert_eq!(l1.page, page.count * page.l1_pitch);
+            debug_assert_eq!(l2.page, page.count * page.l2_pitch);
             Rows {
                 count: pages * page.count,
                 ..page
             }
-        } else {
-            return None;
         };
-        Some(run.merged())
+        run.merged()
     }
 
     /// Rows that touch on both sides are one.

@@ -340,6 +340,15 @@ fn pools_that_go_while_copies_are_in_flight_go_after_them() {
         .unwrap();
     drop(pools);
     drop(storing);
+    // The L2 pool by itself.
+    let pools = Pools::new(&device, &case);
+    let storing = device
+        .store(pools.transfer(&case), &Ticket::done())
+        .unwrap();
+    let l1 = pools.l1.clone();
+    drop(pools);
+    drop(storing);
+    drop(l1);
     let pools = Pools::new(&device, &case);
     let storing = device
         .store(pools.transfer(&case), &Ticket::done())
