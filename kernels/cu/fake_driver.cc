@@ -42,6 +42,7 @@ static std::vector<Stream *> streams = {&legacy};
 static std::map<kv_u64, kv_u64> allocated, registered;
 static long calls, fail_at = -1;
 static int retained;
+static thread_local void *current;
 static bool dead;
 static kv_u64 dice = 1;
 
@@ -82,6 +83,11 @@ static Result die() {
     std::lock_guard<std::recursive_mutex> turn(big); \
     if (dead || ++calls == fail_at)                  \
         return die();
+
+#define CALL_IN_CONTEXT \
+    CALL;               \
+    if (!current)       \
+        misused("a call without a context");
 
 static bool inside(const std::map<kv_u64, kv_u64> &ranges, kv_u64 address, kv_u64 bytes) {
     auto next = ranges.upper_bound(address);
@@ -184,39 +190,46 @@ Result cuDevicePrimaryCtxRelease_v2(int) {
     return OK;
 }
 
-Result cuCtxSetCurrent(void *) {
+Result cuCtxSetCurrent(void *context) {
     CALL;
+    current = context;
+    return OK;
+}
+
+Result cuCtxGetCurrent(void **context) {
+    CALL;
+    *context = current;
     return OK;
 }
 
 Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-    CALL;
+    CALL_IN_CONTEXT;
     *least = 0;
     *greatest = -5;
     return OK;
 }
 
 Result cuStreamCreateWithPriority(void **stream, unsigned, int) {
-    CALL;
+    CALL_IN_CONTEXT;
     streams.push_back(new Stream);
     *stream = streams.back();
     return OK;
 }
 
 Result cuStreamSynchronize(void *stream) {
-    CALL;
+    CALL_IN_CONTEXT;
     run_until_empty(of(stream));
     return OK;
 }
 
 Result cuStreamWaitEvent(void *stream, Event *event, unsigned) {
-    CALL;
+    CALL_IN_CONTEXT;
     of(stream)->push_back({event, [] {}});
     return OK;
 }
 
 Result cuStreamDestroy_v2(void *stream) {
-    CALL;
+    CALL_IN_CONTEXT;
     if (!of(stream)->empty())
         misused("a stream goes with something in it");
     for (size_t i = 0; i < streams.size(); i++)
@@ -227,13 +240,13 @@ Result cuStreamDestroy_v2(void *stream) {
 }
 
 Result cuEventCreate(Event **event, unsigned) {
-    CALL;
+    CALL_IN_CONTEXT;
     *event = new Event{false, true};
     return OK;
 }
 
 Result cuEventRecord(Event *event, void *stream) {
-    CALL;
+    CALL_IN_CONTEXT;
     event->recorded = true;
     event->done = false;
     put(stream, [event] { event->done = true; });
@@ -241,14 +254,14 @@ Result cuEventRecord(Event *event, void *stream) {
 }
 
 Result cuEventQuery(Event *event) {
-    CALL;
+    CALL_IN_CONTEXT;
     if (!event->done)
         step();
     return event->done ? OK : NOT_READY;
 }
 
 Result cuEventSynchronize(Event *event) {
-    CALL;
+    CALL_IN_CONTEXT;
     while (!event->done)
         if (!step())
             misused("an event that never happens");
@@ -257,12 +270,12 @@ Result cuEventSynchronize(Event *event) {
 
 // Never freed: a stream may wait for it still, which the real driver allows.
 Result cuEventDestroy_v2(Event *) {
-    CALL;
+    CALL_IN_CONTEXT;
     return OK;
 }
 
 Result cuMemAlloc_v2(kv_u64 *address, size_t bytes) {
-    CALL;
+    CALL_IN_CONTEXT;
     if (bytes > (size_t)1 << 40)
         return NO_MEMORY;
     void *memory = malloc(bytes);
@@ -273,7 +286,7 @@ Result cuMemAlloc_v2(kv_u64 *address, size_t bytes) {
 }
 
 Result cuMemFree_v2(kv_u64 address) {
-    CALL;
+    CALL_IN_CONTEXT;
     nothing_in_flight("device memory goes while something is in flight");
     if (!allocated.erase(address))
         misused("memory that was never allocated is freed");
@@ -282,14 +295,14 @@ Result cuMemFree_v2(kv_u64 address) {
 }
 
 Result cuMemAllocAsync(kv_u64 *address, size_t bytes, void *) {
-    CALL;
+    CALL_IN_CONTEXT;
     *address = (kv_u64)malloc(bytes);
     allocated[*address] = bytes;
     return OK;
 }
 
 Result cuMemFreeAsync(kv_u64 address, void *stream) {
-    CALL;
+    CALL_IN_CONTEXT;
     put(stream, [address] {
         if (!allocated.erase(address))
             misused("memory that was never allocated is freed");
@@ -299,7 +312,7 @@ Result cuMemFreeAsync(kv_u64 address, void *stream) {
 }
 
 Result cuMemsetD8Async(kv_u64 address, unsigned char value, size_t bytes, void *stream) {
-    CALL;
+    CALL_IN_CONTEXT;
     put(stream, [=] {
         if (!inside(allocated, address, bytes))
             misused("memset out of bounds");
@@ -309,7 +322,7 @@ Result cuMemsetD8Async(kv_u64 address, unsigned char value, size_t bytes, void *
 }
 
 Result cuMemHostRegister_v2(void *host, size_t bytes, unsigned) {
-    CALL;
+    CALL_IN_CONTEXT;
     const kv_u64 page = 4096, start = (kv_u64)host / page * page, end = ((kv_u64)host + bytes + page - 1) / page * page;
     for (auto &range : registered)
         if (start < (range.first + range.second + page - 1) / page * page && range.first / page * page < end)
@@ -319,7 +332,7 @@ Result cuMemHostRegister_v2(void *host, size_t bytes, unsigned) {
 }
 
 Result cuMemHostUnregister(void *host) {
-    CALL;
+    CALL_IN_CONTEXT;
     nothing_in_flight("host memory goes while something is in flight");
     if (!registered.erase((kv_u64)host))
         misused("memory that was never registered is unregistered");
@@ -327,7 +340,7 @@ Result cuMemHostUnregister(void *host) {
 }
 
 Result cuMemHostGetDevicePointer_v2(kv_u64 *address, void *host, unsigned) {
-    CALL;
+    CALL_IN_CONTEXT;
     *address = (kv_u64)host + (getenv("FAKE_OTHER_ADDRESSES") ? 1 << 20 : 0);
     return OK;
 }
@@ -342,7 +355,7 @@ static bool is_registered(kv_u64 host, size_t bytes) {
 }
 
 Result cuMemcpyHtoDAsync_v2(kv_u64 device, const void *host, size_t bytes, void *stream) {
-    CALL;
+    CALL_IN_CONTEXT;
     std::vector<char> taken;
     const bool later = is_registered((kv_u64)host, bytes);
     if (!later)
@@ -356,7 +369,7 @@ Result cuMemcpyHtoDAsync_v2(kv_u64 device, const void *host, size_t bytes, void 
 }
 
 Result cuMemcpyDtoHAsync_v2(void *host, kv_u64 device, size_t bytes, void *stream) {
-    CALL;
+    CALL_IN_CONTEXT;
     const bool later = is_registered((kv_u64)host, bytes);
     put(stream, [=] {
         if (!inside(allocated, device, bytes))
@@ -383,7 +396,7 @@ struct Copy2D {
 };
 
 Result cuMemcpy2DAsync_v2(const Copy2D *given, void *stream) {
-    CALL;
+    CALL_IN_CONTEXT;
     const Copy2D copy = *given;
     if (copy.from_pitch < copy.width || copy.to_pitch < copy.width || copy.from_type + copy.to_type != 3)
         return INVALID;
@@ -405,7 +418,7 @@ Result cuMemcpy2DAsync_v2(const Copy2D *given, void *stream) {
 }
 
 Result cuModuleLoadData(void **module, const void *image) {
-    CALL;
+    CALL_IN_CONTEXT;
     if (memcmp(image, "// kv_copy.cu ", 14) && memcmp(image, "\x7f"
                                                              "ELF",
                                                       4))
@@ -415,19 +428,20 @@ Result cuModuleLoadData(void **module, const void *image) {
 }
 
 Result cuModuleGetFunction(void **function, void *, const char *name) {
-    CALL;
+    CALL_IN_CONTEXT;
     *function = (void *)8;
     return strcmp(name, "kv_copy") ? INVALID : OK;
 }
 
 Result cuModuleUnload(void *) {
-    CALL;
+    CALL_IN_CONTEXT;
+    nothing_in_flight("a module goes while something is in flight");
     return OK;
 }
 
 Result cuLaunchKernel(void *, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned, unsigned, void *stream,
                       void **arguments, void **) {
-    CALL;
+    CALL_IN_CONTEXT;
     if (!grid || !block || block > 1024)
         return INVALID;
     if (getenv("FAKE_OTHER_ADDRESSES"))

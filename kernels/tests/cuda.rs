@@ -474,15 +474,18 @@ fn every_call_may_be_the_one_that_fails() {
     assert_eq!(everything(), Ok(()));
     let calls = steering.calls();
     assert!(calls > 100, "{calls}");
-    let mut errors = 0;
+    let mut unnoticed = 0;
     for nth in 1..=calls {
         steering.fail(nth);
-        // Calls that clean up may fail unnoticed.
-        errors += i64::from(everything().is_err());
+        match everything() {
+            // Only what cleans up at the end may fail unnoticed.
+            Err(error) => assert_eq!(unnoticed, 0, "call {nth}: {error}"),
+            Ok(()) => unnoticed += 1,
+        }
         let host = HostDevice::new().unwrap();
         assert!(host.alloc_l1(&case(Direction::Load).shape, 1).is_ok());
     }
-    assert!(errors * 2 > calls, "{errors} of {calls}");
+    assert!(calls - unnoticed > 100, "{unnoticed} of {calls}");
     steering.fail(-1);
     assert_eq!(everything(), Ok(()));
 }
@@ -617,7 +620,7 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_it() {
         );
         tried += 1;
     }
-    assert_eq!(tried, 33);
+    assert_eq!(tried, 34);
 }
 
 #[test]

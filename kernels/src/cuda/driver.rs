@@ -24,7 +24,7 @@ use crate::error::DeviceError;
 use crate::transfer::{Copy2d, Direction};
 
 /// All functions of the driver that this crate calls.
-const FUNCTIONS: [&str; 33] = [
+const FUNCTIONS: [&str; 34] = [
     "cuInit",
     "cuDeviceGet",
     "cuDeviceGetCount",
@@ -32,6 +32,7 @@ const FUNCTIONS: [&str; 33] = [
     "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuCtxGetStreamPriorityRange",
     "cuStreamCreateWithPriority",
@@ -144,11 +145,18 @@ impl Context {
         self.attempt(run).map_err(|error| self.die(call, error))
     }
 
-    /// A call that may fail.
+    /// A call that may fail. Leaves the thread with the context it had: that of another device, perhaps.
     fn attempt<T>(&self, run: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
+        let before = result::ctx::get_current()?.unwrap_or(std::ptr::null_mut());
+        if before == self.context {
+            return run();
+        }
         // SAFETY: the context is retained as long as this value lives.
         unsafe { result::ctx::set_current(self.context) }?;
-        run()
+        let done = run();
+        // SAFETY: it was current before, or there was none.
+        unsafe { result::ctx::set_current(before) }?;
+        done
     }
 
     fn die(&self, call: &'static str, error: DriverError) -> DeviceError {
@@ -242,7 +250,7 @@ impl Streams {
     }
 
     /// Waits until nothing is in flight, on a dead device too: what it holds is about to go.
-    fn drain(&self) {
+    pub(super) fn drain(&self) {
         for stream in [self.load, self.store] {
             // SAFETY: the stream exists as long as this value does. A context that is dead runs nothing.
             let _ = self
@@ -664,7 +672,7 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded once, unloaded once; the device drains its streams before.
+        // SAFETY: loaded once, unloaded once; whoever launched its kernels has drained the streams before.
         let _ = self
             .context
             .attempt(|| unsafe { result::module::unload(self.module) });

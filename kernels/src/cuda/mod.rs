@@ -356,6 +356,13 @@ impl CudaDevice {
     }
 }
 
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // Kernels in flight need the module, which goes now; the pools may stay.
+        self.streams.drain();
+    }
+}
+
 impl Kernel {
     /// The best image that the driver takes.
     fn load(context: &Arc<Context>, options: &CudaOptions) -> Result<Option<Kernel>, DeviceError> {
