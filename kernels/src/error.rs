@@ -76,7 +76,7 @@ pub enum DeviceError {
     NotRegistered,
     /// Memory of the host that cannot be page-locked.
     #[error(
-        "{bytes} bytes of the L2 pool cannot be page-locked ({why}); see the limit of locked memory (ulimit -l)"
+        "{bytes} bytes of the L2 pool cannot be page-locked: {why}; see also the limit of locked memory (ulimit -l)"
     )]
     NotLockable {
         /// Bytes of the piece.

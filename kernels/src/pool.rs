@@ -45,7 +45,8 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// `bytes` bytes from `start` on, which `owner` keeps alive: a mapping of one's own, or a tensor.
+    /// `bytes` bytes from `start` on, which `owner` keeps alive: a mapping of one's own, or a tensor. A GPU takes only memory that
+    /// begins on a page of 4096 bytes and shares its last one with nothing.
     ///
     /// # Safety
     /// The bytes are initialised, readable and writable for as long as `owner` lives, and from here on nobody reads or writes

@@ -414,18 +414,18 @@ fn what_cannot_be_is_refused_and_the_device_lives_on() {
             .1
             .is_ok()
     );
-    // Memory that is registered already, in a process whose limits allow any.
-    let memory = || {
-        // SAFETY: never touched; the pools keep it, and are dropped before it.
-        unsafe { HostMemory::new(pools.l2.start(), 4096, Box::new(pools.l2.clone())) }
+    // Memory that is registered already, and memory that begins in the middle of a page.
+    let refused = |skip: usize, wanted: &str| {
+        let start = pools.l2.start().as_ptr().wrapping_add(skip);
+        let start = std::ptr::NonNull::new(start).unwrap();
+        // SAFETY: never touched, and refused.
+        let memory = unsafe { HostMemory::new(start, 4096, Box::new(pools.l2.clone())) };
+        let refused = device.register(memory, Layout::PageFirst, &case.shape, 1);
+        let said = refused.unwrap_err().to_string();
+        assert!(said.contains(wanted), "{said}");
     };
-    let refused = device
-        .register(memory(), Layout::PageFirst, &case.shape, 1)
-        .unwrap_err();
-    assert!(
-        matches!(refused, DeviceError::NotLockable { .. }),
-        "{refused}"
-    );
+    refused(0, "4096 bytes of the L2 pool cannot be page-locked");
+    refused(16, "does not begin on a page");
 }
 
 /// Everything there is to do. Whatever fails is an error; this is the first.

@@ -1,10 +1,9 @@
-//! The driver, call by call: contexts, streams, events, memory.
+//! The driver: contexts, streams, events, copies, kernels.
 //!
-//! Owns: every call into libcuda. cudarc resolves each function when it is first called and panics where it is missing; so the
+//! Owns: every call into libcuda, but for those of `memory`. cudarc resolves each function when it is first called and panics where it is missing; so the
 //! library and all of [`FUNCTIONS`] are looked for first, and no function is called that is not in that list.
 //!
-//! Invariants: handles live as long as what uses them (each holds its context), and memory is freed or unregistered only after
-//! both streams have run dry, since copies hold no reference that the CPU could count.
+//! Invariant: handles live as long as what uses them: each holds its context.
 //!
 //! Faults defended against: no library, no device, a function that an old driver lacks: each is [`DeviceError::Unavailable`]. A call
 //! that fails gives the context up for good, as CUDA's own errors do: whoever asks afterwards is told why.
@@ -19,7 +18,6 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::pieces::Piece;
 use crate::error::DeviceError;
 use crate::transfer::{Copy2d, Direction};
 
@@ -69,7 +67,7 @@ fn unavailable(why: impl Into<String>) -> DeviceError {
 }
 
 /// The error's name; the driver is not asked, which may be the one that has failed.
-fn name(error: DriverError) -> String {
+pub(super) fn name(error: DriverError) -> String {
     format!("{:?}", error.0)
 }
 
@@ -136,7 +134,7 @@ impl Context {
     }
 
     /// A call whose failure is the end of the device.
-    fn call<T>(
+    pub(super) fn call<T>(
         &self,
         call: &'static str,
         run: impl FnOnce() -> Result<T, DriverError>,
@@ -146,7 +144,10 @@ impl Context {
     }
 
     /// A call that may fail. Leaves the thread with the context it had: that of another device, perhaps.
-    fn attempt<T>(&self, run: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
+    pub(super) fn attempt<T>(
+        &self,
+        run: impl FnOnce() -> Result<T, DriverError>,
+    ) -> Result<T, DriverError> {
         let before = result::ctx::get_current()?.unwrap_or(std::ptr::null_mut());
         if before == self.context {
             return run();
@@ -377,30 +378,6 @@ impl Streams {
             }
         })
     }
-
-    /// Device memory with these bytes in it, that comes and goes in the order of a stream.
-    pub(super) fn upload<'a>(
-        &'a self,
-        direction: Direction,
-        bytes: &[u8],
-    ) -> Result<Upload<'a>, DeviceError> {
-        let stream = self.of(direction).0;
-        let address = self.context.call("cuMemAllocAsync", || {
-            // SAFETY: read only after the copy below, in the order of the stream.
-            unsafe { result::malloc_async(stream, bytes.len()) }
-        })?;
-        let upload = Upload {
-            streams: self,
-            direction,
-            address,
-        };
-        // From memory that is not page-locked the bytes are taken before the call returns.
-        self.context.call("cuMemcpyHtoDAsync", || {
-            // SAFETY: as many bytes as were allocated.
-            unsafe { result::memcpy_htod_async(address, bytes, stream) }
-        })?;
-        Ok(upload)
-    }
 }
 
 impl Drop for Streams {
@@ -495,141 +472,6 @@ impl Drop for Event {
         let _ = self
             .context
             .attempt(|| unsafe { result::event::destroy(self.event) });
-    }
-}
-
-/// Memory of the device.
-pub(crate) struct DeviceMemory {
-    streams: Arc<Streams>,
-    address: u64,
-}
-
-impl DeviceMemory {
-    /// Zeroed.
-    pub(super) fn zeroed(streams: &Arc<Streams>, bytes: u64) -> Result<DeviceMemory, DeviceError> {
-        let context = &streams.context;
-        context.alive()?;
-        let none = |_| DeviceError::NoMemory {
-            what: "an L1 pool",
-            bytes,
-        };
-        let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
-        // SAFETY: zeroed below, before anybody reads it.
-        let address = context.attempt(|| unsafe { result::malloc_sync(size) });
-        let memory = DeviceMemory {
-            streams: streams.clone(),
-            address: address.map_err(none)?,
-        };
-        context.call("cuMemsetD8Async", || {
-            // SAFETY: as many bytes as were allocated.
-            unsafe { result::memset_d8_async(memory.address, 0, size, streams.load.0) }
-        })?;
-        streams.synchronize(streams.load)?;
-        Ok(memory)
-    }
-
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
-}
-
-impl Drop for DeviceMemory {
-    fn drop(&mut self) {
-        self.streams.drain();
-        // SAFETY: allocated by `zeroed`, freed once, and no copy is in flight.
-        let _ = self
-            .streams
-            .context
-            .attempt(|| unsafe { result::free_sync(self.address) });
-    }
-}
-
-/// Device memory for as long as a stream needs it.
-pub(super) struct Upload<'a> {
-    streams: &'a Streams,
-    direction: Direction,
-    pub(super) address: u64,
-}
-
-impl Drop for Upload<'_> {
-    fn drop(&mut self) {
-        let stream = self.streams.of(self.direction).0;
-        // SAFETY: allocated in this stream, freed once, in its order.
-        let _ = self
-            .streams
-            .context
-            .attempt(|| unsafe { result::free_async(self.address, stream) });
-    }
-}
-
-/// Memory of the host that the device knows of.
-pub(super) struct Registration {
-    streams: Arc<Streams>,
-    registered: Vec<u64>,
-    /// Whether kernels reach it by the host's own addresses.
-    pub(super) same_addresses: bool,
-}
-
-impl Registration {
-    /// Registers memory, piece by piece.
-    ///
-    /// # Errors
-    /// The kernel or the driver refuses: for want of lockable memory, mostly. The device lives on.
-    pub(super) fn new(
-        streams: &Arc<Streams>,
-        start: u64,
-        pieces: &[Piece],
-    ) -> Result<Registration, DeviceError> {
-        streams.context.alive()?;
-        let mut registration = Registration {
-            streams: streams.clone(),
-            registered: Vec::new(),
-            same_addresses: true,
-        };
-        for piece in pieces {
-            registration.add(start + piece.start, piece.end - piece.start)?;
-        }
-        Ok(registration)
-    }
-
-    fn add(&mut self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        let host = address as *mut c_void;
-        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        let context = &self.streams.context;
-        let refused = |error| DeviceError::NotLockable {
-            bytes,
-            why: name(error),
-        };
-        context
-            .attempt(|| {
-                // SAFETY: memory that its owner keeps until this is dropped.
-                unsafe { sys::cuMemHostRegister_v2(host, bytes as usize, flags) }.result()
-            })
-            .map_err(refused)?;
-        self.registered.push(address);
-        let mut device = 0;
-        context
-            .attempt(|| {
-                // SAFETY: registered above.
-                unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) }.result()
-            })
-            .map_err(refused)?;
-        self.same_addresses &= device == address;
-        Ok(())
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.streams.drain();
-        for address in &self.registered {
-            let host = *address as *mut c_void;
-            // SAFETY: registered with this very address, unregistered once, and no copy is in flight.
-            let _ = self
-                .streams
-                .context
-                .attempt(|| unsafe { sys::cuMemHostUnregister(host) }.result());
-        }
     }
 }
 

@@ -13,13 +13,15 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `driver` | every call into the driver, and what lives there |
+//! | `driver` | calls into the driver: contexts, streams, events, copies, kernels |
+//! | `memory` | pools, page lists, registered memory of the host |
 //! | `pieces` | registering in pieces, and copies that stay within one |
 //! | [`image`] | which code the device gets |
 //! | [`nvrtc`] | the compiler, where it is installed |
 
 mod driver;
 pub mod image;
+mod memory;
 pub mod nvrtc;
 mod pieces;
 
@@ -28,7 +30,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-pub(crate) use driver::{DeviceMemory, Event};
+pub(crate) use driver::Event;
+pub(crate) use memory::DeviceMemory;
 
 use crate::device::{Device, ForeignStream, Refused};
 use crate::error::DeviceError;
@@ -39,10 +42,11 @@ use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Memory, L1Pool, L2Pool};
 use crate::shape::KvShape;
 use crate::ticket::{Gated, LayerTickets, Ticket};
 use crate::transfer::{Copy2d, Direction, Transfer};
-use driver::{Context, Function, Module, RawStream, Registration, Streams};
+use driver::{Context, Function, Module, RawStream, Streams};
 use image::{Cache, Image, Origin};
+use memory::{Registration, Upload};
 use nvrtc::Nvrtc;
-use pieces::{Piece, pieces};
+use pieces::{HOST_PAGE_BYTES, Piece, pieces};
 
 /// Blocks of a launch: enough to fill a PCIe 5 link, and no more of the device than that.
 const BLOCKS: u32 = 2;
@@ -245,7 +249,11 @@ impl CudaDevice {
         let stream = self.streams.of(direction);
         let kernel = self.kernel_for(direction, transfer);
         let pairs = match kernel {
-            Some(_) => Some(self.streams.upload(direction, &pair_bytes(transfer))?),
+            Some(_) => Some(Upload::new(
+                &self.streams,
+                direction,
+                &pair_bytes(transfer),
+            )?),
             None => None,
         };
         for layer in 0..transfer.l1().shape().layers() {
@@ -397,6 +405,13 @@ impl Device for CudaDevice {
         pages: u32,
     ) -> Result<L2Pool, DeviceError> {
         let start = memory.start().addr().get() as u64;
+        if !start.is_multiple_of(HOST_PAGE_BYTES) {
+            // The driver would take what else lies on that page for locked, too.
+            return Err(DeviceError::NotLockable {
+                bytes: memory.bytes(),
+                why: format!("it does not begin on a page of {HOST_PAGE_BYTES} bytes"),
+            });
+        }
         let cut = pieces(start, memory.bytes(), self.piece_bytes);
         let registration = Registration::new(&self.streams, start, &cut)?;
         let registered = Registered {

@@ -10,7 +10,7 @@ use crate::transfer::{Copy2d, Rows};
 pub(super) type Piece = Range<u64>;
 
 /// Pages of host memory: no two pieces share one, since none can be registered twice.
-const HOST_PAGE_BYTES: u64 = 4096;
+pub(super) const HOST_PAGE_BYTES: u64 = 4096;
 
 /// Cuts `bytes` bytes from the address `start` on into pieces of about `piece_bytes`, at least one page.
 pub(super) fn pieces(start: u64, bytes: u64, piece_bytes: u64) -> Vec<Piece> {
