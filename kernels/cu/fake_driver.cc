@@ -1,0 +1,459 @@
+// A libcuda without a GPU, for tests of what stands on it: device memory is memory, and streams are queues that run as late as they
+// may and in an order nobody can rely on. Kernels are the real ones, run thread by thread (cpu_shim.h).
+//
+// It is stricter than the real one. What would be undefined there ends the process here: a copy that reaches out of its
+// allocation or from one registration into the next, memory that goes while something in flight may touch it.
+//
+// fake_fail(n) begins anew and has the n-th call from then on fail, and every call after it, as errors of CUDA do: what was in flight
+// is never carried out. fake_fail_after(n) does so without beginning anew. fake_calls() counts.
+
+#define KV_ON_CPU
+#include "kv_copy.cu"
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <unistd.h>
+#include <vector>
+
+KvIndex blockIdx, threadIdx, gridDim, blockDim;
+kv_u64 kv_stores;
+
+typedef int Result;
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, UNKNOWN = 999 };
+
+struct Event {
+    bool recorded, done;
+};
+
+struct Op {
+    Event *after;
+    std::function<void()> run;
+};
+
+typedef std::deque<Op> Stream;
+
+static std::recursive_mutex big;
+static Stream legacy;
+static std::vector<Stream *> streams = {&legacy};
+static std::map<kv_u64, kv_u64> allocated, registered;
+static long calls, fail_at = -1;
+static int retained;
+static thread_local void *current;
+static bool dead;
+static kv_u64 dice = 1;
+
+extern "C" void fake_fail(long n) {
+    calls = 0;
+    fail_at = n;
+    dead = false;
+    retained = 0;
+    legacy.clear();
+    streams = {&legacy};
+    allocated.clear();
+    registered.clear();
+}
+
+extern "C" void fake_fail_after(long n) {
+    calls = 0;
+    fail_at = n;
+}
+
+extern "C" long fake_calls() {
+    return calls;
+}
+
+static void misused(const char *what) {
+    fprintf(stderr, "fake driver: %s\n", what);
+    fflush(stderr);
+    _exit(77);
+}
+
+static Result die() {
+    dead = true;
+    for (Stream *stream : streams)
+        stream->clear();
+    return UNKNOWN;
+}
+
+#define CALL                                         \
+    std::lock_guard<std::recursive_mutex> turn(big); \
+    if (dead || ++calls == fail_at)                  \
+        return die();
+
+#define CALL_IN_CONTEXT \
+    CALL;               \
+    if (!current)       \
+        misused("a call without a context");
+
+static bool inside(const std::map<kv_u64, kv_u64> &ranges, kv_u64 address, kv_u64 bytes) {
+    auto next = ranges.upper_bound(address);
+    if (next == ranges.begin())
+        return false;
+    --next;
+    return address + bytes <= next->first + next->second;
+}
+
+static bool touches(const std::map<kv_u64, kv_u64> &ranges, kv_u64 address, kv_u64 bytes) {
+    for (auto &range : ranges)
+        if (address < range.first + range.second && range.first < address + bytes)
+            return true;
+    return false;
+}
+
+// Runs one operation that may run, of a stream that chance picks. Whether there was one.
+static bool step() {
+    std::vector<Stream *> ready;
+    for (Stream *stream : streams)
+        if (!stream->empty() && (!stream->front().after || stream->front().after->done))
+            ready.push_back(stream);
+    if (ready.empty())
+        return false;
+    dice = dice * 6364136223846793005u + 1442695040888963407u;
+    Stream *stream = ready[(dice >> 33) % ready.size()];
+    Op op = stream->front();
+    stream->pop_front();
+    op.run();
+    return true;
+}
+
+static void run_until_empty(Stream *stream) {
+    while (!stream->empty())
+        if (!step())
+            misused("a stream waits for what never happens");
+}
+
+// Except in the default stream, which is somebody else's here.
+static void nothing_in_flight(const char *what) {
+    for (Stream *stream : streams)
+        if (stream != &legacy && !stream->empty())
+            misused(what);
+}
+
+static Stream *of(void *stream) {
+    return stream ? (Stream *)stream : &legacy;
+}
+
+static void put(void *stream, std::function<void()> run) {
+    of(stream)->push_back({nullptr, run});
+}
+
+extern "C" {
+
+Result cuInit(unsigned) {
+    CALL;
+    return getenv("FAKE_NO_DEVICE") ? NO_DEVICE : OK;
+}
+
+Result cuDeviceGet(int *device, int ordinal) {
+    CALL;
+    *device = ordinal;
+    return OK;
+}
+
+Result cuDeviceGetCount(int *count) {
+    CALL;
+    *count = 1;
+    return OK;
+}
+
+Result cuDeviceGetName(char *name, int bytes, int) {
+    CALL;
+    snprintf(name, bytes, "fake GPU");
+    return OK;
+}
+
+Result cuDeviceGetAttribute(int *value, int attribute, int) {
+    CALL;
+    // Compute capability 9.0; memory pools.
+    *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 115 ? 1 : 0;
+    return OK;
+}
+
+Result cuDevicePrimaryCtxRetain(void **context, int) {
+    CALL;
+    *context = (void *)8;
+    retained++;
+    return OK;
+}
+
+Result cuDevicePrimaryCtxRelease_v2(int) {
+    CALL;
+    if (--retained > 0)
+        return OK;
+    nothing_in_flight("the context goes while something is in flight");
+    if (!allocated.empty() || !registered.empty() || streams.size() > 1)
+        misused("the context goes before what was made in it");
+    return OK;
+}
+
+Result cuCtxSetCurrent(void *context) {
+    CALL;
+    current = context;
+    return OK;
+}
+
+Result cuCtxGetCurrent(void **context) {
+    CALL;
+    *context = current;
+    return OK;
+}
+
+Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    CALL_IN_CONTEXT;
+    *least = 0;
+    *greatest = -5;
+    return OK;
+}
+
+Result cuStreamCreateWithPriority(void **stream, unsigned, int) {
+    CALL_IN_CONTEXT;
+    streams.push_back(new Stream);
+    *stream = streams.back();
+    return OK;
+}
+
+Result cuStreamSynchronize(void *stream) {
+    CALL_IN_CONTEXT;
+    run_until_empty(of(stream));
+    return OK;
+}
+
+Result cuStreamWaitEvent(void *stream, Event *event, unsigned) {
+    CALL_IN_CONTEXT;
+    of(stream)->push_back({event, [] {}});
+    return OK;
+}
+
+Result cuStreamDestroy_v2(void *stream) {
+    CALL_IN_CONTEXT;
+    if (!of(stream)->empty())
+        misused("a stream goes with something in it");
+    for (size_t i = 0; i < streams.size(); i++)
+        if (streams[i] == stream)
+            streams.erase(streams.begin() + i);
+    delete (Stream *)stream;
+    return OK;
+}
+
+Result cuEventCreate(Event **event, unsigned) {
+    CALL_IN_CONTEXT;
+    *event = new Event{false, true};
+    return OK;
+}
+
+Result cuEventRecord(Event *event, void *stream) {
+    CALL_IN_CONTEXT;
+    event->recorded = true;
+    event->done = false;
+    put(stream, [event] { event->done = true; });
+    return OK;
+}
+
+Result cuEventQuery(Event *event) {
+    CALL_IN_CONTEXT;
+    if (!event->done)
+        step();
+    return event->done ? OK : NOT_READY;
+}
+
+Result cuEventSynchronize(Event *event) {
+    CALL_IN_CONTEXT;
+    while (!event->done)
+        if (!step())
+            misused("an event that never happens");
+    return OK;
+}
+
+// Never freed: a stream may wait for it still, which the real driver allows.
+Result cuEventDestroy_v2(Event *) {
+    CALL_IN_CONTEXT;
+    return OK;
+}
+
+Result cuMemAlloc_v2(kv_u64 *address, size_t bytes) {
+    CALL_IN_CONTEXT;
+    if (bytes > (size_t)1 << 40)
+        return NO_MEMORY;
+    void *memory = malloc(bytes);
+    memset(memory, 0xab, bytes);
+    *address = (kv_u64)memory;
+    allocated[*address] = bytes;
+    return OK;
+}
+
+Result cuMemFree_v2(kv_u64 address) {
+    CALL_IN_CONTEXT;
+    nothing_in_flight("device memory goes while something is in flight");
+    if (!allocated.erase(address))
+        misused("memory that was never allocated is freed");
+    free((void *)address);
+    return OK;
+}
+
+Result cuMemAllocAsync(kv_u64 *address, size_t bytes, void *) {
+    CALL_IN_CONTEXT;
+    *address = (kv_u64)malloc(bytes);
+    allocated[*address] = bytes;
+    return OK;
+}
+
+Result cuMemFreeAsync(kv_u64 address, void *stream) {
+    CALL_IN_CONTEXT;
+    put(stream, [address] {
+        if (!allocated.erase(address))
+            misused("memory that was never allocated is freed");
+        free((void *)address);
+    });
+    return OK;
+}
+
+Result cuMemsetD8Async(kv_u64 address, unsigned char value, size_t bytes, void *stream) {
+    CALL_IN_CONTEXT;
+    put(stream, [=] {
+        if (!inside(allocated, address, bytes))
+            misused("memset out of bounds");
+        memset((void *)address, value, bytes);
+    });
+    return OK;
+}
+
+Result cuMemHostRegister_v2(void *host, size_t bytes, unsigned) {
+    CALL_IN_CONTEXT;
+    const kv_u64 page = 4096, start = (kv_u64)host / page * page, end = ((kv_u64)host + bytes + page - 1) / page * page;
+    for (auto &range : registered)
+        if (start < (range.first + range.second + page - 1) / page * page && range.first / page * page < end)
+            return 712; // already registered
+    registered[(kv_u64)host] = bytes;
+    return OK;
+}
+
+Result cuMemHostUnregister(void *host) {
+    CALL_IN_CONTEXT;
+    nothing_in_flight("host memory goes while something is in flight");
+    if (!registered.erase((kv_u64)host))
+        misused("memory that was never registered is unregistered");
+    return OK;
+}
+
+Result cuMemHostGetDevicePointer_v2(kv_u64 *address, void *host, unsigned) {
+    CALL_IN_CONTEXT;
+    *address = (kv_u64)host + (getenv("FAKE_OTHER_ADDRESSES") ? 1 << 20 : 0);
+    return OK;
+}
+
+// A host range in one registration is read and written when the stream gets there; one in none, at once.
+static bool is_registered(kv_u64 host, size_t bytes) {
+    if (inside(registered, host, bytes))
+        return true;
+    if (touches(registered, host, bytes))
+        misused("a copy reaches out of its registration");
+    return false;
+}
+
+Result cuMemcpyHtoDAsync_v2(kv_u64 device, const void *host, size_t bytes, void *stream) {
+    CALL_IN_CONTEXT;
+    std::vector<char> taken;
+    const bool later = is_registered((kv_u64)host, bytes);
+    if (!later)
+        taken.assign((const char *)host, (const char *)host + bytes);
+    put(stream, [=] {
+        if (!inside(allocated, device, bytes))
+            misused("a copy out of bounds");
+        memcpy((void *)device, later ? host : taken.data(), bytes);
+    });
+    return OK;
+}
+
+Result cuMemcpyDtoHAsync_v2(void *host, kv_u64 device, size_t bytes, void *stream) {
+    CALL_IN_CONTEXT;
+    const bool later = is_registered((kv_u64)host, bytes);
+    put(stream, [=] {
+        if (!inside(allocated, device, bytes))
+            misused("a copy out of bounds");
+        memcpy(host, (void *)device, bytes);
+    });
+    if (!later)
+        run_until_empty(of(stream));
+    return OK;
+}
+
+struct Copy2D {
+    size_t from_x, from_y;
+    int from_type;
+    const char *from_host;
+    kv_u64 from_device;
+    void *from_array;
+    size_t from_pitch, to_x, to_y;
+    int to_type;
+    char *to_host;
+    kv_u64 to_device;
+    void *to_array;
+    size_t to_pitch, width, height;
+};
+
+Result cuMemcpy2DAsync_v2(const Copy2D *given, void *stream) {
+    CALL_IN_CONTEXT;
+    const Copy2D copy = *given;
+    if (copy.from_pitch < copy.width || copy.to_pitch < copy.width || copy.from_type + copy.to_type != 3)
+        return INVALID;
+    const bool load = copy.from_type == 1;
+    const kv_u64 host = load ? (kv_u64)copy.from_host : (kv_u64)copy.to_host;
+    const size_t reach = (copy.height - 1) * (load ? copy.from_pitch : copy.to_pitch) + copy.width;
+    if (!is_registered(host, reach))
+        misused("a 2D copy of memory that is not registered");
+    put(stream, [=] {
+        const char *from = load ? copy.from_host : (const char *)copy.from_device;
+        char *to = load ? (char *)copy.to_device : copy.to_host;
+        for (size_t row = 0; row < copy.height; row++, from += copy.from_pitch, to += copy.to_pitch) {
+            if (!inside(allocated, load ? (kv_u64)to : (kv_u64)from, copy.width))
+                misused("a copy out of bounds");
+            memcpy(to, from, copy.width);
+        }
+    });
+    return OK;
+}
+
+Result cuModuleLoadData(void **module, const void *image) {
+    CALL_IN_CONTEXT;
+    if (memcmp(image, "// kv_copy.cu ", 14) && memcmp(image, "\x7f"
+                                                             "ELF",
+                                                      4))
+        return INVALID;
+    *module = (void *)8;
+    return OK;
+}
+
+Result cuModuleGetFunction(void **function, void *, const char *name) {
+    CALL_IN_CONTEXT;
+    *function = (void *)8;
+    return strcmp(name, "kv_copy") ? INVALID : OK;
+}
+
+Result cuModuleUnload(void *) {
+    CALL_IN_CONTEXT;
+    nothing_in_flight("a module goes while something is in flight");
+    return OK;
+}
+
+Result cuLaunchKernel(void *, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned, unsigned, void *stream,
+                      void **arguments, void **) {
+    CALL_IN_CONTEXT;
+    if (!grid || !block || block > 1024)
+        return INVALID;
+    if (getenv("FAKE_OTHER_ADDRESSES"))
+        misused("a kernel is given the host's address of memory that it knows by another");
+    const KvCopy copy = *(const KvCopy *)arguments[0];
+    put(stream, [=] {
+        gridDim.x = grid;
+        blockDim.x = block;
+        for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++)
+            for (threadIdx.x = 0; threadIdx.x < block; threadIdx.x++)
+                kv_copy(copy);
+    });
+    return OK;
+}
+}

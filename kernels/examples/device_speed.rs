@@ -1,0 +1,218 @@
+//! What the GPU of this machine reaches: loads and stores by copy engine and by kernel, beside the link's ceiling in the same run.
+//!
+//! For each shape and way, in turn with one large copy each way (the ceiling): GB/s of loads and stores of random pages, as a share
+//! of the ceiling, the CPU's time to submit a layer, and whether every byte came back. Medians. Needs 4 GiB on both sides.
+//!
+//! `cargo run --release -p larder-kernels --example device_speed [ROUNDS]`
+//!
+//! Ends with 1 where bytes are wrong, with 3 where there is no GPU, having said how long it took to find out.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    missing_docs
+)]
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use larder_kernels::cuda::Way;
+use larder_kernels::{
+    Attention, CudaDevice, CudaOptions, Device, Direction, HostMemory, KvShape, L1Pool, L2Pool,
+    Layout, PagePair, Ticket, Transfer, pool_bytes,
+};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+
+/// Bytes of a pool, about.
+const POOL_BYTES: u64 = 1 << 30;
+
+/// Pages of a transfer.
+const PAGES: [usize; 2] = [16, 256];
+
+fn main() -> ExitCode {
+    let rounds = std::env::args()
+        .nth(1)
+        .map_or(7, |rounds| rounds.parse().unwrap());
+    let started = Instant::now();
+    let options = CudaOptions {
+        way: Way::CopyEngine,
+        ..CudaOptions::default()
+    };
+    let opened = CudaDevice::open(&options);
+    println!("detection: {:.2} ms", started.elapsed().as_secs_f64() * 1e3);
+    let engine = match opened {
+        Ok(device) => device,
+        Err(error) => {
+            println!("{error}");
+            return ExitCode::from(3);
+        }
+    };
+    println!("{}; medians of {rounds} rounds", engine.name());
+    let shapes = [
+        (
+            "Llama-3.1-8B   64 tokens 128 KiB",
+            KvShape::mha(32, 8, 128, 2, 64),
+        ),
+        (
+            "DeepSeek-V3    64 tokens  72 KiB",
+            KvShape::mla(61, 576, 2, 64),
+        ),
+        (
+            "Llama-3.1-8B   16 tokens  32 KiB",
+            KvShape::mha(32, 8, 128, 2, 16),
+        ),
+        (
+            "70B, 8 ranks   64 tokens  16 KiB",
+            KvShape::mha(80, 1, 128, 2, 64),
+        ),
+    ];
+    let mut right = true;
+    for (name, shape) in shapes {
+        for way in [Way::CopyEngine, Way::Kernel, Way::Auto] {
+            let options = CudaOptions {
+                way,
+                ..CudaOptions::default()
+            };
+            let device = CudaDevice::open(&options).unwrap();
+            let bench = Bench::new(&device, &engine, &shape.unwrap());
+            for pages in PAGES {
+                right &= bench.run(&format!("{name}  {way:10?}"), pages, rounds);
+            }
+        }
+    }
+    ExitCode::from(u8::from(!right))
+}
+
+struct Bench<'a> {
+    device: &'a CudaDevice,
+    l1: L1Pool,
+    l2: L2Pool,
+    /// For one page as large as the pools, by copy engine: the ceiling.
+    engine: &'a CudaDevice,
+    one: (L1Pool, L2Pool),
+}
+
+impl Bench<'_> {
+    fn new<'a>(device: &'a CudaDevice, engine: &'a CudaDevice, shape: &KvShape) -> Bench<'a> {
+        let pages = (POOL_BYTES / u64::from(shape.page_bytes())) as u32;
+        let (l1, l2) = pools(device, shape, pages);
+        let row = (POOL_BYTES / 2) as u32;
+        let one = KvShape::of_rows(Attention::Mla, 1, row, 1).unwrap();
+        Bench {
+            device,
+            l1,
+            l2,
+            engine,
+            one: pools(engine, &one, 1),
+        }
+    }
+
+    /// One line. Whether all bytes came back.
+    fn run(&self, name: &str, pages: usize, rounds: usize) -> bool {
+        let half = self.l2.pages() / 2;
+        let pages = pages.min(half as usize);
+        let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(1);
+        let mut l1: Vec<u32> = (0..self.l1.pages()).collect();
+        let mut l2: Vec<u32> = (0..half).collect();
+        l1.shuffle(&mut random);
+        l2.shuffle(&mut random);
+        let pairs = |offset: u32| -> Vec<PagePair> {
+            let pairs = std::iter::zip(&l1, &l2).take(pages);
+            pairs
+                .map(|(l1, l2)| PagePair {
+                    l1: *l1,
+                    l2: l2 + offset,
+                })
+                .collect()
+        };
+        let one = vec![PagePair { l1: 0, l2: 0 }];
+        let (mut load, mut store, mut submit) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..=rounds {
+            let up = rate(self.engine, Direction::Load, &self.one, one.clone()).0;
+            let down = rate(self.engine, Direction::Store, &self.one, one.clone()).0;
+            let pools = (self.l1.clone(), self.l2.clone());
+            let (loaded, cpu) = rate(self.device, Direction::Load, &pools, pairs(0));
+            // To other pages, so that they can be compared.
+            let (stored, _) = rate(self.device, Direction::Store, &pools, pairs(half));
+            if round > 0 {
+                load.push((loaded, loaded / up));
+                store.push((stored, stored / down));
+                submit.push((cpu, 0.0));
+            }
+        }
+        let right = pairs(0)
+            .iter()
+            .all(|pair| self.same(pair.l2, pair.l2 + half));
+        let ((load, of_up), (store, of_down)) = (median(load), median(store));
+        println!(
+            "{name} {pages:4} pages  load {load:6.2} GB/s {:4.0} %  store {store:6.2} GB/s {:4.0} %  {:6.2} us a layer  {}",
+            of_up * 100.0,
+            of_down * 100.0,
+            median(submit).0,
+            if right { "right" } else { "WRONG" }
+        );
+        right
+    }
+
+    fn same(&self, one: u32, other: u32) -> bool {
+        let bytes = |page| -> Vec<&[u8]> {
+            let runs = self.l2.page_runs(page).unwrap();
+            // SAFETY: runs of the pool's own, and nothing is in flight.
+            runs.map(|(start, bytes)| unsafe {
+                std::slice::from_raw_parts(start.as_ptr(), bytes as usize)
+            })
+            .collect()
+        };
+        bytes(one) == bytes(other)
+    }
+}
+
+/// GB/s of one transfer, and microseconds of the CPU a layer.
+fn rate(
+    device: &CudaDevice,
+    direction: Direction,
+    pools: &(L1Pool, L2Pool),
+    pairs: Vec<PagePair>,
+) -> (f64, f64) {
+    // SAFETY: nothing else touches the pools.
+    let transfer = unsafe { Transfer::new(&pools.0, &pools.1, pairs) }.unwrap();
+    let bytes = transfer.bytes() as f64;
+    let layers = f64::from(pools.0.shape().layers());
+    let started = Instant::now();
+    let moving = match direction {
+        Direction::Load => device.load(transfer, &Ticket::done()),
+        Direction::Store => device.store(transfer, &Ticket::done()),
+    };
+    let submitted = started.elapsed().as_secs_f64();
+    moving.unwrap().wait().1.unwrap();
+    (
+        bytes / started.elapsed().as_secs_f64() / 1e9,
+        submitted * 1e6 / layers,
+    )
+}
+
+fn pools(device: &CudaDevice, shape: &KvShape, pages: u32) -> (L1Pool, L2Pool) {
+    let bytes = pool_bytes(shape, pages);
+    let memory = HostMemory::zeroed(bytes).unwrap();
+    let l2 = device
+        .register(memory, Layout::PageFirstDirect, shape, pages)
+        .unwrap();
+    // Numbers that differ everywhere, so that a page in the wrong place shows.
+    for (word, number) in (0..bytes / 8).zip(1u64..) {
+        let at = l2
+            .start()
+            .as_ptr()
+            .cast::<u64>()
+            .wrapping_add(word as usize);
+        // SAFETY: inside the pool, aligned, and nothing is in flight.
+        unsafe { at.write(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) };
+    }
+    (device.alloc_l1(shape, pages).unwrap(), l2)
+}
+
+fn median(mut values: Vec<(f64, f64)>) -> (f64, f64) {
+    values.sort_by(|one, other| one.0.total_cmp(&other.0));
+    values[values.len() / 2]
+}

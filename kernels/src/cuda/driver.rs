@@ -1,0 +1,522 @@
+//! The driver: contexts, streams, events, copies, kernels.
+//!
+//! Owns: every call into libcuda, but for those of `memory`. cudarc resolves each function when it is first called and panics where it is missing; so the
+//! library and all of [`FUNCTIONS`] are looked for first, and no function is called that is not in that list.
+//!
+//! Invariant: handles live as long as what uses them: each holds its context.
+//!
+//! Faults defended against: no library, no device, a function that an old driver lacks: each is [`DeviceError::Unavailable`]. A call
+//! that fails gives the context up for good, as CUDA's own errors do: whoever asks afterwards is told why.
+//!
+//! Not defended against: an error code that the bindings do not know. cudarc takes results as an enum, so that they have to be as
+//! new as the newest driver.
+
+use std::ffi::{CString, c_void};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use crate::error::DeviceError;
+use crate::transfer::{Copy2d, Direction};
+
+/// All functions of the driver that this crate calls.
+const FUNCTIONS: [&str; 34] = [
+    "cuInit",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxGetStreamPriorityRange",
+    "cuStreamCreateWithPriority",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuStreamDestroy_v2",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuEventDestroy_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemAllocAsync",
+    "cuMemFreeAsync",
+    "cuMemsetD8Async",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemHostGetDevicePointer_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpy2DAsync_v2",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuModuleUnload",
+    "cuLaunchKernel",
+];
+
+/// Largest distance from row to row that a 2D copy takes, in bytes.
+const PITCH_MAX: u64 = i32::MAX as u64;
+
+fn unavailable(why: impl Into<String>) -> DeviceError {
+    DeviceError::Unavailable { why: why.into() }
+}
+
+/// The error's name; the driver is not asked, which may be the one that has failed.
+pub(super) fn name(error: DriverError) -> String {
+    format!("{:?}", error.0)
+}
+
+/// Whether there is a driver with all that is needed.
+fn present() -> Result<(), DeviceError> {
+    // SAFETY: loads libcuda, whose initialisers need no care.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(unavailable("libcuda is not installed"));
+    }
+    // SAFETY: it is present.
+    let library = unsafe { sys::culib() };
+    for function in FUNCTIONS {
+        // SAFETY: the function is looked up and not called.
+        let found = unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) };
+        if found.is_err() {
+            return Err(unavailable(format!(
+                "the driver has no {function}; a newer driver has"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The primary context of a device: the one that torch uses too.
+pub(crate) struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    dead: OnceLock<DeviceError>,
+}
+
+// SAFETY: a context may be made current in any thread, in several at once.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(super) fn open(ordinal: u32) -> Result<Arc<Context>, DeviceError> {
+        present()?;
+        let no = |error| unavailable(name(error));
+        result::init().map_err(no)?;
+        let count = result::device::get_count().map_err(no)?;
+        let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        if ordinal >= count {
+            return Err(unavailable(format!(
+                "device {ordinal} of {count} was asked for"
+            )));
+        }
+        let device = result::device::get(ordinal).map_err(no)?;
+        // SAFETY: a device that exists; released when this is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(no)?;
+        Ok(Arc::new(Context {
+            device,
+            context,
+            dead: OnceLock::new(),
+        }))
+    }
+
+    /// An error once a call has failed.
+    pub(super) fn alive(&self) -> Result<(), DeviceError> {
+        match self.dead.get() {
+            None => Ok(()),
+            Some(error) => Err(DeviceError::Dead(Arc::new(error.clone()))),
+        }
+    }
+
+    /// A call whose failure is the end of the device.
+    pub(super) fn call<T>(
+        &self,
+        call: &'static str,
+        run: impl FnOnce() -> Result<T, DriverError>,
+    ) -> Result<T, DeviceError> {
+        self.alive()?;
+        self.attempt(run).map_err(|error| self.die(call, error))
+    }
+
+    /// A call that may fail. Leaves the thread with the context it had: that of another device, perhaps.
+    pub(super) fn attempt<T>(
+        &self,
+        run: impl FnOnce() -> Result<T, DriverError>,
+    ) -> Result<T, DriverError> {
+        let before = result::ctx::get_current()?.unwrap_or(std::ptr::null_mut());
+        if before == self.context {
+            return run();
+        }
+        // SAFETY: the context is retained as long as this value lives.
+        unsafe { result::ctx::set_current(self.context) }?;
+        let done = run();
+        // SAFETY: it was current before, or there was none.
+        unsafe { result::ctx::set_current(before) }?;
+        done
+    }
+
+    fn die(&self, call: &'static str, error: DriverError) -> DeviceError {
+        let why = name(error);
+        let error = DeviceError::Driver { call, why };
+        self.dead.get_or_init(|| error).clone()
+    }
+
+    pub(super) fn device_name(&self) -> String {
+        result::device::get_name(self.device).unwrap_or_else(name)
+    }
+
+    /// `sm_90`, say.
+    pub(super) fn arch(&self) -> Result<String, DeviceError> {
+        use sys::CUdevice_attribute as Attribute;
+        let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok(format!("sm_{major}{minor}"))
+    }
+
+    /// Whether streams can allocate, which the kernel's page lists need.
+    pub(super) fn allocates_in_streams(&self) -> Result<bool, DeviceError> {
+        let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        Ok(self.attribute(supported)? != 0)
+    }
+
+    fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
+        self.call("cuDeviceGetAttribute", || {
+            // SAFETY: a device that exists.
+            unsafe { result::device::get_attribute(self.device, attribute) }
+        })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once, and nothing that was made in it is left: everything holds this value.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// A stream of this crate or of somebody else.
+#[derive(Clone, Copy)]
+pub(super) struct RawStream(pub(super) sys::CUstream);
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for RawStream {}
+// SAFETY: as above.
+unsafe impl Sync for RawStream {}
+
+/// The two streams of a device.
+pub(crate) struct Streams {
+    pub(super) context: Arc<Context>,
+    /// Of the highest priority: what is loaded is waited for.
+    load: RawStream,
+    /// Of the lowest: backing up is in nobody's way.
+    store: RawStream,
+}
+
+impl Streams {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Streams>, DeviceError> {
+        let (least, greatest) = context.call("cuCtxGetStreamPriorityRange", || {
+            result::stream::get_priority_range()
+        })?;
+        let stream = |priority| {
+            context.call("cuStreamCreateWithPriority", || {
+                let kind = result::stream::StreamKind::NonBlocking;
+                result::stream::create_with_priority(kind, priority)
+            })
+        };
+        Ok(Arc::new(Streams {
+            context: context.clone(),
+            load: RawStream(stream(greatest)?),
+            store: RawStream(stream(least)?),
+        }))
+    }
+
+    pub(super) fn of(&self, direction: Direction) -> RawStream {
+        match direction {
+            Direction::Load => self.load,
+            Direction::Store => self.store,
+        }
+    }
+
+    /// Waits until a stream has run dry.
+    pub(super) fn synchronize(&self, stream: RawStream) -> Result<(), DeviceError> {
+        self.context.call("cuStreamSynchronize", || {
+            // SAFETY: a stream that exists.
+            unsafe { result::stream::synchronize(stream.0) }
+        })
+    }
+
+    /// Waits until nothing is in flight, on a dead device too: what it holds is about to go.
+    pub(super) fn drain(&self) {
+        for stream in [self.load, self.store] {
+            // SAFETY: the stream exists as long as this value does. A context that is dead runs nothing.
+            let _ = self
+                .context
+                .attempt(|| unsafe { result::stream::synchronize(stream.0) });
+        }
+    }
+
+    pub(super) fn wait_event(&self, stream: RawStream, event: &Event) -> Result<(), DeviceError> {
+        self.context.call("cuStreamWaitEvent", || {
+            let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+            // SAFETY: both exist.
+            unsafe { result::stream::wait_event(stream.0, event.event, flags) }
+        })
+    }
+
+    /// An event for all that has been put into a stream so far.
+    pub(super) fn record(&self, stream: RawStream) -> Result<Event, DeviceError> {
+        let event = self.context.call("cuEventCreate", || {
+            result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+        })?;
+        let event = Event {
+            context: self.context.clone(),
+            event,
+        };
+        self.context.call("cuEventRecord", || {
+            // SAFETY: both exist.
+            unsafe { result::event::record(event.event, stream.0) }
+        })?;
+        Ok(event)
+    }
+
+    /// One copy, by a copy engine.
+    ///
+    /// # Safety
+    /// The rows lie in the device memory from `l1` on and in the registered memory from `l2` on, in one piece of it, which are
+    /// left alone until the copy is done.
+    pub(super) unsafe fn copy(
+        &self,
+        direction: Direction,
+        l1: u64,
+        l2: u64,
+        copy: &Copy2d,
+    ) -> Result<(), DeviceError> {
+        let rows = copy.rows;
+        if rows.count > 1 && rows.l1_pitch <= PITCH_MAX && rows.l2_pitch <= PITCH_MAX {
+            let plan = rows_2d(direction, l1, l2, copy);
+            return self.context.call("cuMemcpy2DAsync", || {
+                // SAFETY: as the caller says.
+                unsafe { sys::cuMemcpy2DAsync_v2(&raw const plan, self.of(direction).0) }.result()
+            });
+        }
+        for row in 0..rows.count {
+            let l1 = l1 + copy.l1 + row * rows.l1_pitch;
+            let l2 = l2 + copy.l2 + row * rows.l2_pitch;
+            // SAFETY: as the caller says.
+            unsafe { self.copy_row(direction, l1, l2, rows.width) }?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Streams::copy`]; both are addresses.
+    unsafe fn copy_row(
+        &self,
+        direction: Direction,
+        l1: u64,
+        l2: u64,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
+        let (stream, host, bytes) = (self.of(direction).0, l2 as *mut c_void, bytes as usize);
+        match direction {
+            Direction::Load => self.context.call("cuMemcpyHtoDAsync", || {
+                // SAFETY: as the caller says.
+                unsafe { sys::cuMemcpyHtoDAsync_v2(l1, host, bytes, stream) }.result()
+            }),
+            Direction::Store => self.context.call("cuMemcpyDtoHAsync", || {
+                // SAFETY: as the caller says.
+                unsafe { sys::cuMemcpyDtoHAsync_v2(host, l1, bytes, stream) }.result()
+            }),
+        }
+    }
+
+    /// Copies between device memory and memory of this process that is not registered, and waits for it.
+    ///
+    /// # Safety
+    /// `bytes` bytes at both addresses, which nobody else touches.
+    pub(super) unsafe fn copy_now(
+        &self,
+        direction: Direction,
+        l1: u64,
+        host: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: as the caller says.
+        unsafe { self.copy_row(direction, l1, host.addr() as u64, bytes as u64) }?;
+        self.synchronize(self.of(direction))
+    }
+
+    /// Puts a kernel into the load stream.
+    ///
+    /// # Safety
+    /// `argument` is what the kernel takes by value, and the kernel is right.
+    pub(super) unsafe fn launch<T>(
+        &self,
+        direction: Direction,
+        function: Function,
+        (grid, block): (u32, u32),
+        argument: &T,
+    ) -> Result<(), DeviceError> {
+        let mut arguments = [(&raw const *argument).cast_mut().cast::<c_void>()];
+        let stream = self.of(direction).0;
+        self.context.call("cuLaunchKernel", || {
+            // SAFETY: as the caller says; the argument is copied before the call returns.
+            unsafe {
+                result::launch_kernel(
+                    function.0,
+                    (grid, 1, 1),
+                    (block, 1, 1),
+                    0,
+                    stream,
+                    &mut arguments,
+                )
+            }
+        })
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        self.drain();
+        for stream in [self.load, self.store] {
+            // SAFETY: made by `new`, destroyed once.
+            let _ = self
+                .context
+                .attempt(|| unsafe { result::stream::destroy(stream.0) });
+        }
+    }
+}
+
+fn rows_2d(direction: Direction, l1: u64, l2: u64, copy: &Copy2d) -> sys::CUDA_MEMCPY2D {
+    let rows = copy.rows;
+    let (host, device) = ((l2 + copy.l2) as *mut c_void, l1 + copy.l1);
+    let (host_pitch, device_pitch) = (rows.l2_pitch as usize, rows.l1_pitch as usize);
+    let (on_host, on_device) = (
+        sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+        sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+    );
+    let (from, to, from_pitch, to_pitch) = match direction {
+        Direction::Load => (on_host, on_device, host_pitch, device_pitch),
+        Direction::Store => (on_device, on_host, device_pitch, host_pitch),
+    };
+    // Of the two addresses on each side the one of its memory type counts.
+    sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: from,
+        srcHost: host,
+        srcDevice: device,
+        srcArray: std::ptr::null_mut(),
+        srcPitch: from_pitch,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: to,
+        dstHost: host,
+        dstDevice: device,
+        dstArray: std::ptr::null_mut(),
+        dstPitch: to_pitch,
+        WidthInBytes: rows.width as usize,
+        Height: rows.count as usize,
+    }
+}
+
+/// A moment in a stream.
+pub(crate) struct Event {
+    context: Arc<Context>,
+    event: sys::CUevent,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(crate) fn poll(&self) -> Result<bool, DeviceError> {
+        self.context.alive()?;
+        // SAFETY: the event exists.
+        let query = || unsafe { result::event::query(self.event) };
+        match self.context.attempt(query) {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(self.context.die("cuEventQuery", error)),
+        }
+    }
+
+    pub(crate) fn wait(&self) -> Result<(), DeviceError> {
+        self.context.call("cuEventSynchronize", || {
+            // SAFETY: the event exists.
+            unsafe { result::event::synchronize(self.event) }
+        })
+    }
+
+    pub(super) fn is_of(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.context, context)
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Event")
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once; one that is still waited for goes later, says the driver.
+        let _ = self
+            .context
+            .attempt(|| unsafe { result::event::destroy(self.event) });
+    }
+}
+
+/// A loaded image.
+pub(super) struct Module {
+    context: Arc<Context>,
+    module: sys::CUmodule,
+}
+
+/// A kernel, for as long as its module is loaded.
+#[derive(Clone, Copy)]
+pub(super) struct Function(sys::CUfunction);
+
+// SAFETY: modules may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// None where the driver does not take it: the copy engines do without.
+    pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Option<Module> {
+        let data = image.as_ptr().cast();
+        // SAFETY: a cubin, or PTX that ends with a NUL; read during the call.
+        let module = context.attempt(|| unsafe { result::module::load_data(data) });
+        Some(Module {
+            context: context.clone(),
+            module: module.ok()?,
+        })
+    }
+
+    pub(super) fn function(&self, name: &str) -> Option<Function> {
+        let name = CString::new(name).ok()?;
+        let function = self.context.attempt(|| {
+            // SAFETY: the module is loaded.
+            unsafe { result::module::get_function(self.module, name) }
+        });
+        function.ok().map(Function)
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded once, unloaded once; whoever launched its kernels has drained the streams before.
+        let _ = self
+            .context
+            .attempt(|| unsafe { result::module::unload(self.module) });
+    }
+}

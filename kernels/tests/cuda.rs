@@ -1,0 +1,645 @@
+//! The CUDA device without a GPU: over a driver that is a fake (`cu/fake_driver.cc`), lazy, unordered and strict; and without any
+//! driver.
+//!
+//! What this shows: which calls are made, with what, in what order, and what becomes of errors. What it does not: that a GPU does
+//! what the fake does. The same cases run on a GPU with `LARDER_REQUIRE_GPU=1`, and then fail where there is none.
+//!
+//! The driver is loaded once a process: each test that needs one runs in a process of its own. Needs a C++ compiler, or a GPU.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use larder_kernels::cuda::{CudaOptions, Way, or_host};
+use larder_kernels::kernel::SOURCE;
+use larder_kernels::{
+    ChunkAt, CudaDevice, Device, DeviceError, Direction, ForeignStream, HostDevice, HostMemory,
+    KvShape, Layout, PagePair, Ticket, Transfer, pool_bytes,
+};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use support::{Case, Pools, cases, expected};
+
+const SHIM: &str = include_str!("../cu/cpu_shim.h");
+const FAKE: &str = include_str!("../cu/fake_driver.cc");
+
+/// Set in the processes that tests start: there the tests below do what they are named after.
+const CHILD: &str = "LARDER_TEST_CUDA_CHILD";
+
+/// Set on a machine with a GPU: the real driver is used, and has to be there.
+const REQUIRE: &str = "LARDER_REQUIRE_GPU";
+
+fn has_gpu() -> bool {
+    std::env::var_os(REQUIRE).is_some()
+}
+
+/// The directory with the fake, as the library that is looked for: compiled once a run. None, and said so, where there is no
+/// compiler.
+fn fake() -> Option<&'static Path> {
+    static THERE: OnceLock<bool> = OnceLock::new();
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    THERE
+        .get_or_init(|| compile(directory))
+        .then_some(directory)
+}
+
+fn compile(directory: &Path) -> bool {
+    let building = tempfile::tempdir_in(directory).unwrap();
+    for (name, text) in [
+        ("kv_copy.cu", SOURCE),
+        ("cpu_shim.h", SHIM),
+        ("fake_driver.cc", FAKE),
+    ] {
+        std::fs::write(building.path().join(name), text).unwrap();
+    }
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let library = building.path().join("libcuda.so");
+    let compiled = Command::new(&compiler)
+        .args([
+            "-std=c++17",
+            "-O1",
+            "-Wno-unknown-pragmas",
+            "-shared",
+            "-fPIC",
+            "-o",
+        ])
+        .arg(&library)
+        .arg(building.path().join("fake_driver.cc"))
+        .output();
+    match compiled {
+        Err(error) => {
+            eprintln!(
+                "SKIPPED: no C++ compiler ({compiler}: {error}): the CUDA device was not run"
+            );
+            false
+        }
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                output.status.success(),
+                "{compiler} does not take the fake driver:\n{said}"
+            );
+            std::fs::rename(library, directory.join("libcuda.so")).unwrap();
+            true
+        }
+    }
+}
+
+fn child(test: &str, directory: &Path, variables: &[(&str, &str)]) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .env("LD_LIBRARY_PATH", directory)
+        .env_remove("LARDER_NVRTC_DIR")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
+}
+
+/// Whether to go on, in the process of a test's own; elsewhere starts that and checks how it went.
+fn in_a_process_of_its_own(test: &str, variables: &[(&str, &str)]) -> bool {
+    if std::env::var_os(CHILD).is_some() || has_gpu() {
+        return true;
+    }
+    if let Some(directory) = fake() {
+        let output = child(test, directory, variables);
+        let said = [output.stdout, output.stderr].concat();
+        assert!(
+            output.status.success(),
+            "{}:\n{}",
+            output.status,
+            String::from_utf8_lossy(&said)
+        );
+    }
+    false
+}
+
+fn open(way: Way, piece_bytes: u64) -> CudaDevice {
+    let options = CudaOptions {
+        way,
+        piece_bytes,
+        ..CudaOptions::default()
+    };
+    CudaDevice::open(&options).unwrap()
+}
+
+/// The calls of the fake that steer it.
+struct Steering(libloading::Library);
+
+impl Steering {
+    fn new() -> Steering {
+        // SAFETY: the fake driver.
+        Steering(unsafe { libloading::Library::new("libcuda.so") }.unwrap())
+    }
+
+    fn fail(&self, nth: i64) {
+        // SAFETY: the function has that type.
+        let fail = unsafe { self.0.get::<unsafe extern "C" fn(i64)>(b"fake_fail\0") }.unwrap();
+        // SAFETY: takes any number, and no context is open.
+        unsafe { fail(nth) };
+    }
+
+    /// From here on, with what there is.
+    fn fail_after(&self, nth: i64) {
+        // SAFETY: the function has that type.
+        let fail = unsafe {
+            self.0
+                .get::<unsafe extern "C" fn(i64)>(b"fake_fail_after\0")
+        }
+        .unwrap();
+        // SAFETY: takes any number.
+        unsafe { fail(nth) };
+    }
+
+    fn calls(&self) -> i64 {
+        // SAFETY: the function has that type.
+        let calls =
+            unsafe { self.0.get::<unsafe extern "C" fn() -> i64>(b"fake_calls\0") }.unwrap();
+        // SAFETY: it only looks.
+        unsafe { calls() }
+    }
+}
+
+/// As many as this, or as `LARDER_CASES` says.
+fn random_cases(count: u32, check: impl Fn(&Case)) {
+    let count = std::env::var("LARDER_CASES").map_or(count, |count| count.parse().unwrap());
+    let rows = prop_oneof![1..9u32, Just(128), Just(200)].prop_map(|units| units * 16);
+    let config = ProptestConfig {
+        cases: count,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    TestRunner::new(config)
+        .run(&cases(rows), |case| {
+            check(&case);
+            Ok(())
+        })
+        .unwrap();
+}
+
+fn copies_as_the_oracle_says(device: &dyn Device, case: &Case) {
+    let pools = Pools::new(device, case);
+    let (l1, l2) = (pools.l1_bytes(device), pools.l2_bytes());
+    let (l1, l2) = expected(case, &l1, &l2, case.shape.layers());
+    let moving = match case.direction {
+        Direction::Load => device.load(pools.transfer(case), &Ticket::done()),
+        Direction::Store => device.store(pools.transfer(case), &Ticket::done()),
+    };
+    let moving = moving.unwrap();
+    for layer in 0..case.shape.layers() {
+        assert!(moving.wait_layer(layer).is_ok());
+    }
+    assert_eq!(moving.open().unwrap().1, Ok(()));
+    assert!(pools.l1_bytes(device) == l1, "L1: {case:?}");
+    assert!(pools.l2_bytes() == l2, "L2: {case:?}");
+}
+
+#[test]
+fn every_row_arrives_by_kernel_and_by_copy_engine() {
+    if !in_a_process_of_its_own("every_row_arrives_by_kernel_and_by_copy_engine", &[]) {
+        return;
+    }
+    for way in [Way::Kernel, Way::CopyEngine, Way::Auto] {
+        let device = open(way, 1 << 30);
+        assert!(
+            has_gpu() || device.name() == "fake GPU (kernels: built in)",
+            "{}",
+            device.name()
+        );
+        random_cases(60, |case| copies_as_the_oracle_says(&device, case));
+    }
+}
+
+#[test]
+fn copies_stay_within_the_pieces_that_were_registered() {
+    if !in_a_process_of_its_own("copies_stay_within_the_pieces_that_were_registered", &[]) {
+        return;
+    }
+    // The fake ends the process where one does not.
+    for way in [Way::CopyEngine, Way::Kernel] {
+        let device = open(way, 4096);
+        random_cases(80, |case| copies_as_the_oracle_says(&device, case));
+    }
+}
+
+#[test]
+fn where_kernels_cannot_reach_the_host_copy_engines_do() {
+    let other = [("FAKE_OTHER_ADDRESSES", "1")];
+    if !in_a_process_of_its_own(
+        "where_kernels_cannot_reach_the_host_copy_engines_do",
+        &other,
+    ) {
+        return;
+    }
+    let device = open(Way::Kernel, 1 << 30);
+    random_cases(30, |case| copies_as_the_oracle_says(&device, case));
+}
+
+fn case(direction: Direction) -> Case {
+    Case {
+        shape: KvShape::mha(4, 2, 16, 2, 4).unwrap(),
+        layout: Layout::PageFirstDirect,
+        direction,
+        l1_pages: 8,
+        l2_pages: 16,
+        pairs: (0..8).map(|page| PagePair { l1: page, l2: page }).collect(),
+    }
+}
+
+#[test]
+fn what_comes_after_a_ticket_waits_for_it_in_the_stream() {
+    if !in_a_process_of_its_own("what_comes_after_a_ticket_waits_for_it_in_the_stream", &[]) {
+        return;
+    }
+    let device = open(Way::Auto, 1 << 30);
+    // Pages go up, down to other places, and up again to where they came from, each after the one before; the fake runs its
+    // streams in an order of its own. A stream of somebody else, the default one, is woven in.
+    let default = default_stream();
+    for _ in 0..50 {
+        let case = case(Direction::Load);
+        let pools = Pools::new(&device, &case);
+        let before = pools.l2_bytes();
+        let to_others = (0..8)
+            .map(|page| PagePair {
+                l1: page,
+                l2: 8 + page,
+            })
+            .collect();
+        let up = device.load(pools.transfer(&case), &Ticket::done()).unwrap();
+        let last = up.gates()[0].layer(case.shape.layers() - 1);
+        device.hold(default, &last).unwrap();
+        let after = device.record(default).unwrap();
+        // SAFETY: ordered by the tickets.
+        let others = unsafe { Transfer::new(&pools.l1, &pools.l2, to_others) }.unwrap();
+        let down = device.store(others, &after).unwrap();
+        let again = device
+            .load(pools.transfer(&case), &down.gates()[0].layer(0))
+            .unwrap();
+        assert_eq!(again.wait().1, Ok(()));
+        assert_eq!(
+            (up.open().unwrap().1, down.open().unwrap().1),
+            (Ok(()), Ok(()))
+        );
+        let after = pools.l2_bytes();
+        let part = 16 * case.shape.part_bytes() as usize;
+        for part in [&after[..part], &after[part..]] {
+            assert!(part[..part.len() / 2] == part[part.len() / 2..]);
+        }
+        assert!(after != before);
+    }
+}
+
+#[test]
+fn tickets_settle_layer_by_layer_and_the_cpu_need_not_wait() {
+    if !in_a_process_of_its_own(
+        "tickets_settle_layer_by_layer_and_the_cpu_need_not_wait",
+        &[],
+    ) {
+        return;
+    }
+    let device = open(Way::Auto, 1 << 30);
+    let case = case(Direction::Load);
+    let pools = Pools::new(&device, &case);
+    let loads: Vec<_> = (0..5)
+        .map(|_| device.load(pools.transfer(&case), &Ticket::done()).unwrap())
+        .collect();
+    if !has_gpu() {
+        // The fake does nothing that nobody asks for.
+        assert_eq!(loads[4].layer(0).map(|layer| layer.is_some()), Ok(false));
+    }
+    for load in &loads {
+        for layer in 0..case.shape.layers() {
+            while load.layer(layer).unwrap().is_none() {}
+            let before = layer
+                .checked_sub(1)
+                .map(|before| load.layer(before).unwrap().is_some());
+            assert_ne!(before, Some(false));
+        }
+    }
+    assert!(loads.into_iter().all(|load| load.open().is_ok()));
+}
+
+#[test]
+fn pools_that_go_while_copies_are_in_flight_go_after_them() {
+    if !in_a_process_of_its_own(
+        "pools_that_go_while_copies_are_in_flight_go_after_them",
+        &[],
+    ) {
+        return;
+    }
+    // The fake ends the process where they do not.
+    let device = open(Way::Auto, 4096);
+    let case = case(Direction::Store);
+    let pools = Pools::new(&device, &case);
+    let storing = device
+        .store(pools.transfer(&case), &Ticket::done())
+        .unwrap();
+    drop(pools);
+    drop(storing);
+    // The L2 pool by itself.
+    let pools = Pools::new(&device, &case);
+    let storing = device
+        .store(pools.transfer(&case), &Ticket::done())
+        .unwrap();
+    let l1 = pools.l1.clone();
+    drop(pools);
+    drop(storing);
+    drop(l1);
+    let pools = Pools::new(&device, &case);
+    let storing = device
+        .store(pools.transfer(&case), &Ticket::done())
+        .unwrap();
+    drop(device);
+    drop(pools);
+    assert_eq!(storing.wait().1, Ok(()));
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_the_device_lives_on() {
+    if !in_a_process_of_its_own("what_cannot_be_is_refused_and_the_device_lives_on", &[]) {
+        return;
+    }
+    let device = open(Way::Auto, 1 << 30);
+    let huge = KvShape::mha(64, 64, 128, 2, 256).unwrap();
+    let refused = device.alloc_l1(&huge, u32::MAX).unwrap_err();
+    assert!(matches!(refused, DeviceError::NoMemory { .. }), "{refused}");
+    let case = case(Direction::Load);
+    let pools = Pools::new(&device, &case);
+    // A ticket that only the CPU can settle, and one that has failed.
+    let (promise, pending) = Ticket::promised();
+    let refused = device.load(pools.transfer(&case), &pending).unwrap_err();
+    assert_eq!(refused.error, DeviceError::ForeignTicket);
+    drop(promise);
+    let refused = device.load(refused.transfer, &pending).unwrap_err();
+    assert!(
+        matches!(refused.error, DeviceError::After(_)),
+        "{}",
+        refused.error
+    );
+    // The host device takes no ticket of a GPU that has not settled, and no pool of one.
+    let host = HostDevice::new().unwrap();
+    let on_host = Pools::new(&host, &case);
+    let moving = device.load(refused.transfer, &Ticket::done()).unwrap();
+    let ticket = moving.gates()[0].layer(3);
+    if !has_gpu() {
+        let foreign = host.load(on_host.transfer(&case), &ticket).unwrap_err();
+        assert_eq!(foreign.error, DeviceError::ForeignTicket);
+    }
+    ticket.wait().unwrap();
+    assert_eq!(
+        host.load(on_host.transfer(&case), &ticket)
+            .unwrap()
+            .wait()
+            .1,
+        Ok(())
+    );
+    let (transfer, _) = moving.wait();
+    assert_eq!(
+        host.load(transfer, &Ticket::done()).unwrap_err().error,
+        DeviceError::ForeignPool
+    );
+    let foreign = device
+        .load(on_host.transfer(&case), &Ticket::done())
+        .unwrap_err();
+    assert_eq!(foreign.error, DeviceError::ForeignPool);
+    assert!(
+        device
+            .load(pools.transfer(&case), &Ticket::done())
+            .unwrap()
+            .wait()
+            .1
+            .is_ok()
+    );
+    // Memory that is registered already, and memory that begins in the middle of a page.
+    let refused = |skip: usize, wanted: &str| {
+        let start = pools.l2.start().as_ptr().wrapping_add(skip);
+        let start = std::ptr::NonNull::new(start).unwrap();
+        // SAFETY: never touched, and refused.
+        let memory = unsafe { HostMemory::new(start, 4096, Box::new(pools.l2.clone())) };
+        let refused = device.register(memory, Layout::PageFirst, &case.shape, 1);
+        let said = refused.unwrap_err().to_string();
+        assert!(said.contains(wanted), "{said}");
+    };
+    refused(0, "4096 bytes of the L2 pool cannot be page-locked");
+    refused(16, "does not begin on a page");
+}
+
+/// Everything there is to do. Whatever fails is an error; this is the first.
+fn everything() -> Result<(), DeviceError> {
+    let device = CudaDevice::open(&CudaOptions {
+        piece_bytes: 4096,
+        ..CudaOptions::default()
+    })?;
+    let case = case(Direction::Load);
+    let memory = HostMemory::zeroed(pool_bytes(&case.shape, case.l2_pages))?;
+    let l2 = device.register(memory, case.layout, &case.shape, case.l2_pages)?;
+    let l1 = device.alloc_l1(&case.shape, case.l1_pages)?;
+    // SAFETY: nobody else touches the pools.
+    let transfer = unsafe { Transfer::new(&l1, &l2, case.pairs.clone()) }?;
+    let default = default_stream();
+    let after = device.record(default)?;
+    let (transfer, loaded) = device
+        .load(transfer, &after)
+        .map_err(|refused| refused.error)?
+        .wait();
+    let storing = device
+        .store(transfer, &Ticket::done())
+        .map_err(|refused| refused.error)?;
+    device.hold(default, &storing.gates()[0].layer(0))?;
+    while !storing.gates()[0].layer(0).poll()? {}
+    let at = ChunkAt {
+        part: 0,
+        layer: 0,
+        page: 0,
+    };
+    let mut chunk = vec![0; case.shape.chunk_bytes() as usize];
+    // SAFETY: nothing is in flight.
+    unsafe { device.read_l1(&l1, at, &mut chunk) }?;
+    // SAFETY: likewise.
+    unsafe { device.write_l1(&l1, at, &chunk) }?;
+    loaded.and(storing.wait().1)
+}
+
+#[test]
+fn every_call_may_be_the_one_that_fails() {
+    if has_gpu() || !in_a_process_of_its_own("every_call_may_be_the_one_that_fails", &[]) {
+        return;
+    }
+    let steering = Steering::new();
+    steering.fail(-1);
+    assert_eq!(everything(), Ok(()));
+    let calls = steering.calls();
+    assert!(calls > 100, "{calls}");
+    let mut unnoticed = 0;
+    for nth in 1..=calls {
+        steering.fail(nth);
+        match everything() {
+            // Only what cleans up at the end may fail unnoticed.
+            Err(error) => assert_eq!(unnoticed, 0, "call {nth}: {error}"),
+            Ok(()) => unnoticed += 1,
+        }
+        let host = HostDevice::new().unwrap();
+        assert!(host.alloc_l1(&case(Direction::Load).shape, 1).is_ok());
+    }
+    assert!(calls - unnoticed > 100, "{unnoticed} of {calls}");
+    steering.fail(-1);
+    assert_eq!(everything(), Ok(()));
+}
+
+#[test]
+fn a_failure_in_the_middle_fails_the_layers_behind_it_and_hands_the_pages_back() {
+    const NAME: &str =
+        "a_failure_in_the_middle_fails_the_layers_behind_it_and_hands_the_pages_back";
+    if has_gpu() || !in_a_process_of_its_own(NAME, &[]) {
+        return;
+    }
+    let steering = Steering::new();
+    let (mut whole, mut failed) = (0, 0);
+    for nth in 1.. {
+        steering.fail(-1);
+        let device = open(Way::CopyEngine, 1 << 30);
+        let case = case(Direction::Load);
+        let pools = Pools::new(&device, &case);
+        let transfer = pools.transfer(&case);
+        steering.fail_after(nth);
+        let (pages, outcome) = match device.load(transfer, &Ticket::done()) {
+            Ok(loading) => {
+                let (transfer, outcome) = loading.wait();
+                (transfer.pairs().len(), outcome)
+            }
+            Err(refused) => (refused.transfer.pairs().len(), Err(refused.error)),
+        };
+        assert_eq!(pages, 8);
+        if outcome.is_ok() {
+            whole += 1;
+            break;
+        }
+        failed += 1;
+        // And everything from here on.
+        assert!(matches!(
+            device.record(default_stream()),
+            Err(DeviceError::Dead(_))
+        ));
+        let refused = device
+            .load(pools.transfer(&case), &Ticket::done())
+            .unwrap_err();
+        assert!(
+            matches!(refused.error, DeviceError::Dead(_)),
+            "{}",
+            refused.error
+        );
+    }
+    assert!(whole == 1 && failed > 10, "{failed}");
+}
+
+fn default_stream() -> ForeignStream {
+    // SAFETY: the default stream.
+    unsafe { ForeignStream::new(0) }
+}
+
+#[test]
+fn no_device_is_an_error_that_says_so() {
+    if has_gpu()
+        || !in_a_process_of_its_own(
+            "no_device_is_an_error_that_says_so",
+            &[("FAKE_NO_DEVICE", "1")],
+        )
+    {
+        return;
+    }
+    let (device, why) = or_host(&CudaOptions::default()).unwrap();
+    assert_eq!(
+        why.unwrap().to_string(),
+        "no CUDA device: CUDA_ERROR_NO_DEVICE"
+    );
+    // And the host serves.
+    random_cases(5, |case| copies_as_the_oracle_says(device.as_ref(), case));
+}
+
+#[test]
+fn a_device_that_does_not_exist_is_an_error_that_says_so() {
+    const NAME: &str = "a_device_that_does_not_exist_is_an_error_that_says_so";
+    if has_gpu() || !in_a_process_of_its_own(NAME, &[]) {
+        return;
+    }
+    let options = CudaOptions {
+        ordinal: 1,
+        ..CudaOptions::default()
+    };
+    let error = CudaDevice::open(&options).err().unwrap().to_string();
+    assert_eq!(error, "no CUDA device: device 1 of 1 was asked for");
+}
+
+/// Not a test of its own: what the processes of the next two do.
+#[test]
+fn opens_or_says_why_not() {
+    if std::env::var_os(CHILD).is_some() {
+        match CudaDevice::open(&CudaOptions::default()) {
+            Ok(device) => println!("opened {}", device.name()),
+            Err(error) => println!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_driver_that_lacks_a_function_is_an_error_that_names_it() {
+    let Some(fake) = fake().filter(|_| !has_gpu()) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let library = directory.path().join("libcuda.so");
+    let whole = std::fs::read(fake.join("libcuda.so")).unwrap();
+    let functions = FAKE
+        .lines()
+        .filter_map(|line| line.strip_prefix("Result cu"));
+    let mut tried = 0;
+    for function in functions.filter_map(|line| line.split('(').next()) {
+        let function = format!("cu{function}");
+        // Its name in the library's table of symbols becomes another.
+        let (name, other) = (
+            format!("\0{function}\0"),
+            format!("\0{function}\0").replacen("cu", "xx", 1),
+        );
+        let mut lacking = whole.clone();
+        let at = lacking
+            .windows(name.len())
+            .position(|bytes| bytes == name.as_bytes())
+            .unwrap();
+        lacking[at..at + name.len()].copy_from_slice(other.as_bytes());
+        std::fs::write(&library, lacking).unwrap();
+        let output = child("opens_or_says_why_not", directory.path(), &[]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let wanted = format!("no CUDA device: the driver has no {function};");
+        assert!(
+            output.status.success() && said.contains(&wanted),
+            "{function}: {said}"
+        );
+        tried += 1;
+    }
+    assert_eq!(tried, 34);
+}
+
+#[test]
+fn no_driver_is_an_error_that_says_so() {
+    if has_gpu() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for library in ["", "libcuda.so", "libcuda.so.1"] {
+        if !library.is_empty() {
+            std::fs::write(directory.path().join(library), b"no library").unwrap();
+        }
+        let output = child("opens_or_says_why_not", directory.path(), &[]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        // A machine with a driver has one all the same.
+        let expected = ["no CUDA device: libcuda is not installed", "opened "];
+        assert!(
+            output.status.success() && expected.iter().any(|wanted| said.contains(wanted)),
+            "{said}"
+        );
+    }
+}
