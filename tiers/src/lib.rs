@@ -4,6 +4,16 @@
 //! |---|---|
 //! | [`runs`] | page numbers of a pool, as runs |
 //! | [`pool`] | which pages are free, and the rows of requests |
+//! | [`prompt`] | tokens as the tree compares them, and their page keys |
+//! | [`tree`] | the radix tree |
+//! | [`mod@core`] | the deciding state machine: requests, room, transfers, prefetches |
+//! | [`config`] | what can be set |
+//! | [`planted`](mod@planted) | bugs for the model test to find; nothing in any other build |
 
+pub mod config;
+pub mod core;
+pub mod planted;
 pub mod pool;
+pub mod prompt;
 pub mod runs;
+pub mod tree;
