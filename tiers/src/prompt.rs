@@ -167,11 +167,31 @@ impl Prompt {
         self.words.len() / self.page_tokens
     }
 
-    /// The keys of its first `pages` pages. Those that were asked for before are not hashed again.
+    /// The words and the keys of its first `pages` pages. Keys that were asked for before are not hashed again.
+    ///
+    /// # Panics
+    /// When it has fewer pages.
+    pub fn words_and_keys(
+        &mut self,
+        vocabulary: &Vocabulary,
+        pages: usize,
+    ) -> (&[u32], &[PageKey]) {
+        self.hash(vocabulary, pages);
+        (
+            &self.words[..pages * self.page_tokens.get()],
+            &self.keys[..pages],
+        )
+    }
+
+    /// The keys of its first `pages` pages, as [`Prompt::words_and_keys`].
     ///
     /// # Panics
     /// When it has fewer pages.
     pub fn keys(&mut self, vocabulary: &Vocabulary, pages: usize) -> &[PageKey] {
+        self.words_and_keys(vocabulary, pages).1
+    }
+
+    fn hash(&mut self, vocabulary: &Vocabulary, pages: usize) {
         assert!(pages <= self.pages(), "the prompt has no page {pages}");
         let known = self.keys.len();
         if known < pages {
@@ -192,7 +212,6 @@ impl Prompt {
             self.keys
                 .extend(page_keys(&tokens, self.page_tokens, prior, units));
         }
-        &self.keys[..pages]
     }
 
     /// Pages whose keys have been hashed.

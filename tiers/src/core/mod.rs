@@ -268,6 +268,12 @@ impl Core {
         prompt.extend(&mut self.vocabulary, tokens)
     }
 
+    /// Hashes the keys of a prompt's whole pages that have not been hashed before: what [`Core::insert`] and [`Core::prefetch`] do
+    /// when they need them. For callers with time to spare earlier.
+    pub fn hash_prompt(&self, prompt: &mut Prompt) {
+        prompt.keys(&self.vocabulary, prompt.pages());
+    }
+
     /// What is cached of a prompt. Holds nothing: it is true until the next call.
     pub fn match_prefix(&mut self, prompt: &Prompt) -> Matched {
         self.tree.match_prefix(prompt.root(), prompt.words())

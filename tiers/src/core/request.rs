@@ -230,12 +230,12 @@ impl Core {
         }
         let per_page = self.page_tokens.get() as usize;
         let pages = request.prompt.pages().min(request.row.tokens() / per_page);
-        let keys = request.prompt.keys(&self.vocabulary, pages).to_vec();
-        let own_from = request.row.shared_pages();
+        let (root, own_from) = (request.prompt.root(), request.row.shared_pages());
+        let (words, keys) = request.prompt.words_and_keys(&self.vocabulary, pages);
         let inserted = self.tree.insert(&Offer {
-            root: request.prompt.root(),
-            words: &request.prompt.words()[..pages * per_page],
-            keys: &keys,
+            root,
+            words,
+            keys,
             pages: &request.row.pages()[..pages],
             own_from,
             counted: request.counted,

@@ -132,18 +132,16 @@ impl<T: Tier> PagePool<T> {
                 });
             }
         }
-        let mut done = Vec::new();
-        for run in runs.iter() {
+        for (at, run) in runs.iter().enumerate() {
             if let Some(page) = self.first_free_in(run) {
                 // Runs that overlap one another show only here.
-                done.into_iter().for_each(|run| self.set(run, false));
+                runs.iter().take(at).for_each(|run| self.set(run, false));
                 return Err(PoolError::DoubleFree {
                     tier: T::NAME,
                     page,
                 });
             }
             self.set(run, true);
-            done.push(run);
         }
         Ok(())
     }

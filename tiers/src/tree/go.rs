@@ -95,19 +95,20 @@ impl Tree {
     /// As [`Tree::leave_l1`].
     pub fn remove(&mut self, node: NodeId) -> Gone {
         let at = self.held(node);
-        let mut gone = Gone::default();
-        if !self.node(at).l1.is_empty() {
-            gone.l1_keys = self.node(at).keys.to_vec();
-            gone.l1 = self.take_l1(at);
+        let node = self.detach(at);
+        let keys = node.keys.into_vec();
+        let (in_l1, in_l2) = (!node.l1.is_empty(), !node.l2.is_empty());
+        let (l1_keys, l2_keys) = match (in_l1, in_l2) {
+            (true, true) => (keys.clone(), keys),
+            (true, false) => (keys, Vec::new()),
+            (false, _) => (Vec::new(), keys),
+        };
+        Gone {
+            l1: node.l1,
+            l2: node.l2,
+            l1_keys,
+            l2_keys,
         }
-        if !self.node(at).l2.is_empty() {
-            gone.l2_keys = self.node(at).keys.to_vec();
-            gone.l2 = self.change(at, |node| std::mem::take(&mut node.l2));
-        }
-        // Out of the sets before it has neither rank nor place.
-        self.leaves.unlist(at, &self.nodes[at as usize]);
-        self.detach(at);
-        gone
     }
 
     /// Removes a node and all below it, which are in L2 alone; `None`, and no change, when anything in it is held.

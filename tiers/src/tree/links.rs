@@ -75,14 +75,14 @@ impl Tree {
         at
     }
 
-    fn vacate(&mut self, at: u32) {
-        let generation = self.node(at).generation.wrapping_add(1);
-        self.nodes[at as usize] = Node {
-            generation,
+    fn vacate(&mut self, at: u32) -> Node {
+        let vacant = Node {
+            generation: self.node(at).generation.wrapping_add(1),
             ..Node::empty()
         };
         self.vacant.push(at);
         self.counts.nodes -= 1;
+        std::mem::replace(&mut self.nodes[at as usize], vacant)
     }
 
     /// Puts a new node below `parent`. It has words, keys and runs; its links are made here.
@@ -122,28 +122,39 @@ impl Tree {
             .remove();
     }
 
-    /// Takes a node without children, locks and runs out of the tree.
-    pub(super) fn detach(&mut self, at: u32) {
+    /// Takes a node without children out of the tree.
+    pub(super) fn detach(&mut self, at: u32) -> Node {
         let node = self.node(at);
-        assert!(
-            node.first_child == NONE && node.l1.is_empty() && node.l2.is_empty(),
-            "a node that leaves is empty"
-        );
+        assert_eq!(node.first_child, NONE, "nodes leave from the leaves up");
         let (parent, next, previous) = (node.parent, node.next, node.previous);
+        let was_in_l1 = !node.l1.is_empty();
+        self.leaves.unlist(at, &self.nodes[at as usize]);
         self.leave(at);
         if next != NONE {
             self.nodes[next as usize].previous = previous;
         }
-        let relink = |parent: &mut Node| parent.first_child = next;
         if previous != NONE {
             self.nodes[previous as usize].next = next;
-        } else if planted!(StaleLeafSet) {
+        }
+        let relink = |parent: &mut Node| {
+            parent.l1_children -= u32::from(was_in_l1);
+            if previous == NONE {
+                parent.first_child = next;
+            }
+        };
+        if planted!(StaleLeafSet) {
             relink(&mut self.nodes[parent as usize]);
         } else {
             self.change(parent, relink);
         }
-        self.vacate(at);
+        let node = self.vacate(at);
+        self.counts.l1_pages -= node.l1.pages() as usize;
+        self.counts.l2_pages -= node.l2.pages() as usize;
+        if node.l1_locks > 0 {
+            self.counts.l1_locked_pages -= node.l1.pages() as usize;
+        }
         self.drop_bare_root(parent);
+        node
     }
 
     /// Splits a node after its first `pages` pages. Its number stays with the last part; the first part is returned.
