@@ -9,11 +9,13 @@
 //! | [`mod@core`] | the deciding state machine: requests, room, transfers, prefetches |
 //! | [`config`] | what can be set |
 //! | [`planted`](mod@planted) | bugs for the model test to find; nothing in any other build |
+//! | [`ranks`] | how the ranks of one engine agree |
 
 pub mod config;
 pub mod core;
 pub mod planted;
 pub mod pool;
 pub mod prompt;
+pub mod ranks;
 pub mod runs;
 pub mod tree;

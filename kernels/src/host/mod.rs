@@ -1,0 +1,236 @@
+//! The device where there is none: L1 in memory of the host, copies by memcpy.
+//!
+//! Owns: two streams, one for loads and one for stores, each a queue with one thread; or none, where a test or a simulation takes
+//! the steps itself ([`HostDevice::stepped`]).
+//!
+//! Invariants: a stream carries its transfers out in order, each only after its `after` has settled; a job holds both
+//! pools and settles every promise it has, whatever happens.
+//!
+//! Faults defended against: a failed `after` fails the transfer and copies nothing; what is in flight when the device is dropped
+//! fails; more than [`IN_FLIGHT_MAX`] transfers are refused. Tests put in faults of their own ([`HostDevice::with_faults`]).
+
+mod copy;
+mod stream;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use crate::device::{Device, ForeignStream, Refused};
+use crate::error::DeviceError;
+use crate::layout::{Layout, pool_bytes};
+use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Memory, L1Pool, L2Pool, ZeroedBytes};
+use crate::shape::KvShape;
+use crate::ticket::{Gated, LayerTickets, Ticket};
+use crate::transfer::{Direction, Transfer};
+use stream::{Job, Stream};
+
+/// Transfers in flight at most, both directions together.
+pub const IN_FLIGHT_MAX: usize = 1024;
+
+/// A moment at which a [`HostDevice`] can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// A host pool is registered.
+    Register,
+    /// An L1 pool is allocated.
+    Allocate,
+    /// A transfer is given to the device.
+    Submit(Direction),
+    /// A layer is about to be copied.
+    Copy(Direction, u32),
+}
+
+/// Decides which moments fail.
+pub type Faults = Box<dyn Fn(Moment) -> Result<(), DeviceError> + Send + Sync>;
+
+/// The device of machines without a GPU.
+pub struct HostDevice {
+    id: DeviceId,
+    faults: Arc<Faults>,
+    loads: Arc<Stream>,
+    stores: Arc<Stream>,
+    in_flight: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl HostDevice {
+    /// A device with a thread for each direction.
+    ///
+    /// # Errors
+    /// The threads cannot be started.
+    pub fn new() -> Result<HostDevice, DeviceError> {
+        Self::with_faults(Box::new(|_| Ok(())))
+    }
+
+    /// The same, failing where `faults` says so.
+    ///
+    /// # Errors
+    /// The threads cannot be started.
+    pub fn with_faults(faults: Faults) -> Result<HostDevice, DeviceError> {
+        let mut device = Self::stepped(faults);
+        for (name, stream) in [("load", &device.loads), ("store", &device.stores)] {
+            let stream = stream.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("larder-{name}"))
+                .spawn(move || stream.run())
+                .map_err(|error| DeviceError::Unavailable {
+                    why: format!("no thread for the {name} stream: {error}"),
+                })?;
+            device.threads.push(thread);
+        }
+        Ok(device)
+    }
+
+    /// A device without threads, which copies when it is told to ([`HostDevice::step`]): for simulations and tests of order.
+    #[must_use]
+    pub fn stepped(faults: Faults) -> HostDevice {
+        let faults = Arc::new(faults);
+        let stream = |direction| Arc::new(Stream::new(direction, faults.clone()));
+        HostDevice {
+            id: DeviceId::next(),
+            loads: stream(Direction::Load),
+            stores: stream(Direction::Store),
+            faults,
+            in_flight: Arc::new(AtomicUsize::new(0)),
+            threads: Vec::new(),
+        }
+    }
+
+    /// For a device without threads: copies one layer of the transfer that is first in line, or ends that transfer if there
+    /// is nothing left of it to copy. Whether it did anything: not if the line is empty or its head waits for something.
+    #[must_use]
+    pub fn step(&self, direction: Direction) -> bool {
+        self.stream(direction).step()
+    }
+
+    fn stream(&self, direction: Direction) -> &Arc<Stream> {
+        match direction {
+            Direction::Load => &self.loads,
+            Direction::Store => &self.stores,
+        }
+    }
+
+    fn submit(
+        &self,
+        direction: Direction,
+        transfer: Transfer,
+        after: &Ticket,
+    ) -> Result<Gated<Transfer>, Refused> {
+        if let Err(error) = self.admit(direction, &transfer) {
+            return Err(Refused { error, transfer });
+        }
+        let tickets = match direction {
+            Direction::Load => transfer.l1().shape().layers(),
+            Direction::Store => 1,
+        };
+        let (promises, tickets) = (0..tickets).map(|_| Ticket::promised()).unzip();
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.stream(direction).push(Job::new(
+            transfer.plan(),
+            promises,
+            after.clone(),
+            self.in_flight.clone(),
+        ));
+        Ok(Gated::free(transfer).behind(LayerTickets::by_layer(tickets)))
+    }
+
+    fn admit(&self, direction: Direction, transfer: &Transfer) -> Result<(), DeviceError> {
+        if transfer.l1().device() != self.id {
+            return Err(DeviceError::ForeignPool);
+        }
+        if transfer.l2().device() != self.id {
+            return Err(DeviceError::NotRegistered);
+        }
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        if in_flight >= IN_FLIGHT_MAX {
+            return Err(DeviceError::Busy { in_flight });
+        }
+        (self.faults)(Moment::Submit(direction))
+    }
+
+    /// The chunk's place in host memory, if `bytes` is its size.
+    fn chunk(&self, pool: &L1Pool, at: ChunkAt, bytes: usize) -> Result<*mut u8, DeviceError> {
+        if pool.device() != self.id {
+            return Err(DeviceError::ForeignPool);
+        }
+        let chunk_bytes = pool.shape().chunk_bytes();
+        if bytes != chunk_bytes as usize {
+            return Err(DeviceError::ChunkSize { chunk_bytes, bytes });
+        }
+        let offset = pool.chunk_offset(at)?;
+        let L1Memory::Host(memory) = pool.memory();
+        // SAFETY: the offset of a chunk that exists lies inside the pool.
+        Ok(unsafe { memory.start().as_ptr().add(offset as usize) })
+    }
+}
+
+impl Device for HostDevice {
+    fn name(&self) -> String {
+        "host memory".to_owned()
+    }
+
+    fn register(
+        &self,
+        memory: HostMemory,
+        layout: Layout,
+        shape: &KvShape,
+        pages: u32,
+    ) -> Result<L2Pool, DeviceError> {
+        (self.faults)(Moment::Register)?;
+        L2Pool::new(self.id, memory, layout, shape, pages, None)
+    }
+
+    fn alloc_l1(&self, shape: &KvShape, pages: u32) -> Result<L1Pool, DeviceError> {
+        (self.faults)(Moment::Allocate)?;
+        let memory = ZeroedBytes::new("an L1 pool", pool_bytes(shape, pages))?;
+        Ok(L1Pool::new(self.id, L1Memory::Host(memory), shape, pages))
+    }
+
+    fn load(&self, transfer: Transfer, after: &Ticket) -> Result<Gated<Transfer>, Refused> {
+        self.submit(Direction::Load, transfer, after)
+    }
+
+    fn store(&self, transfer: Transfer, after: &Ticket) -> Result<Gated<Transfer>, Refused> {
+        self.submit(Direction::Store, transfer, after)
+    }
+
+    fn record(&self, _stream: ForeignStream) -> Result<Ticket, DeviceError> {
+        Err(DeviceError::NoStreams)
+    }
+
+    fn hold(&self, _stream: ForeignStream, _ticket: &Ticket) -> Result<(), DeviceError> {
+        Err(DeviceError::NoStreams)
+    }
+
+    unsafe fn read_l1(
+        &self,
+        pool: &L1Pool,
+        at: ChunkAt,
+        into: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        let chunk = self.chunk(pool, at, into.len())?;
+        // SAFETY: the chunk is `into.len()` bytes inside the pool, which the caller keeps from being written; `into` is borrowed
+        // exclusively.
+        unsafe { std::ptr::copy_nonoverlapping(chunk, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    unsafe fn write_l1(&self, pool: &L1Pool, at: ChunkAt, from: &[u8]) -> Result<(), DeviceError> {
+        let chunk = self.chunk(pool, at, from.len())?;
+        // SAFETY: the chunk is `from.len()` bytes inside the pool, which the caller has to himself; nothing borrowed lies there.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), chunk, from.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for HostDevice {
+    fn drop(&mut self) {
+        self.loads.close();
+        self.stores.close();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has dropped its promises, and so told those who wait.
+            let _ = thread.join();
+        }
+    }
+}

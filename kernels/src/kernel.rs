@@ -1,0 +1,206 @@
+//! What the copy kernel of `cu/kv_copy.cu` is launched with.
+//!
+//! Owns: [`KvCopyArgs`], the kernel's one argument, field by field as the source declares it; and the checks that the kernel
+//! leaves out. Invariants: all addresses and strides are multiples of 16, all counts are at least one, there are fewer than 2^32
+//! segments, and `lanes` is a power of two up to 32, so that it divides any whole number of warps.
+
+use std::ops::Range;
+
+use crate::layout::Strides;
+use crate::transfer::{Direction, Transfer};
+
+/// The source of all kernels.
+pub const SOURCE: &str = include_str!("../cu/kv_copy.cu");
+
+/// Bytes that a thread moves at once.
+pub const UNIT_BYTES: u64 = 16;
+
+/// Units that a thread has in flight.
+const UNROLL: u32 = 8;
+
+/// Threads that share a row at least: 128 bytes, what the link and the memory on both sides move at once.
+const LANES_MIN: u32 = 8;
+
+/// And at most: a warp.
+const LANES_MAX: u32 = 32;
+
+/// The argument of `kv_copy`; addresses are those that the kernel sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct KvCopyArgs {
+    /// Of page 0 of part 0, in the first layer to be copied.
+    pub from: u64,
+    /// Likewise.
+    pub to: u64,
+    /// Of the pairs of pages: [`Transfer::pairs`], as they lie.
+    pub pairs: u64,
+    /// In bytes.
+    pub from_step: Steps,
+    /// In bytes.
+    pub to_step: Steps,
+    /// Parts of a page.
+    pub parts: u32,
+    /// Layers to be copied.
+    pub layers: u32,
+    /// Pairs of pages.
+    pub pages: u32,
+    /// Rows of a page, layer and part: 1 where all its tokens lie together on both sides.
+    pub tokens: u32,
+    /// Units of a row.
+    pub row_units: u32,
+    /// Threads that share a row.
+    pub lanes: u32,
+    /// Segments of a row.
+    pub row_segments: u32,
+    /// Segments of all rows.
+    pub segments: u32,
+    /// Which of a pair is copied from: 0 is L1, 1 is L2.
+    pub from_index: u32,
+    /// Pads the structure to whole 8 bytes.
+    pub zero: u32,
+}
+
+/// [`Strides`] in the kernel's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Steps {
+    /// To the next part.
+    pub part: u64,
+    /// To the next layer.
+    pub layer: u64,
+    /// To the next page.
+    pub page: u64,
+    /// To the next token of a page.
+    pub token: u64,
+}
+
+impl From<&Strides> for Steps {
+    fn from(strides: &Strides) -> Steps {
+        let Strides {
+            part,
+            layer,
+            page,
+            token,
+        } = *strides;
+        Steps {
+            part,
+            layer,
+            page,
+            token,
+        }
+    }
+}
+
+/// Where the kernel finds things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// First byte of the L1 pool.
+    pub l1: u64,
+    /// First byte of the L2 pool.
+    pub l2: u64,
+    /// First pair of pages.
+    pub pairs: u64,
+}
+
+impl KvCopyArgs {
+    /// Some layers of a transfer. None where the kernel cannot do it, and copy engines must: nothing to copy, rows or
+    /// addresses that are no multiples of 16 bytes, or too many segments for one launch.
+    #[must_use]
+    pub fn new(
+        transfer: &Transfer,
+        direction: Direction,
+        layers: Range<u32>,
+        at: Addresses,
+    ) -> Option<KvCopyArgs> {
+        let shape = transfer.l1().shape();
+        let (l1, l2) = (transfer.l1().strides(), transfer.l2().strides());
+        let row_bytes = u64::from(shape.row_bytes());
+        let together = l1.token == row_bytes && l2.token == row_bytes;
+        let (tokens, row_bytes) = if together {
+            (1, u64::from(shape.chunk_bytes()))
+        } else {
+            (shape.page_tokens(), row_bytes)
+        };
+        // The strides are multiples of a row's bytes.
+        let aligned = [row_bytes, u64::from(shape.row_bytes()), at.l1, at.l2];
+        if !aligned
+            .iter()
+            .all(|number| number.is_multiple_of(UNIT_BYTES))
+        {
+            return None;
+        }
+        let row_units = u32::try_from(row_bytes / UNIT_BYTES).ok()?;
+        let lanes = row_units
+            .div_ceil(UNROLL)
+            .next_power_of_two()
+            .clamp(LANES_MIN, LANES_MAX);
+        let row_segments = row_units.div_ceil(lanes * UNROLL);
+        // A page number twice that: the kernel's index into the pairs.
+        let pages = u32::try_from(transfer.pairs().len()).ok()?;
+        pages.checked_mul(2)?;
+        let count = layers.end.checked_sub(layers.start)?;
+        let segments = [count, pages, tokens, row_segments]
+            .into_iter()
+            .try_fold(shape.parts(), u32::checked_mul)?;
+        if segments == 0 || layers.end > shape.layers() {
+            return None;
+        }
+        let first = u64::from(layers.start);
+        let (l1_at, l2_at) = (at.l1 + first * l1.layer, at.l2 + first * l2.layer);
+        let (from, to, from_step, to_step, from_index) = match direction {
+            Direction::Load => (l2_at, l1_at, l2, l1, 1),
+            Direction::Store => (l1_at, l2_at, l1, l2, 0),
+        };
+        Some(KvCopyArgs {
+            from,
+            to,
+            pairs: at.pairs,
+            from_step: from_step.into(),
+            to_step: to_step.into(),
+            parts: shape.parts(),
+            layers: count,
+            pages,
+            tokens,
+            row_units,
+            lanes,
+            row_segments,
+            segments,
+            from_index,
+            zero: 0,
+        })
+    }
+
+    /// Blocks of `threads` threads that find work, at most `blocks`.
+    #[must_use]
+    pub fn grid(&self, blocks: u32, threads: u32) -> u32 {
+        let workers = (threads / self.lanes).max(1);
+        self.segments.div_ceil(workers).min(blocks).max(1)
+    }
+
+    /// Its bytes, as the kernel reads them.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let steps = |steps: &Steps| [steps.part, steps.layer, steps.page, steps.token];
+        let wide = [self.from, self.to, self.pairs]
+            .into_iter()
+            .chain(steps(&self.from_step))
+            .chain(steps(&self.to_step));
+        let narrow = [
+            self.parts,
+            self.layers,
+            self.pages,
+            self.tokens,
+            self.row_units,
+            self.lanes,
+            self.row_segments,
+            self.segments,
+            self.from_index,
+            self.zero,
+        ];
+        wide.flat_map(u64::to_ne_bytes)
+            .chain(narrow.into_iter().flat_map(u32::to_ne_bytes))
+            .collect()
+    }
+}
+
+const _: () = assert!(size_of::<KvCopyArgs>() == 11 * 8 + 10 * 4, "no padding");

@@ -1,0 +1,168 @@
+//! What a page of KV consists of: parts, layers, tokens, rows.
+//!
+//! Invariants of a [`KvShape`]: every count is at least one, and a page is smaller than [`PAGE_BYTES_LIMIT`], so that all
+//! sizes within a page fit 32 bits and all offsets within a pool 63.
+
+/// Pages stay below this many bytes: the limit that the store has too.
+pub const PAGE_BYTES_LIMIT: u64 = 1 << 30;
+
+/// Whose cache it is, which decides how many parts a page has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Attention {
+    /// Multi-head or grouped-query attention: K and V, two parts.
+    Mha,
+    /// Multi-head latent attention: one part.
+    Mla,
+}
+
+/// The shape of a page: `parts` x `layers` x `page_tokens` rows of `row_bytes`.
+///
+/// A row is the smallest thing that any layout keeps together: one token, one layer, one part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvShape {
+    attention: Attention,
+    layers: u32,
+    row_bytes: u32,
+    page_tokens: u32,
+}
+
+/// Counts that make no shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// A count of nothing.
+    #[error("{field} of a KV shape is 0")]
+    Zero {
+        /// Which one.
+        field: &'static str,
+    },
+    /// Pages that are too large.
+    #[error("a page of this KV shape is not below {PAGE_BYTES_LIMIT} bytes")]
+    TooLarge,
+}
+
+impl KvShape {
+    /// K and V of `heads` heads (those of this rank) of `head_dim` values of `value_bytes` bytes.
+    ///
+    /// # Errors
+    /// A count of 0, or pages of [`PAGE_BYTES_LIMIT`] or more.
+    pub fn mha(
+        layers: u32,
+        heads: u32,
+        head_dim: u32,
+        value_bytes: u32,
+        page_tokens: u32,
+    ) -> Result<KvShape, ShapeError> {
+        at_least_one("heads", heads)?;
+        at_least_one("head_dim", head_dim)?;
+        at_least_one("value_bytes", value_bytes)?;
+        let row_bytes = heads
+            .checked_mul(head_dim)
+            .and_then(|values| values.checked_mul(value_bytes))
+            .ok_or(ShapeError::TooLarge)?;
+        Self::of_rows(Attention::Mha, layers, row_bytes, page_tokens)
+    }
+
+    /// Latent rows of `dim` values (rope part included) of `value_bytes` bytes.
+    ///
+    /// # Errors
+    /// A count of 0, or pages of [`PAGE_BYTES_LIMIT`] or more.
+    pub fn mla(
+        layers: u32,
+        dim: u32,
+        value_bytes: u32,
+        page_tokens: u32,
+    ) -> Result<KvShape, ShapeError> {
+        at_least_one("dim", dim)?;
+        at_least_one("value_bytes", value_bytes)?;
+        let row_bytes = dim.checked_mul(value_bytes).ok_or(ShapeError::TooLarge)?;
+        Self::of_rows(Attention::Mla, layers, row_bytes, page_tokens)
+    }
+
+    /// Rows of any size: packed formats, whose rows are not a number of values times a size.
+    ///
+    /// # Errors
+    /// A count of 0, or pages of [`PAGE_BYTES_LIMIT`] or more.
+    pub fn of_rows(
+        attention: Attention,
+        layers: u32,
+        row_bytes: u32,
+        page_tokens: u32,
+    ) -> Result<KvShape, ShapeError> {
+        at_least_one("layers", layers)?;
+        at_least_one("row_bytes", row_bytes)?;
+        at_least_one("page_tokens", page_tokens)?;
+        let shape = KvShape {
+            attention,
+            layers,
+            row_bytes,
+            page_tokens,
+        };
+        let bytes = [layers, row_bytes, page_tokens]
+            .iter()
+            .try_fold(u64::from(shape.parts()), |bytes, count| {
+                bytes.checked_mul(u64::from(*count))
+            });
+        match bytes {
+            Some(bytes) if bytes < PAGE_BYTES_LIMIT => Ok(shape),
+            _ => Err(ShapeError::TooLarge),
+        }
+    }
+
+    /// Whose cache it is.
+    #[must_use]
+    pub fn attention(&self) -> Attention {
+        self.attention
+    }
+
+    /// Parts of a page: 2 for MHA (K, then V), 1 for MLA.
+    #[must_use]
+    pub fn parts(&self) -> u32 {
+        match self.attention {
+            Attention::Mha => 2,
+            Attention::Mla => 1,
+        }
+    }
+
+    /// Layers.
+    #[must_use]
+    pub fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// Tokens of a page.
+    #[must_use]
+    pub fn page_tokens(&self) -> u32 {
+        self.page_tokens
+    }
+
+    /// Bytes of one token of one layer of one part.
+    #[must_use]
+    pub fn row_bytes(&self) -> u32 {
+        self.row_bytes
+    }
+
+    /// Bytes of a page of one layer of one part: what `layer_first` and `page_first_direct` keep together.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> u32 {
+        self.row_bytes * self.page_tokens
+    }
+
+    /// Bytes of one part of a page, all layers.
+    #[must_use]
+    pub fn part_bytes(&self) -> u32 {
+        self.chunk_bytes() * self.layers
+    }
+
+    /// Bytes of a page: below [`PAGE_BYTES_LIMIT`].
+    #[must_use]
+    pub fn page_bytes(&self) -> u32 {
+        self.part_bytes() * self.parts()
+    }
+}
+
+fn at_least_one(field: &'static str, count: u32) -> Result<(), ShapeError> {
+    if count == 0 {
+        return Err(ShapeError::Zero { field });
+    }
+    Ok(())
+}

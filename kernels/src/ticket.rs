@@ -1,0 +1,313 @@
+//! When a copy is done: tickets, and values that cannot be had without them.
+//!
+//! A [`Ticket`] settles once, as done or as failed, and stays so. A [`Gated`] value is the only way to what a transfer in
+//! flight touches: it opens layer by layer, and comes out whole when nothing touches it any more.
+//!
+//! Faults defended against: a [`Promise`] that is dropped fails its ticket, so that nobody waits for ever for something that died.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::DeviceError;
+
+/// A moment to wait for: the end of a copy, or of what a copy has to come after. Clones are the same moment.
+#[derive(Clone, Debug)]
+pub struct Ticket(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Done,
+    Promised(Arc<Moment>),
+}
+
+#[derive(Debug)]
+struct Moment {
+    state: Mutex<State>,
+    settled: Condvar,
+}
+
+#[derive(Debug)]
+enum State {
+    /// And whom to wake.
+    Pending(Vec<Waker>),
+    Settled(Result<(), DeviceError>),
+}
+
+/// The duty to settle a [`Ticket`]. Dropped, it fails it.
+#[derive(Debug)]
+pub struct Promise(Option<Arc<Moment>>);
+
+impl Ticket {
+    /// A moment that has passed: for what nothing has to come before.
+    #[must_use]
+    pub fn done() -> Ticket {
+        Ticket(Kind::Done)
+    }
+
+    /// A moment that passes when the promise is kept.
+    #[must_use]
+    pub fn promised() -> (Promise, Ticket) {
+        let moment = Arc::new(Moment {
+            state: Mutex::new(State::Pending(Vec::new())),
+            settled: Condvar::new(),
+        });
+        (
+            Promise(Some(moment.clone())),
+            Ticket(Kind::Promised(moment)),
+        )
+    }
+
+    /// Whether it has passed. Never waits.
+    ///
+    /// # Errors
+    /// What was to happen failed.
+    pub fn poll(&self) -> Result<bool, DeviceError> {
+        match &self.0 {
+            Kind::Done => Ok(true),
+            Kind::Promised(moment) => match &*moment.state.lock() {
+                State::Pending(_) => Ok(false),
+                State::Settled(outcome) => outcome.clone().map(|()| true),
+            },
+        }
+    }
+
+    /// [`Ticket::poll`] for asynchronous callers: wakes them when it settles.
+    pub fn poll_settled(&self, context: &Context<'_>) -> Poll<Result<(), DeviceError>> {
+        match &self.0 {
+            Kind::Done => Poll::Ready(Ok(())),
+            Kind::Promised(moment) => match &mut *moment.state.lock() {
+                State::Pending(wakers) => {
+                    if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                        wakers.push(context.waker().clone());
+                    }
+                    Poll::Pending
+                }
+                State::Settled(outcome) => Poll::Ready(outcome.clone()),
+            },
+        }
+    }
+
+    /// Waits until it settles: for shutting down, and for engines whose compute runs on the CPU. A scheduler polls.
+    ///
+    /// # Errors
+    /// What was to happen failed.
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        let Kind::Promised(moment) = &self.0 else {
+            return Ok(());
+        };
+        let mut state = moment.state.lock();
+        loop {
+            match &*state {
+                State::Settled(outcome) => return outcome.clone(),
+                State::Pending(_) => moment.settled.wait(&mut state),
+            }
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        !matches!(self.poll(), Ok(false))
+    }
+}
+
+impl Promise {
+    /// It happened, or failed.
+    pub fn settle(mut self, outcome: Result<(), DeviceError>) {
+        self.settle_once(outcome);
+    }
+
+    fn settle_once(&mut self, outcome: Result<(), DeviceError>) {
+        let Some(moment) = self.0.take() else { return };
+        let before = std::mem::replace(&mut *moment.state.lock(), State::Settled(outcome));
+        moment.settled.notify_all();
+        // Outside the lock: a waker may poll the ticket at once.
+        if let State::Pending(wakers) = before {
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.settle_once(Err(DeviceError::Abandoned));
+    }
+}
+
+/// A ticket for each layer of a load, in order, or one for all layers of a store.
+#[derive(Clone, Debug)]
+pub struct LayerTickets(Arc<[Ticket]>);
+
+impl LayerTickets {
+    /// One ticket a layer, first layer first.
+    #[must_use]
+    pub fn by_layer(tickets: Vec<Ticket>) -> LayerTickets {
+        LayerTickets(tickets.into())
+    }
+
+    /// One ticket for all layers.
+    #[must_use]
+    pub fn whole(ticket: Ticket) -> LayerTickets {
+        LayerTickets([ticket].into())
+    }
+
+    /// The ticket after which a layer may be used. Past the last layer: that of the last one.
+    #[must_use]
+    pub fn layer(&self, layer: u32) -> Ticket {
+        let last = self.0.len().checked_sub(1);
+        let index = last.map(|last| last.min(usize::try_from(layer).unwrap_or(last)));
+        index
+            .and_then(|index| self.0.get(index))
+            .cloned()
+            .unwrap_or_else(Ticket::done)
+    }
+
+    /// Whether nothing of it is in flight; then, how it went: the error of the first layer that failed.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<(), DeviceError>> {
+        // Layers settle in order, so that the last one is the first to ask.
+        if !self.0.iter().rev().all(Ticket::is_settled) {
+            return None;
+        }
+        Some(self.0.iter().try_for_each(|ticket| ticket.poll().map(drop)))
+    }
+}
+
+/// A value that transfers in flight stand before: usable layer by layer as their tickets settle, and whole when all have.
+///
+/// Loads hand out the pages that they write in this form, and whatever is derived from such pages (the runs that a match
+/// returns) is wrapped likewise, with the tickets of every load on its path.
+///
+/// Dropping one in flight leaks what it guards, on purpose: pages that are never handed back cannot be used too early.
+#[derive(Debug)]
+#[must_use = "what it guards comes back only through `open`"]
+pub struct Gated<T> {
+    value: T,
+    gates: Vec<LayerTickets>,
+}
+
+impl<T> Gated<T> {
+    /// A value that nothing stands before.
+    pub fn free(value: T) -> Gated<T> {
+        Gated {
+            value,
+            gates: Vec::new(),
+        }
+    }
+
+    /// The same value, behind one transfer more.
+    pub fn behind(mut self, tickets: LayerTickets) -> Gated<T> {
+        self.gates.push(tickets);
+        self
+    }
+
+    /// What stands before it: to put other values behind the same transfers.
+    pub fn gates(&self) -> &[LayerTickets] {
+        &self.gates
+    }
+
+    /// The value for use in this layer, if that may be used. Never waits.
+    ///
+    /// # Errors
+    /// A transfer failed: the bytes of this layer are undefined.
+    pub fn layer(&self, layer: u32) -> Result<Option<&T>, DeviceError> {
+        for gate in &self.gates {
+            if !gate.layer(layer).poll()? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(&self.value))
+    }
+
+    /// The value for use in this layer; waits until that may be used.
+    ///
+    /// # Errors
+    /// A transfer failed: the bytes of this layer are undefined.
+    pub fn wait_layer(&self, layer: u32) -> Result<&T, DeviceError> {
+        for gate in &self.gates {
+            gate.layer(layer).wait()?;
+        }
+        Ok(&self.value)
+    }
+
+    /// The value and how the transfers went, once nothing touches it any more: after a failure too, when all that had begun
+    /// has ended.
+    ///
+    /// # Errors
+    /// Itself, while a transfer is in flight.
+    pub fn open(self) -> Result<(T, Result<(), DeviceError>), Gated<T>> {
+        let mut outcome = Ok(());
+        for gate in &self.gates {
+            match gate.outcome() {
+                None => return Err(self),
+                Some(one) => outcome = outcome.and(one),
+            }
+        }
+        Ok((self.value, outcome))
+    }
+
+    /// [`Gated::open`], waiting for what is in flight.
+    pub fn wait(self) -> (T, Result<(), DeviceError>) {
+        let mut outcome = Ok(());
+        for ticket in self.gates.iter().flat_map(|gate| gate.0.iter()) {
+            let one = ticket.wait();
+            outcome = outcome.and(one);
+        }
+        (self.value, outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_dropped_promise_fails_its_ticket() {
+        let (promise, ticket) = Ticket::promised();
+        assert_eq!(ticket.poll(), Ok(false));
+        drop(promise);
+        assert_eq!(ticket.poll(), Err(DeviceError::Abandoned));
+        assert_eq!(ticket.wait(), Err(DeviceError::Abandoned));
+    }
+
+    #[test]
+    fn a_gated_value_opens_layer_by_layer_and_comes_out_last() {
+        let (first, a) = Ticket::promised();
+        let (second, b) = Ticket::promised();
+        let gated = Gated::free(7).behind(LayerTickets::by_layer(vec![a, b]));
+        assert_eq!(gated.layer(0), Ok(None));
+        first.settle(Ok(()));
+        assert_eq!(gated.layer(0), Ok(Some(&7)));
+        assert_eq!(gated.layer(1), Ok(None));
+        let gated = gated.open().unwrap_err();
+        second.settle(Ok(()));
+        assert_eq!(gated.layer(1), Ok(Some(&7)));
+        assert_eq!(gated.open().unwrap(), (7, Ok(())));
+    }
+
+    #[test]
+    fn a_failed_layer_does_not_free_what_later_layers_still_touch() {
+        let (first, a) = Ticket::promised();
+        let (second, b) = Ticket::promised();
+        let gated = Gated::free(()).behind(LayerTickets::by_layer(vec![a, b]));
+        first.settle(Err(DeviceError::Closed));
+        let gated = gated.open().unwrap_err();
+        second.settle(Ok(()));
+        assert_eq!(gated.open().unwrap().1, Err(DeviceError::Closed));
+    }
+
+    #[test]
+    fn a_value_behind_two_transfers_waits_for_both() {
+        let (first, a) = Ticket::promised();
+        let (second, b) = Ticket::promised();
+        let gated = Gated::free(())
+            .behind(LayerTickets::whole(a))
+            .behind(LayerTickets::whole(b));
+        second.settle(Ok(()));
+        assert_eq!(gated.layer(3), Ok(None));
+        first.settle(Ok(()));
+        assert_eq!(gated.layer(3), Ok(Some(&())));
+    }
+}

@@ -1,0 +1,207 @@
+//! Cases and the oracle: one row at a time, by the layouts' definitions as arrays, sharing no arithmetic with the crate.
+
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "shared by several tests; a broken expectation is the finding"
+)]
+
+use std::ptr::NonNull;
+
+use larder_kernels::{
+    Attention, ChunkAt, Device, Direction, HostMemory, KvShape, L1Pool, L2Pool, Layout, PagePair,
+    Transfer,
+};
+use proptest::prelude::*;
+
+/// Two pools and what is to be copied between them.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub shape: KvShape,
+    pub layout: Layout,
+    pub direction: Direction,
+    pub l1_pages: u32,
+    pub l2_pages: u32,
+    pub pairs: Vec<PagePair>,
+}
+
+/// Byte offset of a row, as the layouts are written down: nested arrays.
+pub fn row_at(
+    layout: Layout,
+    shape: &KvShape,
+    pages: u32,
+    (part, layer, page, token): (u32, u32, u32, u32),
+) -> usize {
+    let [part, layer, page, token] = [part, layer, page, token].map(|index| index as usize);
+    let [layers, tokens, pages, row] = [
+        shape.layers(),
+        shape.page_tokens(),
+        pages,
+        shape.row_bytes(),
+    ]
+    .map(|count| count as usize);
+    let (slot, slots) = (page * tokens + token, pages * tokens);
+    row * match layout {
+        Layout::LayerFirst => (part * layers + layer) * slots + slot,
+        Layout::PageFirst => (part * slots + slot) * layers + layer,
+        Layout::PageFirstDirect => ((part * pages + page) * layers + layer) * tokens + token,
+    }
+}
+
+/// Random cases: all layouts, MHA and MLA, pages of 1 to 64 tokens, rows of every size, neighbours and strangers.
+pub fn cases(row_bytes: impl Strategy<Value = u32>) -> impl Strategy<Value = Case> {
+    let shape = (
+        prop_oneof![Just(Attention::Mha), Just(Attention::Mla)],
+        1..6u32,
+        row_bytes,
+        prop_oneof![Just(1u32), Just(16), Just(64), 2..9u32],
+    )
+        .prop_map(|(attention, layers, row, tokens)| {
+            KvShape::of_rows(attention, layers, row, tokens).unwrap()
+        });
+    let rest = (
+        prop::sample::select(Layout::ALL.to_vec()),
+        prop_oneof![Just(Direction::Load), Just(Direction::Store)],
+        1..14u32,
+        1..14u32,
+        any::<prop::sample::Index>(),
+        any::<u64>(),
+    );
+    (shape, rest).prop_map(
+        |(shape, (layout, direction, l1_pages, l2_pages, count, seed))| Case {
+            pairs: pairs(l1_pages, l2_pages, count.index(14), seed),
+            shape,
+            layout,
+            direction,
+            l1_pages,
+            l2_pages,
+        },
+    )
+}
+
+/// At most `count` pairs. Half of the seeds keep neighbours together, so that there is something to merge.
+pub fn pairs(l1_pages: u32, l2_pages: u32, count: usize, seed: u64) -> Vec<PagePair> {
+    use rand::SeedableRng;
+    use rand::seq::SliceRandom;
+    let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(seed);
+    let mut l1: Vec<u32> = (0..l1_pages).collect();
+    let mut l2: Vec<u32> = (0..l2_pages).collect();
+    if seed & 1 == 0 {
+        l1.rotate_left(seed as usize % l1_pages as usize);
+        l2.rotate_left((seed >> 32) as usize % l2_pages as usize);
+    } else {
+        l1.shuffle(&mut random);
+        l2.shuffle(&mut random);
+    }
+    let mut pairs: Vec<PagePair> = std::iter::zip(l1, l2)
+        .take(count)
+        .map(|(l1, l2)| PagePair { l1, l2 })
+        .collect();
+    pairs.shuffle(&mut random);
+    pairs
+}
+
+/// Both pools of a case on some device, filled with bytes that differ everywhere.
+pub struct Pools {
+    pub l1: L1Pool,
+    pub l2: L2Pool,
+}
+
+impl Pools {
+    pub fn new(device: &dyn Device, case: &Case) -> Pools {
+        let shape = &case.shape;
+        let bytes = larder_kernels::pool_bytes(shape, case.l2_pages);
+        let memory = HostMemory::zeroed(bytes).unwrap();
+        let l2 = device
+            .register(memory, case.layout, shape, case.l2_pages)
+            .unwrap();
+        let l1 = device.alloc_l1(shape, case.l1_pages).unwrap();
+        let pools = Pools { l1, l2 };
+        pools.set_l2(&noise(1, bytes as usize));
+        let bytes = larder_kernels::pool_bytes(shape, case.l1_pages) as usize;
+        pools.set_l1(device, &noise(2, bytes));
+        pools
+    }
+
+    pub fn transfer(&self, case: &Case) -> Transfer {
+        // SAFETY: the tests touch pools only while nothing is in flight, or what has its ticket.
+        unsafe { Transfer::new(&self.l1, &self.l2, case.pairs.clone()) }.unwrap()
+    }
+
+    pub fn l2_bytes(&self) -> Vec<u8> {
+        let bytes = larder_kernels::pool_bytes(self.l2.shape(), self.l2.pages()) as usize;
+        // SAFETY: the pool has that many bytes, and nothing is in flight.
+        unsafe { std::slice::from_raw_parts(self.l2.start().as_ptr(), bytes) }.to_vec()
+    }
+
+    pub fn set_l2(&self, bytes: &[u8]) {
+        // SAFETY: the pool has that many bytes, and nothing is in flight.
+        unsafe {
+            self.l2
+                .start()
+                .copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
+        };
+    }
+
+    /// All chunks of L1, in the pool's order.
+    fn chunks(&self) -> impl Iterator<Item = ChunkAt> + use<> {
+        let (shape, pages) = (*self.l1.shape(), self.l1.pages());
+        (0..shape.parts()).flat_map(move |part| {
+            (0..shape.layers())
+                .flat_map(move |layer| (0..pages).map(move |page| ChunkAt { part, layer, page }))
+        })
+    }
+
+    pub fn l1_bytes(&self, device: &dyn Device) -> Vec<u8> {
+        let chunk = self.l1.shape().chunk_bytes() as usize;
+        self.chunks()
+            .flat_map(|at| {
+                let mut bytes = vec![0; chunk];
+                // SAFETY: nothing is in flight, or what is read has its ticket.
+                unsafe { device.read_l1(&self.l1, at, &mut bytes) }.unwrap();
+                bytes
+            })
+            .collect()
+    }
+
+    pub fn set_l1(&self, device: &dyn Device, bytes: &[u8]) {
+        let chunks = bytes.chunks_exact(self.l1.shape().chunk_bytes() as usize);
+        for (at, bytes) in self.chunks().zip(chunks) {
+            // SAFETY: nothing is in flight.
+            unsafe { device.write_l1(&self.l1, at, bytes) }.unwrap();
+        }
+    }
+}
+
+/// Bytes that differ from those at other places and of other tags.
+pub fn noise(tag: u64, bytes: usize) -> Vec<u8> {
+    use rand::{RngExt, SeedableRng};
+    let mut noise = vec![0; bytes];
+    rand_pcg::Pcg64Mcg::seed_from_u64(tag).fill(&mut noise[..]);
+    noise
+}
+
+/// What both pools hold after the transfer of `case`, one row at a time; `layers` of them.
+pub fn expected(case: &Case, l1: &[u8], l2: &[u8], layers: u32) -> (Vec<u8>, Vec<u8>) {
+    let (mut l1, mut l2) = (l1.to_vec(), l2.to_vec());
+    let shape = &case.shape;
+    let bytes = shape.row_bytes() as usize;
+    for pair in &case.pairs {
+        for part in 0..shape.parts() {
+            for layer in 0..layers {
+                for token in 0..shape.page_tokens() {
+                    let at = (part, layer, pair.l1, token);
+                    let a = row_at(Layout::LayerFirst, shape, case.l1_pages, at);
+                    let at = (part, layer, pair.l2, token);
+                    let b = row_at(case.layout, shape, case.l2_pages, at);
+                    match case.direction {
+                        Direction::Load => l1[a..a + bytes].copy_from_slice(&l2[b..b + bytes]),
+                        Direction::Store => l2[b..b + bytes].copy_from_slice(&l1[a..a + bytes]),
+                    }
+                }
+            }
+        }
+    }
+    (l1, l2)
+}
