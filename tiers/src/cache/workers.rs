@@ -1,0 +1,138 @@
+//! The threads that wait for L3, so that the scheduler does not.
+//!
+//! Two kinds of work, each in the order in which it is given: reading (what L3 has, and its pages) and writing. A queue is closed
+//! by dropping its sender; then its threads end, after what they have begun.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use larder_format::PageKey;
+
+use super::lent::LentPages;
+use crate::core::{Done, OpId, Outcome};
+use crate::l3::L3;
+
+/// Something for a thread to do.
+pub(super) enum Work {
+    Exists {
+        id: OpId,
+        keys: Vec<PageKey>,
+    },
+    Get {
+        id: OpId,
+        keys: Vec<PageKey>,
+        into: LentPages,
+    },
+    Put {
+        id: OpId,
+        keys: Vec<PageKey>,
+        parent: Option<PageKey>,
+        depth: usize,
+        from: LentPages,
+    },
+    Touch {
+        keys: Vec<PageKey>,
+    },
+}
+
+/// An answer, and how long a read took for it, in microseconds.
+pub(super) struct Answer {
+    pub(super) done: Done,
+    pub(super) read_micros: Option<u64>,
+}
+
+/// The threads.
+pub(super) struct Workers {
+    reading: Option<Sender<Work>>,
+    writing: Option<Sender<Work>>,
+    answers: Receiver<Answer>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    /// Starts them.
+    pub(super) fn start(l3: &Arc<dyn L3>) -> std::io::Result<Workers> {
+        let (answer, answers) = channel();
+        let (reading, to_read) = channel();
+        let (writing, to_write) = channel();
+        let mut workers = Workers {
+            reading: Some(reading),
+            writing: Some(writing),
+            answers,
+            threads: Vec::new(),
+        };
+        for (name, queue) in [("larder-l3-read", to_read), ("larder-l3-write", to_write)] {
+            let (l3, answer) = (l3.clone(), answer.clone());
+            let thread = std::thread::Builder::new().name(name.into());
+            workers
+                .threads
+                .push(thread.spawn(move || serve(&*l3, &queue, &answer))?);
+        }
+        Ok(workers)
+    }
+
+    /// Gives work to the thread it is for. What none takes any more is as if L3 had nothing and took nothing.
+    pub(super) fn give(&self, work: Work) -> Option<Done> {
+        let id = match &work {
+            Work::Exists { id, .. } | Work::Get { id, .. } | Work::Put { id, .. } => Some(*id),
+            Work::Touch { .. } => None,
+        };
+        let queue = match &work {
+            Work::Exists { .. } | Work::Get { .. } => &self.reading,
+            Work::Put { .. } | Work::Touch { .. } => &self.writing,
+        };
+        let is_taken = queue.as_ref().is_some_and(|queue| queue.send(work).is_ok());
+        let outcome = Outcome::Pages(0);
+        id.filter(|_| !is_taken).map(|id| Done { id, outcome })
+    }
+
+    /// What has been done since the last call.
+    pub(super) fn answers(&self) -> impl Iterator<Item = Answer> + '_ {
+        self.answers.try_iter()
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.reading = None;
+        self.writing = None;
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so; its orders are answered by nobody, and the core goes with it.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(l3: &dyn L3, queue: &Receiver<Work>, answers: &Sender<Answer>) {
+    while let Ok(work) = queue.recv() {
+        let started = Instant::now();
+        let mut read_micros = None;
+        let (id, pages) = match work {
+            Work::Exists { id, keys } => (id, l3.longest_prefix(&keys)),
+            Work::Get { id, keys, mut into } => {
+                let pages = into.get(l3, &keys);
+                read_micros = u64::try_from(started.elapsed().as_micros()).ok();
+                (id, pages)
+            }
+            Work::Put {
+                id,
+                keys,
+                parent,
+                depth,
+                from,
+            } => (id, from.put(l3, &keys, parent, depth)),
+            Work::Touch { keys } => {
+                l3.touch(&keys);
+                continue;
+            }
+        };
+        let outcome = Outcome::Pages(pages);
+        let done = Done { id, outcome };
+        // Nobody listens any more when the cache is going away.
+        if answers.send(Answer { done, read_micros }).is_err() {
+            return;
+        }
+    }
+}
