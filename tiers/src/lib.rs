@@ -9,11 +9,13 @@
 //! | [`mod@core`] | the deciding state machine: requests, room, transfers, prefetches |
 //! | [`cache`] | the core with a device, an L3 and other ranks around it: what an engine embeds |
 //! | [`l3`] | what is below: the page store, or a directory of files |
+//! | [`chunk`] | the cache of engines that run with caching off |
 //! | [`config`] | what can be set |
 //! | [`planted`](mod@planted) | bugs for the model test to find; nothing in any other build |
 //! | [`ranks`] | how the ranks of one engine agree |
 
 pub mod cache;
+pub mod chunk;
 pub mod config;
 pub mod core;
 pub mod l3;

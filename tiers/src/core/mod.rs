@@ -279,6 +279,12 @@ impl Core {
         self.tree.match_prefix(prompt.root(), prompt.words())
     }
 
+    /// How many pages of a prompt are in L1, and how many behind them in L2 alone. Changes nothing, not even what is used.
+    #[must_use]
+    pub fn peek(&self, prompt: &Prompt) -> (usize, usize) {
+        self.tree.peek(prompt.root(), prompt.words())
+    }
+
     /// The next thing to be done outside.
     pub fn next_order(&mut self) -> Option<Order> {
         self.orders.pop_front()
