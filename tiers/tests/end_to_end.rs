@@ -23,8 +23,6 @@ const PAGES: u32 = 5;
 
 struct Bench {
     cache: Cache,
-    device: Arc<HostDevice>,
-    l1: larder_kernels::L1Pool,
     shape: KvShape,
 }
 
@@ -62,16 +60,14 @@ impl Bench {
         let memory = HostMemory::zeroed(pool_bytes(&shape, pages)).unwrap();
         let l2 = device.register(memory, layout, &shape, pages).unwrap();
         let parts = Parts {
-            device: device.clone(),
-            l1: l1.clone(),
+            device,
+            l1,
             l2,
             l3,
             ranks: None,
         };
         Bench {
             cache: Cache::new(config, parts).unwrap(),
-            device,
-            l1,
             shape,
         }
     }
@@ -116,14 +112,9 @@ impl Bench {
         self.cache.extend(&mut request, tokens).unwrap();
         for (page, part, layer) in self.chunks() {
             let bytes = self.bytes(page, part, layer);
-            let row = self.cache.pages(&request).wait().0;
-            let page = row.pages()[page];
-            // SAFETY: the page is the request's, and nothing copies it yet.
-            unsafe {
-                self.device
-                    .write_l1(&self.l1, ChunkAt { part, layer, page }, &bytes)
-            }
-            .unwrap();
+            let page = page as u32;
+            let at = ChunkAt { part, layer, page };
+            self.cache.write_chunk(&request, at, &bytes).unwrap();
         }
         self.cache.finish(request, true, &Ticket::done());
         self.cache.drain().unwrap();
@@ -136,22 +127,18 @@ impl Bench {
         let result = self.cache.load_back(&mut request, 100);
         assert!(matches!(result, LoadBack::Started(_, 5)), "{result:?}");
         for (page, part, layer) in self.chunks() {
-            let gated = self.cache.pages(&request);
-            let page_number = gated.wait_layer(layer).unwrap().pages()[page];
             let mut found = vec![0; self.shape.chunk_bytes() as usize];
             let at = ChunkAt {
                 part,
                 layer,
-                page: page_number,
+                page: page as u32,
             };
-            // SAFETY: the load of this layer has ended, and nothing writes a page that the request holds.
-            unsafe { self.device.read_l1(&self.l1, at, &mut found) }.unwrap();
+            self.cache.read_chunk(&request, at, &mut found).unwrap();
             assert_eq!(
                 found,
                 self.bytes(page, part, layer),
                 "page {page}, part {part}, layer {layer}"
             );
-            let _ = gated.wait();
         }
         self.cache.drain().unwrap();
         self.cache.finish(request, false, &Ticket::done());

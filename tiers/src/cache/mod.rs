@@ -25,10 +25,12 @@
 //! |---|---|
 //! | `lent` | pages of the host pool as L3 sees them |
 //! | `workers` | threads that wait for L3 |
+//! | `memory` | memory for the host pool |
 //! | `agree` | what ranks agree on before it is believed |
 
 mod agree;
 mod lent;
+mod memory;
 mod workers;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -36,7 +38,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use larder_kernels::{
-    Device, DeviceError, Gated, L1Pool, L2Pool, LayerTickets, PagePair, Ticket, Transfer,
+    ChunkAt, Device, DeviceError, Gated, L1Pool, L2Pool, LayerTickets, PagePair, Ticket, Transfer,
 };
 
 use crate::config::{Config, ConfigError};
@@ -50,6 +52,8 @@ use crate::prompt::{Prompt, Scope, VocabularyFull};
 use crate::ranks::{Ranks, RanksError};
 use crate::runs::{L1, L2, Runs};
 use crate::tree::{LoadId, Matched};
+
+pub use memory::{HostMemoryOptions, host_memory};
 
 use agree::{Agreed, Line};
 use lent::LentPages;
@@ -250,6 +254,54 @@ impl Cache {
             .filter_map(|load| self.loads.get(load))
             .flatten();
         gates.fold(Gated::free(row), |row, gate| row.behind(gate.clone()))
+    }
+
+    /// Writes one chunk of a page of a request's own, as a forward would: for replays and tests, where nothing computes. `page`
+    /// counts from the request's first.
+    ///
+    /// # Errors
+    /// The page is not the request's own, there is no such chunk, or `bytes` has another size.
+    pub fn write_chunk(
+        &self,
+        request: &Request,
+        at: ChunkAt,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        let row = request.pages().0;
+        let page = self.page_at(row, at.page, row.shared_pages())?;
+        // SAFETY: the page is the request's own: the tree does not know it, so that no order names it, and this call, which
+        // waits, is the only one that touches it.
+        unsafe {
+            self.device
+                .write_l1(&self.l1, ChunkAt { page, ..at }, bytes)
+        }
+    }
+
+    /// Reads one chunk of a request's pages, as a forward would, waiting for the loads that stand before that layer. `page`
+    /// counts from the request's first.
+    ///
+    /// # Errors
+    /// A load failed, the request has no such page, there is no such chunk, or `into` has another size.
+    pub fn read_chunk(
+        &self,
+        request: &Request,
+        at: ChunkAt,
+        into: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        let gated = self.pages(request);
+        let page = self.page_at(gated.wait_layer(at.layer)?, at.page, 0)?;
+        // SAFETY: the layer's loads have ended, the request holds the page, and what is held is only read.
+        unsafe { self.device.read_l1(&self.l1, ChunkAt { page, ..at }, into) }
+    }
+
+    fn page_at(&self, row: &Row, page: u32, from: usize) -> Result<u32, DeviceError> {
+        let index = page as usize;
+        let found = row.pages().get(index).filter(|_| index >= from);
+        found.copied().ok_or(DeviceError::NoSuchPage {
+            tier: larder_kernels::Tier::L1,
+            page,
+            pages: u32::try_from(row.pages().len()).unwrap_or(u32::MAX),
+        })
     }
 
     /// Whether a load of a request failed: it has to be finished without being kept, and tried again.

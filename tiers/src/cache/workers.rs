@@ -1,10 +1,11 @@
 //! The threads that wait for L3, so that the scheduler does not.
 //!
-//! Two kinds of work, each in the order in which it is given: reading (what L3 has, and its pages) and writing. A queue is closed
-//! by dropping its sender; then its threads end, after what they have begun.
+//! Three kinds of work: asking what L3 has, reading, writing. What is asked and written is so in the order in which it is given;
+//! several reads are under way at once, each of a prefetch of its own, so that one that stalls holds back no other. A queue is
+//! closed by dropping its sender; then its threads end, after what they have begun.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -37,16 +38,24 @@ pub(super) enum Work {
     },
 }
 
+struct Queues {
+    asking: Sender<Work>,
+    reading: Sender<Work>,
+    writing: Sender<Work>,
+}
+
 /// An answer, and how long a read took for it, in microseconds.
 pub(super) struct Answer {
     pub(super) done: Done,
     pub(super) read_micros: Option<u64>,
 }
 
+/// Reads under way at once.
+const READERS: usize = 4;
+
 /// The threads.
 pub(super) struct Workers {
-    reading: Option<Sender<Work>>,
-    writing: Option<Sender<Work>>,
+    queues: Option<Queues>,
     answers: Receiver<Answer>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -55,21 +64,30 @@ impl Workers {
     /// Starts them.
     pub(super) fn start(l3: &Arc<dyn L3>) -> std::io::Result<Workers> {
         let (answer, answers) = channel();
+        let (asking, to_ask) = channel();
         let (reading, to_read) = channel();
         let (writing, to_write) = channel();
         let mut workers = Workers {
-            reading: Some(reading),
-            writing: Some(writing),
+            queues: Some(Queues {
+                asking,
+                reading,
+                writing,
+            }),
             answers,
             threads: Vec::new(),
         };
-        for (name, queue) in [("larder-l3-read", to_read), ("larder-l3-write", to_write)] {
-            let (l3, answer) = (l3.clone(), answer.clone());
-            let thread = std::thread::Builder::new().name(name.into());
-            workers
-                .threads
-                .push(thread.spawn(move || serve(&*l3, &queue, &answer))?);
-        }
+        let mut start = |name: &str, queue: &Arc<Mutex<Receiver<Work>>>| {
+            let (l3, queue, answer) = (l3.clone(), queue.clone(), answer.clone());
+            let thread = std::thread::Builder::new().name(format!("larder-l3-{name}"));
+            let thread = thread.spawn(move || serve(&*l3, &queue, &answer))?;
+            workers.threads.push(thread);
+            Ok::<(), std::io::Error>(())
+        };
+        let shared = |queue| Arc::new(Mutex::new(queue));
+        start("ask", &shared(to_ask))?;
+        start("write", &shared(to_write))?;
+        let to_read = shared(to_read);
+        (0..READERS).try_for_each(|_| start("read", &to_read))?;
         Ok(workers)
     }
 
@@ -79,11 +97,12 @@ impl Workers {
             Work::Exists { id, .. } | Work::Get { id, .. } | Work::Put { id, .. } => Some(*id),
             Work::Touch { .. } => None,
         };
-        let queue = match &work {
-            Work::Exists { .. } | Work::Get { .. } => &self.reading,
-            Work::Put { .. } | Work::Touch { .. } => &self.writing,
-        };
-        let is_taken = queue.as_ref().is_some_and(|queue| queue.send(work).is_ok());
+        let queue = self.queues.as_ref().map(|queues| match &work {
+            Work::Exists { .. } => &queues.asking,
+            Work::Get { .. } => &queues.reading,
+            Work::Put { .. } | Work::Touch { .. } => &queues.writing,
+        });
+        let is_taken = queue.is_some_and(|queue| queue.send(work).is_ok());
         let outcome = Outcome::Pages(0);
         id.filter(|_| !is_taken).map(|id| Done { id, outcome })
     }
@@ -96,8 +115,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.reading = None;
-        self.writing = None;
+        self.queues = None;
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so; its orders are answered by nobody, and the core goes with it.
             let _ = thread.join();
@@ -105,8 +123,10 @@ impl Drop for Workers {
     }
 }
 
-fn serve(l3: &dyn L3, queue: &Receiver<Work>, answers: &Sender<Answer>) {
-    while let Ok(work) = queue.recv() {
+fn serve(l3: &dyn L3, queue: &Mutex<Receiver<Work>>, answers: &Sender<Answer>) {
+    // The lock is held while waiting, and by whoever waits: the others wait for the lock.
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    while let Ok(work) = next() {
         let started = Instant::now();
         let mut read_micros = None;
         let (id, pages) = match work {
