@@ -34,9 +34,11 @@ impl WritePolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum L3Write {
-    /// As soon as they are in L2.
+    /// As soon as they are in L2, or when they are next inserted where too much was on its way then.
     #[default]
     OnBackup,
+    /// When they are in L2 and were inserted by as many requests as `selective_hits` says.
+    Selective,
     /// When L2 has no room for them any more.
     OnEviction,
     /// Never.
@@ -124,13 +126,14 @@ pub struct Config {
     /// When pages are copied from L1 to L2.
     #[serde(default)]
     pub write_policy: WritePolicy,
-    /// Hits after which `write_through_selective` copies.
+    /// Hits after which `write_through_selective` copies to L2, and `l3_write = selective` writes to L3.
     #[serde(default = "two")]
     pub selective_hits: u32,
     /// When pages are written to L3.
     #[serde(default)]
     pub l3_write: L3Write,
-    /// Most bytes on their way to L3; what comes beyond is refused, tail first.
+    /// Most bytes on their way to L3, and never more than half of L2; what comes beyond is refused, tail first, until it is
+    /// inserted again.
     #[serde(default = "gibibyte")]
     pub l3_queue_bytes_max: u64,
     /// Whether this rank writes to L3: with MLA all ranks hold the same bytes, and one writes them.
@@ -227,7 +230,8 @@ impl Config {
         let page_limit = u64::from(u32::MAX) - 1;
         let percent = u64::from(prefetch.l2_percent_max);
         let queue = self.l3_queue_bytes_max;
-        let is_selective = self.write_policy == WritePolicy::WriteThroughSelective;
+        let is_selective = self.write_policy == WritePolicy::WriteThroughSelective
+            || self.l3_write == L3Write::Selective;
         let hits = u64::from(self.selective_hits);
         let batch = u64::from(prefetch.batch_pages);
         let checks = [
@@ -259,7 +263,7 @@ impl Config {
                 !is_selective || hits > 0,
                 "selective_hits",
                 hits,
-                "write_through_selective waits for at least one hit",
+                "the selective policies wait for at least one hit",
             ),
             (
                 self.l3_write == L3Write::Never || queue >= self.page_bytes,
@@ -301,9 +305,12 @@ impl Config {
         (tokens as usize).div_ceil(self.page_tokens as usize).max(1)
     }
 
-    /// Most pages on their way to L3.
+    /// Most pages on their way to L3. They are held in L2, and half of that stays free of them: a slow L3 must not be what keeps
+    /// L1 from being backed up.
     pub(crate) fn put_pages_max(&self) -> usize {
-        usize::try_from(self.l3_queue_bytes_max / self.page_bytes).unwrap_or(usize::MAX)
+        let bytes = self.l3_queue_bytes_max / self.page_bytes;
+        let half = u64::from(self.l2_pages).div_ceil(2);
+        usize::try_from(bytes.min(half)).unwrap_or(usize::MAX)
     }
 }
 

@@ -79,6 +79,10 @@ mod switch {
         HitOnUnfinishedLoad,
         /// A backup does not wait for the forward that writes its pages.
         BackupBeforeForward,
+        /// A load does not wait for the forwards that still use the pages it fills.
+        LoadBeforeForward,
+        /// Pages of a failed load are given back though requests hold them.
+        FreesFailedLoadAtOnce,
         /// The end of a backup reaches only the last of the parts that its node was split into.
         AckCoversOneFragment,
         /// A load that failed leaves its pages in the tree.

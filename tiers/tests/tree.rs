@@ -269,6 +269,20 @@ fn selective_copies_at_the_second_request_and_a_request_counts_once() {
 }
 
 #[test]
+fn selective_writing_to_l3_waits_for_the_second_request_too() {
+    let mut core = core(|config| config.l3_write = L3Write::Selective);
+    let scope = Scope::default();
+    for round in 0..3 {
+        let prompt = prompt(&mut core, &scope, 0..17);
+        run(&mut core, prompt, 0);
+        let puts = settle(&mut core)
+            .into_iter()
+            .filter(|order| matches!(order, Order::Put { .. }));
+        assert_eq!(puts.count(), usize::from(round == 1));
+    }
+}
+
+#[test]
 fn write_back_copies_what_leaves_and_frees_it_when_the_copy_has_ended() {
     let mut core = core(|config| config.write_policy = WritePolicy::WriteBack);
     let scope = Scope::default();

@@ -26,9 +26,11 @@
 //! | `lent` | pages of the host pool as L3 sees them |
 //! | `workers` | threads that wait for L3 |
 //! | `memory` | memory for the host pool |
+//! | `error` | why a cache cannot be made, or cannot go on |
 //! | `agree` | what ranks agree on before it is believed |
 
 mod agree;
+mod error;
 mod lent;
 mod memory;
 mod workers;
@@ -41,68 +43,25 @@ use larder_kernels::{
     ChunkAt, Device, DeviceError, Gated, L1Pool, L2Pool, LayerTickets, PagePair, Ticket, Transfer,
 };
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::core::{
-    Busy, Core, Declined, Done, DoneError, Event, Fence, InsertEnd, LoadBack, NoRoom, OpId, Order,
-    Outcome, PrefetchId, PrefetchState, Request, Stats,
+    Busy, Core, Declined, Done, Event, Fence, InsertEnd, LoadBack, NoRoom, OpId, Order, Outcome,
+    PrefetchId, PrefetchState, Request, Stats,
 };
 use crate::l3::L3;
 use crate::pool::Row;
 use crate::prompt::{Prompt, Scope, VocabularyFull};
-use crate::ranks::{Ranks, RanksError};
+use crate::ranks::Ranks;
 use crate::runs::{L1, L2, Runs};
 use crate::tree::{LoadId, Matched};
 
+pub use error::CacheError;
 pub use memory::{HostMemoryOptions, host_memory};
 
 use agree::{Agreed, Line};
+use error::check_pool;
 use lent::LentPages;
 use workers::{Work, Workers};
-
-/// Why a cache cannot be made, or cannot go on.
-#[derive(Debug, thiserror::Error)]
-pub enum CacheError {
-    /// The configuration makes no sense.
-    #[error("{0}")]
-    Config(#[from] ConfigError),
-    /// A pool does not fit the configuration.
-    #[error(
-        "the {tier} pool has {found} pages; {needed} are needed: those of {tier}_pages and one for padding"
-    )]
-    Pool {
-        /// Which.
-        tier: &'static str,
-        /// Its pages.
-        found: u32,
-        /// Pages it must have.
-        needed: u32,
-    },
-    /// The pools do not have the configured page.
-    #[error(
-        "a page of the {tier} pool has {found_tokens} tokens and {found_bytes} bytes, the configuration says {tokens} and {bytes}"
-    )]
-    Page {
-        /// Which pool.
-        tier: &'static str,
-        /// Its tokens.
-        found_tokens: u32,
-        /// Its bytes.
-        found_bytes: u64,
-        /// Tokens configured.
-        tokens: u32,
-        /// Bytes configured.
-        bytes: u64,
-    },
-    /// The threads for L3 cannot be started.
-    #[error("threads for L3 cannot be started: {0}")]
-    Threads(#[from] std::io::Error),
-    /// The ranks do not agree.
-    #[error("{0}")]
-    Ranks(#[from] RanksError),
-    /// A completion that belongs to nothing: a defect of this crate.
-    #[error("{0}")]
-    Done(#[from] DoneError),
-}
 
 /// What a cache stands on.
 pub struct Parts {
@@ -581,33 +540,4 @@ fn failed(error: &DeviceError) -> LayerTickets {
 fn pairs(l1: &Runs<L1>, l2: &Runs<L2>) -> Vec<PagePair> {
     let both = l1.page_numbers().zip(l2.page_numbers());
     both.map(|(l1, l2)| PagePair { l1, l2 }).collect()
-}
-
-fn check_pool(
-    tier: &'static str,
-    config: &Config,
-    shape: &larder_kernels::KvShape,
-    found: u32,
-    pages: u32,
-) -> Result<(), CacheError> {
-    let needed = pages + 1;
-    if found < needed {
-        return Err(CacheError::Pool {
-            tier,
-            found,
-            needed,
-        });
-    }
-    let (found_tokens, found_bytes) = (shape.page_tokens(), u64::from(shape.page_bytes()));
-    let (tokens, bytes) = (config.page_tokens, config.page_bytes);
-    if (found_tokens, found_bytes) != (tokens, bytes) {
-        return Err(CacheError::Page {
-            tier,
-            found_tokens,
-            found_bytes,
-            tokens,
-            bytes,
-        });
-    }
-    Ok(())
 }

@@ -24,6 +24,8 @@ pub enum Event {
         tier: TierName,
         /// Which.
         keys: Vec<PageKey>,
+        /// The key before the first, if there is one.
+        parent: Option<PageKey>,
     },
     /// They cannot any more. L3 does not say when it drops a page.
     Removed {

@@ -7,7 +7,7 @@
 //! request one of whose loads failed inserts nothing any more.
 
 use super::{Core, Fence, TierName};
-use crate::config::WritePolicy;
+use crate::config::{L3Write, WritePolicy};
 use crate::pool::Row;
 use crate::prompt::Prompt;
 use crate::tree::{Hold, LoadId, Lock, NodeId, Offer};
@@ -222,7 +222,8 @@ impl Core {
 
     /// Hands the whole pages that a request has computed over to the tree, its prompt being as long as its answer so far. What the
     /// tree has already is given back, and the row names the tree's pages from then on; the partly filled page stays the
-    /// request's. `after`: the forward that writes them.
+    /// request's. `after`: the forward that writes them; one that fails takes its pages' contents with it, and the tree does not learn of
+    /// it: finish its requests without keeping them.
     pub fn insert(&mut self, request: &mut Request, after: Fence) -> InsertEnd {
         self.newest = self.newest.max(after);
         if self.is_broken(request) {
@@ -255,6 +256,7 @@ impl Core {
         }
         if let Some(end) = inserted.end {
             self.back_up_path(end);
+            self.put_path(end);
             if request.row.shared_pages() == inserted.pages {
                 self.move_lock(request, end);
             }
@@ -288,6 +290,18 @@ impl Core {
             if self.start_backup(node, false).is_none() {
                 break;
             }
+        }
+    }
+
+    /// Has what L2 has of the path written to L3, as far as the policy asks and L3 has not been given it.
+    fn put_path(&mut self, end: NodeId) {
+        let hits = match self.config.l3_write {
+            L3Write::OnBackup => 0,
+            L3Write::Selective => self.config.selective_hits,
+            L3Write::OnEviction | L3Write::Never => return,
+        };
+        for node in self.tree.wanting_put_path(end, hits) {
+            self.start_put(node, false);
         }
     }
 

@@ -90,7 +90,7 @@ impl Core {
             };
             let on_its_way = match self.config.l3_write {
                 L3Write::OnEviction => self.start_put(node, true),
-                L3Write::OnBackup | L3Write::Never => None,
+                L3Write::OnBackup | L3Write::Selective | L3Write::Never => None,
             };
             if let Some(put) = on_its_way {
                 pending += put;

@@ -155,7 +155,12 @@ impl Core {
         self.stats.backed_up += pages as u64;
         for part in &parts {
             self.tell_stored(TierName::L2, *part);
-            if self.config.l3_write == L3Write::OnBackup {
+            let is_due = match self.config.l3_write {
+                L3Write::OnBackup => true,
+                L3Write::Selective => self.tree.hits(*part) >= self.config.selective_hits,
+                L3Write::OnEviction | L3Write::Never => false,
+            };
+            if is_due {
                 self.start_put(*part, false);
             }
         }
@@ -188,12 +193,12 @@ impl Core {
             pages: l1.pages() as usize,
             is_doomed: false,
         };
-        let order = Order::Load {
-            id,
-            l2,
-            l1,
-            after: self.newest,
+        let after = if planted!(LoadBeforeForward) {
+            Fence::default()
+        } else {
+            self.newest
         };
+        let order = Order::Load { id, l2, l1, after };
         self.orders.push_back(order);
         self.flights.insert(id, flight);
         self.loads += 1;
@@ -231,7 +236,7 @@ impl Core {
         let mut free = Vec::new();
         let tree = &self.tree;
         self.quarantine.retain(|held| {
-            let is_held = !tree.is_l1_free(&held.nodes);
+            let is_held = !tree.is_l1_free(&held.nodes) && !planted!(FreesFailedLoadAtOnce);
             if !is_held {
                 free.push(held.l1.clone());
             }
@@ -303,7 +308,8 @@ impl Core {
             && let Some(keys) = self.tree.keys(node)
         {
             let keys = keys.to_vec();
-            self.tell(Event::Stored { tier, keys });
+            let parent = self.tree.parent_key(node);
+            self.tell(Event::Stored { tier, keys, parent });
         }
     }
 

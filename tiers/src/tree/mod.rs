@@ -13,7 +13,7 @@
 //! - a node in L1 has all its ancestors in L1; unless under write_back, a node in L2 has all its ancestors in L2;
 //! - siblings differ in their first page;
 //! - a lock on a node is counted on every node up to its root, so that a split carries it and its receipt releases both parts;
-//! - the leaf sets are exact ([`leaves`]).
+//! - the leaf sets, from which eviction takes, are exact.
 //!
 //! A split keeps the number of the node for its *last* part: whoever holds a node's number holds its end, and everything
 //! before it is found on the way up. That is why an acknowledgement that names a node and a count of pages reaches every part.
@@ -189,6 +189,13 @@ impl Tree {
     #[must_use]
     pub fn keys(&self, id: NodeId) -> Option<&[PageKey]> {
         Some(&self.node(self.place(id)?).keys)
+    }
+
+    /// The key before a node's first, if there is one.
+    #[must_use]
+    pub fn parent_key(&self, id: NodeId) -> Option<PageKey> {
+        let parent = self.node(self.place(id)?).parent;
+        self.node(parent).keys.last().copied()
     }
 
     /// The places from a node up to its root, both included.

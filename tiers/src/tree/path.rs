@@ -5,7 +5,7 @@
 
 use larder_format::PageKey;
 
-use super::node::{BACKING_UP, IN_L3, Node, WARM};
+use super::node::{BACKING_UP, IN_L3, Node, PUTTING, WARM};
 use super::{LoadId, NodeId, Tree};
 use crate::planted::planted;
 use crate::prompt::RootKey;
@@ -345,6 +345,31 @@ impl Tree {
             node.hits >= hits && !node.l1.is_empty()
         });
         hot.map(|at| self.id(at)).collect()
+    }
+
+    /// Nodes on the way to `end` that are in L2 and not known to L3, from the root down, that have `hits` hits.
+    #[must_use]
+    pub fn wanting_put_path(&self, end: NodeId, hits: u32) -> Vec<NodeId> {
+        let Some(end) = self.place(end) else {
+            return Vec::new();
+        };
+        let is_wanting = |at: &u32| {
+            let node = self.node(*at);
+            !node.l2.is_empty() && !node.has(IN_L3 | PUTTING) && node.hits >= hits
+        };
+        let mut wanting: Vec<NodeId> = self
+            .upward(end)
+            .filter(is_wanting)
+            .map(|at| self.id(at))
+            .collect();
+        wanting.reverse();
+        wanting
+    }
+
+    /// How many requests inserted a node's tokens; 0 when it has gone.
+    #[must_use]
+    pub fn hits(&self, node: NodeId) -> u32 {
+        self.place(node).map_or(0, |at| self.node(at).hits)
     }
 
     /// Nodes on the way to `end` that are in L2 alone, from the root down: what a load has to bring.

@@ -90,7 +90,7 @@ impl World {
         config.eviction = EvictionOrder::ALL[dice.random_range(0..6)];
         config.l3_write = [
             L3Write::OnBackup,
-            L3Write::OnBackup,
+            L3Write::Selective,
             L3Write::OnEviction,
             L3Write::Never,
         ][dice.random_range(0..4)];
@@ -234,7 +234,7 @@ impl World {
 
     fn take_event(&mut self, event: Event) {
         match event {
-            Event::Stored { tier, keys } => {
+            Event::Stored { tier, keys, .. } => {
                 for key in keys {
                     let is_new = self.told.get_mut(&tier).unwrap().insert(key);
                     assert!(is_new || tier == TierName::L3, "{tier:?} has {key} already");
