@@ -175,7 +175,7 @@ fn inserts(core: &mut Core, all: &[Prompt], per_prompt: usize) {
 }
 
 fn evict(core: &mut Core) {
-    let times = repeat(5, || {
+    let times = repeat(20, || {
         black_box(core.evict(EVICTED));
     });
     println!("  evicting {EVICTED} pages: {times}");

@@ -45,29 +45,33 @@ impl LentPages {
         self.pool.layout() == Layout::LayerFirst
     }
 
-    /// The pieces of a page, in the order in which they are stored.
-    fn pieces(&self, page: u32) -> Vec<&[u8]> {
-        let runs = self.pool.page_runs(page).into_iter().flatten();
-        runs.map(|(start, bytes)| {
-            // SAFETY: the run lies in the pool, which this value holds, and nobody writes the page while it is lent.
-            unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes as usize) }
+    fn part_bytes(&self) -> usize {
+        self.pool.shape().part_bytes() as usize
+    }
+
+    /// The pieces of each page, in the order in which they are stored.
+    fn pieces(&self) -> impl Iterator<Item = Vec<&[u8]>> {
+        self.pages.iter().map(|page| {
+            let runs = self.pool.page_runs(*page).into_iter().flatten();
+            runs.map(|(start, bytes)| {
+                // SAFETY: the run lies in the pool, which this value holds, and nobody writes the page while it is lent.
+                unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes as usize) }
+            })
+            .collect()
         })
-        .collect()
     }
 
     /// The same, to be written.
-    fn pieces_mut(&mut self, page: u32) -> Vec<&mut [u8]> {
-        let runs = self.pool.page_runs(page).into_iter().flatten();
-        runs.map(|(start, bytes)| {
-            // SAFETY: the run lies in the pool; nobody else touches the page while it is lent, the runs of a page do not
-            // overlap, and `self` is borrowed exclusively.
-            unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes as usize) }
+    fn pieces_mut(&mut self) -> impl Iterator<Item = Vec<&mut [u8]>> {
+        self.pages.iter().map(|page| {
+            let runs = self.pool.page_runs(*page).into_iter().flatten();
+            runs.map(|(start, bytes)| {
+                // SAFETY: the run lies in the pool, and nobody else touches the page while it is lent. Runs of a page do not
+                // overlap, an order names no page twice, and `self` stays borrowed exclusively.
+                unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes as usize) }
+            })
+            .collect()
         })
-        .collect()
-    }
-
-    fn part_bytes(&self) -> usize {
-        self.pool.shape().part_bytes() as usize
     }
 
     /// Gives them to L3; how many it has then.
@@ -78,35 +82,18 @@ impl LentPages {
         parent: Option<PageKey>,
         depth: usize,
     ) -> usize {
-        let copies: Vec<Vec<u8>> = if self.is_gathered() {
-            self.pages
-                .iter()
-                .map(|page| self.pieces(*page).concat())
-                .collect()
-        } else {
-            Vec::new()
-        };
+        let mut copies: Vec<Vec<u8>> = Vec::new();
         let parts: Vec<Vec<IoSlice<'_>>> = if self.is_gathered() {
-            let parts = |copy: &'_ Vec<u8>| -> Vec<(usize, usize)> {
-                (0..copy.len())
-                    .step_by(self.part_bytes())
-                    .map(|at| (at, at + self.part_bytes()))
+            copies.extend(self.pieces().map(|pieces| pieces.concat()));
+            let of_copy = |copy| {
+                <[u8]>::chunks(copy, self.part_bytes())
+                    .map(IoSlice::new)
                     .collect()
             };
-            copies
-                .iter()
-                .map(|copy| {
-                    parts(copy)
-                        .into_iter()
-                        .map(|(from, to)| IoSlice::new(&copy[from..to]))
-                        .collect()
-                })
-                .collect()
+            copies.iter().map(|copy| of_copy(copy)).collect()
         } else {
-            let pieces = self.pages.iter().map(|page| self.pieces(*page));
-            pieces
-                .map(|pieces| pieces.into_iter().map(IoSlice::new).collect())
-                .collect()
+            let slices = |pieces: Vec<_>| pieces.into_iter().map(IoSlice::new).collect();
+            self.pieces().map(slices).collect()
         };
         let parents = std::iter::once(parent).chain(keys.iter().copied().map(Some));
         let pages: Vec<PutPage<'_>> = keys
@@ -126,49 +113,20 @@ impl LentPages {
 
     /// Fills them from L3; how many are whole, counted from the first.
     pub(super) fn get(&mut self, l3: &dyn L3, keys: &[PageKey]) -> usize {
-        if self.is_gathered() {
-            return self.get_gathered(l3, keys);
+        if !self.is_gathered() {
+            let slices = |pieces: Vec<_>| pieces.into_iter().map(IoSliceMut::new).collect();
+            return get_parts(l3, keys, self.pieces_mut().map(slices).collect());
         }
-        let pages = self.pages.clone();
-        let mut parts: Vec<Vec<IoSliceMut<'_>>> = Vec::new();
-        for page in pages {
-            // Each page's slices are made from the pool anew, so that the borrow of one does not end with the next.
-            let runs = self.pool.page_runs(page).into_iter().flatten();
-            let slices = runs.map(|(start, bytes)| {
-                // SAFETY: as in `pieces_mut`; an order names no page twice, so that no two slices overlap.
-                let slice =
-                    unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes as usize) };
-                IoSliceMut::new(slice)
-            });
-            parts.push(slices.collect());
-        }
-        let mut asked: Vec<GetPage<'_, '_>> = keys
-            .iter()
-            .zip(&mut parts)
-            .map(|(key, parts)| GetPage { key: *key, parts })
-            .collect();
-        l3.get(&mut asked)
-    }
-
-    fn get_gathered(&mut self, l3: &dyn L3, keys: &[PageKey]) -> usize {
         let page_bytes = self.pool.shape().page_bytes() as usize;
         let part_bytes = self.part_bytes();
         let mut copies = vec![vec![0; page_bytes]; keys.len()];
-        let good = {
-            let mut parts: Vec<Vec<IoSliceMut<'_>>> = copies
-                .iter_mut()
-                .map(|copy| copy.chunks_mut(part_bytes).map(IoSliceMut::new).collect())
-                .collect();
-            let mut asked: Vec<GetPage<'_, '_>> = keys
-                .iter()
-                .zip(&mut parts)
-                .map(|(key, parts)| GetPage { key: *key, parts })
-                .collect();
-            l3.get(&mut asked)
-        };
-        for (page, copy) in self.pages.clone().into_iter().zip(&copies).take(good) {
+        let parts = copies
+            .iter_mut()
+            .map(|copy| copy.chunks_mut(part_bytes).map(IoSliceMut::new).collect());
+        let good = get_parts(l3, keys, parts.collect());
+        for (pieces, copy) in self.pieces_mut().zip(&copies).take(good) {
             let mut rest = copy.as_slice();
-            for piece in self.pieces_mut(page) {
+            for piece in pieces {
                 let (own, behind) = rest.split_at(piece.len());
                 piece.copy_from_slice(own);
                 rest = behind;
@@ -176,4 +134,12 @@ impl LentPages {
         }
         good
     }
+}
+
+fn get_parts(l3: &dyn L3, keys: &[PageKey], mut parts: Vec<Vec<IoSliceMut<'_>>>) -> usize {
+    let asked = keys.iter().zip(&mut parts);
+    let mut asked: Vec<GetPage<'_, '_>> = asked
+        .map(|(key, parts)| GetPage { key: *key, parts })
+        .collect();
+    l3.get(&mut asked)
 }
