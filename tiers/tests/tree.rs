@@ -430,3 +430,174 @@ fn an_answer_to_no_order_or_of_the_wrong_kind_is_an_error_that_changes_nothing()
     assert!(core.complete(Done { id, outcome }).is_err());
     settle(&mut core);
 }
+
+/// Answers the next order.
+fn answer(core: &mut Core, outcome: Outcome) -> Order {
+    let order = core.next_order().unwrap();
+    let (Order::BackUp { id, .. }
+    | Order::Load { id, .. }
+    | Order::Put { id, .. }
+    | Order::Exists { id, .. }
+    | Order::Get { id, .. }) = &order
+    else {
+        panic!("{order:?} is not answered");
+    };
+    core.complete(Done { id: *id, outcome }).unwrap();
+    order
+}
+
+#[test]
+fn a_cancelled_prefetch_keeps_the_pages_of_its_read_until_that_has_ended() {
+    let mut core = core(|_| {});
+    let mut prompt = prompt(&mut core, &Scope::default(), 0..32);
+    let id = core.prefetch(&mut prompt).unwrap();
+    answer(&mut core, Outcome::Pages(8));
+    answer(&mut core, Outcome::Pages(2));
+    let Some(Order::Get { id: read, .. }) = core.next_order() else {
+        panic!("no second batch");
+    };
+    assert_eq!(core.free_pages().1, 200 - 8);
+    core.cancel_prefetch(id);
+    core.validate([]).unwrap();
+    assert_eq!(
+        core.free_pages().1,
+        200 - 2,
+        "the two that are being read into"
+    );
+    assert_eq!(core.poll_prefetch(id, false), PrefetchState::Unknown);
+    core.complete(Done {
+        id: read,
+        outcome: Outcome::Pages(2),
+    })
+    .unwrap();
+    assert_eq!(core.free_pages().1, 200);
+    assert_eq!(core.peek(&prompt), (0, 0));
+}
+
+#[test]
+fn a_prefetch_that_is_overdue_ends_with_what_has_arrived() {
+    let mut core = core(|config| {
+        config.prefetch.timeout_base_us = 1000;
+        config.prefetch.timeout_per_1024_tokens_us = 32_000;
+    });
+    let mut prompt = prompt(&mut core, &Scope::default(), 0..32);
+    let id = core.prefetch(&mut prompt).unwrap();
+    answer(&mut core, Outcome::Pages(8));
+    answer(&mut core, Outcome::Pages(2));
+    answer(&mut core, Outcome::Pages(2));
+    // 1000 us and 32 tokens' worth of 32,000 a 1,024, from the first poll that finds it unfinished.
+    for (now, is_overdue) in [(5_000_000, false), (5_002_000, false), (5_002_001, true)] {
+        assert_eq!(core.is_prefetch_overdue(id, now), is_overdue);
+        let state = core.poll_prefetch(id, is_overdue);
+        let expected = if is_overdue {
+            PrefetchState::Ended(4)
+        } else {
+            PrefetchState::Waiting
+        };
+        assert_eq!(state, expected);
+    }
+    assert_eq!(core.peek(&prompt), (0, 4));
+    settle(&mut core);
+    assert_eq!(core.free_pages().1, 200 - 4);
+}
+
+#[test]
+fn pages_read_for_a_parent_that_is_not_in_l2_are_given_back_and_counted() {
+    let mut core = core(|config| config.write_policy = WritePolicy::WriteThroughSelective);
+    let scope = Scope::default();
+    let mut long = prompt(&mut core, &scope, 0..32);
+    let id = core.prefetch(&mut long).unwrap();
+    answer(&mut core, Outcome::Pages(8));
+    // Meanwhile somebody computes the first pages, and they stay in L1 alone.
+    let short = prompt(&mut core, &scope, 0..9);
+    run(&mut core, short, 0);
+    settle(&mut core);
+    assert_eq!(core.poll_prefetch(id, false), PrefetchState::Ended(0));
+    assert_eq!(
+        (core.stats().prefetch_wasted, core.stats().prefetch_orphans),
+        (2, 6)
+    );
+    assert_eq!(core.free_pages().1, 200);
+}
+
+#[test]
+fn under_write_back_l2_first_gives_up_copies_of_what_is_still_in_l1() {
+    let mut core = core(|config| {
+        config.write_policy = WritePolicy::WriteBack;
+        config.l3_write = L3Write::Never;
+        config.l2_pages = 6;
+    });
+    let scope = Scope::default();
+    let (a, b) = (0..17, 100..117);
+    for tokens in [a.clone(), 200..205] {
+        let prompt = prompt(&mut core, &scope, tokens);
+        run(&mut core, prompt, 0);
+        core.evict(100);
+        settle(&mut core);
+    }
+    // A comes back to L1, so that both tiers have it; the third prompt is in L2 alone, and used longer ago than A.
+    let again = prompt(&mut core, &scope, a.clone());
+    let mut request = core.start(again, 0);
+    core.load_back(&mut request, 100, Fence(1));
+    answer(&mut core, Outcome::Copied(true));
+    let other = prompt(&mut core, &scope, b.clone());
+    run(&mut core, other, 0);
+    core.evict(4);
+    answer(&mut core, Outcome::Copied(true));
+    assert_eq!(matched(&mut core, &scope, a), (4, 0));
+    assert_eq!(matched(&mut core, &scope, b), (0, 4));
+    assert_eq!(matched(&mut core, &scope, 200..205), (0, 1));
+    core.finish(request, false, Fence(1));
+    settle(&mut core);
+}
+
+#[test]
+fn a_load_that_fails_takes_the_loads_below_it_along_and_l2_keeps_everything() {
+    let mut core = core(|_| {});
+    let scope = Scope::default();
+    for tokens in [17, 33] {
+        let prompt = prompt(&mut core, &scope, 0..tokens);
+        run(&mut core, prompt, 0);
+    }
+    settle(&mut core);
+    core.evict(100);
+    let short = prompt(&mut core, &scope, 0..17);
+    let mut short = core.start(short, 0);
+    core.load_back(&mut short, 100, Fence(1));
+    let long = prompt(&mut core, &scope, 0..33);
+    let mut long = core.start(long, 0);
+    assert_eq!(
+        long.pages().1.len(),
+        1,
+        "the first half is behind the first load"
+    );
+    core.load_back(&mut long, 100, Fence(1));
+    let (Some(Order::Load { id: first, .. }), Some(Order::Load { id: second, .. })) =
+        (core.next_order(), core.next_order())
+    else {
+        panic!("two loads");
+    };
+    core.complete(Done {
+        id: first,
+        outcome: Outcome::Copied(false),
+    })
+    .unwrap();
+    assert!(core.is_broken(&short) && core.is_broken(&long));
+    core.validate([&short, &long]).unwrap();
+    core.complete(Done {
+        id: second,
+        outcome: Outcome::Copied(true),
+    })
+    .unwrap();
+    core.validate([&short, &long]).unwrap();
+    assert_eq!(
+        core.free_pages().0,
+        200 - 8,
+        "requests still hold what was to be filled"
+    );
+    core.finish(short, true, Fence(2));
+    core.finish(long, true, Fence(2));
+    assert_eq!(core.free_pages().0, 200);
+    assert_eq!(matched(&mut core, &scope, 0..33), (0, 8));
+    settle(&mut core);
+}
