@@ -187,7 +187,7 @@ impl<T: Tier> Runs<T> {
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.0 {
             Repr::One { .. } => 0,
-            Repr::Many(runs) => std::mem::size_of_val(&**runs),
+            Repr::Many(runs) => size_of_val(&**runs),
         }
     }
 }

@@ -132,25 +132,24 @@ impl<T: Tier> PagePool<T> {
                 });
             }
         }
-        let mut done = Vec::new();
-        for run in runs.iter() {
+        for (at, run) in runs.iter().enumerate() {
             if let Some(page) = self.first_free_in(run) {
                 // Runs that overlap one another show only here.
-                done.into_iter().for_each(|run| self.set(run, false));
+                runs.iter().take(at).for_each(|run| self.set(run, false));
                 return Err(PoolError::DoubleFree {
                     tier: T::NAME,
                     page,
                 });
             }
             self.set(run, true);
-            done.push(run);
         }
         Ok(())
     }
 
     /// The first page of a free run of this many pages, if a short search finds one.
     fn search(&self, pages: u32) -> Option<u32> {
-        let runs = self.free_runs(self.cursor).chain(self.free_runs(1));
+        let behind = self.free_runs(self.cursor, pages);
+        let runs = behind.chain(self.free_runs(1, pages));
         runs.take(RUNS_SEARCHED_MAX)
             .find(|(_, length)| *length >= pages)
             .map(|(start, _)| start)
@@ -160,9 +159,9 @@ impl<T: Tier> PagePool<T> {
     fn pieces(&self, pages: u32) -> Runs<T> {
         let mut left = pages;
         let mut runs = Vec::new();
-        let behind = self.free_runs(self.cursor);
+        let behind = self.free_runs(self.cursor, pages);
         let before = self
-            .free_runs(1)
+            .free_runs(1, pages)
             .take_while(|(start, _)| *start < self.cursor);
         // A run that crosses the cursor is met from both sides.
         let before = before.map(|(start, length)| (start, length.min(self.cursor - start)));
@@ -178,12 +177,13 @@ impl<T: Tier> PagePool<T> {
         runs.into_iter().collect()
     }
 
-    /// The free runs from `from` on: start and length.
-    fn free_runs(&self, from: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
+    /// The free runs from `from` on, start and length; one longer than `longest` comes in pieces of that length, so that nobody
+    /// has to find the end of a pool that is all but empty.
+    fn free_runs(&self, from: u32, longest: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
         let mut at = from;
         std::iter::from_fn(move || {
             let start = self.next_free(at)?;
-            let end = self.next_taken(start);
+            let end = self.next_taken(start, start.saturating_add(longest));
             at = end;
             Some((start, end - start))
         })
@@ -207,18 +207,19 @@ impl<T: Tier> PagePool<T> {
         Some(page_at(word, self.free[word].trailing_zeros()))
     }
 
-    /// The first page from `from` on that is not free, or the one after the pool's last.
-    fn next_taken(&self, from: u32) -> u32 {
+    /// The first page from `from` on that is not free, or `until`, or the one after the pool's last.
+    fn next_taken(&self, from: u32, until: u32) -> u32 {
+        let until = until.min(self.pages + 1);
         let mut word = from as usize / 64;
         let mut taken = !self.free[word] & (u64::MAX << (from % 64));
         while taken == 0 {
             word += 1;
             match self.free.get(word) {
-                Some(free) => taken = !free,
-                None => return self.pages + 1,
+                Some(free) if word * 64 < until as usize => taken = !free,
+                _ => return until,
             }
         }
-        page_at(word, taken.trailing_zeros())
+        page_at(word, taken.trailing_zeros()).min(until)
     }
 
     fn first_free_in(&self, run: Run<T>) -> Option<u32> {

@@ -1,0 +1,182 @@
+//! What the tree costs: matching, inserting and evicting with a million pages in it, and its memory.
+//!
+//! For page sizes 1 and 64, over 32,768 tokens (of page size 1 that many pages, of page size 64 512 pages), two shapes: each
+//! prompt one node, and each prompt 512 nodes in a row. *hot* matches one prompt again and again, *cold* another one each time,
+//! so that nothing of it is in the processor's caches. Beside them, in the same run: comparing 128 KiB, and hashing the keys of
+//! a new tail. Best and median of many, since a shared machine is not the same from one second to the next.
+//!
+//! `cargo run --release -p larder-tiers --example tree_speed`
+
+#![allow(clippy::unwrap_used, clippy::cast_precision_loss, missing_docs)]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use larder_tiers::config::{Config, L3Write, WritePolicy};
+use larder_tiers::core::{Core, Fence, Request};
+use larder_tiers::prompt::{Prompt, Scope};
+
+/// Tokens of the prompt that is measured.
+const TOKENS: usize = 32_768;
+/// Nodes of a prompt of many.
+const NODES: usize = 512;
+/// Pages in the tree.
+const PAGES: usize = 1 << 20;
+/// Pages evicted at once.
+const EVICTED: usize = 10_000;
+
+fn main() {
+    compare();
+    for page_tokens in [1, 64] {
+        for nodes in [1, NODES] {
+            measure(page_tokens, nodes);
+        }
+    }
+}
+
+/// What comparing 128 KiB takes.
+fn compare() {
+    let ours: Vec<u32> = (0..TOKENS as u32).collect();
+    let theirs = ours.clone();
+    let times = repeat(1000, || {
+        assert!(black_box(&ours) == black_box(&theirs));
+    });
+    println!("comparing {TOKENS} words: {times}");
+}
+
+/// Best and median of some times, in microseconds.
+struct Times(Vec<f64>);
+
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{:.1} us (median {:.1})",
+            self.0[0],
+            self.0[self.0.len() / 2]
+        )
+    }
+}
+
+fn repeat(times: usize, mut what: impl FnMut()) -> Times {
+    let mut taken: Vec<f64> = (0..times)
+        .map(|_| {
+            let started = Instant::now();
+            what();
+            started.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    taken.sort_by(f64::total_cmp);
+    Times(taken)
+}
+
+/// A prompt whose tokens are its own.
+fn prompt(core: &mut Core, number: usize, tokens: usize) -> Prompt {
+    let mut prompt = core.prompt(&Scope::default());
+    let own = (0..tokens as u64).map(|at| (number as u64) << 16 ^ at);
+    core.extend_prompt(&mut prompt, own).unwrap();
+    prompt
+}
+
+/// Runs a prompt to its end as a request that inserts in so many steps.
+fn run(core: &mut Core, prompt: Prompt, steps: usize) -> Request {
+    let tokens = prompt.words().len();
+    let mut request = core.start(prompt, 0);
+    while request.tokens() < tokens {
+        let more = (tokens / steps).min(tokens - request.tokens());
+        core.extend(&mut request, more).unwrap();
+        core.insert(&mut request, Fence(0));
+    }
+    request
+}
+
+fn measure(page_tokens: u32, nodes: usize) {
+    let per_prompt = TOKENS / page_tokens as usize;
+    let prompts = PAGES / per_prompt;
+    let mut config = Config::new(page_tokens, 4096, (PAGES + 2 * per_prompt) as u32, 1);
+    // Nothing leaves for L2: the tree alone is measured.
+    config.write_policy = WritePolicy::WriteThroughSelective;
+    config.selective_hits = u32::MAX;
+    config.l3_write = L3Write::Never;
+    let mut core = Core::new(config).unwrap();
+    let all: Vec<Prompt> = (0..prompts)
+        .map(|number| prompt(&mut core, number, TOKENS))
+        .collect();
+    for prompt in &all {
+        let request = run(&mut core, prompt.clone(), nodes);
+        core.finish(request, false, Fence(0));
+    }
+    let counts = core.counts();
+    println!(
+        "\npage size {page_tokens}, {nodes} nodes a prompt: {} pages in {} nodes",
+        counts.l1_pages, counts.nodes
+    );
+    println!(
+        "  memory: {:.0} bytes a page without tokens",
+        core.tree_bytes() as f64 / counts.l1_pages as f64
+    );
+
+    let hot = repeat(300, || {
+        black_box(core.match_prefix(&all[0]));
+    });
+    println!("  match, hot: {hot}");
+    let mut next = 0;
+    let cold = repeat(300, || {
+        next = (next + 1) % all.len();
+        black_box(core.match_prefix(&all[next]));
+    });
+    println!("  match, cold: {cold}");
+    inserts(&mut core, &all, per_prompt);
+    evict(&mut core);
+}
+
+fn inserts(core: &mut Core, all: &[Prompt], per_prompt: usize) {
+    // All hit: a second request with the same prompt, whose keys are known.
+    let page_tokens = TOKENS / per_prompt;
+    let mut request = run(core, all[0].clone(), 1);
+    let mut rounds = Vec::new();
+    for _ in 0..100 {
+        let started = Instant::now();
+        core.insert(&mut request, Fence(0));
+        rounds.push(started.elapsed().as_secs_f64() * 1e6);
+    }
+    rounds.sort_by(f64::total_cmp);
+    println!("  insert, all hit: {}", Times(rounds));
+    core.finish(request, false, Fence(0));
+    // Half of it new: the time without that of the keys, and that of the keys.
+    let (mut taken, mut hashed) = (Vec::new(), Vec::new());
+    for round in 0..20 {
+        let mut fresh = core.prompt(&Scope::default());
+        let half = TOKENS / 2;
+        let old = (0..half as u64).map(|at| ((round % all.len()) as u64) << 16 ^ at);
+        core.extend_prompt(&mut fresh, old).unwrap();
+        let own = (half as u64..TOKENS as u64).map(|at| (500_000 + round as u64) << 16 ^ at);
+        core.extend_prompt(&mut fresh, own.map(|token| token % 0xe000_0000))
+            .unwrap();
+        let mut request = core.start(fresh, 0);
+        let left = TOKENS - request.tokens();
+        core.extend(&mut request, left).unwrap();
+        let started = Instant::now();
+        core.hash_prompt(request.prompt_mut());
+        hashed.push(started.elapsed().as_secs_f64() * 1e6);
+        let started = Instant::now();
+        core.insert(&mut request, Fence(0));
+        taken.push(started.elapsed().as_secs_f64() * 1e6);
+        core.finish(request, false, Fence(0));
+        core.evict(half / page_tokens);
+    }
+    taken.sort_by(f64::total_cmp);
+    hashed.sort_by(f64::total_cmp);
+    println!(
+        "  insert, half of it new: {}, and its keys: {}",
+        Times(taken),
+        Times(hashed)
+    );
+}
+
+fn evict(core: &mut Core) {
+    let times = repeat(20, || {
+        black_box(core.evict(EVICTED));
+    });
+    println!("  evicting {EVICTED} pages: {times}");
+}

@@ -1,0 +1,145 @@
+//! Pages of the host pool as L3 sees them: lent to a thread from an order to its end, as slices.
+//!
+//! The pool gives out addresses; who may use which page is what the core's orders say. A [`LentPages`] is made from an order and
+//! lives until its answer is on its way back, and the core gives none of its pages to anybody before it has that answer: the
+//! argument for every slice made here.
+//!
+//! A page of a `layer_first` pool is in as many pieces as it has layers and parts: more than a page of the store may have. It
+//! goes through a copy in `page_first_direct` order, a part in one piece.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use larder_engine::{GetPage, PutPage};
+use larder_format::PageKey;
+use larder_kernels::{DeviceError, L2Pool, Layout};
+
+use crate::l3::L3;
+use crate::runs::{L2, Runs};
+
+/// Pages that an order is about.
+pub(super) struct LentPages {
+    pool: L2Pool,
+    pages: Vec<u32>,
+}
+
+impl LentPages {
+    /// The pages of an order.
+    ///
+    /// # Safety
+    /// Until this is dropped nobody else writes these pages; for [`LentPages::get`], nobody else reads them either.
+    ///
+    /// # Errors
+    /// The pool has not all of them.
+    pub(super) unsafe fn new(pool: &L2Pool, runs: &Runs<L2>) -> Result<LentPages, DeviceError> {
+        let pages: Vec<u32> = runs.page_numbers().collect();
+        for page in &pages {
+            let _exists = pool.page_runs(*page)?;
+        }
+        Ok(LentPages {
+            pool: pool.clone(),
+            pages,
+        })
+    }
+
+    fn is_gathered(&self) -> bool {
+        self.pool.layout() == Layout::LayerFirst
+    }
+
+    fn part_bytes(&self) -> usize {
+        self.pool.shape().part_bytes() as usize
+    }
+
+    /// The pieces of each page, in the order in which they are stored.
+    fn pieces(&self) -> impl Iterator<Item = Vec<&[u8]>> {
+        self.pages.iter().map(|page| {
+            let runs = self.pool.page_runs(*page).into_iter().flatten();
+            runs.map(|(start, bytes)| {
+                // SAFETY: the run lies in the pool, which this value holds, and nobody writes the page while it is lent.
+                unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes as usize) }
+            })
+            .collect()
+        })
+    }
+
+    /// The same, to be written.
+    fn pieces_mut(&mut self) -> impl Iterator<Item = Vec<&mut [u8]>> {
+        self.pages.iter().map(|page| {
+            let runs = self.pool.page_runs(*page).into_iter().flatten();
+            runs.map(|(start, bytes)| {
+                // SAFETY: the run lies in the pool, and nobody else touches the page while it is lent. Runs of a page do not
+                // overlap, an order names no page twice, and `self` stays borrowed exclusively.
+                unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes as usize) }
+            })
+            .collect()
+        })
+    }
+
+    /// Gives them to L3; how many it has then.
+    pub(super) fn put(
+        &self,
+        l3: &dyn L3,
+        keys: &[PageKey],
+        parent: Option<PageKey>,
+        depth: usize,
+    ) -> usize {
+        let mut copies: Vec<Vec<u8>> = Vec::new();
+        let parts: Vec<Vec<IoSlice<'_>>> = if self.is_gathered() {
+            copies.extend(self.pieces().map(|pieces| pieces.concat()));
+            let of_copy = |copy| {
+                <[u8]>::chunks(copy, self.part_bytes())
+                    .map(IoSlice::new)
+                    .collect()
+            };
+            copies.iter().map(|copy| of_copy(copy)).collect()
+        } else {
+            let slices = |pieces: Vec<_>| pieces.into_iter().map(IoSlice::new).collect();
+            self.pieces().map(slices).collect()
+        };
+        let parents = std::iter::once(parent).chain(keys.iter().copied().map(Some));
+        let pages: Vec<PutPage<'_>> = keys
+            .iter()
+            .zip(&parts)
+            .zip(parents)
+            .zip(depth..)
+            .map(|(((key, parts), parent), depth)| PutPage {
+                key: *key,
+                parent,
+                depth: u32::try_from(depth).unwrap_or(u32::MAX),
+                parts,
+            })
+            .collect();
+        l3.put(&pages)
+    }
+
+    /// Fills them from L3; how many are whole, counted from the first.
+    pub(super) fn get(&mut self, l3: &dyn L3, keys: &[PageKey]) -> usize {
+        if !self.is_gathered() {
+            let slices = |pieces: Vec<_>| pieces.into_iter().map(IoSliceMut::new).collect();
+            return get_parts(l3, keys, self.pieces_mut().map(slices).collect());
+        }
+        let page_bytes = self.pool.shape().page_bytes() as usize;
+        let part_bytes = self.part_bytes();
+        let mut copies = vec![vec![0; page_bytes]; keys.len()];
+        let parts = copies
+            .iter_mut()
+            .map(|copy| copy.chunks_mut(part_bytes).map(IoSliceMut::new).collect());
+        let good = get_parts(l3, keys, parts.collect());
+        for (pieces, copy) in self.pieces_mut().zip(&copies).take(good) {
+            let mut rest = copy.as_slice();
+            for piece in pieces {
+                let (own, behind) = rest.split_at(piece.len());
+                piece.copy_from_slice(own);
+                rest = behind;
+            }
+        }
+        good
+    }
+}
+
+fn get_parts(l3: &dyn L3, keys: &[PageKey], mut parts: Vec<Vec<IoSliceMut<'_>>>) -> usize {
+    let asked = keys.iter().zip(&mut parts);
+    let mut asked: Vec<GetPage<'_, '_>> = asked
+        .map(|(key, parts)| GetPage { key: *key, parts })
+        .collect();
+    l3.get(&mut asked)
+}

@@ -1,0 +1,543 @@
+//! The cache: the core with a device, an L3 and other ranks around it. What an engine embeds.
+//!
+//! ```text
+//!  loop of a scheduler
+//!    poll                        what has ended; locks go here and nowhere else
+//!    prefetch, poll_prefetch     for requests that wait
+//!    start, load_back, extend    for requests that run
+//!    pages(request)              its L1 pages, behind the loads that fill them
+//!    ... forward ...
+//!    insert / finish             with the ticket of the forward
+//! ```
+//!
+//! One thread calls it. Copies run on the device, L3 is waited for by threads of its own; what they have done is looked at in
+//! [`Cache::poll`].
+//!
+//! Forward tickets settle in the order in which they are given: they are points of one stream. A copy comes after the newest.
+//!
+//! Ranks: all ranks make the same calls in the same order. Completions are taken in the order of their orders, as many as every
+//! rank has, with the worst outcome of any; so all trees stay equal, whatever is fast or fails on one of them.
+//!
+//! Faults defended against: a device that takes or finishes no copy (the pages are given back, the request computes), an L3 that
+//! fails, lies or stalls (a miss; nothing else waits for it).
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `lent` | pages of the host pool as L3 sees them |
+//! | `workers` | threads that wait for L3 |
+//! | `memory` | memory for the host pool |
+//! | `error` | why a cache cannot be made, or cannot go on |
+//! | `agree` | what ranks agree on before it is believed |
+
+mod agree;
+mod error;
+mod lent;
+mod memory;
+mod workers;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use larder_kernels::{
+    ChunkAt, Device, DeviceError, Gated, L1Pool, L2Pool, LayerTickets, PagePair, Ticket, Transfer,
+};
+
+use crate::config::Config;
+use crate::core::{
+    Busy, Core, Declined, Done, Event, Fence, InsertEnd, LoadBack, NoRoom, OpId, Order, Outcome,
+    PrefetchId, PrefetchState, Request, Stats,
+};
+use crate::l3::L3;
+use crate::pool::Row;
+use crate::prompt::{Prompt, Scope, VocabularyFull};
+use crate::ranks::Ranks;
+use crate::runs::{L1, L2, Runs};
+use crate::tree::{LoadId, Matched};
+
+pub use error::CacheError;
+pub use memory::{HostMemoryOptions, host_memory};
+
+use agree::{Agreed, Line};
+use error::check_pool;
+use lent::LentPages;
+use workers::{Work, Workers};
+
+/// What a cache stands on.
+pub struct Parts {
+    /// Copies between the pools.
+    pub device: Arc<dyn Device>,
+    /// The device pool: `l1_pages` pages and one for padding.
+    pub l1: L1Pool,
+    /// The host pool: `l2_pages` pages and one for padding.
+    pub l2: L2Pool,
+    /// What is below; nothing is also an answer.
+    pub l3: Option<Arc<dyn L3>>,
+    /// The other ranks, where there are any.
+    pub ranks: Option<Box<dyn Ranks>>,
+}
+
+/// A copy under way, for one order or for several that were merged.
+struct Copy {
+    ids: Vec<OpId>,
+    transfer: Gated<Transfer>,
+}
+
+/// See the module.
+pub struct Cache {
+    core: Core,
+    device: Arc<dyn Device>,
+    l1: L1Pool,
+    l2: L2Pool,
+    copies: Vec<Copy>,
+    /// What stands before the pages of each load in flight.
+    loads: HashMap<LoadId, Vec<LayerTickets>>,
+    workers: Option<Workers>,
+    agreed: Agreed,
+    /// The forwards so far, and the ticket of the newest.
+    fence: Fence,
+    forward: Ticket,
+    started: Instant,
+    /// Reads under way: bytes, for their speed.
+    reads: BTreeMap<OpId, u64>,
+}
+
+impl Cache {
+    /// A cache over empty pools.
+    ///
+    /// # Errors
+    /// The configuration makes no sense, or the pools do not fit it.
+    pub fn new(config: Config, parts: Parts) -> Result<Cache, CacheError> {
+        config.check()?;
+        let Parts {
+            device,
+            l1,
+            l2,
+            l3,
+            ranks,
+        } = parts;
+        check_pool("l1", &config, l1.shape(), l1.pages(), config.l1_pages)?;
+        check_pool("l2", &config, l2.shape(), l2.pages(), config.l2_pages)?;
+        let workers = l3.map(|l3| Workers::start(&l3)).transpose()?;
+        Ok(Cache {
+            core: Core::new(config)?,
+            device,
+            l1,
+            l2,
+            copies: Vec::new(),
+            loads: HashMap::new(),
+            workers,
+            agreed: Agreed::new(ranks),
+            fence: Fence::default(),
+            forward: Ticket::done(),
+            started: Instant::now(),
+            reads: BTreeMap::new(),
+        })
+    }
+
+    /// The core: sizes, counters, the digest, and [`Core::validate`] for tests.
+    #[must_use]
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> &Stats {
+        self.core.stats()
+    }
+
+    /// Events since the last call.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.core.take_events()
+    }
+
+    /// A prompt of this scope and these tokens.
+    ///
+    /// # Errors
+    /// The vocabulary is full.
+    pub fn prompt(
+        &mut self,
+        scope: &Scope,
+        tokens: impl IntoIterator<Item = u64>,
+    ) -> Result<Prompt, VocabularyFull> {
+        let mut prompt = self.core.prompt(scope);
+        self.core.extend_prompt(&mut prompt, tokens)?;
+        Ok(prompt)
+    }
+
+    /// Adds tokens to the prompt of a request as it is answered.
+    ///
+    /// # Errors
+    /// The vocabulary is full: it is cached up to there.
+    pub fn extend_prompt(
+        &mut self,
+        request: &mut Request,
+        tokens: impl IntoIterator<Item = u64>,
+    ) -> Result<(), VocabularyFull> {
+        self.core.extend_prompt(request.prompt_mut(), tokens)
+    }
+
+    /// What is cached of a prompt: how much, for scheduling. Its pages are had by [`Cache::start`].
+    pub fn match_prefix(&mut self, prompt: &Prompt) -> Matched {
+        self.core.match_prefix(prompt)
+    }
+
+    /// See [`Core::start`].
+    pub fn start(&mut self, prompt: Prompt, priority: i32) -> Request {
+        self.core.start(prompt, priority)
+    }
+
+    /// See [`Core::load_back`].
+    pub fn load_back(&mut self, request: &mut Request, quota: usize) -> LoadBack {
+        let result = self.core.load_back(request, quota, self.fence);
+        self.carry_out();
+        result
+    }
+
+    /// See [`Core::extend`].
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), NoRoom> {
+        let result = self.core.extend(request, tokens);
+        self.carry_out();
+        result
+    }
+
+    /// The L1 pages of a request, behind the loads that still fill some of them: a layer's tickets are those of all of these.
+    pub fn pages<'r>(&self, request: &'r Request) -> Gated<&'r Row> {
+        let (row, loads) = request.pages();
+        let gates = loads
+            .iter()
+            .filter_map(|load| self.loads.get(load))
+            .flatten();
+        gates.fold(Gated::free(row), |row, gate| row.behind(gate.clone()))
+    }
+
+    /// Writes one chunk of a page of a request's own, as a forward would: for replays and tests, where nothing computes. `page`
+    /// counts from the request's first.
+    ///
+    /// # Errors
+    /// The page is not the request's own, there is no such chunk, or `bytes` has another size.
+    pub fn write_chunk(
+        &self,
+        request: &Request,
+        at: ChunkAt,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
+        let row = request.pages().0;
+        let page = self.page_at(row, at.page, row.shared_pages())?;
+        // SAFETY: the page is the request's own: the tree does not know it, so that no order names it, and this call, which
+        // waits, is the only one that touches it.
+        unsafe {
+            self.device
+                .write_l1(&self.l1, ChunkAt { page, ..at }, bytes)
+        }
+    }
+
+    /// Reads one chunk of a request's pages, as a forward would, waiting for the loads that stand before that layer. `page`
+    /// counts from the request's first.
+    ///
+    /// # Errors
+    /// A load failed, the request has no such page, there is no such chunk, or `into` has another size.
+    pub fn read_chunk(
+        &self,
+        request: &Request,
+        at: ChunkAt,
+        into: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        let gated = self.pages(request);
+        let page = self.page_at(gated.wait_layer(at.layer)?, at.page, 0)?;
+        // SAFETY: the layer's loads have ended, the request holds the page, and what is held is only read.
+        unsafe { self.device.read_l1(&self.l1, ChunkAt { page, ..at }, into) }
+    }
+
+    fn page_at(&self, row: &Row, page: u32, from: usize) -> Result<u32, DeviceError> {
+        let index = page as usize;
+        let found = row.pages().get(index).filter(|_| index >= from);
+        found.copied().ok_or(DeviceError::NoSuchPage {
+            tier: larder_kernels::Tier::L1,
+            page,
+            pages: u32::try_from(row.pages().len()).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// Whether a load of a request failed: it has to be finished without being kept, and tried again.
+    #[must_use]
+    pub fn is_broken(&self, request: &Request) -> bool {
+        self.core.is_broken(request)
+    }
+
+    fn forward_ends_at(&mut self, forward: &Ticket) {
+        self.fence.0 += 1;
+        self.forward = forward.clone();
+    }
+
+    /// See [`Core::insert`]. `forward` settles when the forward has written those pages.
+    pub fn insert(&mut self, request: &mut Request, forward: &Ticket) -> InsertEnd {
+        self.forward_ends_at(forward);
+        let inserted = self.core.insert(request, self.fence);
+        self.carry_out();
+        inserted
+    }
+
+    /// See [`Core::finish`].
+    pub fn finish(&mut self, request: Request, keep: bool, forward: &Ticket) -> InsertEnd {
+        self.forward_ends_at(forward);
+        let inserted = self.core.finish(request, keep, self.fence);
+        self.carry_out();
+        inserted
+    }
+
+    /// See [`Core::prefetch`].
+    ///
+    /// # Errors
+    /// Nothing is begun, and why.
+    pub fn prefetch(&mut self, prompt: &mut Prompt) -> Result<PrefetchId, Declined> {
+        let result = self.core.prefetch(prompt);
+        self.carry_out();
+        result
+    }
+
+    /// How a prefetch is that a request waits for; all ranks ask.
+    ///
+    /// # Errors
+    /// The ranks do not agree.
+    pub fn poll_prefetch(&mut self, id: PrefetchId) -> Result<PrefetchState, CacheError> {
+        let now = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let overdue = self.core.is_prefetch_overdue(id, now);
+        let overdue = self.agreed.any(overdue)?;
+        let state = self.core.poll_prefetch(id, overdue);
+        self.carry_out();
+        Ok(state)
+    }
+
+    /// See [`Core::cancel_prefetch`].
+    pub fn cancel_prefetch(&mut self, id: PrefetchId) {
+        self.core.cancel_prefetch(id);
+    }
+
+    /// Lets at least so many pages leave L1, or what can.
+    pub fn evict(&mut self, pages: usize) -> usize {
+        let evicted = self.core.evict(pages);
+        self.carry_out();
+        evicted.freed
+    }
+
+    /// Tells L3 what was of use above; now and then is enough.
+    pub fn tell_warmth(&mut self) {
+        self.core.tell_warmth();
+        self.carry_out();
+    }
+
+    /// Forgets what is cached in L1 and L2.
+    ///
+    /// # Errors
+    /// Something still uses it.
+    pub fn reset(&mut self) -> Result<(), Busy> {
+        self.core.reset()
+    }
+
+    /// Takes in what has ended; all ranks call it. How many orders ended.
+    ///
+    /// # Errors
+    /// The ranks do not agree.
+    pub fn poll(&mut self) -> Result<usize, CacheError> {
+        self.collect();
+        let dones = self.agreed.take()?;
+        let count = dones.len();
+        for agreed in dones {
+            if let (Some(micros), Some(bytes)) =
+                (agreed.read_micros, self.reads.remove(&agreed.done.id))
+            {
+                self.core.observe_read(bytes, micros);
+            }
+            self.loads.remove(&LoadId(agreed.done.id.0));
+            self.core.complete(agreed.done)?;
+        }
+        self.carry_out();
+        Ok(count)
+    }
+
+    /// Polls until no order is out: before a shutdown, and in tests. Waits for the device and L3.
+    ///
+    /// # Errors
+    /// The ranks do not agree.
+    pub fn drain(&mut self) -> Result<(), CacheError> {
+        while self.core.orders_out() > 0 {
+            if self.poll()? == 0 {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds out what the device and the threads have done.
+    fn collect(&mut self) {
+        for copy in std::mem::take(&mut self.copies) {
+            match copy.transfer.open() {
+                Err(transfer) => self.copies.push(Copy { transfer, ..copy }),
+                Ok((_, outcome)) => {
+                    if let Err(error) = &outcome {
+                        tracing::warn!("a copy between L1 and L2 failed: {error}");
+                    }
+                    let outcome = Outcome::Copied(outcome.is_ok());
+                    for id in copy.ids {
+                        self.agreed.ended(Done { id, outcome }, None);
+                    }
+                }
+            }
+        }
+        let answers: Vec<_> = self.workers.iter().flat_map(Workers::answers).collect();
+        for answer in answers {
+            self.agreed.ended(answer.done, answer.read_micros);
+        }
+    }
+
+    /// Gives the core's orders to whoever carries them out.
+    fn carry_out(&mut self) {
+        let mut orders: VecDeque<Order> = std::iter::from_fn(|| self.core.next_order()).collect();
+        while let Some(order) = orders.pop_front() {
+            match order {
+                Order::BackUp { id, l1, l2, .. } => {
+                    let (mut ids, mut pairs) = (vec![id], pairs(&l1, &l2));
+                    while let Some(Order::BackUp { id, l1, l2, .. }) = orders.front() {
+                        ids.push(*id);
+                        pairs.extend(self::pairs(l1, l2));
+                        orders.pop_front();
+                    }
+                    ids.iter()
+                        .for_each(|id| self.agreed.expect(Line::BackUp, *id));
+                    let stored = self.transfer(pairs).and_then(|transfer| {
+                        self.device
+                            .store(transfer, &self.forward)
+                            .map_err(|refused| refused.error)
+                    });
+                    self.copy_begun(ids, stored);
+                }
+                Order::Load { id, l2, l1, .. } => {
+                    self.agreed.expect(Line::Load, id);
+                    let loaded = self.transfer(pairs(&l1, &l2)).and_then(|transfer| {
+                        self.device
+                            .load(transfer, &self.forward)
+                            .map_err(|refused| refused.error)
+                    });
+                    let gates = match &loaded {
+                        Ok(transfer) => transfer.gates().to_vec(),
+                        Err(error) => vec![failed(error)],
+                    };
+                    self.loads.insert(LoadId(id.0), gates);
+                    self.copy_begun(vec![id], loaded);
+                }
+                order => self.ask_l3(order),
+            }
+        }
+    }
+
+    fn transfer(&self, pairs: Vec<PagePair>) -> Result<Transfer, DeviceError> {
+        // SAFETY: the core holds every page of an order until it is told that the order has ended, which it is only when the
+        // transfer has come back: it gives none of them out, and writes none. Rows name pages of L1 that are written only
+        // before the forward's ticket or, behind a load, after its own.
+        unsafe { Transfer::new(&self.l1, &self.l2, pairs) }
+    }
+
+    fn copy_begun(&mut self, ids: Vec<OpId>, begun: Result<Gated<Transfer>, DeviceError>) {
+        match begun {
+            Ok(transfer) => self.copies.push(Copy { ids, transfer }),
+            Err(error) => {
+                tracing::warn!("a copy between L1 and L2 was not taken: {error}");
+                let outcome = Outcome::Copied(false);
+                for id in ids {
+                    self.agreed.ended(Done { id, outcome }, None);
+                }
+            }
+        }
+    }
+
+    fn ask_l3(&mut self, order: Order) {
+        let (line, id, work) = match order {
+            Order::Touch { keys } => {
+                if let Some(workers) = &self.workers {
+                    workers.give(Work::Touch { keys });
+                }
+                return;
+            }
+            Order::Exists { id, keys } => (Line::Prefetch, id, Ok(Work::Exists { id, keys })),
+            Order::Get { id, keys, l2 } => {
+                let bytes = keys.len() as u64 * u64::from(self.l2.shape().page_bytes());
+                self.reads.insert(id, bytes);
+                (
+                    Line::Prefetch,
+                    id,
+                    self.lend(&l2).map(|into| Work::Get { id, keys, into }),
+                )
+            }
+            Order::Put {
+                id,
+                keys,
+                is_skipped: true,
+                ..
+            } => {
+                self.agreed.expect(Line::Put, id);
+                let outcome = Outcome::Pages(keys.len());
+                return self.agreed.ended(Done { id, outcome }, None);
+            }
+            Order::Put {
+                id,
+                keys,
+                parent,
+                depth,
+                l2,
+                ..
+            } => {
+                let put = |from| Work::Put {
+                    id,
+                    keys,
+                    parent,
+                    depth,
+                    from,
+                };
+                (Line::Put, id, self.lend(&l2).map(put))
+            }
+            Order::BackUp { .. } | Order::Load { .. } => return,
+        };
+        self.agreed.expect(line, id);
+        let nothing = Done {
+            id,
+            outcome: Outcome::Pages(0),
+        };
+        let refused = match (&self.workers, work) {
+            (Some(workers), Ok(work)) => workers.give(work),
+            _ => Some(nothing),
+        };
+        if let Some(done) = refused {
+            self.agreed.ended(done, None);
+        }
+    }
+
+    fn lend(&self, pages: &Runs<L2>) -> Result<LentPages, DeviceError> {
+        // SAFETY: as for transfers: the pages are the order's until its answer is taken in.
+        unsafe { LentPages::new(&self.l2, pages) }
+    }
+}
+
+impl Drop for Cache {
+    /// Waits for what is in flight: the pools may go with the cache.
+    fn drop(&mut self) {
+        for copy in std::mem::take(&mut self.copies) {
+            let _ = copy.transfer.wait();
+        }
+    }
+}
+
+fn failed(error: &DeviceError) -> LayerTickets {
+    let (promise, ticket) = Ticket::promised();
+    promise.settle(Err(error.clone()));
+    LayerTickets::whole(ticket)
+}
+
+fn pairs(l1: &Runs<L1>, l2: &Runs<L2>) -> Vec<PagePair> {
+    let both = l1.page_numbers().zip(l2.page_numbers());
+    both.map(|(l1, l2)| PagePair { l1, l2 }).collect()
+}

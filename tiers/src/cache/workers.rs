@@ -1,0 +1,158 @@
+//! The threads that wait for L3, so that the scheduler does not.
+//!
+//! Three kinds of work: asking what L3 has, reading, writing. What is asked and written is so in the order in which it is given;
+//! several reads are under way at once, each of a prefetch of its own, so that one that stalls holds back no other. A queue is
+//! closed by dropping its sender; then its threads end, after what they have begun.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use larder_format::PageKey;
+
+use super::lent::LentPages;
+use crate::core::{Done, OpId, Outcome};
+use crate::l3::L3;
+
+/// Something for a thread to do.
+pub(super) enum Work {
+    Exists {
+        id: OpId,
+        keys: Vec<PageKey>,
+    },
+    Get {
+        id: OpId,
+        keys: Vec<PageKey>,
+        into: LentPages,
+    },
+    Put {
+        id: OpId,
+        keys: Vec<PageKey>,
+        parent: Option<PageKey>,
+        depth: usize,
+        from: LentPages,
+    },
+    Touch {
+        keys: Vec<PageKey>,
+    },
+}
+
+struct Queues {
+    asking: Sender<Work>,
+    reading: Sender<Work>,
+    writing: Sender<Work>,
+}
+
+/// An answer, and how long a read took for it, in microseconds.
+pub(super) struct Answer {
+    pub(super) done: Done,
+    pub(super) read_micros: Option<u64>,
+}
+
+/// Reads under way at once.
+const READERS: usize = 4;
+
+/// The threads.
+pub(super) struct Workers {
+    queues: Option<Queues>,
+    answers: Receiver<Answer>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    /// Starts them.
+    pub(super) fn start(l3: &Arc<dyn L3>) -> std::io::Result<Workers> {
+        let (answer, answers) = channel();
+        let (asking, to_ask) = channel();
+        let (reading, to_read) = channel();
+        let (writing, to_write) = channel();
+        let mut workers = Workers {
+            queues: Some(Queues {
+                asking,
+                reading,
+                writing,
+            }),
+            answers,
+            threads: Vec::new(),
+        };
+        let mut start = |name: &str, queue: &Arc<Mutex<Receiver<Work>>>| {
+            let (l3, queue, answer) = (l3.clone(), queue.clone(), answer.clone());
+            let thread = std::thread::Builder::new().name(format!("larder-l3-{name}"));
+            let thread = thread.spawn(move || serve(&*l3, &queue, &answer))?;
+            workers.threads.push(thread);
+            Ok::<(), std::io::Error>(())
+        };
+        let shared = |queue| Arc::new(Mutex::new(queue));
+        start("ask", &shared(to_ask))?;
+        start("write", &shared(to_write))?;
+        let to_read = shared(to_read);
+        (0..READERS).try_for_each(|_| start("read", &to_read))?;
+        Ok(workers)
+    }
+
+    /// Gives work to the thread it is for. What none takes any more is as if L3 had nothing and took nothing.
+    pub(super) fn give(&self, work: Work) -> Option<Done> {
+        let id = match &work {
+            Work::Exists { id, .. } | Work::Get { id, .. } | Work::Put { id, .. } => Some(*id),
+            Work::Touch { .. } => None,
+        };
+        let queue = self.queues.as_ref().map(|queues| match &work {
+            Work::Exists { .. } => &queues.asking,
+            Work::Get { .. } => &queues.reading,
+            Work::Put { .. } | Work::Touch { .. } => &queues.writing,
+        });
+        let is_taken = queue.is_some_and(|queue| queue.send(work).is_ok());
+        let outcome = Outcome::Pages(0);
+        id.filter(|_| !is_taken).map(|id| Done { id, outcome })
+    }
+
+    /// What has been done since the last call.
+    pub(super) fn answers(&self) -> impl Iterator<Item = Answer> + '_ {
+        self.answers.try_iter()
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.queues = None;
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so; its orders are answered by nobody, and the core goes with it.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(l3: &dyn L3, queue: &Mutex<Receiver<Work>>, answers: &Sender<Answer>) {
+    // The lock is held while waiting, and by whoever waits: the others wait for the lock.
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+    while let Ok(work) = next() {
+        let started = Instant::now();
+        let mut read_micros = None;
+        let (id, pages) = match work {
+            Work::Exists { id, keys } => (id, l3.longest_prefix(&keys)),
+            Work::Get { id, keys, mut into } => {
+                let pages = into.get(l3, &keys);
+                read_micros = u64::try_from(started.elapsed().as_micros()).ok();
+                (id, pages)
+            }
+            Work::Put {
+                id,
+                keys,
+                parent,
+                depth,
+                from,
+            } => (id, from.put(l3, &keys, parent, depth)),
+            Work::Touch { keys } => {
+                l3.touch(&keys);
+                continue;
+            }
+        };
+        let outcome = Outcome::Pages(pages);
+        let done = Done { id, outcome };
+        // Nobody listens any more when the cache is going away.
+        if answers.send(Answer { done, read_micros }).is_err() {
+            return;
+        }
+    }
+}

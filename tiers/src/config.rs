@@ -1,0 +1,370 @@
+//! Configuration: what can be set, its defaults, and what of it makes no sense.
+//!
+//! Every field has a default but the two pool sizes. Unknown fields are refused, and an error names the field it is about.
+
+use std::num::NonZeroU32;
+
+use serde::{Deserialize, Serialize};
+
+use crate::tree::EvictionOrder;
+
+/// When pages of L1 are copied to L2.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WritePolicy {
+    /// When they are first inserted.
+    #[default]
+    WriteThrough,
+    /// When they are inserted by as many requests as `selective_hits` says.
+    WriteThroughSelective,
+    /// When L1 has no room for them any more.
+    WriteBack,
+}
+
+impl WritePolicy {
+    /// All of them.
+    pub const ALL: [WritePolicy; 3] = [
+        WritePolicy::WriteThrough,
+        WritePolicy::WriteThroughSelective,
+        WritePolicy::WriteBack,
+    ];
+}
+
+/// When pages of L2 are written to L3.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum L3Write {
+    /// As soon as they are in L2, or when they are next inserted where too much was on its way then.
+    #[default]
+    OnBackup,
+    /// When they are in L2 and were inserted by as many requests as `selective_hits` says.
+    Selective,
+    /// When L2 has no room for them any more.
+    OnEviction,
+    /// Never.
+    Never,
+}
+
+/// How long a request that waits for L3 waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefetchPolicy {
+    /// Not at all: it takes what has arrived when it is its turn.
+    BestEffort,
+    /// Until everything has arrived.
+    WaitComplete,
+    /// Until everything has arrived or its time is over, counted from when it first had to wait.
+    #[default]
+    Timeout,
+}
+
+impl PrefetchPolicy {
+    /// All of them.
+    pub const ALL: [PrefetchPolicy; 3] = [
+        PrefetchPolicy::BestEffort,
+        PrefetchPolicy::WaitComplete,
+        PrefetchPolicy::Timeout,
+    ];
+}
+
+/// Prefetches from L3 to L2.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PrefetchConfig {
+    /// How long a request waits.
+    pub policy: PrefetchPolicy,
+    /// Fewer tokens than this are not worth a prefetch.
+    pub threshold_tokens: u32,
+    /// Waiting time of `timeout`, in microseconds, before a token is counted.
+    pub timeout_base_us: u64,
+    /// And for each 1,024 tokens, in microseconds.
+    pub timeout_per_1024_tokens_us: u64,
+    /// Most of L2 that prefetches under way may ask for, in percent.
+    pub l2_percent_max: u32,
+    /// Pages read in one batch: a prefetch can end between two.
+    pub batch_pages: u32,
+    /// Tokens that a prefill computes in a second. Where it is given, a hit is read from L3 only if that is expected to be faster.
+    pub break_even_tokens_per_second: Option<NonZeroU32>,
+    /// How often a request may try.
+    pub attempts_max: u32,
+    /// Scheduling passes between two tries.
+    pub retry_passes: u32,
+}
+
+impl Default for PrefetchConfig {
+    fn default() -> Self {
+        PrefetchConfig {
+            policy: PrefetchPolicy::default(),
+            threshold_tokens: 256,
+            timeout_base_us: 1_000_000,
+            timeout_per_1024_tokens_us: 250_000,
+            l2_percent_max: 50,
+            batch_pages: 128,
+            break_even_tokens_per_second: None,
+            attempts_max: 8,
+            retry_passes: 8,
+        }
+    }
+}
+
+/// Everything that can be set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Tokens of a page.
+    #[serde(default = "one")]
+    pub page_tokens: u32,
+    /// Pages of the device pool.
+    pub l1_pages: u32,
+    /// Pages of the host pool; 0 for none.
+    pub l2_pages: u32,
+    /// Bytes of a page, all layers and parts: for limits in bytes.
+    pub page_bytes: u64,
+    /// Which pages leave first.
+    #[serde(default)]
+    pub eviction: EvictionOrder,
+    /// When pages are copied from L1 to L2.
+    #[serde(default)]
+    pub write_policy: WritePolicy,
+    /// Hits after which `write_through_selective` copies to L2, and `l3_write = selective` writes to L3.
+    #[serde(default = "two")]
+    pub selective_hits: u32,
+    /// When pages are written to L3.
+    #[serde(default)]
+    pub l3_write: L3Write,
+    /// Most bytes on their way to L3, and never more than half of L2; what comes beyond is refused, tail first, until it is
+    /// inserted again.
+    #[serde(default = "gibibyte")]
+    pub l3_queue_bytes_max: u64,
+    /// Whether this rank writes to L3: with MLA all ranks hold the same bytes, and one writes them.
+    #[serde(default = "yes")]
+    pub writes_l3: bool,
+    /// Fewer tokens than this are computed again rather than loaded from L2.
+    #[serde(default = "ten")]
+    pub load_threshold_tokens: u32,
+    /// Most loads in flight.
+    #[serde(default = "eight")]
+    pub loads_max: u32,
+    /// Prefetches.
+    #[serde(default)]
+    pub prefetch: PrefetchConfig,
+    /// Different tokens beyond the vocabulary (placeholders of images) that are kept apart.
+    #[serde(default = "sixteen_million")]
+    pub wide_tokens_max: u32,
+    /// Whether events are collected.
+    #[serde(default)]
+    pub events: bool,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn two() -> u32 {
+    2
+}
+
+fn eight() -> u32 {
+    8
+}
+
+fn ten() -> u32 {
+    10
+}
+
+fn sixteen_million() -> u32 {
+    1 << 24
+}
+
+fn gibibyte() -> u64 {
+    1 << 30
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// A field whose value makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} = {value}: {wrong}")]
+pub struct ConfigError {
+    /// Its name, with the table it is in.
+    pub field: &'static str,
+    /// Its value.
+    pub value: u64,
+    /// What is wrong with it, and what would not be.
+    pub wrong: &'static str,
+}
+
+impl Config {
+    /// The defaults, for pools of these sizes in pages.
+    #[must_use]
+    pub fn new(page_tokens: u32, page_bytes: u64, l1_pages: u32, l2_pages: u32) -> Config {
+        Config {
+            page_tokens,
+            l1_pages,
+            l2_pages,
+            page_bytes,
+            eviction: EvictionOrder::default(),
+            write_policy: WritePolicy::default(),
+            selective_hits: two(),
+            l3_write: L3Write::default(),
+            l3_queue_bytes_max: gibibyte(),
+            writes_l3: yes(),
+            load_threshold_tokens: ten(),
+            loads_max: eight(),
+            prefetch: PrefetchConfig::default(),
+            wide_tokens_max: sixteen_million(),
+            events: false,
+        }
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// The first that makes no sense, by name.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let prefetch = &self.prefetch;
+        let (l1, l2) = (u64::from(self.l1_pages), u64::from(self.l2_pages));
+        let page_tokens = u64::from(self.page_tokens);
+        let page_limit = u64::from(u32::MAX) - 1;
+        let percent = u64::from(prefetch.l2_percent_max);
+        let queue = self.l3_queue_bytes_max;
+        let is_selective = self.write_policy == WritePolicy::WriteThroughSelective
+            || self.l3_write == L3Write::Selective;
+        let hits = u64::from(self.selective_hits);
+        let batch = u64::from(prefetch.batch_pages);
+        let checks = [
+            (
+                (1..=4096).contains(&page_tokens),
+                "page_tokens",
+                page_tokens,
+                "a page has 1 to 4096 tokens",
+            ),
+            (
+                (1..page_limit).contains(&l1),
+                "l1_pages",
+                l1,
+                "the device pool has 1 to 2^32 - 3 pages",
+            ),
+            (
+                l2 < page_limit,
+                "l2_pages",
+                l2,
+                "the host pool has at most 2^32 - 3 pages",
+            ),
+            (
+                self.page_bytes > 0,
+                "page_bytes",
+                self.page_bytes,
+                "a page has bytes",
+            ),
+            (
+                !is_selective || hits > 0,
+                "selective_hits",
+                hits,
+                "the selective policies wait for at least one hit",
+            ),
+            (
+                self.l3_write == L3Write::Never || queue >= self.page_bytes,
+                "l3_queue_bytes_max",
+                queue,
+                "not one page fits; raise it to page_bytes or more, or set l3_write = never",
+            ),
+            (
+                self.loads_max >= 3,
+                "loads_max",
+                u64::from(self.loads_max),
+                "at least three loads are in flight at once",
+            ),
+            (
+                (1..=100).contains(&percent),
+                "prefetch.l2_percent_max",
+                percent,
+                "it is a percentage from 1 to 100",
+            ),
+            (
+                batch > 0,
+                "prefetch.batch_pages",
+                batch,
+                "a batch has at least one page",
+            ),
+        ];
+        match checks.into_iter().find(|(makes_sense, ..)| !makes_sense) {
+            None => Ok(()),
+            Some((_, field, value, wrong)) => Err(ConfigError {
+                field,
+                value,
+                wrong,
+            }),
+        }
+    }
+
+    /// Whole pages of these tokens, at least one.
+    pub(crate) fn pages_of(&self, tokens: u32) -> usize {
+        (tokens as usize).div_ceil(self.page_tokens as usize).max(1)
+    }
+
+    /// Most pages on their way to L3. They are held in L2, and half of that stays free of them: a slow L3 must not be what keeps
+    /// L1 from being backed up.
+    pub(crate) fn put_pages_max(&self) -> usize {
+        let bytes = self.l3_queue_bytes_max / self.page_bytes;
+        let half = u64::from(self.l2_pages).div_ceil(2);
+        usize::try_from(bytes.min(half)).unwrap_or(usize::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_defaults_make_sense_and_come_from_two_sizes_alone() {
+        let text = r#"{ "l1_pages": 100, "l2_pages": 200, "page_bytes": 4096 }"#;
+        let config: Config = serde_json::from_str(text).unwrap();
+        assert_eq!(config, Config::new(1, 4096, 100, 200));
+        config.check().unwrap();
+    }
+
+    #[test]
+    fn every_field_that_makes_no_sense_is_named() {
+        let good = Config::new(64, 4096, 100, 200);
+        type Spoil = fn(&mut Config);
+        let cases: [(&str, Spoil); 9] = [
+            ("page_tokens", |config| config.page_tokens = 0),
+            ("l1_pages", |config| config.l1_pages = 0),
+            ("l2_pages", |config| config.l2_pages = u32::MAX),
+            ("page_bytes", |config| config.page_bytes = 0),
+            ("selective_hits", |config| {
+                config.write_policy = WritePolicy::WriteThroughSelective;
+                config.selective_hits = 0;
+            }),
+            ("l3_queue_bytes_max", |config| {
+                config.l3_queue_bytes_max = 4095;
+            }),
+            ("loads_max", |config| config.loads_max = 2),
+            ("prefetch.l2_percent_max", |config| {
+                config.prefetch.l2_percent_max = 101;
+            }),
+            ("prefetch.batch_pages", |config| {
+                config.prefetch.batch_pages = 0;
+            }),
+        ];
+        for (field, spoil) in cases {
+            let mut config = good.clone();
+            spoil(&mut config);
+            let error = config.check().unwrap_err();
+            assert_eq!(error.field, field);
+            assert!(error.to_string().starts_with(field));
+        }
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused_by_name() {
+        let text = r#"{ "l1_pages": 1, "l2_pages": 2, "page_bytes": 4096, "page_size": 3 }"#;
+        let error = serde_json::from_str::<Config>(text).unwrap_err();
+        assert!(error.to_string().contains("page_size"), "{error}");
+    }
+}

@@ -1,0 +1,143 @@
+//! The invariant of the core: every page has one owner, and every lock a holder.
+
+use super::{Core, Request};
+use crate::runs::{L1, Runs, Tier};
+use crate::tree::{Flaw, claim};
+
+/// What is wrong with a core.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Leak {
+    /// The tree is not sound.
+    #[error("{0}")]
+    Tree(#[from] Flaw),
+    /// A page that has an owner is free, or one that has none is not.
+    #[error("page {page} of {tier} is {}", if *.is_owned { "owned and free" } else { "neither owned nor free" })]
+    Page {
+        /// Which tier's pool.
+        tier: &'static str,
+        /// Which page.
+        page: u32,
+        /// Whether it has an owner.
+        is_owned: bool,
+    },
+    /// A page with two owners, or of no pool.
+    #[error("{holder}: {what}")]
+    Owner {
+        /// Who owns it.
+        holder: &'static str,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// Locks that nobody holds, or holders whose locks are gone.
+    #[error("{found:?} locks are out (L1, L2) and {expected:?} are held")]
+    Locks {
+        /// Counted in the tree.
+        found: (u32, u32),
+        /// Counted at their holders.
+        expected: (u32, u32),
+    },
+    /// A running total that does not add up.
+    #[error("{what} adds up to {expected}, not {found}")]
+    Total {
+        /// Which.
+        what: &'static str,
+        /// The total kept.
+        found: usize,
+        /// The sum.
+        expected: usize,
+    },
+}
+
+impl Core {
+    /// Proves the invariants of the core and its tree, in time that grows with the pools. `requests` are those that run.
+    ///
+    /// # Errors
+    /// The first flaw found.
+    pub fn validate<'r>(
+        &self,
+        requests: impl IntoIterator<Item = &'r Request>,
+    ) -> Result<(), Leak> {
+        self.tree.validate()?;
+        let mut l1 = vec![false; self.l1.pages() as usize + 1];
+        let mut l2 = vec![false; self.l2.pages() as usize + 1];
+        self.tree.claim_pages(&mut l1, &mut l2)?;
+        let (mut l1_locks, mut l2_locks) = self.flight_locks();
+        for request in requests {
+            own(
+                &Runs::<L1>::of_pages(request.own_pages()),
+                &mut l1,
+                "a request",
+            )?;
+            let (of_l1, of_l2) = request.locks();
+            l1_locks += of_l1;
+            l2_locks += of_l2;
+        }
+        for held in &self.quarantine {
+            own(&held.l1, &mut l1, "a failed load")?;
+        }
+        for pages in self.flight_l2() {
+            own(pages, &mut l2, "a backup")?;
+        }
+        for prefetch in self.prefetches.values() {
+            l2_locks += u32::from(prefetch.holds_anchor());
+            if let Some(pages) = prefetch.l2() {
+                own(pages, &mut l2, "a prefetch")?;
+            }
+        }
+        check_pool("L1", &l1, |page| self.l1.is_free(page))?;
+        check_pool("L2", &l2, |page| self.l2.is_free(page))?;
+        let (found, expected) = (self.tree.locks_out(), (l1_locks, l2_locks));
+        if found != expected {
+            return Err(Leak::Locks { found, expected });
+        }
+        self.check_totals()
+    }
+
+    fn check_totals(&self) -> Result<(), Leak> {
+        let wanted = self
+            .prefetches
+            .values()
+            .map(super::prefetch::Prefetch::wanted)
+            .sum();
+        let totals = [
+            ("pages wanted by prefetches", self.prefetch_pages, wanted),
+            (
+                "pages on their way to L3",
+                self.put_pages,
+                self.put_pages_out(),
+            ),
+            ("loads in flight", self.loads, self.loads_out()),
+        ];
+        match totals
+            .into_iter()
+            .find(|(_, found, expected)| found != expected)
+        {
+            None => Ok(()),
+            Some((what, found, expected)) => Err(Leak::Total {
+                what,
+                found,
+                expected,
+            }),
+        }
+    }
+}
+
+fn own<T: Tier>(pages: &Runs<T>, table: &mut [bool], holder: &'static str) -> Result<(), Leak> {
+    claim(pages, table).map_err(|what| Leak::Owner { holder, what })
+}
+
+fn check_pool(
+    tier: &'static str,
+    owned: &[bool],
+    is_free: impl Fn(u32) -> bool,
+) -> Result<(), Leak> {
+    let mut numbered = (0u32..).zip(owned).skip(1);
+    match numbered.find(|(page, owned)| is_free(*page) == **owned) {
+        None => Ok(()),
+        Some((page, &is_owned)) => Err(Leak::Page {
+            tier,
+            page,
+            is_owned,
+        }),
+    }
+}

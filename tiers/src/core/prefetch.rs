@@ -1,0 +1,489 @@
+//! Prefetches: L3 to L2, for a request that waits.
+//!
+//! ```text
+//!  asked --exists--> reading batch 0 --> reading batch 1 --> ... --> ended (pages in the tree)
+//!    |                  |   closed by the policy or cancelled: no further batch
+//!    +---> declined     +--> draining: the batch in flight still owns its pages, then gone
+//! ```
+//!
+//! Invariants: L2 pages are taken only when L3 has said how many pages it has; a page that a read may still write into belongs to
+//! the prefetch until that read has ended; the node it hangs below is held in L2 from the first question to the end.
+//!
+//! Faults defended against: L3 says more than it has (the batch is cut at the first page that does not come), fails (nothing
+//! comes), or takes for ever (the policy closes the prefetch; its pages stay with it, nothing else waits).
+
+use larder_format::PageKey;
+
+use super::{Core, Declines, OpId, Order, TierName};
+use crate::config::PrefetchPolicy;
+use crate::planted::planted;
+use crate::prompt::{Prompt, RootKey};
+use crate::runs::{L2, Runs};
+use crate::tree::{Hold, Lock};
+
+/// Number of a prefetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PrefetchId(pub u32);
+
+/// Why nothing is prefetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Declined {
+    /// What is cached ends in a node that L2 has not: nothing can be put below it there.
+    AnchorNotInL2,
+    /// Fewer tokens are left than are worth it.
+    BelowThreshold,
+    /// Prefetches under way ask for as much of L2 as they may: try again later.
+    L2Share,
+    /// L3 has too few of the tokens.
+    L3Miss,
+    /// Computing them is expected to be faster.
+    BreakEven,
+    /// L2 has no room for as many pages as are worth it: try again later.
+    L2Room,
+}
+
+/// How a prefetch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefetchState {
+    /// The request waits on.
+    Waiting,
+    /// It is over: so many pages came into L2. It is forgotten.
+    Ended(usize),
+    /// Nothing was read. It is forgotten.
+    Declined(Declined),
+    /// There is no such prefetch.
+    Unknown,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// L3 was asked what it has.
+    Asked,
+    /// Pages come, a batch at a time.
+    Reading {
+        l2: Runs<L2>,
+        /// Pages that have come.
+        arrived: usize,
+        /// Pages of the batch in flight: at least one.
+        batch: usize,
+    },
+    /// Nobody waits any more. An answer is outstanding, and with it these pages, if it is that of a read.
+    Draining { l2: Runs<L2> },
+    /// Over, not looked at yet.
+    Over(PrefetchState),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Prefetch {
+    stage: Stage,
+    /// What is wanted, until it is over.
+    claim: Option<Claim>,
+    /// When a request first had to wait for it, in microseconds.
+    blocked_since: Option<u64>,
+}
+
+/// What a prefetch asks for and holds.
+#[derive(Debug)]
+struct Claim {
+    root: RootKey,
+    /// Words and keys from the beginning of the prompt to the last page wanted.
+    words: Vec<u32>,
+    keys: Vec<PageKey>,
+    /// The first page wanted.
+    from: usize,
+    anchor: Option<Lock>,
+}
+
+impl Claim {
+    fn wanted(&self) -> usize {
+        self.keys.len() - self.from
+    }
+}
+
+impl Prefetch {
+    /// Whether an order of it is out.
+    pub(super) fn is_waiting(&self) -> bool {
+        !matches!(self.stage, Stage::Over(_))
+    }
+
+    /// Pages that it asks for.
+    pub(super) fn wanted(&self) -> usize {
+        self.claim.as_ref().map_or(0, Claim::wanted)
+    }
+
+    /// Whether it holds a node.
+    pub(super) fn holds_anchor(&self) -> bool {
+        self.claim
+            .as_ref()
+            .is_some_and(|claim| claim.anchor.is_some())
+    }
+
+    /// L2 pages that are its own.
+    pub(super) fn l2(&self) -> Option<&Runs<L2>> {
+        match &self.stage {
+            Stage::Reading { l2, .. } | Stage::Draining { l2 } => Some(l2),
+            Stage::Asked | Stage::Over(_) => None,
+        }
+    }
+}
+
+/// How fast L3 is read: a running mean.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadSpeed {
+    bytes_per_second: f64,
+}
+
+/// How often a request tries to prefetch: not at every scheduling pass, and not for ever.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Retries {
+    attempts: u32,
+    next_pass: u64,
+}
+
+impl Retries {
+    /// Whether to try now, in this scheduling pass: a first time at once, again after `retry_passes`; a request at the head of
+    /// the queue, and one that lost what it had hung on to (`is_urgent`), need not wait. Counts the try.
+    pub fn is_due(&mut self, core: &Core, pass: u64, is_urgent: bool) -> bool {
+        let config = &core.config().prefetch;
+        let is_due = self.attempts < config.attempts_max
+            && (self.attempts == 0 || is_urgent || pass >= self.next_pass);
+        if is_due {
+            self.attempts += 1;
+            self.next_pass = pass + u64::from(config.retry_passes);
+        }
+        is_due
+    }
+}
+
+impl Core {
+    /// Begins to bring into L2 what L3 has of a prompt behind what is cached of it.
+    ///
+    /// # Errors
+    /// Nothing is begun, and why.
+    pub fn prefetch(&mut self, prompt: &mut Prompt) -> Result<PrefetchId, Declined> {
+        let result = self.try_prefetch(prompt);
+        if let Err(declined) = result {
+            self.count_declined(declined);
+        }
+        result
+    }
+
+    fn try_prefetch(&mut self, prompt: &mut Prompt) -> Result<PrefetchId, Declined> {
+        let matched = self.match_prefix(prompt);
+        if matched.end.is_some() && !matched.ends_in_l2 {
+            return Err(Declined::AnchorNotInL2);
+        }
+        let (from, pages) = (matched.pages(), prompt.pages());
+        let wanted = pages - from;
+        if wanted < self.prefetch_threshold() {
+            return Err(Declined::BelowThreshold);
+        }
+        let percent = u64::from(self.config.prefetch.l2_percent_max);
+        let share = u64::from(self.l2.pages()) * percent / 100;
+        if (self.prefetch_pages + wanted) as u64 > share {
+            return Err(Declined::L2Share);
+        }
+        let keys = prompt.keys(&self.vocabulary, pages).to_vec();
+        let anchor = matched.end.and_then(|end| self.tree.lock(end, Hold::L2));
+        let OpId(number) = self.fresh_id();
+        let id = PrefetchId(number);
+        self.orders.push_back(Order::Exists {
+            id: OpId(number),
+            keys: keys[from..].to_vec(),
+        });
+        let words = prompt.words()[..pages * self.page_tokens.get() as usize].to_vec();
+        let prefetch = Prefetch {
+            stage: Stage::Asked,
+            claim: Some(Claim {
+                root: prompt.root(),
+                words,
+                keys,
+                from,
+                anchor,
+            }),
+            blocked_since: None,
+        };
+        self.prefetches.insert(id, prefetch);
+        self.prefetch_pages += wanted;
+        self.stats.prefetches += 1;
+        Ok(id)
+    }
+
+    fn prefetch_threshold(&self) -> usize {
+        self.config.pages_of(self.config.prefetch.threshold_tokens)
+    }
+
+    fn count_declined(&mut self, declined: Declined) {
+        let Declines {
+            anchor_not_in_l2,
+            below_threshold,
+            l2_share,
+            l3_miss,
+            break_even,
+            l2_room,
+        } = &mut self.stats.declined;
+        *match declined {
+            Declined::AnchorNotInL2 => anchor_not_in_l2,
+            Declined::BelowThreshold => below_threshold,
+            Declined::L2Share => l2_share,
+            Declined::L3Miss => l3_miss,
+            Declined::BreakEven => break_even,
+            Declined::L2Room => l2_room,
+        } += 1;
+    }
+
+    /// Tells how long a read from L3 took, for the break-even.
+    pub fn observe_read(&mut self, bytes: u64, micros: u64) {
+        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+        let now = bytes as f64 * 1e6 / micros.max(1) as f64;
+        let bytes_per_second = self
+            .read_speed
+            .map_or(now, |before| before.bytes_per_second * 0.8 + now * 0.2);
+        self.read_speed = Some(ReadSpeed { bytes_per_second });
+    }
+
+    /// Whether reading so many pages is expected to take no longer than computing them, or nothing is known of either.
+    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+    fn is_worth_reading(&self, pages: usize) -> bool {
+        let rate = self.config.prefetch.break_even_tokens_per_second;
+        let (Some(rate), Some(speed)) = (rate, self.read_speed) else {
+            return true;
+        };
+        let read_seconds = pages as f64 * self.config.page_bytes as f64 / speed.bytes_per_second;
+        let tokens = pages as f64 * f64::from(self.page_tokens.get());
+        read_seconds <= tokens / f64::from(rate.get())
+    }
+
+    /// Whether the time of a request that waits for a prefetch is over. `now` in microseconds; the first call that finds it
+    /// unfinished starts the clock. Ranks vote: one that says yes speaks for all.
+    pub fn is_prefetch_overdue(&mut self, id: PrefetchId, now: u64) -> bool {
+        let config = &self.config.prefetch;
+        let Some(prefetch) = self.prefetches.get_mut(&id) else {
+            return false;
+        };
+        let Some(claim) = &prefetch.claim else {
+            return false;
+        };
+        match config.policy {
+            PrefetchPolicy::BestEffort => true,
+            PrefetchPolicy::WaitComplete => false,
+            PrefetchPolicy::Timeout => {
+                let tokens = claim.wanted() as u64 * u64::from(self.page_tokens.get());
+                let allowed =
+                    config.timeout_base_us + config.timeout_per_1024_tokens_us * tokens / 1024;
+                let since = *prefetch.blocked_since.get_or_insert(now);
+                now.saturating_sub(since) > allowed
+            }
+        }
+    }
+
+    /// How a prefetch is; with `overdue`, it ends here with what has arrived. What is over is forgotten.
+    pub fn poll_prefetch(&mut self, id: PrefetchId, overdue: bool) -> PrefetchState {
+        let Some(prefetch) = self.prefetches.get(&id) else {
+            return PrefetchState::Unknown;
+        };
+        match &prefetch.stage {
+            Stage::Over(state) => {
+                let state = *state;
+                self.prefetches.remove(&id);
+                state
+            }
+            Stage::Draining { .. } => PrefetchState::Unknown,
+            Stage::Asked | Stage::Reading { .. } if overdue => {
+                PrefetchState::Ended(self.leave_prefetch(id, true))
+            }
+            Stage::Asked | Stage::Reading { .. } => PrefetchState::Waiting,
+        }
+    }
+
+    /// Ends a prefetch whose request has gone. Nothing is kept; what a read may still write into is given back when it has ended.
+    pub fn cancel_prefetch(&mut self, id: PrefetchId) {
+        if self
+            .prefetches
+            .get(&id)
+            .is_some_and(|prefetch| matches!(prefetch.stage, Stage::Over(_)))
+        {
+            self.prefetches.remove(&id);
+        } else {
+            self.leave_prefetch(id, false);
+        }
+    }
+
+    /// An order of a prefetch was answered.
+    pub(super) fn prefetch_answered(&mut self, id: PrefetchId, pages: usize) {
+        let Some(prefetch) = self.prefetches.get_mut(&id) else {
+            return;
+        };
+        match &mut prefetch.stage {
+            Stage::Asked => match self.prefetch_confirmed(id, pages) {
+                Ok(()) => self.read_batch(id),
+                Err(declined) => {
+                    self.count_declined(declined);
+                    self.drop_claim(id);
+                    self.set_stage(id, Stage::Over(PrefetchState::Declined(declined)));
+                }
+            },
+            Stage::Reading { arrived, batch, .. } => {
+                let asked = std::mem::take(batch);
+                let came = if planted!(TrustsShortRead) {
+                    asked
+                } else {
+                    pages.min(asked)
+                };
+                *arrived += came;
+                self.stats.prefetch_short += (asked - came) as u64;
+                if came < asked {
+                    self.end_reading(id);
+                } else {
+                    self.read_batch(id);
+                }
+            }
+            Stage::Draining { l2 } => {
+                let l2 = std::mem::take(l2);
+                self.free_l2(&l2);
+                self.prefetches.remove(&id);
+            }
+            Stage::Over(_) => {}
+        }
+    }
+
+    /// L3 has said how many pages it has: takes L2 pages for as many as are worth it.
+    fn prefetch_confirmed(&mut self, id: PrefetchId, found: usize) -> Result<(), Declined> {
+        let claim = self
+            .prefetches
+            .get(&id)
+            .and_then(|prefetch| prefetch.claim.as_ref());
+        let found = found.min(claim.map_or(0, Claim::wanted));
+        let threshold = self.prefetch_threshold();
+        if found < threshold {
+            return Err(Declined::L3Miss);
+        }
+        if !self.is_worth_reading(found) {
+            return Err(Declined::BreakEven);
+        }
+        self.make_l2_room(found);
+        let room = (found as u32).min(self.l2.free_pages());
+        if (room as usize) < threshold {
+            return Err(Declined::L2Room);
+        }
+        let l2 = self.l2.allocate(room).ok_or(Declined::L2Room)?;
+        self.stats.prefetch_no_room += found as u64 - u64::from(room);
+        let (arrived, batch) = (0, 0);
+        self.set_stage(id, Stage::Reading { l2, arrived, batch });
+        Ok(())
+    }
+
+    /// Asks for the next batch, or ends when there is none.
+    fn read_batch(&mut self, id: PrefetchId) {
+        let batch_max = self.config.prefetch.batch_pages as usize;
+        let Some(Prefetch {
+            stage: Stage::Reading { l2, arrived, batch },
+            claim: Some(claim),
+            ..
+        }) = self.prefetches.get_mut(&id)
+        else {
+            return;
+        };
+        let left = l2.pages() as usize - *arrived;
+        if left == 0 {
+            return self.end_reading(id);
+        }
+        *batch = left.min(batch_max);
+        let mut into = l2.clone().split_off(*arrived as u32);
+        let _later = into.split_off(*batch as u32);
+        let first = claim.from + *arrived;
+        let order = Order::Get {
+            id: OpId(id.0),
+            keys: claim.keys[first..first + *batch].to_vec(),
+            l2: into,
+        };
+        self.orders.push_back(order);
+    }
+
+    /// Everything that will come has come.
+    fn end_reading(&mut self, id: PrefetchId) {
+        let pages = self.leave_prefetch(id, true);
+        self.set_stage(id, Stage::Over(PrefetchState::Ended(pages)));
+    }
+
+    /// Nobody waits for a prefetch any more: with `keep`, what has arrived goes into the tree, and its count is returned; pages
+    /// that no read is under way into are given back; with an answer outstanding the prefetch drains.
+    fn leave_prefetch(&mut self, id: PrefetchId, keep: bool) -> usize {
+        let Some(prefetch) = self.prefetches.get_mut(&id) else {
+            return 0;
+        };
+        let drained = Stage::Draining {
+            l2: Runs::default(),
+        };
+        let (mut came, arrived, batch) = match std::mem::replace(&mut prefetch.stage, drained) {
+            Stage::Reading { l2, arrived, batch } => (l2, arrived, batch),
+            stage @ (Stage::Draining { .. } | Stage::Over(_)) => {
+                prefetch.stage = stage;
+                return 0;
+            }
+            Stage::Asked => (Runs::default(), 0, 0),
+        };
+        let mut flying = came.split_off(arrived as u32);
+        let unread = flying.split_off(if planted!(SlotFreedUnderRead) {
+            0
+        } else {
+            batch as u32
+        });
+        self.free_l2(&unread);
+        self.set_stage(id, Stage::Draining { l2: flying });
+        let mut pages = 0;
+        if keep {
+            pages = self.keep_arrived(id, came);
+        } else {
+            self.stats.prefetch_wasted += u64::from(came.pages());
+            self.free_l2(&came);
+        }
+        self.drop_claim(id);
+        pages
+    }
+
+    /// Puts pages that have arrived into the tree; how many it took.
+    fn keep_arrived(&mut self, id: PrefetchId, came: Runs<L2>) -> usize {
+        let Some(Prefetch {
+            claim: Some(claim), ..
+        }) = self.prefetches.get(&id)
+        else {
+            return 0;
+        };
+        let until = claim.from + came.pages() as usize;
+        let words = &claim.words[..until * self.page_tokens.get() as usize];
+        let keys = &claim.keys[..until];
+        let inserted = self
+            .tree
+            .insert_host(claim.root, words, keys, claim.from, came);
+        self.stats.prefetch_wasted += u64::from(inserted.duplicates.pages());
+        self.stats.prefetch_orphans += u64::from(inserted.orphans.pages());
+        self.stats.l3_hits += inserted.pages as u64;
+        self.free_l2(&inserted.duplicates);
+        self.free_l2(&inserted.orphans);
+        if let Some(node) = inserted.node {
+            self.tell_stored(TierName::L2, node);
+        }
+        inserted.pages
+    }
+
+    fn set_stage(&mut self, id: PrefetchId, stage: Stage) {
+        if let Some(prefetch) = self.prefetches.get_mut(&id) {
+            prefetch.stage = stage;
+        }
+    }
+
+    fn drop_claim(&mut self, id: PrefetchId) {
+        let claim = self
+            .prefetches
+            .get_mut(&id)
+            .and_then(|prefetch| prefetch.claim.take());
+        if let Some(claim) = claim {
+            self.prefetch_pages -= claim.wanted();
+            if let Some(anchor) = claim.anchor {
+                self.tree.unlock(anchor);
+            }
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Transfers in flight: backups, loads, puts; and what their ends change.
+//!
+//! | order | holds from order to end | at a good end | at a bad end |
+//! |---|---|---|---|
+//! | back up | the node in L1, its L2 pages | every part has its L2 pages, and goes on to L3 | the L2 pages are given back |
+//! | load | the path in L1 | the pages are readable | the L1 pages are given back when no request holds them any more |
+//! | put | the node in L2 | L3 has the pages | they are tried again when they are next backed up |
+//!
+//! A backup whose parent has not come to L2 ends badly, whatever became of the copy: what is in L2 is reachable from above.
+
+use super::prefetch::Prefetch;
+use super::{Core, Done, DoneError, Event, Fence, Order, Outcome, PrefetchId, TierName};
+use crate::config::L3Write;
+use crate::planted::planted;
+use crate::runs::{L1, L2, Runs};
+use crate::tree::{Hold, LoadId, Lock, NodeId};
+
+/// A transfer in flight. Its lock names the node in which its pages end.
+#[derive(Debug)]
+pub(super) enum Flight {
+    Backup {
+        lock: Lock,
+        l2: Runs<L2>,
+        /// The node is to leave L1 when it is in L2.
+        evicts: bool,
+    },
+    Load {
+        lock: Lock,
+        pages: usize,
+        /// A load above it failed: whatever comes of it is not in the tree any more.
+        is_doomed: bool,
+    },
+    Put {
+        lock: Lock,
+        /// Pages of the node, and how many of them are on their way.
+        pages: usize,
+        given: usize,
+        /// The node is to leave L2 after it.
+        evicts: bool,
+    },
+}
+
+/// L1 pages that a failed load was to fill, while requests that wait for it still hold them.
+#[derive(Debug)]
+pub(super) struct Quarantine {
+    pub(super) loads: Vec<LoadId>,
+    pub(super) nodes: Vec<NodeId>,
+    pub(super) l1: Runs<L1>,
+}
+
+impl Quarantine {
+    pub(super) fn has(&self, load: LoadId) -> bool {
+        self.loads.contains(&load)
+    }
+}
+
+impl Core {
+    /// Takes the end of an order in.
+    ///
+    /// # Errors
+    /// It is the end of no order that is out: nothing changes.
+    pub fn complete(&mut self, done: Done) -> Result<(), DoneError> {
+        let Done { id, outcome } = done;
+        let wrong = DoneError::WrongKind { id, found: outcome };
+        let prefetch = PrefetchId(id.0);
+        if self
+            .prefetches
+            .get(&prefetch)
+            .is_some_and(Prefetch::is_waiting)
+        {
+            let Outcome::Pages(pages) = outcome else {
+                return Err(wrong);
+            };
+            self.prefetch_answered(prefetch, pages);
+            return Ok(());
+        }
+        let flight = self.flights.remove(&id).ok_or(DoneError::Unknown(id))?;
+        match (flight, outcome) {
+            (Flight::Backup { lock, l2, evicts }, Outcome::Copied(is_good)) => {
+                self.backup_ended(lock, l2, evicts, is_good || planted!(TrustsFailedBackup));
+            }
+            (
+                Flight::Load {
+                    lock,
+                    pages,
+                    is_doomed,
+                },
+                Outcome::Copied(is_good),
+            ) => self.load_ended(lock, pages, is_doomed, is_good || planted!(KeepsFailedLoad)),
+            (
+                Flight::Put {
+                    lock,
+                    pages,
+                    given,
+                    evicts,
+                },
+                Outcome::Pages(stored),
+            ) => self.put_ended(lock, pages, given, stored.min(given), evicts),
+            (flight, _) => {
+                self.flights.insert(id, flight);
+                return Err(wrong);
+            }
+        }
+        self.release_quarantine();
+        Ok(())
+    }
+
+    /// Begins to copy a node to L2; how many pages, or `None` when L2 has no room.
+    pub(super) fn start_backup(&mut self, node: NodeId, evicts: bool) -> Option<usize> {
+        let pages = self.tree.keys(node)?.len();
+        // Held first: making room must not take it.
+        let lock = self.tree.lock(node, Hold::L1)?;
+        let Some(l2) = self.take_l2(pages) else {
+            self.stats.backup_no_room += pages as u64;
+            self.tree.unlock(lock);
+            return None;
+        };
+        let l1 = self.tree.begin_backup(node);
+        let id = self.fresh_id();
+        let after = if planted!(BackupBeforeForward) {
+            Fence::default()
+        } else {
+            self.newest
+        };
+        let order = Order::BackUp {
+            id,
+            l1,
+            l2: l2.clone(),
+            after,
+        };
+        self.orders.push_back(order);
+        let flight = Flight::Backup { lock, l2, evicts };
+        self.flights.insert(id, flight);
+        Some(pages)
+    }
+
+    fn backup_ended(&mut self, lock: Lock, l2: Runs<L2>, evicts: bool, is_good: bool) {
+        let (node, pages) = (lock.node(), l2.pages() as usize);
+        let is_good = is_good && self.tree.may_enter_l2(node, pages);
+        let (into, unused) = if is_good {
+            (Some(l2), None)
+        } else {
+            (None, Some(l2))
+        };
+        let parts = self.tree.end_backup(node, pages, into);
+        self.tree.unlock(lock);
+        if let Some(l2) = unused {
+            self.stats.backup_failed += pages as u64;
+            self.free_l2(&l2);
+            if evicts {
+                self.drop_after_failed_backup(&parts);
+            }
+            return;
+        }
+        self.stats.backed_up += pages as u64;
+        for part in &parts {
+            self.tell_stored(TierName::L2, *part);
+            let is_due = match self.config.l3_write {
+                L3Write::OnBackup => true,
+                L3Write::Selective => self.tree.hits(*part) >= self.config.selective_hits,
+                L3Write::OnEviction | L3Write::Never => false,
+            };
+            if is_due {
+                self.start_put(*part, false);
+            }
+        }
+        if evicts {
+            for part in parts.iter().rev() {
+                if self.tree.may_leave_l1(*part) {
+                    self.leave_l1(*part);
+                }
+            }
+        }
+    }
+
+    /// What was to leave L1 and could not be copied is dropped, or stays where somebody uses it again.
+    fn drop_after_failed_backup(&mut self, parts: &[NodeId]) {
+        for part in parts.iter().rev() {
+            if self.tree.may_leave_l1(*part) {
+                self.drop_subtree(*part);
+            }
+        }
+    }
+
+    /// Begins to load nodes that are in L2 alone, from the root down, into these L1 pages.
+    pub(super) fn start_load(&mut self, nodes: &[NodeId], l1: Runs<L1>) -> Option<LoadId> {
+        let lock = self.tree.lock(*nodes.last()?, Hold::L1)?;
+        let id = self.fresh_id();
+        let load = LoadId(id.0);
+        let l2 = self.tree.begin_load(nodes, load, l1.clone());
+        let flight = Flight::Load {
+            lock,
+            pages: l1.pages() as usize,
+            is_doomed: false,
+        };
+        let after = if planted!(LoadBeforeForward) {
+            Fence::default()
+        } else {
+            self.newest
+        };
+        let order = Order::Load { id, l2, l1, after };
+        self.orders.push_back(order);
+        self.flights.insert(id, flight);
+        self.loads += 1;
+        Some(load)
+    }
+
+    fn load_ended(&mut self, lock: Lock, pages: usize, is_doomed: bool, is_good: bool) {
+        self.loads -= 1;
+        let node = lock.node();
+        if is_good && !is_doomed {
+            self.stats.loaded += pages as u64;
+            for part in self.tree.end_load(node, pages) {
+                self.tell_stored(TierName::L1, part);
+            }
+        } else if !is_doomed {
+            let failed = self.tree.fail_load(node, pages);
+            self.stats.load_failed += u64::from(failed.l1.pages());
+            for load in &failed.loads {
+                if let Some(Flight::Load { is_doomed, .. }) = self.flights.get_mut(&(*load).into())
+                {
+                    *is_doomed = true;
+                }
+            }
+            self.quarantine.push(Quarantine {
+                loads: failed.loads,
+                nodes: failed.nodes,
+                l1: failed.l1,
+            });
+        }
+        self.tree.unlock(lock);
+    }
+
+    /// Gives back the pages of failed loads that nobody holds any more.
+    pub(super) fn release_quarantine(&mut self) {
+        let mut free = Vec::new();
+        let tree = &self.tree;
+        self.quarantine.retain(|held| {
+            let is_held = !tree.is_l1_free(&held.nodes) && !planted!(FreesFailedLoadAtOnce);
+            if !is_held {
+                free.push(held.l1.clone());
+            }
+            is_held
+        });
+        free.iter().for_each(|pages| self.free_l1(pages));
+    }
+
+    /// Begins to write a node to L3, as much of it as may be on its way at once; how many of its pages, or `None` when L3 has
+    /// them, they are on their way, or none may be.
+    pub(super) fn start_put(&mut self, node: NodeId, evicts: bool) -> Option<usize> {
+        let mut span = self.tree.wanting_put(node)?;
+        let pages = span.keys.len();
+        let room = self.config.put_pages_max().saturating_sub(self.put_pages);
+        let given = pages.min(room);
+        self.stats.put_refused += (pages - given) as u64;
+        if given == 0 {
+            return None;
+        }
+        span.keys.truncate(given);
+        let _refused = span.l2.split_off(given as u32);
+        let lock = self.tree.lock(node, Hold::L2)?;
+        self.tree.begin_put(node);
+        self.put_pages += given;
+        let id = self.fresh_id();
+        self.orders.push_back(Order::Put {
+            id,
+            keys: span.keys,
+            parent: span.parent,
+            depth: span.depth,
+            l2: span.l2,
+            is_skipped: !self.config.writes_l3,
+        });
+        let flight = Flight::Put {
+            lock,
+            pages,
+            given,
+            evicts,
+        };
+        self.flights.insert(id, flight);
+        Some(pages)
+    }
+
+    fn put_ended(&mut self, lock: Lock, pages: usize, given: usize, stored: usize, evicts: bool) {
+        let node = lock.node();
+        self.put_pages -= given;
+        self.stats.put += stored as u64;
+        self.stats.put_failed += (given - stored) as u64;
+        let parts = self.tree.end_put(node, pages, stored);
+        self.tree.unlock(lock);
+        for part in &parts {
+            if self.tree.is_in_l3(*part) {
+                self.tell_stored(TierName::L3, *part);
+            }
+        }
+        if evicts {
+            for part in parts.iter().rev() {
+                if self.tree.may_leave_l2(*part) {
+                    let gone = self.tree.remove(*part);
+                    self.stats.l2_evicted += gone.l2_keys.len() as u64;
+                    self.give_back(gone);
+                }
+            }
+        }
+    }
+
+    pub(super) fn tell_stored(&mut self, tier: TierName, node: NodeId) {
+        if self.config.events
+            && let Some(keys) = self.tree.keys(node)
+        {
+            let keys = keys.to_vec();
+            let parent = self.tree.parent_key(node);
+            self.tell(Event::Stored { tier, keys, parent });
+        }
+    }
+
+    /// Locks, by kind, that transfers hold.
+    pub(super) fn flight_locks(&self) -> (u32, u32) {
+        let is_put = |flight: &&Flight| matches!(flight, Flight::Put { .. });
+        let puts = self.flights.values().filter(is_put).count() as u32;
+        (self.flights.len() as u32 - puts, puts)
+    }
+
+    /// Pages on their way to L3, counted.
+    pub(super) fn put_pages_out(&self) -> usize {
+        let given = self.flights.values().map(|flight| match flight {
+            Flight::Put { given, .. } => *given,
+            Flight::Backup { .. } | Flight::Load { .. } => 0,
+        });
+        given.sum()
+    }
+
+    /// Loads in flight, counted.
+    pub(super) fn loads_out(&self) -> usize {
+        let is_load = |flight: &&Flight| matches!(flight, Flight::Load { .. });
+        self.flights.values().filter(is_load).count()
+    }
+
+    /// L2 pages that backups are filling.
+    pub(super) fn flight_l2(&self) -> impl Iterator<Item = &Runs<L2>> {
+        self.flights.values().filter_map(|flight| match flight {
+            Flight::Backup { l2, .. } => Some(l2),
+            Flight::Load { .. } | Flight::Put { .. } => None,
+        })
+    }
+}

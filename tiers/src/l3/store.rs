@@ -1,0 +1,59 @@
+//! The page store as L3.
+
+use std::sync::Arc;
+
+use larder_engine::{
+    GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, StoreError,
+};
+use larder_format::{Namespace, PageKey};
+
+use super::L3;
+
+/// One namespace of a page store: in this process or in another.
+pub struct StoreL3 {
+    store: Arc<dyn PageStore>,
+    namespace: NamespaceId,
+}
+
+impl StoreL3 {
+    /// The pages of this namespace.
+    ///
+    /// # Errors
+    /// The store cannot hold another namespace or is closed.
+    pub fn new(store: Arc<dyn PageStore>, namespace: &Namespace) -> Result<StoreL3, StoreError> {
+        let namespace = store.namespace(namespace)?;
+        Ok(StoreL3 { store, namespace })
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &Arc<dyn PageStore> {
+        &self.store
+    }
+}
+
+impl L3 for StoreL3 {
+    fn longest_prefix(&self, keys: &[PageKey]) -> usize {
+        self.store.longest_prefix(self.namespace, keys)
+    }
+
+    fn get(&self, pages: &mut [GetPage<'_, '_>]) -> usize {
+        let statuses = self.store.get(self.namespace, pages, None);
+        statuses
+            .into_iter()
+            .take_while(|status| GetStatus::is_hit(*status))
+            .count()
+    }
+
+    fn put(&self, pages: &[PutPage<'_>]) -> usize {
+        let statuses = self.store.put(self.namespace, pages, PutOptions::default());
+        statuses
+            .into_iter()
+            .take_while(|status| PutStatus::is_present(*status))
+            .count()
+    }
+
+    fn touch(&self, keys: &[PageKey]) {
+        self.store.touch(self.namespace, keys);
+    }
+}

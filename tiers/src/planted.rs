@@ -1,0 +1,103 @@
+//! Bugs that can be switched on, to see that the model test notices them: the test of the tests.
+//!
+//! Owns the list of them (`Bug`) and which one is on (`plant`): at most one, for the calling thread. The places that hold a bug
+//! ask `planted!`. Without the feature `planted` that is the word `false`, and nothing else of this module exists.
+
+#[cfg(feature = "planted")]
+pub use switch::{Bug, is_planted, plant};
+
+/// Whether this bug is on.
+#[cfg(feature = "planted")]
+macro_rules! planted {
+    ($bug:ident) => {
+        $crate::planted::is_planted($crate::planted::Bug::$bug)
+    };
+}
+
+/// Whether this bug is on: never, in this build.
+#[cfg(not(feature = "planted"))]
+macro_rules! planted {
+    ($bug:ident) => {
+        false
+    };
+}
+
+pub(crate) use planted;
+
+#[cfg(feature = "planted")]
+mod switch {
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+    }
+
+    /// Switches a bug on for this thread, or (`None`) whichever is on off.
+    pub fn plant(bug: Option<Bug>) {
+        PLANTED.set(bug);
+    }
+
+    /// Whether this bug is on in this thread.
+    #[must_use]
+    pub fn is_planted(bug: Bug) -> bool {
+        PLANTED.get() == Some(bug)
+    }
+
+    macro_rules! bugs {
+        ($($(#[doc = $doc:literal])* $bug:ident,)*) => {
+            /// A mistake that somebody could make.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum Bug {
+                $($(#[doc = $doc])* $bug,)*
+            }
+
+            impl Bug {
+                /// All of them.
+                pub const ALL: &[Bug] = &[$(Bug::$bug,)*];
+            }
+        };
+    }
+
+    bugs! {
+        /// Giving a lock back leaves the root's end of the path locked.
+        LockLeak,
+        /// A split leaves the front part without the L2 pages that are its own.
+        SplitForgetsHostRun,
+        /// A split leaves the front part without the locks of the whole.
+        SplitForgetsLocks,
+        /// Eviction takes nodes that somebody has locked.
+        EvictsLocked,
+        /// A node whose last child has left is not offered to eviction.
+        StaleLeafSet,
+        /// Requests with different salts share nodes.
+        SaltIgnored,
+        /// An insert gives back the tree's pages, not the request's, where it finds the tokens already there.
+        FreesTheTreesPages,
+        /// An insert forgets to give back the pages of tokens that were already there.
+        KeepsDuplicates,
+        /// A match says nothing of loads in flight on its path.
+        HitOnUnfinishedLoad,
+        /// A backup does not wait for the forward that writes its pages.
+        BackupBeforeForward,
+        /// A load does not wait for the forwards that still use the pages it fills.
+        LoadBeforeForward,
+        /// Pages of a failed load are given back though requests hold them.
+        FreesFailedLoadAtOnce,
+        /// The end of a backup reaches only the last of the parts that its node was split into.
+        AckCoversOneFragment,
+        /// A load that failed leaves its pages in the tree.
+        KeepsFailedLoad,
+        /// A cancelled prefetch gives back pages that a read still writes into.
+        SlotFreedUnderRead,
+        /// A prefetch takes a batch for whole of which L3 gave only the front.
+        TrustsShortRead,
+        /// A prefetched part is put below a parent that has left L2.
+        InsertsBelowLostParent,
+        /// Pages that L3 has are written to it again.
+        WritesTwice,
+        /// A backup that failed counts as one that succeeded.
+        TrustsFailedBackup,
+        /// Hits are counted each time a request is inserted.
+        CountsHitsTwice,
+    }
+}

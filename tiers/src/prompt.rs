@@ -1,0 +1,301 @@
+//! Prompts: the tokens of a request as the tree compares them, and its page keys, each hashed once.
+//!
+//! The tree holds a token in one `u32` *word*. Tokens from [`ESCAPE`] on, among them the 64-bit placeholders of multimodal
+//! input, are numbered by a [`Vocabulary`]; words from [`ESCAPE`] on are such numbers.
+//!
+//! With bigrams, unit `i` is the tokens `i` and `i + 1`. Two prompts whose first tokens are equal have equal units exactly where
+//! their second tokens are, so word `i` is token `i + 1`, and the first token is part of the [`RootKey`]: a bigram costs no more
+//! than a token.
+//!
+//! Invariant: prompts of different (extra key, cache salt, bigram) have different root keys, and so never share a node.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+
+use larder_format::{PageKey, TokenUnits, namespace_seed, page_keys};
+
+use crate::planted::planted;
+
+/// Tokens from here on are numbered.
+pub const ESCAPE: u32 = 0xf000_0000;
+
+/// What keeps the pages of some requests apart from those of others with the same tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Scope {
+    /// The request's own namespace: a tenant, a LoRA.
+    pub extra_key: Option<String>,
+    /// A secret of the request's, against probing for what others asked.
+    pub cache_salt: Option<String>,
+    /// Units are pairs of tokens: EAGLE-family draft models.
+    pub bigram: bool,
+}
+
+/// Which root of the forest a prompt belongs under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RootKey {
+    seed: Option<PageKey>,
+    /// The first token's word, of bigrams.
+    first: Option<u32>,
+    bigram: bool,
+}
+
+/// No further token that needs a number can be numbered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{numbered} different tokens from {ESCAPE:#x} on have been seen, no more are kept apart; the prompt is cached up to the first one; raise wide_tokens_max"
+)]
+pub struct VocabularyFull {
+    /// How many there are.
+    pub numbered: u32,
+}
+
+/// Numbers for tokens that are no words themselves.
+#[derive(Debug)]
+pub struct Vocabulary {
+    numbers: HashMap<u64, u32>,
+    tokens: Vec<u64>,
+    tokens_max: u32,
+}
+
+impl Vocabulary {
+    /// Numbers at most `tokens_max` different tokens.
+    #[must_use]
+    pub fn new(tokens_max: u32) -> Vocabulary {
+        Vocabulary {
+            numbers: HashMap::new(),
+            tokens: Vec::new(),
+            tokens_max: tokens_max.min(u32::MAX - ESCAPE),
+        }
+    }
+
+    fn word(&mut self, token: u64) -> Result<u32, VocabularyFull> {
+        if let Ok(word) = u32::try_from(token)
+            && word < ESCAPE
+        {
+            return Ok(word);
+        }
+        if let Some(number) = self.numbers.get(&token) {
+            return Ok(ESCAPE + number);
+        }
+        let numbered = u32::try_from(self.tokens.len()).unwrap_or(u32::MAX);
+        if numbered >= self.tokens_max {
+            return Err(VocabularyFull { numbered });
+        }
+        self.numbers.insert(token, numbered);
+        self.tokens.push(token);
+        Ok(ESCAPE + numbered)
+    }
+
+    fn token(&self, word: u32) -> u64 {
+        match word.checked_sub(ESCAPE) {
+            None => u64::from(word),
+            Some(number) => self.tokens[number as usize],
+        }
+    }
+}
+
+/// The tokens of a request, growing as it is answered.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    root: RootKey,
+    words: Vec<u32>,
+    keys: Vec<PageKey>,
+    page_tokens: NonZeroUsize,
+    is_cut: bool,
+}
+
+impl Prompt {
+    /// A prompt without tokens.
+    #[must_use]
+    pub fn new(scope: &Scope, page_tokens: NonZeroUsize) -> Prompt {
+        let salt = if planted!(SaltIgnored) {
+            None
+        } else {
+            scope.cache_salt.as_deref()
+        };
+        Prompt {
+            root: RootKey {
+                seed: namespace_seed(scope.extra_key.as_deref(), salt),
+                first: None,
+                bigram: scope.bigram,
+            },
+            words: Vec::new(),
+            keys: Vec::new(),
+            page_tokens,
+            is_cut: false,
+        }
+    }
+
+    /// Adds tokens behind those it has.
+    ///
+    /// # Errors
+    /// The vocabulary is full: the prompt ends, for good, before the first token that needed a number.
+    pub fn extend(
+        &mut self,
+        vocabulary: &mut Vocabulary,
+        tokens: impl IntoIterator<Item = u64>,
+    ) -> Result<(), VocabularyFull> {
+        for token in tokens {
+            if self.is_cut {
+                break;
+            }
+            let word = vocabulary.word(token).inspect_err(|_| self.is_cut = true)?;
+            if self.root.bigram && self.root.first.is_none() {
+                self.root.first = Some(word);
+            } else {
+                self.words.push(word);
+            }
+        }
+        Ok(())
+    }
+
+    /// Which root it belongs under.
+    #[must_use]
+    pub fn root(&self) -> RootKey {
+        self.root
+    }
+
+    /// A word a unit.
+    #[must_use]
+    pub fn words(&self) -> &[u32] {
+        &self.words
+    }
+
+    /// Whole pages.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.words.len() / self.page_tokens
+    }
+
+    /// The words and the keys of its first `pages` pages. Keys that were asked for before are not hashed again.
+    ///
+    /// # Panics
+    /// When it has fewer pages.
+    pub fn words_and_keys(
+        &mut self,
+        vocabulary: &Vocabulary,
+        pages: usize,
+    ) -> (&[u32], &[PageKey]) {
+        self.hash(vocabulary, pages);
+        (
+            &self.words[..pages * self.page_tokens.get()],
+            &self.keys[..pages],
+        )
+    }
+
+    /// The keys of its first `pages` pages, as [`Prompt::words_and_keys`].
+    ///
+    /// # Panics
+    /// When it has fewer pages.
+    pub fn keys(&mut self, vocabulary: &Vocabulary, pages: usize) -> &[PageKey] {
+        self.words_and_keys(vocabulary, pages).1
+    }
+
+    fn hash(&mut self, vocabulary: &Vocabulary, pages: usize) {
+        assert!(pages <= self.pages(), "the prompt has no page {pages}");
+        let known = self.keys.len();
+        if known < pages {
+            let per_page = self.page_tokens.get();
+            let token = |word: &u32| vocabulary.token(*word);
+            let words = &self.words[known * per_page..pages * per_page];
+            let prior = self.keys.last().copied().or(self.root.seed);
+            let (tokens, units): (Vec<u64>, TokenUnits) = if self.root.bigram {
+                let before = match known * per_page {
+                    0 => self.root.first,
+                    at => Some(self.words[at - 1]),
+                };
+                let tokens = before.iter().chain(words).map(token).collect();
+                (tokens, TokenUnits::Bigram)
+            } else {
+                (words.iter().map(token).collect(), TokenUnits::Single)
+            };
+            self.keys
+                .extend(page_keys(&tokens, self.page_tokens, prior, units));
+        }
+    }
+
+    /// Pages whose keys have been hashed.
+    #[must_use]
+    pub fn hashed_pages(&self) -> usize {
+        self.keys.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn prompt(scope: &Scope, vocabulary: &mut Vocabulary, tokens: &[u64]) -> Prompt {
+        let mut prompt = Prompt::new(scope, NonZeroUsize::new(4).unwrap());
+        prompt.extend(vocabulary, tokens.iter().copied()).unwrap();
+        prompt
+    }
+
+    #[test]
+    fn keys_asked_for_in_pieces_are_those_of_the_whole_chain() {
+        let tokens: Vec<u64> = (0..50)
+            .map(|at| if at == 21 { 1 << 40 } else { at * 7 })
+            .collect();
+        for bigram in [false, true] {
+            let scope = Scope {
+                bigram,
+                extra_key: Some("tenantA".into()),
+                ..Scope::default()
+            };
+            let units = if bigram {
+                TokenUnits::Bigram
+            } else {
+                TokenUnits::Single
+            };
+            let mut vocabulary = Vocabulary::new(10);
+            let mut prompt = prompt(&scope, &mut vocabulary, &tokens);
+            let seed = namespace_seed(Some("tenantA"), None);
+            let whole = page_keys(&tokens, NonZeroUsize::new(4).unwrap(), seed, units);
+            assert_eq!(prompt.pages(), 12);
+            for pages in [1, 3, 4, 12, 5] {
+                assert_eq!(prompt.keys(&vocabulary, pages), &whole[..pages]);
+            }
+            assert_eq!(prompt.hashed_pages(), 12);
+        }
+    }
+
+    #[test]
+    fn equal_tokens_under_another_salt_key_or_unit_have_another_root() {
+        let mut vocabulary = Vocabulary::new(0);
+        let text = |text: &str| Some(text.to_owned());
+        let mut roots = Vec::new();
+        for bigram in [false, true] {
+            for (extra_key, cache_salt) in [
+                (None, None),
+                (text(""), None),
+                (None, text("")),
+                (text("a"), text("b")),
+                (text("ab"), text("")),
+            ] {
+                let scope = Scope {
+                    extra_key,
+                    cache_salt,
+                    bigram,
+                };
+                roots.push(prompt(&scope, &mut vocabulary, &[1, 2, 3, 4, 5]).root());
+            }
+        }
+        for (at, root) in roots.iter().enumerate() {
+            assert!(!roots[..at].contains(root));
+        }
+    }
+
+    #[test]
+    fn a_token_that_cannot_be_numbered_ends_the_prompt_before_it() {
+        let mut vocabulary = Vocabulary::new(1);
+        let mut prompt = Prompt::new(&Scope::default(), NonZeroUsize::MIN);
+        let wide = u64::from(ESCAPE);
+        let result = prompt.extend(&mut vocabulary, [1, wide, 2, wide, 1 << 50, 3]);
+        assert_eq!(result, Err(VocabularyFull { numbered: 1 }));
+        assert_eq!(prompt.words(), [1, ESCAPE, 2, ESCAPE]);
+        prompt.extend(&mut vocabulary, [5]).unwrap();
+        assert_eq!(prompt.pages(), 4);
+    }
+}

@@ -1,0 +1,149 @@
+//! Leaving: L1, L2, the tree. The leaf sets say who may; whoever decides says who does.
+
+use super::node::{IN_L3, NONE};
+use super::{NodeId, Tree};
+use crate::runs::{L1, L2, Runs};
+use larder_format::PageKey;
+
+/// What left with a node.
+#[derive(Debug, Default)]
+pub struct Gone {
+    /// Its L1 pages, to be given back.
+    pub l1: Runs<L1>,
+    /// Its L2 pages, to be given back.
+    pub l2: Runs<L2>,
+    /// The keys of the pages that left L1.
+    pub l1_keys: Vec<PageKey>,
+    /// The keys of the pages that left L2.
+    pub l2_keys: Vec<PageKey>,
+}
+
+impl Tree {
+    /// The node whose L1 pages go next, these passed over, and whether L2 has them too.
+    #[must_use]
+    pub fn next_of_l1(&self, passed: &[NodeId]) -> Option<(NodeId, bool)> {
+        let at = self
+            .leaves
+            .l1()
+            .find(|at| !passed.contains(&self.id(*at)))?;
+        Some((self.id(at), !self.node(at).l2.is_empty()))
+    }
+
+    /// Whether nobody keeps a node, which may have gone, from leaving L1.
+    #[must_use]
+    pub fn may_leave_l1(&self, node: NodeId) -> bool {
+        let node = self.place(node).map(|at| self.node(at));
+        node.is_some_and(|node| self.leaves.membership(node).l1)
+    }
+
+    /// Whether nobody keeps a node, which may have gone, from leaving L2 and the tree.
+    #[must_use]
+    pub fn may_leave_l2(&self, node: NodeId) -> bool {
+        let node = self.place(node).map(|at| self.node(at));
+        node.is_some_and(|node| self.leaves.membership(node).l2)
+    }
+
+    /// The node whose L2 pages go next, and with them the node.
+    #[must_use]
+    pub fn next_of_l2(&self) -> Option<NodeId> {
+        self.leaves.first_l2().map(|at| self.id(at))
+    }
+
+    /// The node in L1 whose L2 copy goes next.
+    #[must_use]
+    pub fn next_double(&self) -> Option<NodeId> {
+        self.leaves.first_double().map(|at| self.id(at))
+    }
+
+    /// Takes a node out of L1 that is in L2 too.
+    ///
+    /// # Panics
+    /// When somebody holds it, or it is not in both: only what the leaf sets offer may go.
+    pub fn leave_l1(&mut self, node: NodeId) -> Gone {
+        let at = self.held(node);
+        assert!(
+            !self.node(at).l2.is_empty(),
+            "what leaves L1 alone is in L2"
+        );
+        Gone {
+            l1: self.take_l1(at),
+            l1_keys: self.node(at).keys.to_vec(),
+            ..Gone::default()
+        }
+    }
+
+    /// Takes a node's L2 copy, which L1 has too.
+    ///
+    /// # Panics
+    /// As [`Tree::leave_l1`].
+    pub fn leave_l2(&mut self, node: NodeId) -> Gone {
+        let at = self.held(node);
+        assert!(
+            !self.node(at).l1.is_empty(),
+            "what leaves L2 alone is in L1"
+        );
+        Gone {
+            l2: self.change(at, |node| std::mem::take(&mut node.l2)),
+            l2_keys: self.node(at).keys.to_vec(),
+            ..Gone::default()
+        }
+    }
+
+    /// Removes a node without children.
+    ///
+    /// # Panics
+    /// As [`Tree::leave_l1`].
+    pub fn remove(&mut self, node: NodeId) -> Gone {
+        let at = self.held(node);
+        let node = self.detach(at);
+        let keys = node.keys.into_vec();
+        let (in_l1, in_l2) = (!node.l1.is_empty(), !node.l2.is_empty());
+        let (l1_keys, l2_keys) = match (in_l1, in_l2) {
+            (true, true) => (keys.clone(), keys),
+            (true, false) => (keys, Vec::new()),
+            (false, _) => (Vec::new(), keys),
+        };
+        Gone {
+            l1: node.l1,
+            l2: node.l2,
+            l1_keys,
+            l2_keys,
+        }
+    }
+
+    /// Removes a node and all below it, which are in L2 alone; `None`, and no change, when anything in it is held.
+    pub fn remove_subtree(&mut self, node: NodeId) -> Option<Gone> {
+        let top = self.held(node);
+        let mut order = vec![top];
+        let mut next = 0;
+        while let Some(&at) = order.get(next) {
+            if self.node(at).is_locked() {
+                return None;
+            }
+            order.extend(self.children(at));
+            next += 1;
+        }
+        let mut all = Gone::default();
+        for at in order.into_iter().rev() {
+            let gone = self.remove(self.id(at));
+            all.l1 = all.l1.followed_by(&gone.l1);
+            all.l2 = all.l2.followed_by(&gone.l2);
+            all.l1_keys.extend(gone.l1_keys);
+            all.l2_keys.extend(gone.l2_keys);
+        }
+        Some(all)
+    }
+
+    /// Whether L3 has a node's pages.
+    #[must_use]
+    pub fn is_in_l3(&self, node: NodeId) -> bool {
+        self.place(node).is_some_and(|at| self.node(at).has(IN_L3))
+    }
+
+    /// Whether a node has children.
+    #[must_use]
+    pub fn has_children(&self, node: NodeId) -> bool {
+        self.place(node)
+            .is_some_and(|at| self.node(at).first_child != NONE)
+    }
+}

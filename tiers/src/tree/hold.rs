@@ -1,0 +1,272 @@
+//! Locks, and what transfers leave on the nodes they are about.
+
+use larder_format::PageKey;
+
+use super::node::{BACKING_UP, IN_L3, NONE, Node, PUTTING, WARM};
+use super::path::Span;
+use super::{LoadId, NodeId, Tree};
+use crate::planted::planted;
+use crate::runs::{L1, L2, Runs};
+
+/// What a lock holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// L1 pages, and L2 pages with them: a request runs on them, or a copy between the two is in flight.
+    L1,
+    /// L2 pages alone: L3 reads them, or they are about to be loaded or built upon.
+    L2,
+}
+
+/// The receipt of a lock: what it holds, from a node up to its root, stays until it is given back. It survives splits.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a lock that is not given back holds its pages for ever"]
+pub struct Lock {
+    node: NodeId,
+    hold: Hold,
+}
+
+impl Lock {
+    /// The node in which it ends.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+}
+
+impl Tree {
+    /// Holds the path from a node up to its root; `None` when the node has gone.
+    pub fn lock(&mut self, node: NodeId, hold: Hold) -> Option<Lock> {
+        let from = self.place(node)?;
+        self.count_locks(from, hold, |locks| *locks += 1);
+        Some(Lock { node, hold })
+    }
+
+    /// Gives a lock back.
+    #[expect(clippy::needless_pass_by_value, reason = "a receipt is used up")]
+    pub fn unlock(&mut self, lock: Lock) {
+        let Lock { node, hold } = lock;
+        let from = self.held(node);
+        let root = self.count_locks(from, hold, |locks| {
+            *locks = locks.checked_sub(1).expect("a lock is given back once");
+        });
+        self.drop_bare_root(root);
+    }
+
+    /// Changes the locks from a node up to its root, which is returned.
+    fn count_locks(&mut self, from: u32, hold: Hold, count: impl Fn(&mut u32)) -> u32 {
+        let mut at = from;
+        loop {
+            let node = self.node(at);
+            let parent = node.parent;
+            if parent == NONE && planted!(LockLeak) {
+                return at;
+            }
+            self.change(at, |node| match hold {
+                Hold::L1 => count(&mut node.l1_locks),
+                Hold::L2 => count(&mut node.l2_locks),
+            });
+            if parent == NONE {
+                return at;
+            }
+            at = parent;
+        }
+    }
+
+    /// Whether no lock holds the L1 pages of any of these nodes. A node that has gone is held by none.
+    #[must_use]
+    pub fn is_l1_free(&self, nodes: &[NodeId]) -> bool {
+        let places = nodes.iter().filter_map(|node| self.place(*node));
+        places.into_iter().all(|at| self.node(at).l1_locks == 0)
+    }
+
+    /// A backup of a node into these L2 pages begins: its L1 pages.
+    pub(crate) fn begin_backup(&mut self, node: NodeId) -> Runs<L1> {
+        let at = self.held(node);
+        self.change(at, |node| node.flags |= BACKING_UP);
+        self.node(at).l1.clone()
+    }
+
+    /// The backup of the last `l2.pages()` pages up to a node's end has ended: each part gets its L2 pages, or (`l2` is `None`)
+    /// none does. The parts, first one first.
+    pub(crate) fn end_backup(
+        &mut self,
+        node: NodeId,
+        pages: usize,
+        l2: Option<Runs<L2>>,
+    ) -> Vec<NodeId> {
+        let mut parts = self.parts(node, pages);
+        let mut left = l2;
+        if planted!(AckCoversOneFragment) {
+            parts.truncate(1);
+        }
+        for &at in &parts {
+            let count = self.node(at).pages() as u32;
+            let own = left
+                .as_mut()
+                .map(|left| left.split_off(left.pages() - count));
+            self.change(at, |node| {
+                node.flags &= !BACKING_UP;
+                if let Some(own) = own {
+                    node.l2 = own;
+                }
+            });
+        }
+        parts.reverse();
+        parts.into_iter().map(|at| self.id(at)).collect()
+    }
+
+    /// A load into these L1 pages begins, for nodes from the root down that are in L2 alone. Its L2 pages.
+    pub(crate) fn begin_load(
+        &mut self,
+        nodes: &[NodeId],
+        id: LoadId,
+        mut l1: Runs<L1>,
+    ) -> Runs<L2> {
+        let mut l2 = Vec::new();
+        for node in nodes {
+            let at = self.held(*node);
+            let rest = l1.split_off(self.node(at).pages() as u32);
+            let own = std::mem::replace(&mut l1, rest);
+            self.change(at, |node| node.loading = id.0);
+            self.set_l1(at, own);
+            l2.extend(self.node(at).l2.iter());
+        }
+        l2.into_iter().collect()
+    }
+
+    /// The load of the last `pages` pages up to a node's end has ended well. Its parts, first one first.
+    pub(crate) fn end_load(&mut self, node: NodeId, pages: usize) -> Vec<NodeId> {
+        let parts = self.parts(node, pages);
+        for &at in &parts {
+            self.change(at, |node| node.loading = NONE);
+        }
+        parts.into_iter().rev().map(|at| self.id(at)).collect()
+    }
+
+    /// Whether the last `pages` pages up to a node's end hang below L2, or need not.
+    pub(crate) fn may_enter_l2(&self, node: NodeId, pages: usize) -> bool {
+        let top = self.parts(node, pages).pop();
+        top.is_some_and(|top| {
+            let parent = self.node(self.node(top).parent);
+            self.write_back || parent.is_root() || !parent.l2.is_empty()
+        })
+    }
+
+    /// Where a node ends, in pages from the beginning of its chain.
+    pub(crate) fn depth_of_end(&self, node: NodeId) -> Option<usize> {
+        Some(self.node(self.place(node)?).end())
+    }
+
+    /// The load of the last `pages` pages up to a node's end has failed: nothing in L1 was filled. Loads further down are left
+    /// without their ancestors, and fail with it: their numbers, and the L1 pages of all of them. The nodes that lost theirs
+    /// come last one first.
+    pub(crate) fn fail_load(&mut self, node: NodeId, pages: usize) -> FailedLoad {
+        let parts = self.parts(node, pages);
+        let mut failed = FailedLoad::default();
+        let top = *parts.last().expect("a load has pages");
+        let mut below = vec![top];
+        let mut order = Vec::new();
+        while let Some(at) = below.pop() {
+            if !self.node(at).l1.is_empty() {
+                order.push(at);
+                below.extend(self.children(at));
+            }
+        }
+        for at in order.into_iter().rev() {
+            let load = self.node(at).load();
+            let load = load.expect("nothing stands on a load in flight but loads");
+            if !failed.loads.contains(&load) {
+                failed.loads.push(load);
+            }
+            failed.nodes.push(self.id(at));
+            self.change(at, |node| node.loading = NONE);
+            let taken = self.take_l1(at);
+            failed.l1 = failed.l1.followed_by(&taken);
+        }
+        failed
+    }
+
+    /// The pages of a node that L3 has not, when all of its pages are in L2 and none is on its way to L3 yet.
+    #[must_use]
+    pub(crate) fn wanting_put(&self, node: NodeId) -> Option<Span> {
+        let at = self.place(node)?;
+        let node = self.node(at);
+        let in_l3 = node.has(IN_L3) && !planted!(WritesTwice);
+        if node.l2.is_empty() || in_l3 || node.has(PUTTING) {
+            return None;
+        }
+        Some(Span {
+            keys: node.keys.to_vec(),
+            parent: self.node(node.parent).keys.last().copied(),
+            depth: node.depth as usize,
+            l2: node.l2.clone(),
+        })
+    }
+
+    /// The pages of a node are on their way to L3.
+    pub(crate) fn begin_put(&mut self, node: NodeId) {
+        let at = self.held(node);
+        self.change(at, |node| node.flags |= PUTTING);
+    }
+
+    /// The put of the last `pages` pages up to a node's end has ended; L3 has the first `stored` of them. Its parts, first one
+    /// first.
+    pub(crate) fn end_put(&mut self, node: NodeId, pages: usize, stored: usize) -> Vec<NodeId> {
+        let mut end = pages;
+        let parts = self.parts(node, pages);
+        for &at in &parts {
+            self.change(at, |node| {
+                node.flags &= !PUTTING;
+                if end <= stored {
+                    node.flags |= IN_L3;
+                }
+            });
+            end -= self.node(at).pages();
+        }
+        parts.into_iter().rev().map(|at| self.id(at)).collect()
+    }
+
+    /// The keys of pages that were of use since the last call and that L3 has.
+    pub fn take_warm(&mut self) -> Vec<PageKey> {
+        let mut keys = Vec::new();
+        for id in std::mem::take(&mut self.warm) {
+            if let Some(at) = self.place(id) {
+                self.nodes[at as usize].flags &= !WARM;
+                keys.extend_from_slice(&self.node(at).keys);
+            }
+        }
+        keys
+    }
+
+    /// Gives a node L1 pages.
+    pub(super) fn set_l1(&mut self, at: u32, l1: Runs<L1>) {
+        let parent = self.node(at).parent;
+        self.change(at, |node: &mut Node| node.l1 = l1);
+        self.change(parent, |parent| parent.l1_children += 1);
+    }
+
+    /// Takes a node's L1 pages from it.
+    pub(super) fn take_l1(&mut self, at: u32) -> Runs<L1> {
+        assert_eq!(
+            self.node(at).l1_children,
+            0,
+            "L1 is left from the leaves up"
+        );
+        let parent = self.node(at).parent;
+        let l1 = self.change(at, |node| std::mem::take(&mut node.l1));
+        if planted!(StaleLeafSet) {
+            self.nodes[parent as usize].l1_children -= 1;
+        } else {
+            self.change(parent, |parent| parent.l1_children -= 1);
+        }
+        l1
+    }
+}
+
+/// What a failed load takes with it.
+#[derive(Debug, Default)]
+pub(crate) struct FailedLoad {
+    pub(crate) loads: Vec<LoadId>,
+    pub(crate) nodes: Vec<NodeId>,
+    pub(crate) l1: Runs<L1>,
+}

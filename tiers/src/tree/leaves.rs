@@ -1,0 +1,181 @@
+//! The leaf sets: which nodes eviction may take, in the order in which it takes them.
+//!
+//! Three sets, each exact at every moment:
+//!
+//! | set | its nodes are | and |
+//! |---|---|---|
+//! | L1 | in L1 | no child is in L1, no lock holds L1 |
+//! | L2 | in L2, not in L1 | no child at all, no lock of either kind |
+//! | doubles | in L1 and L2 | no lock holds L2 alone, no transfer is in flight; only under write_back |
+//!
+//! An entry holds the rank that its node had when it was listed. Whoever changes what a rank or a membership depends on
+//! unlists the node before and lists it after; only `Tree::change` does.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::node::{BACKING_UP, NONE, Node};
+use crate::planted::planted;
+
+/// Which of the nodes that may go goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EvictionOrder {
+    /// Least recently used.
+    #[default]
+    Lru,
+    /// Least often hit, then least recently used.
+    Lfu,
+    /// First made.
+    Fifo,
+    /// Most recently used.
+    Mru,
+    /// Last made.
+    Filo,
+    /// Lowest priority, then least recently used.
+    Priority,
+}
+
+impl EvictionOrder {
+    /// All of them.
+    pub const ALL: [EvictionOrder; 6] = [
+        EvictionOrder::Lru,
+        EvictionOrder::Lfu,
+        EvictionOrder::Fifo,
+        EvictionOrder::Mru,
+        EvictionOrder::Filo,
+        EvictionOrder::Priority,
+    ];
+
+    fn rank(self, node: &Node) -> Rank {
+        match self {
+            EvictionOrder::Lru => (node.used, node.made),
+            EvictionOrder::Lfu => (u64::from(node.hits), node.used),
+            EvictionOrder::Fifo => (node.made, 0),
+            EvictionOrder::Mru => (!node.used, node.made),
+            EvictionOrder::Filo => (!node.made, 0),
+            // Flipping the sign bit makes the order of unsigned numbers that of signed ones.
+            EvictionOrder::Priority => {
+                let unsigned = node.priority.cast_unsigned() ^ (1 << 31);
+                (u64::from(unsigned), node.used)
+            }
+        }
+    }
+}
+
+type Rank = (u64, u64);
+
+/// One leaf set. Equal ranks go by the slab's numbers, which are the same on every rank of a group.
+#[derive(Debug, Default)]
+struct LeafSet(BTreeSet<(Rank, u32)>);
+
+/// The three sets.
+#[derive(Debug)]
+pub(super) struct Leaves {
+    order: EvictionOrder,
+    with_doubles: bool,
+    l1: LeafSet,
+    l2: LeafSet,
+    doubles: LeafSet,
+}
+
+/// In which sets a node belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Membership {
+    pub(super) l1: bool,
+    pub(super) l2: bool,
+    pub(super) double: bool,
+}
+
+impl Leaves {
+    pub(super) fn new(order: EvictionOrder, with_doubles: bool) -> Leaves {
+        Leaves {
+            order,
+            with_doubles,
+            l1: LeafSet::default(),
+            l2: LeafSet::default(),
+            doubles: LeafSet::default(),
+        }
+    }
+
+    pub(super) fn membership(&self, node: &Node) -> Membership {
+        let (in_l1, in_l2) = (!node.l1.is_empty(), !node.l2.is_empty());
+        let heeds_locks = !planted!(EvictsLocked);
+        Membership {
+            l1: in_l1 && node.l1_children == 0 && !(heeds_locks && node.l1_locks > 0),
+            l2: in_l2 && !in_l1 && node.first_child == NONE && !(heeds_locks && node.is_locked()),
+            double: self.with_doubles
+                && in_l1
+                && in_l2
+                && node.l2_locks == 0
+                && node.load().is_none()
+                && !node.has(BACKING_UP),
+        }
+    }
+
+    fn sets(&mut self, node: &Node) -> impl Iterator<Item = &mut LeafSet> {
+        let Membership { l1, l2, double } = self.membership(node);
+        let sets = [
+            (l1, &mut self.l1),
+            (l2, &mut self.l2),
+            (double, &mut self.doubles),
+        ];
+        sets.into_iter()
+            .filter_map(|(is_in, set)| is_in.then_some(set))
+    }
+
+    /// Whether a node is in any set.
+    pub(super) fn is_listed(&self, node: &Node) -> bool {
+        let Membership { l1, l2, double } = self.membership(node);
+        l1 || l2 || double
+    }
+
+    pub(super) fn unlist(&mut self, at: u32, node: &Node) {
+        let rank = self.order.rank(node);
+        for set in self.sets(node) {
+            set.0.remove(&(rank, at));
+        }
+    }
+
+    pub(super) fn list(&mut self, at: u32, node: &Node) {
+        let rank = self.order.rank(node);
+        for set in self.sets(node) {
+            set.0.insert((rank, at));
+        }
+    }
+
+    /// The nodes that may leave L1, in order.
+    pub(super) fn l1(&self) -> impl Iterator<Item = u32> + '_ {
+        self.l1.0.iter().map(|(_, at)| *at)
+    }
+
+    pub(super) fn first_l2(&self) -> Option<u32> {
+        self.l2.0.first().map(|(_, at)| *at)
+    }
+
+    pub(super) fn first_double(&self) -> Option<u32> {
+        self.doubles.0.first().map(|(_, at)| *at)
+    }
+
+    /// Whether a node is listed exactly where it belongs, with the rank it has.
+    pub(super) fn is_exact(&self, at: u32, node: &Node) -> bool {
+        let entry = (self.order.rank(node), at);
+        let listed = Membership {
+            l1: self.l1.0.contains(&entry),
+            l2: self.l2.0.contains(&entry),
+            double: self.doubles.0.contains(&entry),
+        };
+        listed == self.membership(node)
+    }
+
+    /// Entries of each set.
+    pub(super) fn lengths(&self) -> [usize; 3] {
+        [self.l1.0.len(), self.l2.0.len(), self.doubles.0.len()]
+    }
+
+    /// Bytes, estimated: entries of a B-tree's nodes that are two thirds full.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.lengths().iter().sum::<usize>() * size_of::<(Rank, u32)>() * 3 / 2
+    }
+}

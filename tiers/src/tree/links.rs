@@ -1,0 +1,244 @@
+//! Parents and children, the table that finds a child by its first page, and splitting.
+
+use std::hash::{BuildHasher, Hash, Hasher};
+
+use super::node::{NONE, Node, WARM};
+use super::{NodeId, Tree};
+use crate::planted::planted;
+use crate::prompt::RootKey;
+use crate::runs::Runs;
+
+/// The table's hash of a tag: its upper bits and its lower ones both count.
+pub(super) fn spread(tag: u32) -> u64 {
+    u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+impl Tree {
+    fn tag(&self, parent: u32, page: &[u32]) -> u32 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write_u32(parent);
+        page.hash(&mut hasher);
+        (hasher.finish() >> 32) as u32
+    }
+
+    /// The child of `parent` that begins with this page.
+    pub(super) fn child(&self, parent: u32, page: &[u32]) -> Option<u32> {
+        let first = self.node(parent).first_child;
+        if first == NONE {
+            return None;
+        }
+        let begins = |at: u32| self.node(at).words.get(..page.len()) == Some(page);
+        // Most nodes of a conversation have one child, and looking at it is cheaper than hashing.
+        if self.node(first).next == NONE {
+            return begins(first).then_some(first);
+        }
+        let tag = self.tag(parent, page);
+        let is_it = |at: &u32| {
+            let node = self.node(*at);
+            node.tag == tag && node.parent == parent && begins(*at)
+        };
+        self.table.find(spread(tag), is_it).copied()
+    }
+
+    /// The root of these prompts, made when there is none.
+    pub(super) fn root_or_new(&mut self, key: RootKey) -> u32 {
+        if let Some(at) = self.roots.get(&key) {
+            return *at;
+        }
+        let at = self.place_node(Node::empty());
+        self.roots.insert(key, at);
+        self.root_keys.insert(at, key);
+        at
+    }
+
+    /// Drops a root under which nothing is left and that nobody holds.
+    pub(super) fn drop_bare_root(&mut self, at: u32) {
+        let node = self.node(at);
+        if node.is_root() && node.first_child == NONE && !node.is_locked() {
+            if let Some(key) = self.root_keys.remove(&at) {
+                self.roots.remove(&key);
+            }
+            self.vacate(at);
+        }
+    }
+
+    fn place_node(&mut self, mut node: Node) -> u32 {
+        self.counts.nodes += 1;
+        if let Some(at) = self.vacant.pop() {
+            node.generation = self.node(at).generation;
+            self.nodes[at as usize] = node;
+            return at;
+        }
+        let at = u32::try_from(self.nodes.len()).unwrap_or(NONE);
+        assert_ne!(at, NONE, "a tree has fewer than 2^32 - 1 nodes");
+        self.nodes.push(node);
+        at
+    }
+
+    fn vacate(&mut self, at: u32) -> Node {
+        let vacant = Node {
+            generation: self.node(at).generation.wrapping_add(1),
+            ..Node::empty()
+        };
+        self.vacant.push(at);
+        self.counts.nodes -= 1;
+        std::mem::replace(&mut self.nodes[at as usize], vacant)
+    }
+
+    /// Puts a new node below `parent`. It has words, keys and runs; its links are made here.
+    pub(super) fn attach(&mut self, parent: u32, mut node: Node) -> u32 {
+        node.tag = self.tag(parent, &node.words[..self.page_tokens]);
+        node.parent = parent;
+        node.next = self.node(parent).first_child;
+        let (next, tag, in_l1) = (node.next, node.tag, !node.l1.is_empty());
+        let (l1, l2) = (node.l1.pages() as usize, node.l2.pages() as usize);
+        let at = self.place_node(node);
+        if next != NONE {
+            self.nodes[next as usize].previous = at;
+        }
+        self.change(parent, |parent| {
+            parent.first_child = at;
+            parent.l1_children += u32::from(in_l1);
+        });
+        self.counts.l1_pages += l1;
+        self.counts.l2_pages += l2;
+        self.leaves.list(at, &self.nodes[at as usize]);
+        self.enter(at, tag);
+        at
+    }
+
+    fn enter(&mut self, at: u32, tag: u32) {
+        let nodes = &self.nodes;
+        let hash = |at: &u32| spread(nodes[*at as usize].tag);
+        self.table.insert_unique(spread(tag), at, hash);
+    }
+
+    fn leave(&mut self, at: u32) {
+        let entry = self
+            .table
+            .find_entry(spread(self.node(at).tag), |other| *other == at);
+        entry
+            .expect("every node but a root is in the table")
+            .remove();
+    }
+
+    /// Takes a node without children out of the tree.
+    pub(super) fn detach(&mut self, at: u32) -> Node {
+        let node = self.node(at);
+        assert_eq!(node.first_child, NONE, "nodes leave from the leaves up");
+        let (parent, next, previous) = (node.parent, node.next, node.previous);
+        let was_in_l1 = !node.l1.is_empty();
+        self.leaves.unlist(at, &self.nodes[at as usize]);
+        self.leave(at);
+        if next != NONE {
+            self.nodes[next as usize].previous = previous;
+        }
+        if previous != NONE {
+            self.nodes[previous as usize].next = next;
+        }
+        let relink = |parent: &mut Node| {
+            parent.l1_children -= u32::from(was_in_l1);
+            if previous == NONE {
+                parent.first_child = next;
+            }
+        };
+        if planted!(StaleLeafSet) {
+            relink(&mut self.nodes[parent as usize]);
+        } else {
+            self.change(parent, relink);
+        }
+        let node = self.vacate(at);
+        self.counts.l1_pages -= node.l1.pages() as usize;
+        self.counts.l2_pages -= node.l2.pages() as usize;
+        if node.l1_locks > 0 {
+            self.counts.l1_locked_pages -= node.l1.pages() as usize;
+        }
+        self.drop_bare_root(parent);
+        node
+    }
+
+    /// Splits a node after its first `pages` pages. Its number stays with the last part; the first part is returned.
+    pub(super) fn split(&mut self, at: u32, pages: usize) -> u32 {
+        let node = &mut self.nodes[at as usize];
+        assert!(pages > 0 && pages < node.pages(), "a split makes two parts");
+        let count = pages as u32;
+        let (words, rest) = divide(&mut node.words, pages * self.page_tokens);
+        node.words = rest;
+        let (keys, rest) = divide(&mut node.keys, pages);
+        node.keys = rest;
+        let mut front = Node {
+            words,
+            keys,
+            l1: divide_runs(&mut node.l1, count),
+            l2: divide_runs(&mut node.l2, count),
+            first_child: at,
+            generation: 0,
+            l1_children: u32::from(!node.l1.is_empty()),
+            ..*node
+        };
+        node.depth += count;
+        if planted!(SplitForgetsHostRun) {
+            front.l2 = Runs::default();
+        }
+        if planted!(SplitForgetsLocks) {
+            front.l1_locks = 0;
+            front.l2_locks = 0;
+        }
+        let (parent, next, previous, tag) = (front.parent, front.next, front.previous, front.tag);
+        self.leave(at);
+        let first = self.place_node(front);
+        let tag_of_rest = self.tag(first, &self.node(at).words[..self.page_tokens]);
+        let rest = &mut self.nodes[at as usize];
+        rest.parent = first;
+        rest.next = NONE;
+        rest.previous = NONE;
+        rest.tag = tag_of_rest;
+        self.enter(first, tag);
+        self.enter(at, tag_of_rest);
+        if next != NONE {
+            self.nodes[next as usize].previous = first;
+        }
+        if previous == NONE {
+            self.nodes[parent as usize].first_child = first;
+        } else {
+            self.nodes[previous as usize].next = first;
+        }
+        self.leaves.list(first, &self.nodes[first as usize]);
+        if self.node(first).has(WARM) {
+            self.warm.push(self.id(first));
+        }
+        first
+    }
+
+    /// The parts that the last `pages` pages up to a node's end lie in: the node itself, then its ancestors.
+    pub(super) fn parts(&self, node: NodeId, pages: usize) -> Vec<u32> {
+        let mut left = pages;
+        let mut parts = Vec::new();
+        for at in self.upward(self.held(node)) {
+            if left == 0 {
+                break;
+            }
+            let own = self.node(at).pages();
+            assert!(own <= left, "nodes are split, never joined");
+            left -= own;
+            parts.push(at);
+        }
+        parts
+    }
+}
+
+fn divide<T: Clone>(whole: &mut Box<[T]>, at: usize) -> (Box<[T]>, Box<[T]>) {
+    let rest = whole[at..].into();
+    let mut first = std::mem::take(whole).into_vec();
+    first.truncate(at);
+    (first.into_boxed_slice(), rest)
+}
+
+/// Keeps the last part in `runs` and gives the first one back.
+fn divide_runs<T: crate::runs::Tier>(runs: &mut Runs<T>, pages: u32) -> Runs<T> {
+    if runs.is_empty() {
+        return Runs::default();
+    }
+    let rest = runs.split_off(pages);
+    std::mem::replace(runs, rest)
+}

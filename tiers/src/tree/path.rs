@@ -1,0 +1,405 @@
+//! From tokens to nodes: match and insert.
+//!
+//! A load in flight is part of what a match returns: its pages are not readable before the load is. Nothing is inserted behind
+//! such a load, by nobody: if it fails, nothing stands on pages that were never filled.
+
+use larder_format::PageKey;
+
+use super::node::{BACKING_UP, IN_L3, Node, PUTTING, WARM};
+use super::{LoadId, NodeId, Tree};
+use crate::planted::planted;
+use crate::prompt::RootKey;
+use crate::runs::{L1, L2, Run, Runs};
+
+/// What the tree has of a prompt.
+#[derive(Clone, Debug, Default)]
+pub struct Matched {
+    /// Its first pages, in L1.
+    pub l1: Runs<L1>,
+    /// Loads that fill some of those, in order.
+    pub loads: Vec<LoadId>,
+    /// The node in which the L1 part ends; `None` when it has no page.
+    pub l1_end: Option<NodeId>,
+    /// How many pages behind them are in L2 alone.
+    pub l2_pages: usize,
+    /// The node in which the match ends; `None` when nothing matches.
+    pub end: Option<NodeId>,
+    /// Whether the match ends in L2: behind it, pages of L3 can be put.
+    pub ends_in_l2: bool,
+}
+
+impl Matched {
+    /// Pages in L1 and L2.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.l1.pages() as usize + self.l2_pages
+    }
+}
+
+/// What a request offers to the tree.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer<'a> {
+    /// Where its prompt belongs.
+    pub root: RootKey,
+    /// The words of whole pages.
+    pub words: &'a [u32],
+    /// Their keys.
+    pub keys: &'a [PageKey],
+    /// Their L1 pages; those before `own_from` are the tree's.
+    pub pages: &'a [u32],
+    /// From which page on the pages are the request's own.
+    pub own_from: usize,
+    /// Up to which page it has been counted as a hit.
+    pub counted: usize,
+    /// How much it is worth.
+    pub priority: i32,
+}
+
+/// What became of an offer.
+#[derive(Debug, Default)]
+pub struct Inserted {
+    /// The tree has the pages of the prompt up to here.
+    pub pages: usize,
+    /// Where it has those from `own_from` on.
+    pub runs: Runs<L1>,
+    /// The request's pages that the tree did not need, to be given back.
+    pub duplicates: Runs<L1>,
+    /// Nodes with pages that the tree took from the request.
+    pub taken: Vec<NodeId>,
+    /// The node in which the prompt ends; `None` when it has no page.
+    pub end: Option<NodeId>,
+}
+
+/// What became of pages that were read from L3.
+#[derive(Debug, Default)]
+pub struct HostInserted {
+    /// Pages that the tree has had meanwhile, to be given back.
+    pub duplicates: Runs<L2>,
+    /// Pages that the tree took.
+    pub pages: usize,
+    /// Pages that could not be put below a parent that has left L2, to be given back.
+    pub orphans: Runs<L2>,
+    /// The node that was made.
+    pub node: Option<NodeId>,
+}
+
+/// A part of a chain.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Its keys.
+    pub keys: Vec<PageKey>,
+    /// The key before the first, if there is one.
+    pub parent: Option<PageKey>,
+    /// Pages before it.
+    pub depth: usize,
+    /// Where it lies in L2.
+    pub l2: Runs<L2>,
+}
+
+impl Tree {
+    /// Finds the nodes that hold the beginning of `words`, splitting the last one where it goes another way; they are left in
+    /// `self.path`, root aside. Returns how many pages they have.
+    fn descend(&mut self, root: u32, words: &[u32]) -> usize {
+        self.path.clear();
+        let per_page = self.page_tokens;
+        let (mut at, mut rest, mut pages) = (root, words, 0);
+        while rest.len() >= per_page {
+            let Some(child) = self.child(at, &rest[..per_page]) else {
+                break;
+            };
+            let node = self.node(child);
+            let of_node = node.pages();
+            let common = common_pages(&node.words, rest, per_page);
+            pages += common;
+            if common < of_node {
+                let first = self.split(child, common);
+                self.path.push(first);
+                break;
+            }
+            self.path.push(child);
+            at = child;
+            rest = &rest[common * per_page..];
+        }
+        pages
+    }
+
+    /// What the tree has of a prompt; its nodes count as used. Splits the last one where the prompt goes another way.
+    pub fn match_prefix(&mut self, root: RootKey, words: &[u32]) -> Matched {
+        self.tick += 1;
+        let Some(&root) = self.roots.get(&root) else {
+            return Matched::default();
+        };
+        self.descend(root, words);
+        let mut runs: Vec<Run<L1>> = Vec::new();
+        let mut matched = Matched::default();
+        for at in 0..self.path.len() {
+            let at = self.path[at];
+            self.touch(at, 0, None);
+            let node = self.node(at);
+            if node.l1.is_empty() {
+                matched.l2_pages += node.pages();
+            } else {
+                runs.extend(node.l1.iter());
+                matched.l1_end = Some(self.id(at));
+                let load = node.load().filter(|_| !planted!(HitOnUnfinishedLoad));
+                if load.is_some() && load != matched.loads.last().copied() {
+                    matched.loads.extend(load);
+                }
+            }
+        }
+        if let Some(&end) = self.path.last() {
+            matched.end = Some(self.id(end));
+            matched.ends_in_l2 = !self.node(end).l2.is_empty();
+        }
+        matched.l1 = runs.into_iter().collect();
+        matched
+    }
+
+    /// How many pages of a prompt are in L1, and how many behind them in L2. Changes nothing.
+    #[must_use]
+    pub fn peek(&self, root: RootKey, words: &[u32]) -> (usize, usize) {
+        let (mut l1, mut l2) = (0, 0);
+        let Some(&root) = self.roots.get(&root) else {
+            return (l1, l2);
+        };
+        let per_page = self.page_tokens;
+        let (mut at, mut rest) = (root, words);
+        while rest.len() >= per_page {
+            let Some(child) = self.child(at, &rest[..per_page]) else {
+                break;
+            };
+            let node = self.node(child);
+            let common = common_pages(&node.words, rest, per_page);
+            *(if node.l1.is_empty() { &mut l2 } else { &mut l1 }) += common;
+            if common < node.pages() {
+                break;
+            }
+            at = child;
+            rest = &rest[common * per_page..];
+        }
+        (l1, l2)
+    }
+
+    /// A node was of use.
+    fn touch(&mut self, at: u32, hits: u32, priority: Option<i32>) {
+        let tick = self.tick;
+        let node = self.node(at);
+        if node.has(IN_L3) && !node.has(WARM) {
+            self.nodes[at as usize].flags |= WARM;
+            self.warm.push(self.id(at));
+        }
+        let touched = |node: &mut Node| {
+            node.used = tick;
+            node.hits = node.hits.saturating_add(hits);
+            node.priority = priority.map_or(node.priority, |priority| node.priority.max(priority));
+        };
+        // A rank matters only to what a leaf set holds.
+        if self.leaves.is_listed(self.node(at)) {
+            self.change(at, touched);
+        } else {
+            touched(&mut self.nodes[at as usize]);
+        }
+    }
+
+    /// Takes over the pages of a request: new nodes for tokens that the tree has not, L1 pages for those it has in L2 alone. Pages
+    /// for tokens it has in L1 are duplicates. Stops before a load in flight.
+    pub fn insert(&mut self, offer: &Offer<'_>) -> Inserted {
+        self.tick += 1;
+        if offer.keys.is_empty() {
+            return Inserted::default();
+        }
+        let root = self.root_or_new(offer.root);
+        let matched = self.descend(root, offer.words);
+        let mut inserted = Inserted::default();
+        let mut runs: Vec<Run<L1>> = Vec::new();
+        let mut parent = root;
+        let mut is_open = true;
+        for at in 0..self.path.len() {
+            let at = self.path[at];
+            let (depth, end) = (self.node(at).depth as usize, self.node(at).end());
+            if self.node(at).load().is_some() {
+                is_open = false;
+                break;
+            }
+            let is_new_hit = depth >= offer.counted || planted!(CountsHitsTwice);
+            self.touch(at, u32::from(is_new_hit), Some(offer.priority));
+            if self.node(at).l1.is_empty() {
+                let own = Runs::of_pages(&offer.pages[depth..end]);
+                self.set_l1(at, own);
+                inserted.taken.push(self.id(at));
+            } else if end > offer.own_from {
+                let from = depth.max(offer.own_from);
+                let mut of_tree = self.node(at).l1.clone();
+                let of_tree = of_tree.split_off((from - depth) as u32);
+                let of_request = Runs::of_pages(&offer.pages[from..end]);
+                let duplicates = if planted!(FreesTheTreesPages) {
+                    of_tree.clone()
+                } else {
+                    of_request
+                };
+                if !planted!(KeepsDuplicates) {
+                    inserted.duplicates = inserted.duplicates.followed_by(&duplicates);
+                }
+            }
+            if end > offer.own_from {
+                let skipped = offer.own_from.saturating_sub(depth);
+                let mut of_node = self.node(at).l1.clone();
+                runs.extend(of_node.split_off(skipped as u32).iter());
+            }
+            inserted.pages = end;
+            parent = at;
+        }
+        if is_open && matched < offer.keys.len() {
+            let own = Runs::of_pages(&offer.pages[matched..]);
+            runs.extend(own.iter());
+            let node = self.new_node(offer.words, offer.keys, matched);
+            parent = self.attach(
+                parent,
+                Node {
+                    l1: own,
+                    hits: 1,
+                    priority: offer.priority,
+                    ..node
+                },
+            );
+            inserted.taken.push(self.id(parent));
+            inserted.pages = offer.keys.len();
+        }
+        inserted.runs = runs.into_iter().collect();
+        inserted.end = (parent != root).then(|| self.id(parent));
+        self.drop_bare_root(root);
+        inserted
+    }
+
+    /// A node for the pages from `from` on.
+    fn new_node(&self, words: &[u32], keys: &[PageKey], from: usize) -> Node {
+        Node {
+            words: words[from * self.page_tokens..].into(),
+            keys: keys[from..].into(),
+            depth: from as u32,
+            used: self.tick,
+            made: self.tick,
+            ..Node::empty()
+        }
+    }
+
+    /// Takes over L2 pages that hold the pages from `from` on, read from L3. Pages that the tree has meanwhile are duplicates;
+    /// where the way there has left L2, the rest are orphans (not under write_back).
+    pub fn insert_host(
+        &mut self,
+        root: RootKey,
+        words: &[u32],
+        keys: &[PageKey],
+        from: usize,
+        mut pages: Runs<L2>,
+    ) -> HostInserted {
+        self.tick += 1;
+        let mut inserted = HostInserted::default();
+        if pages.is_empty() {
+            return inserted;
+        }
+        let root = self.root_or_new(root);
+        let matched = self.descend(root, words);
+        let parent = self.path.last().copied().unwrap_or(root);
+        let is_l2_way = |at: &u32| {
+            let node = self.node(*at);
+            self.write_back || node.is_root() || !node.l2.is_empty()
+        };
+        let has_way = matched >= from && (is_l2_way(&parent) || planted!(InsertsBelowLostParent));
+        let known = (matched.max(from) - from) as u32;
+        let rest = pages.split_off(known.min(pages.pages()));
+        inserted.duplicates = pages;
+        if rest.is_empty() {
+            // Everything has come by another way.
+        } else if has_way {
+            inserted.pages = rest.pages() as usize;
+            let node = self.new_node(words, keys, matched);
+            let node = Node {
+                l2: rest,
+                flags: IN_L3,
+                ..node
+            };
+            let at = self.attach(parent, node);
+            inserted.node = Some(self.id(at));
+        } else {
+            inserted.orphans = rest;
+        }
+        self.drop_bare_root(root);
+        inserted
+    }
+
+    /// Nodes on the way to `end` that are not in L2 nor on the way there, from the root down, as long as each has `hits` hits.
+    #[must_use]
+    pub fn wanting_backup(&self, end: NodeId, hits: u32) -> Vec<NodeId> {
+        let Some(end) = self.place(end) else {
+            return Vec::new();
+        };
+        let is_wanting = |at: &u32| {
+            let node = self.node(*at);
+            node.l2.is_empty() && !node.has(BACKING_UP) && !node.is_root()
+        };
+        let mut wanting: Vec<u32> = self.upward(end).filter(is_wanting).collect();
+        wanting.reverse();
+        let hot = wanting.into_iter().take_while(|at| {
+            let node = self.node(*at);
+            node.hits >= hits && !node.l1.is_empty()
+        });
+        hot.map(|at| self.id(at)).collect()
+    }
+
+    /// Nodes on the way to `end` that are in L2 and not known to L3, from the root down, that have `hits` hits.
+    #[must_use]
+    pub fn wanting_put_path(&self, end: NodeId, hits: u32) -> Vec<NodeId> {
+        let Some(end) = self.place(end) else {
+            return Vec::new();
+        };
+        let is_wanting = |at: &u32| {
+            let node = self.node(*at);
+            !node.l2.is_empty() && !node.has(IN_L3 | PUTTING) && node.hits >= hits
+        };
+        let mut wanting: Vec<NodeId> = self
+            .upward(end)
+            .filter(is_wanting)
+            .map(|at| self.id(at))
+            .collect();
+        wanting.reverse();
+        wanting
+    }
+
+    /// How many requests inserted a node's tokens; 0 when it has gone.
+    #[must_use]
+    pub fn hits(&self, node: NodeId) -> u32 {
+        self.place(node).map_or(0, |at| self.node(at).hits)
+    }
+
+    /// Nodes on the way to `end` that are in L2 alone, from the root down: what a load has to bring.
+    #[must_use]
+    pub fn wanting_load(&self, end: NodeId) -> Vec<NodeId> {
+        let Some(end) = self.place(end) else {
+            return Vec::new();
+        };
+        let above = self.upward(end);
+        let absent =
+            above.take_while(|at| self.node(*at).l1.is_empty() && !self.node(*at).is_root());
+        let mut absent: Vec<NodeId> = absent.map(|at| self.id(at)).collect();
+        absent.reverse();
+        absent
+    }
+}
+
+/// Words compared at once: long enough for the fastest comparison there is, short enough to find the difference in.
+const CHUNK_WORDS: usize = 1024;
+
+/// How many whole pages two texts have in common at their beginnings.
+fn common_pages(node: &[u32], rest: &[u32], per_page: usize) -> usize {
+    let length = node.len().min(rest.len());
+    let (node, rest) = (&node[..length], &rest[..length]);
+    if node == rest {
+        return length / per_page;
+    }
+    let chunks = node.chunks(CHUNK_WORDS).zip(rest.chunks(CHUNK_WORDS));
+    let equal = chunks.take_while(|(a, b)| a == b).count() * CHUNK_WORDS;
+    let equal = equal.min(length);
+    let behind = node[equal..].iter().zip(&rest[equal..]);
+    (equal + behind.take_while(|(a, b)| a == b).count()) / per_page
+}

@@ -1,0 +1,291 @@
+//! Ranks with devices and stores of different speed, luck and honesty: their trees stay equal; one that stops is an error.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use larder_engine::{GetPage, PutPage};
+use larder_format::PageKey;
+use larder_kernels::host::{Faults, Moment};
+use larder_kernels::{
+    Device, DeviceError, HostDevice, HostMemory, KvShape, Layout, Ticket, pool_bytes,
+};
+use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
+use larder_tiers::core::{PrefetchId, PrefetchState, Request, Stats};
+use larder_tiers::l3::L3;
+use larder_tiers::prompt::Scope;
+use larder_tiers::ranks::{Ranks, RanksError, ThreadRank, threads};
+use larder_tiers::{Cache, CacheError, Config, Parts};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+/// The pages of an L3.
+type Pages = Arc<Mutex<HashSet<PageKey>>>;
+
+/// An L3 of one rank: it has what it was given, mostly.
+struct Moody {
+    has: Pages,
+    dice: Mutex<Pcg64Mcg>,
+}
+
+impl Moody {
+    fn some(&self, of: usize) -> usize {
+        let mut dice = self.dice.lock().unwrap();
+        for _ in 0..dice.random_range(0..20) {
+            std::thread::yield_now();
+        }
+        if dice.random_bool(0.2) {
+            dice.random_range(0..=of)
+        } else {
+            of
+        }
+    }
+}
+
+impl L3 for Moody {
+    fn longest_prefix(&self, keys: &[PageKey]) -> usize {
+        let has = self.has.lock().unwrap();
+        self.some(keys.iter().take_while(|key| has.contains(*key)).count())
+    }
+
+    fn get(&self, pages: &mut [GetPage<'_, '_>]) -> usize {
+        let has = self.has.lock().unwrap();
+        self.some(
+            pages
+                .iter()
+                .take_while(|page| has.contains(&page.key))
+                .count(),
+        )
+    }
+
+    fn put(&self, pages: &[PutPage<'_>]) -> usize {
+        let stored = self.some(pages.len());
+        self.has
+            .lock()
+            .unwrap()
+            .extend(pages[..stored].iter().map(|page| page.key));
+        stored
+    }
+
+    fn touch(&self, _: &[PageKey]) {}
+}
+
+fn unreliable(seed: u64) -> Faults {
+    let dice = Mutex::new(Pcg64Mcg::seed_from_u64(seed));
+    Box::new(move |moment| {
+        let is_bad = dice.lock().unwrap().random_bool(0.05);
+        match moment {
+            Moment::Copy(_, layer) if is_bad => Err(DeviceError::Copy {
+                layer,
+                why: "a test".into(),
+            }),
+            Moment::Submit(_) if is_bad => Err(DeviceError::Busy { in_flight: 1 }),
+            _ => Ok(()),
+        }
+    })
+}
+
+/// A cache of one rank. With even seeds one rank writes to an L3 that all of them read (MLA), else each has its own.
+fn cache(seed: u64, ranks: ThreadRank, shared: &Pages) -> Cache {
+    let mut dice = Pcg64Mcg::seed_from_u64(seed);
+    let shape = KvShape::mha(2, 1, 4, 1, 2).unwrap();
+    let mut config = Config::new(2, u64::from(shape.page_bytes()), 30, 40);
+    config.write_policy = WritePolicy::ALL[dice.random_range(0..3)];
+    config.l3_write = [L3Write::OnBackup, L3Write::OnEviction][dice.random_range(0..2)];
+    config.prefetch.policy = PrefetchPolicy::ALL[dice.random_range(0..3)];
+    config.prefetch.timeout_base_us = 100;
+    config.prefetch.threshold_tokens = 2;
+    config.prefetch.batch_pages = 2;
+    config.load_threshold_tokens = 2;
+    let is_shared = seed.is_multiple_of(2);
+    config.writes_l3 = ranks.rank() == 0 || !is_shared;
+    // What a rank alone has is its own.
+    let own = seed * 100 + u64::from(ranks.rank());
+    let device = Arc::new(HostDevice::with_faults(unreliable(own)).unwrap());
+    let memory = HostMemory::zeroed(pool_bytes(&shape, 41)).unwrap();
+    let parts = Parts {
+        l1: device.alloc_l1(&shape, 31).unwrap(),
+        l2: device
+            .register(memory, Layout::PageFirst, &shape, 41)
+            .unwrap(),
+        device,
+        l3: Some(Arc::new(Moody {
+            has: if is_shared {
+                shared.clone()
+            } else {
+                Pages::default()
+            },
+            dice: Mutex::new(Pcg64Mcg::seed_from_u64(own)),
+        })),
+        ranks: Some(Box::new(ranks)),
+    };
+    Cache::new(config, parts).unwrap()
+}
+
+/// One rank's script: every rank plays the same.
+struct Script {
+    cache: Cache,
+    dice: Pcg64Mcg,
+    running: Vec<Request>,
+    prefetches: Vec<PrefetchId>,
+}
+
+impl Script {
+    fn tokens(&mut self) -> Vec<u64> {
+        let document = self.dice.random_range(0..4) * 100;
+        (0..self.dice.random_range(4..20))
+            .map(|at| document + at)
+            .collect()
+    }
+
+    /// Everything ends; only L3 outlives it.
+    fn rest(&mut self) {
+        for request in self.running.drain(..) {
+            self.cache.finish(request, true, &Ticket::done());
+        }
+        for prefetch in self.prefetches.drain(..) {
+            self.cache.cancel_prefetch(prefetch);
+        }
+        self.cache.drain().unwrap();
+        self.cache.reset().unwrap();
+    }
+
+    fn step(&mut self) -> Result<(), CacheError> {
+        let tokens = self.tokens();
+        let at = if self.running.is_empty() {
+            0
+        } else {
+            self.dice.random_range(0..self.running.len())
+        };
+        match self.dice.random_range(0..12) {
+            0..3 if self.running.len() < 4 => {
+                let prompt = self.cache.prompt(&Scope::default(), tokens).unwrap();
+                let mut request = self.cache.start(prompt, 0);
+                self.cache.load_back(&mut request, 100);
+                self.running.push(request);
+            }
+            3..6 if !self.running.is_empty() => {
+                let request = &mut self.running[at];
+                let units = request.prompt().words().len();
+                let left = units - request.tokens().min(units);
+                if self.cache.extend(request, left).is_ok() {
+                    self.cache.insert(request, &Ticket::done());
+                }
+            }
+            6..8 if !self.running.is_empty() => {
+                let request = self.running.swap_remove(at);
+                self.cache.finish(request, true, &Ticket::done());
+            }
+            8 => {
+                let mut prompt = self.cache.prompt(&Scope::default(), tokens).unwrap();
+                self.prefetches.extend(self.cache.prefetch(&mut prompt));
+                if self.dice.random_bool(0.5) {
+                    self.cache.drain()?;
+                }
+            }
+            9 => {
+                if let Some(id) = self.prefetches.pop()
+                    && self.cache.poll_prefetch(id)? == PrefetchState::Waiting
+                {
+                    self.prefetches.insert(0, id);
+                }
+            }
+            10 => {
+                self.cache.evict(tokens.len());
+            }
+            _ => {
+                self.cache.poll()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn play(
+    seed: u64,
+    shared: &Pages,
+    ranks: ThreadRank,
+    mut checks: ThreadRank,
+    steps: usize,
+) -> Stats {
+    let rank = ranks.rank();
+    let mut script = Script {
+        cache: cache(seed, ranks, shared),
+        dice: Pcg64Mcg::seed_from_u64(seed),
+        running: Vec::new(),
+        prefetches: Vec::new(),
+    };
+    for step in 0..steps {
+        if step % 30 == 29 {
+            script.rest();
+        } else {
+            script.step().unwrap();
+        }
+        script.cache.core().validate(&script.running).unwrap();
+        let (l1, l2) = script.cache.core().free_pages();
+        let own = [script.cache.core().digest(), u64::from(l1), u64::from(l2)];
+        let (mut least, mut most) = (own, own);
+        checks.min(&mut least).unwrap();
+        checks.max(&mut most).unwrap();
+        assert_eq!(
+            least, most,
+            "seed {seed}, step {step}: rank {rank} has {own:?}"
+        );
+    }
+    script.cache.stats().clone()
+}
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+#[test]
+fn trees_of_two_to_eight_ranks_are_equal_after_every_step_whatever_fails_on_one_of_them() {
+    let mut all = Vec::new();
+    for (seed, size) in (0..).zip([2, 3, 4, 8, 2, 5, 2, 2]) {
+        let (group, checks) = (
+            threads(size, TIMEOUT).unwrap(),
+            threads(size, TIMEOUT).unwrap(),
+        );
+        let shared = &Pages::default();
+        let stats: Vec<Stats> = std::thread::scope(|scope| {
+            let ranks = group.into_iter().zip(checks);
+            let ranks: Vec<_> = ranks
+                .map(|(ranks, checks)| scope.spawn(move || play(seed, shared, ranks, checks, 600)))
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert!(
+            stats.iter().all(|of_rank| *of_rank == stats[0]),
+            "counters differ"
+        );
+        all.push(stats[0].clone());
+    }
+    let counts: [fn(&Stats) -> u64; 6] = [
+        |stats| stats.backed_up,
+        |stats| stats.backup_failed,
+        |stats| stats.loaded,
+        |stats| stats.put,
+        |stats| stats.l3_hits,
+        |stats| stats.prefetch_short,
+    ];
+    let totals = counts.map(|count| all.iter().map(count).sum::<u64>());
+    assert!(!totals.contains(&0), "something never happened: {totals:?}");
+}
+
+#[test]
+fn a_rank_that_stops_or_goes_is_an_error_for_the_others_and_not_a_hang() {
+    for goes in [false, true] {
+        let mut group = threads(2, Duration::from_millis(50)).unwrap();
+        let other = group.pop().unwrap();
+        let mut cache = cache(0, group.pop().unwrap(), &Pages::default());
+        // The end of a group that is dropped has gone.
+        let kept = (!goes).then_some(other);
+        let error = cache.poll().unwrap_err();
+        let is_right = match error {
+            CacheError::Ranks(RanksError::Stalled { .. }) => kept.is_some(),
+            CacheError::Ranks(RanksError::Gone { rank: 1 }) => kept.is_none(),
+            _ => false,
+        };
+        assert!(is_right, "{error}");
+    }
+}

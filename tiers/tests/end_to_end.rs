@@ -1,0 +1,446 @@
+//! Bytes all the way: L1, L2, the real store, another process, and back; and a cache whose device, L3 or pools are no good.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use larder_engine::{CreateOptions, GetPage, OpenOptions, PageStore, PutPage, Store, create};
+use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
+use larder_kernels::host::{Faults, Moment};
+use larder_kernels::{
+    ChunkAt, Device, DeviceError, Direction, HostDevice, HostMemory, KvShape, Layout, Ticket,
+    pool_bytes,
+};
+use larder_tiers::config::{PrefetchPolicy, WritePolicy};
+use larder_tiers::core::{LoadBack, PrefetchState, Request};
+use larder_tiers::l3::{FilesL3, L3, StoreL3};
+use larder_tiers::prompt::Scope;
+use larder_tiers::{Cache, CacheError, Config, Parts};
+
+const PAGES: u32 = 5;
+
+struct Bench {
+    cache: Cache,
+    shape: KvShape,
+}
+
+fn shapes() -> Vec<KvShape> {
+    let sizes = [1, 16, 64];
+    let mha = sizes.map(|page| KvShape::mha(3, 2, 8, 2, page).unwrap());
+    let mla = sizes.map(|page| KvShape::mla(3, 24, 2, page).unwrap());
+    mha.into_iter().chain(mla).collect()
+}
+
+fn config(shape: &KvShape) -> Config {
+    let mut config = Config::new(shape.page_tokens(), u64::from(shape.page_bytes()), 12, 20);
+    config.load_threshold_tokens = 1;
+    config.prefetch.threshold_tokens = 1;
+    config.prefetch.batch_pages = 2;
+    config.prefetch.policy = PrefetchPolicy::WaitComplete;
+    config
+}
+
+impl Bench {
+    fn new(shape: KvShape, layout: Layout, l3: Option<Arc<dyn L3>>, faults: Faults) -> Bench {
+        Bench::with(config(&shape), shape, layout, l3, faults)
+    }
+
+    fn with(
+        config: Config,
+        shape: KvShape,
+        layout: Layout,
+        l3: Option<Arc<dyn L3>>,
+        faults: Faults,
+    ) -> Bench {
+        let device = Arc::new(HostDevice::with_faults(faults).unwrap());
+        let l1 = device.alloc_l1(&shape, config.l1_pages + 1).unwrap();
+        let pages = config.l2_pages + 1;
+        let memory = HostMemory::zeroed(pool_bytes(&shape, pages)).unwrap();
+        let l2 = device.register(memory, layout, &shape, pages).unwrap();
+        let parts = Parts {
+            device,
+            l1,
+            l2,
+            l3,
+            ranks: None,
+        };
+        Bench {
+            cache: Cache::new(config, parts).unwrap(),
+            shape,
+        }
+    }
+
+    fn tokens(&self) -> impl Iterator<Item = u64> + use<> {
+        (0..u64::from(PAGES * self.shape.page_tokens()) + 1).map(|token| token * 3)
+    }
+
+    /// Whole pages of the prompt: the token that is always computed fills one of its own where a page is one token.
+    fn pages(&self) -> usize {
+        self.tokens().count() / self.shape.page_tokens() as usize
+    }
+
+    fn start(&mut self) -> Request {
+        let prompt = self.cache.prompt(&Scope::default(), self.tokens()).unwrap();
+        self.cache.start(prompt, 0)
+    }
+
+    /// What belongs into a chunk of the prompt's page `page`.
+    fn bytes(&self, page: usize, part: u32, layer: u32) -> Vec<u8> {
+        let seed = page as u32 * 31 + part * 7 + layer * 3 + 1;
+        (0..self.shape.chunk_bytes())
+            .map(|at| (at.wrapping_mul(seed) >> 3 ^ seed) as u8)
+            .collect()
+    }
+
+    fn chunks(&self) -> Vec<(usize, u32, u32)> {
+        let shape = self.shape;
+        let pages = 0..PAGES as usize;
+        pages
+            .flat_map(|page| {
+                (0..shape.parts())
+                    .flat_map(move |part| (0..shape.layers()).map(move |layer| (page, part, layer)))
+            })
+            .collect()
+    }
+
+    /// Computes the whole prompt from nothing, and ends the request.
+    fn compute(&mut self) {
+        let mut request = self.start();
+        let tokens = self.tokens().count() - request.tokens();
+        self.cache.extend(&mut request, tokens).unwrap();
+        for (page, part, layer) in self.chunks() {
+            let bytes = self.bytes(page, part, layer);
+            let page = page as u32;
+            let at = ChunkAt { part, layer, page };
+            self.cache.write_chunk(&request, at, &bytes).unwrap();
+        }
+        self.cache.finish(request, true, &Ticket::done());
+        self.cache.drain().unwrap();
+    }
+
+    /// Runs the prompt on what L2 has of it, and compares every byte.
+    fn load_and_compare(&mut self) {
+        let mut request = self.start();
+        assert_eq!(request.l2_pages(), PAGES as usize);
+        let result = self.cache.load_back(&mut request, 100);
+        assert!(matches!(result, LoadBack::Started(_, 5)), "{result:?}");
+        for (page, part, layer) in self.chunks() {
+            let mut found = vec![0; self.shape.chunk_bytes() as usize];
+            let at = ChunkAt {
+                part,
+                layer,
+                page: page as u32,
+            };
+            self.cache.read_chunk(&request, at, &mut found).unwrap();
+            assert_eq!(
+                found,
+                self.bytes(page, part, layer),
+                "page {page}, part {part}, layer {layer}"
+            );
+        }
+        self.cache.drain().unwrap();
+        self.cache.finish(request, false, &Ticket::done());
+    }
+
+    fn prefetch(&mut self) -> PrefetchState {
+        let mut prompt = self.cache.prompt(&Scope::default(), self.tokens()).unwrap();
+        let id = self.cache.prefetch(&mut prompt).unwrap();
+        self.cache.drain().unwrap();
+        self.cache.poll_prefetch(id).unwrap()
+    }
+
+    fn leave(mut self) -> Cache {
+        self.cache.drain().unwrap();
+        self.cache.core().validate([]).unwrap();
+        self.cache.reset().unwrap();
+        let config = self.cache.core().config();
+        assert_eq!(
+            self.cache.core().free_pages(),
+            (config.l1_pages, config.l2_pages)
+        );
+        self.cache
+    }
+}
+
+fn no_faults() -> Faults {
+    Box::new(|_| Ok(()))
+}
+
+fn namespace(shape: &KvShape, layout: Layout) -> Namespace {
+    let parts = vec![shape.part_bytes(); shape.parts() as usize];
+    // A layer_first pool is stored as page_first_direct, but here each combination is one of its own.
+    Namespace::new(NamespaceFields {
+        model: "end-to-end".into(),
+        weights: layout.name().into(),
+        dtype: "bytes".into(),
+        layout: layout.name().into(),
+        page_tokens: shape.page_tokens(),
+        shape: PageShape::new(&parts).unwrap(),
+        tp: Rank::ALONE,
+        pp: Rank::ALONE,
+        cp: Rank::ALONE,
+        pool: String::new(),
+        extra: BTreeMap::new(),
+    })
+    .unwrap()
+}
+
+/// Every shape and layout, over one store.
+fn each(store: &Path, with: impl Fn(&mut Bench)) {
+    let store: Arc<dyn PageStore> = Arc::new(Store::open(store, OpenOptions::default()).unwrap());
+    for shape in shapes() {
+        for layout in Layout::ALL {
+            let l3 = StoreL3::new(store.clone(), &namespace(&shape, layout)).unwrap();
+            let mut bench = Bench::new(shape, layout, Some(Arc::new(l3)), no_faults());
+            with(&mut bench);
+            bench.leave();
+        }
+    }
+    store.close().unwrap();
+}
+
+const CHILD: &str = "LARDER_TIERS_STORE";
+
+#[test]
+fn bytes_come_back_from_l2_and_in_another_process_from_the_store_in_every_shape_and_layout() {
+    if let Some(store) = std::env::var_os(CHILD) {
+        each(Path::new(&store), |bench| {
+            bench.compute();
+            assert_eq!(bench.cache.stats().put, bench.pages() as u64);
+            bench.cache.evict(100);
+            bench.load_and_compare();
+        });
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let store = directory.path().join("store");
+    let options = CreateOptions {
+        size: 256 << 20,
+        segment_size: Some(16 << 20),
+        ..CreateOptions::default()
+    };
+    create(&store, &options).unwrap();
+    let test =
+        "bytes_come_back_from_l2_and_in_another_process_from_the_store_in_every_shape_and_layout";
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(CHILD, &store)
+        .status();
+    assert!(child.unwrap().success());
+    each(&store, |bench| {
+        assert_eq!(bench.prefetch(), PrefetchState::Ended(bench.pages()));
+        bench.load_and_compare();
+        assert_eq!(
+            bench.cache.stats().put,
+            0,
+            "what came from L3 is not written to it again"
+        );
+    });
+}
+
+#[test]
+fn a_directory_of_files_serves_as_well_and_a_torn_file_is_a_miss_that_heals() {
+    let directory = tempfile::tempdir().unwrap();
+    for layout in Layout::ALL {
+        let path = directory.path().join(layout.name());
+        let l3: Arc<dyn L3> = Arc::new(FilesL3::new(&path).unwrap());
+        let shape = KvShape::mha(3, 2, 8, 2, 16).unwrap();
+        let mut bench = Bench::new(shape, layout, Some(l3), no_faults());
+        bench.compute();
+        bench.cache.reset().unwrap();
+        assert_eq!(bench.prefetch(), PrefetchState::Ended(5));
+        bench.load_and_compare();
+        bench.cache.reset().unwrap();
+        // The third page is cut short.
+        let mut prompt = bench
+            .cache
+            .prompt(&Scope::default(), bench.tokens())
+            .unwrap();
+        bench.cache.core().hash_prompt(&mut prompt);
+        let keys = larder_format::page_keys(
+            &bench.tokens().collect::<Vec<_>>(),
+            std::num::NonZero::<usize>::new(16).unwrap(),
+            None,
+            larder_format::TokenUnits::Single,
+        );
+        std::fs::write(path.join(format!("{}.kv", keys[2])), [1, 2, 3]).unwrap();
+        assert_eq!(bench.prefetch(), PrefetchState::Ended(2));
+        bench.cache.reset().unwrap();
+        bench.compute();
+        bench.cache.reset().unwrap();
+        assert_eq!(bench.prefetch(), PrefetchState::Ended(5));
+        bench.load_and_compare();
+        bench.leave();
+    }
+}
+
+/// An L3 that fails every call, or says that it has everything and has nothing.
+struct Useless {
+    lies: bool,
+}
+
+impl L3 for Useless {
+    fn longest_prefix(&self, keys: &[PageKey]) -> usize {
+        if self.lies { keys.len() } else { 0 }
+    }
+
+    fn get(&self, _: &mut [GetPage<'_, '_>]) -> usize {
+        0
+    }
+
+    fn put(&self, _: &[PutPage<'_>]) -> usize {
+        0
+    }
+
+    fn touch(&self, _: &[PageKey]) {}
+}
+
+#[test]
+fn an_l3_that_fails_every_call_or_lies_is_a_miss_and_leaks_nothing() {
+    for lies in [false, true] {
+        let shape = KvShape::mla(2, 8, 2, 4).unwrap();
+        let mut bench = Bench::new(
+            shape,
+            Layout::PageFirst,
+            Some(Arc::new(Useless { lies })),
+            no_faults(),
+        );
+        let state = bench.prefetch();
+        assert_eq!(matches!(state, PrefetchState::Ended(0)), lies, "{state:?}");
+        bench.compute();
+        assert_eq!(bench.cache.stats().put_failed, u64::from(PAGES));
+        bench.cache.evict(100);
+        bench.load_and_compare();
+        bench.leave();
+    }
+}
+
+fn failing(direction: Direction) -> Faults {
+    Box::new(move |moment| match moment {
+        Moment::Copy(of, 1) if of == direction => Err(DeviceError::Copy {
+            layer: 1,
+            why: "a test".into(),
+        }),
+        _ => Ok(()),
+    })
+}
+
+#[test]
+fn a_device_that_fails_every_backup_costs_hits_and_leaks_nothing() {
+    for policy in WritePolicy::ALL {
+        let shape = KvShape::mha(3, 2, 8, 2, 4).unwrap();
+        let mut config = config(&shape);
+        config.write_policy = policy;
+        config.selective_hits = 1;
+        let mut bench = Bench::with(
+            config,
+            shape,
+            Layout::LayerFirst,
+            None,
+            failing(Direction::Store),
+        );
+        bench.compute();
+        bench.cache.evict(100);
+        bench.cache.drain().unwrap();
+        assert_eq!(bench.cache.stats().backup_failed, u64::from(PAGES));
+        assert_eq!(bench.start_matched(), 0, "what was never copied is a miss");
+        bench.leave();
+    }
+}
+
+impl Bench {
+    fn start_matched(&mut self) -> usize {
+        let request = self.start();
+        let matched = request.l2_pages() + request.pages().0.shared_pages();
+        self.cache.finish(request, false, &Ticket::done());
+        matched
+    }
+}
+
+#[test]
+fn a_load_that_fails_breaks_its_request_which_then_computes_and_nothing_leaks() {
+    let shape = KvShape::mha(3, 2, 8, 2, 4).unwrap();
+    let mut bench = Bench::new(
+        shape,
+        Layout::PageFirstDirect,
+        None,
+        failing(Direction::Load),
+    );
+    bench.compute();
+    bench.cache.evict(100);
+    let mut request = bench.start();
+    assert!(matches!(
+        bench.cache.load_back(&mut request, 100),
+        LoadBack::Started(_, 5)
+    ));
+    assert!(bench.cache.pages(&request).wait_layer(0).is_ok());
+    assert!(bench.cache.pages(&request).wait_layer(1).is_err());
+    bench.cache.drain().unwrap();
+    assert!(bench.cache.is_broken(&request));
+    bench.cache.core().validate([&request]).unwrap();
+    bench.cache.finish(request, true, &Ticket::done());
+    let mut again = bench.start();
+    assert_eq!(
+        again.l2_pages(),
+        PAGES as usize,
+        "the copy in L2 is as good as before"
+    );
+    assert_eq!(bench.cache.load_back(&mut again, 0), LoadBack::OverQuota);
+    bench.cache.finish(again, false, &Ticket::done());
+    bench.leave();
+}
+
+#[test]
+fn pools_that_do_not_fit_the_configuration_are_refused_by_name() {
+    let shape = KvShape::mha(3, 2, 8, 2, 16).unwrap();
+    let make = |change: fn(&mut Config)| {
+        let device = Arc::new(HostDevice::new().unwrap());
+        let memory = HostMemory::zeroed(pool_bytes(&shape, 21)).unwrap();
+        let parts = Parts {
+            l1: device.alloc_l1(&shape, 13).unwrap(),
+            l2: device
+                .register(memory, Layout::PageFirst, &shape, 21)
+                .unwrap(),
+            device,
+            l3: None,
+            ranks: None,
+        };
+        let mut config = config(&shape);
+        change(&mut config);
+        Cache::new(config, parts).map(drop)
+    };
+    make(|_| {}).unwrap();
+    let error = make(|config| config.page_tokens = 64).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            CacheError::Page {
+                tier: "l1",
+                found_tokens: 16,
+                tokens: 64,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let error = make(|config| config.l2_pages = 21).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            CacheError::Pool {
+                tier: "l2",
+                needed: 22,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(
+        make(|config| config.loads_max = 0)
+            .unwrap_err()
+            .to_string()
+            .contains("loads_max")
+    );
+}

@@ -1,0 +1,99 @@
+//! The core against a model: random requests, transfers, prefetches and faults over small pools, under every policy, with the
+//! invariants proven after each operation. And each planted bug, which must be noticed.
+//!
+//! `LARDER_TIERS_SEEDS` says how many seeds are played, `LARDER_TIERS_SEED` plays one.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a broken expectation is the finding"
+)]
+
+mod world;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use serde_json::Value;
+use world::World;
+
+/// Operations of one seed.
+const OPS: u64 = 1000;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn random_operations_under_every_policy_keep_every_invariant_and_leak_nothing() {
+    if let Some(seed) = number("LARDER_TIERS_SEED") {
+        World::new(seed).play(OPS);
+        return;
+    }
+    let mut totals = BTreeMap::new();
+    for seed in 0..number("LARDER_TIERS_SEEDS").unwrap_or(300) {
+        let mut world = World::new(seed);
+        let played = catch_unwind(AssertUnwindSafe(|| world.play(OPS)));
+        assert!(
+            played.is_ok(),
+            "seed {seed} fails after {} operations: LARDER_TIERS_SEED={seed}",
+            world.ops
+        );
+        add(&mut totals, "", &world.stats());
+    }
+    println!("{totals:#?}");
+    let never: Vec<_> = totals.iter().filter(|(_, count)| **count == 0).collect();
+    // Reads are not timed here, so that nothing is known of the break-even.
+    assert_eq!(
+        never,
+        [(&".declined.break_even".to_owned(), &0)],
+        "what never happens is not tested"
+    );
+}
+
+/// Adds up the counters of a run by their paths.
+fn add(totals: &mut BTreeMap<String, u64>, path: &str, stats: &Value) {
+    match stats {
+        Value::Object(fields) => {
+            fields
+                .iter()
+                .for_each(|(name, value)| add(totals, &format!("{path}.{name}"), value));
+        }
+        count => *totals.entry(path.to_owned()).or_insert(0) += count.as_u64().unwrap(),
+    }
+}
+
+/// The test of the test: a bug that no seed notices is an invariant that nobody checks.
+#[cfg(feature = "planted")]
+#[test]
+fn every_planted_bug_is_noticed() {
+    use larder_tiers::planted::{Bug, plant};
+
+    // Every catch is a panic: only the last word is worth reading.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut missed = Vec::new();
+    for &bug in Bug::ALL {
+        plant(Some(bug));
+        let caught = (0..300).find_map(|seed| {
+            let panic = catch_unwind(|| World::new(seed).play(OPS)).err()?;
+            let said = panic.downcast_ref::<String>().cloned();
+            let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+            Some((seed, said.unwrap_or_default()))
+        });
+        plant(None);
+        match caught {
+            None => missed.push(bug),
+            Some((seed, said)) => {
+                let said: String = said
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+                    .chars()
+                    .take(90)
+                    .collect();
+                println!("{:24} {:3} seeds: {said}", format!("{bug:?}"), seed + 1);
+            }
+        }
+    }
+    let _ = std::panic::take_hook();
+    assert!(missed.is_empty(), "not noticed: {missed:?}");
+}

@@ -1,0 +1,758 @@
+//! A world around the core: requests with forwards, a device and an L3 that answer late, in any order, wrongly or not at all.
+//!
+//! A page's content is the key of the tokens it holds, computed here and not by the core; poison is no content. Every copy and
+//! every forward checks what it reads and what it overwrites. What entered and left each tier is told by events; the sets that
+//! they add up to must be what matches find.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::num::NonZeroUsize;
+
+use larder_format::{PageKey, TokenUnits, namespace_seed, page_keys};
+use larder_tiers::config::{Config, L3Write, PrefetchPolicy, WritePolicy};
+use larder_tiers::core::{
+    Core, Done, Event, Fence, LoadBack, OpId, Order, Outcome, PrefetchId, PrefetchState, Request,
+    TierName,
+};
+use larder_tiers::prompt::Scope;
+use larder_tiers::runs::{Runs, Tier};
+use larder_tiers::tree::EvictionOrder;
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+type Content = Option<PageKey>;
+
+/// Prompts that are asked again.
+const RECENT_MAX: usize = 8;
+
+/// A request and what the world knows of it.
+struct Running {
+    request: Request,
+    tokens: Vec<u64>,
+    scope: Scope,
+    counted: usize,
+    forwards: u64,
+}
+
+/// A forward pass that has been submitted and not run.
+struct Forward {
+    fence: u64,
+    reads: Vec<(u32, PageKey)>,
+    writes: Vec<(u32, Content)>,
+    loads: Vec<OpId>,
+}
+
+struct Flight {
+    order: Order,
+    /// What its source held when it began; `None` before.
+    begun: Option<Vec<Content>>,
+}
+
+pub struct World {
+    dice: Pcg64Mcg,
+    core: Core,
+    page_tokens: usize,
+    l1: Vec<Content>,
+    l2: Vec<Content>,
+    l3: HashSet<PageKey>,
+    flights: BTreeMap<OpId, Flight>,
+    running: Vec<Running>,
+    prefetches: Vec<PrefetchId>,
+    recent: Vec<(Scope, Vec<u64>)>,
+    forwards: Vec<Forward>,
+    fence: u64,
+    fence_passed: u64,
+    failed_loads: HashSet<OpId>,
+    loads_out: HashSet<OpId>,
+    told: BTreeMap<TierName, HashSet<PageKey>>,
+    loading: HashMap<OpId, Vec<PageKey>>,
+    counts: HashMap<PageKey, u32>,
+    /// How likely a copy or L3 is to fail.
+    faults: f64,
+    now: u64,
+    pub ops: u64,
+}
+
+fn numbers<T: Tier>(runs: &Runs<T>) -> Vec<usize> {
+    runs.page_numbers().map(|page| page as usize).collect()
+}
+
+impl World {
+    pub fn new(seed: u64) -> World {
+        let mut dice = Pcg64Mcg::seed_from_u64(seed);
+        let page_tokens = [1, 2, 4][dice.random_range(0..3)];
+        let mut config = Config::new(
+            page_tokens,
+            4096,
+            dice.random_range(6..60),
+            dice.random_range(0..80),
+        );
+        config.write_policy = WritePolicy::ALL[dice.random_range(0..3)];
+        config.eviction = EvictionOrder::ALL[dice.random_range(0..6)];
+        config.l3_write = [
+            L3Write::OnBackup,
+            L3Write::Selective,
+            L3Write::OnEviction,
+            L3Write::Never,
+        ][dice.random_range(0..4)];
+        config.l3_queue_bytes_max = 4096 * dice.random_range(1..60);
+        config.load_threshold_tokens = dice.random_range(0..4);
+        config.loads_max = dice.random_range(3..6);
+        config.prefetch.policy = PrefetchPolicy::ALL[dice.random_range(0..3)];
+        config.prefetch.threshold_tokens = dice.random_range(0..3);
+        config.prefetch.batch_pages = dice.random_range(1..6);
+        config.prefetch.l2_percent_max = dice.random_range(20..=100);
+        config.prefetch.timeout_base_us = 50;
+        config.events = true;
+        let faults = [0.0, 0.05, 0.3][dice.random_range(0..3)];
+        World {
+            page_tokens: page_tokens as usize,
+            l1: vec![None; config.l1_pages as usize + 1],
+            l2: vec![None; config.l2_pages as usize + 1],
+            l3: HashSet::new(),
+            core: Core::new(config).unwrap(),
+            flights: BTreeMap::new(),
+            running: Vec::new(),
+            prefetches: Vec::new(),
+            recent: Vec::new(),
+            forwards: Vec::new(),
+            fence: 0,
+            fence_passed: 0,
+            failed_loads: HashSet::new(),
+            loads_out: HashSet::new(),
+            told: [TierName::L1, TierName::L2, TierName::L3]
+                .map(|tier| (tier, HashSet::new()))
+                .into(),
+            loading: HashMap::new(),
+            counts: HashMap::new(),
+            faults,
+            now: 0,
+            ops: 0,
+            dice,
+        }
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.dice.random_range(0..bound)
+    }
+
+    fn is_bad(&mut self) -> bool {
+        self.faults > 0.0 && self.dice.random_bool(self.faults)
+    }
+
+    /// What the core counted.
+    pub fn stats(&self) -> serde_json::Value {
+        serde_json::to_value(self.core.stats()).unwrap()
+    }
+
+    /// Plays so many random operations, and brings everything to rest now and then: only L3 outlives that.
+    pub fn play(&mut self, ops: u64) {
+        while self.ops < ops {
+            for _ in 0..self.below(400) {
+                self.step();
+                self.ops += 1;
+                self.settle();
+            }
+            self.rest();
+        }
+    }
+
+    fn step(&mut self) {
+        match self.below(100) {
+            0..10 => self.start(),
+            10..18 => self.load_back(),
+            18..34 => self.forward(),
+            34..39 => self.finish(),
+            39..43 => {
+                let pages = [4, 4, 4, 50][self.below(4)];
+                self.core.evict(pages);
+            }
+            43..50 => self.prefetch(),
+            50..55 => self.poll_prefetch(),
+            55..80 => self.run_device(),
+            80..96 => self.run_forward(),
+            96..98 => self.core.tell_warmth(),
+            98 => {
+                let is_used = |running: &Running| running.request.locks() != (0, 0);
+                let is_idle = !self.running.iter().any(is_used) && self.core.orders_out() == 0;
+                if self.below(10) == 0 {
+                    assert!(
+                        self.core.reset().is_err() || is_idle,
+                        "reset took what is in use"
+                    );
+                }
+            }
+            _ => self.peek(),
+        }
+    }
+
+    /// Takes orders and events, and has everything checked.
+    fn settle(&mut self) {
+        while let Some(order) = self.core.next_order() {
+            self.take_order(order);
+        }
+        self.take_events();
+        let requests = self.running.iter().map(|running| &running.request);
+        if let Err(leak) = self.core.validate(requests) {
+            panic!("{leak}");
+        }
+    }
+
+    fn take_order(&mut self, order: Order) {
+        let id = match &order {
+            Order::Touch { keys } => {
+                assert!(!keys.is_empty());
+                return;
+            }
+            Order::BackUp { id, .. }
+            | Order::Put { id, .. }
+            | Order::Exists { id, .. }
+            | Order::Get { id, .. } => *id,
+            Order::Load { id, .. } => {
+                self.loads_out.insert(*id);
+                *id
+            }
+        };
+        if let Order::Put { keys, .. } = &order {
+            let known = &self.told[&TierName::L3];
+            assert!(
+                !keys.iter().any(|key| known.contains(key)),
+                "L3 is given pages that it has"
+            );
+        }
+        let flight = Flight { order, begun: None };
+        assert!(
+            self.flights.insert(id, flight).is_none(),
+            "two orders have one number"
+        );
+    }
+
+    fn take_events(&mut self) {
+        for event in self.core.take_events() {
+            self.take_event(event);
+        }
+    }
+
+    fn take_event(&mut self, event: Event) {
+        match event {
+            Event::Stored { tier, keys, .. } => {
+                for key in keys {
+                    let is_new = self.told.get_mut(&tier).unwrap().insert(key);
+                    assert!(is_new || tier == TierName::L3, "{tier:?} has {key} already");
+                    let config = self.core.config();
+                    if tier == TierName::L2
+                        && config.write_policy == WritePolicy::WriteThroughSelective
+                        && self.told[&TierName::L1].contains(&key)
+                    {
+                        let hits = self.counts.get(&key).copied().unwrap_or(0);
+                        assert!(
+                            hits >= config.selective_hits,
+                            "{key} was copied after {hits} hits"
+                        );
+                    }
+                }
+            }
+            Event::Removed { tier, keys } => {
+                for key in keys {
+                    assert!(
+                        self.told.get_mut(&tier).unwrap().remove(&key),
+                        "{tier:?} has no {key}"
+                    );
+                    let is_cached = [TierName::L1, TierName::L2]
+                        .iter()
+                        .any(|tier| self.told[tier].contains(&key));
+                    if !is_cached {
+                        self.told.get_mut(&TierName::L3).unwrap().remove(&key);
+                        self.counts.remove(&key);
+                    }
+                }
+            }
+        }
+    }
+
+    fn keys(&self, scope: &Scope, tokens: &[u64]) -> Vec<PageKey> {
+        let units = if scope.bigram {
+            TokenUnits::Bigram
+        } else {
+            TokenUnits::Single
+        };
+        let seed = namespace_seed(scope.extra_key.as_deref(), scope.cache_salt.as_deref());
+        let mut keys = page_keys(
+            tokens,
+            NonZeroUsize::new(self.page_tokens).unwrap(),
+            seed,
+            units,
+        );
+        keys.truncate((tokens.len() - usize::from(scope.bigram)) / self.page_tokens);
+        keys
+    }
+
+    /// A prompt that shares its beginning with some others.
+    fn tokens(&mut self) -> Vec<u64> {
+        let document = self.below(3) as u64;
+        let mut tokens: Vec<u64> = (0..self.below(14) as u64)
+            .map(|at| document * 100 + at)
+            .collect();
+        for _ in 0..self.below(10) {
+            tokens.push(self.below(2) as u64);
+        }
+        tokens.push(if self.below(10) == 0 { 1 << 40 } else { 7 });
+        tokens.push(8);
+        tokens
+    }
+
+    /// A prompt of somebody: often one that was asked before, or one that goes on from there.
+    fn ask(&mut self) -> (Scope, Vec<u64>) {
+        if self.recent.is_empty() || self.below(12) == 0 {
+            let asked = (self.scope(), self.tokens());
+            if self.recent.len() < RECENT_MAX {
+                self.recent.push(asked.clone());
+            } else {
+                let at = self.below(RECENT_MAX);
+                self.recent[at] = asked.clone();
+            }
+            return asked;
+        }
+        let at = self.below(self.recent.len());
+        let (scope, mut tokens) = self.recent[at].clone();
+        for _ in 0..self.below(3) {
+            tokens.push(self.below(2) as u64);
+        }
+        (scope, tokens)
+    }
+
+    fn scope(&mut self) -> Scope {
+        let text = |text: &str| Some(text.to_owned());
+        match self.below(8) {
+            0 => Scope {
+                cache_salt: text("salt"),
+                ..Scope::default()
+            },
+            1 => Scope {
+                bigram: true,
+                ..Scope::default()
+            },
+            2 => Scope {
+                extra_key: text("lora"),
+                ..Scope::default()
+            },
+            _ => Scope::default(),
+        }
+    }
+
+    fn start(&mut self) {
+        if self.running.len() >= 6 {
+            return;
+        }
+        let (scope, tokens) = self.ask();
+        let mut prompt = self.core.prompt(&scope);
+        self.core
+            .extend_prompt(&mut prompt, tokens.iter().copied())
+            .unwrap();
+        self.check_match(&scope, &tokens);
+        let priority = self.below(3) as i32;
+        let request = self.core.start(prompt, priority);
+        self.running.push(Running {
+            request,
+            tokens,
+            scope,
+            counted: 0,
+            forwards: 0,
+        });
+    }
+
+    fn peek(&mut self) {
+        let (scope, tokens) = self.ask();
+        self.check_match(&scope, &tokens);
+    }
+
+    /// A match finds exactly what the events said is there.
+    fn check_match(&mut self, scope: &Scope, tokens: &[u64]) {
+        let mut prompt = self.core.prompt(scope);
+        self.core
+            .extend_prompt(&mut prompt, tokens.iter().copied())
+            .unwrap();
+        let keys = self.keys(scope, tokens);
+        let is_in = |tier: TierName| {
+            keys.iter()
+                .take_while(|key| self.told[&tier].contains(*key))
+                .count()
+        };
+        let known = keys.iter().take_while(|key| {
+            self.told[&TierName::L1].contains(*key) || self.told[&TierName::L2].contains(*key)
+        });
+        let (expected, l1) = (known.count(), is_in(TierName::L1));
+        let matched = self.core.match_prefix(&prompt);
+        assert_eq!(
+            matched.pages(),
+            expected,
+            "a match finds what is not there, or not what is"
+        );
+        if matched.loads.is_empty() {
+            assert_eq!(matched.l1.pages() as usize, l1);
+            for (page, key) in matched.l1.page_numbers().zip(&keys) {
+                let unwritten = self
+                    .forwards
+                    .iter()
+                    .any(|forward| forward.writes.iter().any(|(of, _)| *of == page));
+                assert!(
+                    unwritten || self.l1[page as usize] == Some(*key),
+                    "a hit on wrong bytes"
+                );
+            }
+        }
+    }
+
+    fn load_back(&mut self) {
+        let waiting: Vec<usize> = (0..self.running.len())
+            .filter(|at| self.running[*at].request.l2_pages() > 0)
+            .collect();
+        if waiting.is_empty() {
+            return;
+        }
+        let at = waiting[self.below(waiting.len())];
+        let quota = [0, 3, 100, 100][self.below(4)];
+        let fence = Fence(self.fence);
+        let running = &mut self.running[at];
+        let before = running.request.pages().0.shared_pages();
+        let result = self.core.load_back(&mut running.request, quota, fence);
+        let after = running.request.pages().0.shared_pages();
+        if let LoadBack::Started(load, pages) = result {
+            assert_eq!(after, before + pages);
+            let keys = self.keys(&self.running[at].scope, &self.running[at].tokens);
+            self.loading
+                .insert(load.into(), keys[before..after].to_vec());
+        } else {
+            assert_eq!(after, before);
+        }
+    }
+
+    /// Submits the next chunk of a request: slots, a forward that reads what is there and writes the rest, sometimes an insert.
+    fn forward(&mut self) {
+        if self.running.is_empty() {
+            return;
+        }
+        let at = self.below(self.running.len());
+        if self.core.is_broken(&self.running[at].request) {
+            return self.finish_one(at, false);
+        }
+        let wanted = 1 + self.below(8);
+        let decoded = self.below(3) as u64;
+        let units = self.running[at].request.prompt().words().len();
+        let has = self.running[at].request.tokens();
+        let more = if has < units {
+            wanted.min(units - has)
+        } else {
+            let running = &mut self.running[at];
+            running.tokens.push(decoded);
+            let prompt = running.request.prompt_mut();
+            self.core.extend_prompt(prompt, [decoded]).unwrap();
+            1
+        };
+        let running = &mut self.running[at];
+        if self.core.extend(&mut running.request, more).is_err() {
+            if self.below(3) == 0 {
+                self.finish_one(at, false);
+            }
+            return;
+        }
+        self.submit(at, has);
+        if self.below(3) > 0 {
+            self.insert(at);
+        }
+    }
+
+    /// The forward of what a request got slots for since it had `before` tokens.
+    fn submit(&mut self, at: usize, before: usize) {
+        self.fence += 1;
+        let running = &self.running[at];
+        let keys = self.keys(&running.scope, &running.tokens);
+        let (row, loads) = running.request.pages();
+        let read_to = before / self.page_tokens;
+        let reads = row
+            .pages()
+            .iter()
+            .copied()
+            .zip(keys.iter().copied())
+            .take(read_to)
+            .collect();
+        let full = row.tokens() / self.page_tokens;
+        let pages = row.pages().iter().enumerate().skip(read_to);
+        // A partly filled page has no content yet.
+        let writes = pages
+            .map(|(at, page)| (*page, keys.get(at).copied().filter(|_| at < full)))
+            .collect();
+        self.forwards.push(Forward {
+            fence: self.fence,
+            reads,
+            writes,
+            loads: loads.iter().map(|load| OpId::from(*load)).collect(),
+        });
+        self.running[at].forwards = self.fence;
+    }
+
+    fn insert(&mut self, at: usize) {
+        let fence = Fence(self.running[at].forwards.max(self.fence));
+        // What was evicted for its slots left before it is counted again.
+        self.take_events();
+        let running = &mut self.running[at];
+        let inserted = self.core.insert(&mut running.request, fence);
+        self.count_hits(at, inserted.pages);
+        // The row names the tree's pages: what is shared is what a match finds.
+        let row = self.running[at].request.pages().0;
+        assert!(row.shared_pages() >= inserted.pages);
+    }
+
+    fn count_hits(&mut self, at: usize, pages: usize) {
+        let keys = self.keys(&self.running[at].scope, &self.running[at].tokens);
+        let from = self.running[at].counted;
+        for key in keys.iter().take(pages).skip(from) {
+            *self.counts.entry(*key).or_insert(0) += 1;
+        }
+        self.running[at].counted = from.max(pages);
+    }
+
+    fn finish(&mut self) {
+        if !self.running.is_empty() {
+            let at = self.below(self.running.len());
+            let keep = self.below(4) > 0 && self.running[at].forwards > 0;
+            self.finish_one(at, keep);
+        }
+    }
+
+    fn finish_one(&mut self, at: usize, keep: bool) {
+        if keep {
+            self.insert(at);
+        }
+        let running = self.running.swap_remove(at);
+        self.core.finish(running.request, false, Fence(self.fence));
+    }
+
+    fn prefetch(&mut self) {
+        let (scope, tokens) = self.ask();
+        let mut prompt = self.core.prompt(&scope);
+        self.core.extend_prompt(&mut prompt, tokens).unwrap();
+        if let Ok(id) = self.core.prefetch(&mut prompt) {
+            self.prefetches.push(id);
+        }
+    }
+
+    fn poll_prefetch(&mut self) {
+        if self.prefetches.is_empty() {
+            return;
+        }
+        self.now += 20;
+        let at = self.below(self.prefetches.len());
+        let id = self.prefetches[at];
+        if self.below(8) == 0 {
+            self.core.cancel_prefetch(id);
+            self.prefetches.swap_remove(at);
+            return;
+        }
+        let overdue = self.core.is_prefetch_overdue(id, self.now);
+        if self.core.poll_prefetch(id, overdue) != PrefetchState::Waiting {
+            self.prefetches.swap_remove(at);
+        }
+    }
+
+    /// Begins or ends one of the orders under way.
+    fn run_device(&mut self) {
+        let ids: Vec<OpId> = self.flights.keys().copied().collect();
+        if ids.is_empty() {
+            return;
+        }
+        let id = ids[self.below(ids.len())];
+        if self.flights[&id].begun.is_none() {
+            self.begin(id);
+        } else {
+            self.end(id);
+        }
+    }
+
+    fn begin(&mut self, id: OpId) {
+        let passed = Fence(self.fence_passed);
+        let begun = match &self.flights[&id].order {
+            Order::BackUp { l1, l2, after, .. } => {
+                if *after > passed {
+                    return;
+                }
+                let source = numbers(l1).iter().map(|page| self.l1[*page]).collect();
+                numbers(l2).iter().for_each(|page| self.l2[*page] = None);
+                source
+            }
+            Order::Load { l1, l2, after, .. } => {
+                if *after > passed {
+                    return;
+                }
+                let source = numbers(l2).iter().map(|page| self.l2[*page]).collect();
+                numbers(l1).iter().for_each(|page| self.l1[*page] = None);
+                source
+            }
+            Order::Put { l2, .. } => numbers(l2).iter().map(|page| self.l2[*page]).collect(),
+            Order::Get { l2, .. } => {
+                numbers(l2).iter().for_each(|page| self.l2[*page] = None);
+                Vec::new()
+            }
+            Order::Exists { .. } | Order::Touch { .. } => Vec::new(),
+        };
+        self.flights.get_mut(&id).unwrap().begun = Some(begun);
+    }
+
+    fn end(&mut self, id: OpId) {
+        let Flight { order, begun } = self.flights.remove(&id).unwrap();
+        let is_copy = matches!(order, Order::BackUp { .. } | Order::Load { .. });
+        let begun = begun.unwrap();
+        let is_bad = self.is_bad();
+        let outcome = match order {
+            Order::BackUp { l1, l2, .. } => {
+                check_unchanged(&self.l1, &numbers(&l1), &begun);
+                assert!(
+                    begun.iter().all(Option::is_some),
+                    "a backup of bytes that were not written"
+                );
+                fill(&mut self.l2, &numbers(&l2), &begun, is_bad);
+                Outcome::Copied(!is_bad)
+            }
+            Order::Load { l1, l2, .. } => {
+                check_unchanged(&self.l2, &numbers(&l2), &begun);
+                let expected = self.loading.remove(&id).unwrap();
+                let expected: Vec<Content> = expected.into_iter().map(Some).collect();
+                assert_eq!(begun, expected, "a load of wrong bytes");
+                fill(&mut self.l1, &numbers(&l1), &begun, is_bad);
+                self.loads_out.remove(&id);
+                if is_bad {
+                    self.failed_loads.insert(id);
+                } else {
+                    self.failed_loads.remove(&id);
+                }
+                Outcome::Copied(!is_bad)
+            }
+            Order::Put {
+                keys,
+                l2,
+                is_skipped,
+                ..
+            } => {
+                assert!(!is_skipped);
+                check_unchanged(&self.l2, &numbers(&l2), &begun);
+                let expected: Vec<Content> = keys.iter().copied().map(Some).collect();
+                assert_eq!(begun, expected, "wrong bytes are written to L3");
+                let stored = if is_bad {
+                    self.below(keys.len() + 1)
+                } else {
+                    keys.len()
+                };
+                self.l3.extend(&keys[..stored]);
+                Outcome::Pages(stored)
+            }
+            Order::Exists { keys, .. } => {
+                let found = keys.iter().take_while(|key| self.l3.contains(*key)).count();
+                // A lie: more than it has, or less.
+                Outcome::Pages(if is_bad {
+                    self.below(keys.len() + 1)
+                } else {
+                    found
+                })
+            }
+            Order::Get { keys, l2, .. } => {
+                let found = keys.iter().take_while(|key| self.l3.contains(*key)).count();
+                let good = if is_bad { self.below(found + 1) } else { found };
+                let pages = numbers(&l2);
+                assert!(
+                    pages.iter().all(|page| self.l2[*page].is_none()),
+                    "a page was used while L3 read into it"
+                );
+                for (page, key) in pages.iter().zip(&keys[..good]) {
+                    self.l2[*page] = Some(*key);
+                }
+                Outcome::Pages(good)
+            }
+            Order::Touch { .. } => unreachable!(),
+        };
+        self.core.complete(Done { id, outcome }).unwrap();
+        assert!(
+            !is_copy || self.core.complete(Done { id, outcome }).is_err(),
+            "an order ends twice"
+        );
+    }
+
+    /// Runs the oldest forward, if what it waits for has ended.
+    fn run_forward(&mut self) {
+        let Some(forward) = self.forwards.first() else {
+            return;
+        };
+        if forward
+            .loads
+            .iter()
+            .any(|load| self.loads_out.contains(load))
+        {
+            return;
+        }
+        let forward = self.forwards.remove(0);
+        let is_spoiled = forward
+            .loads
+            .iter()
+            .any(|load| self.failed_loads.contains(load));
+        if !is_spoiled {
+            for (page, key) in forward.reads {
+                assert_eq!(
+                    self.l1[page as usize],
+                    Some(key),
+                    "a forward reads wrong bytes"
+                );
+            }
+        }
+        for (page, content) in forward.writes {
+            self.l1[page as usize] = if is_spoiled { None } else { content };
+        }
+        self.fence_passed = forward.fence;
+    }
+
+    /// Everything ends: then nothing is held, and everything can be freed.
+    fn rest(&mut self) {
+        while !self.running.is_empty() {
+            let keep = self.below(2) == 0 && self.running[0].forwards > 0;
+            self.finish_one(0, keep);
+            self.settle();
+        }
+        while let Some(id) = self.prefetches.pop() {
+            self.core.cancel_prefetch(id);
+            self.settle();
+        }
+        for _ in 0..100_000 {
+            if self.flights.is_empty() && self.forwards.is_empty() {
+                break;
+            }
+            self.run_forward();
+            self.run_device();
+            self.settle();
+        }
+        assert!(
+            self.flights.is_empty() && self.core.orders_out() == 0,
+            "orders never end"
+        );
+        self.core.reset().unwrap();
+        self.settle();
+        let config = self.core.config();
+        let all = (config.l1_pages, config.l2_pages);
+        assert_eq!(self.core.free_pages(), all, "pages are lost");
+        assert_eq!(
+            self.core.counts(),
+            larder_tiers::tree::TreeCounts::default()
+        );
+    }
+}
+
+fn check_unchanged(pool: &[Content], pages: &[usize], begun: &[Content]) {
+    let now: Vec<Content> = pages.iter().map(|page| pool[*page]).collect();
+    assert_eq!(now, begun, "the source of a copy changed while it ran");
+}
+
+fn fill(pool: &mut [Content], pages: &[usize], with: &[Content], is_bad: bool) {
+    for (page, content) in pages.iter().zip(with) {
+        assert_eq!(
+            pool[*page], None,
+            "a page was used while a copy wrote to it"
+        );
+        pool[*page] = content.filter(|_| !is_bad);
+    }
+}
