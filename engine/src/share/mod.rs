@@ -21,7 +21,7 @@
 //! | `server` | the owner's side: sessions, and what each client holds |
 //! | `remote` | the client's side: a [`Catalog`] over a socket |
 //! | `staging`, `area` | reads that several processes share: which page is where, and the memory they share them through |
-//! | `pass` | handing that memory over |
+//! | `keys`, `pass` | long lists of keys, and files, handed over |
 //! | `guard` | marks on the volumes that outlive a killed client for as long as its I/O does |
 //!
 //! Promises:
@@ -39,6 +39,7 @@
 //! Does not: protect the store from a client that writes to the volumes where it was not told to, or forges a page together with
 //! its checksum: all of them run as one user, who owns the volumes (or as members of the group that was let in).
 
+mod keys;
 mod pass;
 mod remote;
 mod server;

@@ -25,11 +25,12 @@ use larder_format::{Namespace, PageKey};
 use parking_lot::Mutex;
 
 use super::area::Area;
-use super::pass::Taking;
+use super::keys::blob;
+use super::pass::{Along, receive_with, send_with};
 use super::server::{short_path, socket_path};
 use super::wire::{
     ClientId, Failure, KEYS_MAX, MAGIC, PinnedPage, PlaceGrant, Reply, Report, Request, SlotEnd,
-    VERSION, Welcome, WireError, blob, parse, receive, send,
+    VERSION, Welcome, WireError, parse,
 };
 use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
 use crate::catalog::{
@@ -72,7 +73,7 @@ impl Line {
     }
 
     fn tell(&mut self, request: &Request<'_>) -> Result<(), WireError> {
-        send(&mut self.stream, &mut self.buffer, request)
+        send_with(&self.stream, &mut self.buffer, request, None)
     }
 
     /// Asks and waits for the answer, at most `patience` (for good when there is none).
@@ -81,30 +82,24 @@ impl Line {
         request: &Request<'_>,
         patience: Option<Duration>,
     ) -> Result<Reply, WireError> {
+        self.ask_for_file(request, patience).map(|(reply, _)| reply)
+    }
+
+    /// The same, with the file that comes with the answer.
+    fn ask_for_file(
+        &mut self,
+        request: &Request<'_>,
+        patience: Option<Duration>,
+    ) -> Result<(Reply, Option<OwnedFd>), WireError> {
         self.stream.set_read_timeout(patience)?;
         self.tell(request)?;
-        if !receive(&mut self.stream, &mut self.buffer)? {
+        let Some(Along(file)) = receive_with(&self.stream, &mut self.buffer)? else {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
+        };
         let reply = parse(&self.buffer)?;
         self.buffer.clear();
         self.buffer.shrink_to(256 << 10);
-        Ok(reply)
-    }
-
-    /// Asks for the staging area's file.
-    fn ask_for_area(&mut self) -> Result<Option<OwnedFd>, WireError> {
-        self.stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
-        self.tell(&Request::Area)?;
-        let mut taking = Taking {
-            stream: &self.stream,
-            file: None,
-        };
-        if !receive(&mut taking, &mut self.buffer)? {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        let reply = parse(&self.buffer)?;
-        Ok(taking.file.filter(|_| matches!(reply, Reply::Area)))
+        Ok((reply, file))
     }
 }
 
@@ -346,7 +341,7 @@ impl Catalog for Remote {
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::LongestPrefix {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             };
             let Ok(Reply::Count(count)) = self.quickly(&request) else {
                 break;
@@ -365,7 +360,7 @@ impl Catalog for Remote {
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::Contains {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             };
             match self.quickly(&request) {
                 Ok(Reply::Flags(flags)) if flags.len() == some.len() => found.extend(flags),
@@ -380,7 +375,7 @@ impl Catalog for Remote {
         for some in keys.rchunks(KEYS_MAX) {
             self.tell(&Request::Touch {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             });
         }
     }
@@ -390,7 +385,7 @@ impl Catalog for Remote {
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::Pin {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             };
             match self.quickly(&request) {
                 Ok(Reply::Pinned(found)) if found.len() == some.len() => {
@@ -418,7 +413,7 @@ impl Catalog for Remote {
             let keys: Vec<PageKey> = some.iter().map(|(key, ..)| *key).collect();
             self.tell(&Request::Verified {
                 namespace: namespace.0,
-                keys: &blob(&keys),
+                keys: blob(&keys),
                 findings: some
                     .iter()
                     .map(|(_, extent, finding)| (extent.place, *finding))
@@ -431,7 +426,7 @@ impl Catalog for Remote {
         let keys: Vec<PageKey> = asks.iter().map(|ask| ask.key).collect();
         let request = Request::Reserve {
             namespace: namespace.0,
-            keys: &blob(&keys),
+            keys: blob(&keys),
             links: asks
                 .iter()
                 .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth))
@@ -520,7 +515,7 @@ impl Catalog for Remote {
         for some in keys.chunks(KEYS_MAX) {
             deleted += self.counted(&Request::Delete {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             })?;
         }
         Ok(deleted)
@@ -551,7 +546,7 @@ impl Stage for Remote {
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::Stage {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             };
             match self.quickly(&request) {
                 Ok(Reply::Staged(found)) if found.len() == some.len() => {
@@ -580,9 +575,10 @@ impl Stage for Remote {
     fn area(&self, _namespace: NamespaceId) -> Option<Arc<Area>> {
         let area = self.area.get_or_init(|| {
             let mut line = self.take_line().ok()?;
-            let file = line.ask_for_area().map_err(|_| self.lose()).ok()?;
+            let answer = line.ask_for_file(&Request::Area, Some(ANSWER_PATIENCE));
+            let (reply, file) = answer.map_err(|_| self.lose()).ok()?;
             self.give_line(line);
-            let area = file.map(Area::adopt)?;
+            let area = file.filter(|_| matches!(reply, Reply::Area)).map(Area::adopt)?;
             area.inspect_err(|error| {
                 tracing::warn!(%error, "the owner's staging area cannot be used; every page is read from the device");
             })

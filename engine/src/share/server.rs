@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::guard;
-use super::pass::Giving;
+use super::pass::{receive_with, send_with};
 use super::wire::{
     ClientId, Failure, MAGIC, Reply, Report, Request, VERSION, Welcome, WireError, parse, receive,
     send,
@@ -364,7 +364,7 @@ impl Shared {
         buffer: &mut Vec<u8>,
     ) -> Result<(), WireError> {
         let mut out = Vec::new();
-        while receive(stream, buffer)? {
+        while receive_with(stream, buffer)?.is_some() {
             let request: Request<'_> = parse(buffer)?;
             let reply = match self.answer_reads(session, request) {
                 Ok(reply) => reply,
@@ -377,15 +377,16 @@ impl Shared {
                 self.named(session, NamespaceId(id));
             }
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
-            let area = self
-                .reads
-                .staging()
-                .filter(|_| matches!(reply, Reply::Area));
-            let mut along = Giving {
-                stream,
-                file: area.map(|staging| staging.area.file()),
+            let area = match reply {
+                Reply::Area => self.reads.staging(),
+                _ => None,
             };
-            send(&mut along, &mut out, &reply)?;
+            send_with(
+                stream,
+                &mut out,
+                &reply,
+                area.map(|staging| staging.area.file()),
+            )?;
             if ends {
                 break;
             }

@@ -10,7 +10,6 @@
 
 use std::io::{self, Read, Write};
 
-use larder_format::PageKey;
 use serde::{Deserialize, Serialize};
 
 use super::staging::{Served, Slot, StagingReport};
@@ -31,7 +30,7 @@ pub(super) const FRAME_BYTES_MAX: usize = 8 << 20;
 pub(super) const KEYS_MAX: usize = 131_072;
 
 /// Bytes of a key.
-const KEY_BYTES: usize = 32;
+pub(super) const KEY_BYTES: usize = 32;
 
 /// Which client a connection belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -255,22 +254,6 @@ pub struct Report {
     pub staging: StagingReport,
 }
 
-/// Keys as one blob.
-pub(super) fn blob(keys: &[PageKey]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(keys.len() * KEY_BYTES);
-    for key in keys {
-        bytes.extend_from_slice(key.as_bytes());
-    }
-    bytes
-}
-
-/// The keys of a blob; `None` when it is none.
-pub(super) fn keys_of(blob: &[u8]) -> Option<Vec<PageKey>> {
-    let (keys, rest) = blob.as_chunks::<KEY_BYTES>();
-    (rest.is_empty() && keys.len() <= KEYS_MAX)
-        .then(|| keys.iter().map(|key| PageKey::from_bytes(*key)).collect())
-}
-
 /// A stream of frames that ended or made no sense.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WireError {
@@ -282,6 +265,8 @@ pub(super) enum WireError {
     Nonsense(postcard::Error),
     #[error("{0} bytes follow the message in its frame")]
     Trailing(usize),
+    #[error("a frame is said to be in a file that is not there, or not such a file")]
+    Aside,
 }
 
 /// Writes one message.
@@ -307,6 +292,15 @@ pub(super) fn send<T: Serialize>(
 
 /// Reads one frame into `buffer`. False at the end of the stream, between two frames.
 pub(super) fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bool, WireError> {
+    let Some(length) = receive_length(stream)? else {
+        return Ok(false);
+    };
+    receive_body(stream, length, buffer)?;
+    Ok(true)
+}
+
+/// Reads the length of a frame; `None` at the end of the stream.
+pub(super) fn receive_length(stream: &mut impl Read) -> Result<Option<u32>, WireError> {
     let mut length = [0; 4];
     let first = loop {
         match stream.read(&mut length) {
@@ -316,10 +310,19 @@ pub(super) fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bo
         }
     };
     if first == 0 {
-        return Ok(false);
+        return Ok(None);
     }
     stream.read_exact(&mut length[first..])?;
-    let bytes = u32::from_le_bytes(length) as usize;
+    Ok(Some(u32::from_le_bytes(length)))
+}
+
+/// Reads the bytes of a frame into `buffer`.
+pub(super) fn receive_body(
+    stream: &mut impl Read,
+    length: u32,
+    buffer: &mut Vec<u8>,
+) -> Result<(), WireError> {
+    let bytes = length as usize;
     if bytes > FRAME_BYTES_MAX {
         return Err(WireError::TooLong(bytes));
     }
@@ -329,7 +332,7 @@ pub(super) fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bo
     if read < bytes {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
     }
-    Ok(true)
+    Ok(())
 }
 
 /// The message in a frame.
@@ -349,6 +352,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::share::keys::keys_of;
 
     fn keys() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<[u8; KEY_BYTES]>(), 0..5).prop_map(|keys| keys.concat())

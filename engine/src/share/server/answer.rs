@@ -12,7 +12,8 @@ use crate::catalog::{Ask, Extent, Grant};
 use crate::error::StoreError;
 use crate::index::{Place, SegmentId};
 use crate::share::guard;
-use crate::share::wire::{Failure, PinnedPage, PlaceGrant, Reply, Request, keys_of};
+use crate::share::keys::keys_of;
+use crate::share::wire::{Failure, PinnedPage, PlaceGrant, Reply, Request};
 
 /// Pages that one client reads at once.
 const PINS_MAX: u64 = 1 << 20;
@@ -36,7 +37,7 @@ impl Shared {
                 Some(keys) => keys,
                 None => return nonsense("keys are 32 bytes each, 131,072 at most"),
             },
-            _ => Vec::new(),
+            _ => &[],
         };
         Some(match request {
             Request::Hello { .. } | Request::Join { .. } => return nonsense("a second greeting"),
@@ -49,17 +50,17 @@ impl Shared {
                 Err(error) => return nonsense(&error.to_string()),
             },
             Request::LongestPrefix { namespace, .. } => {
-                Reply::Count(catalog.longest_prefix(NamespaceId(namespace), &keys) as u64)
+                Reply::Count(catalog.longest_prefix(NamespaceId(namespace), keys) as u64)
             }
             Request::Contains { namespace, .. } => {
-                Reply::Flags(catalog.contains(NamespaceId(namespace), &keys))
+                Reply::Flags(catalog.contains(NamespaceId(namespace), keys))
             }
             Request::Touch { namespace, .. } => {
-                catalog.touch(NamespaceId(namespace), &keys);
+                catalog.touch(NamespaceId(namespace), keys);
                 return None;
             }
             Request::Pin { namespace, .. } => {
-                Reply::Pinned(self.pin(session, NamespaceId(namespace), &keys))
+                Reply::Pinned(self.pin(session, NamespaceId(namespace), keys))
             }
             Request::Unpin { segments } => {
                 self.unpin(session, &segments);
@@ -132,7 +133,7 @@ impl Shared {
                 }
             }
             Request::Delete { namespace, .. } => {
-                count(catalog.delete(NamespaceId(namespace), &keys))
+                count(catalog.delete(NamespaceId(namespace), keys))
             }
             Request::Clear { namespace } => count(catalog.clear_namespace(NamespaceId(namespace))),
             Request::Flush => match catalog.flush() {

@@ -15,8 +15,9 @@ use crate::api::{NamespaceId, SharedReads};
 use crate::catalog::{Extent, Pinned};
 use crate::index::SegmentId;
 use crate::share::area::{Area, UNIT_BYTES};
+use crate::share::keys::keys_of;
 use crate::share::staging::{Served, Slot, Staging, StagingReport};
-use crate::share::wire::{Failure, PinnedPage, Reply, Request, SlotEnd, StagedPage, keys_of};
+use crate::share::wire::{Failure, PinnedPage, Reply, Request, SlotEnd, StagedPage};
 use crate::store::staged::{Stage, Staged};
 
 /// The owner's staging area, and who may profit from it.
@@ -114,7 +115,7 @@ impl Shared {
                 None => Reply::Done,
             })),
             Request::Stage { namespace, keys } => Ok(Some(match keys_of(keys) {
-                Some(keys) => Reply::Staged(self.stage(session, NamespaceId(namespace), &keys)),
+                Some(keys) => Reply::Staged(self.stage(session, NamespaceId(namespace), keys)),
                 None => Reply::Failed(Failure::Protocol("keys are 32 bytes each".to_owned())),
             })),
             Request::Unstage { segments, slots } => {
