@@ -26,11 +26,11 @@ use parking_lot::Mutex;
 
 use super::area::Area;
 use super::keys::blob;
-use super::pass::{Along, receive_with, send_with};
+use super::pass::Taking;
 use super::server::{short_path, socket_path};
 use super::wire::{
     ClientId, Failure, KEYS_MAX, MAGIC, PinnedPage, PlaceGrant, Reply, Report, Request, SlotEnd,
-    VERSION, Welcome, WireError, parse,
+    VERSION, Welcome, WireError, parse, receive, send,
 };
 use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
 use crate::catalog::{
@@ -73,7 +73,7 @@ impl Line {
     }
 
     fn tell(&mut self, request: &Request<'_>) -> Result<(), WireError> {
-        send_with(&self.stream, &mut self.buffer, request, None)
+        send(&mut self.stream, &mut self.buffer, request)
     }
 
     /// Asks and waits for the answer, at most `patience` (for good when there is none).
@@ -93,13 +93,17 @@ impl Line {
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
         self.stream.set_read_timeout(patience)?;
         self.tell(request)?;
-        let Some(Along(file)) = receive_with(&self.stream, &mut self.buffer)? else {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        let mut taking = Taking {
+            stream: &self.stream,
+            file: None,
         };
+        if !receive(&mut taking, &mut self.buffer)? {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
         let reply = parse(&self.buffer)?;
         self.buffer.clear();
         self.buffer.shrink_to(256 << 10);
-        Ok((reply, file))
+        Ok((reply, taking.file))
     }
 }
 

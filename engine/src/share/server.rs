@@ -8,8 +8,10 @@
 //!   staging area that it reads into when its mark on every volume has gone ([`guard`]), for until then the kernel may be
 //!   carrying out what it submitted;
 //! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
-//! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, and page data under way
-//!   for its share of the write budget.
+//! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, puts, half of the staging
+//!   area, and page data under way for its share of the write budget, which is as large as everybody else's;
+//! - no client keeps the core from the others for longer than a bounded number of pages takes: long lists are taken in pieces. Reads
+//!   and writes of page data are each process's own, and at most its ring's depth of them are with the device at once.
 //!
 //! Faults defended against: whatever arrives on the socket ([`wire`](super::wire)); clients of another user; clients that
 //! stop reading (their own threads wait, nobody else); clients killed at any moment.
@@ -33,7 +35,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::guard;
-use super::pass::{receive_with, send_with};
+use super::pass::Giving;
 use super::wire::{
     ClientId, Failure, MAGIC, Reply, Report, Request, VERSION, Welcome, WireError, parse, receive,
     send,
@@ -71,8 +73,6 @@ struct Shared {
     /// Who may connect, besides the superuser.
     uid: u32,
     gid: Option<u32>,
-    /// Bytes of puts under way that one client may have.
-    share_bytes: u64,
     sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Threads of connections and of clients that have gone.
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -118,7 +118,6 @@ impl Server {
             .uid();
         let (template, probes) = facts(&store);
         let shared = Arc::new(Shared {
-            share_bytes: store.write_bytes_max() / 2,
             store,
             welcome: template,
             probes,
@@ -364,7 +363,7 @@ impl Shared {
         buffer: &mut Vec<u8>,
     ) -> Result<(), WireError> {
         let mut out = Vec::new();
-        while receive_with(stream, buffer)?.is_some() {
+        while receive(stream, buffer)? {
             let request: Request<'_> = parse(buffer)?;
             let reply = match self.answer_reads(session, request) {
                 Ok(reply) => reply,
@@ -381,12 +380,11 @@ impl Shared {
                 Reply::Area => self.reads.staging(),
                 _ => None,
             };
-            send_with(
+            let mut along = Giving {
                 stream,
-                &mut out,
-                &reply,
-                area.map(|staging| staging.area.file()),
-            )?;
+                file: area.map(|staging| staging.area.file()),
+            };
+            send(&mut along, &mut out, &reply)?;
             if ends {
                 break;
             }
@@ -459,6 +457,12 @@ impl Shared {
                 catalog.wait(reservation);
             }
         }
+    }
+
+    /// Bytes of puts under way that one client may have: as much as every other client and the owner.
+    fn share_bytes(&self) -> u64 {
+        let clients = self.sessions.lock().len() as u64;
+        self.store.write_bytes_max() / (clients + 1)
     }
 
     fn report(&self) -> Report {

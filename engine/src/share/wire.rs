@@ -265,8 +265,6 @@ pub(super) enum WireError {
     Nonsense(postcard::Error),
     #[error("{0} bytes follow the message in its frame")]
     Trailing(usize),
-    #[error("a frame is said to be in a file that is not there, or not such a file")]
-    Aside,
 }
 
 /// Writes one message.
@@ -292,15 +290,6 @@ pub(super) fn send<T: Serialize>(
 
 /// Reads one frame into `buffer`. False at the end of the stream, between two frames.
 pub(super) fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bool, WireError> {
-    let Some(length) = receive_length(stream)? else {
-        return Ok(false);
-    };
-    receive_body(stream, length, buffer)?;
-    Ok(true)
-}
-
-/// Reads the length of a frame; `None` at the end of the stream.
-pub(super) fn receive_length(stream: &mut impl Read) -> Result<Option<u32>, WireError> {
     let mut length = [0; 4];
     let first = loop {
         match stream.read(&mut length) {
@@ -310,19 +299,10 @@ pub(super) fn receive_length(stream: &mut impl Read) -> Result<Option<u32>, Wire
         }
     };
     if first == 0 {
-        return Ok(None);
+        return Ok(false);
     }
     stream.read_exact(&mut length[first..])?;
-    Ok(Some(u32::from_le_bytes(length)))
-}
-
-/// Reads the bytes of a frame into `buffer`.
-pub(super) fn receive_body(
-    stream: &mut impl Read,
-    length: u32,
-    buffer: &mut Vec<u8>,
-) -> Result<(), WireError> {
-    let bytes = length as usize;
+    let bytes = u32::from_le_bytes(length) as usize;
     if bytes > FRAME_BYTES_MAX {
         return Err(WireError::TooLong(bytes));
     }
@@ -332,7 +312,7 @@ pub(super) fn receive_body(
     if read < bytes {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The message in a frame.

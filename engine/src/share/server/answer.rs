@@ -18,6 +18,16 @@ use crate::share::wire::{Failure, PinnedPage, PlaceGrant, Reply, Request};
 /// Pages that one client reads at once.
 const PINS_MAX: u64 = 1 << 20;
 
+/// Puts of one client whose outcome it has not asked for.
+const PUTS_MAX: usize = 1 << 16;
+
+/// Most pages that one message reserves: how long the core is kept from others. As many as a client's window has at least 4 KiB of
+/// each.
+const RESERVED_PAGES_MAX: usize = (WINDOW_BYTES / BLOCK_BYTES as u64) as usize;
+
+/// Bytes that a client with nothing under way is given in any case: what it reserves together.
+const WINDOW_BYTES: u64 = 8 << 20;
+
 /// Longest wait for room that one request may ask for.
 const ROOM_PATIENCE_MAX: Duration = Duration::from_secs(1);
 
@@ -113,10 +123,12 @@ impl Shared {
             }
             Request::Wait { reservation } => match session.await_put(reservation) {
                 Some(put) => {
-                    let statuses = match put.reservation {
+                    let mut statuses = match put.reservation {
                         Some(core) => catalog.wait(core),
                         None => vec![PutStatus::Refused(Refusal::Busy); put.asks],
                     };
+                    let beyond = PutStatus::Refused(Refusal::Busy);
+                    statuses.resize(statuses.len() + put.beyond, beyond);
                     session.end_put(reservation);
                     Reply::Settled(statuses)
                 }
@@ -216,27 +228,32 @@ impl Shared {
             return Reply::Failed(Failure::UnknownNamespace);
         };
         let page_bytes = u64::from(shape.shape.page_blocks()) * BLOCK_BYTES as u64;
+        let share_bytes = self.share_bytes();
         let mut held = session.held.lock();
-        let wanted = page_bytes.saturating_mul(asks.len() as u64);
-        // One put always goes through, however large.
-        let is_over = held.put_bytes > 0 && held.put_bytes + wanted > self.share_bytes;
-        if held.gone || !held.may_write || is_over {
+        if held.puts.len() >= PUTS_MAX {
+            return Reply::Failed(Failure::Protocol("too many puts at once".to_owned()));
+        }
+        let fitting = fitting(held.put_bytes, page_bytes, share_bytes).min(asks.len());
+        let (asks, beyond) = asks.split_at(fitting);
+        if held.gone || !held.may_write || asks.is_empty() && !beyond.is_empty() {
             let put = Put {
                 reservation: None,
-                asks: asks.len(),
+                asks: asks.len() + beyond.len(),
+                beyond: 0,
                 committed: true,
                 awaited: false,
                 unlanded: BTreeSet::new(),
+                page_bytes,
                 bytes: 0,
             };
+            let grants = vec![PlaceGrant::Refused(Refusal::Busy); put.asks];
             let reservation = held.add(put);
-            let grants = vec![PlaceGrant::Refused(Refusal::Busy); asks.len()];
             return Reply::Reserved {
                 reservation,
                 grants,
             };
         }
-        let (core, grants) = catalog.reserve(namespace, asks);
+        let (core, mut grants) = catalog.reserve(namespace, asks);
         let unlanded: BTreeSet<usize> = grants
             .iter()
             .enumerate()
@@ -247,11 +264,14 @@ impl Shared {
         let reservation = held.add(Put {
             reservation: Some(core),
             asks: asks.len(),
+            beyond: beyond.len(),
             committed: false,
             awaited: false,
             unlanded,
+            page_bytes,
             bytes,
         });
+        grants.extend(beyond.iter().map(|_| Grant::Refused(Refusal::Busy)));
         let grants = grants
             .into_iter()
             .map(|grant| match grant {
@@ -265,6 +285,16 @@ impl Shared {
             grants,
         }
     }
+}
+
+/// How many pages a client may reserve that has `put_bytes` under way. One page always goes through, however large.
+fn fitting(put_bytes: u64, page_bytes: u64, share_bytes: u64) -> usize {
+    let bytes = match put_bytes {
+        0 => share_bytes.max(WINDOW_BYTES).max(page_bytes),
+        _ => share_bytes.saturating_sub(put_bytes),
+    };
+    let pages = usize::try_from(bytes / page_bytes.max(1)).unwrap_or(usize::MAX);
+    pages.min(RESERVED_PAGES_MAX)
 }
 
 fn count(outcome: Result<u64, StoreError>) -> Reply {

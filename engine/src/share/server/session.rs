@@ -47,11 +47,15 @@ pub(super) struct Put {
     /// The core's; `None` when everything was refused here.
     pub reservation: Option<ReservationId>,
     pub asks: usize,
+    /// Pages behind those that were refused here.
+    pub beyond: usize,
     pub committed: bool,
     /// Somebody waits for its statuses.
     pub awaited: bool,
     /// Granted pages whose writes are not over.
     pub unlanded: BTreeSet<usize>,
+    pub page_bytes: u64,
+    /// Bytes that count against the client's share: of pages that are not written, or not committed.
     pub bytes: u64,
 }
 
@@ -114,12 +118,19 @@ impl Session {
     ) -> Option<(ReservationId, Vec<(usize, bool)>)> {
         let mut held = self.held.lock();
         let put = held.puts.get_mut(&number)?;
-        let over = pages
+        let over: Vec<(usize, bool)> = pages
             .iter()
             .map(|&(at, good)| (at as usize, good))
             .filter(|(at, _)| put.unlanded.remove(at))
             .collect();
-        Some((put.reservation?, over))
+        let reservation = put.reservation?;
+        // The rest of what they take is the core's own to do; whether the client ever asks for the outcome is not waited for.
+        if put.committed {
+            let bytes = put.page_bytes * over.len() as u64;
+            put.bytes -= bytes;
+            held.put_bytes -= bytes;
+        }
+        Some((reservation, over))
     }
 
     pub(super) fn end_put(&self, number: u64) {
