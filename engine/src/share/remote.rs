@@ -17,7 +17,7 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -135,6 +135,8 @@ pub(super) struct Remote {
     shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
     /// By put: how many pages it asked for.
     puts: Mutex<HashMap<ReservationId, usize>>,
+    /// What the owner last said of its room.
+    room: AtomicU64,
     /// The staging area, once it has been asked for; `None` when there is none.
     area: OnceLock<Option<Arc<Area>>>,
 }
@@ -172,6 +174,7 @@ impl Remote {
             lost: AtomicBool::new(false),
             shapes: Mutex::default(),
             puts: Mutex::default(),
+            room: AtomicU64::new(0),
             area: OnceLock::new(),
         };
         let orders = remote.join().map_err(further)?;
@@ -488,11 +491,9 @@ impl Catalog for Remote {
         }
     }
 
+    /// As of the last wait for it: that is soon enough, and a put that finds room need not ask.
     fn room(&self) -> u64 {
-        match self.quickly(&Request::Room) {
-            Ok(Reply::Room { room }) => room,
-            _ => 0,
-        }
+        self.room.load(Ordering::Relaxed)
     }
 
     fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool {
@@ -507,7 +508,10 @@ impl Catalog for Remote {
                 patience_ms: u32::try_from(patience.as_millis()).unwrap_or(0).max(1),
             };
             match self.ask(&request, Some(ROOM_SLICE + ANSWER_PATIENCE)) {
-                Ok(Reply::Room { room }) if room != seen => return true,
+                Ok(Reply::Room { room }) if room != seen => {
+                    self.room.store(room, Ordering::Relaxed);
+                    return true;
+                }
                 Ok(Reply::Room { .. }) => {}
                 _ => return false,
             }
@@ -545,15 +549,20 @@ impl Catalog for Remote {
 }
 
 impl Stage for Remote {
-    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Staged>> {
+    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> (bool, Vec<Option<Staged>>) {
         let mut pages = Vec::with_capacity(keys.len());
+        let mut is_shared = false;
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::Stage {
                 namespace: namespace.0,
                 keys: blob(some),
             };
             match self.quickly(&request) {
-                Ok(Reply::Staged(found)) if found.len() == some.len() => {
+                Ok(Reply::Staged {
+                    shared,
+                    pages: found,
+                }) if found.len() == some.len() => {
+                    is_shared |= shared;
                     pages.extend(found.into_iter().map(|page| {
                         page.map(|page| Staged {
                             pinned: self.pinned(page.page),
@@ -564,7 +573,7 @@ impl Stage for Remote {
                 _ => pages.extend(some.iter().map(|_| None)),
             }
         }
-        pages
+        (is_shared, pages)
     }
 
     fn unstage(&self, extents: &[Extent], slots: &[SlotEnd]) {

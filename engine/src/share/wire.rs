@@ -177,7 +177,11 @@ pub(super) enum Reply {
     Failed(Failure),
     /// Comes with a file descriptor.
     Area,
-    Staged(Vec<Option<StagedPage>>),
+    Staged {
+        /// Other processes use the namespace too.
+        shared: bool,
+        pages: Vec<Option<StagedPage>>,
+    },
 }
 
 /// A page that may be read, and its slot where it is shared.
