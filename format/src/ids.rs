@@ -60,6 +60,7 @@ macro_rules! identity {
     ($(#[$doc:meta])* $name:ident, $bytes:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(transparent)]
         pub struct $name([u8; $bytes]);
 
         impl $name {

@@ -17,10 +17,11 @@ use larder_engine::format::{Namespace, PageKey};
 use larder_engine::index::{Lease, NamespaceSlot, Place, SegmentId};
 use larder_engine::share::Marks;
 use larder_engine::share::answer::{Answer, Desk, Greeting, Later, count, done, greeting};
+use larder_engine::share::keys::blob;
 use larder_engine::share::ledger::Ledger;
 use larder_engine::share::wire::{
-    ClientId, Failure, MAGIC, PinnedPage, PlaceGrant, Reply, Request, VERSION, Welcome, blob,
-    parse, receive, send,
+    ClientId, Failure, MAGIC, PinnedPage, PlaceGrant, Reply, Request, VERSION, Welcome, parse,
+    receive, send,
 };
 use larder_engine::{NamespaceId, PutStatus, Stats, StoreError};
 
@@ -334,7 +335,9 @@ impl Owner {
         let reply = match desk.answer(&client.ledger, request) {
             Answer::Reply(reply) => reply,
             Answer::Nothing => return true,
-            Answer::Later(Later::Settled { put, reservation }) => {
+            Answer::Later(Later::Settled {
+                put, reservation, ..
+            }) => {
                 client.waiting.push((put, reservation));
                 self.settle(client);
                 return true;
@@ -506,7 +509,7 @@ fn requests(feed: &mut Feed<'_>) {
                 let first = feed.below(keys.len());
                 let last = (first + 1 + feed.below(6)).min(keys.len());
                 let blob = blob(&keys[first..last]);
-                let request = request(feed, what, &clients, at, &blob);
+                let request = request(feed, what, &clients, at, blob);
                 owner.says(&mut clients[at], &request);
                 owner.settle(&mut clients[at]);
             }
@@ -630,7 +633,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
 }
 
 fn heard_by_owner() -> Vec<u8> {
-    let keys = blob(&chain(1, 3));
+    let keys = chain(1, 3);
+    let keys = blob(&keys);
     let record = namespaces()[0].encode();
     let requests = [
         Request::Hello {
@@ -641,11 +645,11 @@ fn heard_by_owner() -> Vec<u8> {
         Request::Namespace { record },
         Request::LongestPrefix {
             namespace: 0,
-            keys: &keys,
+            keys,
         },
         Request::Reserve {
             namespace: 0,
-            keys: &keys,
+            keys,
             links: vec![(None, 0); 3],
         },
         Request::Commit {
@@ -661,7 +665,7 @@ fn heard_by_owner() -> Vec<u8> {
         },
         Request::Pin {
             namespace: 0,
-            keys: &keys,
+            keys,
         },
         Request::Verified {
             namespace: 0,

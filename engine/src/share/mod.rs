@@ -21,7 +21,7 @@
 //! | `server` | the owner's side: sessions, and what each client holds |
 //! | `remote` | the client's side: a [`Catalog`] over a socket |
 //! | `staging`, `area` | reads that several processes share: which page is where, and the memory they share them through |
-//! | `pass` | handing that memory over |
+//! | `keys`, `pass` | long lists of keys and open files in messages |
 //! | `guard` | marks on the volumes that outlive a killed client for as long as its I/O does |
 //!
 //! Promises:
@@ -39,6 +39,8 @@
 //! Does not: protect the store from a client that writes to the volumes where it was not told to, or forges a page together with
 //! its checksum: all of them run as one user, who owns the volumes (or as members of the group that was let in).
 
+#[doc(hidden)]
+pub mod keys;
 mod pass;
 mod remote;
 mod server;
@@ -66,8 +68,8 @@ use crate::api::{
 };
 use crate::catalog::Catalog;
 use crate::core::NAMESPACES_MAX;
-use crate::disk::DiskOptions;
 use crate::disk::probe::open_disk;
+use crate::disk::{Disk, DiskOptions};
 use crate::error::StoreError;
 use crate::store::{DataPath, Store};
 use crate::volume::{Access, Volumes};
@@ -117,9 +119,13 @@ pub struct SharedStore {
     minder: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// What is made of the disks of this process.
+type Through = Box<dyn Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync>;
+
 struct Inner {
     path: PathBuf,
     options: AttachOptions,
+    through: Through,
     /// Read-held by every call, so that a change of role finds none under way.
     role: RwLock<Role>,
     /// The namespaces that were named, by the id given out; owners number them as they like.
@@ -191,6 +197,20 @@ impl Store {
     /// # Errors
     /// Those of [`Store::open`]; [`StoreError::Locked`] when a process that serves no catalog holds the store.
     pub fn attach(path: &Path, options: AttachOptions) -> Result<SharedStore, StoreError> {
+        Store::attach_through(path, options, |disk| disk)
+    }
+
+    /// Attaches over what `through` makes of each disk that this process moves page data with, as owner or as client: one that
+    /// watches it, or that fails or holds back what a test wants it to.
+    ///
+    /// # Errors
+    /// As [`Store::attach`].
+    pub fn attach_through(
+        path: &Path,
+        options: AttachOptions,
+        through: impl Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync + 'static,
+    ) -> Result<SharedStore, StoreError> {
+        let through: Through = Box::new(through);
         if options.open.read_only {
             return Err(StoreError::Usage(
                 "a read-only handle needs no owner: open the store read-only instead".to_owned(),
@@ -198,7 +218,7 @@ impl Store {
         }
         let until = Instant::now() + ATTACH_PATIENCE;
         let role = loop {
-            match find_role(path, &options) {
+            match find_role(path, &options, &through) {
                 Ok(role) => break role,
                 Err(NotYet::TryAgain(_)) if Instant::now() < until => {
                     std::thread::sleep(TRY_AGAIN);
@@ -209,6 +229,7 @@ impl Store {
         let inner = Arc::new(Inner {
             path: path.to_owned(),
             options,
+            through,
             role: RwLock::new(role),
             spaces: Mutex::default(),
             stop: Mutex::new(false),
@@ -246,13 +267,13 @@ fn not_served(path: &Path, error: &ReachError) -> StoreError {
     }
 }
 
-fn find_role(path: &Path, options: &AttachOptions) -> Result<Role, NotYet> {
-    match Client::reach(path, &options.open) {
+fn find_role(path: &Path, options: &AttachOptions, through: &Through) -> Result<Role, NotYet> {
+    match Client::reach(path, &options.open, through) {
         Ok(client) => return Ok(Role::Client(Arc::new(client))),
         Err(Unreached::Nobody) => {}
         Err(Unreached::Failed(error)) => return Err(error),
     }
-    let store = Store::open_at_once(path, &options.open).map_err(|error| match error {
+    let store = Store::open_at_once(path, &options.open, through).map_err(|error| match error {
         StoreError::Locked { .. } | StoreError::ClientsWriting(_) => NotYet::TryAgain(error),
         error => NotYet::Never(error),
     })?;
@@ -296,7 +317,7 @@ enum Unreached {
 }
 
 impl Client {
-    fn reach(path: &Path, options: &OpenOptions) -> Result<Client, Unreached> {
+    fn reach(path: &Path, options: &OpenOptions, through: &Through) -> Result<Client, Unreached> {
         let (remote, welcome) = Remote::reach(path).map_err(|error| match error {
             ReachError::Nobody(_) => Unreached::Nobody,
             error => Unreached::Failed(NotYet::Never(not_served(path, &error))),
@@ -333,7 +354,7 @@ impl Client {
         .map_err(|error| never(error.into()))?;
         Ok(Client {
             remote: Arc::new(remote),
-            data: DataPath::new(disk, welcome.volumes.len(), options.hang_limit),
+            data: DataPath::new(through(disk), welcome.volumes.len(), options.hang_limit),
             ids: Ids::default(),
         })
     }
@@ -382,7 +403,7 @@ impl Inner {
                 }
                 return;
             }
-            match find_role(&self.path, &self.options) {
+            match find_role(&self.path, &self.options, &self.through) {
                 Ok(role) => *self.role.write() = role,
                 Err(NotYet::TryAgain(_)) => self.pause(),
                 Err(NotYet::Never(error)) => {

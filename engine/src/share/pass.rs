@@ -1,4 +1,4 @@
-//! Handing an open file over a Unix socket, beside the bytes of a message.
+//! Messages over a Unix socket that a file goes along with.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -36,7 +36,7 @@ impl Write for Giving<'_> {
     }
 }
 
-/// Reads from a socket, and keeps a file that comes along.
+/// Reads from a socket, and keeps the last file that came along; others are closed.
 pub(super) struct Taking<'a> {
     pub stream: &'a UnixStream,
     pub file: Option<OwnedFd>,
@@ -54,5 +54,40 @@ impl Read for Taking<'_> {
             }
         }
         Ok(got.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::share::wire::{Reply, parse, receive, send};
+
+    #[test]
+    fn a_file_comes_with_its_message_and_with_no_other() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        for given in [Some(file.as_fd()), None] {
+            let mut giving = Giving {
+                stream: &one,
+                file: given,
+            };
+            send(&mut giving, &mut Vec::new(), &Reply::Area).unwrap();
+            let mut taking = Taking {
+                stream: &other,
+                file: None,
+            };
+            let mut buffer = Vec::new();
+            assert!(receive(&mut taking, &mut buffer).unwrap());
+            assert!(matches!(parse(&buffer).unwrap(), Reply::Area));
+            let bytes = taking
+                .file
+                .map(|file| rustix::fs::fstat(file).unwrap().st_size);
+            assert_eq!(bytes, given.map(|_| 4096));
+        }
     }
 }

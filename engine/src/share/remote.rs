@@ -17,7 +17,7 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,11 +25,12 @@ use larder_format::{Namespace, PageKey};
 use parking_lot::Mutex;
 
 use super::area::Area;
+use super::keys::blob;
 use super::pass::Taking;
 use super::server::{short_path, socket_path};
 use super::wire::{
     ClientId, Failure, KEYS_MAX, MAGIC, PlaceGrant, Reply, Report, Request, SlotEnd, VERSION,
-    Welcome, WireError, blob, parse, receive, send,
+    Welcome, WireError, parse, receive, send,
 };
 use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
 use crate::catalog::{
@@ -81,21 +82,17 @@ impl Line {
         request: &Request<'_>,
         patience: Option<Duration>,
     ) -> Result<Reply, WireError> {
-        self.stream.set_read_timeout(patience)?;
-        self.tell(request)?;
-        if !receive(&mut self.stream, &mut self.buffer)? {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        let reply = parse(&self.buffer)?;
-        self.buffer.clear();
-        self.buffer.shrink_to(256 << 10);
-        Ok(reply)
+        self.ask_for_file(request, patience).map(|(reply, _)| reply)
     }
 
-    /// Asks for the staging area's file.
-    fn ask_for_area(&mut self) -> Result<Option<OwnedFd>, WireError> {
-        self.stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
-        self.tell(&Request::Area)?;
+    /// The same, with the file that comes with the answer.
+    fn ask_for_file(
+        &mut self,
+        request: &Request<'_>,
+        patience: Option<Duration>,
+    ) -> Result<(Reply, Option<OwnedFd>), WireError> {
+        self.stream.set_read_timeout(patience)?;
+        self.tell(request)?;
         let mut taking = Taking {
             stream: &self.stream,
             file: None,
@@ -104,7 +101,9 @@ impl Line {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         let reply = parse(&self.buffer)?;
-        Ok(taking.file.filter(|_| matches!(reply, Reply::Area)))
+        self.buffer.clear();
+        self.buffer.shrink_to(256 << 10);
+        Ok((reply, taking.file))
     }
 }
 
@@ -136,6 +135,8 @@ pub(super) struct Remote {
     shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
     /// By put: how many pages it asked for.
     puts: Mutex<HashMap<ReservationId, usize>>,
+    /// What the owner last said of its room.
+    room: AtomicU64,
     /// The staging area, once it has been asked for; `None` when there is none.
     area: OnceLock<Option<Arc<Area>>>,
 }
@@ -173,6 +174,7 @@ impl Remote {
             lost: AtomicBool::new(false),
             shapes: Mutex::default(),
             puts: Mutex::default(),
+            room: AtomicU64::new(0),
             area: OnceLock::new(),
         };
         let orders = remote.join().map_err(further)?;
@@ -346,7 +348,7 @@ impl Catalog for Remote {
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::LongestPrefix {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             };
             let Ok(Reply::Count(count)) = self.quickly(&request) else {
                 break;
@@ -365,7 +367,7 @@ impl Catalog for Remote {
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::Contains {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             };
             match self.quickly(&request) {
                 Ok(Reply::Flags(flags)) if flags.len() == some.len() => found.extend(flags),
@@ -380,7 +382,7 @@ impl Catalog for Remote {
         for some in keys.rchunks(KEYS_MAX) {
             self.tell(&Request::Touch {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             });
         }
     }
@@ -390,7 +392,7 @@ impl Catalog for Remote {
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::Pin {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             };
             match self.quickly(&request) {
                 Ok(Reply::Pinned(found)) if found.len() == some.len() => {
@@ -418,7 +420,7 @@ impl Catalog for Remote {
             let keys: Vec<PageKey> = some.iter().map(|(key, ..)| *key).collect();
             self.tell(&Request::Verified {
                 namespace: namespace.0,
-                keys: &blob(&keys),
+                keys: blob(&keys),
                 findings: some
                     .iter()
                     .map(|(_, extent, finding)| (extent.place, *finding))
@@ -431,7 +433,7 @@ impl Catalog for Remote {
         let keys: Vec<PageKey> = asks.iter().map(|ask| ask.key).collect();
         let request = Request::Reserve {
             namespace: namespace.0,
-            keys: &blob(&keys),
+            keys: blob(&keys),
             links: asks
                 .iter()
                 .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth))
@@ -489,11 +491,9 @@ impl Catalog for Remote {
         }
     }
 
+    /// As of the last wait for it: that is soon enough, and a put that finds room need not ask.
     fn room(&self) -> u64 {
-        match self.quickly(&Request::Room) {
-            Ok(Reply::Room { room }) => room,
-            _ => 0,
-        }
+        self.room.load(Ordering::Relaxed)
     }
 
     fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool {
@@ -508,7 +508,10 @@ impl Catalog for Remote {
                 patience_ms: u32::try_from(patience.as_millis()).unwrap_or(0).max(1),
             };
             match self.ask(&request, Some(ROOM_SLICE + ANSWER_PATIENCE)) {
-                Ok(Reply::Room { room }) if room != seen => return true,
+                Ok(Reply::Room { room }) if room != seen => {
+                    self.room.store(room, Ordering::Relaxed);
+                    return true;
+                }
                 Ok(Reply::Room { .. }) => {}
                 _ => return false,
             }
@@ -520,7 +523,7 @@ impl Catalog for Remote {
         for some in keys.chunks(KEYS_MAX) {
             deleted += self.counted(&Request::Delete {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             })?;
         }
         Ok(deleted)
@@ -546,15 +549,20 @@ impl Catalog for Remote {
 }
 
 impl Stage for Remote {
-    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Staged>> {
+    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> (bool, Vec<Option<Staged>>) {
         let mut pages = Vec::with_capacity(keys.len());
+        let mut is_shared = false;
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::Stage {
                 namespace: namespace.0,
-                keys: &blob(some),
+                keys: blob(some),
             };
             match self.quickly(&request) {
-                Ok(Reply::Staged(found)) if found.len() == some.len() => {
+                Ok(Reply::Staged {
+                    shared,
+                    pages: found,
+                }) if found.len() == some.len() => {
+                    is_shared |= shared;
                     pages.extend(found.into_iter().map(|page| {
                         page.map(|page| Staged {
                             pinned: page.page.on(&self.map),
@@ -565,7 +573,7 @@ impl Stage for Remote {
                 _ => pages.extend(some.iter().map(|_| None)),
             }
         }
-        pages
+        (is_shared, pages)
     }
 
     fn unstage(&self, extents: &[Extent], slots: &[SlotEnd]) {
@@ -580,9 +588,10 @@ impl Stage for Remote {
     fn area(&self, _namespace: NamespaceId) -> Option<Arc<Area>> {
         let area = self.area.get_or_init(|| {
             let mut line = self.take_line().ok()?;
-            let file = line.ask_for_area().map_err(|_| self.lose()).ok()?;
+            let answer = line.ask_for_file(&Request::Area, Some(ANSWER_PATIENCE));
+            let (reply, file) = answer.map_err(|_| self.lose()).ok()?;
             self.give_line(line);
-            let area = file.map(Area::adopt)?;
+            let area = file.filter(|_| matches!(reply, Reply::Area)).map(Area::adopt)?;
             area.inspect_err(|error| {
                 tracing::warn!(%error, "the owner's staging area cannot be used; every page is read from the device");
             })

@@ -10,8 +10,10 @@
 //!   carrying out what it submitted;
 //! - so it has when any of its connections fails: what it said there and nobody read is lost;
 //! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
-//! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, and page data under way
-//!   for its share of the write budget.
+//! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, puts, half of the staging
+//!   area, and page data under way for its share of the write budget, which is as large as everybody else's;
+//! - no client keeps the core from the others for longer than a bounded number of pages takes: long lists are taken in pieces. Reads
+//!   and writes of page data are each process's own, and at most its ring's depth of them are with the device at once.
 //!
 //! Faults defended against: whatever arrives on the socket ([`wire`](super::wire)); clients of another user; clients that
 //! stop reading (their own threads wait, nobody else); clients killed at any moment.
@@ -74,8 +76,6 @@ struct Shared {
     /// Who may connect, besides the superuser.
     uid: u32,
     gid: Option<u32>,
-    /// Bytes of puts under way that one client may have.
-    share_bytes: u64,
     sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Threads of connections and of clients that have gone.
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -131,7 +131,6 @@ impl Server {
             .uid();
         let (template, probes) = facts(&store);
         let shared = Arc::new(Shared {
-            share_bytes: store.write_bytes_max() / 2,
             map: template.map(),
             store,
             welcome: template,
@@ -451,7 +450,7 @@ impl Shared {
             catalog: self.store.catalog(),
             map: &self.map,
             marks: &self.probes,
-            share_bytes: self.share_bytes,
+            share_bytes: self.share_bytes(),
         };
         match desk.answer(&session.ledger, request) {
             Answer::Reply(reply) => Some(reply),
@@ -464,10 +463,14 @@ impl Shared {
     fn answer_later(&self, session: &Session, later: Later) -> Reply {
         let catalog = self.store.catalog();
         match later {
-            Later::Settled { put, reservation } => {
+            Later::Settled {
+                put,
+                reservation,
+                beyond,
+            } => {
                 let statuses = catalog.wait(reservation);
                 session.ledger.settled(put);
-                Reply::Settled(statuses)
+                answer::settled(statuses, beyond)
             }
             Later::Room { seen, patience } => {
                 catalog.wait_for_room(seen, Instant::now() + patience);
@@ -480,6 +483,12 @@ impl Shared {
             Later::Flush => answer::done(catalog.flush()),
             Later::Report => Reply::Stats(Box::new(self.report())),
         }
+    }
+
+    /// Bytes of puts under way that one client may have: as much as every other client and the owner.
+    fn share_bytes(&self) -> u64 {
+        let clients = self.sessions.lock().len() as u64;
+        self.store.write_bytes_max() / (clients + 1)
     }
 
     fn report(&self) -> Report {

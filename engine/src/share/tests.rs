@@ -128,7 +128,7 @@ impl Scene {
     /// Takes the pages' slots, as the client that is to read them or to copy them.
     fn take_slots(&self) -> Vec<Slot> {
         let space = self.other.namespace(&namespace()).unwrap();
-        let pages = self.other.stage(space, &self.keys);
+        let (_, pages) = self.other.stage(space, &self.keys);
         pages
             .iter()
             .map(|page| page.unwrap().slot.unwrap())
@@ -163,11 +163,9 @@ fn a_client_that_does_not_read_what_others_wait_for_costs_them_one_wait() {
     let scene = Scene::new();
     assert!(scene.take_slots().iter().all(|slot| slot.fill));
     scene.get(&scene.client);
-    let told = scene.told();
-    assert_eq!(
-        told.timeouts, PAGES as u64,
-        "one waited for, the others looked at"
-    );
+    scene.until("one waited for, the others looked at", |told| {
+        told.timeouts == COUNT
+    });
     scene.get(&scene.owner);
     scene.get(&scene.client);
     let told = scene.told();
@@ -265,7 +263,7 @@ fn what_a_client_gives_back_that_it_does_not_have_changes_nothing() {
     let scene = Scene::new();
     scene.get(&scene.client);
     let space = scene.other.namespace(&namespace()).unwrap();
-    let pages = scene.other.stage(space, &scene.keys[..1]);
+    let (_, pages) = scene.other.stage(space, &scene.keys[..1]);
     let page = pages[0].unwrap();
     for filled in [true, false] {
         for unit in [0, 1, 7, u32::MAX] {

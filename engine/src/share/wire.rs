@@ -12,7 +12,6 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::marker::PhantomData;
 
-use larder_format::PageKey;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -34,7 +33,7 @@ pub const FRAME_BYTES_MAX: usize = 8 << 20;
 pub const KEYS_MAX: usize = 131_072;
 
 /// Bytes of a key.
-const KEY_BYTES: usize = 32;
+pub(super) const KEY_BYTES: usize = 32;
 
 /// Which client a connection belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -187,7 +186,11 @@ pub enum Reply {
     Failed(Failure),
     /// Comes with a file descriptor.
     Area,
-    Staged(Vec<Option<StagedPage>>),
+    Staged {
+        /// Other processes use the namespace too.
+        shared: bool,
+        pages: Vec<Option<StagedPage>>,
+    },
 }
 
 /// A page that may be read, and its slot where it is shared.
@@ -312,22 +315,6 @@ fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>
     from.deserialize_seq(Few(PhantomData))
 }
 
-/// Keys as one blob.
-pub fn blob(keys: &[PageKey]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(keys.len() * KEY_BYTES);
-    for key in keys {
-        bytes.extend_from_slice(key.as_bytes());
-    }
-    bytes
-}
-
-/// The keys of a blob; `None` when it is none.
-pub fn keys_of(blob: &[u8]) -> Option<Vec<PageKey>> {
-    let (keys, rest) = blob.as_chunks::<KEY_BYTES>();
-    (rest.is_empty() && keys.len() <= KEYS_MAX)
-        .then(|| keys.iter().map(|key| PageKey::from_bytes(*key)).collect())
-}
-
 /// A stream of frames that ended or made no sense.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
@@ -406,6 +393,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::share::keys::keys_of;
 
     fn keys() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<[u8; KEY_BYTES]>(), 0..5).prop_map(|keys| keys.concat())

@@ -23,6 +23,9 @@ use crate::index::{Adoption, Index, Lease, NamespaceSlot};
 /// How often a waiting request looks at the clock for the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
 
+/// Most pages of a long list that the core is told of in one go: others are not kept from it for longer than that takes.
+const PAGES_AT_ONCE: usize = 2048;
+
 /// Answers that threads wait for.
 #[derive(Default)]
 struct Answers {
@@ -342,11 +345,13 @@ impl Catalog for Local {
     }
 
     fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]) {
-        self.with_core(|core| {
-            for (key, extent, finding) in findings {
-                core.found(slot(namespace), key, extent.place, *finding);
-            }
-        });
+        for some in findings.chunks(PAGES_AT_ONCE) {
+            self.with_core(|core| {
+                for (key, extent, finding) in some {
+                    core.found(slot(namespace), key, extent.place, *finding);
+                }
+            });
+        }
     }
 
     fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
@@ -389,9 +394,22 @@ impl Catalog for Local {
         if self.shape(namespace).is_none() {
             return Err(StoreError::UnknownNamespace);
         }
-        let request = self.new_request();
-        let found = self.with_core(|core| core.delete(request, slot(namespace), keys));
-        self.wait_for_request(request).map_err(failure)?;
+        let mut found = 0;
+        let mut requests = Vec::with_capacity(keys.len().div_ceil(PAGES_AT_ONCE));
+        for some in keys.chunks(PAGES_AT_ONCE) {
+            let request = self.new_request();
+            requests.push(request);
+            found += self.with_core(|core| core.delete(request, slot(namespace), some));
+        }
+        // All of them, whatever becomes of one.
+        let outcomes: Vec<_> = requests
+            .into_iter()
+            .map(|request| self.wait_for_request(request))
+            .collect();
+        outcomes
+            .into_iter()
+            .collect::<Result<(), Fault>>()
+            .map_err(failure)?;
         Ok(found)
     }
 

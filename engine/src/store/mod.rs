@@ -281,8 +281,12 @@ impl Store {
     }
 
     /// Opens as its owner a store that nobody else has open at this moment.
-    pub(crate) fn open_at_once(path: &Path, options: &OpenOptions) -> Result<Store, StoreError> {
-        Store::open_with(path, options, Access::AtOnce, |disk| disk)
+    pub(crate) fn open_at_once(
+        path: &Path,
+        options: &OpenOptions,
+        through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
+    ) -> Result<Store, StoreError> {
+        Store::open_with(path, options, Access::AtOnce, through)
     }
 
     /// As [`PageStore::get`], shared with clients.

@@ -3,7 +3,7 @@
 //! A call is cut into windows, two of which are under way at once. For each window the owner says of every page where it lies, and
 //! whether this process is to read it into a slot of the area, is to copy it from one, or neither. What is to be read is
 //! given to the disk at once, and whoever waits for it is woken by the disk's answer, whatever this thread does meanwhile. Then all
-//! of the window's pages are copied out in order.
+//! of the window's pages are copied out in order. When nobody else uses the namespace the rest of the call is read as any other.
 //!
 //! Invariants:
 //! - a copy is checked after it was made, when nobody else has it: whatever other processes do to the area, a page is right or it is
@@ -44,8 +44,8 @@ const COPY_BYTES: usize = 16 << 10;
 
 /// Decides which process reads a page that several want. Pages that it gives are pinned.
 pub(crate) trait Stage: Send + Sync {
-    /// Finds pages to read, as [`Catalog::pin`], and says how each is read.
-    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Staged>>;
+    /// Finds pages to read, as [`Catalog::pin`], and says how each is read; and whether other processes use the namespace too.
+    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> (bool, Vec<Option<Staged>>);
 
     /// Gives back what `stage` gave: one pin of each extent's segment, and the slots.
     fn unstage(&self, extents: &[Extent], slots: &[SlotEnd]);
@@ -100,17 +100,31 @@ pub(crate) fn get(
     let window_pages = (window_bytes / page_bytes(&shape)).max(1);
     let mut statuses = Vec::with_capacity(pages.len());
     let mut patience = PATIENCE;
-    let mut under_way = None;
-    for some in pages.chunks_mut(window_pages) {
-        let next = Window::begin(&call, some);
-        if let Some(window) = under_way.replace(next) {
-            window.finish(&mut patience, &mut statuses);
+    let mut under_way: Option<Window<'_, '_, '_, '_>> = None;
+    let mut rest = pages;
+    while !rest.is_empty() {
+        let (some, later) = rest.split_at_mut(window_pages.min(rest.len()));
+        rest = later;
+        let window = Window::begin(&call, some);
+        let is_shared = window.is_shared;
+        if let Some(before) = under_way.replace(window) {
+            before.finish(&mut patience, &mut statuses);
+        }
+        if !is_shared {
+            break;
         }
     }
+    // Where nobody shares there is no reason to go by windows.
+    let alone = if rest.is_empty() {
+        Vec::new()
+    } else {
+        super::get::get(catalog, data, namespace, rest, deadline)
+    };
     if let Some(window) = under_way {
         window.finish(&mut patience, &mut statuses);
     }
     count_hits(data, &statuses);
+    statuses.extend(alone);
     Some(statuses)
 }
 
@@ -131,6 +145,8 @@ struct Window<'a, 'b, 'c, 'd> {
     call: &'a Call<'a>,
     pages: &'b mut [GetPage<'c, 'd>],
     statuses: Vec<GetStatus>,
+    /// Other processes use the namespace too.
+    is_shared: bool,
 }
 
 /// What a window has been given, until it is given back.
@@ -174,12 +190,8 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
             copies: Vec::with_capacity(keys.len()),
         };
         let mut jobs = Vec::new();
-        for (staged, page) in call
-            .stage
-            .stage(call.namespace, &keys)
-            .into_iter()
-            .zip(asked)
-        {
+        let (is_shared, staged) = call.stage.stage(call.namespace, &keys);
+        for (staged, page) in staged.into_iter().zip(asked) {
             let Some(Staged { pinned, slot }) = staged else {
                 continue;
             };
@@ -203,6 +215,7 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
             call,
             pages,
             statuses,
+            is_shared,
         }
     }
 

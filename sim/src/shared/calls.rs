@@ -4,7 +4,8 @@
 use larder_engine::catalog::{Finding, Grant, ReservationId};
 use larder_engine::index::{Located, SegmentId};
 use larder_engine::planted;
-use larder_engine::share::wire::{ClientId, Failure, PlaceGrant, Reply, Request, blob, parse};
+use larder_engine::share::keys::blob;
+use larder_engine::share::wire::{ClientId, Failure, PlaceGrant, Reply, Request, parse};
 
 use super::Company;
 use super::client::Client;
@@ -92,7 +93,7 @@ impl Company {
             .iter()
             .map(|name| world.oracle.name(*name).key)
             .collect();
-        let keys = blob(&keys);
+        let keys = blob(&keys).to_vec();
         let number = self.slots[namespace].0;
         let task = match what {
             0..45 => {
@@ -311,7 +312,7 @@ impl Company {
         let findings = get.findings.iter();
         let verified = Request::Verified {
             namespace: self.slots[get.namespace].0,
-            keys: &blob(&keys),
+            keys: blob(&keys),
             findings: findings
                 .map(|(_, located, finding)| (located.place, *finding))
                 .collect(),

@@ -56,6 +56,7 @@ pub enum Waits {
     Settled {
         put: u64,
         reservation: ReservationId,
+        beyond: usize,
     },
     Room {
         seen: u64,

@@ -6,7 +6,7 @@ use larder_engine::catalog::ReservationId;
 use larder_engine::core::RequestId;
 use larder_engine::format::PageKey;
 use larder_engine::index::{NamespaceSlot, SegmentId};
-use larder_engine::share::answer::{Answer, Desk, Later, count, done};
+use larder_engine::share::answer::{self, Answer, Desk, Later, count, done};
 use larder_engine::share::ledger::Ledger;
 use larder_engine::share::wire::{ClientId, Failure, Reply, Request as Asked, parse};
 use larder_engine::{NamespaceId, PutStatus, StoreError};
@@ -155,7 +155,17 @@ impl Company {
     /// Begins what a request must wait for.
     fn take_up(&mut self, world: &mut World, live: &mut Live, later: Later) -> Waits {
         let (request, what, found) = match later {
-            Later::Settled { put, reservation } => return Waits::Settled { put, reservation },
+            Later::Settled {
+                put,
+                reservation,
+                beyond,
+            } => {
+                return Waits::Settled {
+                    put,
+                    reservation,
+                    beyond,
+                };
+            }
             Later::Room { seen, .. } => return Waits::Room { seen },
             Later::Delete(namespace, keys) => {
                 let at = namespace_at(live, namespace);
@@ -184,12 +194,17 @@ impl Company {
         let line = self.lines.get_mut(&number).expect("a line");
         let office = self.office.as_mut().expect("somebody serves");
         let (reply, note) = match line.waits {
-            Some(Waits::Settled { put, reservation }) => {
+            Some(Waits::Settled {
+                put,
+                reservation,
+                beyond,
+            }) => {
                 let Some(statuses) = office.outcomes.remove(&reservation) else {
                     return;
                 };
                 office.sessions[&line.client].ledger.settled(put);
-                (Reply::Settled(statuses), Some(Note::Settled(reservation)))
+                let reply = answer::settled(statuses, beyond);
+                (reply, Some(Note::Settled(reservation)))
             }
             Some(Waits::Room { seen }) => {
                 if live.room == seen && !world.calm && !world.dice.chance(0.1) {

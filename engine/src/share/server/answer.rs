@@ -12,9 +12,8 @@ use crate::api::{NamespaceId, PutStatus, Refusal};
 use crate::catalog::{Ask, Catalog, Extent, Grant, ReservationId, SegmentMap};
 use crate::error::StoreError;
 use crate::share::guard::Marks;
-use crate::share::wire::{
-    ClientId, Failure, MAGIC, PlaceGrant, Reply, Request, VERSION, keys_of, parse,
-};
+use crate::share::keys::keys_of;
+use crate::share::wire::{ClientId, Failure, MAGIC, PlaceGrant, Reply, Request, VERSION, parse};
 
 /// Longest wait for room that one request may ask for.
 const ROOM_PATIENCE_MAX: Duration = Duration::from_secs(1);
@@ -66,12 +65,14 @@ pub enum Answer {
 /// What must be waited for, or found out elsewhere, before a request is answered.
 #[derive(Debug)]
 pub enum Later {
-    /// [`Catalog::wait`], then [`Ledger::settled`], then [`Reply::Settled`].
+    /// [`Catalog::wait`], then [`Ledger::settled`], then [`settled`] of it.
     Settled {
         /// The ledger's number for the put.
         put: u64,
         /// The core's.
         reservation: ReservationId,
+        /// Pages that the core was not asked for.
+        beyond: usize,
     },
     /// [`Catalog::wait_for_room`], then [`Reply::Room`].
     Room {
@@ -119,7 +120,7 @@ impl<C: Catalog + ?Sized> Desk<'_, C> {
                 Some(keys) => keys,
                 None => return nonsense("keys are 32 bytes each, 131,072 at most"),
             },
-            _ => Vec::new(),
+            _ => &[],
         };
         Answer::Reply(match request {
             Request::Hello { .. } | Request::Join { .. } => return nonsense("a second greeting"),
@@ -133,17 +134,17 @@ impl<C: Catalog + ?Sized> Desk<'_, C> {
                 Err(error) => return nonsense(&error.to_string()),
             },
             Request::LongestPrefix { namespace, .. } => {
-                Reply::Count(catalog.longest_prefix(NamespaceId(namespace), &keys) as u64)
+                Reply::Count(catalog.longest_prefix(NamespaceId(namespace), keys) as u64)
             }
             Request::Contains { namespace, .. } => {
-                Reply::Flags(catalog.contains(NamespaceId(namespace), &keys))
+                Reply::Flags(catalog.contains(NamespaceId(namespace), keys))
             }
             Request::Touch { namespace, .. } => {
-                catalog.touch(NamespaceId(namespace), &keys);
+                catalog.touch(NamespaceId(namespace), keys);
                 return Answer::Nothing;
             }
             Request::Pin { namespace, .. } => {
-                let pages = ledger.pin(catalog, NamespaceId(namespace), &keys);
+                let pages = ledger.pin(catalog, NamespaceId(namespace), keys);
                 Reply::Pinned(pages.into_iter().map(|page| page.map(Into::into)).collect())
             }
             Request::Unpin { segments } => {
@@ -198,11 +199,18 @@ impl<C: Catalog + ?Sized> Desk<'_, C> {
             Request::Wait { reservation: put } => match ledger.wait(put) {
                 Some(Awaited {
                     reservation: Some(reservation),
+                    beyond,
                     ..
-                }) => return Answer::Later(Later::Settled { put, reservation }),
+                }) => {
+                    return Answer::Later(Later::Settled {
+                        put,
+                        reservation,
+                        beyond,
+                    });
+                }
                 Some(Awaited { asks, .. }) => {
                     ledger.settled(put);
-                    Reply::Settled(vec![PutStatus::Refused(Refusal::Busy); asks])
+                    settled(Vec::new(), asks)
                 }
                 None => return nonsense("no such put"),
             },
@@ -214,7 +222,7 @@ impl<C: Catalog + ?Sized> Desk<'_, C> {
                 return Answer::Later(Later::Room { seen, patience });
             }
             Request::Delete { namespace, .. } => {
-                return Answer::Later(Later::Delete(NamespaceId(namespace), keys));
+                return Answer::Later(Later::Delete(NamespaceId(namespace), keys.to_vec()));
             }
             Request::Clear { namespace } => {
                 return Answer::Later(Later::Clear(NamespaceId(namespace)));
@@ -232,8 +240,10 @@ impl<C: Catalog + ?Sized> Desk<'_, C> {
             return Reply::Failed(Failure::UnknownNamespace);
         };
         let page_bytes = u64::from(shape.shape.page_blocks()) * BLOCK_BYTES as u64;
-        let (reservation, grants) =
-            ledger.reserve(self.catalog, namespace, asks, page_bytes, self.share_bytes);
+        let reserved = ledger.reserve(self.catalog, namespace, asks, page_bytes, self.share_bytes);
+        let Some((reservation, grants)) = reserved else {
+            return Reply::Failed(Failure::Protocol("too many puts at once".to_owned()));
+        };
         let grants = grants
             .into_iter()
             .map(|grant| match grant {
@@ -247,6 +257,12 @@ impl<C: Catalog + ?Sized> Desk<'_, C> {
             grants,
         }
     }
+}
+
+/// The answer to a wait: what became of the pages that the core was asked for, and of so many behind them that it was not.
+pub fn settled(mut statuses: Vec<PutStatus>, beyond: usize) -> Reply {
+    statuses.resize(statuses.len() + beyond, PutStatus::Refused(Refusal::Busy));
+    Reply::Settled(statuses)
 }
 
 /// The answer to a deletion.

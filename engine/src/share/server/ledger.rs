@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_format::PageKey;
+use larder_format::{BLOCK_BYTES, PageKey};
 use parking_lot::Mutex;
 
 use crate::api::{NamespaceId, Refusal};
@@ -26,6 +26,16 @@ use crate::share::wire::ClientId;
 
 /// Pages that one client reads at once.
 const PINS_MAX: u64 = 1 << 20;
+
+/// Puts of one client whose outcome it has not asked for.
+const PUTS_MAX: usize = 1 << 16;
+
+/// Most pages that one message reserves: how long the core is kept from others. As many as a client's window has at least 4 KiB of
+/// each.
+const RESERVED_PAGES_MAX: usize = (WINDOW_BYTES / BLOCK_BYTES as u64) as usize;
+
+/// Bytes that a client with nothing under way is given in any case: what it reserves together.
+const WINDOW_BYTES: u64 = 8 << 20;
 
 /// A client's account. Its methods may be called from several threads.
 #[derive(Debug)]
@@ -51,11 +61,15 @@ struct Put {
     /// The core's; `None` when everything was refused here.
     reservation: Option<ReservationId>,
     asks: usize,
+    /// Pages behind those that were refused here.
+    beyond: usize,
     committed: bool,
     /// Somebody waits for its statuses.
     awaited: bool,
     /// Granted pages whose writes are not over.
     unlanded: BTreeSet<usize>,
+    page_bytes: u64,
+    /// Bytes that count against the client's share: of pages that are not written, or not committed.
     bytes: u64,
 }
 
@@ -64,8 +78,10 @@ struct Put {
 pub struct Awaited {
     /// The core's; `None` when everything was refused here.
     pub reservation: Option<ReservationId>,
-    /// Pages that it asked for.
+    /// Pages that it asked for, without those behind.
     pub asks: usize,
+    /// Pages behind those that were refused here.
+    pub beyond: usize,
 }
 
 impl Ledger {
@@ -166,7 +182,8 @@ impl Ledger {
         }
     }
 
-    /// Reserves room for pages of so many bytes each, as far as the client's share goes. Its number for the put, and a grant a page.
+    /// Reserves room for pages of so many bytes each, as far as the client's share goes. Its number for the put, and a grant a page;
+    /// `None` when it has too many puts.
     pub fn reserve<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
@@ -174,26 +191,49 @@ impl Ledger {
         asks: &[Ask],
         page_bytes: u64,
         share_bytes: u64,
-    ) -> (u64, Vec<Grant>) {
+    ) -> Option<(u64, Vec<Grant>)> {
         let mut held = self.held.lock();
-        let wanted = page_bytes.saturating_mul(asks.len() as u64);
-        // One put always goes through, however large.
-        let is_over = held.put_bytes > 0 && held.put_bytes.saturating_add(wanted) > share_bytes;
-        let may_write = held.may_write || planted!(UnmarkedPut);
-        if held.gone || !may_write || is_over {
-            let number = held.add(None, asks.len(), BTreeSet::new(), 0);
-            return (number, vec![Grant::Refused(Refusal::Busy); asks.len()]);
+        if held.puts.len() >= PUTS_MAX {
+            return None;
         }
-        let (reservation, grants) = catalog.reserve(namespace, asks);
+        let may_write = held.may_write || planted!(UnmarkedPut);
+        let fitting = fitting(held.put_bytes, page_bytes, share_bytes).min(asks.len());
+        let (asks, beyond) = asks.split_at(fitting);
+        let refused = vec![Grant::Refused(Refusal::Busy); beyond.len()];
+        if held.gone || !may_write || asks.is_empty() && !beyond.is_empty() {
+            let all = asks.len() + beyond.len();
+            let number = held.add(Put {
+                reservation: None,
+                asks: all,
+                beyond: 0,
+                // There is nothing to commit.
+                committed: true,
+                awaited: false,
+                unlanded: BTreeSet::new(),
+                page_bytes,
+                bytes: 0,
+            });
+            return Some((number, vec![Grant::Refused(Refusal::Busy); all]));
+        }
+        let (reservation, mut grants) = catalog.reserve(namespace, asks);
         let unlanded: BTreeSet<usize> = grants
             .iter()
             .enumerate()
             .filter(|(_, grant)| matches!(grant, Grant::Write(_)))
             .map(|(index, _)| index)
             .collect();
-        let bytes = page_bytes * unlanded.len() as u64;
-        let number = held.add(Some(reservation), asks.len(), unlanded, bytes);
-        (number, grants)
+        let number = held.add(Put {
+            reservation: Some(reservation),
+            asks: asks.len(),
+            beyond: beyond.len(),
+            committed: false,
+            awaited: false,
+            bytes: page_bytes * unlanded.len() as u64,
+            unlanded,
+            page_bytes,
+        });
+        grants.extend(refused);
+        Some((number, grants))
     }
 
     /// A put is to be committed: the core's reservation, once.
@@ -217,8 +257,15 @@ impl Ledger {
         let Some(put) = held.put(number) else {
             return astray(number).map(|core| (core, pages.collect()));
         };
-        let over = pages.filter(|(at, _)| put.unlanded.remove(at)).collect();
-        Some((put.reservation?, over))
+        let over: Vec<(usize, bool)> = pages.filter(|(at, _)| put.unlanded.remove(at)).collect();
+        let reservation = put.reservation?;
+        // The rest of what they take is the core's own to do; whether the client ever asks for the outcome is not waited for.
+        if put.committed {
+            let bytes = put.page_bytes * over.len() as u64;
+            put.bytes -= bytes;
+            held.put_bytes -= bytes;
+        }
+        Some((reservation, over))
     }
 
     /// A put to wait for, once.
@@ -229,6 +276,7 @@ impl Ledger {
         first.then_some(Awaited {
             reservation: put.reservation,
             asks: put.asks,
+            beyond: put.beyond,
         })
     }
 
@@ -300,6 +348,16 @@ fn astray(number: u64) -> Option<ReservationId> {
     planted!(ForeignPut).then_some(ReservationId(number & u64::from(u32::MAX)))
 }
 
+/// How many pages a client may reserve that has `put_bytes` under way. One page always goes through, however large.
+fn fitting(put_bytes: u64, page_bytes: u64, share_bytes: u64) -> usize {
+    let bytes = match put_bytes {
+        0 => share_bytes.max(WINDOW_BYTES).max(page_bytes),
+        _ => share_bytes.saturating_sub(put_bytes),
+    };
+    let pages = usize::try_from(bytes / page_bytes.max(1)).unwrap_or(usize::MAX);
+    pages.min(RESERVED_PAGES_MAX)
+}
+
 /// An extent in a segment: pins are counted by segment.
 fn head_of(map: &SegmentMap, segment: SegmentId) -> Extent {
     map.extent(Place { segment, start: 0 })
@@ -315,25 +373,10 @@ impl Held {
         self.puts.get_mut(&number)
     }
 
-    fn add(
-        &mut self,
-        reservation: Option<ReservationId>,
-        asks: usize,
-        unlanded: BTreeSet<usize>,
-        bytes: u64,
-    ) -> u64 {
+    fn add(&mut self, put: Put) -> u64 {
         let number = self.next_put;
         self.next_put += 1;
-        self.put_bytes += bytes;
-        let put = Put {
-            // Where there is nothing to commit it counts as done.
-            committed: reservation.is_none(),
-            reservation,
-            asks,
-            awaited: false,
-            unlanded,
-            bytes,
-        };
+        self.put_bytes += put.bytes;
         self.puts.insert(number, put);
         number
     }
@@ -432,7 +475,8 @@ mod tests {
 
     fn reserve(home: &Home, ledger: &Ledger, count: u8) -> (u64, Vec<Grant>) {
         let catalog = home.store.catalog();
-        ledger.reserve(catalog, home.namespace, &asks(count), 65536, SHARE)
+        let reserved = ledger.reserve(catalog, home.namespace, &asks(count), 65536, SHARE);
+        reserved.unwrap()
     }
 
     #[test]

@@ -15,8 +15,9 @@ use crate::api::{NamespaceId, SharedReads};
 use crate::catalog::Extent;
 use crate::index::SegmentId;
 use crate::share::area::{Area, UNIT_BYTES};
+use crate::share::keys::keys_of;
 use crate::share::staging::{Served, Slot, Staging, StagingReport};
-use crate::share::wire::{Failure, Reply, Request, SlotEnd, StagedPage, keys_of};
+use crate::share::wire::{Failure, Reply, Request, SlotEnd, StagedPage};
 use crate::store::staged::{Stage, Staged};
 
 /// The owner's staging area, and who may profit from it.
@@ -114,7 +115,10 @@ impl Shared {
                 None => Reply::Done,
             })),
             Request::Stage { namespace, keys } => Ok(Some(match keys_of(keys) {
-                Some(keys) => Reply::Staged(self.stage(session, NamespaceId(namespace), &keys)),
+                Some(keys) => {
+                    let (shared, pages) = self.stage(session, NamespaceId(namespace), keys);
+                    Reply::Staged { shared, pages }
+                }
                 None => Reply::Failed(Failure::Protocol("keys are 32 bytes each".to_owned())),
             })),
             Request::Unstage { segments, slots } => {
@@ -133,19 +137,20 @@ impl Shared {
         }
     }
 
-    /// Pins pages, and gives each a slot where it is shared and there is room.
+    /// Pins pages, and gives each a slot where there is room, if others use the namespace too; whether they do.
     fn stage(
         &self,
         session: &Session,
         namespace: NamespaceId,
         keys: &[PageKey],
-    ) -> Vec<Option<StagedPage>> {
+    ) -> (bool, Vec<Option<StagedPage>>) {
         let pages = session.ledger.pin(self.store.catalog(), namespace, keys);
         let staging = self.reads.shared(namespace);
         let shape = self.store.catalog().shape(namespace);
         let bytes = shape.map_or(0, |shape| shape.shape.page_blocks() as usize * BLOCK_BYTES);
         let mut held = session.reads.lock();
-        keys.iter()
+        let pages = keys
+            .iter()
             .zip(pages)
             .map(|(key, page)| {
                 let page = page?;
@@ -156,7 +161,8 @@ impl Shared {
                     slot,
                 })
             })
-            .collect()
+            .collect();
+        (staging.is_some(), pages)
     }
 
     /// Takes back what `stage` gave: what of it the client has.
@@ -275,17 +281,15 @@ impl OwnReads {
 }
 
 impl Stage for OwnReads {
-    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Staged>> {
-        let pages = self.shared.stage(&self.session, namespace, keys);
-        pages
-            .into_iter()
-            .map(|page| {
-                page.map(|StagedPage { page, slot }| Staged {
-                    pinned: page.on(&self.shared.map),
-                    slot,
-                })
+    fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> (bool, Vec<Option<Staged>>) {
+        let (shared, pages) = self.shared.stage(&self.session, namespace, keys);
+        let pages = pages.into_iter().map(|page| {
+            page.map(|StagedPage { page, slot }| Staged {
+                pinned: page.on(&self.shared.map),
+                slot,
             })
-            .collect()
+        });
+        (shared, pages.collect())
     }
 
     fn unstage(&self, extents: &[Extent], slots: &[SlotEnd]) {

@@ -1,0 +1,168 @@
+//! What one client can do to the others by asking for much: counted, not timed.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use common::{Home, MIB, Pool, chain};
+use larder_engine::disk::{Action, Buffer, Choice, Disk, Op, Piece};
+use larder_engine::{AttachOptions, OpenOptions, PutOptions, PutStatus, SharedStore, Store};
+
+const BUDGET: u64 = 96 * MIB;
+const PAGE: u64 = MIB;
+const PARTS: [u32; 1] = [1 << 20];
+const WAIT: PutOptions = PutOptions {
+    wait: Duration::from_secs(60),
+};
+
+fn options() -> AttachOptions {
+    AttachOptions {
+        open: OpenOptions {
+            write_bytes_max: BUDGET,
+            ..OpenOptions::default()
+        },
+        group: None,
+    }
+}
+
+fn attach(home: &Home) -> SharedStore {
+    Store::attach(&home.path, options()).unwrap()
+}
+
+/// A disk that keeps writes back until it is let go, and counts their bytes.
+#[derive(Default)]
+struct Gate {
+    held: Mutex<Option<Vec<Op>>>,
+    bytes: AtomicU64,
+    changed: Condvar,
+}
+
+struct Gated {
+    inner: Arc<dyn Disk>,
+    gate: Arc<Gate>,
+}
+
+impl Gate {
+    fn closed() -> Arc<Gate> {
+        Arc::new(Gate {
+            held: Mutex::new(Some(Vec::new())),
+            ..Gate::default()
+        })
+    }
+
+    /// Waits until writes of so many bytes have come.
+    fn wait_for(&self, bytes: u64) {
+        let held = self.held.lock().unwrap();
+        let come = |_: &mut _| self.bytes.load(Ordering::SeqCst) < bytes;
+        let limit = Duration::from_secs(60);
+        let (_held, outcome) = self.changed.wait_timeout_while(held, limit, come).unwrap();
+        assert!(!outcome.timed_out(), "the flood does not come");
+    }
+
+    fn open(&self, inner: &dyn Disk) {
+        let held = self.held.lock().unwrap().take();
+        // SAFETY: whoever submitted these keeps their memory until they are answered.
+        unsafe { inner.submit(held.unwrap_or_default()) };
+    }
+}
+
+impl Disk for Gated {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        let mut held = self.gate.held.lock().unwrap();
+        let mut through = Vec::new();
+        for op in ops {
+            match (&op.action, &mut *held) {
+                (Action::Write { buffer, .. }, Some(held)) => {
+                    let bytes: usize = match buffer {
+                        Buffer::Borrowed(pieces) => pieces.iter().map(|piece| piece.len).sum(),
+                        Buffer::Owned(memory) => memory.len(),
+                    };
+                    self.gate.bytes.fetch_add(bytes as u64, Ordering::SeqCst);
+                    held.push(op);
+                }
+                _ => through.push(op),
+            }
+        }
+        drop(held);
+        self.gate.changed.notify_all();
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.inner.submit(through) };
+    }
+
+    unsafe fn register(&self, memory: &[Piece]) -> String {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.inner.register(memory) }
+    }
+
+    fn choice(&self) -> &Choice {
+        self.inner.choice()
+    }
+
+    fn shutdown(&self) {
+        self.inner.shutdown();
+    }
+}
+
+#[test]
+fn a_client_that_floods_the_store_with_puts_holds_its_share_and_no_more() {
+    let home = Home::with_store(512 * MIB);
+    let owner = attach(&home);
+    let other = attach(&home);
+    let gate = Gate::closed();
+    let inner: Arc<Mutex<Option<Arc<dyn Disk>>>> = Arc::default();
+    let flooding = Store::attach_through(&home.path, options(), {
+        let (gate, inner) = (gate.clone(), inner.clone());
+        move |disk| {
+            *inner.lock().unwrap() = Some(disk.clone());
+            Arc::new(Gated {
+                inner: disk,
+                gate: gate.clone(),
+            })
+        }
+    })
+    .unwrap();
+    // Two clients and the owner: a third each.
+    let share = BUDGET / 3;
+    std::thread::scope(|scope| {
+        let floods: Vec<_> = (0..4)
+            .map(|thread| {
+                let flooding = &flooding;
+                scope.spawn(move || {
+                    let pool = Pool::new(flooding, "m", &PARTS);
+                    pool.put_from(&chain(thread, 30), 0, WAIT)
+                })
+            })
+            .collect();
+        gate.wait_for(share / 2);
+        // While nothing of it gets through, the others put and get more than the flood's share.
+        for (seed, store) in (100..).zip([&owner, &other, &owner, &other]) {
+            let pool = Pool::new(store, "m", &PARTS);
+            let keys = chain(seed, 24);
+            assert_eq!(pool.put_from(&keys, 0, WAIT), vec![PutStatus::Stored; 24]);
+            assert_eq!(pool.hits(&keys), 24);
+        }
+        assert!(gate.bytes.load(Ordering::SeqCst) <= share);
+        assert!(owner.report().unwrap().puts_in_flight > 0);
+        let inner = inner.lock().unwrap().take().unwrap();
+        gate.open(&*inner);
+        for flood in floods {
+            assert_eq!(flood.join().unwrap(), vec![PutStatus::Stored; 30]);
+        }
+    });
+    assert_eq!(owner.report().unwrap().puts_in_flight, 0);
+}
+
+#[test]
+fn a_put_of_more_than_a_clients_share_is_stored_all_the_same() {
+    let home = Home::with_store(512 * MIB);
+    let owner = attach(&home);
+    let client = attach(&home);
+    let pool = Pool::new(&client, "m", &PARTS);
+    let keys = chain(1, usize::try_from(BUDGET / PAGE + 20).unwrap());
+    let statuses = pool.put_from(&keys, 0, WAIT);
+    assert!(statuses.iter().all(|status| *status == PutStatus::Stored));
+    assert_eq!(Pool::new(&owner, "m", &PARTS).hits(&keys), keys.len());
+}
