@@ -553,6 +553,13 @@ fn under_write_back_l2_first_gives_up_copies_of_what_is_still_in_l1() {
 
 #[test]
 fn a_load_that_fails_takes_the_loads_below_it_along_and_l2_keeps_everything() {
+    for first_fails_first in [true, false] {
+        fail_above(first_fails_first);
+    }
+}
+
+/// Two loads, one below the other; the upper one fails, before the lower one ends well or after it.
+fn fail_above(first_fails_first: bool) {
     let mut core = core(|_| {});
     let scope = Scope::default();
     for tokens in [17, 33] {
@@ -577,18 +584,18 @@ fn a_load_that_fails_takes_the_loads_below_it_along_and_l2_keeps_everything() {
     else {
         panic!("two loads");
     };
-    core.complete(Done {
-        id: first,
-        outcome: Outcome::Copied(false),
-    })
-    .unwrap();
-    assert!(core.is_broken(&short) && core.is_broken(&long));
+    let (bad, good) = (Outcome::Copied(false), Outcome::Copied(true));
+    let mut ends = [(first, bad), (second, good)].map(|(id, outcome)| Done { id, outcome });
+    if !first_fails_first {
+        // What is below a load in flight is not there either.
+        ends.reverse();
+    }
+    core.complete(ends[0]).unwrap();
+    assert!(core.complete(ends[0]).is_err());
     core.validate([&short, &long]).unwrap();
-    core.complete(Done {
-        id: second,
-        outcome: Outcome::Copied(true),
-    })
-    .unwrap();
+    assert_eq!(core.is_broken(&long), first_fails_first);
+    core.complete(ends[1]).unwrap();
+    assert!(core.is_broken(&short) && core.is_broken(&long));
     core.validate([&short, &long]).unwrap();
     assert_eq!(
         core.free_pages().0,

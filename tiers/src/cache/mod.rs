@@ -353,9 +353,11 @@ impl Cache {
             {
                 self.core.observe_read(bytes, micros);
             }
-            self.loads.remove(&LoadId(agreed.done.id.0));
             self.core.complete(agreed.done)?;
         }
+        // A load that has ended below one in flight is not over yet, and whoever is behind it still needs its tickets.
+        let core = &self.core;
+        self.loads.retain(|load, _| core.is_loading(*load));
         self.carry_out();
         Ok(count)
     }

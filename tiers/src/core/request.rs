@@ -220,6 +220,12 @@ impl Core {
         loads.any(|load| self.quarantine.iter().any(|held| held.has(*load)))
     }
 
+    /// Whether a load is not over yet.
+    #[must_use]
+    pub fn is_loading(&self, load: LoadId) -> bool {
+        self.flights.contains_key(&load.into())
+    }
+
     /// Hands the whole pages that a request has computed over to the tree, its prompt being as long as its answer so far. What the
     /// tree has already is given back, and the row names the tree's pages from then on; the partly filled page stays the
     /// request's. `after`: the forward that writes them; one that fails takes its pages' contents with it, and the tree does not learn of

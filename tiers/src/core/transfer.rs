@@ -3,7 +3,7 @@
 //! | order | holds from order to end | at a good end | at a bad end |
 //! |---|---|---|---|
 //! | back up | the node in L1, its L2 pages | every part has its L2 pages, and goes on to L3 | the L2 pages are given back |
-//! | load | the path in L1 | the pages are readable | the L1 pages are given back when no request holds them any more |
+//! | load | the path in L1 | the pages are readable, when those above them are | the L1 pages are given back when no request holds them any more |
 //! | put | the node in L2 | L3 has the pages | they are tried again when they are next backed up |
 //!
 //! A backup whose parent has not come to L2 ends badly, whatever became of the copy: what is in L2 is reachable from above.
@@ -29,6 +29,8 @@ pub(super) enum Flight {
         pages: usize,
         /// A load above it failed: whatever comes of it is not in the tree any more.
         is_doomed: bool,
+        /// How it ended, while it waits for a load above it: what is below a load in flight is not there either.
+        ended: Option<bool>,
     },
     Put {
         lock: Lock,
@@ -84,9 +86,23 @@ impl Core {
                     lock,
                     pages,
                     is_doomed,
+                    ended: None,
                 },
                 Outcome::Copied(is_good),
-            ) => self.load_ended(lock, pages, is_doomed, is_good || planted!(KeepsFailedLoad)),
+            ) => {
+                let flight = Flight::Load {
+                    lock,
+                    pages,
+                    is_doomed,
+                    ended: Some(is_good || planted!(KeepsFailedLoad)),
+                };
+                self.flights.insert(id, flight);
+                self.take_in_loads();
+            }
+            (flight @ Flight::Load { ended: Some(_), .. }, _) => {
+                self.flights.insert(id, flight);
+                return Err(DoneError::Unknown(id));
+            }
             (
                 Flight::Put {
                     lock,
@@ -192,6 +208,7 @@ impl Core {
             lock,
             pages: l1.pages() as usize,
             is_doomed: false,
+            ended: None,
         };
         let after = if planted!(LoadBeforeForward) {
             Fence::default()
@@ -203,6 +220,34 @@ impl Core {
         self.flights.insert(id, flight);
         self.loads += 1;
         Some(load)
+    }
+
+    /// Takes in the loads that have ended and that no load in flight stands above, until there is none.
+    fn take_in_loads(&mut self) {
+        let tree = &self.tree;
+        let is_ripe = |flight: &Flight| match flight {
+            Flight::Load {
+                lock,
+                pages,
+                is_doomed,
+                ended: Some(_),
+            } => *is_doomed || !tree.is_behind_load(lock.node(), *pages),
+            _ => false,
+        };
+        let ripe = self.flights.iter().find(|(_, flight)| is_ripe(flight));
+        let Some(id) = ripe.map(|(id, _)| *id) else {
+            return;
+        };
+        if let Some(Flight::Load {
+            lock,
+            pages,
+            is_doomed,
+            ended,
+        }) = self.flights.remove(&id)
+        {
+            self.load_ended(lock, pages, is_doomed, ended == Some(true));
+            self.take_in_loads();
+        }
     }
 
     fn load_ended(&mut self, lock: Lock, pages: usize, is_doomed: bool, is_good: bool) {

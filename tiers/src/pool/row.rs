@@ -95,7 +95,7 @@ impl Row {
         self.tokens = self.shared * self.page_tokens.get() as usize;
     }
 
-    /// Hands the pages up to `until` over to the tree; those from `from` on are now these.
+    /// Hands the pages up to `until` over to the tree; those from `from` on become these.
     pub(crate) fn hand_over(&mut self, from: usize, runs: &Runs<L1>) {
         let until = from + runs.pages() as usize;
         for (page, number) in self.pages[from..until].iter_mut().zip(runs.page_numbers()) {

@@ -143,6 +143,12 @@ impl Tree {
         parts.into_iter().rev().map(|at| self.id(at)).collect()
     }
 
+    /// Whether what the last `pages` pages up to a node's end hang below is being loaded.
+    pub(crate) fn is_behind_load(&self, node: NodeId, pages: usize) -> bool {
+        let top = self.parts(node, pages).pop();
+        top.is_some_and(|top| self.node(self.node(top).parent).load().is_some())
+    }
+
     /// Whether the last `pages` pages up to a node's end hang below L2, or need not.
     pub(crate) fn may_enter_l2(&self, node: NodeId, pages: usize) -> bool {
         let top = self.parts(node, pages).pop();
