@@ -198,10 +198,7 @@ impl Backend {
     /// The store, with somebody in it who decides. When its owner has just gone another one is waited for.
     fn store(&self) -> Option<RwLockReadGuard<'_, Option<SharedStore>>> {
         let guard = self.store.read();
-        let until = Instant::now() + OWNER_PATIENCE;
-        while guard.as_ref()?.part() == Part::Nobody && Instant::now() < until {
-            std::thread::sleep(LOOK_AGAIN);
-        }
+        wait_for_owner(guard.as_ref()?);
         Some(guard)
     }
 
@@ -227,9 +224,8 @@ impl Backend {
             return 0;
         };
         let mut found = store.longest_prefix(space, keys);
-        if found == 0 && store.part() == Part::Nobody {
-            // Lost in the middle of it.
-            drop(self.store());
+        if found == 0 && wait_for_owner(store) {
+            // It went in the middle of the call.
             found = store.longest_prefix(space, keys);
         }
         if let (Some(before), Some(first), true) = (chain.before, keys.first(), found > 0) {
@@ -703,6 +699,17 @@ fn cut_mut<'a>(mut page: &'a mut [u8], part_bytes: &[usize]) -> Vec<IoSliceMut<'
         page = rest;
     }
     parts
+}
+
+/// Waits while the store has nobody who decides; whether it had to.
+fn wait_for_owner(store: &SharedStore) -> bool {
+    let until = Instant::now() + OWNER_PATIENCE;
+    let mut waited = false;
+    while store.part() == Part::Nobody && Instant::now() < until {
+        waited = true;
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    waited
 }
 
 /// Whether a page was deliberately not stored.
