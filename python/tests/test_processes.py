@@ -64,11 +64,9 @@ def store_and_restore(rank, count, cfg, path):
     """Stores as one server and restores as the next; how many tokens were found, and whether they were this rank's."""
     join_group(rank, count, path / "group")
     test = trees(cfg, (rank, count))
-    # Ranks of MLA hold the same KV; of MHA each has heads of its own.
-    seed = 1 if cfg == "mla" else 1 + rank
     seq = test._make_seq(1, 4)
     first = Engine(test, path)
-    first.scribble(seed)
+    first.scribble(1, rank)
     first.store(seq)
     expected = first.bytes_of(seq)
     torch.distributed.barrier()
@@ -88,7 +86,7 @@ def store_and_restore(rank, count, cfg, path):
     return found, right, counters["read"], counters["part"]
 
 
-@pytest.mark.parametrize("cfg", ["mha", "mla", "mamba"])
+@pytest.mark.parametrize("cfg", ["mha", "mla", "mamba", "mla+mamba"])
 def test_ranks_restore_after_a_restart_what_they_stored(tmp_path, cfg):
     answers = together(2, store_and_restore, cfg, tmp_path)
     found = {answer[0] for answer in answers}
