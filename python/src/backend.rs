@@ -223,11 +223,11 @@ impl Backend {
         let Some(store) = store.as_ref() else {
             return 0;
         };
-        let mut found = store.longest_prefix(space, keys);
-        if found == 0 && wait_for_owner(store) {
-            // It went in the middle of the call.
-            found = store.longest_prefix(space, keys);
-        }
+        let found = steadily(
+            store,
+            |found| *found < keys.len(),
+            || store.longest_prefix(space, keys),
+        );
         if let (Some(before), Some(first), true) = (chain.before, keys.first(), found > 0) {
             // Pages that are looked up together in the order of their chain learn their parents.
             store.contains(space, &[before, *first]);
@@ -259,18 +259,12 @@ impl Backend {
             return vec![true; keys.len()];
         }
         match (self.store().as_deref(), pool.space) {
-            (Some(Some(store)), Some(space)) => store.contains(space, keys),
+            (Some(Some(store)), Some(space)) => {
+                let some_missed = |held: &Vec<bool>| held.contains(&false);
+                steadily(store, some_missed, || store.contains(space, keys))
+            }
             _ => Vec::new(),
         }
-    }
-
-    /// After a call found nobody who decides: whether there is somebody now.
-    fn has_come_back(&self) -> bool {
-        self.store().is_some_and(|store| {
-            store
-                .as_ref()
-                .is_some_and(|store| store.part() != Part::Nobody)
-        })
     }
 
     fn count_way(&self, way: Way, pages: usize) {
@@ -362,6 +356,20 @@ fn wait_for_owner(store: &SharedStore) -> bool {
         std::thread::sleep(LOOK_AGAIN);
     }
     waited
+}
+
+/// Makes a call, and once more if it fell short while the store's owner went.
+fn steadily<R>(
+    store: &SharedStore,
+    fell_short: impl Fn(&R) -> bool,
+    mut call: impl FnMut() -> R,
+) -> R {
+    let turns = store.turns();
+    let result = call();
+    if fell_short(&result) && (wait_for_owner(store) || store.turns() != turns) {
+        return call();
+    }
+    result
 }
 
 fn refuse(pool: &str, keys: usize, error: &PoolError) -> Vec<bool> {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use larder_engine::{GetPage, GetStatus, MissReason, PageStore};
 use larder_format::PageKey;
 
-use super::{Backend, Memory, Registered, refuse};
+use super::{Backend, Memory, Registered, refuse, steadily};
 use crate::bounce::Shape;
 use crate::meters::Count;
 use crate::trial::Way;
@@ -69,10 +69,7 @@ impl Backend {
         let started = Instant::now();
         let deadline = started + self.timeout;
         let way = pool.gets.way();
-        let mut statuses = self.read_once(pool, way, keys, &mut memory, deadline);
-        if statuses.iter().all(|status| *status == CLOSED) && self.has_come_back() {
-            statuses = self.read_once(pool, way, keys, &mut memory, deadline);
-        }
+        let statuses = self.read_pieces(pool, way, keys, &mut memory, deadline);
         let read = self.count_gets(&statuses);
         self.count_way(way, keys.len());
         let bytes = (read * pool.page_bytes()) as u64;
@@ -86,7 +83,7 @@ impl Backend {
         statuses.iter().map(|status| status.is_hit()).collect()
     }
 
-    fn read_once(
+    fn read_pieces(
         &self,
         pool: &Registered,
         way: Way,
@@ -100,13 +97,16 @@ impl Backend {
         let Some(store) = guard.as_ref() else {
             return vec![CLOSED; keys.len()];
         };
+        let some_missed = |statuses: &Vec<GetStatus>| statuses.iter().any(|page| !page.is_hit());
         let read = |keys: &[PageKey], memory: &mut [Vec<IoSliceMut<'_>>]| {
-            let mut pages: Vec<GetPage<'_, '_>> = keys
-                .iter()
-                .zip(memory)
-                .map(|(key, parts)| GetPage { key: *key, parts })
-                .collect();
-            store.get(space, &mut pages, Some(deadline))
+            steadily(store, some_missed, || {
+                let mut pages: Vec<GetPage<'_, '_>> = keys
+                    .iter()
+                    .zip(&mut *memory)
+                    .map(|(key, parts)| GetPage { key: *key, parts })
+                    .collect();
+                store.get(space, &mut pages, Some(deadline))
+            })
         };
         match way {
             Way::Direct => read(keys, memory),

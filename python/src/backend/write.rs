@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use larder_engine::{PageStore, PutOptions, PutPage, PutStatus, Refusal};
 use larder_format::PageKey;
 
-use super::{Backend, Chain, Memory, Registered, refuse};
+use super::{Backend, Chain, Memory, Registered, refuse, steadily};
 use crate::bounce::Shape;
 use crate::meters::Count;
 use crate::trial::Way;
@@ -136,12 +136,7 @@ impl Backend {
                 .saturating_add(u32::try_from(at).unwrap_or(u32::MAX));
             let chain = Chain { before, depth };
             let run = (&keys[at..end], &memory[at..end]);
-            let mut some = self.write_once(pool, way, run.0, run.1, chain);
-            let gone = PutStatus::Refused(Refusal::Closed);
-            if some.contains(&gone) && self.has_come_back() {
-                // What was stored before the owner went is a duplicate now.
-                some = self.write_once(pool, way, run.0, run.1, chain);
-            }
+            let some = self.write_once(pool, way, run.0, run.1, chain);
             let stop = some
                 .iter()
                 .copied()
@@ -164,7 +159,8 @@ impl Backend {
         memory: &[Vec<IoSlice<'_>>],
         chain: Chain,
     ) -> Vec<PutStatus> {
-        let gone = || vec![PutStatus::Refused(Refusal::Closed); keys.len()];
+        const GONE: PutStatus = PutStatus::Refused(Refusal::Closed);
+        let gone = || vec![GONE; keys.len()];
         let (Some(guard), Some(space)) = (self.store(), pool.space) else {
             return gone();
         };
@@ -186,7 +182,11 @@ impl Backend {
                 })
                 .collect();
             let wait = ROOM_PATIENCE;
-            store.put(space, &pages, PutOptions { wait })
+            let some_refused = |statuses: &Vec<PutStatus>| statuses.contains(&GONE);
+            // What was stored before the owner went is a duplicate the second time.
+            steadily(store, some_refused, || {
+                store.put(space, &pages, PutOptions { wait })
+            })
         };
         match way {
             Way::Direct => write(keys, memory, chain),
