@@ -121,6 +121,7 @@ fn a_client_takes_over_when_the_owner_goes_and_finds_what_was_acknowledged() {
             drop(owner);
         }
         eventually("the client becomes owner", || next.part() == Part::Owner);
+        assert_eq!(next.turns(), 2, "one for the loss, one for the gain");
         for keys in &known {
             assert_eq!(pool.hits(keys), 20, "round {round}");
         }

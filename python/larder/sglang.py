@@ -261,7 +261,8 @@ class LarderHiCache(HiCacheStorage):
             | {"class": type(pool).__name__},
         }
         self._flat.discard(name)
-        if getattr(pool, "kv_buffer", None) is None and pool.get_page_buffer_meta(torch.empty(0)) is None:
+        if pool.size_per_token == 0:
+            # An anchor of slots alone: DeepSeek-V4.
             line = self._backend.register_flat(json.dumps(facts), 0)
         else:
             line = self._register_pages(pool, name, facts)

@@ -8,35 +8,35 @@
 //! - where there is no room the tail of a chain is left out, never its head, and what follows in later calls with it;
 //! - a call starts no more reads or writes after the configured time; no call touches a pool after [`Backend::close`] began.
 //!
+//! | module | what it is |
+//! |---|---|
+//! | `read` | reading pages |
+//! | `write` | storing pages |
+//!
 //! Threads: every call may come from any thread at any time. SGLang has one thread that looks up, one that reads and one that
 //! writes.
 
+mod read;
+#[cfg(test)]
+mod tests;
+mod write;
+
 use std::collections::HashMap;
-use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_engine::share::Part;
-use larder_engine::{
-    GetPage, GetStatus, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
-    Refusal, SharedStore, Stats, StoreError, SyncPolicy,
-};
+use larder_engine::{NamespaceId, PageStore, SharedStore, Stats, StoreError, SyncPolicy};
 use larder_format::PageKey;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-use crate::bounce::{Arena, Shape};
+use crate::bounce::Arena;
 use crate::config::{Config, Transfer};
 use crate::hits::{self, Hits, Policy};
 use crate::meters::{Count, Meters};
 use crate::pool::{Pool, PoolError};
 use crate::space::{PoolFacts, Server, SpaceError, namespace};
 use crate::trial::{Trial, Way};
-
-/// Bytes of one put: between two of them the clock is looked at.
-const PUT_BYTES: usize = 256 << 20;
-
-/// Longest wait for room for a page, so that reclaim can catch up.
-const ROOM_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long a call waits for another owner when the store's has gone.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
@@ -198,10 +198,7 @@ impl Backend {
     /// The store, with somebody in it who decides. When its owner has just gone another one is waited for.
     fn store(&self) -> Option<RwLockReadGuard<'_, Option<SharedStore>>> {
         let guard = self.store.read();
-        let until = Instant::now() + OWNER_PATIENCE;
-        while guard.as_ref()?.part() == Part::Nobody && Instant::now() < until {
-            std::thread::sleep(LOOK_AGAIN);
-        }
+        wait_for_owner(guard.as_ref()?);
         Some(guard)
     }
 
@@ -226,12 +223,11 @@ impl Backend {
         let Some(store) = store.as_ref() else {
             return 0;
         };
-        let mut found = store.longest_prefix(space, keys);
-        if found == 0 && store.part() == Part::Nobody {
-            // Lost in the middle of it.
-            drop(self.store());
-            found = store.longest_prefix(space, keys);
-        }
+        let found = steadily(
+            store,
+            |found| *found < keys.len(),
+            || store.longest_prefix(space, keys),
+        );
         if let (Some(before), Some(first), true) = (chain.before, keys.first(), found > 0) {
             // Pages that are looked up together in the order of their chain learn their parents.
             store.contains(space, &[before, *first]);
@@ -263,305 +259,12 @@ impl Backend {
             return vec![true; keys.len()];
         }
         match (self.store().as_deref(), pool.space) {
-            (Some(Some(store)), Some(space)) => store.contains(space, keys),
+            (Some(Some(store)), Some(space)) => {
+                let some_missed = |held: &Vec<bool>| held.contains(&false);
+                steadily(store, some_missed, || store.contains(space, keys))
+            }
             _ => Vec::new(),
         }
-    }
-
-    /// Reads pages into the host pool; whether each is there now.
-    pub fn get(&self, pool: &str, keys: &[PageKey], indices: &[i64]) -> Vec<bool> {
-        let Some(registered) = self.pool(pool) else {
-            tracing::warn!(pool, "a pool that was never registered is to be read into");
-            return vec![false; keys.len()];
-        };
-        let memory = match &registered.memory {
-            Memory::Logical => return vec![true; keys.len()],
-            Memory::Flat(_) => return vec![false; keys.len()],
-            Memory::Mapped(memory) => memory,
-        };
-        let pages = match memory.pages(indices, keys.len()) {
-            Ok(pages) => pages,
-            Err(error) => return refuse(pool, keys.len(), &error),
-        };
-        // SAFETY: SGLang keeps the pool mapped until `close`, which waits for this call, and touches none of these slots before it
-        // returns; `pages` names each of them once.
-        let memory = pages.iter().map(|&page| unsafe { memory.pieces_mut(page) });
-        self.read(&registered, keys, memory.collect())
-    }
-
-    /// Reads pages into flat buffers; whether each is there now.
-    pub fn get_flat(&self, pool: &str, keys: &[PageKey], buffers: Vec<&mut [u8]>) -> Vec<bool> {
-        let Some(registered) = self.pool(pool) else {
-            return vec![false; keys.len()];
-        };
-        if matches!(registered.memory, Memory::Logical) {
-            return vec![true; keys.len()];
-        }
-        let fits = buffers.len() == keys.len()
-            && buffers
-                .iter()
-                .all(|buffer| buffer.len() == registered.page_bytes());
-        if !fits {
-            tracing::warn!(pool, "flat pages of another size than the pool's");
-            return vec![false; keys.len()];
-        }
-        let memory = buffers
-            .into_iter()
-            .map(|buffer| cut_mut(buffer, &registered.parts))
-            .collect();
-        self.read(&registered, keys, memory)
-    }
-
-    /// Reads pages into these pieces of memory.
-    fn read(
-        &self,
-        pool: &Registered,
-        keys: &[PageKey],
-        mut memory: Vec<Vec<IoSliceMut<'_>>>,
-    ) -> Vec<bool> {
-        let started = Instant::now();
-        let deadline = started + self.timeout;
-        let way = pool.gets.way();
-        let mut statuses = self.read_once(pool, way, keys, &mut memory, deadline);
-        if statuses.iter().all(|status| *status == CLOSED) && self.has_come_back() {
-            statuses = self.read_once(pool, way, keys, &mut memory, deadline);
-        }
-        let read = self.count_gets(&statuses);
-        self.count_way(way, keys.len());
-        let bytes = (read * pool.page_bytes()) as u64;
-        let took = started.elapsed();
-        self.meters.got(keys.len(), bytes, took);
-        if read == keys.len()
-            && let Some(chosen) = pool.gets.ran(way, bytes, took)
-        {
-            tracing::info!("{}: reads go {chosen}", pool.described);
-        }
-        statuses.iter().map(|status| status.is_hit()).collect()
-    }
-
-    fn read_once(
-        &self,
-        pool: &Registered,
-        way: Way,
-        keys: &[PageKey],
-        memory: &mut [Vec<IoSliceMut<'_>>],
-        deadline: Instant,
-    ) -> Vec<GetStatus> {
-        let (Some(guard), Some(space)) = (self.store(), pool.space) else {
-            return vec![CLOSED; keys.len()];
-        };
-        let Some(store) = guard.as_ref() else {
-            return vec![CLOSED; keys.len()];
-        };
-        let read = |keys: &[PageKey], memory: &mut [Vec<IoSliceMut<'_>>]| {
-            let mut pages: Vec<GetPage<'_, '_>> = keys
-                .iter()
-                .zip(memory)
-                .map(|(key, parts)| GetPage { key: *key, parts })
-                .collect();
-            store.get(space, &mut pages, Some(deadline))
-        };
-        match way {
-            Way::Direct => read(keys, memory),
-            Way::Bounce => {
-                let shape = Shape::new(&pool.parts);
-                self.arenas[0].read(&shape, keys, memory, read)
-            }
-        }
-    }
-
-    /// Stores pages of the host pool; whether there is nothing left to do for each.
-    pub fn set(&self, pool: &str, keys: &[PageKey], indices: &[i64], chain: Chain) -> Vec<bool> {
-        let Some(registered) = self.pool(pool) else {
-            tracing::warn!(pool, "a pool that was never registered is to be stored");
-            return vec![false; keys.len()];
-        };
-        let memory = match &registered.memory {
-            Memory::Logical => return vec![true; keys.len()],
-            Memory::Flat(_) => return vec![false; keys.len()],
-            Memory::Mapped(memory) => memory,
-        };
-        let pages = match memory.pages(indices, keys.len()) {
-            Ok(pages) => pages,
-            Err(error) => return refuse(pool, keys.len(), &error),
-        };
-        // SAFETY: SGLang keeps the pool mapped until `close`, which waits for this call, and holds these slots' locks until it has
-        // been answered.
-        let memory: Vec<_> = pages
-            .iter()
-            .map(|&page| unsafe { memory.pieces(page) })
-            .collect();
-        self.write(&registered, keys, &memory, chain)
-    }
-
-    /// Stores flat pages; whether there is nothing left to do for each.
-    pub fn set_flat(
-        &self,
-        pool: &str,
-        keys: &[PageKey],
-        buffers: &[&[u8]],
-        chain: Chain,
-    ) -> Vec<bool> {
-        let Some(registered) = self.pool(pool) else {
-            return vec![false; keys.len()];
-        };
-        if matches!(registered.memory, Memory::Logical) {
-            return vec![true; keys.len()];
-        }
-        let fits = buffers.len() == keys.len()
-            && buffers
-                .iter()
-                .all(|buffer| buffer.len() == registered.page_bytes());
-        if !fits {
-            tracing::warn!(pool, "flat pages of another size than the pool's");
-            return vec![false; keys.len()];
-        }
-        let memory: Vec<_> = buffers
-            .iter()
-            .map(|buffer| cut(buffer, &registered.parts))
-            .collect();
-        self.write(&registered, keys, &memory, chain)
-    }
-
-    fn write(
-        &self,
-        pool: &Registered,
-        keys: &[PageKey],
-        memory: &[Vec<IoSlice<'_>>],
-        chain: Chain,
-    ) -> Vec<bool> {
-        if self.follows_what_was_left_out(pool, keys, chain) {
-            self.meters.add(Count::Dropped, keys.len());
-            return vec![true; keys.len()];
-        }
-        let started = Instant::now();
-        let way = pool.puts.way();
-        let statuses = self.write_pieces(pool, way, keys, memory, chain, started + self.timeout);
-        let stored = self.count_puts(&statuses);
-        self.count_way(way, keys.len());
-        let took = started.elapsed();
-        let bytes = (stored * pool.page_bytes()) as u64;
-        self.meters.set(keys.len(), bytes, took);
-        if stored == keys.len()
-            && let Some(chosen) = pool.puts.ran(way, bytes, took)
-        {
-            tracing::info!("{}: writes go {chosen}", pool.described);
-        }
-        if statuses.iter().any(|status| is_left_out(*status)) {
-            *pool.left_out.lock() = keys.last().copied();
-        }
-        statuses
-            .into_iter()
-            .map(|status| status.is_present() || is_left_out(status))
-            .collect()
-    }
-
-    /// Whether the pages before these were left out, so that these could not be reached. With the keys before a batch SGLang says so.
-    fn follows_what_was_left_out(&self, pool: &Registered, keys: &[PageKey], chain: Chain) -> bool {
-        let mut left_out = pool.left_out.lock();
-        let follows = left_out.is_some() && *left_out == chain.before;
-        *left_out = if follows { keys.last().copied() } else { None };
-        follows
-    }
-
-    fn write_pieces(
-        &self,
-        pool: &Registered,
-        way: Way,
-        keys: &[PageKey],
-        memory: &[Vec<IoSlice<'_>>],
-        chain: Chain,
-        deadline: Instant,
-    ) -> Vec<PutStatus> {
-        let per_put = (PUT_BYTES / pool.page_bytes().max(1)).max(1);
-        let mut statuses: Vec<PutStatus> = Vec::with_capacity(keys.len());
-        while statuses.len() < keys.len() {
-            let at = statuses.len();
-            let end = (at + per_put).min(keys.len());
-            let before = if at == 0 {
-                chain.before
-            } else {
-                Some(keys[at - 1])
-            };
-            let depth = chain
-                .depth
-                .saturating_add(u32::try_from(at).unwrap_or(u32::MAX));
-            let chain = Chain { before, depth };
-            let run = (&keys[at..end], &memory[at..end]);
-            let mut some = self.write_once(pool, way, run.0, run.1, chain);
-            let gone = PutStatus::Refused(Refusal::Closed);
-            if some.contains(&gone) && self.has_come_back() {
-                // What was stored before the owner went is a duplicate now.
-                some = self.write_once(pool, way, run.0, run.1, chain);
-            }
-            let stop = some
-                .iter()
-                .copied()
-                .find(|status| !status.is_present())
-                .or_else(|| late(deadline));
-            statuses.extend(some);
-            if let Some(why) = stop {
-                // Behind a page that is not there nothing can be reached.
-                statuses.resize(keys.len(), why);
-            }
-        }
-        statuses
-    }
-
-    fn write_once(
-        &self,
-        pool: &Registered,
-        way: Way,
-        keys: &[PageKey],
-        memory: &[Vec<IoSlice<'_>>],
-        chain: Chain,
-    ) -> Vec<PutStatus> {
-        let gone = || vec![PutStatus::Refused(Refusal::Closed); keys.len()];
-        let (Some(guard), Some(space)) = (self.store(), pool.space) else {
-            return gone();
-        };
-        let Some(store) = guard.as_ref() else {
-            return gone();
-        };
-        let write = |keys: &[PageKey], memory: &[Vec<IoSlice<'_>>], chain: Chain| {
-            let pages: Vec<PutPage<'_>> = keys
-                .iter()
-                .zip(memory)
-                .enumerate()
-                .map(|(at, (key, parts))| PutPage {
-                    key: *key,
-                    parent: at.checked_sub(1).map(|at| keys[at]).or(chain.before),
-                    depth: chain
-                        .depth
-                        .saturating_add(u32::try_from(at).unwrap_or(u32::MAX)),
-                    parts,
-                })
-                .collect();
-            let wait = ROOM_PATIENCE;
-            store.put(space, &pages, PutOptions { wait })
-        };
-        match way {
-            Way::Direct => write(keys, memory, chain),
-            // Gathering what is stored already would be for nothing.
-            Way::Bounce
-                if !self.syncs_always && store.contains(space, keys).iter().all(|is| *is) =>
-            {
-                vec![PutStatus::Duplicate; keys.len()]
-            }
-            Way::Bounce => {
-                let shape = Shape::new(&pool.parts);
-                self.arenas[1].write(&shape, keys, memory, chain, write)
-            }
-        }
-    }
-
-    /// After a call found nobody who decides: whether there is somebody now.
-    fn has_come_back(&self) -> bool {
-        self.store().is_some_and(|store| {
-            store
-                .as_ref()
-                .is_some_and(|store| store.part() != Part::Nobody)
-        })
     }
 
     fn count_way(&self, way: Way, pages: usize) {
@@ -570,43 +273,6 @@ impl Backend {
             Way::Bounce => Count::Bounced,
         };
         self.meters.add(count, pages);
-    }
-
-    fn count_gets(&self, statuses: &[GetStatus]) -> usize {
-        let (mut read, mut damaged, mut late) = (0, 0, 0);
-        for status in statuses {
-            match status {
-                GetStatus::Hit => read += 1,
-                GetStatus::Miss(
-                    MissReason::Damaged | MissReason::Unfinished | MissReason::ReadError,
-                ) => damaged += 1,
-                GetStatus::Miss(MissReason::Deadline | MissReason::Hung) => late += 1,
-                GetStatus::Miss(_) => {}
-            }
-        }
-        self.meters.add(Count::Read, read);
-        self.meters.add(Count::Missed, statuses.len() - read);
-        self.meters.add(Count::Damaged, damaged);
-        self.meters.add(Count::Late, late);
-        read
-    }
-
-    fn count_puts(&self, statuses: &[PutStatus]) -> usize {
-        let (mut stored, mut duplicate, mut dropped) = (0, 0, 0);
-        for status in statuses {
-            match status {
-                PutStatus::Stored => stored += 1,
-                PutStatus::Duplicate => duplicate += 1,
-                status if is_left_out(*status) => dropped += 1,
-                PutStatus::Refused(_) | PutStatus::Failed(_) => {}
-            }
-        }
-        self.meters.add(Count::Stored, stored);
-        self.meters.add(Count::Duplicate, duplicate);
-        self.meters.add(Count::Dropped, dropped);
-        self.meters
-            .add(Count::Failed, statuses.len() - stored - duplicate - dropped);
-        stored
     }
 
     /// Deletes every page of this server's pools. Other models and servers keep theirs.
@@ -681,37 +347,29 @@ impl Backend {
     }
 }
 
-const CLOSED: GetStatus = GetStatus::Miss(MissReason::Closed);
-
-/// A flat page's parts.
-fn cut<'a>(mut page: &'a [u8], part_bytes: &[usize]) -> Vec<IoSlice<'a>> {
-    let mut parts = Vec::with_capacity(part_bytes.len());
-    for &bytes in part_bytes {
-        let (part, rest) = page.split_at(bytes);
-        parts.push(IoSlice::new(part));
-        page = rest;
+/// Waits while the store has nobody who decides; whether it had to.
+fn wait_for_owner(store: &SharedStore) -> bool {
+    let until = Instant::now() + OWNER_PATIENCE;
+    let mut waited = false;
+    while store.part() == Part::Nobody && Instant::now() < until {
+        waited = true;
+        std::thread::sleep(LOOK_AGAIN);
     }
-    parts
+    waited
 }
 
-/// A flat page's parts, to be filled.
-fn cut_mut<'a>(mut page: &'a mut [u8], part_bytes: &[usize]) -> Vec<IoSliceMut<'a>> {
-    let mut parts = Vec::with_capacity(part_bytes.len());
-    for &bytes in part_bytes {
-        let (part, rest) = page.split_at_mut(bytes);
-        parts.push(IoSliceMut::new(part));
-        page = rest;
+/// Makes a call, and once more if it fell short while the store's owner went.
+fn steadily<R>(
+    store: &SharedStore,
+    fell_short: impl Fn(&R) -> bool,
+    mut call: impl FnMut() -> R,
+) -> R {
+    let turns = store.turns();
+    let result = call();
+    if fell_short(&result) && (wait_for_owner(store) || store.turns() != turns) {
+        return call();
     }
-    parts
-}
-
-/// Whether a page was deliberately not stored.
-fn is_left_out(status: PutStatus) -> bool {
-    matches!(status, PutStatus::Refused(Refusal::NoSpace | Refusal::Busy))
-}
-
-fn late(deadline: Instant) -> Option<PutStatus> {
-    (Instant::now() >= deadline).then_some(PutStatus::Refused(Refusal::Busy))
+    result
 }
 
 fn refuse(pool: &str, keys: usize, error: &PoolError) -> Vec<bool> {
@@ -734,18 +392,4 @@ fn lies_on_huge_pages(maps: &str, address: usize) -> bool {
     maps.lines()
         .find(|line| covers(line) == Some(true))
         .is_some_and(|line| line.contains("hugepage") || line.contains("hugetlb"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn huge_pages_are_known_by_their_mapping() {
-        let maps = "1000-3000 rw-s 00000000 00:01 12 /dev/zero (deleted)\n\
-                    200000-600000 rw-s 00000000 00:0f 13 /anon_hugepage (deleted)\n";
-        assert!(!lies_on_huge_pages(maps, 0x1000));
-        assert!(lies_on_huge_pages(maps, 0x3f_ffff));
-        assert!(!lies_on_huge_pages(maps, 0x60_0000));
-    }
 }

@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
-from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool, LogicalHostPool
 from support import pools
 from support.backend import config, extra, keys, make
 
@@ -342,6 +342,46 @@ def test_an_anchor_without_bytes_leaves_the_hit_to_the_pools_beside_it(opened):
     c4 = PoolTransfer(name=PoolName.DEEPSEEK_V4_C4, keys=chain[:2], host_indices=kv[:32])
     assert backend.batch_set_v2([c4]) == {PoolName.DEEPSEEK_V4_C4: [True] * 2}
     assert backend.batch_exists_v2(chain, [c4]).kv_hit_pages == 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pools_of_deepseek_v4_come_back_bit_exact(opened, layout):
+    pool = DeepSeekV4PagedHostPool(
+        "c4",
+        device_buffers=[torch.zeros(4, 1000, dtype=torch.uint8) for _ in range(3)],
+        item_bytes=1000,
+        num_host_pages=8,
+        slot_page_size=16,
+        layout=layout,
+        pin_memory=False,
+    )
+    for at, buffer in enumerate(pool.kv_buffer):
+        buffer.random_(0, 256, generator=torch.Generator().manual_seed(at))
+    backend = opened(LogicalHostPool(128, 16), is_mla=True)
+    backend.register_mem_host_pool_v2(pool, PoolName.DEEPSEEK_V4_C4)
+    chain, written = keys(3), [pools.page_bytes(pool, page) for page in range(3)]
+
+    def transfer(pages):
+        return PoolTransfer(name=PoolName.DEEPSEEK_V4_C4, keys=chain, host_indices=pools.indices(pool, pages))
+
+    assert backend.batch_set_v2([transfer([0, 1, 2])]) == {PoolName.DEEPSEEK_V4_C4: [True] * 3}
+    assert backend.batch_get_v2([transfer([7, 5, 6])]) == {PoolName.DEEPSEEK_V4_C4: [True] * 3}
+    for page, expected in zip([7, 5, 6], written):
+        assert torch.equal(pools.page_bytes(pool, page), expected)
+
+
+@pytest.mark.parametrize("refusal", [NotImplementedError, ValueError])
+def test_a_pool_that_tells_no_addresses_is_copied_page_by_page(opened, refusal):
+    pool = pools.mha()
+    pools.fill(pool)
+    pool.get_page_buffer_meta = mock.Mock(side_effect=refusal("no addresses"))
+    backend = opened(pool)
+    chain, written = keys(3), [pools.page_bytes(pool, page) for page in range(3)]
+    assert backend.batch_set_v1(chain, pools.indices(pool, range(3))) == [True] * 3
+    pools.wipe(pool)
+    assert backend.batch_get_v1(chain + keys(1, "other"), pools.indices(pool, range(4, 8))) == [True] * 3 + [False]
+    for at, expected in enumerate(written):
+        assert torch.equal(pools.page_bytes(pool, 4 + at), expected)
 
 
 def test_two_transfers_of_one_pool_in_one_call_are_answered_in_order(opened):

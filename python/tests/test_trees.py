@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+from array import array
 from unittest import mock
 
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from support.backend import extra
 from support.trees import CONFIGS, Engine, Trees, same
 from sglang.test.kits.unified_radix_cache.fixtures import match_prefix
 
@@ -93,8 +96,6 @@ def test_buffer_only_mode_stores_and_restores(trees, tmp_path, cfg):
     _, (keys, values) = test._produce_buffer_l3(str(tmp_path), seq, marker=9)
     cache, allocator, _ = test._build_buffer_hicache_fixture(str(tmp_path))
     handle = CacheRequestHandle("buffer", 0)
-    from array import array
-
     cache.prefetch_from_storage(handle, cache.root_node_handle(), array("q", seq), None, None)
     test._run_prefetch_to_completion(cache, handle)
     match = match_prefix(cache, seq)
@@ -135,6 +136,29 @@ def test_flush_and_reset_leave_the_store_alone(trees, tmp_path):
     engine.cache.reset()
     engine.scribble(2)
     assert engine.prefetch(seq) == len(seq)
+    engine.load(seq)
+    assert same(engine.bytes_of(seq), expected)
+
+
+def test_the_backend_is_detached_and_attached_while_the_engine_runs(trees, tmp_path):
+    test = trees("mha")
+    engine = Engine(test, tmp_path)
+    seq, more = sequence(test), test._make_seq(2000, 3)
+    engine.scribble(1)
+    engine.store(seq)
+    expected = engine.bytes_of(seq)
+    done, why = engine.cache.detach_storage_backend()
+    assert done, why
+    table = extra(tmp_path) | {"prefetch_threshold": 1}
+    done, why = engine.cache.attach_storage_backend("dynamic", json.dumps(table | {"sise": 1}))
+    assert not done and "`sise`" in why
+    done, why = engine.cache.attach_storage_backend("dynamic", json.dumps(table), hicache_storage_prefetch_policy="wait_complete")
+    assert done, why
+    engine.store(more)
+    engine.cache.reset()
+    engine.scribble(2)
+    assert engine.prefetch(more, "more") == len(more)
+    assert engine.prefetch(seq, "seq") == len(seq)
     engine.load(seq)
     assert same(engine.bytes_of(seq), expected)
 

@@ -56,6 +56,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -128,6 +129,8 @@ struct Inner {
     through: Through,
     /// Read-held by every call, so that a change of role finds none under way.
     role: RwLock<Role>,
+    /// Times that the role has changed.
+    turns: AtomicU64,
     /// The namespaces that were named, by the id given out; owners number them as they like.
     spaces: Mutex<Vec<Namespace>>,
     stop: Mutex<bool>,
@@ -231,6 +234,7 @@ impl Store {
             options,
             through,
             role: RwLock::new(role),
+            turns: AtomicU64::new(0),
             spaces: Mutex::default(),
             stop: Mutex::new(false),
             stopped: Condvar::new(),
@@ -404,7 +408,10 @@ impl Inner {
                 return;
             }
             match find_role(&self.path, &self.options, &self.through) {
-                Ok(role) => *self.role.write() = role,
+                Ok(role) => {
+                    *self.role.write() = role;
+                    self.turns.fetch_add(1, Ordering::AcqRel);
+                }
                 Err(NotYet::TryAgain(_)) => self.pause(),
                 Err(NotYet::Never(error)) => {
                     tracing::warn!(%error, "the store has no owner, and this process cannot be it; trying again");
@@ -420,6 +427,7 @@ impl Inner {
         let mut role = self.role.write();
         if matches!(*role, Role::Client(_)) {
             *role = Role::Nobody;
+            self.turns.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -505,6 +513,13 @@ impl SharedStore {
             Role::Client(client) if !client.remote.is_lost() => Part::Client,
             _ => Part::Nobody,
         }
+    }
+
+    /// How often what this process is to the store has changed. A call that missed while this, or [`part`](Self::part), told of a
+    /// change is worth making again: it may have missed for want of an owner.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.inner.turns.load(Ordering::Acquire)
     }
 
     /// What the owner is doing.

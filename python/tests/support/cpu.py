@@ -19,6 +19,8 @@ import torch
 torch.set_num_threads(1)
 
 os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
+# Ranks that decide differently end at once; read when SGLang is imported.
+os.environ["SGLANG_ENABLE_RANK_CONSENSUS_CHECKER"] = "1"
 # SGLang compiles its hash of page keys when it is first used, with the environment's own ninja.
 os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{sys.prefix}/extensions")

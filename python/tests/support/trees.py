@@ -6,13 +6,14 @@ import json
 import unittest
 from array import array
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
 import torch
 from sglang.kernels.ops.attention.fla.chunk_delta_h import CHUNK_SIZE
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
-from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -52,6 +53,7 @@ CONFIGS = {
         max_context_len=1024,
     ),
 }
+CONFIGS["mla+mamba"] = replace(CONFIGS["mamba"], mamba_cache_size=61)
 
 
 class Trees(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
@@ -143,14 +145,18 @@ def _group(tp):
 
 
 def _mla(cfg):
-    """Fixtures with an MLA pool where the configuration is the one for that."""
-    if cfg is not CONFIGS["mla"]:
-        return nullcontext()
+    """Fixtures with an MLA pool where the configuration is one for that."""
+    ranks = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    if cfg is CONFIGS["mla"]:
 
-    def pool(*, head_num, head_dim, **more):
-        return MLATokenToKVPool(kv_lora_rank=512, qk_rope_head_dim=64, **more)
+        def pool(*, head_num, head_dim, **more):
+            return MLATokenToKVPool(**ranks, **more)
 
-    return mock.patch.object(fixtures, "MHATokenToKVPool", pool)
+        return mock.patch.object(fixtures, "MHATokenToKVPool", pool)
+    if cfg is CONFIGS["mla+mamba"]:
+        pool = partial(HybridLinearKVPool, use_mla=True, **ranks)
+        return mock.patch.object(fixtures, "HybridLinearKVPool", pool)
+    return nullcontext()
 
 
 def layers(pool):
@@ -186,7 +192,8 @@ class Engine:
             self.cache, storage_backend="dynamic", storage_dir=storage_dir, prefetch_threshold=1, **init
         )
         pool = self.allocator.get_kvcache()
-        self.full = layers(getattr(pool, "full_kv_pool", pool))
+        self.kv = getattr(pool, "full_kv_pool", pool)
+        self.full = layers(self.kv)
         self.swa = layers(pool.swa_kv_pool) if test.cfg.has_swa else []
         self.mamba = []
         if test.cfg.has_mamba:
@@ -194,8 +201,11 @@ class Engine:
             # Layer by layer, slots first.
             self.mamba = [layer for state in (states.temporal, *states.conv) for layer in state]
 
-    def scribble(self, seed):
-        scribble(self.full + self.swa + self.mamba, seed)
+    def scribble(self, seed, rank=0):
+        """Random bytes everywhere: in KV those of the seed, in states and in heads of its own those of the rank too."""
+        replicated = "kv_lora_rank" in vars(self.kv)
+        scribble(self.full + self.swa, seed if replicated else seed + rank)
+        scribble(self.mamba, seed + rank)
 
     def bytes_of(self, seq):
         """What the device holds for a sequence: KV of every page; of a window its last page; the state at its end."""
