@@ -7,6 +7,7 @@
 //! Whatever is said: nothing panics, nothing takes much more memory than its bytes, a core keeps its invariants, what a client held
 //! is given back when it has gone, and a bystander has what it had.
 
+use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -248,6 +249,8 @@ struct Owner {
     map: SegmentMap,
     bystander: Client,
     pinned: SegmentId,
+    /// Puts of clients that have gone.
+    left: RefCell<Vec<ReservationId>>,
 }
 
 /// The pages of the bystander: one that is there, one on its way.
@@ -281,6 +284,7 @@ impl Owner {
             map: map(),
             bystander: Client::new(u32::MAX),
             pinned: SegmentId(0),
+            left: RefCell::default(),
         };
         let mut bystander = std::mem::replace(&mut owner.bystander, Client::new(u32::MAX));
         owner.says(&mut bystander, &Request::Marked);
@@ -383,15 +387,10 @@ impl Owner {
         let held = client.ledger.end_when_over(&self.clerk, &Marked(true));
         assert!(held.is_none(), "puts end while their client may write");
         let ended = client.ledger.end_when_over(&self.clerk, &Marked(false));
-        for reservation in ended.expect("its writes are over") {
-            let settled = self.clerk.inner().machine.settled(reservation);
-            assert!(
-                settled.is_some(),
-                "a put of a client that has gone is not over"
-            );
-        }
-        self.settle(client);
-        assert!(client.waiting.is_empty(), "a caller waits for good");
+        // What it put that another client is writing is over when that one's put is.
+        let mut left = self.left.borrow_mut();
+        left.extend(ended.expect("its writes are over"));
+        left.extend(client.waiting.drain(..).map(|(_, reservation)| reservation));
         assert_eq!(
             client.ledger.counts(),
             (0, 0),
@@ -418,6 +417,13 @@ impl Owner {
         let mut bystander = std::mem::replace(bystander, Client::new(u32::MAX));
         self.sees_off(&mut bystander);
         let machine = &mut self.clerk.inner().machine;
+        for reservation in self.left.take() {
+            let settled = machine.settled(reservation);
+            assert!(
+                settled.is_some(),
+                "a put of a client that has gone is not over"
+            );
+        }
         assert!(
             machine.with_core(|core| core.is_idle()),
             "something is left under way"
