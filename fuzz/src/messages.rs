@@ -649,10 +649,7 @@ fn heard_by_owner() -> Vec<u8> {
         },
         Request::Marked,
         Request::Namespace { record },
-        Request::LongestPrefix {
-            namespace: 0,
-            keys,
-        },
+        Request::LongestPrefix { namespace: 0, keys },
         Request::Reserve {
             namespace: 0,
             keys,
@@ -669,10 +666,7 @@ fn heard_by_owner() -> Vec<u8> {
         Request::Wait {
             reservation: u64::from(RUN) << 32,
         },
-        Request::Pin {
-            namespace: 0,
-            keys,
-        },
+        Request::Pin { namespace: 0, keys },
         Request::Verified {
             namespace: 0,
             keys: &keys[..32],

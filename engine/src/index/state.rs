@@ -377,8 +377,9 @@ impl State {
 
     /// Lowers every heat so that at least half of all stamps are free again; how far.
     ///
-    /// By the coldest page's heat, and nothing changes in the order. Only when that is too little
-    /// (a page unused for a billion calls), the older half of the stamps become one age.
+    /// To 1 for the coldest page, and nothing changes in the order. Only when that is too little
+    /// (a page unused for a billion calls), the older half of the stamps become one age. 0 is left
+    /// to calls older than every page: no page and no later call shares a stamp with them.
     pub(super) fn lower_heats(&mut self, floor: Heat) -> u32 {
         let live = |entry: &&Entry| entry.spot.has(LIVE);
         let coldest = self
@@ -387,7 +388,8 @@ impl State {
             .filter(live)
             .map(|entry| entry.mark().heat().0)
             .min();
-        let cut = coldest.unwrap_or(HEAT_END).max(HEAT_END / 2);
+        let cut = coldest.unwrap_or(HEAT_END).saturating_sub(1);
+        let cut = cut.max(HEAT_END / 2);
         for entry in self.slab.entries_mut() {
             let mark = entry.mark();
             let heat = Heat(mark.heat().0.saturating_sub(cut));

@@ -553,3 +553,26 @@ proptest! {
         }
     }
 }
+
+/// A call whose pages have all gone keeps its record, and all heats are lowered as far as they go: no later call may get its stamp.
+#[test]
+fn a_call_older_than_every_page_shares_its_stamp_with_no_later_one() {
+    for before in 1..12 {
+        let mut pair = Pair::new(HEAT_END - before);
+        let later = [3, 0].map(|depth| ((0, 2, depth), 160));
+        let ops = [
+            Op::Publish(vec![((0, 0, 0), 0)]),
+            Op::LongestPrefix(0, 0, 1, 39),
+            Op::Tick(38),
+            Op::RemoveNamespace(0),
+            Op::LongestPrefix(1, 2, 2, 19),
+            Op::Publish(later.to_vec()),
+            Op::Contains(0, 2, 1),
+            Op::Tick(11),
+        ];
+        for op in &ops {
+            pair.step(op);
+            pair.compare();
+        }
+    }
+}
