@@ -330,7 +330,7 @@ impl Default for OpenOptions {
             write_bytes_max: 1 << 30,
             volumes: Vec::new(),
             shared_reads: SharedReads::Auto,
-            staging_bytes: 256 << 20,
+            staging_bytes: 512 << 20,
         }
     }
 }

@@ -30,7 +30,7 @@ pub struct ShareArgs {
     /// group hold alike
     #[arg(long, value_enum, default_value_t = SharedReadsArg::Auto)]
     shared_reads: SharedReadsArg,
-    /// Most memory that reads are shared through, taken as it is used; the store's owner decides [default: 256MiB]
+    /// Most memory that reads are shared through, taken as it is used; the store's owner decides [default: 512MiB]
     #[arg(long, value_name = "SIZE")]
     staging: Option<ByteSize>,
 }
