@@ -249,3 +249,24 @@ fn a_life_whose_headers_cannot_be_read_is_told_by_a_new_header() {
     let closed = superblock(first.run(), OpenState::Clean);
     assert_eq!(recovered(blocks, &closed).len(), 1);
 }
+
+/// The device had refused a page whose descriptor stands, so the header that sealed its segment does not vouch for it. Then a record
+/// went into the segment's spare room, and the power went before the header told of it.
+#[test]
+fn no_mark_vouches_for_what_a_seal_does_not() {
+    let [first, a, b, c, d, second, e, f] = serials();
+    let sealed = header(0, first, SegmentState::Sealed, Serial::ZERO);
+    let later = header(1, second, SegmentState::Sealed, f);
+    let blocks = BTreeMap::from([
+        (0, sealed),
+        (1, sealed),
+        (SEGMENT_BLOCKS - 1, page_block(0, first, (a, b), 0, 1)),
+        (SEGMENT_BLOCKS - 2, page_block(0, first, (c, d), 1, 2)),
+        (SEGMENT_BLOCKS, later),
+        (SEGMENT_BLOCKS + 1, later),
+        (2 * SEGMENT_BLOCKS - 1, page_block(1, second, (e, f), 0, 3)),
+    ]);
+    let crashed = superblock(first.run(), OpenState::Open);
+    let (recovery, index) = recovered_around(blocks, BTreeSet::new(), &crashed);
+    assert_eq!((index.len(), recovery.unproven), (3, 2));
+}

@@ -603,12 +603,12 @@ impl<E: Extra> Gathered<E> {
 }
 
 impl SegmentSummary {
-    /// Up to which commit the segment's own header vouches for it.
+    /// Up to which commit the segment's own header vouches for it. What seals a segment says so for good: a page that it does not
+    /// vouch for may be one that the device had refused, whatever was synced since and whatever was written behind it.
     fn word(&self) -> Option<Serial> {
-        match (self.case, &self.header) {
-            (Case::Listed, Some(header)) => Some(header.proven),
-            _ => None,
-        }
+        let header = self.header.as_ref()?;
+        let is_sealed = header.state == SegmentState::Sealed && header.sequence == self.sequence;
+        (is_sealed || self.case == Case::Listed).then_some(header.proven)
     }
 }
 
