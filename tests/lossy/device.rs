@@ -11,8 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -23,6 +25,8 @@ use fuser::{
 };
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 const BLOCK_BYTES: usize = 4096;
 
@@ -55,6 +59,8 @@ struct Shared {
     bytes: u64,
     state: Mutex<State>,
     closed: Condvar,
+    /// Becomes readable when the power goes by itself.
+    gone: OwnedFd,
 }
 
 #[derive(Default)]
@@ -97,6 +103,7 @@ impl Device {
             backing: file,
             state: Mutex::default(),
             closed: Condvar::new(),
+            gone: eventfd(0, EventfdFlags::CLOEXEC)?,
         });
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("lossy".to_owned())];
@@ -128,14 +135,21 @@ impl Device {
         self.shared.lock().powerless = true;
     }
 
-    /// The power goes with the next write after so many.
-    pub fn cut_power_after(&self, writes: u64) {
+    /// The power goes with the next write after so many, and kills `child`, which writes. Returns when the child has ended, and
+    /// whether the power has gone.
+    pub fn cut_power_after(&self, writes: u64, child: &mut Command) -> bool {
         self.shared.lock().writes_left = Some(writes);
-    }
-
-    /// Whether the power is on.
-    pub fn is_powered(&self) -> bool {
-        !self.shared.lock().powerless
+        let mut child = child.spawn().unwrap();
+        let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        let mut events = [
+            PollFd::new(&ended, PollFlags::IN),
+            PollFd::new(&self.shared.gone, PollFlags::IN),
+        ];
+        poll(&mut events, None).unwrap();
+        // It takes no harm if it has ended.
+        child.kill().unwrap();
+        child.wait().unwrap();
+        self.shared.lock().powerless
     }
 
     /// Waits until nobody has the file open any more, lets the dice choose what each unsynced block holds, and works again.
@@ -243,6 +257,7 @@ impl Shared {
         match &mut state.writes_left {
             Some(0) => {
                 state.powerless = true;
+                rustix::io::write(&self.gone, &1_u64.to_ne_bytes()).unwrap();
                 return Err(Errno::EIO);
             }
             Some(left) => *left -= 1,

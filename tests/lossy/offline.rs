@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::process::Stdio;
 
 use larder_format::{BLOCK_BYTES, SEGMENTS_OFFSET};
 use serde_json::Value;
@@ -65,9 +66,9 @@ fn at_many_writes(stage: &mut Stage, command: &str, options: &[&str]) {
         sparse::unpack(&packed, &backing);
         let mountpoint = stage.store.parent().unwrap();
         let device = Device::mount(&backing, mountpoint).unwrap();
-        device.cut_power_after(number * writes / losses);
-        document(stage, command, options);
-        cut += u64::from(!device.is_powered());
+        let mut child = stage.larder(command, options);
+        child.stdout(Stdio::null()).stderr(Stdio::null());
+        cut += u64::from(device.cut_power_after(number * writes / losses, &mut child));
         device.restore_power(&mut stage.dice);
         let (code, again) = document(stage, command, options);
         assert_eq!(
