@@ -341,10 +341,6 @@ fn a_deadline_that_has_passed_stops_reading_for_oneself_and_for_others() {
     let mut expected = vec![0; 65536];
     fill("m", &keys[0], 0, &mut expected);
     assert_eq!(pools[1].hits(&keys), 20);
-    let StagingReport {
-        mismatches,
-        timeouts,
-        ..
-    } = owner.report().unwrap().staging;
-    assert_eq!((mismatches, timeouts), (0, 0));
+    // Whether the others hear of it in time for a slot of it is a matter of who is faster.
+    assert_eq!(owner.report().unwrap().staging.mismatches, 0);
 }

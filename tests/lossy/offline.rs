@@ -74,7 +74,8 @@ fn at_many_writes(stage: &mut Stage, command: &str, options: &[&str]) {
         assert_eq!(
             code,
             Some(0),
-            "{command}, cut at {number} of {losses}: {again:#}"
+            "{command}, cut at {number} of {losses}: {again:#}, {:#}",
+            document(stage, "verify", &["--deep"]).1["damage"]
         );
         assert_eq!(good_pages(stage), wanted, "cut at {number} of {losses}");
         lost += device.counts().lost;
