@@ -270,3 +270,24 @@ fn no_mark_vouches_for_what_a_seal_does_not() {
     let (recovery, index) = recovered_around(blocks, BTreeSet::new(), &crashed);
     assert_eq!((index.len(), recovery.unproven), (3, 2));
 }
+
+/// The power went between the two copies of the header that sealed a segment.
+#[test]
+fn a_header_that_a_crash_left_in_one_copy_is_written_in_both() {
+    let [sequence, a, b] = serials();
+    let blocks = BTreeMap::from([
+        (0, header(0, sequence, SegmentState::Sealed, b)),
+        (1, header(0, sequence, SegmentState::Open, Serial::ZERO)),
+        (SEGMENT_BLOCKS - 1, page_block(0, sequence, (a, b), 0, 1)),
+    ]);
+    let crashed = superblock(sequence.run(), OpenState::Open);
+    let (recovery, index) = recovered_around(blocks, BTreeSet::new(), &crashed);
+    assert_eq!((index.len(), recovery.unproven), (1, 0));
+    let written: Vec<_> = recovery
+        .adoptions
+        .iter()
+        .map(|(_, header)| header)
+        .collect();
+    assert_eq!(written.len(), 1);
+    assert_eq!((written[0].blocks, written[0].proven), (1, b));
+}

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{Home, MIB, Pool, chain, fill, namespace};
 use larder_engine::format::{Namespace, PageKey, Rank};
 use larder_engine::memory::AlignedBuf;
-use larder_engine::share::{Part, StagingReport, report};
+use larder_engine::share::{Part, report};
 use larder_engine::{
     AttachOptions, GetPage, OpenOptions, PageStore, PutStatus, SharedReads, SharedStore, Store,
 };

@@ -160,6 +160,11 @@ impl Segment {
         };
     }
 
+    /// It is still in this life, takes no more, and nothing is under way in it.
+    pub(crate) fn is_draining(&self, life: Serial) -> bool {
+        self.state == State::Draining && self.sequence == life && self.is_quiet()
+    }
+
     /// Nothing is under way here any more.
     pub(crate) fn is_quiet(&self) -> bool {
         self.pending == 0 && self.writing == 0 && self.credits == 0 && !self.opening

@@ -22,12 +22,13 @@ use crate::index::SegmentId;
 use crate::planted;
 
 /// Who waits for a commit to be durable.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Waiter {
     Page(ReservationId, usize, PutStatus),
     Request(RequestId),
     /// A drained segment that can be sealed then.
-    Seal(SegmentId),
+    /// Its life too: a failed sync seals a segment at once, and another life of it may be draining when this one's turn comes.
+    Seal(SegmentId, Serial),
     /// An emptied segment that can be given back then.
     Release(SegmentId),
     /// The interval has passed.
@@ -267,7 +268,7 @@ impl Core {
             for waiter in waiters {
                 match waiter {
                     Waiter::Page(..) | Waiter::Request(_) => self.sync_failed_for(&waiter),
-                    Waiter::Seal(_) | Waiter::Release(_) | Waiter::Interval => {
+                    Waiter::Seal(..) | Waiter::Release(_) | Waiter::Interval => {
                         self.wait_for_sync(commit, waiter);
                     }
                 }
@@ -392,9 +393,9 @@ impl Core {
             Waiter::Page(id, index, status) => self.set_status(id, index, status),
             Waiter::Request(request) => self.effects.push(Effect::Finished(request, Ok(()))),
             Waiter::Interval => {}
-            Waiter::Seal(id) => {
+            Waiter::Seal(id, life) => {
                 let segment = self.space.segment_mut(id);
-                if segment.state == State::Draining {
+                if segment.is_draining(life) {
                     segment.proven = segment.last_commit;
                     segment.state = State::Sealing;
                     self.write_header(id, SegmentState::Sealed);
@@ -415,9 +416,9 @@ impl Core {
                 .push(Effect::Finished(request, Err(Fault::Sync))),
             Waiter::Interval => {}
             // Suspect or not, it takes no more pages: it needs no sealed header to be reclaimed.
-            Waiter::Seal(id) => {
+            Waiter::Seal(id, life) => {
                 let segment = self.space.segment_mut(id);
-                if segment.state == State::Draining {
+                if segment.is_draining(life) {
                     segment.state = State::Sealed;
                 }
             }
@@ -466,6 +467,7 @@ impl Core {
             return;
         }
         let (suspect, last_commit) = (segment.suspect, segment.last_commit);
+        let seal = Waiter::Seal(id, segment.sequence);
         if !segment.held.is_empty() {
             segment.state = State::Sealing;
             self.write_header(id, SegmentState::Sealed);
@@ -480,11 +482,11 @@ impl Core {
                 .waiters
                 .values()
                 .flatten()
-                .any(|w| matches!(w, Waiter::Seal(other) if *other == id));
+                .any(|waiter| *waiter == seal);
             if planted!(EarlySeal) {
-                self.synced_for(&Waiter::Seal(id));
+                self.synced_for(&seal);
             } else if !already {
-                self.wait_for_sync(last_commit, Waiter::Seal(id));
+                self.wait_for_sync(last_commit, seal);
             }
         }
     }

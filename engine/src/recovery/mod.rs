@@ -287,6 +287,8 @@ pub(crate) struct SegmentSummary {
     unreadable: bool,
     /// Both copies of its header are bad.
     headless: bool,
+    /// They say different things.
+    uneven: bool,
     /// Lowest commit in it that its header does not vouch for.
     unvouched: Option<Serial>,
     /// Commits up to here are whole on the device.
@@ -313,7 +315,10 @@ impl SegmentSummary {
         // A segment whose headers and blocks are all broken has some life; give it one that is younger than all others.
         let unknown = state == InitState::Sealed && self.sequence == Serial::ZERO;
         let sequence = if unknown { first } else { self.sequence };
-        let adopted = matches!(self.case, Case::Unlisted | Case::Newer | Case::Hidden);
+        let unlisted = matches!(self.case, Case::Unlisted | Case::Newer | Case::Hidden);
+        // A crash cut the write of its header short: the next one must not leave it without a good copy.
+        let uneven = self.uneven && self.case == Case::Listed && state == InitState::Sealed;
+        let adopted = unlisted || uneven;
         if adopted && !self.unreadable {
             adoptions.push((
                 spot.volume,
@@ -428,6 +433,7 @@ impl<E: Extra> Gathered<E> {
             case: scan.case,
             unreadable,
             headless,
+            uneven: scan.uneven,
             header: scan.header,
             sequence: scan.sequence,
             block_count: scan.block_count,

@@ -229,6 +229,8 @@ pub struct SegmentScan {
     pub data_end: u32,
     /// What was found broken. A block that a crash may have cut short is none.
     pub faults: Vec<Fault>,
+    /// Both copies of its header are whole, and say different things.
+    pub uneven: bool,
 }
 
 impl SegmentScan {
@@ -241,6 +243,7 @@ impl SegmentScan {
             block_count: 0,
             data_end: HEADER_BLOCKS,
             faults: Vec::new(),
+            uneven: false,
         }
     }
 
@@ -258,6 +261,8 @@ struct Look {
     header_faults: Vec<Fault>,
     block: Option<Serial>,
     block_fault: Option<Fault>,
+    /// As [`SegmentScan::uneven`].
+    uneven: bool,
 }
 
 /// Scans segments, calling `found` for each in order. `closed` is the run that was closed in order, if the last one was.
@@ -317,6 +322,7 @@ fn look_at(
         header_faults: Vec::new(),
         block: None,
         block_fault: None,
+        uneven: matches!(&copies, [Ok(a), Ok(b)] if a != b),
     };
     for (copy, number) in copies.into_iter().zip(0..) {
         match copy {
@@ -429,6 +435,7 @@ fn scan_batch(
     let mut results = read_all(disk, &reads).into_iter();
     for (spot, look) in batch {
         let case = classify(&look, closed);
+        let uneven = look.uneven;
         let scan = match case {
             Case::Blank => SegmentScan::empty(case, None, Serial::ZERO),
             Case::Free => {
@@ -448,7 +455,7 @@ fn scan_batch(
             }
             Case::Unlisted | Case::Newer | Case::Hidden => scan_whole(disk, &spot, look, case),
         };
-        found(&spot, scan);
+        found(&spot, SegmentScan { uneven, ..scan });
     }
 }
 
@@ -642,6 +649,7 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
         block_count,
         data_end,
         faults: unreadable,
+        uneven: false,
     }
 }
 
