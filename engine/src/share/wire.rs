@@ -6,7 +6,8 @@
 //! place.
 //!
 //! Faults defended against: lengths beyond the limit, frames that end early, bytes that are no message or more than one, key
-//! blobs of odd length, lists of more than [`KEYS_MAX`] elements (which may take forty times their bytes in memory). Each is an error of that one connection; nothing is allocated by a number that was not checked.
+//! blobs of odd length, lists of more than [`KEYS_MAX`] elements (which may take forty times their bytes in memory). Each is an
+//! error of that one connection; nothing is allocated by a number that was not checked.
 
 use std::fmt;
 use std::io::{self, Read, Write};
