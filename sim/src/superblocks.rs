@@ -131,7 +131,10 @@ impl World {
             let (version, place) = pages[name];
             // The older one that must survive in its place may have lain there.
             let stands_alone = self.oracle.version(version).in_place_of.is_none();
-            stands_alone && self.volume_of(place.segment).0 != volume
+            // So may the page itself, and its place be that of a copy that was not synced.
+            stands_alone
+                && self.volume_of(place.segment).0 != volume
+                && self.is_intact(version, place)
         });
         expected.exactly = false;
     }
