@@ -48,6 +48,13 @@ def together(count, work, *arguments):
     return [found[rank] for rank in range(count)]
 
 
+def meet(rank, count, path):
+    """Nobody leaves before all have come: when the owner of a store goes, it is another's for a moment, and nobody's."""
+    (path / f"come {rank}").touch()
+    while len(list(path.glob("come *"))) < count:
+        os.sched_yield()
+
+
 def trees(cfg, tp):
     test = Trees("run")
     test.cfg, test.tp = CONFIGS[cfg], tp
@@ -109,6 +116,7 @@ def replica(rank, count, path):
     engine.load(seq)
     assert same(engine.bytes_of(seq), expected)
     counters = test.backend(engine.cache).counters()
+    meet(rank, count, path)
     return counters["pages"], counters["failed"] + counters["dropped"]
 
 
@@ -119,10 +127,7 @@ def test_replicas_store_each_page_once_and_all_restore_it(tmp_path):
 def first_use(rank, count, path):
     backend = make(path, pools.mha())
     part = backend.counters()["part"]
-    # Nobody leaves before all have come: a store whose owner goes has another one.
-    (path / f"come {rank}").touch()
-    while len(list(path.glob("come *"))) < count:
-        os.sched_yield()
+    meet(rank, count, path)
     backend.close()
     return part
 
