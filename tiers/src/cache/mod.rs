@@ -28,11 +28,13 @@
 //! | `memory` | memory for the host pool |
 //! | `error` | why a cache cannot be made, or cannot go on |
 //! | `agree` | what ranks agree on before it is believed |
+//! | `time` | the machine's time, or a replay's |
 
 mod agree;
 mod error;
 mod lent;
 mod memory;
+mod time;
 mod workers;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -57,10 +59,13 @@ use crate::tree::{LoadId, Matched};
 
 pub use error::CacheError;
 pub use memory::{HostMemoryOptions, host_memory};
+pub use time::Time;
+pub use workers::READERS;
 
 use agree::{Agreed, Line};
 use error::check_pool;
 use lent::LentPages;
+use time::RealTime;
 use workers::{Work, Workers};
 
 /// What a cache stands on.
@@ -97,7 +102,9 @@ pub struct Cache {
     /// The forwards so far, and the ticket of the newest.
     fence: Fence,
     forward: Ticket,
-    started: Instant,
+    time: Box<dyn Time>,
+    /// What the device and L3 are done with, and `time` perhaps not; how long a read took, in microseconds.
+    ended: Vec<(Done, Option<u64>)>,
     /// Reads under way: bytes, for their speed.
     reads: BTreeMap<OpId, u64>,
 }
@@ -108,6 +115,14 @@ impl Cache {
     /// # Errors
     /// The configuration makes no sense, or the pools do not fit it.
     pub fn new(config: Config, parts: Parts) -> Result<Cache, CacheError> {
+        Self::in_time(config, parts, Box::new(RealTime(Instant::now())))
+    }
+
+    /// The same, in a time of its own: for replays.
+    ///
+    /// # Errors
+    /// The configuration makes no sense, or the pools do not fit it.
+    pub fn in_time(config: Config, parts: Parts, time: Box<dyn Time>) -> Result<Cache, CacheError> {
         config.check()?;
         let Parts {
             device,
@@ -130,7 +145,8 @@ impl Cache {
             agreed: Agreed::new(ranks),
             fence: Fence::default(),
             forward: Ticket::done(),
-            started: Instant::now(),
+            time,
+            ended: Vec::new(),
             reads: BTreeMap::new(),
         })
     }
@@ -305,8 +321,7 @@ impl Cache {
     /// # Errors
     /// The ranks do not agree.
     pub fn poll_prefetch(&mut self, id: PrefetchId) -> Result<PrefetchState, CacheError> {
-        let now = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let overdue = self.core.is_prefetch_overdue(id, now);
+        let overdue = self.core.is_prefetch_overdue(id, self.time.now_us());
         let overdue = self.agreed.any(overdue)?;
         let state = self.core.poll_prefetch(id, overdue);
         self.carry_out();
@@ -385,21 +400,30 @@ impl Cache {
                         tracing::warn!("a copy between L1 and L2 failed: {error}");
                     }
                     let outcome = Outcome::Copied(outcome.is_ok());
-                    for id in copy.ids {
-                        self.agreed.ended(Done { id, outcome }, None);
-                    }
+                    let dones = copy.ids.into_iter().map(|id| Done { id, outcome });
+                    self.ended.extend(dones.map(|done| (done, None)));
                 }
             }
         }
-        let answers: Vec<_> = self.workers.iter().flat_map(Workers::answers).collect();
-        for answer in answers {
-            self.agreed.ended(answer.done, answer.read_micros);
+        let answers = self.workers.iter().flat_map(Workers::answers);
+        self.ended
+            .extend(answers.map(|answer| (answer.done, answer.read_micros)));
+        for (done, read_micros) in std::mem::take(&mut self.ended) {
+            if self.time.is_over(done.id) {
+                self.agreed.ended(done, read_micros);
+            } else {
+                self.ended.push((done, read_micros));
+            }
         }
     }
 
     /// Gives the core's orders to whoever carries them out.
     fn carry_out(&mut self) {
         let mut orders: VecDeque<Order> = std::iter::from_fn(|| self.core.next_order()).collect();
+        let answered = |order: &&Order| !matches!(order, Order::Touch { .. });
+        for order in orders.iter().filter(answered) {
+            self.time.begun(order);
+        }
         while let Some(order) = orders.pop_front() {
             match order {
                 Order::BackUp { id, l1, l2, .. } => {
@@ -450,9 +474,8 @@ impl Cache {
             Err(error) => {
                 tracing::warn!("a copy between L1 and L2 was not taken: {error}");
                 let outcome = Outcome::Copied(false);
-                for id in ids {
-                    self.agreed.ended(Done { id, outcome }, None);
-                }
+                let dones = ids.into_iter().map(|id| Done { id, outcome });
+                self.ended.extend(dones.map(|done| (done, None)));
             }
         }
     }
@@ -483,7 +506,7 @@ impl Cache {
             } => {
                 self.agreed.expect(Line::Put, id);
                 let outcome = Outcome::Pages(keys.len());
-                return self.agreed.ended(Done { id, outcome }, None);
+                return self.ended.push((Done { id, outcome }, None));
             }
             Order::Put {
                 id,
@@ -513,9 +536,7 @@ impl Cache {
             (Some(workers), Ok(work)) => workers.give(work),
             _ => Some(nothing),
         };
-        if let Some(done) = refused {
-            self.agreed.ended(done, None);
-        }
+        self.ended.extend(refused.map(|done| (done, None)));
     }
 
     fn lend(&self, pages: &Runs<L2>) -> Result<LentPages, DeviceError> {

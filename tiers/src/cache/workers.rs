@@ -50,8 +50,8 @@ pub(super) struct Answer {
     pub(super) read_micros: Option<u64>,
 }
 
-/// Reads under way at once.
-const READERS: usize = 4;
+/// Reads of L3 under way at once.
+pub const READERS: usize = 4;
 
 /// The threads.
 pub(super) struct Workers {

@@ -13,6 +13,7 @@ use super::L3;
 pub struct StoreL3 {
     store: Arc<dyn PageStore>,
     namespace: NamespaceId,
+    options: PutOptions,
 }
 
 impl StoreL3 {
@@ -22,7 +23,17 @@ impl StoreL3 {
     /// The store cannot hold another namespace or is closed.
     pub fn new(store: Arc<dyn PageStore>, namespace: &Namespace) -> Result<StoreL3, StoreError> {
         let namespace = store.namespace(namespace)?;
-        Ok(StoreL3 { store, namespace })
+        Ok(StoreL3 {
+            store,
+            namespace,
+            options: PutOptions::default(),
+        })
+    }
+
+    /// Has its puts go by these options.
+    #[must_use]
+    pub fn with_puts(self, options: PutOptions) -> StoreL3 {
+        StoreL3 { options, ..self }
     }
 
     /// The store.
@@ -46,7 +57,7 @@ impl L3 for StoreL3 {
     }
 
     fn put(&self, pages: &[PutPage<'_>]) -> usize {
-        let statuses = self.store.put(self.namespace, pages, PutOptions::default());
+        let statuses = self.store.put(self.namespace, pages, self.options);
         statuses
             .into_iter()
             .take_while(|status| PutStatus::is_present(*status))
