@@ -4,7 +4,7 @@
 //! them. Reads are cold: the store reads past the page cache. Every run of `put` makes pages that no store holds yet; `get`
 //! and `exists` use the same pages in every run with one seed, and put those that are missing first.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, ValueEnum};
@@ -84,7 +84,7 @@ pub struct BenchArgs {
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-enum Op {
+pub enum Op {
     /// Writes new pages, one chain a batch
     Put,
     /// Reads pages in random order
@@ -135,7 +135,7 @@ struct BenchReport {
 }
 
 /// What became of the pages.
-#[derive(Clone, Copy, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Counts {
     /// Pages that were compared and right: all that were got; of those put, the last batch, read back; keys confirmed.
     verified_pages: u64,
@@ -147,6 +147,12 @@ struct Counts {
     unstored_pages: u64,
     /// Pages that should have been there and were not.
     missed_pages: u64,
+}
+
+impl Counts {
+    fn is_bad(&self) -> bool {
+        self.wrong_pages + self.missed_pages + self.unstored_pages > 0
+    }
 }
 
 impl Report for BenchReport {
@@ -218,9 +224,37 @@ impl Report for BenchReport {
     }
 }
 
+/// What is to be measured.
+pub struct Plan<'a> {
+    /// The store's path, for messages.
+    pub path: &'a Path,
+    /// What.
+    pub op: Op,
+    /// Parts of a page.
+    pub parts: u32,
+    /// Pages to put or get in all.
+    pub pages: u64,
+    /// Pages of a call.
+    pub batch: u64,
+    /// Length of the chain that `exists` looks up.
+    pub keys: u64,
+    /// Chooses the pages of get and exists, and the order of get.
+    pub seed: u64,
+    /// Operations with the kernel at once, per volume.
+    pub depth: u32,
+}
+
+/// How fast a store moves pages.
+pub struct Speed {
+    /// Page bytes a second.
+    pub bytes_per_second: f64,
+    /// Median of the calls.
+    pub call: Duration,
+}
+
 /// A run in progress.
 struct Run<'a> {
-    args: &'a BenchArgs,
+    plan: &'a Plan<'a>,
     store: &'a dyn PageStore,
     namespace: NamespaceId,
     buffers: PageBuffers,
@@ -241,31 +275,63 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         PAGE_BYTES
     };
     let shape = workload::shape(args.page_bytes.unwrap_or(default), args.parts)?;
-    let work = |store: &dyn PageStore| measure(args, store, &shape, &interrupt);
+    let plan = Plan {
+        path: &args.path,
+        op: args.op,
+        parts: args.parts,
+        pages: args.pages,
+        batch: args.batch,
+        keys: args.keys,
+        seed: args.seed,
+        depth: args.open.depth(),
+    };
+    let work = |store: &dyn PageStore| measure(&plan, store, &shape, &interrupt);
     let report = if args.shared {
         args.share.with(&args.open, &args.path, work)?
     } else {
         args.open.with(&args.path, |store| work(store))?
     };
     report::print(&report, args.json)?;
-    let counts = report.counts;
-    let wrong = counts.wrong_pages + counts.missed_pages + counts.unstored_pages > 0;
-    Ok(match (report.interrupted, wrong) {
+    Ok(match (report.interrupted, report.counts.is_bad()) {
         (_, true) => Ending::Findings,
         (true, false) => Ending::Interrupted,
         (false, false) => Ending::Done,
     })
 }
 
+/// Measures puts or gets on a store, for those who only want to know how fast it is.
+///
+/// # Errors
+/// The store lost pages or gave wrong ones, or has no room for them.
+pub fn speed(
+    plan: &Plan<'_>,
+    store: &dyn PageStore,
+    shape: &PageShape,
+    interrupt: &Interrupt,
+) -> Result<Speed, Failure> {
+    let report = measure(plan, store, shape, interrupt)?;
+    if report.counts.is_bad() {
+        return Err(Failure::environment(format!(
+            "{}: measuring it, {:?}: `larder doctor` tells more",
+            plan.path.display(),
+            report.counts
+        )));
+    }
+    Ok(Speed {
+        bytes_per_second: report.bytes_per_second,
+        call: Duration::from_secs_f64(report.p50_us / 1e6),
+    })
+}
+
 fn measure(
-    args: &BenchArgs,
+    plan: &Plan<'_>,
     store: &dyn PageStore,
     shape: &PageShape,
     interrupt: &Interrupt,
 ) -> Result<BenchReport, Failure> {
-    let slots = usize::try_from(args.batch).unwrap_or(usize::MAX);
+    let slots = usize::try_from(plan.batch).unwrap_or(usize::MAX);
     let mut run = Run {
-        args,
+        plan,
         store,
         namespace: store.namespace(&workload::namespace("bench", PAGE_TOKENS, *shape)?)?,
         buffers: PageBuffers::new(shape, slots)?,
@@ -277,7 +343,7 @@ fn measure(
         bar: report::progress(None, "{msg} {wide_bar} {pos}/{len}"),
     };
     run.buffers.register(store);
-    match args.op {
+    match plan.op {
         Op::Put => run.put()?,
         Op::Get => run.get(shape)?,
         Op::Exists => run.exists(shape)?,
@@ -300,14 +366,14 @@ impl Run<'_> {
     /// Puts pages that no store holds yet, one chain a batch, then reads the last batch back.
     fn put(&mut self) -> Result<(), Failure> {
         let seed = fresh_seed();
-        let batch = self.args.batch;
+        let batch = self.plan.batch;
         let mut last = Vec::new();
-        self.start_bar("putting", self.args.pages);
-        for number in 0..self.args.pages.div_ceil(batch) {
+        self.start_bar("putting", self.plan.pages);
+        for number in 0..self.plan.pages.div_ceil(batch) {
             if self.interrupt.is_raised() {
                 break;
             }
-            let pages = batch.min(self.args.pages - number * batch);
+            let pages = batch.min(self.plan.pages - number * batch);
             last = workload::links(&seeded_chain(seed, number, pages));
             let options = PutOptions { wait: PUT_WAIT };
             let statuses =
@@ -332,16 +398,16 @@ impl Run<'_> {
 
     /// Reads pages in random order.
     fn get(&mut self, shape: &PageShape) -> Result<(), Failure> {
-        let chains: Vec<Vec<PageKey>> = (0..self.args.pages.div_ceil(CHAIN_PAGES))
+        let chains: Vec<Vec<PageKey>> = (0..self.plan.pages.div_ceil(CHAIN_PAGES))
             .map(|number| {
-                let pages = CHAIN_PAGES.min(self.args.pages - number * CHAIN_PAGES);
-                seeded_chain(self.args.seed, number, pages)
+                let pages = CHAIN_PAGES.min(self.plan.pages - number * CHAIN_PAGES);
+                seeded_chain(self.plan.seed, number, pages)
             })
             .collect();
         self.provide(&chains, shape)?;
         let mut keys = chains.concat();
-        keys.shuffle(&mut Pcg64::seed_from_u64(self.args.seed));
-        self.start_bar("getting", self.args.pages);
+        keys.shuffle(&mut Pcg64::seed_from_u64(self.plan.seed));
+        self.start_bar("getting", self.plan.pages);
         let mut meter = Meter::default();
         for batch in keys.chunks(self.batch()) {
             if self.interrupt.is_raised() {
@@ -358,7 +424,7 @@ impl Run<'_> {
     /// Looks one chain up, with a key at its end that no store holds.
     fn exists(&mut self, shape: &PageShape) -> Result<(), Failure> {
         // The number keeps the chain apart from those of `get`, which start with the same seed.
-        let mut keys = seeded_chain(self.args.seed, u64::MAX, self.args.keys + 1);
+        let mut keys = seeded_chain(self.plan.seed, u64::MAX, self.plan.keys + 1);
         let absent = keys.split_off(keys.len() - 1);
         self.provide(std::slice::from_ref(&keys), shape)?;
         let expected = keys.len();
@@ -389,7 +455,7 @@ impl Run<'_> {
         if pages > room {
             return Err(Failure::usage(format!(
                 "{}: {pages} pages of {} do not fit, the store keeps {room}; ask for fewer, or create a larger store",
-                self.args.path.display(),
+                self.plan.path.display(),
                 ByteSize(shape.page_bytes()),
             )));
         }
@@ -421,7 +487,7 @@ impl Run<'_> {
             if let Some(status) = statuses.iter().find(|status| !status.is_present()) {
                 return Err(Failure::environment(format!(
                     "{}: cannot fill the store: a page was {status:?}; `larder doctor` and `larder verify` tell more",
-                    self.args.path.display()
+                    self.plan.path.display()
                 )));
             }
             self.bar.inc(batch.len() as u64);
@@ -445,12 +511,12 @@ impl Run<'_> {
     fn report(&self, shape: &PageShape) -> BenchReport {
         let stats = self.store.stats();
         let (disk, disk_reason) = stats.disk.split_once(": ").unwrap_or((&stats.disk, ""));
-        let moved = match self.args.op {
+        let moved = match self.plan.op {
             Op::Put => self.counts.stored_pages,
             Op::Get => self.counts.verified_pages,
             Op::Exists => 0,
         };
-        let done = if self.args.op == Op::Exists {
+        let done = if self.plan.op == Op::Exists {
             self.counts.verified_pages
         } else {
             moved
@@ -459,16 +525,16 @@ impl Run<'_> {
         let seconds = self.meter.seconds();
         let cpu_seconds = self.meter.cpu_seconds();
         BenchReport {
-            op: self.args.op,
+            op: self.plan.op,
             page_bytes: shape.page_bytes(),
-            parts: self.args.parts,
+            parts: self.plan.parts,
             pages: self.pages,
-            batch: if self.args.op == Op::Exists {
-                self.args.keys
+            batch: if self.plan.op == Op::Exists {
+                self.plan.keys
             } else {
-                self.args.batch
+                self.plan.batch
             },
-            depth: self.args.open.depth(),
+            depth: self.plan.depth,
             disk: disk.to_owned(),
             disk_reason: disk_reason.to_owned(),
             buffer_page_bytes: backing_page_bytes(self.buffers.address()).unwrap_or(0),

@@ -11,6 +11,8 @@
 use std::fmt;
 
 use larder_engine::StoreError;
+use larder_kernels::DeviceError;
+use larder_tiers::CacheError;
 
 use crate::trace::TraceError;
 
@@ -60,6 +62,15 @@ impl Failure {
         }
     }
 
+    /// The same, with something more to know.
+    #[must_use]
+    pub fn with_hint(self, hint: &str) -> Self {
+        Failure {
+            message: format!("{} ({hint})", self.message),
+            ..self
+        }
+    }
+
     /// The code that the process ends with.
     pub fn exit_code(&self) -> u8 {
         self.code
@@ -78,6 +89,18 @@ impl From<StoreError> for Failure {
             code: error.exit_code(),
             message: error.to_string(),
         }
+    }
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        Failure::environment(format!("the device that holds L1: {error}"))
+    }
+}
+
+impl From<CacheError> for Failure {
+    fn from(error: CacheError) -> Self {
+        Failure::environment(format!("the cache over L1 and L2: {error}"))
     }
 }
 

@@ -1,8 +1,8 @@
-//! Reads Mooncake request traces: one JSON object a line, of which `hash_ids` matters here.
+//! Reads Mooncake request traces: one JSON object a line, of which only `hash_ids` has to be there.
 //!
 //! A hash id stands for a whole prefix of 512-token blocks up to and including its own. The trace is read as a stream,
 //! one line in memory at a time. Defends against input that is not a trace: lines have a length limit, and every error names
-//! the file, the line and what to do. Blank lines are skipped. Does not interpret timestamps or lengths.
+//! the file, the line and what to do. Blank lines are skipped. Does not interpret timestamps and lengths.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -14,8 +14,12 @@ use serde::Deserialize;
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// One request of a trace.
-#[derive(Debug, Deserialize, PartialEq, Eq)]
+#[derive(Debug, Deserialize, PartialEq)]
 pub struct Request {
+    /// When it came, in milliseconds since some moment.
+    pub timestamp: Option<f64>,
+    /// Tokens of its input.
+    pub input_length: Option<u64>,
     /// One id for each block of its input, in order; the last block may be partial.
     pub hash_ids: Vec<u64>,
 }

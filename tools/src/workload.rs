@@ -33,6 +33,9 @@ const COMPARE_BYTES: usize = 4096;
 /// Distance between neighbouring words before mixing: odd, so that no two words of a part are alike.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// Mixes the numbers that name words: odd.
+const MIX: u64 = 0xd129_42f1_9e21_5a55;
+
 /// Words between the starts of neighbouring parts: more than a part can have.
 const PART_WORDS: u64 = 1 << 32;
 
@@ -94,9 +97,9 @@ pub fn namespace(command: &str, page_tokens: u32, shape: PageShape) -> Result<Na
     Namespace::new(fields).map_err(|error| Failure::usage(format!("namespace {command}: {error}")))
 }
 
-/// The words of one part of one page.
+/// The words of one part of one page, or of a piece of it.
 #[derive(Clone, Copy)]
-struct Words {
+pub struct Words {
     start: u64,
     salt: u64,
 }
@@ -112,6 +115,19 @@ impl Words {
         Words {
             start: half(0).wrapping_add(first),
             salt: half(8),
+        }
+    }
+
+    /// The words that these numbers name.
+    pub fn named(numbers: [u64; 4]) -> Self {
+        let mix = |state: u64, number: u64| {
+            let mixed = (state ^ number).wrapping_mul(STRIDE);
+            (mixed ^ (mixed >> 29)).wrapping_mul(MIX)
+        };
+        let start = numbers.into_iter().fold(STRIDE, mix);
+        Words {
+            start,
+            salt: mix(start, 0),
         }
     }
 
@@ -137,7 +153,8 @@ impl Words {
         bytes
     }
 
-    fn fill(self, part: &mut [u8]) {
+    /// Makes them.
+    pub fn fill(self, part: &mut [u8]) {
         let mut steps = part.chunks_exact_mut(STEP_BYTES);
         let mut count = 0;
         for (step, out) in steps.by_ref().enumerate() {
@@ -152,7 +169,7 @@ impl Words {
     }
 
     /// Whether `part` holds these words.
-    fn match_part(self, part: &[u8]) -> bool {
+    pub fn match_part(self, part: &[u8]) -> bool {
         let mut step = 0;
         for block in part.chunks(COMPARE_BYTES) {
             let mut steps = block.chunks_exact(STEP_BYTES);

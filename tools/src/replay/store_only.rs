@@ -1,4 +1,4 @@
-//! `larder replay`: runs a request trace against a store, as a server would: the longest stored prefix is read, the rest put.
+//! A trace against the store alone, as a server would use it: the longest stored prefix is read, the rest put.
 //!
 //! One page a 512-token block. Every byte read is compared with what the page's key says it must be. A store that holds
 //! pages of an earlier run is continued, so that a replay can be killed at any moment and started again; `--ack-log` and
@@ -8,69 +8,26 @@
 
 use std::fs::File;
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use clap::Args;
-use larder_engine::{CreateOptions, NamespaceId, PageStore, Store};
-use larder_format::{BLOCK_BYTES, PageKey, PageShape};
+use larder_engine::{PageStore, Store};
+use larder_format::{PageKey, PageShape};
 use serde::Serialize;
+
+use super::{BLOCK_TOKENS, ReplayArgs, check_capacity, create_missing, namespace};
 
 use crate::ack_log::{AckLog, History};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
-use crate::open::OpenArgs;
 use crate::report::{self, Lines, Report};
 use crate::session::{self, Counts, Session, Witness};
-use crate::size::{self, ByteSize};
+use crate::size::ByteSize;
 use crate::trace::Trace;
 use crate::usage;
 use crate::workload;
 
-/// Tokens of a block of the trace.
-const BLOCK_TOKENS: u32 = 512;
-
 /// The model that names the namespace of replay pages.
 const MODEL: &str = "replay";
-
-/// Run a request trace against a store and check every byte
-#[derive(Args, Debug)]
-pub struct ReplayArgs {
-    /// Mooncake trace: one JSON object a line, with hash_ids of 512-token blocks
-    trace: PathBuf,
-    /// The store: created when it does not exist, continued when it does
-    #[arg(long)]
-    store: PathBuf,
-    /// Size of the store (4GiB)
-    #[arg(long)]
-    capacity: ByteSize,
-    /// Size of a page
-    #[arg(long)]
-    page_bytes: ByteSize,
-    /// Size of a segment of a store that is created [default: by its size]
-    #[arg(long)]
-    segment_size: Option<ByteSize>,
-    /// Stop after this many requests
-    #[arg(long)]
-    limit: Option<u64>,
-    /// How long a put may wait for space
-    #[arg(long, default_value = "30s", value_parser = size::duration)]
-    wait: Duration,
-    /// Append every acknowledged page to this file
-    #[arg(long, value_name = "FILE")]
-    ack_log: Option<PathBuf>,
-    /// Flush after every so many requests, and write to --ack-log only what is flushed: what survives power loss too
-    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u64).range(1..))]
-    flush_every: Option<u64>,
-    /// First check the store against such a file, also one that --ack-log continues
-    #[arg(long, value_name = "FILE")]
-    check_log: Option<PathBuf>,
-    #[command(flatten)]
-    open: OpenArgs,
-    /// Print one JSON document
-    #[arg(long)]
-    json: bool,
-}
 
 /// What came of it.
 #[derive(Serialize)]
@@ -210,10 +167,13 @@ impl Report for ReplayReport {
     }
 }
 
-/// Runs the command.
-pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
-    let interrupt = Interrupt::watch();
-    let shape = workload::shape(args.page_bytes, 1)?;
+/// Runs it with pages of this size.
+pub fn run(
+    args: &ReplayArgs,
+    page_bytes: ByteSize,
+    interrupt: &Interrupt,
+) -> Result<Ending, Failure> {
+    let shape = workload::shape(page_bytes, 1)?;
     // The trace and the logs are opened first: a mistyped path should not leave a store behind.
     let trace = Trace::open(&args.trace)?;
     let log = args.ack_log.as_deref().map(AckLog::open).transpose()?;
@@ -222,7 +182,7 @@ pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
         unflushed: args.flush_every.map(|_| Vec::new()),
     };
     let history = args.check_log.as_deref().map(History::read).transpose()?;
-    create_missing(args)?;
+    create_missing(args, args.capacity.0)?;
     let input = Input {
         trace,
         acks,
@@ -231,7 +191,7 @@ pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
     };
     let report = args
         .open
-        .with(&args.store, |store| replay(args, store, input, &interrupt))?;
+        .with(&args.store, |store| replay(args, store, input, interrupt))?;
     report::print(&report, args.json)?;
     Ok(ending(&report))
 }
@@ -251,8 +211,9 @@ fn replay(
     interrupt: &Interrupt,
 ) -> Result<ReplayReport, Failure> {
     let started = Instant::now();
-    check_capacity(args, store)?;
-    let namespace = namespace(store, &args.store, input.shape)?;
+    check_capacity(args, store, args.capacity.0)?;
+    let namespace = namespace(store, &args.store, MODEL, BLOCK_TOKENS, input.shape)?;
+    let namespace = store.namespace(&namespace)?;
     let mut session = Session::new(store, namespace, &input.shape, args.wait)?;
     let usable_pages = store.stats().usable_bytes / session::page_bytes_on_disk(&input.shape);
     let check = input
@@ -313,52 +274,6 @@ fn ending(report: &ReplayReport) -> Ending {
     } else {
         Ending::Done
     }
-}
-
-fn create_missing(args: &ReplayArgs) -> Result<(), Failure> {
-    let there = args.store.try_exists();
-    if there.map_err(|error| {
-        Failure::environment(format!("{}: {error}; check the path", args.store.display()))
-    })? {
-        return Ok(());
-    }
-    let options = CreateOptions {
-        size: args.capacity.0,
-        segment_size: args.segment_size.map(|size| size.0),
-        ..CreateOptions::default()
-    };
-    larder_engine::create(&args.store, &options)?;
-    Ok(())
-}
-
-fn check_capacity(args: &ReplayArgs, store: &Store) -> Result<(), Failure> {
-    let capacity_bytes = store.stats().capacity_bytes;
-    // A file is whole blocks.
-    if args.capacity.0 - args.capacity.0 % BLOCK_BYTES as u64 == capacity_bytes {
-        return Ok(());
-    }
-    Err(Failure::usage(format!(
-        "{}: its capacity is {capacity_bytes} bytes, --capacity says {}; give the store's own, or another --store",
-        args.store.display(),
-        args.capacity.0
-    )))
-}
-
-/// The namespace of replay pages of this shape, unless the store holds replay pages of another.
-fn namespace(store: &Store, path: &Path, shape: PageShape) -> Result<NamespaceId, Failure> {
-    let asked = workload::namespace(MODEL, BLOCK_TOKENS, shape)?;
-    let other = store
-        .namespaces()
-        .into_iter()
-        .find(|held| held.fields().model == MODEL && *held != asked);
-    if let Some(held) = other {
-        return Err(Failure::usage(format!(
-            "{}: namespace mismatch: it holds pages of `{held}`, asked for is `{asked}`; give the same --page-bytes, or \
-             another --store",
-            path.display()
-        )));
-    }
-    Ok(store.namespace(&asked)?)
 }
 
 /// Checks the store against what an earlier run was promised.

@@ -1,0 +1,157 @@
+//! `larder replay`: runs a request trace against a store, or with `--l1` through all three tiers.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `store_only` | the store alone: the longest stored prefix is read, the rest put |
+//! | `tiers` | L1, L2 and the store in front of servers that compute, with and without each tier |
+//! | `drive` | one run of a trace through servers, in virtual time |
+//! | `server` | one of them: its cache, its queue, what it computes |
+//! | `machine` | virtual time: clock, disk and links, which the servers' caches go by |
+//! | `shared` | a disk that several transfers share |
+//! | `model` | what models keep and compute |
+//! | `speed` | how fast the disk and the memory are, measured |
+//! | `outcome` | what a run came to |
+//! | `tiers_report` | the document and the lines of `tiers` |
+//!
+//! Either way every byte that is read back is compared with what it must be.
+
+mod drive;
+mod machine;
+mod model;
+mod outcome;
+mod server;
+mod shared;
+mod speed;
+mod store_only;
+mod tiers;
+mod tiers_report;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use larder_engine::{CreateOptions, PageStore, Store};
+use larder_format::{BLOCK_BYTES, Namespace, PageShape};
+
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::open::OpenArgs;
+use crate::size::{self, ByteSize};
+use crate::workload;
+
+/// Tokens of a block of the trace.
+const BLOCK_TOKENS: u32 = 512;
+
+/// Run a request trace against a store, or with --l1 through all three tiers, and check every byte
+#[derive(Args, Debug)]
+pub struct ReplayArgs {
+    /// Mooncake trace: one JSON object a line, with hash_ids of 512-token blocks
+    trace: PathBuf,
+    /// The store: created when it does not exist, continued when it does
+    #[arg(long)]
+    store: PathBuf,
+    /// Size of the store (4GiB); with --l1, before it is scaled
+    #[arg(long)]
+    capacity: ByteSize,
+    /// Size of a page
+    #[arg(long, required_unless_present = "l1", conflicts_with = "l1")]
+    page_bytes: Option<ByteSize>,
+    /// Size of a segment of a store that is created [default: by its size]
+    #[arg(long)]
+    segment_size: Option<ByteSize>,
+    /// Stop after this many requests
+    #[arg(long)]
+    limit: Option<u64>,
+    /// How long a put may wait for space
+    #[arg(long, default_value = "30s", value_parser = size::duration)]
+    wait: Duration,
+    /// Append every acknowledged page to this file
+    #[arg(long, value_name = "FILE", conflicts_with = "l1")]
+    ack_log: Option<PathBuf>,
+    /// Flush after every so many requests, and write to --ack-log only what is flushed: what survives power loss too
+    #[arg(long, value_name = "REQUESTS", conflicts_with = "l1", value_parser = clap::value_parser!(u64).range(1..))]
+    flush_every: Option<u64>,
+    /// First check the store against such a file, also one that --ack-log continues
+    #[arg(long, value_name = "FILE", conflicts_with = "l1")]
+    check_log: Option<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    tiers: tiers::TiersArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    match (args.page_bytes, args.tiers.plan()?) {
+        (_, Some(plan)) => tiers::run(args, &plan, &interrupt),
+        (Some(page_bytes), None) => store_only::run(args, page_bytes, &interrupt),
+        (None, None) => Err(Failure::usage(
+            "give --page-bytes, or --l1 for all three tiers",
+        )),
+    }
+}
+
+fn create_missing(args: &ReplayArgs, bytes: u64) -> Result<(), Failure> {
+    let there = args.store.try_exists();
+    if there.map_err(|error| {
+        Failure::environment(format!("{}: {error}; check the path", args.store.display()))
+    })? {
+        return Ok(());
+    }
+    create(args, &args.store, bytes)
+}
+
+fn create(args: &ReplayArgs, path: &Path, bytes: u64) -> Result<(), Failure> {
+    let options = CreateOptions {
+        size: bytes,
+        segment_size: args.segment_size.map(|size| size.0),
+        ..CreateOptions::default()
+    };
+    larder_engine::create(path, &options)?;
+    Ok(())
+}
+
+fn check_capacity(args: &ReplayArgs, store: &Store, bytes: u64) -> Result<(), Failure> {
+    let capacity_bytes = store.stats().capacity_bytes;
+    // A file is whole blocks.
+    if bytes - bytes % BLOCK_BYTES as u64 == capacity_bytes {
+        return Ok(());
+    }
+    let scaled = if bytes == args.capacity.0 {
+        String::new()
+    } else {
+        format!(", which is {bytes} when scaled")
+    };
+    Err(Failure::usage(format!(
+        "{}: its capacity is {capacity_bytes} bytes, --capacity says {}{scaled}; give the store's own, or another --store",
+        args.store.display(),
+        args.capacity.0
+    )))
+}
+
+/// The namespace of replay pages of this shape, unless the store holds replay pages of another.
+fn namespace(
+    store: &Store,
+    path: &Path,
+    model: &str,
+    page_tokens: u32,
+    shape: PageShape,
+) -> Result<Namespace, Failure> {
+    let asked = workload::namespace(model, page_tokens, shape)?;
+    let other = store
+        .namespaces()
+        .into_iter()
+        .find(|held| held.fields().model == model && *held != asked);
+    if let Some(held) = other {
+        return Err(Failure::usage(format!(
+            "{}: namespace mismatch: it holds pages of `{held}`, asked for is `{asked}`; give the same --page-bytes (or \
+             --model, --page-size and --scale), or another --store",
+            path.display()
+        )));
+    }
+    Ok(asked)
+}

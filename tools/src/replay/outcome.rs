@@ -1,0 +1,171 @@
+//! What a run of a trace through servers came to.
+
+use std::ops::AddAssign;
+
+use larder_tiers::core::Stats;
+use serde::Serialize;
+
+use super::machine::SECOND;
+use super::shared::Nanos;
+
+/// Pages of prompts by where they came from. Whole pages; what is left of a prompt behind its last one is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// In L1.
+    pub l1: u64,
+    /// In L2, put there by a backup.
+    pub l2: u64,
+    /// In L3, by a prefetch of the request.
+    pub l3: u64,
+}
+
+/// A request that was served, in virtual time.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// From its arrival until its server took it up: others before it, and prefetches.
+    pub queued: Nanos,
+    /// From then to its first token: loads and compute.
+    pub service: Nanos,
+    /// What of the service was compute.
+    pub computed: Nanos,
+}
+
+/// What one server did.
+#[derive(Debug, Default)]
+pub struct Served {
+    pub input_tokens: u64,
+    pub computed_tokens: u64,
+    pub found: Found,
+    pub timings: Vec<Timing>,
+    /// Requests that L1 has no room for.
+    pub too_long: u64,
+    pub wrong_pages: u64,
+    pub tiers: Moved,
+    pub leaked_pages: u64,
+    /// The invariants of the cache that did not hold at the end.
+    pub leaks: Vec<String>,
+}
+
+/// Pages that moved between the tiers, or left one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    /// L2 to L1.
+    pub loaded_pages: u64,
+    /// L1 to L2.
+    pub backed_up_pages: u64,
+    /// L3 to L2, those that came too late or nobody wanted any more included.
+    pub prefetched_pages: u64,
+    /// L2 to L3.
+    pub put_pages: u64,
+    /// Not given to L3: too much was on its way, or the store took it not.
+    pub put_refused_pages: u64,
+    /// Not copied to L2, which had no room.
+    pub backup_refused_pages: u64,
+    /// Left L1, still in L2.
+    pub l1_evicted_pages: u64,
+    /// Left L1 without having been copied.
+    pub l1_dropped_pages: u64,
+    /// Left L2.
+    pub l2_evicted_pages: u64,
+    /// Prefetches that began.
+    pub prefetches: u64,
+}
+
+impl From<&Stats> for Moved {
+    fn from(stats: &Stats) -> Moved {
+        Moved {
+            loaded_pages: stats.loaded,
+            backed_up_pages: stats.backed_up,
+            prefetched_pages: stats.l3_hits + stats.prefetch_orphans + stats.prefetch_wasted,
+            put_pages: stats.put,
+            put_refused_pages: stats.put_refused + stats.put_failed,
+            backup_refused_pages: stats.backup_no_room,
+            l1_evicted_pages: stats.l1_evicted,
+            l1_dropped_pages: stats.l1_dropped + stats.subtree_dropped,
+            l2_evicted_pages: stats.l2_evicted,
+            prefetches: stats.prefetches,
+        }
+    }
+}
+
+impl AddAssign for Moved {
+    fn add_assign(&mut self, other: Moved) {
+        let pairs = [
+            (&mut self.loaded_pages, other.loaded_pages),
+            (&mut self.backed_up_pages, other.backed_up_pages),
+            (&mut self.prefetched_pages, other.prefetched_pages),
+            (&mut self.put_pages, other.put_pages),
+            (&mut self.put_refused_pages, other.put_refused_pages),
+            (&mut self.backup_refused_pages, other.backup_refused_pages),
+            (&mut self.l1_evicted_pages, other.l1_evicted_pages),
+            (&mut self.l1_dropped_pages, other.l1_dropped_pages),
+            (&mut self.l2_evicted_pages, other.l2_evicted_pages),
+            (&mut self.prefetches, other.prefetches),
+        ];
+        for (sum, part) in pairs {
+            *sum += part;
+        }
+    }
+}
+
+impl AddAssign for Served {
+    fn add_assign(&mut self, other: Served) {
+        self.input_tokens += other.input_tokens;
+        self.computed_tokens += other.computed_tokens;
+        self.found.l1 += other.found.l1;
+        self.found.l2 += other.found.l2;
+        self.found.l3 += other.found.l3;
+        self.timings.extend(other.timings);
+        self.too_long += other.too_long;
+        self.wrong_pages += other.wrong_pages;
+        self.tiers += other.tiers;
+        self.leaked_pages += other.leaked_pages;
+        self.leaks.extend(other.leaks);
+    }
+}
+
+/// Quantiles of some times, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Quantiles {
+    /// The median.
+    pub p50_seconds: f64,
+    /// What 99 of 100 do not exceed.
+    pub p99_seconds: f64,
+}
+
+impl Quantiles {
+    /// Of these times, by nearest rank; 0 where there are none.
+    pub fn of(times: impl Iterator<Item = Nanos>) -> Quantiles {
+        let mut times: Vec<Nanos> = times.collect();
+        times.sort_unstable();
+        let of = |percent: usize| {
+            let rank = (times.len() * percent).div_ceil(100).max(1);
+            times.get(rank - 1).map_or(0.0, |time| seconds(*time))
+        };
+        Quantiles {
+            p50_seconds: of(50),
+            p99_seconds: of(99),
+        }
+    }
+}
+
+/// Virtual nanoseconds as seconds.
+#[expect(clippy::cast_precision_loss, reason = "for people and ratios")]
+pub fn seconds(time: Nanos) -> f64 {
+    time as f64 / SECOND
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_the_nearest_rank() {
+        let quantiles = Quantiles::of((1..=200).rev().map(|second| second * 1_000_000_000));
+        assert_eq!(
+            (quantiles.p50_seconds, quantiles.p99_seconds),
+            (100.0, 198.0)
+        );
+        assert_eq!(Quantiles::of(std::iter::empty()), Quantiles::default());
+    }
+}

@@ -1,0 +1,412 @@
+//! A trace through all three tiers: what each of them is worth.
+//!
+//! The trace is served with L1 alone, with L1 and L2, with all three, and with all three where L3 is not told what is hot above. The
+//! bytes are real, `--scale` times fewer, and every one that is found is compared; time is virtual ([`super::machine`]), of pages
+//! of full size. Times to the first token are compared only where the servers can serve what is offered: a queue that grows for as
+//! long as the trace does says nothing.
+//!
+//! The store is `--store`, as large as `--capacity` says, divided as the pages are. The run in which L3 is told nothing has one of
+//! its own beside it, which goes again; it is left out where the store was not empty, since the two would not be alike.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::Args;
+use larder_engine::{PageStore, PutOptions, Store};
+use larder_format::{Namespace, PageShape};
+use larder_kernels::{CudaOptions, Device, HostDevice, KvShape};
+use larder_tiers::Config;
+use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
+use larder_tiers::l3::{L3, StoreL3};
+use serde::de::DeserializeOwned;
+
+use super::drive::{self, Run};
+use super::machine::{Machine, Speeds};
+use super::model::{Compute, MODELS, Model};
+use super::server::Build;
+use super::tiers_report::{self, Setting, TiersReport};
+use super::{ReplayArgs, check_capacity, create, create_missing, namespace, speed};
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::report;
+use crate::session::page_bytes_on_disk;
+use crate::size::ByteSize;
+use crate::trace::Trace;
+use crate::usage;
+
+/// The model that names the namespace of pages that come through the tiers.
+const MODEL: &str = "replay-tiers";
+
+/// Tokens of a page at most: eight blocks.
+const PAGE_TOKENS_MAX: u32 = 4096;
+
+/// How a trace goes through all three tiers.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "All three tiers")]
+pub struct TiersArgs {
+    /// Size of each server's L1, which makes it a replay through all three tiers
+    #[arg(long, value_name = "SIZE", requires = "l2")]
+    l1: Option<ByteSize>,
+    /// Size of each server's L2
+    #[arg(long, value_name = "SIZE", requires = "l1")]
+    l2: Option<ByteSize>,
+    /// Whose pages: llama-3.1-8b, llama-3.1-70b, qwen3-32b or deepseek-v3
+    #[arg(long, requires = "l1", default_value = MODELS[0].name, value_parser = Model::named)]
+    model: &'static Model,
+    /// Tokens of a page
+    #[arg(long, value_name = "TOKENS", requires = "l1", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(PAGE_TOKENS_MAX)))]
+    page_size: u32,
+    /// When pages are copied from L1 to L2: write_through, write_through_selective or write_back
+    #[arg(long, requires = "l1", default_value = "write_through", value_parser = named::<WritePolicy>)]
+    write_policy: WritePolicy,
+    /// How long a request waits for L3: best_effort, wait_complete or timeout
+    #[arg(long, requires = "l1", default_value = "timeout", value_parser = named::<PrefetchPolicy>)]
+    prefetch_policy: PrefetchPolicy,
+    /// How many times as fast as in the trace requests come
+    #[arg(long, requires = "l1", default_value_t = 1.0, value_parser = positive)]
+    rate: f64,
+    /// Servers, each with an L1 and an L2 of its own
+    #[arg(long, value_name = "N", requires = "l1", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    instances: u32,
+    /// How many times smaller the pages are that are really moved
+    #[arg(long, value_name = "N", requires = "l1", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    scale: u32,
+    /// GB/s between L2 and L1, each way [default: memcpy's speed here]
+    #[arg(long, value_name = "GB/s", requires = "l1", value_parser = positive)]
+    link: Option<f64>,
+    /// TFLOP/s that a prefill reaches, all accelerators of a server together: an H200 by default
+    #[arg(long, requires = "l1", default_value_t = 600.0, value_parser = positive)]
+    tflops: f64,
+    /// GB/s of their memory
+    #[arg(long, value_name = "GB/s", requires = "l1", default_value_t = 4800.0, value_parser = positive)]
+    hbm: f64,
+    /// Hold L1 on this CUDA device, by its number, rather than in the memory of the host
+    #[arg(long, value_name = "N", requires = "l1")]
+    cuda: Option<u32>,
+    /// Only with all three tiers: no runs to compare with
+    #[arg(long, requires = "l1")]
+    only: bool,
+}
+
+/// By its name in configuration files.
+fn named<T: DeserializeOwned>(name: &str) -> Result<T, String> {
+    serde_json::from_value(serde_json::Value::from(name)).map_err(|error| error.to_string())
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("a number above 0 is needed".to_owned()),
+    }
+}
+
+/// What is replayed, all of it sound.
+pub struct Plan<'a> {
+    pub args: &'a TiersArgs,
+    pub l1: ByteSize,
+    pub l2: ByteSize,
+    /// Of full size.
+    pub page: KvShape,
+    /// As they are really moved.
+    pub scaled: KvShape,
+}
+
+impl TiersArgs {
+    /// What is replayed through all three tiers, if anything is.
+    ///
+    /// # Errors
+    /// There are no such pages.
+    pub fn plan(&self) -> Result<Option<Plan<'_>>, Failure> {
+        let (Some(l1), Some(l2)) = (self.l1, self.l2) else {
+            return Ok(None);
+        };
+        Ok(Some(Plan {
+            args: self,
+            l1,
+            l2,
+            page: self.model.page(self.page_size)?,
+            scaled: self.model.scaled_page(self.page_size, self.scale)?,
+        }))
+    }
+
+    /// Whose pages.
+    pub fn model(&self) -> &'static Model {
+        self.model
+    }
+
+    /// Tokens of a page.
+    pub fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
+    /// Servers.
+    pub fn instances(&self) -> u32 {
+        self.instances
+    }
+
+    /// How many times as fast as in the trace requests come.
+    pub fn rate(&self) -> f64 {
+        self.rate
+    }
+
+    /// The policies, of writes and prefetches.
+    pub fn policies(&self) -> (WritePolicy, PrefetchPolicy) {
+        (self.write_policy, self.prefetch_policy)
+    }
+
+    /// Bytes a second of the link, where that is not measured.
+    pub fn link(&self) -> Option<f64> {
+        self.link.map(|gigabytes| gigabytes * 1e9)
+    }
+
+    fn compute(&self) -> Compute {
+        Compute {
+            flops: self.tflops * 1e12,
+            memory_bytes_per_second: self.hbm * 1e9,
+        }
+    }
+
+    fn device(&self) -> Result<Arc<dyn Device>, Failure> {
+        let opened: Result<Arc<dyn Device>, _> = match self.cuda {
+            None => HostDevice::new().map(|device| Arc::new(device) as _),
+            Some(ordinal) => {
+                let options = CudaOptions {
+                    ordinal,
+                    ..CudaOptions::default()
+                };
+                larder_kernels::CudaDevice::open(&options).map(|device| Arc::new(device) as _)
+            }
+        };
+        opened.map_err(|error| {
+            Failure::environment(format!(
+                "the device that is to hold L1: {error}; leave --cuda out to replay without a GPU"
+            ))
+        })
+    }
+}
+
+impl Plan<'_> {
+    /// The pools of a setting, in pages.
+    fn pages(&self, setting: Setting) -> Result<(u32, u32), Failure> {
+        let page_bytes = u64::from(self.page.page_bytes());
+        let pages = |name: &str, size: ByteSize| {
+            let pages = u32::try_from(size.0 / page_bytes).ok();
+            pages.filter(|pages| *pages > 0).ok_or_else(|| {
+                Failure::usage(format!(
+                    "{name} {size} holds {} pages of {}, it must hold 1 to 2^32 - 3; choose another size",
+                    size.0 / page_bytes,
+                    ByteSize(page_bytes)
+                ))
+            })
+        };
+        let l2 = pages("--l2", self.l2)?;
+        Ok((
+            pages("--l1", self.l1)?,
+            if setting.has_l2() { l2 } else { 0 },
+        ))
+    }
+
+    fn config(&self, setting: Setting) -> Result<Config, Failure> {
+        let (l1, l2) = self.pages(setting)?;
+        let page_bytes = u64::from(self.scaled.page_bytes());
+        let mut config = Config::new(self.args.page_size, page_bytes, l1, l2);
+        config.write_policy = self.args.write_policy;
+        config.prefetch.policy = self.args.prefetch_policy;
+        if !setting.has_l3() {
+            config.l3_write = L3Write::Never;
+        }
+        // Pages are not as large as they stand for: the other limit, half of L2, is the one that counts.
+        config.l3_queue_bytes_max = u64::MAX;
+        config
+            .check()
+            .map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(config)
+    }
+
+    /// What the store of this many bytes is here.
+    fn scaled_bytes(&self, bytes: u64) -> Result<u64, Failure> {
+        let (page, scaled) = (on_disk(&self.page)?, on_disk(&self.scaled)?);
+        let bytes = u128::from(bytes) * u128::from(page_bytes_on_disk(&scaled))
+            / u128::from(page_bytes_on_disk(&page));
+        Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
+    }
+}
+
+/// A page as the store keeps it.
+fn on_disk(shape: &KvShape) -> Result<PageShape, Failure> {
+    PageShape::new(&vec![shape.part_bytes(); shape.parts() as usize])
+        .map_err(|error| Failure::usage(format!("{error}; choose another --page-size or --scale")))
+}
+
+/// Runs it.
+pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<Ending, Failure> {
+    let started = Instant::now();
+    // Everything that can be wrong with what was asked for comes before anything is made.
+    drop(Trace::open(&args.trace)?);
+    plan.config(Setting::All)?;
+    let device = plan.args.device()?;
+    let store_bytes = plan.scaled_bytes(args.capacity.0)?;
+    create_missing(args, store_bytes)
+        .map_err(|failure| failure.with_hint("the store is scaled as its pages are: --scale"))?;
+    let directory = args
+        .store
+        .parent()
+        .filter(|path| !path.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    let measured = speed::disk(directory, &on_disk(&plan.page)?, &args.open, interrupt)?;
+    if interrupt.is_raised() {
+        return Ok(Ending::Interrupted);
+    }
+    let speeds = Speeds {
+        page_bytes: u64::from(plan.page.page_bytes()),
+        layers: plan.page.layers(),
+        read: measured.read,
+        write: measured.write,
+        link: plan.args.link().unwrap_or_else(speed::memcpy),
+    };
+    let mut replay = Replay {
+        args,
+        plan,
+        interrupt,
+        device,
+        speeds,
+        runs: Vec::new(),
+        store: tiers_report::StoreFigures::default(),
+    };
+    replay.all(store_bytes)?;
+    let report = TiersReport::new(plan, &speeds, replay.store, &replay.runs, {
+        let seconds = started.elapsed().as_secs_f64();
+        tiers_report::Cost {
+            seconds,
+            cpu_seconds: usage::cpu_time().as_secs_f64(),
+            peak_rss_bytes: usage::peak_rss_bytes(),
+            interrupted: interrupt.is_raised(),
+        }
+    });
+    report::print(&report, args.json)?;
+    Ok(report.ending())
+}
+
+struct Replay<'a> {
+    args: &'a ReplayArgs,
+    plan: &'a Plan<'a>,
+    interrupt: &'a Interrupt,
+    device: Arc<dyn Device>,
+    speeds: Speeds,
+    runs: Vec<(Setting, Run)>,
+    store: tiers_report::StoreFigures,
+}
+
+impl Replay<'_> {
+    fn all(&mut self, store_bytes: u64) -> Result<(), Failure> {
+        let compare = !self.plan.args.only;
+        if compare {
+            self.drive(Setting::L1, None)?;
+            self.drive(Setting::L1L2, None)?;
+        }
+        let was_empty = self.with_store(&self.args.store.clone(), Setting::All, store_bytes)?;
+        if compare && was_empty {
+            let directory = self
+                .args
+                .store
+                .parent()
+                .filter(|path| !path.as_os_str().is_empty());
+            let scratch = tempfile::tempdir_in(directory.unwrap_or(Path::new(".")));
+            let scratch = scratch.map_err(|error| {
+                Failure::environment(format!(
+                    "{}: a store to compare with: {error}; --only does without",
+                    self.args.store.display()
+                ))
+            })?;
+            let path = scratch.path().join("store");
+            create(self.args, &path, store_bytes)?;
+            self.with_store(&path, Setting::Untold, store_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Runs with a store, closes it, and says whether it had been empty.
+    fn with_store(&mut self, path: &Path, setting: Setting, bytes: u64) -> Result<bool, Failure> {
+        if self.interrupt.is_raised() {
+            return Ok(false);
+        }
+        let store = Arc::new(Store::open(path, self.args.open.options())?);
+        let outcome = self.run_on(&store, path, setting, bytes);
+        let closed = store.close();
+        let was_empty = outcome?;
+        closed?;
+        Ok(was_empty)
+    }
+
+    fn run_on(
+        &mut self,
+        store: &Arc<Store>,
+        path: &Path,
+        setting: Setting,
+        bytes: u64,
+    ) -> Result<bool, Failure> {
+        check_capacity(self.args, store, bytes)?;
+        let shape = on_disk(&self.plan.scaled)?;
+        let namespace = namespace(store, path, MODEL, self.plan.args.page_size, shape)?;
+        let before = store.stats();
+        let pages = before.usable_bytes / page_bytes_on_disk(&shape);
+        let l3 = self.l3(store, &namespace)?;
+        self.drive(setting, Some((&l3, &**store)))?;
+        let after = store.stats();
+        if setting == Setting::All {
+            self.store = tiers_report::StoreFigures {
+                pages_before: before.pages,
+                usable_pages: pages,
+                evicted_pages: after.evicted,
+                damaged_pages: after.damaged,
+                disk: after.disk,
+            };
+        }
+        Ok(before.pages == 0)
+    }
+
+    fn l3(&self, store: &Arc<Store>, namespace: &Namespace) -> Result<Arc<dyn L3>, Failure> {
+        let shared: Arc<dyn PageStore> = store.clone();
+        let puts = PutOptions {
+            wait: self.args.wait,
+        };
+        Ok(Arc::new(StoreL3::new(shared, namespace)?.with_puts(puts)))
+    }
+
+    fn drive(
+        &mut self,
+        setting: Setting,
+        l3: Option<(&Arc<dyn L3>, &dyn PageStore)>,
+    ) -> Result<(), Failure> {
+        if self.interrupt.is_raised() {
+            return Ok(());
+        }
+        let asked = self.plan.args;
+        let build = Build {
+            config: &self.plan.config(setting)?,
+            shape: &self.plan.scaled,
+            device: &self.device,
+            l3,
+            model: asked.model,
+            compute: asked.compute(),
+            tells_warmth: setting != Setting::Untold,
+        };
+        let limit = self.args.limit.map_or(usize::MAX, |limit| {
+            usize::try_from(limit).unwrap_or(usize::MAX)
+        });
+        let requests = Trace::open(&self.args.trace)?.take(limit);
+        let bar = report::progress(
+            self.args.limit,
+            "{msg}: {pos} requests, {per_sec}, {elapsed}",
+        );
+        bar.set_message(setting.name());
+        let servers = asked.instances as usize;
+        let machine = Machine::new(servers, self.speeds);
+        let watch = (self.interrupt, &bar);
+        let run = drive::run(requests, asked.rate, (servers, &build), &machine, watch)?;
+        bar.finish_and_clear();
+        self.runs.push((setting, run));
+        Ok(())
+    }
+}

@@ -1,0 +1,516 @@
+//! What a replay through all three tiers came to: the document, and the lines for people.
+//!
+//! Bytes are those of pages of full size, times are virtual, unless a name says otherwise.
+
+use larder_tiers::config::{PrefetchPolicy, WritePolicy};
+use serde::Serialize;
+
+use super::drive::Run;
+use super::machine::Speeds;
+use super::outcome::{Moved, Quantiles, Timing, seconds};
+use super::shared::Nanos;
+use super::tiers::Plan;
+use crate::failure::Ending;
+use crate::report::{Lines, Report};
+use crate::size::ByteSize;
+use crate::usage;
+
+/// Width of a column of the table.
+const COLUMN: usize = 17;
+
+/// Which tiers there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// L1 alone.
+    L1,
+    /// L1 and L2.
+    L1L2,
+    /// All three.
+    All,
+    /// All three, and L3 is not told what is hot above.
+    Untold,
+}
+
+impl Setting {
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Setting::L1 => "L1",
+            Setting::L1L2 => "L1+L2",
+            Setting::All => "L1+L2+L3",
+            Setting::Untold => "L3 not told",
+        }
+    }
+
+    /// Whether there is an L2.
+    pub fn has_l2(self) -> bool {
+        self != Setting::L1
+    }
+
+    /// Whether there is an L3.
+    pub fn has_l3(self) -> bool {
+        matches!(self, Setting::All | Setting::Untold)
+    }
+}
+
+/// What the store said of itself, and what it was like before.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StoreFigures {
+    /// Pages in it before.
+    pub pages_before: u64,
+    /// Most that it keeps at once.
+    pub usable_pages: u64,
+    /// Dropped to make room.
+    pub evicted_pages: u64,
+    /// Forgotten because their bytes failed their checksum or could not be read.
+    pub damaged_pages: u64,
+    /// Which disk moved the bytes, and why.
+    pub disk: String,
+}
+
+/// What the replay itself took, in real time.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Cost {
+    /// From its start.
+    pub seconds: f64,
+    /// CPU time of the process.
+    pub cpu_seconds: f64,
+    /// Most memory that the process had resident.
+    pub peak_rss_bytes: u64,
+    /// Whether the operator ended it early.
+    pub interrupted: bool,
+}
+
+/// Speeds that virtual time was made of.
+#[derive(Serialize)]
+struct SpeedReport {
+    read_bytes_per_second: f64,
+    read_latency_us: f64,
+    write_bytes_per_second: f64,
+    write_latency_us: f64,
+    link_bytes_per_second: f64,
+    /// Whether the link is memcpy's speed here, or was given.
+    link_is_measured: bool,
+}
+
+/// A run with some of the tiers.
+#[derive(Serialize)]
+struct SettingReport {
+    /// Which tiers.
+    setting: &'static str,
+    /// Requests served.
+    requests: u64,
+    /// Requests that L1 has no room for; left out of everything else.
+    too_long_requests: u64,
+    input_tokens: u64,
+    /// Of those: found in L1; in L2, put there by a backup; brought from L3 by a prefetch of the request; computed.
+    l1_tokens: u64,
+    l2_tokens: u64,
+    l3_tokens: u64,
+    computed_tokens: u64,
+    /// `1 - computed_tokens / input_tokens`.
+    hit_rate: f64,
+    #[serde(flatten)]
+    moved: Moved,
+    /// Time of service that the requests need, for each second that the servers have until the last of them comes; absent when all
+    /// come at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load: Option<f64>,
+    /// Share of the time in which the disk had something to do.
+    disk_busy: f64,
+    /// From a server's taking a request up to its first token.
+    service: Quantiles,
+    /// What of that was waiting for loads.
+    stall: Quantiles,
+    /// From a request's arrival to that, where it is compared: waiting for a server and for a prefetch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queueing: Option<Quantiles>,
+    /// The two together, where it is compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttft: Option<Quantiles>,
+    /// Must be 0.
+    wrong_pages: u64,
+    /// Pages of a pool that nobody could have any more at the end. Must be 0.
+    leaked_pages: u64,
+    /// What of the cache's invariants did not hold at the end. Must be empty.
+    leaks: Vec<String>,
+    virtual_seconds: f64,
+}
+
+/// The document.
+#[derive(Serialize)]
+pub struct TiersReport {
+    model: &'static str,
+    page_tokens: u32,
+    /// Bytes of a page of full size.
+    page_bytes: u64,
+    /// Bytes of those that were moved.
+    moved_page_bytes: u64,
+    instances: u32,
+    rate: f64,
+    write_policy: WritePolicy,
+    prefetch_policy: PrefetchPolicy,
+    l1_bytes: u64,
+    l2_bytes: u64,
+    speeds: SpeedReport,
+    store: StoreFigures,
+    settings: Vec<SettingReport>,
+    /// Why times to the first token are not compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ttft_refused: Option<String>,
+    #[serde(flatten)]
+    cost: Cost,
+}
+
+impl TiersReport {
+    /// Of these runs.
+    pub fn new(
+        plan: &Plan<'_>,
+        speeds: &Speeds,
+        store: StoreFigures,
+        runs: &[(Setting, Run)],
+        cost: Cost,
+    ) -> TiersReport {
+        let args = plan.args;
+        let (write_policy, prefetch_policy) = args.policies();
+        let loads: Vec<_> = runs
+            .iter()
+            .map(|(setting, run)| (setting.name(), offered(run, args.instances())))
+            .collect();
+        let ttft_refused = refusal(&loads);
+        let settings = runs.iter().zip(&loads).map(|((setting, run), (_, load))| {
+            SettingReport::new(
+                *setting,
+                run,
+                *load,
+                args.page_size(),
+                ttft_refused.is_none(),
+            )
+        });
+        TiersReport {
+            model: args.model().name,
+            page_tokens: args.page_size(),
+            page_bytes: u64::from(plan.page.page_bytes()),
+            moved_page_bytes: u64::from(plan.scaled.page_bytes()),
+            instances: args.instances(),
+            rate: args.rate(),
+            write_policy,
+            prefetch_policy,
+            l1_bytes: plan.l1.0,
+            l2_bytes: plan.l2.0,
+            speeds: SpeedReport {
+                read_bytes_per_second: speeds.read.0,
+                read_latency_us: seconds(speeds.read.1) * 1e6,
+                write_bytes_per_second: speeds.write.0,
+                write_latency_us: seconds(speeds.write.1) * 1e6,
+                link_bytes_per_second: speeds.link,
+                link_is_measured: args.link().is_none(),
+            },
+            store,
+            settings: settings.collect(),
+            ttft_refused,
+            cost,
+        }
+    }
+
+    /// How the command ends.
+    pub fn ending(&self) -> Ending {
+        let is_bad = |setting: &SettingReport| {
+            setting.wrong_pages + setting.leaked_pages > 0 || !setting.leaks.is_empty()
+        };
+        if self.settings.iter().any(is_bad) {
+            Ending::Findings
+        } else if self.cost.interrupted {
+            Ending::Interrupted
+        } else {
+            Ending::Done
+        }
+    }
+}
+
+/// Time of service for each second that there is for it; `None` when there is none.
+fn offered(run: &Run, instances: u32) -> Option<f64> {
+    let service: Nanos = run.served.timings.iter().map(|timing| timing.service).sum();
+    (run.span > 0).then(|| seconds(service) / (seconds(run.span) * f64::from(instances)))
+}
+
+/// Why times to the first token cannot be compared, if they cannot: one sentence.
+fn refusal(loads: &[(&str, Option<f64>)]) -> Option<String> {
+    if loads.iter().any(|(_, load)| load.is_none()) {
+        return Some("all requests come at the same moment".to_owned());
+    }
+    let over: Vec<String> = loads
+        .iter()
+        .filter_map(|(name, load)| Some((name, load.filter(|load| *load > 1.0)?)))
+        .map(|(name, load)| format!("{load:.2} times with {name}"))
+        .collect();
+    if over.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "the load is above what the servers can do ({}), so that queues grow for as long as the trace does; give more --instances \
+         or a lower --rate",
+        over.join(", ")
+    ))
+}
+
+impl SettingReport {
+    fn new(
+        setting: Setting,
+        run: &Run,
+        load: Option<f64>,
+        page_tokens: u32,
+        is_compared: bool,
+    ) -> SettingReport {
+        let served = &run.served;
+        let tokens = |pages: u64| pages * u64::from(page_tokens);
+        let times = |time: fn(&Timing) -> Nanos| Quantiles::of(served.timings.iter().map(time));
+        let all = seconds(run.ended);
+        SettingReport {
+            setting: setting.name(),
+            requests: served.timings.len() as u64,
+            too_long_requests: served.too_long,
+            input_tokens: served.input_tokens,
+            l1_tokens: tokens(served.found.l1),
+            l2_tokens: tokens(served.found.l2),
+            l3_tokens: tokens(served.found.l3),
+            computed_tokens: served.computed_tokens,
+            hit_rate: usage::ratio(
+                served.input_tokens - served.computed_tokens,
+                served.input_tokens,
+            ),
+            moved: served.tiers,
+            load,
+            disk_busy: if all > 0.0 {
+                seconds(run.disk_busy) / all
+            } else {
+                0.0
+            },
+            service: times(|timing| timing.service),
+            stall: times(|timing| timing.service - timing.computed),
+            queueing: is_compared.then(|| times(|timing| timing.queued)),
+            ttft: is_compared.then(|| times(|timing| timing.queued + timing.service)),
+            wrong_pages: served.wrong_pages,
+            leaked_pages: served.leaked_pages,
+            leaks: served.leaks.clone(),
+            virtual_seconds: all,
+        }
+    }
+}
+
+impl Report for TiersReport {
+    const COMMAND: &'static str = "replay";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        self.setup(&mut lines);
+        self.table(&mut lines);
+        if let Some(reason) = &self.ttft_refused {
+            lines.text(format!(
+                "Times to the first token are not compared: {reason}."
+            ));
+        }
+        self.awareness(&mut lines);
+        for setting in &self.settings {
+            for leak in &setting.leaks {
+                lines.text(format!("Leaked with {}: {leak}", setting.setting));
+            }
+        }
+        if self.cost.interrupted {
+            lines.text("Interrupted: these are the figures up to then.");
+        }
+        lines
+    }
+}
+
+impl TiersReport {
+    fn setup(&self, lines: &mut Lines) {
+        let speeds = &self.speeds;
+        let size = |bytes| ByteSize(bytes).to_string();
+        lines.row(
+            "Pages",
+            format!(
+                "{}, {} tokens, {}; those moved here have {}",
+                self.model,
+                self.page_tokens,
+                size(self.page_bytes),
+                size(self.moved_page_bytes)
+            ),
+        );
+        lines.row(
+            "Servers",
+            format!(
+                "{}, each with {} of L1 and {} of L2; {}, {}",
+                self.instances,
+                size(self.l1_bytes),
+                size(self.l2_bytes),
+                name(&self.write_policy),
+                name(&self.prefetch_policy)
+            ),
+        );
+        lines.row(
+            "Disk, measured",
+            format!(
+                "reads {} and {:.0} us a call, writes {} and {:.0} us",
+                usage::rate(speeds.read_bytes_per_second),
+                speeds.read_latency_us,
+                usage::rate(speeds.write_bytes_per_second),
+                speeds.write_latency_us
+            ),
+        );
+        let link = usage::rate(speeds.link_bytes_per_second);
+        let source = if speeds.link_is_measured {
+            ", memcpy's"
+        } else {
+            ", as given"
+        };
+        lines.row("Link L2 to L1", format!("{link}{source}"));
+        lines.row(
+            "Store",
+            format!(
+                "keeps {} pages, dropped {}; {}",
+                self.store.usable_pages, self.store.evicted_pages, self.store.disk
+            ),
+        );
+        lines.row(
+            "This took",
+            format!(
+                "{:.1} s, {:.1} s of CPU, {} of memory",
+                self.cost.seconds,
+                self.cost.cpu_seconds,
+                size(self.cost.peak_rss_bytes)
+            ),
+        );
+    }
+
+    /// A row of the table: a value for each setting.
+    fn across(&self, lines: &mut Lines, label: &str, value: impl Fn(&SettingReport) -> String) {
+        let columns = self.settings.iter().map(value);
+        let columns: Vec<String> = columns.map(|value| format!("{value:>COLUMN$}")).collect();
+        lines.row(label, columns.concat());
+    }
+
+    fn table(&self, lines: &mut Lines) {
+        let of_input = |tokens, setting: &SettingReport| {
+            format!(
+                "{:.2} %",
+                100.0 * usage::ratio(tokens, setting.input_tokens)
+            )
+        };
+        let bytes = |pages: u64| ByteSize(pages * self.page_bytes).to_string();
+        let both = |quantiles: &Quantiles| {
+            format!(
+                "{:.3} {:.3} s",
+                quantiles.p50_seconds, quantiles.p99_seconds
+            )
+        };
+        self.across(lines, "With", |setting| setting.setting.to_owned());
+        self.across(lines, "Requests", |setting| setting.requests.to_string());
+        if self
+            .settings
+            .iter()
+            .any(|setting| setting.too_long_requests > 0)
+        {
+            let too_long = |setting: &SettingReport| setting.too_long_requests.to_string();
+            self.across(lines, "  too long for L1", too_long);
+        }
+        self.across(lines, "Tokens found", |setting| {
+            of_input(setting.input_tokens - setting.computed_tokens, setting)
+        });
+        self.across(lines, "  in L1", |setting| {
+            of_input(setting.l1_tokens, setting)
+        });
+        self.across(lines, "  in L2", |setting| {
+            of_input(setting.l2_tokens, setting)
+        });
+        self.across(lines, "  in L3", |setting| {
+            of_input(setting.l3_tokens, setting)
+        });
+        self.across(lines, "L1 to L2", |setting| {
+            bytes(setting.moved.backed_up_pages)
+        });
+        self.across(lines, "L2 to L1", |setting| {
+            bytes(setting.moved.loaded_pages)
+        });
+        self.across(lines, "L2 to L3", |setting| bytes(setting.moved.put_pages));
+        self.across(lines, "  not taken", |setting| {
+            bytes(setting.moved.put_refused_pages)
+        });
+        self.across(lines, "L3 to L2", |setting| {
+            bytes(setting.moved.prefetched_pages)
+        });
+        self.across(lines, "Left L1", |setting| {
+            bytes(setting.moved.l1_evicted_pages + setting.moved.l1_dropped_pages)
+        });
+        self.across(lines, "Left L2", |setting| {
+            bytes(setting.moved.l2_evicted_pages)
+        });
+        self.across(lines, "Disk busy", |setting| {
+            format!("{:.1} %", 100.0 * setting.disk_busy)
+        });
+        self.across(lines, "Load / capacity", |setting| {
+            setting
+                .load
+                .map_or("-".to_owned(), |load| format!("{load:.2}"))
+        });
+        self.across(lines, "Service p50 p99", |setting| both(&setting.service));
+        self.across(lines, "  waiting for loads", |setting| both(&setting.stall));
+        if self.ttft_refused.is_none() {
+            let shown = |quantiles: Option<&Quantiles>| quantiles.map_or(String::new(), both);
+            self.across(lines, "Queueing p50 p99", |setting| {
+                shown(setting.queueing.as_ref())
+            });
+            self.across(lines, "TTFT p50 p99", |setting| {
+                shown(setting.ttft.as_ref())
+            });
+        }
+        self.across(lines, "Wrong pages", |setting| {
+            setting.wrong_pages.to_string()
+        });
+        self.across(lines, "Leaked pages", |setting| {
+            setting.leaked_pages.to_string()
+        });
+    }
+
+    /// What it brings that L3 is told what is hot above.
+    fn awareness(&self, lines: &mut Lines) {
+        let find = |wanted: Setting| {
+            let mut settings = self.settings.iter();
+            settings.find(|setting| setting.setting == wanted.name())
+        };
+        let (Some(told), Some(untold)) = (find(Setting::All), find(Setting::Untold)) else {
+            return;
+        };
+        lines.text(format!(
+            "Telling L3 what is hot above: {:.2} % of the tokens found, {:.2} % without; {} tokens from L3, {} without.",
+            100.0 * told.hit_rate,
+            100.0 * untold.hit_rate,
+            told.l3_tokens,
+            untold.l3_tokens
+        ));
+    }
+}
+
+/// A policy's name in configuration files.
+fn name(policy: &impl Serialize) -> String {
+    let value = serde_json::to_value(policy).unwrap_or_default();
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn times_are_compared_only_where_every_setting_can_serve_what_comes() {
+        assert_eq!(refusal(&[("L1", Some(0.99)), ("L1+L2", Some(0.5))]), None);
+        let reason = refusal(&[("L1", Some(1.25)), ("L1+L2", Some(0.5))]).unwrap();
+        assert!(reason.contains("1.25 times with L1"), "{reason}");
+        assert!(!reason.contains("L1+L2"), "{reason}");
+        assert!(reason.contains("--instances"), "{reason}");
+        let reason = refusal(&[("L1", None)]).unwrap();
+        assert!(reason.contains("same moment"), "{reason}");
+    }
+}
