@@ -80,8 +80,9 @@ fn every_write_and_prefetch_policy_gives_right_pages_and_leaks_none() {
             for found in ["l1_tokens", "l2_tokens"] {
                 assert!(number(all, found) > 0.0, "{found}: {report:#}");
             }
-            // Who does not wait may find nothing, and what is asked for twice only may stay in L2.
-            if prefetch != "best_effort" && write != "write_through_selective" {
+            // Who does not wait may find nothing there; of the other write policies one puts little in L2, one has nothing
+            // there to hang a prefetch on.
+            if write == "write_through" && prefetch != "best_effort" {
                 assert!(number(all, "l3_tokens") > 0.0, "{report:#}");
             }
             std::fs::remove_file(&store).unwrap();

@@ -26,7 +26,7 @@ const SAMPLE_BYTES: u64 = 128 << 20;
 const PAGES: std::ops::RangeInclusive<u64> = 8..=64;
 
 /// Largest page that is measured; larger ones move no faster.
-const PAGE_BYTES_MAX: u64 = 16 << 20;
+const PAGE_BYTES_MAX: u64 = 8 << 20;
 
 /// Pages that a segment has room for at least, and its bytes.
 const SEGMENT_PAGES: u64 = 8;
@@ -114,7 +114,7 @@ fn speed<'p>(
     shape: &PageShape,
     interrupt: &Interrupt,
 ) -> Result<(f64, Nanos), Failure> {
-    let batch = plan(1).pages.div_ceil(2);
+    let batch = plan(1).pages.div_ceil(4);
     let batches = bench::speed(&plan(batch), store, shape, interrupt)?;
     let single = bench::speed(&plan(1), store, shape, interrupt)?;
     let moving = bytes_nanos(shape.page_bytes(), batches.bytes_per_second);
