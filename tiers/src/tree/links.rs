@@ -87,14 +87,17 @@ impl Tree {
 
     /// Puts a new node below `parent`. It has words, keys and runs; its links are made here.
     pub(super) fn attach(&mut self, parent: u32, mut node: Node) -> u32 {
-        node.tag = self.tag(parent, &node.words[..self.page_tokens]);
         node.parent = parent;
         node.next = self.node(parent).first_child;
-        let (next, tag, in_l1) = (node.next, node.tag, !node.l1.is_empty());
+        let (next, in_l1) = (node.next, !node.l1.is_empty());
         let (l1, l2) = (node.l1.pages() as usize, node.l2.pages() as usize);
         let at = self.place_node(node);
         if next != NONE {
+            if !self.has_siblings(next) {
+                self.enter(next);
+            }
             self.nodes[next as usize].previous = at;
+            self.enter(at);
         }
         self.change(parent, |parent| {
             parent.first_child = at;
@@ -103,11 +106,19 @@ impl Tree {
         self.counts.l1_pages += l1;
         self.counts.l2_pages += l2;
         self.leaves.list(at, &self.nodes[at as usize]);
-        self.enter(at, tag);
         at
     }
 
-    fn enter(&mut self, at: u32, tag: u32) {
+    /// Whether a node is not the only child, and so in the table.
+    pub(super) fn has_siblings(&self, at: u32) -> bool {
+        let node = self.node(at);
+        node.next != NONE || node.previous != NONE
+    }
+
+    fn enter(&mut self, at: u32) {
+        let node = self.node(at);
+        let tag = self.tag(node.parent, &node.words[..self.page_tokens]);
+        self.nodes[at as usize].tag = tag;
         let nodes = &self.nodes;
         let hash = |at: &u32| spread(nodes[*at as usize].tag);
         self.table.insert_unique(spread(tag), at, hash);
@@ -118,7 +129,7 @@ impl Tree {
             .table
             .find_entry(spread(self.node(at).tag), |other| *other == at);
         entry
-            .expect("every node but a root is in the table")
+            .expect("every node with siblings is in the table")
             .remove();
     }
 
@@ -129,12 +140,19 @@ impl Tree {
         let (parent, next, previous) = (node.parent, node.next, node.previous);
         let was_in_l1 = !node.l1.is_empty();
         self.leaves.unlist(at, &self.nodes[at as usize]);
-        self.leave(at);
+        if self.has_siblings(at) {
+            self.leave(at);
+        }
         if next != NONE {
             self.nodes[next as usize].previous = previous;
         }
         if previous != NONE {
             self.nodes[previous as usize].next = next;
+        }
+        for sibling in [next, previous] {
+            if sibling != NONE && !self.has_siblings(sibling) {
+                self.leave(sibling);
+            }
         }
         let relink = |parent: &mut Node| {
             parent.l1_children -= u32::from(was_in_l1);
@@ -184,17 +202,19 @@ impl Tree {
             front.l1_locks = 0;
             front.l2_locks = 0;
         }
-        let (parent, next, previous, tag) = (front.parent, front.next, front.previous, front.tag);
-        self.leave(at);
+        let (parent, next, previous) = (front.parent, front.next, front.previous);
+        let has_siblings = self.has_siblings(at);
+        if has_siblings {
+            self.leave(at);
+        }
         let first = self.place_node(front);
-        let tag_of_rest = self.tag(first, &self.node(at).words[..self.page_tokens]);
         let rest = &mut self.nodes[at as usize];
         rest.parent = first;
         rest.next = NONE;
         rest.previous = NONE;
-        rest.tag = tag_of_rest;
-        self.enter(first, tag);
-        self.enter(at, tag_of_rest);
+        if has_siblings {
+            self.enter(first);
+        }
         if next != NONE {
             self.nodes[next as usize].previous = first;
         }

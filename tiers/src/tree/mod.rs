@@ -76,7 +76,7 @@ pub struct Tree {
     vacant: Vec<u32>,
     roots: HashMap<RootKey, u32>,
     root_keys: HashMap<u32, RootKey>,
-    /// Children by parent and first page.
+    /// Children by parent and first page, those that are not the only ones.
     table: HashTable<u32>,
     hasher: RandomState,
     leaves: Leaves,

@@ -59,7 +59,7 @@ pub(super) struct Node {
     /// Requests that inserted its tokens.
     pub(super) hits: u32,
     pub(super) priority: i32,
-    /// The upper half of the hash it is found by.
+    /// The upper half of the hash it is found by, while it has siblings.
     pub(super) tag: u32,
     /// The load that fills its L1 pages, or [`NONE`].
     pub(super) loading: u32,
