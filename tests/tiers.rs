@@ -173,6 +173,25 @@ fn servers_find_in_the_store_what_others_put_there() {
 }
 
 #[test]
+fn where_computing_is_faster_nothing_is_read() {
+    let (_directory, trace, store) = stage();
+    let more = [
+        "--only",
+        "--break-even",
+        "--tflops",
+        "1000000",
+        "--hbm",
+        "1000000",
+    ];
+    let report = json(&arguments(&trace, &store, &more));
+    is_sound(&report);
+    let all = &settings(&report)[0];
+    assert!(number(all, "break_even_prefetches") > 0.0, "{report:#}");
+    // It takes a read to know how long one takes.
+    assert!(number(all, "prefetched_pages") < number(all, "put_pages") / 10.0);
+}
+
+#[test]
 fn every_model_has_pages_that_come_back_right() {
     let (directory, trace, _) = stage();
     for model in ["llama-3.1-70b", "qwen3-32b", "deepseek-v3"] {

@@ -408,11 +408,12 @@ impl Cache {
         let answers = self.workers.iter().flat_map(Workers::answers);
         self.ended
             .extend(answers.map(|answer| (answer.done, answer.read_micros)));
-        for (done, read_micros) in std::mem::take(&mut self.ended) {
+        for (done, measured) in std::mem::take(&mut self.ended) {
+            let read_micros = measured.map(|us| self.time.read_us(done.id, us));
             if self.time.is_over(done.id) {
                 self.agreed.ended(done, read_micros);
             } else {
-                self.ended.push((done, read_micros));
+                self.ended.push((done, measured));
             }
         }
     }

@@ -12,6 +12,10 @@ pub trait Time: Send {
     /// An order that will be answered is given to the device or to L3.
     fn begun(&mut self, order: &Order);
 
+    /// How long a read of L3 took, in microseconds, that took `measured` on the machine. Asked before [`Time::is_over`], and
+    /// believed when that says yes.
+    fn read_us(&mut self, id: OpId, measured: u64) -> u64;
+
     /// Whether an order that the device or L3 is done with has ended in this time too. Asked at every poll until it says yes.
     fn is_over(&mut self, id: OpId) -> bool;
 }
@@ -25,6 +29,10 @@ impl Time for RealTime {
     }
 
     fn begun(&mut self, _order: &Order) {}
+
+    fn read_us(&mut self, _id: OpId, measured: u64) -> u64 {
+        measured
+    }
 
     fn is_over(&mut self, _id: OpId) -> bool {
         true

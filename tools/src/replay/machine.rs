@@ -96,6 +96,8 @@ enum Line {
 /// An order that the cache has not been told the end of.
 struct Flight {
     line: Option<Line>,
+    /// When it was begun.
+    begun: Nanos,
     /// The device or L3 is done with it.
     is_done: bool,
     /// It has ended here.
@@ -263,6 +265,9 @@ impl State {
             begun.push(order);
         }
         for (id, service) in begun {
+            if let Some(flight) = self.servers[server].flights.get_mut(&id) {
+                flight.begun = now;
+            }
             self.disk.begin(now, service, (server, id, latency));
         }
         self.plan_disk();
@@ -323,6 +328,7 @@ impl State {
         };
         let flight = Flight {
             line,
+            begun: now,
             is_done: false,
             is_over: false,
         };
@@ -347,6 +353,12 @@ impl Time for ServerTime {
 
     fn begun(&mut self, order: &Order) {
         self.machine.state().begin(self.server, order);
+    }
+
+    fn read_us(&mut self, id: OpId, _measured: u64) -> u64 {
+        let state = self.machine.state();
+        let flight = state.servers[self.server].flights.get(&id);
+        flight.map_or(0, |flight| (state.now - flight.begun) / 1000)
     }
 
     fn is_over(&mut self, id: OpId) -> bool {

@@ -69,6 +69,8 @@ pub struct Moved {
     pub l2_evicted_pages: u64,
     /// Prefetches that began.
     pub prefetches: u64,
+    /// Of those, given up because computing was expected to be faster.
+    pub break_even_prefetches: u64,
 }
 
 impl From<&Stats> for Moved {
@@ -84,6 +86,7 @@ impl From<&Stats> for Moved {
             l1_dropped_pages: stats.l1_dropped + stats.subtree_dropped,
             l2_evicted_pages: stats.l2_evicted,
             prefetches: stats.prefetches,
+            break_even_prefetches: stats.declined.break_even,
         }
     }
 }
@@ -101,6 +104,7 @@ impl AddAssign for Moved {
             (&mut self.l1_dropped_pages, other.l1_dropped_pages),
             (&mut self.l2_evicted_pages, other.l2_evicted_pages),
             (&mut self.prefetches, other.prefetches),
+            (&mut self.break_even_prefetches, other.break_even_prefetches),
         ];
         for (sum, part) in pairs {
             *sum += part;

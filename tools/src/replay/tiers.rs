@@ -8,6 +8,7 @@
 //! The store is `--store`, as large as `--capacity` says, divided as the pages are. The run in which L3 is told nothing has one of
 //! its own beside it, which goes again; it is left out where the store was not empty, since the two would not be alike.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,6 +38,9 @@ use crate::usage;
 
 /// The model that names the namespace of pages that come through the tiers.
 const MODEL: &str = "replay-tiers";
+
+/// Tokens of a prompt by which a server's speed is judged.
+const USUAL_TOKENS: u32 = 8192;
 
 /// Tokens of a page at most: eight blocks.
 const PAGE_TOKENS_MAX: u32 = 4096;
@@ -81,6 +85,9 @@ pub struct TiersArgs {
     /// GB/s of their memory
     #[arg(long, value_name = "GB/s", requires = "l1", default_value_t = 4800.0, value_parser = positive)]
     hbm: f64,
+    /// Read from L3 only what is expected to be read sooner than it is computed
+    #[arg(long, requires = "l1")]
+    break_even: bool,
     /// Hold L1 on this CUDA device, by its number, rather than in the memory of the host
     #[arg(long, value_name = "N", requires = "l1")]
     cuda: Option<u32>,
@@ -213,6 +220,9 @@ impl Plan<'_> {
         let mut config = Config::new(self.args.page_size, page_bytes, l1, l2);
         config.write_policy = self.args.write_policy;
         config.prefetch.policy = self.args.prefetch_policy;
+        if self.args.break_even {
+            config.prefetch.break_even_tokens_per_second = self.tokens_per_second();
+        }
         if !setting.has_l3() {
             config.l3_write = L3Write::Never;
         }
@@ -222,6 +232,19 @@ impl Plan<'_> {
             .check()
             .map_err(|error| Failure::usage(error.to_string()))?;
         Ok(config)
+    }
+
+    /// How many tokens a server computes in a second, of a prompt of a usual length.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate within 32 bits, or cut off there"
+    )]
+    fn tokens_per_second(&self) -> Option<NonZeroU32> {
+        let model = self.args.model;
+        let layer = model.layer_seconds(&self.args.compute(), USUAL_TOKENS.into(), 0);
+        let seconds = layer * f64::from(model.layers);
+        NonZeroU32::new((f64::from(USUAL_TOKENS) / seconds) as u32)
     }
 
     /// What the store of this many bytes is here.
