@@ -1,7 +1,10 @@
-//! Ranks with devices and stores of different speed, luck and honesty: their trees stay equal; one that stops is an error.
+//! Ranks with devices and stores of different speed, luck and honesty, as threads and as processes: their trees stay equal; one
+//! that stops is an error.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use std::collections::HashSet;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,10 +18,11 @@ use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
 use larder_tiers::core::{PrefetchId, PrefetchState, Request, Stats};
 use larder_tiers::l3::L3;
 use larder_tiers::prompt::Scope;
-use larder_tiers::ranks::{Ranks, RanksError, ThreadRank, threads};
+use larder_tiers::ranks::{Ranks, RanksError, SocketRank, ThreadRank, Timeouts, threads};
 use larder_tiers::{Cache, CacheError, Config, Parts};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The pages of an L3.
 type Pages = Arc<Mutex<HashSet<PageKey>>>;
@@ -87,7 +91,7 @@ fn unreliable(seed: u64) -> Faults {
 }
 
 /// A cache of one rank. With even seeds one rank writes to an L3 that all of them read (MLA), else each has its own.
-fn cache(seed: u64, ranks: ThreadRank, shared: &Pages) -> Cache {
+fn cache(seed: u64, ranks: Box<dyn Ranks>, shared: &Pages) -> Cache {
     let mut dice = Pcg64Mcg::seed_from_u64(seed);
     let shape = KvShape::mha(2, 1, 4, 1, 2).unwrap();
     let mut config = Config::new(2, u64::from(shape.page_bytes()), 30, 40);
@@ -118,7 +122,7 @@ fn cache(seed: u64, ranks: ThreadRank, shared: &Pages) -> Cache {
             },
             dice: Mutex::new(Pcg64Mcg::seed_from_u64(own)),
         })),
-        ranks: Some(Box::new(ranks)),
+        ranks: Some(ranks),
     };
     Cache::new(config, parts).unwrap()
 }
@@ -205,8 +209,8 @@ impl Script {
 fn play(
     seed: u64,
     shared: &Pages,
-    ranks: ThreadRank,
-    mut checks: ThreadRank,
+    ranks: Box<dyn Ranks>,
+    mut checks: Box<dyn Ranks>,
     steps: usize,
 ) -> Stats {
     let rank = ranks.rank();
@@ -250,7 +254,10 @@ fn trees_of_two_to_eight_ranks_are_equal_after_every_step_whatever_fails_on_one_
         let stats: Vec<Stats> = std::thread::scope(|scope| {
             let ranks = group.into_iter().zip(checks);
             let ranks: Vec<_> = ranks
-                .map(|(ranks, checks)| scope.spawn(move || play(seed, shared, ranks, checks, 600)))
+                .map(|(ranks, checks): (ThreadRank, ThreadRank)| {
+                    let (ranks, checks) = (Box::new(ranks), Box::new(checks));
+                    scope.spawn(move || play(seed, shared, ranks, checks, 600))
+                })
                 .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
@@ -277,7 +284,7 @@ fn a_rank_that_stops_or_goes_is_an_error_for_the_others_and_not_a_hang() {
     for goes in [false, true] {
         let mut group = threads(2, Duration::from_millis(50)).unwrap();
         let other = group.pop().unwrap();
-        let mut cache = cache(0, group.pop().unwrap(), &Pages::default());
+        let mut cache = cache(0, Box::new(group.pop().unwrap()), &Pages::default());
         // The end of a group that is dropped has gone.
         let kept = (!goes).then_some(other);
         let error = cache.poll().unwrap_err();
@@ -288,4 +295,113 @@ fn a_rank_that_stops_or_goes_is_an_error_for_the_others_and_not_a_hang() {
         };
         assert!(is_right, "{error}");
     }
+}
+
+/// Where the group of a process meets, and what it is to do there.
+const PLACE: &str = "LARDER_TEST_CACHE_RANK";
+const ACT: &str = "LARDER_TEST_CACHE_ACT";
+
+/// Steps of ranks that are processes.
+const STEPS: usize = 300;
+
+/// For what somebody has to wait for: long enough for a process of a busy machine to come to a call.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// One rank of two processes that meet at a path.
+fn enter(path: &Path, rank: u32, call: Duration) -> Box<dyn Ranks> {
+    let gather = TIMEOUT;
+    let timeouts = Timeouts { gather, call };
+    let rank = match rank {
+        0 => SocketRank::host(path, 2, timeouts),
+        _ => SocketRank::join(path, rank, 2, timeouts),
+    };
+    Box::new(rank.unwrap())
+}
+
+/// Plays scripts of its own, in step with the other process.
+fn play_together(place: &Path, rank: u32) {
+    let mut moved = [0; 3];
+    // Odd seeds: a process has an L3 of its own.
+    for seed in [1, 3, 5, 7] {
+        let at = |name: &str| place.join(format!("{name}-{seed}"));
+        let ranks = enter(&at("ranks"), rank, TIMEOUT);
+        let checks = enter(&at("checks"), rank, TIMEOUT);
+        let stats = play(seed, &Pages::default(), ranks, checks, STEPS);
+        for (sum, count) in moved
+            .iter_mut()
+            .zip([stats.backed_up, stats.loaded, stats.put])
+        {
+            *sum += count;
+        }
+    }
+    assert!(!moved.contains(&0), "something never happened: {moved:?}");
+}
+
+/// Not a test of its own: what the other processes do.
+#[test]
+fn child() {
+    let Some(place) = std::env::var_os(PLACE) else {
+        return;
+    };
+    let place = Path::new(&place);
+    if std::env::var(ACT).unwrap() == "play" {
+        return play_together(place, 1);
+    }
+    let mut cache = cache(
+        1,
+        enter(&place.join("ranks"), 1, TIMEOUT),
+        &Pages::default(),
+    );
+    // Until it is stopped, or left alone.
+    while cache.poll().is_ok() {}
+}
+
+fn start_child(place: &Path, act: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child"])
+        .env(PLACE, place)
+        .env(ACT, act)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn trees_of_ranks_that_are_processes_are_equal_after_every_step() {
+    let place = tempfile::tempdir().unwrap();
+    let mut child = start_child(place.path(), "play");
+    play_together(place.path(), 0);
+    assert!(child.wait().unwrap().success(), "the other process failed");
+}
+
+#[test]
+fn a_process_that_is_stopped_is_an_error_for_the_others_cache_within_the_timeout() {
+    let place = tempfile::tempdir().unwrap();
+    let mut child = start_child(place.path(), "poll");
+    let ranks = enter(&place.path().join("ranks"), 0, SHORT);
+    let mut cache = cache(1, ranks, &Pages::default());
+    for _ in 0..100 {
+        cache.poll().unwrap();
+    }
+    let pid = Pid::from_child(&child);
+    kill_process(pid, Signal::STOP).unwrap();
+    let error = loop {
+        // What it had said before it was stopped still counts.
+        if let Err(error) = cache.poll() {
+            break error;
+        }
+    };
+    let wanted = RanksError::Stalled {
+        ranks: vec![1],
+        timeout: SHORT,
+    };
+    assert!(
+        matches!(&error, CacheError::Ranks(found) if *found == wanted),
+        "{error}"
+    );
+    // It is told no better later, and nothing is lost but the group.
+    assert!(cache.poll().is_err());
+    assert_eq!(cache.core().free_pages(), (30, 40));
+    kill_process(pid, Signal::CONT).unwrap();
+    child.wait().unwrap();
 }
