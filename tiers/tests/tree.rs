@@ -372,6 +372,29 @@ fn reading_what_is_faster_computed_is_declined() {
     assert_eq!(core.stats().declined.break_even, 1);
 }
 
+/// With nothing read any more nobody would hear that L3 is fast again, after one bad moment of its disk.
+#[test]
+fn a_slow_moment_of_l3_is_not_held_against_it_for_ever() {
+    let mut core = core(|config| {
+        config.prefetch.break_even_tokens_per_second = std::num::NonZeroU32::new(1000);
+    });
+    let scope = Scope::default();
+    core.observe_read(4096, 1_000_000);
+    let mut read = 0;
+    for number in 0..200 {
+        let mut prompt = prompt(&mut core, &scope, number * 100..number * 100 + 16);
+        let id = core.prefetch(&mut prompt).unwrap();
+        settle(&mut core);
+        if core.poll_prefetch(id, false) == PrefetchState::Ended(4) {
+            read += 1;
+            core.observe_read(4096, 1);
+        }
+    }
+    // A few to find out, then all of them.
+    assert!((100..200).contains(&read), "{read} of 200");
+    assert_eq!(core.stats().declined.break_even, 200 - read);
+}
+
 #[test]
 fn a_request_tries_again_after_some_passes_and_not_for_ever() {
     let core = core(|_| {});

@@ -189,6 +189,8 @@ pub struct Core {
     prefetches: BTreeMap<PrefetchId, prefetch::Prefetch>,
     prefetch_pages: usize,
     read_speed: Option<prefetch::ReadSpeed>,
+    /// Prefetches in a row that were not worth it.
+    given_up: u32,
     next_id: u32,
     orders: VecDeque<Order>,
     newest: Fence,
@@ -223,6 +225,7 @@ impl Core {
             prefetches: BTreeMap::new(),
             prefetch_pages: 0,
             read_speed: None,
+            given_up: 0,
             next_id: 0,
             orders: VecDeque::new(),
             newest: Fence::default(),

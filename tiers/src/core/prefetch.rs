@@ -128,6 +128,10 @@ impl Prefetch {
     }
 }
 
+/// Prefetches given up in a row for being slower than computing, after which one is read all the same: only reads tell how fast
+/// L3 has become.
+const GIVEN_UP_MAX: u32 = 15;
+
 /// How fast L3 is read: a running mean.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadSpeed {
@@ -255,6 +259,13 @@ impl Core {
         read_seconds <= tokens / f64::from(rate.get())
     }
 
+    /// Whether so many pages are read: because it is worth it, or to learn how fast L3 is.
+    fn may_be_read(&mut self, pages: usize) -> bool {
+        let is_read = self.is_worth_reading(pages) || self.given_up >= GIVEN_UP_MAX;
+        self.given_up = if is_read { 0 } else { self.given_up + 1 };
+        is_read
+    }
+
     /// Whether the time of a request that waits for a prefetch is over. `now` in microseconds; the first call that finds it
     /// unfinished starts the clock. Ranks vote: one that says yes speaks for all.
     pub fn is_prefetch_overdue(&mut self, id: PrefetchId, now: u64) -> bool {
@@ -359,7 +370,7 @@ impl Core {
         if found < threshold {
             return Err(Declined::L3Miss);
         }
-        if !self.is_worth_reading(found) {
+        if !self.may_be_read(found) {
             return Err(Declined::BreakEven);
         }
         self.make_l2_room(found);
