@@ -290,6 +290,12 @@ fn what_makes_no_sense_is_refused_before_anything_is_made() {
         .map(|word| if *word == "512GiB" { "1GiB" } else { word })
         .collect();
     fails(&small, 2, &["--scale"]);
+    // No machine has as many.
+    fails(
+        &arguments(&trace, &store, &["--cuda", "4096"]),
+        3,
+        &["L1", "--cuda"],
+    );
     assert!(!store.exists());
     // Without times nobody knows when a request comes.
     let timeless = directory.path().join("timeless.jsonl");
