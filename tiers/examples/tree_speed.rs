@@ -3,7 +3,7 @@
 //! For page sizes 1 and 64, over 32,768 tokens (of page size 1 that many pages, of page size 64 512 pages), two shapes: each
 //! prompt one node, and each prompt 512 nodes in a row. *hot* matches one prompt again and again, *cold* another one each time,
 //! so that nothing of it is in the processor's caches. Beside them, in the same run: comparing 128 KiB, and hashing the keys of
-//! a new tail. Best and median of many, since a shared machine is not the same from one second to the next.
+//! a new tail. Evicting also from a tree of prompts of one page each, all below one root. Best and median of many, since a shared machine is not the same from one second to the next.
 //!
 //! `cargo run --release -p larder-tiers --example tree_speed`
 
@@ -32,6 +32,7 @@ fn main() {
             measure(page_tokens, nodes);
         }
     }
+    siblings();
 }
 
 /// What comparing 128 KiB takes.
@@ -90,15 +91,33 @@ fn run(core: &mut Core, prompt: Prompt, steps: usize) -> Request {
     request
 }
 
-fn measure(page_tokens: u32, nodes: usize) {
-    let per_prompt = TOKENS / page_tokens as usize;
-    let prompts = PAGES / per_prompt;
-    let mut config = Config::new(page_tokens, 4096, (PAGES + 2 * per_prompt) as u32, 1);
-    // Nothing leaves for L2: the tree alone is measured.
+/// Nothing leaves for L2: the tree alone is measured.
+fn core(page_tokens: u32, pages: usize) -> Core {
+    let mut config = Config::new(page_tokens, 4096, pages as u32, 1);
     config.write_policy = WritePolicy::WriteThroughSelective;
     config.selective_hits = u32::MAX;
     config.l3_write = L3Write::Never;
-    let mut core = Core::new(config).unwrap();
+    Core::new(config).unwrap()
+}
+
+/// Prompts that have nothing in common, a page each.
+fn siblings() {
+    let mut core = core(64, PAGES);
+    for number in 0..PAGES {
+        let mut prompt = core.prompt(&Scope::default());
+        core.extend_prompt(&mut prompt, [number as u64; 64])
+            .unwrap();
+        let request = run(&mut core, prompt, 1);
+        core.finish(request, false, Fence(0));
+    }
+    println!("\npage size 64, {PAGES} prompts of one page below one root");
+    evict(&mut core);
+}
+
+fn measure(page_tokens: u32, nodes: usize) {
+    let per_prompt = TOKENS / page_tokens as usize;
+    let prompts = PAGES / per_prompt;
+    let mut core = core(page_tokens, PAGES + 2 * per_prompt);
     let all: Vec<Prompt> = (0..prompts)
         .map(|number| prompt(&mut core, number, TOKENS))
         .collect();
