@@ -11,7 +11,7 @@
 //! | `compact` | puts a store in order |
 //! | `export`, `import` | pages of a store to a file (`archive`), and from one into a store |
 //! | `bench` | measures puts, gets and lookups |
-//! | `replay` | runs a request trace against a store (`ack_log`: what was promised before a kill) |
+//! | `replay` | runs a request trace against a store (`ack_log`: what was promised before a kill), or through all three tiers |
 //! | `doctor` | says what this machine offers and what is in the way |
 //! | `serve`, `stat` | own a store for other processes; ask who does |
 //! | `demo` | a first minute with nothing to prepare (`device`: the disk's own speed, `conversations`: its load) |

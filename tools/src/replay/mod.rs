@@ -95,14 +95,16 @@ pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
     }
 }
 
-fn create_missing(args: &ReplayArgs, bytes: u64) -> Result<(), Failure> {
+/// Makes the store where there is none; whether it did.
+fn create_missing(args: &ReplayArgs, bytes: u64) -> Result<bool, Failure> {
     let there = args.store.try_exists();
     if there.map_err(|error| {
         Failure::environment(format!("{}: {error}; check the path", args.store.display()))
     })? {
-        return Ok(());
+        return Ok(false);
     }
-    create(args, &args.store, bytes)
+    create(args, &args.store, bytes)?;
+    Ok(true)
 }
 
 fn create(args: &ReplayArgs, path: &Path, bytes: u64) -> Result<(), Failure> {

@@ -55,7 +55,7 @@ struct Waiting {
     blocks: Vec<u64>,
     arrived: Nanos,
     prefetch: Option<PrefetchId>,
-    /// Nothing has been prefetched yet, or not for want of room: to be tried.
+    /// Nothing has been asked for yet, or others ask for as much as they may: to be tried.
     is_postponed: bool,
     retries: Retries,
     /// How long it waits for its prefetch at most, until that is known to the clock.
@@ -288,7 +288,6 @@ impl Server {
                 return Ok(false);
             }
             PrefetchState::Ended(pages) => waiting.prefetched = pages,
-            PrefetchState::Declined(Declined::L2Room) => waiting.is_postponed = true,
             PrefetchState::Declined(_) | PrefetchState::Unknown => {}
         }
         waiting.prefetch = None;

@@ -5,11 +5,11 @@
 //! of full size. Times to the first token are compared only where the servers can serve what is offered: a queue that grows for as
 //! long as the trace does says nothing.
 //!
-//! The store is `--store`, as large as `--capacity` says, divided as the pages are. The run in which L3 is told nothing has one of
-//! its own beside it, which goes again; it is left out where the store was not empty, since the two would not be alike.
+//! The store is `--store`, a file as large as `--capacity` says, divided as the pages are. The run in which L3 is told nothing has
+//! one of its own beside it, which goes again; it is left out where the store was there before, since the two would not be alike.
 
 use std::num::NonZeroU32;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,6 +21,7 @@ use larder_tiers::Config;
 use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
 use larder_tiers::l3::{L3, StoreL3};
 use serde::de::DeserializeOwned;
+use tempfile::TempDir;
 
 use super::drive::{self, Run};
 use super::machine::{Machine, Speeds};
@@ -110,8 +111,11 @@ fn positive(text: &str) -> Result<f64, String> {
 
 /// What is replayed, all of it sound.
 pub struct Plan<'a> {
+    /// As it was asked for.
     pub args: &'a TiersArgs,
+    /// Each server's pools.
     pub l1: ByteSize,
+    /// See `l1`.
     pub l2: ByteSize,
     /// Of full size.
     pub page: KvShape,
@@ -270,14 +274,19 @@ pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<
     plan.config(Setting::All)?;
     let device = plan.args.device()?;
     let store_bytes = plan.scaled_bytes(args.capacity.0)?;
-    create_missing(args, store_bytes)
+    let is_new = create_missing(args, store_bytes)
         .map_err(|failure| failure.with_hint("the store is scaled as its pages are: --scale"))?;
-    let directory = args
-        .store
-        .parent()
-        .filter(|path| !path.as_os_str().is_empty());
-    let directory = directory.unwrap_or(Path::new("."));
-    let measured = speed::disk(directory, &on_disk(&plan.page)?, &args.open, interrupt)?;
+    if !args.store.is_file() {
+        return Err(Failure::usage(format!(
+            "{}: not a file; the disk is measured beside the store, which a device has no place for: give a file on it",
+            args.store.display()
+        )));
+    }
+    let untold = (is_new && !plan.args.only)
+        .then(|| Untold::new(args, store_bytes))
+        .transpose()?;
+    let shape = on_disk(&plan.page)?;
+    let measured = speed::disk(beside(&args.store), &shape, &args.open, interrupt)?;
     if interrupt.is_raised() {
         return Ok(Ending::Interrupted);
     }
@@ -297,7 +306,7 @@ pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<
         runs: Vec::new(),
         store: tiers_report::StoreFigures::default(),
     };
-    replay.all(store_bytes)?;
+    replay.all(store_bytes, untold)?;
     let report = TiersReport::new(plan, &speeds, replay.store, &replay.runs, {
         let seconds = started.elapsed().as_secs_f64();
         tiers_report::Cost {
@@ -311,6 +320,33 @@ pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<
     Ok(report.ending())
 }
 
+/// The store of the run in which L3 is told nothing; it goes with its directory.
+struct Untold {
+    path: PathBuf,
+    _directory: TempDir,
+}
+
+impl Untold {
+    fn new(args: &ReplayArgs, bytes: u64) -> Result<Untold, Failure> {
+        let hint = "for a run to compare with; --only does without";
+        let directory = tempfile::tempdir_in(beside(&args.store)).map_err(|error| {
+            Failure::environment(format!("{}: {error}", args.store.display())).with_hint(hint)
+        })?;
+        let path = directory.path().join("store");
+        create(args, &path, bytes).map_err(|failure| failure.with_hint(hint))?;
+        Ok(Untold {
+            path,
+            _directory: directory,
+        })
+    }
+}
+
+/// The directory that a store lies in.
+fn beside(store: &Path) -> &Path {
+    let directory = store.parent().filter(|path| !path.as_os_str().is_empty());
+    directory.unwrap_or(Path::new("."))
+}
+
 struct Replay<'a> {
     args: &'a ReplayArgs,
     plan: &'a Plan<'a>,
@@ -322,44 +358,31 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    fn all(&mut self, store_bytes: u64) -> Result<(), Failure> {
-        let compare = !self.plan.args.only;
-        if compare {
+    fn all(&mut self, store_bytes: u64, untold: Option<Untold>) -> Result<(), Failure> {
+        // What is wrong with the store shows at once.
+        self.with_store(&self.args.store, Setting::All, store_bytes)?;
+        if let Some(untold) = untold {
+            self.with_store(&untold.path, Setting::Untold, store_bytes)?;
+        }
+        if !self.plan.args.only {
             self.drive(Setting::L1, None)?;
             self.drive(Setting::L1L2, None)?;
         }
-        let was_empty = self.with_store(&self.args.store.clone(), Setting::All, store_bytes)?;
-        if compare && was_empty {
-            let directory = self
-                .args
-                .store
-                .parent()
-                .filter(|path| !path.as_os_str().is_empty());
-            let scratch = tempfile::tempdir_in(directory.unwrap_or(Path::new(".")));
-            let scratch = scratch.map_err(|error| {
-                Failure::environment(format!(
-                    "{}: a store to compare with: {error}; --only does without",
-                    self.args.store.display()
-                ))
-            })?;
-            let path = scratch.path().join("store");
-            create(self.args, &path, store_bytes)?;
-            self.with_store(&path, Setting::Untold, store_bytes)?;
-        }
+        self.runs.sort_by_key(|(setting, _)| *setting);
         Ok(())
     }
 
-    /// Runs with a store, closes it, and says whether it had been empty.
-    fn with_store(&mut self, path: &Path, setting: Setting, bytes: u64) -> Result<bool, Failure> {
+    /// Runs with a store, and closes it.
+    fn with_store(&mut self, path: &Path, setting: Setting, bytes: u64) -> Result<(), Failure> {
         if self.interrupt.is_raised() {
-            return Ok(false);
+            return Ok(());
         }
         let store = Arc::new(Store::open(path, self.args.open.options())?);
         let outcome = self.run_on(&store, path, setting, bytes);
         let closed = store.close();
-        let was_empty = outcome?;
+        outcome?;
         closed?;
-        Ok(was_empty)
+        Ok(())
     }
 
     fn run_on(
@@ -368,7 +391,7 @@ impl Replay<'_> {
         path: &Path,
         setting: Setting,
         bytes: u64,
-    ) -> Result<bool, Failure> {
+    ) -> Result<(), Failure> {
         check_capacity(self.args, store, bytes)?;
         let shape = on_disk(&self.plan.scaled)?;
         let namespace = namespace(store, path, MODEL, self.plan.args.page_size, shape)?;
@@ -386,7 +409,7 @@ impl Replay<'_> {
                 disk: after.disk,
             };
         }
-        Ok(before.pages == 0)
+        Ok(())
     }
 
     fn l3(&self, store: &Arc<Store>, namespace: &Namespace) -> Result<Arc<dyn L3>, Failure> {

@@ -18,8 +18,8 @@ use crate::usage;
 /// Width of a column of the table.
 const COLUMN: usize = 17;
 
-/// Which tiers there are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which tiers there are, in the order in which they are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Setting {
     /// L1 alone.
     L1,
