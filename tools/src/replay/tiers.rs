@@ -89,8 +89,8 @@ pub struct TiersArgs {
     /// Read from L3 only what is expected to be read sooner than it is computed
     #[arg(long, requires = "l1")]
     break_even: bool,
-    /// Hold L1 on this CUDA device, by its number, rather than in the memory of the host
-    #[arg(long, value_name = "N", requires = "l1")]
+    /// Hold L1 on this CUDA device, by its number, rather than in the memory of the host; its link is not measured
+    #[arg(long, value_name = "N", requires = "link")]
     cuda: Option<u32>,
     /// Only with all three tiers: no runs to compare with
     #[arg(long, requires = "l1")]
