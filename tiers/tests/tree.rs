@@ -372,6 +372,37 @@ fn reading_what_is_faster_computed_is_declined() {
     assert_eq!(core.stats().declined.break_even, 1);
 }
 
+/// A request may wait long after its pages have come; with a full queue all of them would have left again.
+#[test]
+fn what_was_prefetched_stays_in_l2_until_its_request_looks() {
+    for is_cancelled in [false, true] {
+        let mut core = core(|config| config.l2_pages = 16);
+        let scope = Scope::default();
+        let mut waiting = prompt(&mut core, &scope, 0..32);
+        let id = core.prefetch(&mut waiting).unwrap();
+        settle(&mut core);
+        // Others need all of L2.
+        let press = |core: &mut Core, from: u64| {
+            for number in from..from + 4 {
+                let other = prompt(core, &scope, number * 100..number * 100 + 32);
+                run(core, other, 0);
+                settle(core);
+            }
+            core.validate([]).unwrap();
+        };
+        press(&mut core, 1);
+        assert_eq!(core.peek(&waiting), (0, 8));
+        if is_cancelled {
+            core.cancel_prefetch(id);
+        } else {
+            assert_eq!(core.poll_prefetch(id, false), PrefetchState::Ended(8));
+        }
+        // Nobody waits for them any more.
+        press(&mut core, 5);
+        assert_eq!(core.peek(&waiting), (0, 0));
+    }
+}
+
 /// With nothing read any more nobody would hear that L3 is fast again, after one bad moment of its disk.
 #[test]
 fn a_slow_moment_of_l3_is_not_held_against_it_for_ever() {

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Invariants: L2 pages are taken only when L3 has said how many pages it has; a page that a read may still write into belongs to
-//! the prefetch until that read has ended; the node it hangs below is held in L2 from the first question to the end.
+//! the prefetch until that read has ended; the node it hangs below is held in L2 from the first question to the end, and what has
+//! come until the request has looked: until then it counts as L2 that prefetches ask for.
 //!
 //! Faults defended against: L3 says more than it has (the batch is cut at the first page that does not come), fails (nothing
 //! comes), or takes for ever (the policy closes the prefetch; its pages stay with it, nothing else waits).
@@ -19,7 +20,7 @@ use crate::config::PrefetchPolicy;
 use crate::planted::planted;
 use crate::prompt::{Prompt, RootKey};
 use crate::runs::{L2, Runs};
-use crate::tree::{Hold, Lock};
+use crate::tree::{Hold, Lock, NodeId};
 
 /// Number of a prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,7 +78,7 @@ enum Stage {
 #[derive(Debug)]
 pub(super) struct Prefetch {
     stage: Stage,
-    /// What is wanted, until it is over.
+    /// What is wanted, until it is over and the request has looked.
     claim: Option<Claim>,
     /// When a request first had to wait for it, in microseconds.
     blocked_since: Option<u64>,
@@ -92,6 +93,7 @@ struct Claim {
     keys: Vec<PageKey>,
     /// The first page wanted.
     from: usize,
+    /// Holds the node that it hangs below, then the last one that came.
     anchor: Option<Lock>,
 }
 
@@ -297,7 +299,7 @@ impl Core {
         match &prefetch.stage {
             Stage::Over(state) => {
                 let state = *state;
-                self.prefetches.remove(&id);
+                self.forget_prefetch(id);
                 state
             }
             Stage::Draining { .. } => PrefetchState::Unknown,
@@ -315,10 +317,16 @@ impl Core {
             .get(&id)
             .is_some_and(|prefetch| matches!(prefetch.stage, Stage::Over(_)))
         {
-            self.prefetches.remove(&id);
+            self.forget_prefetch(id);
         } else {
             self.leave_prefetch(id, false);
         }
+    }
+
+    /// One that is over is not asked for any more.
+    fn forget_prefetch(&mut self, id: PrefetchId) {
+        self.drop_claim(id);
+        self.prefetches.remove(&id);
     }
 
     /// An order of a prefetch was answered.
@@ -414,13 +422,20 @@ impl Core {
 
     /// Everything that will come has come.
     fn end_reading(&mut self, id: PrefetchId) {
-        let pages = self.leave_prefetch(id, true);
+        let pages = self.end_pages(id, true);
         self.set_stage(id, Stage::Over(PrefetchState::Ended(pages)));
     }
 
-    /// Nobody waits for a prefetch any more: with `keep`, what has arrived goes into the tree, and its count is returned; pages
-    /// that no read is under way into are given back; with an answer outstanding the prefetch drains.
+    /// Nobody waits for a prefetch any more, which ends as [`Core::end_pages`] says; with an answer outstanding it drains.
     fn leave_prefetch(&mut self, id: PrefetchId, keep: bool) -> usize {
+        let pages = self.end_pages(id, keep);
+        self.drop_claim(id);
+        pages
+    }
+
+    /// With `keep`, what has arrived goes into the tree, and its count is returned; pages that no read is under way into are given
+    /// back.
+    fn end_pages(&mut self, id: PrefetchId, keep: bool) -> usize {
         let Some(prefetch) = self.prefetches.get_mut(&id) else {
             return 0;
         };
@@ -443,18 +458,15 @@ impl Core {
         });
         self.free_l2(&unread);
         self.set_stage(id, Stage::Draining { l2: flying });
-        let mut pages = 0;
         if keep {
-            pages = self.keep_arrived(id, came);
-        } else {
-            self.stats.prefetch_wasted += u64::from(came.pages());
-            self.free_l2(&came);
+            return self.keep_arrived(id, came);
         }
-        self.drop_claim(id);
-        pages
+        self.stats.prefetch_wasted += u64::from(came.pages());
+        self.free_l2(&came);
+        0
     }
 
-    /// Puts pages that have arrived into the tree; how many it took.
+    /// Puts pages that have arrived into the tree, and holds them; how many it took.
     fn keep_arrived(&mut self, id: PrefetchId, came: Runs<L2>) -> usize {
         let Some(Prefetch {
             claim: Some(claim), ..
@@ -475,8 +487,23 @@ impl Core {
         self.free_l2(&inserted.orphans);
         if let Some(node) = inserted.node {
             self.tell_stored(TierName::L2, node);
+            self.hold_arrived(id, node);
         }
         inserted.pages
+    }
+
+    /// Holds what has arrived, up to this node, and with it the anchor.
+    fn hold_arrived(&mut self, id: PrefetchId, node: NodeId) {
+        let held = self.tree.lock(node, Hold::L2);
+        let claim = self.prefetches.get_mut(&id);
+        let claim = claim.and_then(|prefetch| prefetch.claim.as_mut());
+        let before = match claim {
+            Some(claim) => std::mem::replace(&mut claim.anchor, held),
+            None => held,
+        };
+        if let Some(before) = before {
+            self.tree.unlock(before);
+        }
     }
 
     fn set_stage(&mut self, id: PrefetchId, stage: Stage) {
