@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder_engine::{CreateOptions, GetPage, OpenOptions, PageStore, PutPage, Store, create};
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
@@ -13,8 +14,9 @@ use larder_kernels::{
     ChunkAt, Device, DeviceError, Direction, HostDevice, HostMemory, KvShape, Layout, Ticket,
     pool_bytes,
 };
+use larder_tiers::cache::Time;
 use larder_tiers::config::{PrefetchPolicy, WritePolicy};
-use larder_tiers::core::{LoadBack, PrefetchState, Request};
+use larder_tiers::core::{LoadBack, OpId, Order, PrefetchState, Request};
 use larder_tiers::l3::{FilesL3, L3, StoreL3};
 use larder_tiers::prompt::Scope;
 use larder_tiers::{Cache, CacheError, Config, Parts};
@@ -54,21 +56,31 @@ impl Bench {
         l3: Option<Arc<dyn L3>>,
         faults: Faults,
     ) -> Bench {
+        let parts = Bench::parts(&config, shape, layout, l3, faults);
+        Bench {
+            cache: Cache::new(config, parts).unwrap(),
+            shape,
+        }
+    }
+
+    fn parts(
+        config: &Config,
+        shape: KvShape,
+        layout: Layout,
+        l3: Option<Arc<dyn L3>>,
+        faults: Faults,
+    ) -> Parts {
         let device = Arc::new(HostDevice::with_faults(faults).unwrap());
         let l1 = device.alloc_l1(&shape, config.l1_pages + 1).unwrap();
         let pages = config.l2_pages + 1;
         let memory = HostMemory::zeroed(pool_bytes(&shape, pages)).unwrap();
         let l2 = device.register(memory, layout, &shape, pages).unwrap();
-        let parts = Parts {
+        Parts {
             device,
             l1,
             l2,
             l3,
             ranks: None,
-        };
-        Bench {
-            cache: Cache::new(config, parts).unwrap(),
-            shape,
         }
     }
 
@@ -443,4 +455,53 @@ fn pools_that_do_not_fit_the_configuration_are_refused_by_name() {
             .to_string()
             .contains("loads_max")
     );
+}
+
+/// A time in which nothing ends before it is told to.
+struct Held(Arc<AtomicBool>);
+
+impl Time for Held {
+    fn now_us(&mut self) -> u64 {
+        0
+    }
+
+    fn begun(&mut self, _order: &Order) {}
+
+    fn read_us(&mut self, _id: OpId, measured: u64) -> u64 {
+        measured
+    }
+
+    fn is_over(&mut self, _id: OpId) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn in_a_time_of_its_own_a_cache_learns_of_an_end_when_it_has_come_there() {
+    let shape = KvShape::mha(2, 1, 8, 1, 4).unwrap();
+    let config = config(&shape);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let parts = Bench::parts(
+        &config,
+        shape,
+        Layout::PageFirst,
+        None,
+        Box::new(|_| Ok(())),
+    );
+    let time = Box::new(Held(is_over.clone()));
+    let cache = Cache::in_time(config, parts, time).unwrap();
+    let mut bench = Bench { cache, shape };
+    let mut request = bench.start();
+    let tokens = bench.tokens().count();
+    bench.cache.extend(&mut request, tokens).unwrap();
+    bench.cache.finish(request, true, &Ticket::done());
+    // The copy ends at some moment of these, and nobody is told.
+    for _ in 0..1000 {
+        assert_eq!(bench.cache.poll().unwrap(), 0);
+    }
+    assert_eq!(bench.cache.stats().backed_up, 0);
+    is_over.store(true, Ordering::SeqCst);
+    bench.cache.drain().unwrap();
+    assert_eq!(bench.cache.stats().backed_up, u64::from(PAGES));
+    bench.leave();
 }
