@@ -229,7 +229,7 @@ pub struct SegmentScan {
     pub data_end: u32,
     /// What was found broken. A block that a crash may have cut short is none.
     pub faults: Vec<Fault>,
-    /// Both copies of its header are whole, and say different things.
+    /// It has a whole header, and the other copy says something else, or nothing that can be read.
     pub uneven: bool,
 }
 
@@ -322,7 +322,7 @@ fn look_at(
         header_faults: Vec::new(),
         block: None,
         block_fault: None,
-        uneven: matches!(&copies, [Ok(a), Ok(b)] if a != b),
+        uneven: !matches!(&copies, [Ok(a), Ok(b)] if a == b),
     };
     for (copy, number) in copies.into_iter().zip(0..) {
         match copy {
