@@ -5,6 +5,7 @@
 //! writes, and any other waits.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Deref;
 
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{GetStatus, MissReason, PutStatus, Refusal};
@@ -12,9 +13,7 @@ use larder_format::PageKey;
 use parking_lot::Mutex;
 
 use crate::backend::Chain;
-
-/// Bytes of an arena, unless one page needs more: enough to keep a fast disk busy.
-const ARENA_BYTES: usize = 64 << 20;
+use crate::trial::RUN_BYTES as ARENA_BYTES;
 
 /// Alignment of parts, in bytes.
 const ALIGN: usize = 4096;
@@ -44,7 +43,7 @@ impl Shape {
     }
 }
 
-/// Memory for one direction.
+/// Memory for one direction: 64 MiB, unless one page needs more, which keeps a fast disk busy.
 #[derive(Default)]
 pub struct Arena(Mutex<Option<AlignedBuf>>);
 
@@ -78,7 +77,7 @@ impl Arena {
             let some = read(keys, &mut pages);
             for ((page, pieces), status) in pages.iter().zip(memory).zip(&some) {
                 if status.is_hit() {
-                    spread(page, pieces);
+                    copy(page, pieces);
                 }
             }
             statuses.extend(some);
@@ -93,7 +92,7 @@ impl Arena {
         shape: &Shape,
         keys: &[PageKey],
         memory: &[Vec<IoSlice<'_>>],
-        mut chain: Chain,
+        chain: Chain,
         write: impl Fn(&[PageKey], &[Vec<IoSlice<'_>>], Chain) -> Vec<PutStatus>,
     ) -> Vec<PutStatus> {
         let mut arena = self.0.lock();
@@ -102,25 +101,22 @@ impl Arena {
         };
         let mut statuses = Vec::with_capacity(keys.len());
         let some = shape.pages_at_once();
-        for (keys_now, memory) in keys.chunks(some).zip(memory.chunks(some)) {
+        for (at, (keys_now, memory)) in (0..).zip(keys.chunks(some).zip(memory.chunks(some))) {
             for (page, pieces) in arena.chunks_exact_mut(shape.page_bytes).zip(memory) {
-                gather(shape, page, pieces);
+                copy(pieces, &mut parts_mut(shape, page));
             }
             let pages: Vec<Vec<IoSlice<'_>>> = arena
                 .chunks_exact(shape.page_bytes)
                 .take(keys_now.len())
                 .map(|page| parts(shape, page))
                 .collect();
-            let some = write(keys_now, &pages, chain);
+            let some = write(keys_now, &pages, chain.after(&keys[..at * some]));
             let stop = some.iter().copied().find(|status| !status.is_present());
             statuses.extend(some);
             if let Some(why) = stop {
                 statuses.resize(keys.len(), why);
                 break;
             }
-            chain.before = keys_now.last().copied();
-            let more = u32::try_from(keys_now.len()).unwrap_or(u32::MAX);
-            chain.depth = chain.depth.saturating_add(more);
         }
         statuses
     }
@@ -155,32 +151,12 @@ fn parts<'a>(shape: &Shape, page: &'a [u8]) -> Vec<IoSlice<'a>> {
     shape.parts.iter().map(part).collect()
 }
 
-/// Copies parts to pieces: both are the page's bytes in one order, cut in different places.
-fn spread(parts: &[IoSliceMut<'_>], pieces: &mut [IoSliceMut<'_>]) {
-    let mut from = parts.iter().flat_map(|part| part.chunks(part.len().max(1)));
+/// Copies a page's bytes, cut in some places, to memory for them that is cut in others.
+fn copy(from: &[impl Deref<Target = [u8]>], to: &mut [IoSliceMut<'_>]) {
+    let mut from = from.iter();
     let mut rest: &[u8] = &[];
-    for piece in pieces {
+    for piece in to {
         let mut to: &mut [u8] = piece;
-        while !to.is_empty() {
-            if rest.is_empty() {
-                let Some(next) = from.next() else { return };
-                rest = next;
-            }
-            let count = rest.len().min(to.len());
-            let (now, later) = rest.split_at(count);
-            let (here, there) = std::mem::take(&mut to).split_at_mut(count);
-            here.copy_from_slice(now);
-            (rest, to) = (later, there);
-        }
-    }
-}
-
-/// Copies pieces to the parts of a page in an arena.
-fn gather(shape: &Shape, page: &mut [u8], pieces: &[IoSlice<'_>]) {
-    let mut from = pieces.iter().map(|piece| &**piece);
-    let mut rest: &[u8] = &[];
-    for &(offset, bytes) in &shape.parts {
-        let mut to = &mut page[offset..offset + bytes];
         while !to.is_empty() {
             if rest.is_empty() {
                 let Some(next) = from.next() else { return };
