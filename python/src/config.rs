@@ -29,12 +29,13 @@ const SGLANG_KEYS: [&str; 11] = [
 ];
 
 /// Larder's keys.
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "path",
     "size",
     "weights_tag",
     "on_error",
     "retry",
+    "prewrite",
     "disk",
     "sync",
     "lease",
@@ -78,6 +79,8 @@ pub struct Config {
     pub on_error: OnError,
     /// Serving without a store: how long until the next attempt to have one. Twice as long after each, up to ten minutes.
     pub retry: Duration,
+    /// Whether the blocks of a store that is not full yet are written beforehand, in the background.
+    pub prewrite: bool,
     /// How bytes are moved.
     pub disk: Want,
     /// When pages are durable.
@@ -245,6 +248,7 @@ impl Config {
                 &[("fail", OnError::Fail), ("miss", OnError::Miss)],
             )?,
             retry,
+            prewrite: keys.take("prewrite")?.unwrap_or(true),
             disk: keys
                 .read("disk", |word| word.parse().map_err(|e| format!("{e}")))?
                 .unwrap_or_default(),
@@ -286,6 +290,7 @@ mod tests {
         assert_eq!(config.path, PathBuf::from("/nvme/larder"));
         assert_eq!(config.size, Some(512 << 30));
         assert_eq!(config.on_error, OnError::Fail);
+        assert!(config.prewrite);
         assert_eq!(config.retry, Duration::from_secs(30));
         assert_eq!(config.lease, Duration::from_secs(30));
         assert_eq!(config.timeout, Duration::from_secs(5));
@@ -322,6 +327,7 @@ mod tests {
             (r#"{"path":"p","on_error":"ignore"}"#, "on_error"),
             (r#"{"path":"p","on_error":true}"#, "on_error"),
             (r#"{"path":"p","retry":0}"#, "retry"),
+            (r#"{"path":"p","prewrite":"on"}"#, "prewrite"),
             (r#"{"path":"p","retry":"soon"}"#, "retry"),
             (r#"{"path":"p","disk":"nvme"}"#, "disk"),
             (r#"{"path":"p","sync":1}"#, "sync"),

@@ -88,6 +88,7 @@ pub fn attach(config: &Config) -> Result<Attached, PlaceError> {
             sync: config.sync,
             lease: config.lease,
             hang_limit: config.timeout,
+            prewrite: config.prewrite,
             ..OpenOptions::default()
         },
         group: None,
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
 
     fn config(path: &Path, size: &str) -> Config {
-        let json = serde_json::json!({"path": path, "size": size});
+        let json = serde_json::json!({"path": path, "size": size, "prewrite": false});
         Config::parse(&json.to_string()).unwrap()
     }
 

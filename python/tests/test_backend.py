@@ -268,6 +268,21 @@ def test_stats_tell_each_batch_once(opened):
     assert again.backup_pgs == again.prefetch_pgs == []
 
 
+def test_pages_that_come_while_blocks_are_written_beforehand_are_there(opened):
+    pool = pools.mha(layers=8, heads=8, dim=128, page=16, pages=32)
+    pools.fill(pool)
+    expected = [pools.page_bytes(pool, page) for page in range(32)]
+    backend = opened(pool, size="512MiB", prewrite=True)
+    chains = [keys(32, f"chain {at}") for at in range(10)]
+    indices = pools.indices(pool, range(32))
+    for chain in chains:
+        assert all(backend.batch_set_v1(chain, indices))
+    for chain in chains:
+        pools.wipe(pool)
+        assert all(backend.batch_get_v1(chain, indices))
+        assert all(torch.equal(pools.page_bytes(pool, page), expected[page]) for page in range(32))
+
+
 def test_a_store_that_is_full_leaves_out_old_pages_and_refuses_nothing(opened):
     pool = pools.mha(layers=8, heads=8, dim=128, page=64, pages=4)
     backend = opened(pool)
@@ -522,6 +537,7 @@ def test_a_store_does_not_grow_beyond_what_is_free(tmp_path):
         ({"timeout": 60}, "timeout"),
         ({"on_error": "ignore"}, "on_error"),
         ({"retry": 0}, "retry"),
+        ({"prewrite": "on"}, "prewrite"),
         ({"transfer": "fast"}, "transfer"),
     ],
 )

@@ -39,7 +39,7 @@ impl Memories {
 
 fn open(path: &Path, retry: &str) -> Arc<Backend> {
     let json = serde_json::json!({
-        "path": path, "size": "144MiB", "transfer": "direct", "on_error": "miss", "retry": retry
+        "path": path, "size": "144MiB", "prewrite": false, "transfer": "direct", "on_error": "miss", "retry": retry
     });
     let config = Config::parse(&json.to_string()).unwrap();
     let server = Server {
