@@ -44,9 +44,6 @@ use crate::trial::{Trial, Way};
 /// How long a call waits for another owner when the store's has gone.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Pause between two looks for one.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
-
 /// How long a close waits for calls under way and for the store.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(8);
 
@@ -499,13 +496,11 @@ impl Backend {
 
 /// Waits while the store has nobody who decides; whether it had to.
 fn wait_for_owner(store: &SharedStore) -> bool {
-    let until = Instant::now() + OWNER_PATIENCE;
-    let mut waited = false;
-    while store.part() == Part::Nobody && Instant::now() < until {
-        waited = true;
-        std::thread::sleep(LOOK_AGAIN);
+    let waits = store.part() == Part::Nobody;
+    if waits {
+        store.wait_for_owner(Instant::now() + OWNER_PATIENCE);
     }
-    waited
+    waits
 }
 
 /// Makes a call, and once more if it fell short while the store's owner went.

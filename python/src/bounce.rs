@@ -15,6 +15,12 @@ use parking_lot::Mutex;
 use crate::backend::Chain;
 use crate::trial::RUN_BYTES as ARENA_BYTES;
 
+/// Pieces of a batch that are read at the same time.
+const LANES: usize = 2;
+
+/// Pieces that a batch is cut into, if that makes them no longer than a lane.
+const PIECES: usize = 8;
+
 /// Alignment of parts, in bytes.
 const ALIGN: usize = 4096;
 
@@ -54,35 +60,55 @@ impl Arena {
         self.0.lock().as_ref().map_or(0, |memory| memory.len())
     }
 
-    /// Reads pages with `read`, some at a time, and spreads those that arrived over `memory`.
+    /// Reads pages with `read`, some at a time, and spreads those that arrived over `memory`. In two lanes, so that the device
+    /// works on some pages while others are copied.
     pub fn read(
         &self,
         shape: &Shape,
         keys: &[PageKey],
         memory: &mut [Vec<IoSliceMut<'_>>],
-        read: impl Fn(&[PageKey], &mut [Vec<IoSliceMut<'_>>]) -> Vec<GetStatus>,
+        read: impl Fn(&[PageKey], &mut [Vec<IoSliceMut<'_>>]) -> Vec<GetStatus> + Sync,
     ) -> Vec<GetStatus> {
         let mut arena = self.0.lock();
+        let closed = vec![GetStatus::Miss(MissReason::Closed); keys.len()];
         let Some(arena) = grown(&mut arena, shape) else {
-            return vec![GetStatus::Miss(MissReason::Closed); keys.len()];
+            return closed;
         };
-        let mut statuses = Vec::with_capacity(keys.len());
-        let some = shape.pages_at_once();
-        for (keys, memory) in keys.chunks(some).zip(memory.chunks_mut(some)) {
-            let mut pages: Vec<Vec<IoSliceMut<'_>>> = arena
-                .chunks_exact_mut(shape.page_bytes)
-                .take(keys.len())
-                .map(|page| parts_mut(shape, page))
-                .collect();
-            let some = read(keys, &mut pages);
-            for ((page, pieces), status) in pages.iter().zip(memory).zip(&some) {
-                if status.is_hit() {
-                    copy(page, pieces);
+        let lanes = LANES.min(shape.pages_at_once()).min(keys.len());
+        let room = shape.pages_at_once() / lanes.max(1);
+        let some = keys.len().div_ceil(PIECES).clamp(1, room);
+        let statuses = Mutex::new(closed);
+        let pieces = Mutex::new((0..).zip(keys.chunks(some).zip(memory.chunks_mut(some))));
+        let work = |lane: &mut [u8]| {
+            loop {
+                let Some((at, (keys, memory))) = pieces.lock().next() else {
+                    return;
+                };
+                let mut pages: Vec<Vec<IoSliceMut<'_>>> = lane
+                    .chunks_exact_mut(shape.page_bytes)
+                    .take(keys.len())
+                    .map(|page| parts_mut(shape, page))
+                    .collect();
+                let found = read(keys, &mut pages);
+                for ((page, pieces), status) in pages.iter().zip(memory).zip(&found) {
+                    if status.is_hit() {
+                        copy(page, pieces);
+                    }
                 }
+                statuses.lock()[at * some..][..keys.len()].copy_from_slice(&found);
             }
-            statuses.extend(some);
-        }
-        statuses
+        };
+        std::thread::scope(|scope| {
+            let mut lanes = arena.chunks_exact_mut(room * shape.page_bytes).take(lanes);
+            let own = lanes.next();
+            for lane in lanes {
+                let thread = std::thread::Builder::new().name("larder-bounce".to_owned());
+                // Without it this thread does the work alone.
+                let _ = thread.spawn_scoped(scope, || work(lane));
+            }
+            own.map(work)
+        });
+        statuses.into_inner()
     }
 
     /// Gathers pages from `memory`, some at a time, and stores them with `write`. After one that was not stored nothing more is

@@ -79,9 +79,10 @@ impl Backend {
         let Some((store, space)) = self.store_of(pool) else {
             return vec![CLOSED; keys.len()];
         };
+        let store = &*store;
         let some_missed = |statuses: &Vec<GetStatus>| statuses.iter().any(|page| !page.is_hit());
         let read = |keys: &[PageKey], memory: &mut [Vec<IoSliceMut<'_>>]| {
-            steadily(&store, some_missed, || {
+            steadily(store, some_missed, || {
                 let mut pages: Vec<GetPage<'_, '_>> = keys
                     .iter()
                     .zip(&mut *memory)
