@@ -49,3 +49,57 @@ impl Core {
         self.effects.push(Effect::Room);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use larder_format::Run;
+
+    use super::*;
+    use crate::core::space::{Changed, Segment, Space, Stream};
+
+    const SEGMENTS: usize = 8;
+
+    fn space(used: usize) -> Space {
+        let life = |at: usize| match at < used {
+            true => Serial::first_of(Run::FIRST),
+            false => Serial::ZERO,
+        };
+        let segments = (0..SEGMENTS).map(|at| Segment::free(life(at))).collect();
+        Space::new(4096, &[SEGMENTS as u32], segments)
+    }
+
+    /// Opens segments one after another, for pages that fill one each.
+    fn opened(space: &mut Space) -> Vec<SegmentId> {
+        let mut serials = || Some(Serial::first_of(Run::FIRST));
+        let mut changed = Changed::default();
+        while space
+            .place_page(Stream::Copy, 4000, |_| false, &mut serials, &mut changed)
+            .is_some()
+        {}
+        changed.opened
+    }
+
+    #[test]
+    fn what_is_lent_is_opened_by_nobody_and_next_once_it_is_back() {
+        let mut space = space(0);
+        let lent = space.lend_unused();
+        let others = opened(&mut space);
+        assert_eq!(others.len(), SEGMENTS - 1);
+        assert!(lent.is_some_and(|lent| !others.contains(&lent)));
+        lent.into_iter().for_each(|lent| space.take_back(lent));
+        assert_eq!(opened(&mut space), Vec::from_iter(lent));
+    }
+
+    #[test]
+    fn each_segment_that_was_never_used_is_lent_once() {
+        let mut space = space(3);
+        let mut lent = Vec::new();
+        while let Some(id) = space.lend_unused() {
+            space.take_back(id);
+            lent.push(id.0);
+        }
+        lent.sort_unstable();
+        assert_eq!(lent, [3, 4, 5, 6, 7]);
+        assert_eq!(opened(&mut space).len(), SEGMENTS);
+    }
+}
