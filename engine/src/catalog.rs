@@ -71,7 +71,7 @@ impl SegmentMap {
 }
 
 /// A page that may be read: its segment is pinned until [`Catalog::unpin`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pinned {
     /// Where to read.
     pub extent: Extent,

@@ -291,3 +291,43 @@ fn a_header_that_a_crash_left_in_one_copy_is_written_in_both() {
     assert_eq!(written.len(), 1);
     assert_eq!((written[0].blocks, written[0].proven), (1, b));
 }
+
+/// One copy of a header says that the segment was given back, and cannot be read at the moment: what the other one says is served,
+/// and so it is told by both.
+#[test]
+fn a_header_one_copy_of_which_cannot_be_read_is_written_in_both() {
+    let [sequence, a, b] = serials();
+    let blocks = BTreeMap::from([
+        (0, header(0, sequence, SegmentState::Free, b)),
+        (1, header(0, sequence, SegmentState::Sealed, b)),
+        (SEGMENT_BLOCKS - 1, page_block(0, sequence, (a, b), 0, 1)),
+    ]);
+    let crashed = superblock(sequence.run(), OpenState::Open);
+    let (recovery, index) = recovered_around(blocks, BTreeSet::from([0]), &crashed);
+    assert_eq!((index.len(), recovery.unproven), (1, 0));
+    let written: Vec<_> = recovery
+        .adoptions
+        .iter()
+        .map(|(_, header)| (header.state, header.blocks, header.proven))
+        .collect();
+    assert_eq!(written, [(SegmentState::Sealed, 1, b)]);
+}
+
+/// A power loss undid the first header of a life, and left blocks of it. Then the first write of the next life was cut short.
+#[test]
+fn what_a_power_loss_has_undone_does_not_come_back_behind_a_block_cut_short() {
+    let [sequence, a, b] = serials();
+    let mut cut = page_block(0, sequence, (a, b), 0, 1);
+    cut[BLOCK_BYTES / 2..].fill(0xa5);
+    let left = page_block(0, sequence, (a, b), 1, 2);
+    let crashed = superblock(sequence.run(), OpenState::Open);
+    for header in [None, Some(header(0, sequence, SegmentState::Open, b))] {
+        let mut blocks = BTreeMap::from([(SEGMENT_BLOCKS - 1, cut), (SEGMENT_BLOCKS - 2, left)]);
+        if let Some(mut header) = header {
+            header[100] ^= 1;
+            blocks.insert(0, header);
+        }
+        let (recovery, index) = recovered_around(blocks, BTreeSet::new(), &crashed);
+        assert_eq!((index.len(), recovery.damage.len()), (0, 0));
+    }
+}

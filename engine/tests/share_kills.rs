@@ -1,5 +1,8 @@
 //! Four processes on one store, killed at random moments, the owner among them: nobody reads wrong bytes, nobody hangs, and
-//! what was acknowledged lately is there at the end.
+//! what was acknowledged is there.
+//!
+//! Twice: with a store that is always full, where what was acknowledged lately must be there, as eviction cannot have come that
+//! far; and with workers that delete what they put long ago, so that nothing is ever evicted and every page counts.
 //!
 //! `LARDER_KILLS=n` kills more often. The workers are this same program, told so by an environment variable.
 #![allow(clippy::unwrap_used)]
@@ -11,6 +14,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::{Home, MIB, Pool, chain};
@@ -25,193 +29,426 @@ const PAGES: usize = 16;
 const PARTS: [u32; 1] = [65536];
 const ROLE: &str = "LARDER_TEST_SHARE_WORKER";
 
-/// Pages acknowledged last that must be there: a fifth of what the store keeps.
+/// Pages acknowledged last that must be in a full store: a fifth of what it keeps.
 const RECENT: usize = 700;
+
+/// Chains that a worker keeps before it deletes the oldest. Those of all workers are a quarter of what the store keeps: reclaim
+/// finds no segment so full that it would evict.
+const KEPT: usize = 12;
+
+/// After so many kills everybody is killed, and what must be there is looked for.
+const KILLS_BETWEEN_CHECKS: usize = 20;
 
 /// A worker that says nothing for so long hangs.
 const HANG: Duration = Duration::from_secs(20);
 
-/// What a worker says: a line for each chain it has put, with how many pages of it were acknowledged.
-struct Said {
-    worker: usize,
-    chain: u64,
-    pages: usize,
-    is_owner: bool,
-    at: Instant,
+/// What the workers do with what they have put.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Regime {
+    /// Leave it to the store, which evicts.
+    Evicted,
+    /// Delete the oldest.
+    Deleted,
 }
 
-fn work(path: &Path, number: u64) {
-    let store = Store::attach(path, AttachOptions::default()).unwrap();
-    let pool = Pool::new(&store, "m", &PARTS);
-    let mut random = Pcg64::seed_from_u64(number);
-    let mut recent = VecDeque::new();
+/// What a worker is started with, through its environment.
+struct Role {
+    regime: Regime,
+    /// Of no other worker before it.
+    number: u64,
+    /// Chains that its predecessor put, or tried to, and has not deleted.
+    chains: VecDeque<u64>,
+    path: String,
+}
+
+impl Role {
+    fn write(&self) -> String {
+        let regime = match self.regime {
+            Regime::Evicted => "evicted",
+            Regime::Deleted => "deleted",
+        };
+        let chains: Vec<String> = self.chains.iter().map(u64::to_string).collect();
+        format!(
+            "{regime} {} {},{}",
+            self.number,
+            chains.join(":"),
+            self.path
+        )
+    }
+
+    fn read(text: &str) -> Option<Role> {
+        let (words, path) = text.split_once(',')?;
+        let mut words = words.split(' ');
+        let regime = match words.next()? {
+            "evicted" => Regime::Evicted,
+            _ => Regime::Deleted,
+        };
+        let number = words.next()?.parse().ok()?;
+        let chains = words.next()?.split(':');
+        Some(Role {
+            regime,
+            number,
+            chains: chains.filter_map(|chain| chain.parse().ok()).collect(),
+            path: path.to_owned(),
+        })
+    }
+}
+
+/// What a worker says, a line each.
+#[derive(Clone, Copy)]
+enum Word {
+    /// It is about to put a chain.
+    Tries(u64),
+    /// It has put a chain: so many of its first pages were acknowledged.
+    Has {
+        chain: u64,
+        pages: usize,
+        is_owner: bool,
+        /// What the store has evicted under this owner.
+        evicted: u64,
+    },
+    /// It is about to delete a chain.
+    Deletes(u64),
+    /// It has deleted a chain.
+    Deleted(u64),
+}
+
+impl Word {
+    fn write(self) -> String {
+        match self {
+            Word::Tries(chain) => format!("tries {chain}"),
+            Word::Has {
+                chain,
+                pages,
+                is_owner,
+                evicted,
+            } => format!("has {chain} {pages} {is_owner} {evicted}"),
+            Word::Deletes(chain) => format!("deletes {chain}"),
+            Word::Deleted(chain) => format!("deleted {chain}"),
+        }
+    }
+
+    /// `None` for what the test harness says.
+    fn read(line: &str) -> Option<Word> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["tries", chain] => Some(Word::Tries(chain.parse().ok()?)),
+            ["has", chain, pages, is_owner, evicted] => Some(Word::Has {
+                chain: chain.parse().ok()?,
+                pages: pages.parse().ok()?,
+                is_owner: is_owner.parse().ok()?,
+                evicted: evicted.parse().ok()?,
+            }),
+            ["deletes", chain] => Some(Word::Deletes(chain.parse().ok()?)),
+            ["deleted", chain] => Some(Word::Deleted(chain.parse().ok()?)),
+            _ => None,
+        }
+    }
+}
+
+/// Says it, or ends this process: without a parent nobody cares.
+fn say(word: Word) {
     let mut out = std::io::stdout().lock();
-    for round in 0.. {
-        let seed = number * 100_000 + round;
-        let keys = chain(seed, PAGES);
+    if writeln!(out, "{}", word.write()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+fn work(role: Role) {
+    let store = Store::attach(Path::new(&role.path), AttachOptions::default()).unwrap();
+    let pool = Pool::new(&store, "m", &PARTS);
+    let mut random = Pcg64::seed_from_u64(role.number);
+    let mut mine = role.chains;
+    let mut round = 0;
+    loop {
+        let seed = role.number * 100_000 + round;
         let wait = Duration::from_secs(if random.random_bool(0.5) { 1 } else { 0 });
-        let statuses = pool.put_from(&keys, 0, PutOptions { wait });
-        let acknowledged = statuses.iter().take_while(|s| s.is_present()).count();
-        let is_owner = store.part() == Part::Owner;
-        // The parent reads until this process ends; when it is gone nobody cares.
-        if writeln!(out, "{seed} {acknowledged} {is_owner}").is_err() {
-            return;
+        say(Word::Tries(seed));
+        let statuses = pool.put_from(&chain(seed, PAGES), 0, PutOptions { wait });
+        let pages = statuses.iter().take_while(|s| s.is_present()).count();
+        say(Word::Has {
+            chain: seed,
+            pages,
+            is_owner: store.part() == Part::Owner,
+            evicted: store.stats().evicted,
+        });
+        if pages == 0 {
+            continue;
         }
-        recent.push_back(seed);
-        if recent.len() > 20 {
-            recent.pop_front();
-        }
+        round += 1;
+        mine.push_back(seed);
         // Panics on wrong bytes.
-        pool.get(&chain(recent[random.random_range(0..recent.len())], PAGES));
+        pool.get(&chain(mine[random.random_range(0..mine.len())], PAGES));
         let other = random.random_range(0..WORKERS as u64 * 4) * 100_000 + round;
         pool.get(&chain(other, PAGES));
         if random.random_bool(0.05) {
             let _ = store.flush();
+        }
+        while mine.len() > KEPT {
+            if role.regime == Regime::Deleted {
+                say(Word::Deletes(mine[0]));
+                // Where nobody owns the store right now: later.
+                if store.delete(pool.id, &chain(mine[0], PAGES)).is_err() {
+                    break;
+                }
+                say(Word::Deleted(mine[0]));
+            }
+            mine.pop_front();
         }
     }
 }
 
 struct Worker {
     child: Child,
+    listener: JoinHandle<()>,
     is_owner: bool,
     /// When it was started, or spoke last.
     spoke: Instant,
 }
 
-/// What the test has heard.
-#[derive(Default)]
-struct Heard {
-    /// The chains put last, with how many of their pages were acknowledged.
-    recent: VecDeque<(u64, usize)>,
-    /// The longest that one worker was silent.
-    silence: Duration,
-}
-
-fn start(path: &Path, number: u64, worker: usize, said: &Sender<Said>) -> Worker {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "what_was_acknowledged_outlives_killed_owners_and_clients",
-            "--nocapture",
-        ])
-        .env(ROLE, format!("{number} {}", path.display()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let said = said.clone();
-    std::thread::spawn(move || {
-        for line in lines.map_while(Result::ok) {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            // The test harness says things of its own.
-            let (Some(Ok(chain)), 3) = (words.first().map(|w| w.parse()), words.len()) else {
-                continue;
-            };
-            let (Ok(pages), Ok(is_owner)) = (words[1].parse(), words[2].parse()) else {
-                continue;
-            };
-            let _ = said.send(Said {
-                worker,
-                chain,
-                pages,
-                is_owner,
-                at: Instant::now(),
-            });
-        }
-    });
-    Worker {
-        child,
-        is_owner: false,
-        spoke: Instant::now(),
-    }
-}
-
-impl Heard {
-    fn hear(&mut self, said: &Receiver<Said>, workers: &mut [Worker]) {
-        let word = said.recv_timeout(HANG).expect("nobody has said anything");
-        let worker = &mut workers[word.worker];
-        // What its predecessor said last may be heard late.
-        let silence = word.at.saturating_duration_since(worker.spoke);
-        self.silence = self.silence.max(silence);
-        worker.spoke = worker.spoke.max(word.at);
-        worker.is_owner = word.is_owner;
-        for (number, worker) in workers.iter().enumerate() {
-            let silence = word.at.saturating_duration_since(worker.spoke);
-            assert!(silence < HANG, "worker {number} hangs");
-        }
-        self.keep(&word);
-    }
-
-    fn keep(&mut self, word: &Said) {
-        if word.pages > 0 {
-            self.recent.push_back((word.chain, word.pages));
-            while self.recent.len() * PAGES > RECENT {
-                self.recent.pop_front();
+impl Worker {
+    fn start(test: &str, role: &Role, worker: usize, said: &Sender<Said>) -> Worker {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(ROLE, role.write())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let said = said.clone();
+        let listener = std::thread::spawn(move || {
+            let lines = lines.map_while(Result::ok);
+            for word in lines.filter_map(|line| Word::read(&line)) {
+                let at = Instant::now();
+                let _ = said.send(Said { worker, word, at });
             }
+        });
+        Worker {
+            child,
+            listener,
+            is_owner: false,
+            spoke: Instant::now(),
         }
     }
-}
 
-#[test]
-fn what_was_acknowledged_outlives_killed_owners_and_clients() {
-    if let Ok(role) = std::env::var(ROLE) {
-        let (number, path) = role.split_once(' ').unwrap();
-        work(Path::new(path), number.parse().unwrap());
-        return;
-    }
-    let kills = std::env::var("LARDER_KILLS").map_or(KILLS, |n| n.parse().unwrap());
-    let home = Home::with_store(256 * MIB);
-    let mut random = Pcg64::seed_from_u64(7);
-    let (sender, said) = channel();
-    let mut workers: Vec<Worker> = (0..WORKERS)
-        .map(|worker| start(&home.path, worker as u64, worker, &sender))
-        .collect();
-    let mut heard = Heard::default();
-    let mut owners_killed = 0;
-    for (next, kill) in (WORKERS as u64..).zip(0..kills) {
-        for _ in 0..random.random_range(4..40) {
-            heard.hear(&said, &mut workers);
-        }
-        // Every other time the owner.
-        let owner = workers.iter().position(|worker| worker.is_owner);
-        let victim = owner
-            .filter(|_| kill % 2 == 0)
-            .unwrap_or_else(|| random.random_range(0..WORKERS));
-        owners_killed += usize::from(workers[victim].is_owner);
-        workers[victim].child.kill().unwrap();
-        let status = workers[victim].child.wait().unwrap();
+    /// When this returns all that it has said lies in the channel.
+    fn kill(mut self, number: usize) {
+        self.child.kill().unwrap();
+        let status = self.child.wait().unwrap();
         assert_eq!(
             std::os::unix::process::ExitStatusExt::signal(&status),
             Some(9),
-            "worker {victim} ended by itself"
+            "worker {number} ended by itself"
         );
-        workers[victim] = start(&home.path, next, victim, &sender);
+        self.listener.join().unwrap();
     }
+}
+
+struct Said {
+    worker: usize,
+    word: Word,
+    at: Instant,
+}
+
+/// A chain that was put, or is being put.
+struct Chain {
+    seed: u64,
+    worker: usize,
+    /// Pages of it that must be there.
+    pages: usize,
+}
+
+/// The workers, and what they have said.
+struct Company {
+    test: &'static str,
+    regime: Regime,
+    home: Home,
+    workers: Vec<Worker>,
+    next: u64,
+    sender: Sender<Said>,
+    said: Receiver<Said>,
+    /// What must be there, oldest first.
+    chains: VecDeque<Chain>,
+    /// The longest that one worker was silent.
+    silence: Duration,
+    /// Pages that were looked for, and found.
+    looked_for: usize,
+}
+
+impl Company {
+    fn new(test: &'static str, regime: Regime) -> Company {
+        let (sender, said) = channel();
+        let mut company = Company {
+            test,
+            regime,
+            home: Home::with_store(256 * MIB),
+            workers: Vec::new(),
+            next: 0,
+            sender,
+            said,
+            chains: VecDeque::new(),
+            silence: Duration::ZERO,
+            looked_for: 0,
+        };
+        company.start_all();
+        company
+    }
+
+    fn start(&mut self, worker: usize) -> Worker {
+        let chains = self.chains.iter();
+        let role = Role {
+            regime: self.regime,
+            number: self.next,
+            chains: chains
+                .filter(|chain| chain.worker == worker)
+                .map(|chain| chain.seed)
+                .collect(),
+            path: self.home.path.display().to_string(),
+        };
+        self.next += 1;
+        Worker::start(self.test, &role, worker, &self.sender)
+    }
+
+    fn start_all(&mut self) {
+        self.workers = (0..WORKERS).map(|worker| self.start(worker)).collect();
+    }
+
+    /// Listens until `puts` chains have been put, and hears that nobody hangs.
+    fn hear(&mut self, puts: usize) {
+        let mut heard = 0;
+        while heard < puts {
+            let word = self.hear_word();
+            heard += usize::from(matches!(word, Word::Has { pages: 1.., .. }));
+        }
+    }
+
+    fn hear_word(&mut self) -> Word {
+        let said = self
+            .said
+            .recv_timeout(HANG)
+            .expect("nobody has said anything");
+        let worker = &mut self.workers[said.worker];
+        // What its predecessor said last may be heard late.
+        let silence = said.at.saturating_duration_since(worker.spoke);
+        self.silence = self.silence.max(silence);
+        worker.spoke = worker.spoke.max(said.at);
+        if let Word::Has { is_owner, .. } = said.word {
+            worker.is_owner = is_owner;
+        }
+        for (number, worker) in self.workers.iter().enumerate() {
+            let silence = said.at.saturating_duration_since(worker.spoke);
+            assert!(silence < HANG, "worker {number} hangs");
+        }
+        self.note(&said);
+        said.word
+    }
+
+    fn note(&mut self, said: &Said) {
+        let (Word::Tries(seed)
+        | Word::Has { chain: seed, .. }
+        | Word::Deletes(seed)
+        | Word::Deleted(seed)) = said.word;
+        let at = self.chains.iter().position(|chain| chain.seed == seed);
+        match (said.word, at) {
+            (Word::Tries(_), None) => self.chains.push_back(Chain {
+                seed,
+                worker: said.worker,
+                pages: 0,
+            }),
+            (Word::Has { pages, evicted, .. }, Some(at)) => {
+                self.chains[at].pages = pages;
+                assert!(
+                    evicted == 0 || self.regime == Regime::Evicted,
+                    "there was room for all"
+                );
+            }
+            (Word::Deletes(_), Some(at)) => self.chains[at].pages = 0,
+            (Word::Deleted(_), Some(at)) => drop(self.chains.remove(at)),
+            (Word::Tries(_), Some(_)) | (_, None) => {}
+        }
+        if self.regime == Regime::Evicted {
+            while self.chains.len() * PAGES > RECENT {
+                self.chains.pop_front();
+            }
+        }
+    }
+
+    /// Kills one worker, every other time the owner, and starts another in its place. Whether it was the owner.
+    fn kill_one(&mut self, kill: usize, random: &mut Pcg64) -> bool {
+        let owner = self.workers.iter().position(|worker| worker.is_owner);
+        let victim = owner
+            .filter(|_| kill.is_multiple_of(2))
+            .unwrap_or_else(|| random.random_range(0..WORKERS));
+        let worker = self.workers.remove(victim);
+        let was_owner = worker.is_owner;
+        worker.kill(victim);
+        self.hear_the_rest();
+        let successor = self.start(victim);
+        self.workers.insert(victim, successor);
+        was_owner
+    }
+
+    fn hear_the_rest(&mut self) {
+        while let Ok(said) = self.said.try_recv() {
+            self.note(&said);
+        }
+    }
+
+    /// Kills everybody, and looks for all that must be there.
+    fn check(&mut self) {
+        for (number, worker) in std::mem::take(&mut self.workers).into_iter().enumerate() {
+            worker.kill(number);
+        }
+        self.hear_the_rest();
+        let store = self.home.open();
+        let pool = Pool::new(&store, "m", &PARTS);
+        for Chain { seed, pages, .. } in &self.chains {
+            let hits = pool.hits(&chain(*seed, PAGES)[..*pages]);
+            assert_eq!(hits, *pages, "chain {seed} lost acknowledged pages");
+            self.looked_for += pages;
+        }
+        store.check_invariants().unwrap();
+        store.close().unwrap();
+    }
+}
+
+fn kill_many(test: &'static str, regime: Regime) {
+    if let Ok(role) = std::env::var(ROLE) {
+        work(Role::read(&role).unwrap());
+        return;
+    }
+    let kills = std::env::var("LARDER_KILLS").map_or(KILLS, |n| n.parse().unwrap());
+    let mut company = Company::new(test, regime);
+    let mut random = Pcg64::seed_from_u64(7);
+    let mut owners_killed = 0;
+    for kill in 0..kills {
+        company.hear(random.random_range(4..40));
+        owners_killed += usize::from(company.kill_one(kill, &mut random));
+        if (kill + 1).is_multiple_of(KILLS_BETWEEN_CHECKS) {
+            company.check();
+            company.start_all();
+        }
+    }
+    company.check();
     assert!(owners_killed > 0);
-    for worker in &mut workers {
-        worker.child.kill().unwrap();
-        worker.child.wait().unwrap();
-    }
-    // What they said before they died: their listeners end with them.
-    drop(sender);
-    for word in said {
-        heard.keep(&word);
-    }
-    let begun = Instant::now();
-    let store = home.open();
     eprintln!(
-        "{kills} kills, {owners_killed} of owners; longest silence of a worker {:?}; opened in {:?}",
-        heard.silence,
-        begun.elapsed()
+        "{kills} kills, {owners_killed} of owners; longest silence of a worker {:?}; {} acknowledged pages looked for and found",
+        company.silence, company.looked_for
     );
-    let pool = Pool::new(&store, "m", &PARTS);
-    for (seed, pages) in heard.recent {
-        let keys = &chain(seed, PAGES)[..pages];
-        assert_eq!(
-            pool.hits(keys),
-            pages,
-            "chain {seed} lost acknowledged pages"
-        );
-    }
-    store.check_invariants().unwrap();
+}
+
+#[test]
+fn what_was_acknowledged_lately_outlives_kills_in_a_full_store() {
+    kill_many(
+        "what_was_acknowledged_lately_outlives_kills_in_a_full_store",
+        Regime::Evicted,
+    );
+}
+
+#[test]
+fn all_that_was_acknowledged_outlives_kills_where_nothing_is_evicted() {
+    kill_many(
+        "all_that_was_acknowledged_outlives_kills_where_nothing_is_evicted",
+        Regime::Deleted,
+    );
 }

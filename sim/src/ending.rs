@@ -54,7 +54,10 @@ impl World {
     /// Whether a fault touched a page, so that it may be gone.
     fn is_excused(&self, name: Name, version: VersionId, place: Place) -> bool {
         let known = self.oracle.version(version);
-        let older = known.in_place_of.map(|older| self.oracle.version(older));
+        // Until it is durable itself, what it replaced may come back, or what came between the two.
+        let older_is_bad = known.in_place_of.is_some_and(|older| {
+            self.oracle.version(older).rotten || self.has_bad_successor(older)
+        });
         // With metadata spoiled, the record of an old eviction may vanish and come back.
         let left = self
             .left
@@ -62,7 +65,7 @@ impl World {
             .is_some_and(|at| known.reserved_at <= *at);
         self.oracle.spoiled && left
             || known.rotten
-            || older.is_some_and(|older| older.rotten)
+            || older_is_bad
             || known.torn
             || self.has_bad_successor(version)
             || self.tainted.contains(&place.segment)

@@ -62,7 +62,7 @@ fn a_seed_plays_the_same_each_time() {
 fn seeds_that_once_failed_are_played() {
     for seed in [
         10_205_176, 10_386_523, 10_410_256, 30_105_244, 30_409_599, 30_871_919, 40_162_677,
-        50_212_980,
+        40_584_318, 50_212_980, 60_025_651, 60_543_988, 70_460_833, 80_159_228,
     ] {
         let _ = Mode::Alone.play(seed, None);
     }

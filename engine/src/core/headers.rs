@@ -67,13 +67,12 @@ impl Core {
                         self.effects.push(Effect::Reclaim);
                     }
                     self.finish_unlisted(id, good);
-                } else if !good && !segment.held.is_empty() {
-                    // Nothing on the device says which of its pages are not there: the others are better off elsewhere.
-                    segment.suspect = true;
-                    self.effects.push(Effect::Reclaim);
-                    return;
                 }
-                self.resolve_held(id);
+                if good {
+                    self.resolve_held(id);
+                } else {
+                    self.doubt_held(id);
+                }
                 if self.wants_reclaim() {
                     self.effects.push(Effect::Reclaim);
                 }
@@ -85,8 +84,22 @@ impl Core {
         }
     }
 
+    /// Nothing on the device says which of its pages are not there: the others are better off elsewhere. An empty one has nothing
+    /// but its header to write again, later.
+    fn doubt_held(&mut self, id: SegmentId) {
+        let segment = self.space.segment_mut(id);
+        if segment.held.is_empty() {
+            return;
+        }
+        segment.suspect = true;
+        if segment.live == 0 {
+            segment.put_back();
+            self.retry_reclaim_later();
+        }
+    }
+
     /// What groups waited for in this segment is over.
-    pub(super) fn resolve_held(&mut self, id: SegmentId) {
+    fn resolve_held(&mut self, id: SegmentId) {
         for commit in std::mem::take(&mut self.space.segment_mut(id).held) {
             self.log.unhold(commit);
             self.log.resolve(commit, 1);
@@ -126,14 +139,6 @@ impl Core {
             }
         }
         self.finish_unlisted(id, good);
-        for (segment, commit) in std::mem::take(&mut self.log.unopened_blocks) {
-            if segment == id {
-                self.log.unhold(commit);
-                self.log.resolve(commit, 1);
-            } else {
-                self.log.unopened_blocks.push((segment, commit));
-            }
-        }
         self.drain(id);
     }
 

@@ -115,13 +115,13 @@ pub(super) struct Log {
     pub ready: Vec<Ticket>,
     /// Such pages in segments whose first header is still being written.
     pub unopened: Vec<Ticket>,
-    /// Groups with blocks in such segments.
-    pub unopened_blocks: Vec<(SegmentId, Serial)>,
     pub evictions: Evictions,
     /// Requests waiting for notes: how many are left, and the highest commit of those that are written.
     requests: BTreeMap<RequestId, (usize, Serial)>,
     /// Notes written into segments whose headers do not tell of them yet: ones that are just being opened, and sealed ones.
     unlisted_notes: BTreeMap<SegmentId, Vec<(Note, Serial)>>,
+    /// Groups with blocks in such segments, a group for each block write.
+    unlisted_blocks: BTreeMap<SegmentId, Vec<Serial>>,
     /// Notes that no sync has covered yet.
     unsynced_notes: Vec<Written>,
 }
@@ -139,10 +139,10 @@ impl Log {
             next_io: 0,
             ready: Vec::new(),
             unopened: Vec::new(),
-            unopened_blocks: Vec::new(),
             evictions: Evictions::default(),
             requests: BTreeMap::new(),
             unlisted_notes: BTreeMap::new(),
+            unlisted_blocks: BTreeMap::new(),
             unsynced_notes: Vec::new(),
         }
     }
@@ -202,6 +202,11 @@ impl Log {
     /// Whether descriptors of this segment wait for a group.
     pub(super) fn has_queued(&self, segment: SegmentId) -> bool {
         self.queues.contains_key(&segment)
+    }
+
+    /// It has blocks that a header has to list.
+    pub(super) fn is_unlisted(&self, segment: SegmentId) -> bool {
+        self.unlisted_blocks.contains_key(&segment)
     }
 
     /// A queue whose promised blocks have room for one more record.
@@ -502,19 +507,18 @@ impl Core {
                 self.replace_note(note);
             }
         }
-        if extends {
-            self.hold(segment, commit);
-        } else if waits {
+        if extends || waits {
             // A sync that does not cover the header does not make sure that recovery finds this block.
             self.log.hold(commit);
-            self.log.unopened_blocks.push((segment, commit));
+            let unlisted = self.log.unlisted_blocks.entry(segment).or_default();
+            unlisted.push(commit);
         } else {
             self.log.resolve(commit, 1);
         }
         self.drain(segment);
     }
 
-    /// The header that a segment's notes waited for is written, or its write failed.
+    /// The header that a segment's blocks and notes waited for is written, or its write failed.
     pub(super) fn finish_unlisted(&mut self, segment: SegmentId, good: bool) {
         let notes = self.log.unlisted_notes.remove(&segment);
         for (note, commit) in notes.into_iter().flatten() {
@@ -523,6 +527,11 @@ impl Core {
             } else {
                 self.replace_note(note);
             }
+        }
+        let blocks = self.log.unlisted_blocks.remove(&segment);
+        for commit in blocks.into_iter().flatten() {
+            self.log.unhold(commit);
+            self.log.resolve(commit, 1);
         }
     }
 

@@ -195,9 +195,9 @@ impl Core {
     pub fn plan(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
         let mut moves = self.carry_out(victim, blocks);
         if !self.space.segment(victim.segment).suspect {
-            self.drop_cold(&mut moves);
+            self.drop_cold(victim.segment, &mut moves);
         }
-        if self.is_cornered() {
+        if self.is_cornered(&moves) {
             self.drop_all(&mut moves);
         }
         moves.sort_unstable_by_key(|page| page.from);
@@ -313,9 +313,10 @@ impl Core {
     }
 
     /// Evicts cold pages among `moves`, leaves first, until what is left fits half a segment; past that, the coldest pages
-    /// of the whole store, whose parents these may be.
-    fn drop_cold(&mut self, moves: &mut Vec<Move>) {
-        let limit = self.space.data_blocks() / 2;
+    /// of the whole store, whose parents these may be. Room that a crash left unused in the victim is won without an eviction: it
+    /// holds the newest pages.
+    fn drop_cold(&mut self, victim: SegmentId, moves: &mut Vec<Move>) {
+        let limit = self.space.data_blocks() / 2 + self.space.unused_blocks(victim);
         let line = self.cold_line();
         let mut heats: Vec<(Heat, Move)> = moves
             .drain(..)
@@ -376,9 +377,14 @@ impl Core {
         moves.extend(heats.into_iter().map(|(_, page)| page));
     }
 
-    /// Whether there is no room for copies, and none will come but by reclaim: a crash in the middle of it leaves a store so.
-    fn is_cornered(&self) -> bool {
-        self.space.free_segments() == 0 && (self.coming() == 0 || self.has_suspects())
+    /// Whether there is no room for copies of these, and none will come but by reclaim: a crash in the middle of it leaves a
+    /// store so.
+    fn is_cornered(&self, moves: &[Move]) -> bool {
+        // A descriptor block for each is the worst that can come.
+        let blocks = moves.iter().map(|page| page.record.blocks + 1).sum();
+        self.space.free_segments() == 0
+            && (self.coming() == 0 || self.has_suspects())
+            && !self.space.copies_fit(blocks)
     }
 
     /// Evicts everything, whoever leased or descends from it: the price of going on at all.
@@ -502,7 +508,7 @@ impl Core {
         let is_stuck = std::mem::take(&mut segment.stuck);
         if !moved_all {
             segment.put_back();
-            self.retry_reclaim_ms = Some(self.now_ms.saturating_add(RETRY_MS));
+            self.retry_reclaim_later();
             return false;
         }
         if segment.live > 0 {
@@ -517,6 +523,13 @@ impl Core {
             });
         }
         let segment = self.space.segment_mut(victim.segment);
+        if !segment.held.is_empty() {
+            // Marks vouch for what lies in a segment until its free header is durable: first a header has to say which of
+            // its pages never arrived.
+            segment.state = State::Sealing;
+            self.write_header(victim.segment, SegmentState::Sealed);
+            return false;
+        }
         if is_stuck {
             segment.put_back();
             if segment.suspect {
@@ -525,10 +538,13 @@ impl Core {
             return false;
         }
         segment.state = State::Emptied;
-        self.resolve_held(victim.segment);
         self.release_when_carried(victim.segment);
         self.pump();
         true
+    }
+
+    pub(super) fn retry_reclaim_later(&mut self) {
+        self.retry_reclaim_ms = Some(self.now_ms.saturating_add(RETRY_MS));
     }
 
     /// A suspect segment that holds no page any more, and whose records found no room elsewhere: those that a failed sync may have

@@ -340,6 +340,13 @@ impl Space {
         u64::from(self.segment_blocks.saturating_sub(HEADER_BLOCKS))
     }
 
+    /// Blocks of a segment that its life has never used.
+    pub(crate) fn unused_blocks(&self, id: SegmentId) -> u64 {
+        let segment = self.segment(id);
+        let used = segment.data_end + segment.blocks;
+        u64::from(self.segment_blocks.saturating_sub(used))
+    }
+
     /// Finds room for a page of `data` blocks; `holds_credit` tells whether a descriptor of this reservation in a segment
     /// still fits a descriptor block already promised to it. Segments that turn out full are closed and new ones opened:
     /// both are reported in `changed`.
@@ -398,6 +405,13 @@ impl Space {
             }
         }
         None
+    }
+
+    /// Whether an open segment takes so many blocks of copies and their descriptors, without a free one.
+    pub(crate) fn copies_fit(&self, blocks: u32) -> bool {
+        let open = |volume: &VolumeSpace| volume.open[Stream::Copy as usize];
+        let mut open = self.volumes.iter().filter_map(open);
+        open.any(|id| self.segment(id).room_for(self.segment_blocks, blocks, 0))
     }
 
     /// Promises further descriptor blocks of a segment that has records to write; false when it has no room for them.

@@ -468,7 +468,7 @@ impl Core {
         }
         let (suspect, last_commit) = (segment.suspect, segment.last_commit);
         let seal = Waiter::Seal(id, segment.sequence);
-        if !segment.held.is_empty() {
+        if !segment.held.is_empty() || self.log.is_unlisted(id) {
             segment.state = State::Sealing;
             self.write_header(id, SegmentState::Sealed);
         } else if suspect || segment.extended {

@@ -287,7 +287,7 @@ pub(crate) struct SegmentSummary {
     unreadable: bool,
     /// Both copies of its header are bad.
     headless: bool,
-    /// They say different things.
+    /// One is whole, and the other is not the same.
     uneven: bool,
     /// Lowest commit in it that its header does not vouch for.
     unvouched: Option<Serial>,
@@ -316,7 +316,8 @@ impl SegmentSummary {
         let unknown = state == InitState::Sealed && self.sequence == Serial::ZERO;
         let sequence = if unknown { first } else { self.sequence };
         let unlisted = matches!(self.case, Case::Unlisted | Case::Newer | Case::Hidden);
-        // A crash cut the write of its header short: the next one must not leave it without a good copy.
+        // A crash cut the write of its header short, or one copy is bad: the next one must not leave it without a good copy, or
+        // with another one than it was served by.
         let uneven = self.uneven && self.case == Case::Listed && state == InitState::Sealed;
         let adopted = unlisted || uneven;
         if adopted && !self.unreadable {
@@ -373,12 +374,12 @@ impl<E: Extra> Gathered<E> {
         let headers = spot.headers();
         let headers = headers.offset..headers.offset + headers.bytes as u64;
         let is_header = |fault: &Fault| headers.contains(&fault.offset);
-        // Headers that cannot be read, where no other one is found, are written anew, as damaged ones are: what they said may be
-        // all that tells of this life, and once they can be read they may say nothing.
-        let unreadable = scan.faults.iter().any(|fault| {
-            matches!(fault.reason, FaultReason::Unreadable(_))
-                && !(scan.header.is_none() && is_header(fault))
-        });
+        // Headers that cannot be read are written anew, as damaged ones are: what they said may be all that tells of this life, and
+        // once they can be read they may say something else.
+        let unreadable = scan
+            .faults
+            .iter()
+            .any(|fault| matches!(fault.reason, FaultReason::Unreadable(_)) && !is_header(fault));
         let headless = scan.header.is_none() && scan.faults.iter().any(is_header);
         for fault in scan.faults {
             self.damage.push(Damage {

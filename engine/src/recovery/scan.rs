@@ -5,12 +5,13 @@
 //!
 //! | case | header | block 0 | what it is | what is read |
 //! |---|---|---|---|---|
-//! | `Blank` | both absent | absent | never written | nothing more |
+//! | `Blank` | none whole, not both there | absent or damaged | never written, or not to the end | nothing more |
 //! | `Free` | says free | none newer than H | free; its old life stays on disk | nothing more |
 //! | `Listed` | says sealed, or open and written by the clean close, with n blocks | of H's life, or n = 0 | holds what its n blocks say | n blocks |
 //! | `Unlisted` | says open, of a run that was not closed | any | the crash left it | whole scan |
 //! | `Newer` | none, or older than B | newer than H | its header never arrived | whole scan |
-//! | `Hidden` | damaged or unreadable | absent or damaged | unknown until read | whole scan |
+//! | `Hidden` | both damaged, or one unreadable | absent or damaged | unknown until read | whole scan |
+//! | `Hidden` | none whole | unreadable | unknown until read | whole scan |
 //!
 //! A `Listed` segment in which a block of a newer life turns up, or one of its own life behind the last one listed, or one whose
 //! pages end behind what the header says, is scanned whole too. A whole scan reads blocks from the
@@ -229,7 +230,7 @@ pub struct SegmentScan {
     pub data_end: u32,
     /// What was found broken. A block that a crash may have cut short is none.
     pub faults: Vec<Fault>,
-    /// Both copies of its header are whole, and say different things.
+    /// It has a whole header, and the other copy says something else, or nothing that can be read.
     pub uneven: bool,
 }
 
@@ -312,6 +313,14 @@ fn look(disk: &dyn Disk, spots: &[Spot]) -> Vec<Look> {
         .collect()
 }
 
+impl Look {
+    /// Something could not be read, which is not the same as broken.
+    fn is_unreadable(&self) -> bool {
+        let mut faults = self.header_faults.iter().chain(&self.block_fault);
+        faults.any(|fault| matches!(fault.reason, FaultReason::Unreadable(_)))
+    }
+}
+
 fn look_at(
     spot: &Spot,
     copies: [Result<SegmentHeader, FaultReason>; 2],
@@ -322,7 +331,7 @@ fn look_at(
         header_faults: Vec::new(),
         block: None,
         block_fault: None,
-        uneven: matches!(&copies, [Ok(a), Ok(b)] if a != b),
+        uneven: !matches!(&copies, [Ok(a), Ok(b)] if a == b),
     };
     for (copy, number) in copies.into_iter().zip(0..) {
         match copy {
@@ -379,10 +388,12 @@ fn is_absent(damage: &Damage, structure: Structure) -> bool {
 
 fn classify(look: &Look, closed: Option<Run>) -> Case {
     let Some(header) = &look.header else {
-        return match (&look.block, &look.block_fault) {
-            (Some(_), _) => Case::Newer,
-            (None, None) if look.header_faults.is_empty() => Case::Blank,
-            _ => Case::Hidden,
+        return match look.block {
+            Some(_) => Case::Newer,
+            // Nothing counts before both copies of the first header are written. Where one was never there, what is broken is a
+            // first write cut short, and what lies behind it is of a life that a power loss has undone.
+            None if look.header_faults.len() < 2 && !look.is_unreadable() => Case::Blank,
+            None => Case::Hidden,
         };
     };
     if look

@@ -3,7 +3,8 @@
 //! Pages that are neighbours on disk are read together, up to 1 MiB, straight into the caller's memory when that is aligned. The
 //! caller's thread verifies each page as it arrives, while the device works on the others. Every byte that is handed out
 //! has passed its checksum, which covers the page's key and namespace too. When a read of several pages fails they are read
-//! again one by one: one bad sector costs one page.
+//! again one by one: one bad sector costs one page. A page whose bytes were not its own is asked for once more: the place may have
+//! been stale.
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use crate::disk::{Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_M
 use crate::memory::AlignedBuf;
 
 /// A page that is being read.
+#[derive(Clone, Copy)]
 pub(super) struct Job {
     /// Position among the pages of the call.
     pub page: usize,
@@ -52,9 +54,16 @@ pub(super) fn get<C: Catalog + ?Sized>(
     } else {
         pages.len()
     };
+    let get = Get {
+        catalog,
+        data,
+        namespace,
+        shape: &shape,
+        deadline,
+    };
     let mut statuses = Vec::with_capacity(pages.len());
     for pages in pages.chunks_mut(slice.max(1)) {
-        statuses.extend(get_slice(catalog, data, namespace, &shape, pages, deadline));
+        statuses.extend(get.slice(pages));
     }
     count_hits(data, &statuses);
     statuses
@@ -70,42 +79,87 @@ pub(super) fn page_bytes(shape: &NamespaceShape) -> usize {
     shape.shape.page_blocks() as usize * BLOCK_BYTES
 }
 
-fn get_slice<C: Catalog + ?Sized>(
-    catalog: &C,
-    data: &DataPath,
-    namespace: NamespaceId,
-    shape: &NamespaceShape,
-    pages: &mut [GetPage<'_, '_>],
-    deadline: Option<Instant>,
-) -> Vec<GetStatus> {
-    let mut statuses = vec![GetStatus::Miss(MissReason::Absent); pages.len()];
-    let mut asked = Vec::with_capacity(pages.len());
-    for (index, page) in pages.iter().enumerate() {
-        if fits(shape, page.parts) {
-            asked.push(index);
-        } else {
-            statuses[index] = GetStatus::Miss(MissReason::WrongShape);
+/// What all pages of a call have in common.
+pub(super) struct Get<'a, C: Catalog + ?Sized> {
+    pub catalog: &'a C,
+    pub data: &'a DataPath,
+    pub namespace: NamespaceId,
+    pub shape: &'a NamespaceShape,
+    pub deadline: Option<Instant>,
+}
+
+impl<'a, C: Catalog + ?Sized> Get<'a, C> {
+    fn slice(&self, pages: &mut [GetPage<'_, '_>]) -> Vec<GetStatus> {
+        let mut statuses = vec![GetStatus::Miss(MissReason::Absent); pages.len()];
+        let mut asked = Vec::with_capacity(pages.len());
+        for (index, page) in pages.iter().enumerate() {
+            if fits(self.shape, page.parts) {
+                asked.push(index);
+            } else {
+                statuses[index] = GetStatus::Miss(MissReason::WrongShape);
+            }
+        }
+        let jobs = self.pin(&asked, pages);
+        let pins = self.pins(&jobs);
+        let mut reads = self.start(jobs, pages);
+        let mut findings = Vec::new();
+        reads.finish(pages, self.deadline, &mut statuses, &mut findings);
+        let mut statuses = recheck(self.data, &reads.jobs, statuses);
+        let tried = reads.without_their_bytes(&statuses);
+        drop((reads, pins));
+        self.tell(&findings);
+        self.again(&tried, pages, &mut statuses);
+        statuses
+    }
+
+    /// Asks once more for pages whose bytes were not theirs: where one lies elsewhere now, because it was moved or put again
+    /// meanwhile, it is read there.
+    pub fn again(&self, tried: &[Job], pages: &mut [GetPage<'_, '_>], statuses: &mut [GetStatus]) {
+        if tried.is_empty() {
+            return;
+        }
+        let asked: Vec<usize> = tried.iter().map(|job| job.page).collect();
+        let found = self.pin(&asked, pages);
+        let _pins = self.pins(&found);
+        let is_elsewhere = |job: &Job| {
+            let same = |tried: &Job| tried.page == job.page && tried.pinned == job.pinned;
+            !tried.iter().any(same)
+        };
+        let jobs = found.into_iter().filter(is_elsewhere).collect();
+        let mut reads = self.start(jobs, pages);
+        let mut findings = Vec::new();
+        reads.finish(pages, self.deadline, statuses, &mut findings);
+        drop(reads);
+        self.tell(&findings);
+    }
+
+    /// Pins those of the pages asked for that are there.
+    fn pin(&self, asked: &[usize], pages: &[GetPage<'_, '_>]) -> Vec<Job> {
+        let keys: Vec<PageKey> = asked.iter().map(|&index| pages[index].key).collect();
+        let pinned = self.catalog.pin(self.namespace, &keys).into_iter();
+        pinned
+            .zip(asked)
+            .filter_map(|(pinned, &page)| pinned.map(|pinned| Job { page, pinned }))
+            .collect()
+    }
+
+    fn pins(&self, jobs: &[Job]) -> Pins<'a, C> {
+        Pins {
+            catalog: self.catalog,
+            extents: jobs.iter().map(|job| job.pinned.extent).collect(),
         }
     }
-    let keys: Vec<PageKey> = asked.iter().map(|&index| pages[index].key).collect();
-    let jobs: Vec<Job> = catalog
-        .pin(namespace, &keys)
-        .into_iter()
-        .zip(asked)
-        .filter_map(|(pinned, page)| pinned.map(|pinned| Job { page, pinned }))
-        .collect();
-    let _pins = Pins {
-        catalog,
-        extents: jobs.iter().map(|job| job.pinned.extent).collect(),
-    };
-    let mut reads = Reads::start(data, shape, jobs, pages, deadline);
-    let mut findings = Vec::new();
-    reads.finish(pages, deadline, &mut statuses, &mut findings);
-    let statuses = recheck(data, &reads.jobs, statuses);
-    if !findings.is_empty() {
-        catalog.verified(namespace, &findings);
+
+    /// Starts reading pages, whose places are pinned.
+    pub fn start(&self, jobs: Vec<Job>, pages: &mut [GetPage<'_, '_>]) -> Reads<'a> {
+        Reads::start(self.data, self.shape, jobs, pages, self.deadline)
     }
-    statuses
+
+    pub fn tell(&self, findings: &[(PageKey, Extent, Finding)]) {
+        if !findings.is_empty() {
+            self.catalog.verified(self.namespace, findings);
+        }
+    }
 }
 
 /// Gives pins back, however the call ends.
@@ -258,6 +312,16 @@ impl<'a> Reads<'a> {
         };
         reads.submit(pages, all, MERGE_BYTES_MAX, deadline);
         reads
+    }
+
+    /// Pages whose bytes were not theirs, and where these were looked for.
+    pub(super) fn without_their_bytes(&self, statuses: &[GetStatus]) -> Vec<Job> {
+        let is_without = |job: &&Job| {
+            use MissReason::{Damaged, ReadError, Unfinished};
+            let status = statuses[job.page];
+            matches!(status, GetStatus::Miss(Damaged | Unfinished | ReadError))
+        };
+        self.jobs.iter().filter(is_without).copied().collect()
     }
 
     /// Takes the reads in as they arrive, and checks them.

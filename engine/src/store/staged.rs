@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 use parking_lot::{Condvar, Mutex};
 
-use super::get::{Job, Reads, count_hits, fits, page_bytes};
+use super::get::{Get, Job, Reads, count_hits, fits, page_bytes};
 use super::{Counters, DataPath};
 use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
-use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
+use crate::catalog::{Catalog, Extent, Finding, Pinned};
 use crate::disk::{Action, Buffer, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Sink};
 use crate::share::area::{Area, Look, SlotId};
 use crate::share::staging::{Served, Slot};
@@ -65,13 +65,9 @@ pub(crate) struct Staged {
 
 /// What all windows of a call share.
 struct Call<'a> {
-    catalog: &'a dyn Catalog,
+    get: Get<'a, dyn Catalog + 'a>,
     stage: &'a dyn Stage,
     area: &'a Arc<Area>,
-    data: &'a DataPath,
-    namespace: NamespaceId,
-    shape: &'a NamespaceShape,
-    deadline: Option<Instant>,
 }
 
 /// As [`PageStore::get`](crate::PageStore::get). `None` when there is no area.
@@ -88,13 +84,15 @@ pub(crate) fn get(
         return Some(vec![GetStatus::Miss(MissReason::Absent); pages.len()]);
     };
     let call = Call {
-        catalog,
+        get: Get {
+            catalog,
+            data,
+            namespace,
+            shape: &shape,
+            deadline,
+        },
         stage,
         area: &area,
-        data,
-        namespace,
-        shape: &shape,
-        deadline,
     };
     let window_bytes = WINDOW_BYTES_MAX.min(area.bytes() / WINDOWS_IN_AREA);
     let window_pages = (window_bytes / page_bytes(&shape)).max(1);
@@ -177,7 +175,7 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
         let mut statuses = vec![GetStatus::Miss(MissReason::Absent); pages.len()];
         let mut asked = Vec::with_capacity(pages.len());
         for (index, page) in pages.iter().enumerate() {
-            if fits(call.shape, page.parts) {
+            if fits(call.get.shape, page.parts) {
                 asked.push(index);
             } else {
                 statuses[index] = GetStatus::Miss(MissReason::WrongShape);
@@ -190,7 +188,7 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
             copies: Vec::with_capacity(keys.len()),
         };
         let mut jobs = Vec::new();
-        let (is_shared, staged) = call.stage.stage(call.namespace, &keys);
+        let (is_shared, staged) = call.stage.stage(call.get.namespace, &keys);
         for (staged, page) in staged.into_iter().zip(asked) {
             let Some(Staged { pinned, slot }) = staged else {
                 continue;
@@ -207,7 +205,7 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
             }
         }
         let fills = Fills::start(call, &held.copies);
-        let reads = Reads::start(call.data, call.shape, jobs, pages, call.deadline);
+        let reads = call.get.start(jobs, pages);
         Window {
             reads,
             fills,
@@ -232,12 +230,16 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
                     if copy.pinned.unproven {
                         findings.push((page.key, copy.pinned.extent, Finding::Good));
                     }
-                    Counters::add(&call.data.counters.staged_pages, 1);
+                    Counters::add(&call.get.data.counters.staged_pages, 1);
                     continue;
                 }
                 Look::Ready => copy.served = Served::Wrongly,
                 // Who reads it is not slow when there was no time to wait.
-                Look::Filling if call.deadline.is_some_and(|until| Instant::now() >= until) => {}
+                Look::Filling
+                    if call
+                        .get
+                        .deadline
+                        .is_some_and(|until| Instant::now() >= until) => {}
                 Look::Filling => copy.served = Served::Late,
                 Look::Over => {}
             }
@@ -246,15 +248,25 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
                 pinned: copy.pinned,
             });
         }
-        self.reads
-            .finish(self.pages, call.deadline, &mut self.statuses, &mut findings);
-        let mut again = Reads::start(call.data, call.shape, alone, self.pages, call.deadline);
-        again.finish(self.pages, call.deadline, &mut self.statuses, &mut findings);
-        drop(again);
+        self.reads.finish(
+            self.pages,
+            call.get.deadline,
+            &mut self.statuses,
+            &mut findings,
+        );
+        let mut reads = call.get.start(alone, self.pages);
+        reads.finish(
+            self.pages,
+            call.get.deadline,
+            &mut self.statuses,
+            &mut findings,
+        );
+        let mut tried = self.reads.without_their_bytes(&self.statuses);
+        tried.append(&mut reads.without_their_bytes(&self.statuses));
+        drop(reads);
         self.fills.wait();
-        if !findings.is_empty() {
-            call.catalog.verified(call.namespace, &findings);
-        }
+        call.get.tell(&findings);
+        call.get.again(&tried, self.pages, &mut self.statuses);
         statuses.append(&mut self.statuses);
     }
 }
@@ -262,7 +274,7 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
 impl Call<'_> {
     /// Waits for a page. Patience that was lost on one is not spent on another.
     fn wait(&self, slot: SlotId, patience: &mut Duration) -> Look {
-        let left = self.deadline.map_or(*patience, |deadline| {
+        let left = self.get.deadline.map_or(*patience, |deadline| {
             deadline
                 .saturating_duration_since(Instant::now())
                 .min(*patience)
@@ -276,9 +288,9 @@ impl Call<'_> {
 
     /// Copies a page out of its slot; whether the copy is right.
     fn copy(&self, copy: &Copy, page: &mut GetPage<'_, '_>) -> bool {
-        let mut checksum = PageChecksum::new(self.shape.fingerprint, &page.key);
+        let mut checksum = PageChecksum::new(self.get.shape.fingerprint, &page.key);
         for (index, part) in page.parts.iter_mut().enumerate() {
-            let Ok(mut offset) = usize::try_from(self.shape.shape.part_offset(index)) else {
+            let Ok(mut offset) = usize::try_from(self.get.shape.shape.part_offset(index)) else {
                 return false;
             };
             for some in part.chunks_mut(COPY_BYTES) {
@@ -352,18 +364,18 @@ impl Fills {
 
     /// Starts the reads that are this process's to do.
     fn start(call: &Call<'_>, copies: &[Copy]) -> Fills {
-        let bytes = page_bytes(call.shape);
+        let bytes = page_bytes(call.get.shape);
         let mut pages: Vec<&Copy> = copies.iter().filter(|copy| copy.slot.fill).collect();
         pages.sort_unstable_by_key(|copy| (copy.pinned.extent.volume, copy.pinned.extent.offset));
         let mut groups: VecDeque<Group> = VecDeque::new();
         for copy in pages {
             let (extent, slot) = (copy.pinned.extent, copy.slot.id);
-            let hung = call.data.hangs.is_hung(extent.volume);
+            let hung = call.get.data.hangs.is_hung(extent.volume);
             let Some(piece) = call.area.piece(slot, bytes).filter(|_| !hung) else {
                 call.area.settle(slot, false);
                 continue;
             };
-            Counters::add(&call.data.counters.bytes_read, bytes as u64);
+            Counters::add(&call.get.data.counters.bytes_read, bytes as u64);
             let neighbour = groups.back_mut().filter(|group| {
                 let read = group.slots.len() * bytes;
                 group.extent.volume == extent.volume
@@ -398,14 +410,14 @@ impl Fills {
                     offset: group.extent.offset,
                     buffer: Buffer::Borrowed(group.pieces),
                 },
-                deadline: call.deadline,
+                deadline: call.get.deadline,
                 tag,
                 sink: filling.clone(),
             })
             .collect();
         // SAFETY: the pieces lie in the area, which every operation's sink keeps mapped until it is answered. No reference into
         // that memory exists anywhere; it is copied from with what its words say, and the copies are checked.
-        unsafe { call.data.disk.submit(ops) };
+        unsafe { call.get.data.disk.submit(ops) };
         Fills(filling)
     }
 }

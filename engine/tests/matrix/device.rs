@@ -1,17 +1,18 @@
 //! What the disk does wrong: rows 3, 4, 6 to 10, 13, 20 and 22.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use larder_engine::format::SEGMENTS_OFFSET;
 use larder_engine::{
-    CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus,
-    StoreError, create,
+    AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions,
+    PutStatus, Store, StoreError, create,
 };
 
 use super::common::{Home, MIB, Pool, chain};
 use super::faulty::{Fault, Faulty, Seen};
-use super::{SEGMENT, SIZE, descriptor, find, open_faulty};
+use super::{SEGMENT, SIZE, descriptor, find, flip, open_faulty};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
@@ -92,6 +93,63 @@ fn row_04_a_misdirected_write_or_read_is_a_miss_for_its_victims_alone() {
     assert_eq!(store.stats().damaged, 3);
 }
 
+/// Holds a read of a page back, and meanwhile has the page put again elsewhere and its old place spoiled.
+fn put_again_while_read(
+    home: &Home,
+    disk: &Faulty,
+    reader: &dyn PageStore,
+    writer: &dyn PageStore,
+) {
+    let keys = chain(1, 1);
+    let (reading, writing) = (
+        Pool::new(reader, "m", &[65536]),
+        Pool::new(writer, "m", &[65536]),
+    );
+    assert_eq!(writing.put(&keys), [PutStatus::Stored]);
+    let old = find(&home.path, &keys[0]);
+    disk.when(
+        Fault::IsHeld,
+        1,
+        move |seen| matches!(seen, Seen::Read { offset, .. } if offset == old),
+    );
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| reading.get(&keys));
+        let release = Release(disk);
+        disk.wait_until_held();
+        assert_eq!(writer.delete(writing.id, &keys).unwrap(), 1);
+        assert_eq!(writing.put(&keys), [PutStatus::Stored]);
+        flip(&home.path, old);
+        drop(release);
+        assert_eq!(reading.join().unwrap(), [GetStatus::Hit]);
+    });
+    assert_eq!(writer.stats().damaged, 0);
+}
+
+#[test]
+fn row_04_a_page_that_lies_elsewhere_by_now_is_read_there() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    put_again_while_read(&home, &disk, &store, &store);
+}
+
+#[test]
+fn row_04_a_client_reads_a_page_that_lies_elsewhere_by_now_there() {
+    let home = Home::with_store(SIZE);
+    let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let disk = Arc::new(Mutex::new(None));
+    let client = Store::attach_through(&home.path, AttachOptions::default(), {
+        let (disk, path) = (disk.clone(), home.path.clone());
+        move |inner| {
+            let faulty = Faulty::new(inner, &path);
+            *disk.lock().unwrap() = Some(faulty.clone());
+            faulty
+        }
+    })
+    .unwrap();
+    let disk = disk.lock().unwrap().clone().unwrap();
+    put_again_while_read(&home, &disk, &client, &owner);
+}
+
 #[test]
 fn row_06_what_cannot_be_read_is_never_taken_for_empty() {
     let home = Home::with_store(SIZE);
@@ -107,17 +165,16 @@ fn row_06_what_cannot_be_read_is_never_taken_for_empty() {
     {
         // Every read of the first segment's descriptors fails, in recovery and ever after.
         let mut disk = None;
-        let store =
-            larder_engine::Store::open_through(&home.path, OpenOptions::default(), |inner| {
-                let faulty = Faulty::new(inner, &home.path);
-                faulty.when(Fault::Fails(EIO), usize::MAX, |seen| {
-                    matches!(seen, Seen::Read { offset, bytes }
+        let store = Store::open_through(&home.path, OpenOptions::default(), |inner| {
+            let faulty = Faulty::new(inner, &home.path);
+            faulty.when(Fault::Fails(EIO), usize::MAX, |seen| {
+                matches!(seen, Seen::Read { offset, bytes }
                     if offset + bytes as u64 > descriptor(8) && offset <= descriptor(0))
-                });
-                disk = Some(faulty.clone());
-                faulty
-            })
-            .unwrap();
+            });
+            disk = Some(faulty.clone());
+            faulty
+        })
+        .unwrap();
         assert!(disk.unwrap().hits() > 0);
         let pool = Pool::new(&store, "m", &[65536]);
         assert_eq!(store.stats().unreadable_segments, 1);
