@@ -26,7 +26,7 @@ const LOCK_FILE: &str = "larder.lock";
 /// How long one waits for another that is creating the store.
 const CREATION_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Pause between two looks.
+/// Pause between two looks: a lock on a file cannot be waited for with a time limit.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Why there is no store to use.
