@@ -306,6 +306,9 @@ pub struct OpenOptions {
     pub lease: Duration,
     /// A volume that answers nothing for this long counts as hung: its pages miss at once.
     pub hang_limit: Duration,
+    /// Write the blocks of segments that were never used once, in the background: the first write into a preallocated file is slower than
+    /// any later one. It takes a quarter of the device's time at most, until all are written.
+    pub prewrite: bool,
     /// Most bytes of puts in flight; further pages are refused or wait.
     pub write_bytes_max: u64,
     /// Where volumes other than the first are, if not where the store remembers them.
@@ -327,6 +330,7 @@ impl Default for OpenOptions {
             degraded: false,
             lease: Duration::from_secs(10),
             hang_limit: Duration::from_secs(10),
+            prewrite: false,
             write_bytes_max: 1 << 30,
             volumes: Vec::new(),
             shared_reads: SharedReads::Auto,

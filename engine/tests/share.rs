@@ -132,6 +132,22 @@ fn a_client_takes_over_when_the_owner_goes_and_finds_what_was_acknowledged() {
 }
 
 #[test]
+fn whoever_waits_for_an_owner_is_woken_by_the_next_one() {
+    let home = Home::with_store(256 * MIB);
+    let (owner, client) = (attach(&home), attach(&home));
+    owner.close().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while client.part() != Part::Owner && Instant::now() < until {
+        client.wait_for_owner(until);
+    }
+    assert!(Instant::now() < until, "nobody said that there is an owner");
+    client.close().unwrap();
+    // There will be none: a closed handle waits for nothing.
+    client.wait_for_owner(until);
+    assert!(Instant::now() < until, "waited for nothing");
+}
+
+#[test]
 fn of_several_clients_one_takes_over_and_the_others_follow_it() {
     let home = Home::with_store(256 * MIB);
     let owner = attach(&home);

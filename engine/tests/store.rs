@@ -694,3 +694,22 @@ fn the_longest_patience_there_is_is_no_overflow() {
     assert_eq!(store.longest_prefix(pool.id, &chain(1, 2)), 2);
     assert_eq!(pool.hits(&chain(1, 2)), 2);
 }
+
+#[test]
+fn pages_of_which_a_segment_holds_one_make_room_for_newer_ones() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[8 << 20]);
+    let wait = PutOptions {
+        wait: Duration::from_secs(60),
+    };
+    // Fifteen segments: no more than these fit, and many more come.
+    for seed in 0..10 {
+        let stored = [PutStatus::Stored; 4];
+        assert_eq!(pool.put_from(&chain(seed, 4), 0, wait), stored);
+    }
+    assert_eq!(pool.hits(&chain(9, 4)), 4);
+    assert_eq!(pool.hits(&chain(0, 4)), 0);
+    assert!(store.stats().evicted > 0);
+    store.check_invariants().unwrap();
+}

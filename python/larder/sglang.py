@@ -100,6 +100,13 @@ def _indices(host_indices: torch.Tensor) -> torch.Tensor:
     return host_indices.to(device="cpu", dtype=torch.int64).contiguous()
 
 
+def _starts(pool: Any, keys: Sequence[str], indices: torch.Tensor) -> list[int]:
+    """The first slot of each key's page."""
+    if indices.numel() != len(keys) * pool.page_size:
+        raise ValueError(f"{indices.numel()} host indices for {len(keys)} pages of {pool.page_size} tokens")
+    return indices[:: pool.page_size].tolist()
+
+
 def _places(path: str, revision: Optional[str]) -> list[str]:
     """Where a model's files are on this machine."""
     if os.path.exists(path):
@@ -338,13 +345,12 @@ class LarderHiCache(HiCacheStorage):
         if name not in self._flat:
             return self._backend.get(name, keys, indices.data_ptr(), indices.numel())
         pool = self._pools[name]
-        if indices.numel() != len(keys) * pool.page_size:
-            return [False] * len(keys)
+        starts = _starts(pool, keys, indices)
         pages = [pool.get_dummy_flat_data_page().contiguous() for _ in keys]
         read = self._backend.get_flat(name, keys, [_memory(page) for page in pages])
-        for at, (page, is_read) in enumerate(zip(pages, read)):
+        for start, page, is_read in zip(starts, pages, read):
             if is_read:
-                pool.set_from_flat_data_page(int(indices[at * pool.page_size]), page)
+                pool.set_from_flat_data_page(start, page)
         return read
 
     # --- writes
@@ -384,9 +390,7 @@ class LarderHiCache(HiCacheStorage):
         if name not in self._flat:
             return self._backend.set(name, keys, indices.data_ptr(), indices.numel(), *_chain(extra_info))
         pool = self._pools[name]
-        if indices.numel() != len(keys) * pool.page_size:
-            return [False] * len(keys)
-        starts = indices[:: pool.page_size].tolist()
+        starts = _starts(pool, keys, indices)
         pages = [pool.get_data_page(start, flat=True).contiguous() for start in starts]
         return self._backend.set_flat(name, keys, [_memory(page) for page in pages], *_chain(extra_info))
 

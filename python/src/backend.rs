@@ -11,38 +11,38 @@
 //! | module | what it is |
 //! |---|---|
 //! | `read` | reading pages |
+//! | `retry` | trying again to have a store, where a server was started without one |
 //! | `write` | storing pages |
 //!
 //! Threads: every call may come from any thread at any time. SGLang has one thread that looks up, one that reads and one that
 //! writes.
 
 mod read;
+mod retry;
 #[cfg(test)]
 mod tests;
 mod write;
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use larder_engine::share::Part;
 use larder_engine::{NamespaceId, PageStore, SharedStore, Stats, StoreError, SyncPolicy};
-use larder_format::PageKey;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use larder_format::{Namespace, PageKey};
+use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
 use crate::bounce::Arena;
-use crate::config::{Config, Transfer};
+use crate::config::{Config, OnError, Transfer};
 use crate::hits::{self, Hits, Policy};
 use crate::meters::{Count, Meters};
-use crate::pool::{Pool, PoolError};
+use crate::place::{self, Attached, PlaceError};
+use crate::pool::Pool;
 use crate::space::{PoolFacts, Server, SpaceError, namespace};
 use crate::trial::{Trial, Way};
 
 /// How long a call waits for another owner when the store's has gone.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Pause between two looks for one.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// How long a close waits for calls under way and for the store.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(8);
@@ -79,7 +79,10 @@ struct Registered {
     memory: Memory,
     /// Bytes of each part.
     parts: Vec<usize>,
-    space: Option<NamespaceId>,
+    /// What its pages are stored under; none when it holds no bytes.
+    namespace: Option<Namespace>,
+    /// The namespace in the store, from when there is one.
+    space: OnceLock<NamespaceId>,
     gets: Trial,
     puts: Trial,
     described: String,
@@ -90,6 +93,19 @@ struct Registered {
 impl Registered {
     fn page_bytes(&self) -> usize {
         self.parts.iter().sum()
+    }
+
+    fn bytes_of(&self, pages: usize) -> u64 {
+        (pages * self.page_bytes()) as u64
+    }
+
+    /// Names its namespace in the backend's store.
+    fn enter(&self, store: &SharedStore) -> Result<(), StoreError> {
+        if let Some(namespace) = &self.namespace {
+            let id = store.namespace(namespace)?;
+            self.space.get_or_init(|| id);
+        }
+        Ok(())
     }
 }
 
@@ -102,10 +118,40 @@ pub struct Chain {
     pub depth: u32,
 }
 
+impl Chain {
+    /// The place behind `keys` of this batch.
+    #[must_use]
+    pub fn after(self, keys: &[PageKey]) -> Chain {
+        let more = u32::try_from(keys.len()).unwrap_or(u32::MAX);
+        Chain {
+            before: keys.last().copied().or(self.before),
+            depth: self.depth.saturating_add(more),
+        }
+    }
+}
+
+/// What a backend has in place of a store, or the store.
+enum Place {
+    /// There was none to be had at start-up.
+    Empty,
+    Attached(SharedStore),
+    /// Calls are over.
+    Closed,
+}
+
+impl Place {
+    fn store(&self) -> Option<&SharedStore> {
+        match self {
+            Place::Attached(store) => Some(store),
+            Place::Empty | Place::Closed => None,
+        }
+    }
+}
+
 /// See the module.
 pub struct Backend {
-    /// `None` once closed, and where there never was one.
-    store: RwLock<Option<SharedStore>>,
+    place: RwLock<Place>,
+    retry: Mutex<Option<retry::Retry>>,
     server: Server,
     timeout: Duration,
     transfer: Transfer,
@@ -117,11 +163,37 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// A backend over a store, or over none: then everything misses.
-    #[must_use]
-    pub fn new(store: Option<SharedStore>, server: Server, config: &Config) -> Backend {
+    /// A backend over the store that `config` names, and what there is to remark. If there is none to be had and it says so, one over
+    /// nothing: then everything misses until there is.
+    ///
+    /// # Errors
+    /// See [`PlaceError`].
+    pub fn open(
+        config: &Config,
+        server: Server,
+    ) -> Result<(Arc<Backend>, Option<String>), PlaceError> {
+        match place::attach(config) {
+            Ok(Attached { store, remark, .. }) => {
+                let backend = Backend::new(Place::Attached(store), server, config);
+                Ok((Arc::new(backend), remark))
+            }
+            Err(error) if config.on_error == OnError::Fail => Err(error),
+            Err(error) => {
+                let backend = Arc::new(Backend::new(Place::Empty, server, config));
+                retry::start(&backend, config);
+                let remark = format!(
+                    "serving without a store, everything misses until there is one; tried again in {:?} (`on_error` is \"miss\"): {error}",
+                    config.retry
+                );
+                Ok((backend, Some(remark)))
+            }
+        }
+    }
+
+    fn new(place: Place, server: Server, config: &Config) -> Backend {
         Backend {
-            store: RwLock::new(store),
+            place: RwLock::new(place),
+            retry: Mutex::default(),
             server,
             timeout: config.timeout,
             transfer: config.transfer,
@@ -150,10 +222,7 @@ impl Backend {
             let sizes = sizes.map_err(|_| RegisterError::TooLarge(facts.name.clone()))?;
             let whole = namespace(&self.server, facts, &sizes)?;
             named = whole.to_string();
-            if let Some(store) = &*self.store.read() {
-                let refused = |error| RegisterError::Store(facts.name.clone(), error);
-                space = Some(store.namespace(&whole).map_err(refused)?);
-            }
+            space = Some(whole);
         }
         let (needs_bounce, is_aligned, is_huge) = match &memory {
             Memory::Mapped(pool) => (
@@ -173,7 +242,8 @@ impl Backend {
         };
         let registered = Registered {
             parts,
-            space,
+            namespace: space,
+            space: OnceLock::new(),
             gets: Trial::new(self.transfer, needs_bounce, is_aligned, is_huge),
             puts: Trial::new(self.transfer, needs_bounce, is_aligned, is_huge),
             described: format!("pool {}: {named}; {place}", facts.name),
@@ -185,6 +255,12 @@ impl Backend {
             registered.described,
             registered.gets.describe()
         );
+        // Held until the pool is listed: a store that comes meanwhile would not find it.
+        let place = self.place.read();
+        if let Some(store) = place.store() {
+            let refused = |error| RegisterError::Store(facts.name.clone(), error);
+            registered.enter(store).map_err(refused)?;
+        }
         self.pools
             .write()
             .insert(facts.name.clone(), Arc::new(registered));
@@ -195,11 +271,87 @@ impl Backend {
         self.pools.read().get(name).cloned()
     }
 
+    /// Takes the store that there is at last; gives it back when it comes too late.
+    fn enter(&self, store: SharedStore) -> Result<(), SharedStore> {
+        let mut place = self.place.write();
+        if !matches!(*place, Place::Empty) {
+            return Err(store);
+        }
+        for pool in self.pools.read().values() {
+            if let Err(error) = pool.enter(&store) {
+                tracing::warn!(%error, "{}: it has no place in the store", pool.described);
+            }
+        }
+        *place = Place::Attached(store);
+        Ok(())
+    }
+
+    fn attached(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
+        RwLockReadGuard::try_map(self.place.read(), Place::store).ok()
+    }
+
     /// The store, with somebody in it who decides. When its owner has just gone another one is waited for.
-    fn store(&self) -> Option<RwLockReadGuard<'_, Option<SharedStore>>> {
-        let guard = self.store.read();
-        wait_for_owner(guard.as_ref()?);
-        Some(guard)
+    fn store(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
+        let store = self.attached()?;
+        wait_for_owner(&store);
+        Some(store)
+    }
+
+    /// The store, and what a pool's pages are stored under in it.
+    fn store_of(
+        &self,
+        pool: &Registered,
+    ) -> Option<(MappedRwLockReadGuard<'_, SharedStore>, NamespaceId)> {
+        let store = self.store()?;
+        Some((store, *pool.space.get()?))
+    }
+
+    /// Calls `work` with a pool and the pages of it that SGLang's indices name.
+    fn with_slots(
+        &self,
+        name: &str,
+        keys: usize,
+        indices: &[i64],
+        work: impl FnOnce(&Registered, &Pool, &[usize]) -> Vec<bool>,
+    ) -> Vec<bool> {
+        let Some(registered) = self.pool(name) else {
+            tracing::warn!(pool = name, "a pool that was never registered");
+            return vec![false; keys];
+        };
+        let pool = match &registered.memory {
+            Memory::Logical => return vec![true; keys],
+            Memory::Flat(_) => return vec![false; keys],
+            Memory::Mapped(pool) => pool,
+        };
+        match pool.pages(indices, keys) {
+            Ok(pages) => work(&registered, pool, &pages),
+            Err(error) => {
+                tracing::warn!(pool = name, %error, "a batch that makes no sense");
+                vec![false; keys]
+            }
+        }
+    }
+
+    /// Calls `work` with a pool whose pages are handed over flat, in buffers of these lengths.
+    fn with_flat(
+        &self,
+        name: &str,
+        keys: usize,
+        lengths: &[usize],
+        work: impl FnOnce(&Registered) -> Vec<bool>,
+    ) -> Vec<bool> {
+        let Some(registered) = self.pool(name) else {
+            return vec![false; keys];
+        };
+        if matches!(registered.memory, Memory::Logical) {
+            return vec![true; keys];
+        }
+        let page_bytes = registered.page_bytes();
+        if lengths.len() != keys || lengths.iter().any(|&length| length != page_bytes) {
+            tracing::warn!(pool = name, "flat pages of another size than the pool's");
+            return vec![false; keys];
+        }
+        work(&registered)
     }
 
     /// How many of `keys` are stored, from the first on, and the pages of `pool` that are.
@@ -217,14 +369,11 @@ impl Backend {
         if matches!(pool.memory, Memory::Logical) {
             return keys.len();
         }
-        let (Some(store), Some(space)) = (self.store(), pool.space) else {
-            return 0;
-        };
-        let Some(store) = store.as_ref() else {
+        let Some((store, space)) = self.store_of(pool) else {
             return 0;
         };
         let found = steadily(
-            store,
+            &store,
             |found| *found < keys.len(),
             || store.longest_prefix(space, keys),
         );
@@ -258,13 +407,11 @@ impl Backend {
         if matches!(pool.memory, Memory::Logical) {
             return vec![true; keys.len()];
         }
-        match (self.store().as_deref(), pool.space) {
-            (Some(Some(store)), Some(space)) => {
-                let some_missed = |held: &Vec<bool>| held.contains(&false);
-                steadily(store, some_missed, || store.contains(space, keys))
-            }
-            _ => Vec::new(),
-        }
+        let Some((store, space)) = self.store_of(&pool) else {
+            return Vec::new();
+        };
+        let some_missed = |held: &Vec<bool>| held.contains(&false);
+        steadily(&store, some_missed, || store.contains(space, keys))
     }
 
     fn count_way(&self, way: Way, pages: usize) {
@@ -282,9 +429,9 @@ impl Backend {
     pub fn clear(&self) -> Result<u64, StoreError> {
         let mut deleted = 0;
         let pools: Vec<Arc<Registered>> = self.pools.read().values().cloned().collect();
-        if let Some(Some(store)) = self.store().as_deref() {
-            for space in pools.iter().filter_map(|pool| pool.space) {
-                deleted += store.clear_namespace(space)?;
+        if let Some(store) = self.store() {
+            for space in pools.iter().filter_map(|pool| pool.space.get()) {
+                deleted += store.clear_namespace(*space)?;
             }
         }
         Ok(deleted)
@@ -297,8 +444,7 @@ impl Backend {
 
     /// The store's own counters; `None` without a store.
     pub fn stats(&self) -> Option<(Stats, Part)> {
-        let store = self.store.read();
-        store.as_ref().map(|store| (store.stats(), store.part()))
+        self.attached().map(|store| (store.stats(), store.part()))
     }
 
     /// Bytes of memory that this backend holds beside the store's index.
@@ -327,13 +473,14 @@ impl Backend {
     /// Waits for calls under way and leaves the store. Later calls miss. Idempotent. Says whether all of it was done in
     /// time; what was not goes on by itself, and the store recovers from its end as from any.
     pub fn close(&self) -> bool {
-        let Some(mut guard) = self.store.try_write_for(CLOSE_PATIENCE) else {
+        self.retry.lock().take();
+        let Some(mut place) = self.place.try_write_for(CLOSE_PATIENCE) else {
             return false;
         };
-        let Some(store) = guard.take() else {
+        let Place::Attached(store) = std::mem::replace(&mut *place, Place::Closed) else {
             return true;
         };
-        drop(guard);
+        drop(place);
         let (done, wait) = std::sync::mpsc::channel();
         let leaving = std::thread::Builder::new()
             .name("larder-close".to_owned())
@@ -349,13 +496,11 @@ impl Backend {
 
 /// Waits while the store has nobody who decides; whether it had to.
 fn wait_for_owner(store: &SharedStore) -> bool {
-    let until = Instant::now() + OWNER_PATIENCE;
-    let mut waited = false;
-    while store.part() == Part::Nobody && Instant::now() < until {
-        waited = true;
-        std::thread::sleep(LOOK_AGAIN);
+    let waits = store.part() == Part::Nobody;
+    if waits {
+        store.wait_for_owner(Instant::now() + OWNER_PATIENCE);
     }
-    waited
+    waits
 }
 
 /// Makes a call, and once more if it fell short while the store's owner went.
@@ -370,11 +515,6 @@ fn steadily<R>(
         return call();
     }
     result
-}
-
-fn refuse(pool: &str, keys: usize, error: &PoolError) -> Vec<bool> {
-    tracing::warn!(pool, %error, "a batch that makes no sense");
-    vec![false; keys]
 }
 
 /// Whether a pool lies on huge pages. From the list of mappings alone: counting their pages would take seconds for a large pool.

@@ -5,6 +5,7 @@
 //! writes, and any other waits.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Deref;
 
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{GetStatus, MissReason, PutStatus, Refusal};
@@ -12,9 +13,13 @@ use larder_format::PageKey;
 use parking_lot::Mutex;
 
 use crate::backend::Chain;
+use crate::trial::RUN_BYTES as ARENA_BYTES;
 
-/// Bytes of an arena, unless one page needs more: enough to keep a fast disk busy.
-const ARENA_BYTES: usize = 64 << 20;
+/// Pieces of a batch that are read at the same time.
+const LANES: usize = 2;
+
+/// Pieces that a batch is cut into, if that makes them no longer than a lane.
+const PIECES: usize = 8;
 
 /// Alignment of parts, in bytes.
 const ALIGN: usize = 4096;
@@ -44,7 +49,7 @@ impl Shape {
     }
 }
 
-/// Memory for one direction.
+/// Memory for one direction: 64 MiB, unless one page needs more, which keeps a fast disk busy.
 #[derive(Default)]
 pub struct Arena(Mutex<Option<AlignedBuf>>);
 
@@ -55,35 +60,55 @@ impl Arena {
         self.0.lock().as_ref().map_or(0, |memory| memory.len())
     }
 
-    /// Reads pages with `read`, some at a time, and spreads those that arrived over `memory`.
+    /// Reads pages with `read`, some at a time, and spreads those that arrived over `memory`. In two lanes, so that the device
+    /// works on some pages while others are copied.
     pub fn read(
         &self,
         shape: &Shape,
         keys: &[PageKey],
         memory: &mut [Vec<IoSliceMut<'_>>],
-        read: impl Fn(&[PageKey], &mut [Vec<IoSliceMut<'_>>]) -> Vec<GetStatus>,
+        read: impl Fn(&[PageKey], &mut [Vec<IoSliceMut<'_>>]) -> Vec<GetStatus> + Sync,
     ) -> Vec<GetStatus> {
         let mut arena = self.0.lock();
+        let closed = vec![GetStatus::Miss(MissReason::Closed); keys.len()];
         let Some(arena) = grown(&mut arena, shape) else {
-            return vec![GetStatus::Miss(MissReason::Closed); keys.len()];
+            return closed;
         };
-        let mut statuses = Vec::with_capacity(keys.len());
-        let some = shape.pages_at_once();
-        for (keys, memory) in keys.chunks(some).zip(memory.chunks_mut(some)) {
-            let mut pages: Vec<Vec<IoSliceMut<'_>>> = arena
-                .chunks_exact_mut(shape.page_bytes)
-                .take(keys.len())
-                .map(|page| parts_mut(shape, page))
-                .collect();
-            let some = read(keys, &mut pages);
-            for ((page, pieces), status) in pages.iter().zip(memory).zip(&some) {
-                if status.is_hit() {
-                    spread(page, pieces);
+        let lanes = LANES.min(shape.pages_at_once()).min(keys.len());
+        let room = shape.pages_at_once() / lanes.max(1);
+        let some = keys.len().div_ceil(PIECES).clamp(1, room);
+        let statuses = Mutex::new(closed);
+        let pieces = Mutex::new((0..).zip(keys.chunks(some).zip(memory.chunks_mut(some))));
+        let work = |lane: &mut [u8]| {
+            loop {
+                let Some((at, (keys, memory))) = pieces.lock().next() else {
+                    return;
+                };
+                let mut pages: Vec<Vec<IoSliceMut<'_>>> = lane
+                    .chunks_exact_mut(shape.page_bytes)
+                    .take(keys.len())
+                    .map(|page| parts_mut(shape, page))
+                    .collect();
+                let found = read(keys, &mut pages);
+                for ((page, pieces), status) in pages.iter().zip(memory).zip(&found) {
+                    if status.is_hit() {
+                        copy(page, pieces);
+                    }
                 }
+                statuses.lock()[at * some..][..keys.len()].copy_from_slice(&found);
             }
-            statuses.extend(some);
-        }
-        statuses
+        };
+        std::thread::scope(|scope| {
+            let mut lanes = arena.chunks_exact_mut(room * shape.page_bytes).take(lanes);
+            let own = lanes.next();
+            for lane in lanes {
+                let thread = std::thread::Builder::new().name("larder-bounce".to_owned());
+                // Without it this thread does the work alone.
+                let _ = thread.spawn_scoped(scope, || work(lane));
+            }
+            own.map(work)
+        });
+        statuses.into_inner()
     }
 
     /// Gathers pages from `memory`, some at a time, and stores them with `write`. After one that was not stored nothing more is
@@ -93,7 +118,7 @@ impl Arena {
         shape: &Shape,
         keys: &[PageKey],
         memory: &[Vec<IoSlice<'_>>],
-        mut chain: Chain,
+        chain: Chain,
         write: impl Fn(&[PageKey], &[Vec<IoSlice<'_>>], Chain) -> Vec<PutStatus>,
     ) -> Vec<PutStatus> {
         let mut arena = self.0.lock();
@@ -102,25 +127,22 @@ impl Arena {
         };
         let mut statuses = Vec::with_capacity(keys.len());
         let some = shape.pages_at_once();
-        for (keys_now, memory) in keys.chunks(some).zip(memory.chunks(some)) {
+        for (at, (keys_now, memory)) in (0..).zip(keys.chunks(some).zip(memory.chunks(some))) {
             for (page, pieces) in arena.chunks_exact_mut(shape.page_bytes).zip(memory) {
-                gather(shape, page, pieces);
+                copy(pieces, &mut parts_mut(shape, page));
             }
             let pages: Vec<Vec<IoSlice<'_>>> = arena
                 .chunks_exact(shape.page_bytes)
                 .take(keys_now.len())
                 .map(|page| parts(shape, page))
                 .collect();
-            let some = write(keys_now, &pages, chain);
+            let some = write(keys_now, &pages, chain.after(&keys[..at * some]));
             let stop = some.iter().copied().find(|status| !status.is_present());
             statuses.extend(some);
             if let Some(why) = stop {
                 statuses.resize(keys.len(), why);
                 break;
             }
-            chain.before = keys_now.last().copied();
-            let more = u32::try_from(keys_now.len()).unwrap_or(u32::MAX);
-            chain.depth = chain.depth.saturating_add(more);
         }
         statuses
     }
@@ -155,32 +177,12 @@ fn parts<'a>(shape: &Shape, page: &'a [u8]) -> Vec<IoSlice<'a>> {
     shape.parts.iter().map(part).collect()
 }
 
-/// Copies parts to pieces: both are the page's bytes in one order, cut in different places.
-fn spread(parts: &[IoSliceMut<'_>], pieces: &mut [IoSliceMut<'_>]) {
-    let mut from = parts.iter().flat_map(|part| part.chunks(part.len().max(1)));
+/// Copies a page's bytes, cut in some places, to memory for them that is cut in others.
+fn copy(from: &[impl Deref<Target = [u8]>], to: &mut [IoSliceMut<'_>]) {
+    let mut from = from.iter();
     let mut rest: &[u8] = &[];
-    for piece in pieces {
+    for piece in to {
         let mut to: &mut [u8] = piece;
-        while !to.is_empty() {
-            if rest.is_empty() {
-                let Some(next) = from.next() else { return };
-                rest = next;
-            }
-            let count = rest.len().min(to.len());
-            let (now, later) = rest.split_at(count);
-            let (here, there) = std::mem::take(&mut to).split_at_mut(count);
-            here.copy_from_slice(now);
-            (rest, to) = (later, there);
-        }
-    }
-}
-
-/// Copies pieces to the parts of a page in an arena.
-fn gather(shape: &Shape, page: &mut [u8], pieces: &[IoSlice<'_>]) {
-    let mut from = pieces.iter().map(|piece| &**piece);
-    let mut rest: &[u8] = &[];
-    for &(offset, bytes) in &shape.parts {
-        let mut to = &mut page[offset..offset + bytes];
         while !to.is_empty() {
             if rest.is_empty() {
                 let Some(next) = from.next() else { return };

@@ -29,11 +29,13 @@ const SGLANG_KEYS: [&str; 11] = [
 ];
 
 /// Larder's keys.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 11] = [
     "path",
     "size",
     "weights_tag",
     "on_error",
+    "retry",
+    "prewrite",
     "disk",
     "sync",
     "lease",
@@ -49,7 +51,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(8);
 pub enum OnError {
     /// Refuse to start.
     Fail,
-    /// Serve without: everything misses.
+    /// Serve without: everything misses until there is one.
     Miss,
 }
 
@@ -75,6 +77,10 @@ pub struct Config {
     pub weights_tag: Option<String>,
     /// What to do when there is no store to be had at start-up.
     pub on_error: OnError,
+    /// Serving without a store: how long until the next attempt to have one. Twice as long after each, up to ten minutes.
+    pub retry: Duration,
+    /// Whether the blocks of a store that is not full yet are written beforehand, in the background.
+    pub prewrite: bool,
     /// How bytes are moved.
     pub disk: Want,
     /// When pages are durable.
@@ -228,6 +234,11 @@ impl Config {
             let key = "timeout";
             return Err(ConfigError::Value { key, why });
         }
+        let retry = keys.duration("retry")?.unwrap_or(Duration::from_secs(30));
+        if retry.is_zero() {
+            let (key, why) = ("retry", "must be above 0".to_owned());
+            return Err(ConfigError::Value { key, why });
+        }
         Ok(Config {
             path: PathBuf::from(path),
             size: keys.size()?,
@@ -236,6 +247,8 @@ impl Config {
                 "on_error",
                 &[("fail", OnError::Fail), ("miss", OnError::Miss)],
             )?,
+            retry,
+            prewrite: keys.take("prewrite")?.unwrap_or(true),
             disk: keys
                 .read("disk", |word| word.parse().map_err(|e| format!("{e}")))?
                 .unwrap_or_default(),
@@ -277,6 +290,8 @@ mod tests {
         assert_eq!(config.path, PathBuf::from("/nvme/larder"));
         assert_eq!(config.size, Some(512 << 30));
         assert_eq!(config.on_error, OnError::Fail);
+        assert!(config.prewrite);
+        assert_eq!(config.retry, Duration::from_secs(30));
         assert_eq!(config.lease, Duration::from_secs(30));
         assert_eq!(config.timeout, Duration::from_secs(5));
         assert_eq!(config.transfer, Transfer::Auto);
@@ -311,6 +326,9 @@ mod tests {
             (r#"{"path":"p","weights_tag":""}"#, "weights_tag"),
             (r#"{"path":"p","on_error":"ignore"}"#, "on_error"),
             (r#"{"path":"p","on_error":true}"#, "on_error"),
+            (r#"{"path":"p","retry":0}"#, "retry"),
+            (r#"{"path":"p","prewrite":"on"}"#, "prewrite"),
+            (r#"{"path":"p","retry":"soon"}"#, "retry"),
             (r#"{"path":"p","disk":"nvme"}"#, "disk"),
             (r#"{"path":"p","sync":1}"#, "sync"),
             (r#"{"path":"p","lease":"long"}"#, "lease"),

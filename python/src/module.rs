@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use larder_format::PageKey;
 use larder_tools::cli;
@@ -20,7 +21,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use crate::backend::{Backend as Inner, Chain, Memory};
-use crate::config::{Config, OnError};
+use crate::config::Config;
 use crate::hits::Policy;
 use crate::pool::{Buffer, Pool};
 use crate::space::{PoolFacts, Server};
@@ -29,7 +30,7 @@ use crate::{doctor, place, weights};
 /// A storage backend: see `larder.sglang`.
 #[pyclass(frozen, module = "larder._larder")]
 struct Backend {
-    inner: Inner,
+    inner: Arc<Inner>,
     volume: PathBuf,
     remarks: Vec<String>,
 }
@@ -94,24 +95,14 @@ impl Backend {
             Config::parse(config).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let server: Server = serde_json::from_str(server)
             .map_err(|error| PyValueError::new_err(format!("the server's facts: {error}")))?;
-        let attached = py.detach(|| place::attach(&config));
-        match attached {
-            Ok(attached) => Ok(Backend {
-                inner: Inner::new(Some(attached.store), server, &config),
-                volume: attached.volume,
-                remarks: attached.remark.into_iter().collect(),
-            }),
-            Err(error) if config.on_error == OnError::Fail => {
-                Err(PyRuntimeError::new_err(error.to_string()))
-            }
-            Err(error) => Ok(Backend {
-                volume: config.path.clone(),
-                inner: Inner::new(None, server, &config),
-                remarks: vec![format!(
-                    "serving without a store, everything misses (`on_error` is \"miss\"): {error}"
-                )],
-            }),
-        }
+        let (inner, remark) = py
+            .detach(|| Inner::open(&config, server))
+            .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        Ok(Backend {
+            inner,
+            volume: place::volume_of(&config.path),
+            remarks: remark.into_iter().collect(),
+        })
     }
 
     /// Where the store is.
@@ -340,6 +331,11 @@ impl Backend {
     /// One sentence a pool.
     fn describe(&self) -> Vec<String> {
         self.inner.describe()
+    }
+
+    /// Tries at once for a store that was not to be had at start-up; whether there is nothing left to try for.
+    fn try_again(&self, py: Python<'_>) -> bool {
+        work(py, || self.inner.try_again())
     }
 
     /// Leaves the store; false when that was not done in time and goes on by itself.

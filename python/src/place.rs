@@ -26,7 +26,7 @@ const LOCK_FILE: &str = "larder.lock";
 /// How long one waits for another that is creating the store.
 const CREATION_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Pause between two looks.
+/// Pause between two looks: a lock on a file cannot be waited for with a time limit.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Why there is no store to use.
@@ -88,6 +88,7 @@ pub fn attach(config: &Config) -> Result<Attached, PlaceError> {
             sync: config.sync,
             lease: config.lease,
             hang_limit: config.timeout,
+            prewrite: config.prewrite,
             ..OpenOptions::default()
         },
         group: None,
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
 
     fn config(path: &Path, size: &str) -> Config {
-        let json = serde_json::json!({"path": path, "size": size});
+        let json = serde_json::json!({"path": path, "size": size, "prewrite": false});
         Config::parse(&json.to_string()).unwrap()
     }
 

@@ -1,8 +1,9 @@
 //! Which of two ways is faster here, found out on the work itself.
 //!
 //! Reading straight into a pool of 4 KiB memory pages can be slower than reading into huge pages and copying: it depends on the
-//! kernel, the disk and how the pool was allocated. So the first batches go both ways in turn, and the way with the
-//! better best run is kept. The best and not the mean: whatever else the machine does only ever makes a run slower.
+//! kernel, the disk and how the pool was allocated. So what is moved first goes both ways in turn, in runs of at most
+//! [`RUN_BYTES`], and the way with the better best run is kept. The best and not the mean: whatever else the machine does only
+//! ever makes a run slower. Batches of large pages are cut into several runs, so that a gigabyte at most is moved before the choice.
 
 use std::time::Duration;
 
@@ -12,6 +13,9 @@ use crate::config::Transfer;
 
 /// Runs of each way before one is chosen.
 const RUNS: u32 = 4;
+
+/// Bytes of a run, unless one page needs more: as many as go through a buffer at once.
+pub const RUN_BYTES: usize = 64 << 20;
 
 /// Bytes below which a run says nothing.
 const BYTES_MIN: u64 = 256 << 10;
@@ -67,17 +71,18 @@ impl Trial {
         }
     }
 
-    /// The way for the next batch.
+    /// The way to go next, and how many of `pages` pages of `page_bytes` bytes at most before asking again.
     #[must_use]
-    pub fn way(&self) -> Way {
+    pub fn next(&self, pages: usize, page_bytes: usize) -> (Way, usize) {
+        let run = (RUN_BYTES / page_bytes.max(1)).clamp(1, pages.max(1));
         match &*self.state.lock() {
-            State::Chosen(way, _) => *way,
-            State::Open { direct, bounce } if bounce.0 < direct.0 => Way::Bounce,
-            State::Open { .. } => Way::Direct,
+            State::Chosen(way, _) => (*way, pages),
+            State::Open { direct, bounce } if bounce.0 < direct.0 => (Way::Bounce, run),
+            State::Open { .. } => (Way::Direct, run),
         }
     }
 
-    /// What came of a batch: bytes that really moved. Says what was chosen, if that is now.
+    /// What came of a run: bytes that really moved. Says what was chosen, if that is now.
     pub fn ran(&self, way: Way, bytes: u64, took: Duration) -> Option<String> {
         let mut state = self.state.lock();
         let State::Open { direct, bounce } = &mut *state else {
@@ -115,7 +120,7 @@ impl Trial {
         match &*self.state.lock() {
             State::Chosen(way, why) => format!("{} ({why})", name(*way)),
             State::Open { .. } => {
-                "direct or bounce (to be measured on the first batches)".to_owned()
+                "direct or bounce (to be measured on what is moved first)".to_owned()
             }
         }
     }
@@ -137,7 +142,7 @@ mod tests {
     fn run(direct_ms: u64, bounce_ms: u64) -> (Trial, String) {
         let trial = Trial::new(Transfer::Auto, None, true, false);
         for _ in 0..100 {
-            let way = trial.way();
+            let (way, _) = trial.next(1, 1 << 20);
             let took = match way {
                 Way::Direct => direct_ms,
                 Way::Bounce => bounce_ms,
@@ -152,17 +157,20 @@ mod tests {
     #[test]
     fn the_faster_way_is_kept() {
         let (trial, said) = run(10, 3);
-        assert_eq!(trial.way(), Way::Bounce);
+        assert_eq!(trial.next(8, 1 << 20), (Way::Bounce, 8));
         assert!(said.starts_with("bounce"), "{said}");
         let (trial, said) = run(3, 10);
-        assert_eq!(trial.way(), Way::Direct);
+        assert_eq!(trial.next(8, 1 << 20), (Way::Direct, 8));
         assert!(said.starts_with("direct"), "{said}");
         assert!(trial.describe().contains("GB/s"));
     }
 
     #[test]
     fn what_is_prescribed_or_needed_is_not_tried() {
-        let way = |transfer, needs, aligned| Trial::new(transfer, needs, aligned, true).way();
+        let way = |transfer, needs, aligned| {
+            let trial = Trial::new(transfer, needs, aligned, true);
+            trial.next(1, 4096).0
+        };
         assert_eq!(way(Transfer::Direct, Some("gathered"), true), Way::Bounce);
         assert_eq!(way(Transfer::Bounce, None, true), Way::Bounce);
         assert_eq!(way(Transfer::Auto, None, false), Way::Direct);
@@ -176,6 +184,16 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(trial.ran(Way::Direct, 4096, Duration::from_millis(1)), None);
         }
-        assert_eq!(trial.way(), Way::Direct);
+        assert_eq!(trial.next(1, 4096).0, Way::Direct);
+    }
+
+    #[test]
+    fn while_it_is_tried_a_large_batch_is_cut_into_runs() {
+        let trial = Trial::new(Transfer::Auto, None, true, false);
+        let pages = |page_bytes| trial.next(128, page_bytes).1;
+        assert_eq!(pages(128 << 10), 128);
+        assert_eq!(pages(1 << 20), RUN_BYTES >> 20);
+        assert_eq!(pages(2 * RUN_BYTES), 1);
+        assert_eq!(trial.next(3, 1 << 20).1, 3);
     }
 }

@@ -268,6 +268,21 @@ def test_stats_tell_each_batch_once(opened):
     assert again.backup_pgs == again.prefetch_pgs == []
 
 
+def test_pages_that_come_while_blocks_are_written_beforehand_are_there(opened):
+    pool = pools.mha(layers=8, heads=8, dim=128, page=16, pages=32)
+    pools.fill(pool)
+    expected = [pools.page_bytes(pool, page) for page in range(32)]
+    backend = opened(pool, size="512MiB", prewrite=True)
+    chains = [keys(32, f"chain {at}") for at in range(10)]
+    indices = pools.indices(pool, range(32))
+    for chain in chains:
+        assert all(backend.batch_set_v1(chain, indices))
+    for chain in chains:
+        pools.wipe(pool)
+        assert all(backend.batch_get_v1(chain, indices))
+        assert all(torch.equal(pools.page_bytes(pool, page), expected[page]) for page in range(32))
+
+
 def test_a_store_that_is_full_leaves_out_old_pages_and_refuses_nothing(opened):
     pool = pools.mha(layers=8, heads=8, dim=128, page=64, pages=4)
     backend = opened(pool)
@@ -370,6 +385,39 @@ def test_pools_of_deepseek_v4_come_back_bit_exact(opened, layout):
         assert torch.equal(pools.page_bytes(pool, page), expected)
 
 
+@pytest.mark.parametrize("skip", [None, [False, True, False]], ids=["all layers", "layers that share"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_indexer_of_sparse_attention_comes_back_with_its_kv(opened, layout, skip):
+    kv, indexer = pools.dsa(layout=layout, skip_topk_layers=skip)
+    backend = opened(kv, is_mla=True)
+    backend.register_mem_host_pool_v2(indexer, PoolName.INDEXER)
+    for at, pool in enumerate((kv, indexer)):
+        pools.fill(pool, seed=at)
+    chain = keys(4)
+    written = [[pools.page_bytes(pool, page) for page in range(4)] for pool in (kv, indexer)]
+
+    def transfer(pages):
+        host_indices = pools.indices(kv, pages)
+        return PoolTransfer(
+            name=PoolName.INDEXER, keys=chain[: len(pages)], host_indices=host_indices, indices_from_pool=PoolName.KV
+        )
+
+    assert backend.batch_set_v1(chain, pools.indices(kv, range(4))) == [True] * 4
+    assert backend.batch_set_v2([transfer([0, 1, 2])]) == {PoolName.INDEXER: [True] * 3}
+    # A page whose index keys are missing is of no use.
+    found = backend.batch_exists_v2(chain, [transfer([0, 1, 2])])
+    assert (found.kv_hit_pages, found.extra_pool_hit_pages[PoolName.INDEXER]) == (3, 3)
+    others = [7, 5, 6, 4]
+    for pool in (kv, indexer):
+        pools.wipe(pool)
+    assert backend.batch_get_v1(chain, pools.indices(kv, others)) == [True] * 4
+    assert backend.batch_get_v2([transfer(others)]) == {PoolName.INDEXER: [True] * 3 + [False]}
+    for at, page in enumerate(others):
+        assert torch.equal(pools.page_bytes(kv, page), written[0][at])
+        if at < 3:
+            assert torch.equal(pools.page_bytes(indexer, page), written[1][at])
+
+
 @pytest.mark.parametrize("refusal", [NotImplementedError, ValueError])
 def test_a_pool_that_tells_no_addresses_is_copied_page_by_page(opened, refusal):
     pool = pools.mha()
@@ -456,6 +504,20 @@ def test_a_truncated_store_is_refused_with_the_reason_or_missed_if_so_configured
     assert backend.batch_get_v1(chain, pools.indices(pool, range(2))) == [False] * 2
 
 
+def test_a_store_that_was_not_to_be_had_at_the_start_is_used_once_it_is(opened, tmp_path):
+    chain, pool, path = keys(2), pools.mha(), tmp_path / "store"
+    path.write_text("in the way")
+    backend = opened(pool, path=path, on_error="miss")
+    assert "tried again" in backend._backend.remarks[0]
+    assert backend.batch_set_v1(chain, pools.indices(pool, range(2))) == [False] * 2
+    assert not backend._backend.try_again()
+    path.unlink()
+    assert backend._backend.try_again()
+    assert backend.batch_set_v1(chain, pools.indices(pool, range(2))) == [True] * 2
+    assert backend.batch_get_v1(chain, pools.indices(pool, range(2))) == [True] * 2
+    assert backend.counters()["part"] == "owner"
+
+
 def test_a_store_does_not_grow_beyond_what_is_free(tmp_path):
     with pytest.raises(RuntimeError, match="no space"):
         make(tmp_path, size="8000TiB")
@@ -474,6 +536,8 @@ def test_a_store_does_not_grow_beyond_what_is_free(tmp_path):
         ({"weights_tag": 7}, "weights_tag"),
         ({"timeout": 60}, "timeout"),
         ({"on_error": "ignore"}, "on_error"),
+        ({"retry": 0}, "retry"),
+        ({"prewrite": "on"}, "prewrite"),
         ({"transfer": "fast"}, "transfer"),
     ],
 )

@@ -43,6 +43,8 @@ def sequence(test, pages=4):
         ("mha-64", "page_first"),
         ("swa", "page_first"),
         ("mamba", "page_first"),
+        ("dsa", "page_first"),
+        ("dsa", "layer_first"),
     ],
 )
 def test_a_new_engine_has_the_bytes_of_the_one_before(trees, tmp_path, cfg, layout):

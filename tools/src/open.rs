@@ -33,6 +33,9 @@ pub struct ShareArgs {
     /// Most memory that reads are shared through, taken as it is used; the store's owner decides [default: 512MiB]
     #[arg(long, value_name = "SIZE")]
     staging: Option<ByteSize>,
+    /// Write the blocks of segments that were never used once, in the background: what comes later is stored faster
+    #[arg(long)]
+    prewrite: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -54,6 +57,7 @@ impl ShareArgs {
                     SharedReadsArg::Off => SharedReads::Off,
                 },
                 staging_bytes: self.staging.map_or(defaults.staging_bytes, |size| size.0),
+                prewrite: self.prewrite,
                 ..defaults
             },
             group,

@@ -13,6 +13,7 @@
 //! | `space` | which segment a page goes to; the life of a segment |
 //! | `log` | when descriptors are written |
 //! | `publish` | when a page becomes visible |
+//! | `lending` | which free segments somebody may write beforehand |
 //! | `evictions` | when evictions are written down |
 //! | `sync` | when volumes are synced, what a sync proved, what a failed one spoiled |
 //! | `records` | deletions and namespaces |
@@ -33,6 +34,7 @@
 
 mod evictions;
 mod headers;
+mod lending;
 mod log;
 mod offline;
 mod pages;
@@ -52,6 +54,7 @@ use slotmap::{SlotMap, new_key_type};
 use crate::api::SyncPolicy;
 use crate::catalog::ReservationId;
 use crate::index::{Adoption, Heat, Index, NamespaceSlot, SegmentId};
+pub(crate) use lending::Lent;
 pub(crate) use log::BLOCKS_IN_FLIGHT_MAX;
 use log::Log;
 pub(crate) use offline::SegmentView;

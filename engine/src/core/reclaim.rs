@@ -314,9 +314,17 @@ impl Core {
 
     /// Evicts cold pages among `moves`, leaves first, until what is left fits half a segment; past that, the coldest pages
     /// of the whole store, whose parents these may be. Room that a crash left unused in the victim is won without an eviction: it
-    /// holds the newest pages.
+    /// holds the newest pages. The end of a full segment, in which none of its pages would fit, is no such room: wherever they
+    /// are moved, as much is left over again.
     fn drop_cold(&mut self, victim: SegmentId, moves: &mut Vec<Move>) {
-        let limit = self.space.data_blocks() / 2 + self.space.unused_blocks(victim);
+        let unused = self.space.unused_blocks(victim);
+        let page = moves.iter().map(|page| page.record.blocks).max();
+        let won = if unused > u64::from(page.unwrap_or(0)) {
+            unused
+        } else {
+            0
+        };
+        let limit = self.space.data_blocks() / 2 + won;
         let line = self.cold_line();
         let mut heats: Vec<(Heat, Move)> = moves
             .drain(..)

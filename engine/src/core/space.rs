@@ -107,6 +107,8 @@ pub(crate) struct Segment {
     pub held: Vec<Serial>,
     /// A sync failed after writes into it: every page must be read back and rewritten.
     pub suspect: bool,
+    /// It is free, and lent or was: it is not lent again.
+    pub lent: bool,
 }
 
 impl Segment {
@@ -136,6 +138,7 @@ impl Segment {
             poisoned: false,
             held: Vec::new(),
             suspect: false,
+            lent: false,
         }
     }
 
@@ -520,6 +523,29 @@ impl Space {
         self.welcome_all();
         let volume = self.volume_of(id);
         self.volumes[volume].free.push_back(id);
+    }
+
+    /// Takes the first segment that was never used, and never lent, out of the lists of free ones.
+    pub(crate) fn lend_unused(&mut self) -> Option<SegmentId> {
+        let segments = &self.segments;
+        let is_unused = |id: &SegmentId| {
+            let segment = &segments[id.0 as usize];
+            segment.sequence == Serial::ZERO && !segment.lent
+        };
+        let (volume, place) = self
+            .volumes
+            .iter()
+            .enumerate()
+            .find_map(|(at, volume)| Some((at, volume.free.iter().position(is_unused)?)))?;
+        let id = self.volumes[volume].free.remove(place)?;
+        self.segment_mut(id).lent = true;
+        Some(id)
+    }
+
+    /// Puts a lent segment back, to be opened next.
+    pub(crate) fn take_back(&mut self, id: SegmentId) {
+        let volume = self.volume_of(id);
+        self.volumes[volume].free.push_front(id);
     }
 
     pub(crate) fn add_live(&mut self, id: SegmentId, blocks: u32) {

@@ -411,6 +411,9 @@ impl Inner {
                 Ok(role) => {
                     *self.role.write() = role;
                     self.turns.fetch_add(1, Ordering::AcqRel);
+                    // Under the lock, so that nobody who has just found no owner falls asleep after this.
+                    let _stop = self.stop.lock();
+                    self.stopped.notify_all();
                 }
                 Err(NotYet::TryAgain(_)) => self.pause(),
                 Err(NotYet::Never(error)) => {
@@ -512,6 +515,17 @@ impl SharedStore {
             Role::Owner(_) => Part::Owner,
             Role::Client(client) if !client.remote.is_lost() => Part::Client,
             _ => Part::Nobody,
+        }
+    }
+
+    /// Returns when somebody decides for the store, this process or another; at `until` at the latest, and at once when the
+    /// handle is closed.
+    pub fn wait_for_owner(&self, until: Instant) {
+        let mut stop = self.inner.stop.lock();
+        while !*stop && self.part() == Part::Nobody {
+            if self.inner.stopped.wait_until(&mut stop, until).timed_out() {
+                return;
+            }
         }
     }
 

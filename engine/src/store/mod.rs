@@ -5,6 +5,7 @@
 //! | `local` | the in-process catalog: a core behind a mutex, its effects carried out |
 //! | `opening` | from a path to a recovered store, and back to a closed one |
 //! | `keeper` | the housekeeping thread: syncs that fall due, reclaim |
+//! | `prewriter` | writing blocks that were never written, before pages come |
 //! | `mover` | moving pages from segment to segment |
 //! | `get`, `put` | the data path, on callers' threads |
 //! | `staged` | gets that are shared with other processes |
@@ -16,6 +17,7 @@ mod keeper;
 pub(crate) mod local;
 pub(crate) mod mover;
 pub(crate) mod opening;
+mod prewriter;
 mod put;
 pub(crate) mod staged;
 
@@ -40,6 +42,7 @@ use hang::Hangs;
 use keeper::Keeper;
 use local::Local;
 use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes};
+use prewriter::Prewriter;
 use staged::Stage;
 
 /// What moves page data: everything a handle needs besides its catalog.
@@ -171,6 +174,7 @@ pub struct Store {
     data: DataPath,
     volumes: Mutex<Volumes>,
     keeper: Mutex<Option<Keeper>>,
+    prewriter: Mutex<Option<Prewriter>>,
     /// Read-held by every call, so that a close finds none under way; true once closed.
     gate: RwLock<bool>,
     read_only: bool,
@@ -265,6 +269,11 @@ impl Store {
         } else {
             Some(Keeper::start(local.clone(), volumes.superblock())?)
         };
+        let prewriter = if options.prewrite && !options.read_only {
+            Some(Prewriter::start(local.clone(), &volumes)?)
+        } else {
+            None
+        };
         let mut data = DataPath::new(disk, volumes.list.len(), options.hang_limit);
         data.recheck = recheck;
         Ok(Store {
@@ -272,6 +281,7 @@ impl Store {
             data,
             volumes: Mutex::new(volumes),
             keeper: Mutex::new(keeper),
+            prewriter: Mutex::new(prewriter),
             gate: RwLock::new(false),
             read_only: options.read_only,
             write_bytes_max: options.write_bytes_max,
@@ -343,15 +353,20 @@ impl Store {
     /// left as after a crash.
     pub(crate) fn abandon(&self) {
         *self.gate.write() = true;
+        self.stop_threads();
+    }
+
+    fn stop_threads(&self) {
+        if let Some(prewriter) = self.prewriter.lock().take() {
+            prewriter.stop();
+        }
         if let Some(keeper) = self.keeper.lock().take() {
             keeper.stop();
         }
     }
 
     fn close_once(&self) -> Result<(), StoreError> {
-        if let Some(keeper) = self.keeper.lock().take() {
-            keeper.stop();
-        }
+        self.stop_threads();
         let mut volumes = self.volumes.lock();
         let closed = if self.read_only {
             Ok(())

@@ -6,7 +6,7 @@ use std::time::Instant;
 use larder_engine::{GetPage, GetStatus, MissReason, PageStore};
 use larder_format::PageKey;
 
-use super::{Backend, Memory, Registered, refuse, steadily};
+use super::{Backend, Registered, steadily};
 use crate::bounce::Shape;
 use crate::meters::Count;
 use crate::trial::Way;
@@ -17,46 +17,24 @@ const CLOSED: GetStatus = GetStatus::Miss(MissReason::Closed);
 impl Backend {
     /// Reads pages into the host pool; whether each is there now.
     pub fn get(&self, pool: &str, keys: &[PageKey], indices: &[i64]) -> Vec<bool> {
-        let Some(registered) = self.pool(pool) else {
-            tracing::warn!(pool, "a pool that was never registered is to be read into");
-            return vec![false; keys.len()];
-        };
-        let memory = match &registered.memory {
-            Memory::Logical => return vec![true; keys.len()],
-            Memory::Flat(_) => return vec![false; keys.len()],
-            Memory::Mapped(memory) => memory,
-        };
-        let pages = match memory.pages(indices, keys.len()) {
-            Ok(pages) => pages,
-            Err(error) => return refuse(pool, keys.len(), &error),
-        };
-        // SAFETY: SGLang keeps the pool mapped until `close`, which waits for this call, and touches none of these slots before it
-        // returns; `pages` names each of them once.
-        let memory = pages.iter().map(|&page| unsafe { memory.pieces_mut(page) });
-        self.read(&registered, keys, memory.collect())
+        self.with_slots(pool, keys.len(), indices, |registered, pool, pages| {
+            // SAFETY: SGLang keeps the pool mapped until `close`, which waits for this call, and touches none of these slots before
+            // it returns; `pages` names each of them once.
+            let memory = pages.iter().map(|&page| unsafe { pool.pieces_mut(page) });
+            self.read(registered, keys, memory.collect())
+        })
     }
 
     /// Reads pages into flat buffers; whether each is there now.
     pub fn get_flat(&self, pool: &str, keys: &[PageKey], buffers: Vec<&mut [u8]>) -> Vec<bool> {
-        let Some(registered) = self.pool(pool) else {
-            return vec![false; keys.len()];
-        };
-        if matches!(registered.memory, Memory::Logical) {
-            return vec![true; keys.len()];
-        }
-        let fits = buffers.len() == keys.len()
-            && buffers
-                .iter()
-                .all(|buffer| buffer.len() == registered.page_bytes());
-        if !fits {
-            tracing::warn!(pool, "flat pages of another size than the pool's");
-            return vec![false; keys.len()];
-        }
-        let memory = buffers
-            .into_iter()
-            .map(|buffer| cut_mut(buffer, &registered.parts))
-            .collect();
-        self.read(&registered, keys, memory)
+        let lengths: Vec<usize> = buffers.iter().map(|buffer| buffer.len()).collect();
+        self.with_flat(pool, keys.len(), &lengths, |registered| {
+            let memory = buffers
+                .into_iter()
+                .map(|buffer| cut_mut(buffer, &registered.parts))
+                .collect();
+            self.read(registered, keys, memory)
+        })
     }
 
     /// Reads pages into these pieces of memory.
@@ -68,18 +46,25 @@ impl Backend {
     ) -> Vec<bool> {
         let started = Instant::now();
         let deadline = started + self.timeout;
-        let way = pool.gets.way();
-        let statuses = self.read_pieces(pool, way, keys, &mut memory, deadline);
-        let read = self.count_gets(&statuses);
-        self.count_way(way, keys.len());
-        let bytes = (read * pool.page_bytes()) as u64;
-        let took = started.elapsed();
-        self.meters.got(keys.len(), bytes, took);
-        if read == keys.len()
-            && let Some(chosen) = pool.gets.ran(way, bytes, took)
-        {
-            tracing::info!("{}: reads go {chosen}", pool.described);
+        let mut statuses = Vec::with_capacity(keys.len());
+        while statuses.len() < keys.len() {
+            let at = statuses.len();
+            let (way, pages) = pool.gets.next(keys.len() - at, pool.page_bytes());
+            let run = at..at + pages;
+            let begun = Instant::now();
+            let memory = &mut memory[run.clone()];
+            let some = self.read_pieces(pool, way, &keys[run], memory, deadline);
+            self.count_way(way, pages);
+            if some.iter().all(|status| status.is_hit())
+                && let Some(way) = pool.gets.ran(way, pool.bytes_of(pages), begun.elapsed())
+            {
+                tracing::info!("{}: reads go {way}", pool.described);
+            }
+            statuses.extend(some);
         }
+        let read = self.count_gets(&statuses);
+        self.meters
+            .got(keys.len(), pool.bytes_of(read), started.elapsed());
         statuses.iter().map(|status| status.is_hit()).collect()
     }
 
@@ -91,12 +76,10 @@ impl Backend {
         memory: &mut [Vec<IoSliceMut<'_>>],
         deadline: Instant,
     ) -> Vec<GetStatus> {
-        let (Some(guard), Some(space)) = (self.store(), pool.space) else {
+        let Some((store, space)) = self.store_of(pool) else {
             return vec![CLOSED; keys.len()];
         };
-        let Some(store) = guard.as_ref() else {
-            return vec![CLOSED; keys.len()];
-        };
+        let store = &*store;
         let some_missed = |statuses: &Vec<GetStatus>| statuses.iter().any(|page| !page.is_hit());
         let read = |keys: &[PageKey], memory: &mut [Vec<IoSliceMut<'_>>]| {
             steadily(store, some_missed, || {

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use larder_engine::memory::AlignedBuf;
 
 use super::*;
-use crate::place;
 use crate::pool::Buffer;
 
 const PAGE_BYTES: usize = 1 << 20;
@@ -37,13 +37,11 @@ impl Memories {
     }
 }
 
-fn config(path: &std::path::Path) -> Config {
-    let json = serde_json::json!({"path": path, "size": "144MiB", "transfer": "direct"});
-    Config::parse(&json.to_string()).unwrap()
-}
-
-fn backend(path: &std::path::Path, memory: &mut Memories) -> Backend {
-    let config = config(path);
+fn open(path: &Path, retry: &str) -> Arc<Backend> {
+    let json = serde_json::json!({
+        "path": path, "size": "144MiB", "prewrite": false, "transfer": "direct", "on_error": "miss", "retry": retry
+    });
+    let config = Config::parse(&json.to_string()).unwrap();
     let server = Server {
         model: "m".to_owned(),
         weights: "w".to_owned(),
@@ -52,10 +50,12 @@ fn backend(path: &std::path::Path, memory: &mut Memories) -> Backend {
         cp: (0, 1),
         replicated: false,
     };
-    let store = place::attach(&config).unwrap().store;
-    let backend = Backend::new(Some(store), server, &config);
+    Backend::open(&config, server).unwrap().0
+}
+
+fn register(backend: &Backend, name: &str, memory: &mut Memories) {
     let facts = PoolFacts {
-        name: "kv".to_owned(),
+        name: name.to_owned(),
         dtype: "u8".to_owned(),
         layout: "page_first".to_owned(),
         page_tokens: 1,
@@ -63,6 +63,11 @@ fn backend(path: &std::path::Path, memory: &mut Memories) -> Backend {
         extra: BTreeMap::new(),
     };
     backend.register(&facts, memory.pool()).unwrap();
+}
+
+fn backend(path: &Path, memory: &mut Memories) -> Arc<Backend> {
+    let backend = open(path, "60m");
+    register(&backend, "kv", memory);
     backend
 }
 
@@ -165,6 +170,58 @@ fn a_closed_backend_touches_nothing_and_stays_closed() {
     );
     assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
     assert_eq!(backend.clear().unwrap(), 0);
+}
+
+#[test]
+fn a_store_that_comes_late_is_used_from_then_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    std::fs::write(&path, b"in the way").unwrap();
+    let (mut before, mut after) = (Memories::new(2), Memories::new(2));
+    let backend = backend(&path, &mut before);
+    let chain = keys(2, 1);
+    let store = |pool| backend.set(pool, &chain, &[0, 1], Chain::default());
+    assert_eq!(store("kv"), [false; 2]);
+    assert!(!backend.try_again());
+    assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
+    std::fs::remove_file(&path).unwrap();
+    assert!(backend.try_again());
+    register(&backend, "draft", &mut after);
+    for pool in ["kv", "draft"] {
+        assert_eq!(store(pool), [true; 2]);
+        assert_eq!(backend.exists(pool, &chain, Chain::default()), 2);
+        assert_eq!(backend.get(pool, &chain, &[0, 1]), [true; 2]);
+    }
+    assert!(backend.try_again());
+    assert!(backend.close());
+}
+
+#[test]
+fn a_store_is_tried_for_without_being_asked() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    std::fs::write(&path, b"in the way").unwrap();
+    let backend = open(&path, "1ms");
+    assert!(backend.stats().is_none());
+    std::fs::remove_file(&path).unwrap();
+    let patience = Instant::now() + Duration::from_secs(60);
+    while backend.stats().is_none() {
+        assert!(Instant::now() < patience, "nobody tried");
+        std::thread::yield_now();
+    }
+    assert!(backend.close());
+}
+
+#[test]
+fn nobody_tries_for_a_store_once_the_backend_is_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    std::fs::write(&path, b"in the way").unwrap();
+    let backend = open(&path, "60m");
+    assert!(backend.close());
+    std::fs::remove_file(&path).unwrap();
+    assert!(backend.try_again());
+    assert!(backend.stats().is_none() && !path.exists());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use larder_engine::{PageStore, PutOptions, PutPage, PutStatus, Refusal};
 use larder_format::PageKey;
 
-use super::{Backend, Chain, Memory, Registered, refuse, steadily};
+use super::{Backend, Chain, Registered, steadily};
 use crate::bounce::Shape;
 use crate::meters::Count;
 use crate::trial::Way;
@@ -20,26 +20,12 @@ const ROOM_PATIENCE: Duration = Duration::from_millis(500);
 impl Backend {
     /// Stores pages of the host pool; whether there is nothing left to do for each.
     pub fn set(&self, pool: &str, keys: &[PageKey], indices: &[i64], chain: Chain) -> Vec<bool> {
-        let Some(registered) = self.pool(pool) else {
-            tracing::warn!(pool, "a pool that was never registered is to be stored");
-            return vec![false; keys.len()];
-        };
-        let memory = match &registered.memory {
-            Memory::Logical => return vec![true; keys.len()],
-            Memory::Flat(_) => return vec![false; keys.len()],
-            Memory::Mapped(memory) => memory,
-        };
-        let pages = match memory.pages(indices, keys.len()) {
-            Ok(pages) => pages,
-            Err(error) => return refuse(pool, keys.len(), &error),
-        };
-        // SAFETY: SGLang keeps the pool mapped until `close`, which waits for this call, and holds these slots' locks until it has
-        // been answered.
-        let memory: Vec<_> = pages
-            .iter()
-            .map(|&page| unsafe { memory.pieces(page) })
-            .collect();
-        self.write(&registered, keys, &memory, chain)
+        self.with_slots(pool, keys.len(), indices, |registered, pool, pages| {
+            // SAFETY: SGLang keeps the pool mapped until `close`, which waits for this call, and holds these slots' locks until it
+            // has been answered.
+            let memory = pages.iter().map(|&page| unsafe { pool.pieces(page) });
+            self.write(registered, keys, &memory.collect::<Vec<_>>(), chain)
+        })
     }
 
     /// Stores flat pages; whether there is nothing left to do for each.
@@ -50,25 +36,11 @@ impl Backend {
         buffers: &[&[u8]],
         chain: Chain,
     ) -> Vec<bool> {
-        let Some(registered) = self.pool(pool) else {
-            return vec![false; keys.len()];
-        };
-        if matches!(registered.memory, Memory::Logical) {
-            return vec![true; keys.len()];
-        }
-        let fits = buffers.len() == keys.len()
-            && buffers
-                .iter()
-                .all(|buffer| buffer.len() == registered.page_bytes());
-        if !fits {
-            tracing::warn!(pool, "flat pages of another size than the pool's");
-            return vec![false; keys.len()];
-        }
-        let memory: Vec<_> = buffers
-            .iter()
-            .map(|buffer| cut(buffer, &registered.parts))
-            .collect();
-        self.write(&registered, keys, &memory, chain)
+        let lengths: Vec<usize> = buffers.iter().map(|buffer| buffer.len()).collect();
+        self.with_flat(pool, keys.len(), &lengths, |registered| {
+            let memory = buffers.iter().map(|buffer| cut(buffer, &registered.parts));
+            self.write(registered, keys, &memory.collect::<Vec<_>>(), chain)
+        })
     }
 
     fn write(
@@ -83,18 +55,10 @@ impl Backend {
             return vec![true; keys.len()];
         }
         let started = Instant::now();
-        let way = pool.puts.way();
-        let statuses = self.write_pieces(pool, way, keys, memory, chain, started + self.timeout);
+        let statuses = self.write_pieces(pool, keys, memory, chain, started + self.timeout);
         let stored = self.count_puts(&statuses);
-        self.count_way(way, keys.len());
-        let took = started.elapsed();
-        let bytes = (stored * pool.page_bytes()) as u64;
-        self.meters.set(keys.len(), bytes, took);
-        if stored == keys.len()
-            && let Some(chosen) = pool.puts.ran(way, bytes, took)
-        {
-            tracing::info!("{}: writes go {chosen}", pool.described);
-        }
+        self.meters
+            .set(keys.len(), pool.bytes_of(stored), started.elapsed());
         if statuses.iter().any(|status| is_left_out(*status)) {
             *pool.left_out.lock() = keys.last().copied();
         }
@@ -115,7 +79,6 @@ impl Backend {
     fn write_pieces(
         &self,
         pool: &Registered,
-        way: Way,
         keys: &[PageKey],
         memory: &[Vec<IoSlice<'_>>],
         chain: Chain,
@@ -125,18 +88,18 @@ impl Backend {
         let mut statuses: Vec<PutStatus> = Vec::with_capacity(keys.len());
         while statuses.len() < keys.len() {
             let at = statuses.len();
-            let end = (at + per_put).min(keys.len());
-            let before = if at == 0 {
-                chain.before
-            } else {
-                Some(keys[at - 1])
-            };
-            let depth = chain
-                .depth
-                .saturating_add(u32::try_from(at).unwrap_or(u32::MAX));
-            let chain = Chain { before, depth };
-            let run = (&keys[at..end], &memory[at..end]);
-            let some = self.write_once(pool, way, run.0, run.1, chain);
+            let (way, pages) = pool.puts.next(keys.len() - at, pool.page_bytes());
+            let run = at..at + pages.min(per_put);
+            let begun = Instant::now();
+            let chain = chain.after(&keys[..at]);
+            let some = self.write_once(pool, way, &keys[run.clone()], &memory[run], chain);
+            self.count_way(way, some.len());
+            let bytes = pool.bytes_of(some.len());
+            if some.iter().all(|status| *status == PutStatus::Stored)
+                && let Some(way) = pool.puts.ran(way, bytes, begun.elapsed())
+            {
+                tracing::info!("{}: writes go {way}", pool.described);
+            }
             let stop = some
                 .iter()
                 .copied()
@@ -160,31 +123,25 @@ impl Backend {
         chain: Chain,
     ) -> Vec<PutStatus> {
         const GONE: PutStatus = PutStatus::Refused(Refusal::Closed);
-        let gone = || vec![GONE; keys.len()];
-        let (Some(guard), Some(space)) = (self.store(), pool.space) else {
-            return gone();
-        };
-        let Some(store) = guard.as_ref() else {
-            return gone();
+        let Some((store, space)) = self.store_of(pool) else {
+            return vec![GONE; keys.len()];
         };
         let write = |keys: &[PageKey], memory: &[Vec<IoSlice<'_>>], chain: Chain| {
-            let pages: Vec<PutPage<'_>> = keys
-                .iter()
-                .zip(memory)
-                .enumerate()
-                .map(|(at, (key, parts))| PutPage {
-                    key: *key,
-                    parent: at.checked_sub(1).map(|at| keys[at]).or(chain.before),
-                    depth: chain
-                        .depth
-                        .saturating_add(u32::try_from(at).unwrap_or(u32::MAX)),
+            let page = |(at, parts)| {
+                let Chain { before, depth } = chain.after(&keys[..at]);
+                PutPage {
+                    key: keys[at],
+                    parent: before,
+                    depth,
                     parts,
-                })
-                .collect();
+                }
+            };
+            let memory = memory.iter().map(Vec::as_slice);
+            let pages: Vec<PutPage<'_>> = memory.enumerate().map(page).collect();
             let wait = ROOM_PATIENCE;
             let some_refused = |statuses: &Vec<PutStatus>| statuses.contains(&GONE);
             // What was stored before the owner went is a duplicate the second time.
-            steadily(store, some_refused, || {
+            steadily(&store, some_refused, || {
                 store.put(space, &pages, PutOptions { wait })
             })
         };

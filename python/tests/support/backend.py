@@ -19,6 +19,7 @@ def extra(path, **more):
         "interface_v1": 1,
         "path": str(path),
         "size": SIZE,
+        "prewrite": False,
         "weights_tag": "test",
     } | more
 

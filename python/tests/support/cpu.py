@@ -85,6 +85,7 @@ import sglang.srt.utils as _utils  # noqa: E402
 import sglang.srt.utils.common as _utils_common  # noqa: E402
 from sglang.srt.mem_cache.pool_host import common as _pool_common  # noqa: E402
 from sglang.srt.mem_cache.pool_host.base import HostKVCache  # noqa: E402
+from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E402
@@ -158,7 +159,29 @@ def _mamba_load(self, device_pool, host, device, layer, io_backend, *, is_draft=
         here[layer][device] = there[host, layer, 0]
 
 
+def _index_pages(pool, host, device):
+    """Views of the pages of each layer that these slots lie in: on the host, on the device."""
+    pages = [_slots(slots)[:: pool.page_size] // pool.page_size for slots in (host, device)]
+    buffer = pool.index_k_with_scale_buffer
+    layers = buffer if pool.layout == "layer_first" else buffer[:, :, 0].transpose(0, 1)
+    return list(zip(layers, pool.packed_device_index_buffers)), *pages
+
+
+def _dsa_backup(self, device_pool, host, device, io_backend):
+    layers, host, device = _index_pages(self, host, device)
+    for there, here in layers:
+        there[host] = here[device]
+
+
+def _dsa_load(self, device_pool, host, device, layer, io_backend, *, is_draft=False):
+    layers, host, device = _index_pages(self, host, device)
+    if self._is_device_layer_owned(device_pool, layer):
+        there, here = layers[self._host_layer_index(layer)]
+        here[device] = there[host]
+
+
 for _pool, _backup, _load in (
+    (DSAIndexerPoolHost, _dsa_backup, _dsa_load),
     (MHATokenToKVPoolHost, _mha_backup, _mha_load),
     (MLATokenToKVPoolHost, _mla_backup, _mla_load),
     (MambaPoolHost, _mamba_backup, _mamba_load),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.runtime_context import get_parallel
 
 #: Pools whose device half must live as long as they do.
 _KEPT = []
@@ -58,15 +60,40 @@ def mla(layers=4, lora=512, rope=64, page=16, pages=32, layout="page_first", dty
     return _host(MLATokenToKVPoolHost, device, page, pages * page, layout, target_layer_num=layers)
 
 
+def dsa(layers=3, pages=8, layout="page_first", skip_topk_layers=None):
+    """An MLA pool and the indexer's beside it, with index keys of the layers that do not share another's."""
+    page = 64
+    with get_parallel().override(attn_dcp_size=1):
+        device = DSATokenToKVPool(
+            size=page,
+            page_size=page,
+            kv_lora_rank=512,
+            dtype=torch.bfloat16,
+            qk_rope_head_dim=64,
+            layer_num=layers,
+            device="cpu",
+            index_head_dim=128,
+            enable_memory_saver=False,
+            kv_cache_dim=576,
+            skip_topk_layers=skip_topk_layers,
+        )
+    kv = _host(MLATokenToKVPoolHost, device, page, pages * page, layout, target_layer_num=layers)
+    return kv, DSAIndexerPoolHost(make_dsa_indexer_pool_decl(device), kv, pin_memory=False)
+
+
 def fill(pool, seed=0):
     """Fills a pool with bytes that no two places share for long."""
-    flat = pool.kv_buffer.view(torch.uint8).reshape(-1)
+    flat = _buffer(pool).view(torch.uint8).reshape(-1)
     generator = torch.Generator().manual_seed(seed)
     flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8, generator=generator))
 
 
 def wipe(pool):
-    pool.kv_buffer.view(torch.uint8).zero_()
+    _buffer(pool).view(torch.uint8).zero_()
+
+
+def _buffer(pool):
+    return pool.index_k_with_scale_buffer if isinstance(pool, DSAIndexerPoolHost) else pool.kv_buffer
 
 
 def page_bytes(pool, page):

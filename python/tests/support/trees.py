@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from sglang.kernels.ops.attention.fla.chunk_delta_h import CHUNK_SIZE
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
-from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, HybridLinearKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -42,6 +42,7 @@ CONFIGS = {
         kv_size=512,
     ),
     "mla": CacheConfig(page_size=16, num_layers=4),
+    "dsa": CacheConfig(page_size=64, num_layers=4, kv_size=1024, max_context_len=1024),
     "mamba": CacheConfig(
         page_size=64,
         components=(FULL, MAMBA),
@@ -153,6 +154,13 @@ def _mla(cfg):
             return MLATokenToKVPool(**ranks, **more)
 
         return mock.patch.object(fixtures, "MHATokenToKVPool", pool)
+    if cfg is CONFIGS["dsa"]:
+
+        def pool(*, head_num, head_dim, **more):
+            with get_parallel().override(attn_dcp_size=1):
+                return DSATokenToKVPool(index_head_dim=128, kv_cache_dim=576, **ranks, **more)
+
+        return mock.patch.object(fixtures, "MHATokenToKVPool", pool)
     if cfg is CONFIGS["mla+mamba"]:
         pool = partial(HybridLinearKVPool, use_mla=True, **ranks)
         return mock.patch.object(fixtures, "HybridLinearKVPool", pool)
@@ -194,6 +202,7 @@ class Engine:
         pool = self.allocator.get_kvcache()
         self.kv = getattr(pool, "full_kv_pool", pool)
         self.full = layers(self.kv)
+        self.index = list(getattr(pool, "index_k_with_scale_buffer", []))
         self.swa = layers(pool.swa_kv_pool) if test.cfg.has_swa else []
         self.mamba = []
         if test.cfg.has_mamba:
@@ -206,6 +215,8 @@ class Engine:
         replicated = "kv_lora_rank" in vars(self.kv)
         scribble(self.full + self.swa, seed if replicated else seed + rank)
         scribble(self.mamba, seed + rank)
+        for at, buffer in enumerate(self.index):
+            buffer.random_(0, 256, generator=torch.Generator().manual_seed(seed + at))
 
     def bytes_of(self, seq):
         """What the device holds for a sequence: KV of every page; of a window its last page; the state at its end."""
@@ -214,6 +225,7 @@ class Engine:
         node = match.last_device_node
         slots = self.cache.path_device_indices(node)
         found = rows(self.full, slots)
+        found += rows(self.index, slots[:: self.test.cfg.page_size] // self.test.cfg.page_size)
         if self.swa:
             mapping = self.allocator.full_to_swa_index_mapping[slots[-self.test.cfg.page_size :]]
             assert bool((mapping > 0).all())

@@ -1,0 +1,174 @@
+//! Writing blocks that were never written, in the background, so that the first pages that go there are written as fast as later ones.
+//!
+//! The first write into a preallocated file changes what the filesystem knows of it, any later one does not. On ext4, `larder bench --op
+//! put` into a fresh store ran at 0.64 (128 KiB pages) and 0.69 (1 MiB) of its speed into one made with `--prewrite` (medians of three
+//! alternating runs, 2026-11-20).
+//!
+//! Invariants: a block is written only while the core has lent its segment, and only where the filesystem says that nothing was ever
+//! written; and what is written is what such a block reads as, zeros. So whatever becomes of a write, and whenever the process ends, every byte
+//! reads as it did before. A segment is given back when the last write into it has been answered.
+//!
+//! It gives the device three times as long a rest as each write took, and ends when every unused segment has been looked at, when few
+//! segments are free, or at the first write that fails. Where a filesystem does not tell, and on block devices, there is nothing to do.
+//!
+//! Does not: keep the volumes' files, and so their locks, when the store is dropped.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use larder_format::BLOCK_BYTES;
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{SeekFrom, seek};
+
+use super::local::Local;
+use crate::core::{Core, Lent};
+use crate::disk::mailbox::Mailbox;
+use crate::disk::{Action, Buffer, Op};
+use crate::error::StoreError;
+use crate::memory::AlignedBuf;
+use crate::volume::Volumes;
+
+/// Bytes of one write: some milliseconds of a disk, for which a read behind it waits.
+const WRITE_BYTES: u64 = 4 << 20;
+
+/// How much longer than a write took the device is left alone after it.
+const REST: u32 = 3;
+
+/// How long one wait for the device lasts before it is begun again; it is given all the time it takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The running thread.
+pub(super) struct Prewriter {
+    stop: Arc<Stop>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Stop {
+    asked: Mutex<bool>,
+    changed: Condvar,
+}
+
+struct Work {
+    local: Arc<Local>,
+    files: Vec<Weak<OwnedFd>>,
+    stop: Arc<Stop>,
+}
+
+impl Prewriter {
+    pub(super) fn start(local: Arc<Local>, volumes: &Volumes) -> Result<Prewriter, StoreError> {
+        let stop = Arc::<Stop>::default();
+        let file = |volume: &Option<crate::volume::Volume>| {
+            volume
+                .as_ref()
+                .map_or_else(Weak::new, |volume| Arc::downgrade(&volume.file))
+        };
+        let work = Work {
+            local,
+            files: volumes.list.iter().map(file).collect(),
+            stop: stop.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("larder-prewrite".to_owned())
+            .spawn(move || work.run())
+            .map_err(|e| {
+                StoreError::io(
+                    "starting the thread that writes unused blocks",
+                    Path::new("thread"),
+                    e,
+                )
+            })?;
+        Ok(Prewriter { stop, thread })
+    }
+
+    /// Lets it finish the write under way, and ends it.
+    pub(super) fn stop(self) {
+        *self.stop.asked.lock() = true;
+        self.stop.changed.notify_one();
+        if self.thread.join().is_err() {
+            tracing::error!("the thread that writes unused blocks panicked");
+        }
+    }
+}
+
+impl Work {
+    fn run(&self) {
+        let mut written = 0;
+        while let Some(lent) = self.local.with_core(Core::lend_unused) {
+            let outcome = self.write_unwritten(&lent, &mut written);
+            self.local.with_core(|core| core.take_back(lent));
+            if outcome.is_none() {
+                return;
+            }
+        }
+        if written > 0 {
+            tracing::info!(bytes = written, "wrote the blocks that were never written");
+        }
+    }
+
+    /// Writes what was never written of a segment; `None` when that is enough for good.
+    fn write_unwritten(&self, lent: &Lent, written: &mut u64) -> Option<()> {
+        let mut rest = lent.offset..lent.offset + lent.bytes;
+        while let Some(hole) = unwritten(&*self.files.get(lent.volume)?.upgrade()?, rest.clone()) {
+            for start in hole.clone().step_by(WRITE_BYTES as usize) {
+                let bytes = (hole.end - start).min(WRITE_BYTES);
+                let begun = Instant::now();
+                self.write_zeros(lent.volume, start, bytes)?;
+                *written += bytes;
+                if self.is_stopped_within(begun.elapsed() * REST) {
+                    return None;
+                }
+            }
+            rest.start = hole.end;
+        }
+        Some(())
+    }
+
+    fn write_zeros(&self, volume: usize, offset: u64, bytes: u64) -> Option<()> {
+        let zeros = AlignedBuf::zeroed(usize::try_from(bytes).ok()?).ok()?;
+        let mailbox = Arc::new(Mailbox::default());
+        let op = Op {
+            volume,
+            action: Action::Write {
+                offset,
+                buffer: Buffer::Owned(zeros),
+            },
+            deadline: None,
+            tag: 0,
+            sink: mailbox.clone(),
+        };
+        // SAFETY: the operation owns its buffer.
+        unsafe { self.local.disk.submit(vec![op]) };
+        loop {
+            if let Some(done) = mailbox.take(PATIENCE).pop_front() {
+                let failed = |error| tracing::warn!(volume, offset, %error, "unused blocks are not written beforehand");
+                return done.result.map_err(failed).ok();
+            }
+        }
+    }
+
+    fn is_stopped_within(&self, rest: Duration) -> bool {
+        let mut asked = self.stop.asked.lock();
+        if !*asked {
+            self.stop.changed.wait_for(&mut asked, rest);
+        }
+        *asked
+    }
+}
+
+/// The first whole blocks of a range that were never written, as far as the filesystem tells.
+fn unwritten(file: &OwnedFd, range: Range<u64>) -> Option<Range<u64>> {
+    const BLOCK: u64 = BLOCK_BYTES as u64;
+    let start = seek(file, SeekFrom::Hole(range.start)).ok()?;
+    if start >= range.end {
+        return None;
+    }
+    // An error says that no data follows.
+    let end = seek(file, SeekFrom::Data(start)).unwrap_or(range.end);
+    let hole = start.next_multiple_of(BLOCK)..end.min(range.end) / BLOCK * BLOCK;
+    (!hole.is_empty()).then_some(hole)
+}

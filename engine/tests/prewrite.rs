@@ -1,0 +1,100 @@
+//! Blocks that were never written are written in the background, and nobody notices.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Home, MIB, Pool, chain};
+use larder_engine::{GetStatus, OpenOptions, PageStore, PutStatus, Store};
+use rustix::fs::{SeekFrom, seek};
+
+const PARTS: [u32; 2] = [128 << 10, 128 << 10];
+
+/// How long a test waits for the background.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn open(home: &Home) -> Store {
+    home.open_with(OpenOptions {
+        prewrite: true,
+        ..OpenOptions::default()
+    })
+}
+
+/// Bytes of the store's file that were never written, as far as its filesystem tells.
+fn unwritten(home: &Home) -> u64 {
+    let file = std::fs::File::open(&home.path).unwrap();
+    let end = file.metadata().unwrap().len();
+    let (mut at, mut total) = (0, 0);
+    while at < end {
+        let hole = seek(&file, SeekFrom::Hole(at)).unwrap();
+        at = seek(&file, SeekFrom::Data(hole)).unwrap_or(end);
+        total += at - hole;
+    }
+    total
+}
+
+fn wait_until_written(home: &Home, left: u64) {
+    let until = Instant::now() + PATIENCE;
+    while unwritten(home) > left {
+        assert!(Instant::now() < until, "{} bytes left", unwritten(home));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_unused_store_is_written_but_for_the_last_free_segments() {
+    let home = Home::with_store(256 * MIB);
+    if unwritten(&home) == 0 {
+        println!("skipped: this filesystem does not tell what was never written");
+        return;
+    }
+    let store = open(&home);
+    wait_until_written(&home, 5 * 16 * MIB);
+    let keys = chain(1, 200);
+    let pool = Pool::new(&store, "m", &PARTS);
+    assert_eq!(pool.put(&keys), vec![PutStatus::Stored; keys.len()]);
+    assert_eq!(pool.get(&keys), vec![GetStatus::Hit; keys.len()]);
+    store.check_invariants().unwrap();
+    store.close().unwrap();
+}
+
+#[test]
+fn pages_that_come_meanwhile_keep_their_bytes() {
+    let home = Home::with_store(512 * MIB);
+    let store = open(&home);
+    let pool = Pool::new(&store, "m", &PARTS);
+    let chains: Vec<_> = (0..25).map(|seed| chain(seed, 64)).collect();
+    for keys in &chains {
+        assert_eq!(pool.put(keys), vec![PutStatus::Stored; keys.len()]);
+    }
+    wait_until_written(&home, 20 * 16 * MIB);
+    for keys in &chains {
+        assert_eq!(pool.get(keys), vec![GetStatus::Hit; keys.len()]);
+    }
+    store.check_invariants().unwrap();
+    store.close().unwrap();
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &PARTS);
+    for keys in &chains {
+        assert_eq!(pool.get(keys), vec![GetStatus::Hit; keys.len()]);
+    }
+}
+
+#[test]
+fn a_store_is_closed_and_opened_again_while_its_blocks_are_written() {
+    let home = Home::with_store(512 * MIB);
+    for seed in 0..5 {
+        let store = open(&home);
+        let pool = Pool::new(&store, "m", &PARTS);
+        let keys = chain(seed, 8);
+        assert_eq!(pool.put(&keys), vec![PutStatus::Stored; keys.len()]);
+        assert_eq!(pool.get(&chain(0, 8)), vec![GetStatus::Hit; 8]);
+        store.check_invariants().unwrap();
+        store.close().unwrap();
+    }
+    // One that is dropped lets go of its files all the same.
+    drop(open(&home));
+    drop(open(&home));
+}

@@ -1,0 +1,93 @@
+//! Trying again to have a store, where a server was started without one (`on_error` is `miss`).
+//!
+//! One thread a backend, which sleeps between attempts, twice as long after each, and ends with the first that succeeds or when
+//! the backend is closed. Until then everything misses; from then on pages are found and stored as if the store had been there all
+//! along.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use larder_engine::PageStore;
+
+use super::Backend;
+use crate::config::Config;
+use crate::place;
+
+/// Longest pause between two attempts, unless the first is configured to be longer.
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+
+/// The thread's other end. It ends when this is dropped.
+pub(super) struct Retry(Sender<Sender<bool>>);
+
+/// Starts trying.
+pub(super) fn start(backend: &Arc<Backend>, config: &Config) {
+    let (asks, asked) = mpsc::channel();
+    let (weak, config) = (Arc::downgrade(backend), config.clone());
+    let thread = std::thread::Builder::new()
+        .name("larder-retry".to_owned())
+        .spawn(move || run(&weak, &config, &asked));
+    match thread {
+        Ok(_) => *backend.retry.lock() = Some(Retry(asks)),
+        Err(error) => tracing::warn!(%error, "the store is not tried again"),
+    }
+}
+
+fn run(backend: &Weak<Backend>, config: &Config, asked: &Receiver<Sender<bool>>) {
+    let mut pause = config.retry;
+    loop {
+        let answer = match asked.recv_timeout(pause) {
+            Ok(answer) => Some(answer),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        let is_over = attempt(backend, config);
+        if let Some(answer) = answer {
+            // Whoever asked may have gone.
+            let _ = answer.send(is_over);
+        }
+        if is_over {
+            return;
+        }
+        pause = (pause * 2).min(PAUSE_MAX.max(config.retry));
+    }
+}
+
+/// Whether there is nothing left to try for.
+fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
+    let attached = match place::attach(config) {
+        Ok(attached) => attached,
+        Err(error) => {
+            tracing::info!(%error, "there is still no store");
+            return false;
+        }
+    };
+    let (volume, pages) = (attached.volume.display(), attached.store.stats().pages);
+    tracing::info!(%volume, pages, "there is a store at last");
+    if let Some(remark) = attached.remark {
+        tracing::warn!("{remark}");
+    }
+    let too_late = match backend.upgrade() {
+        Some(backend) => backend.enter(attached.store).err(),
+        None => Some(attached.store),
+    };
+    if let Some(store) = too_late
+        && let Err(error) = store.close()
+    {
+        tracing::warn!(%error, "the store was not closed cleanly");
+    }
+    true
+}
+
+impl Backend {
+    /// Has a backend without a store try for one at once, and waits for what comes of it: whether it has nothing left to try for.
+    pub fn try_again(&self) -> bool {
+        let (answer, answered) = mpsc::channel();
+        let asked = match &*self.retry.lock() {
+            Some(Retry(asks)) => asks.send(answer).is_ok(),
+            None => false,
+        };
+        // The thread ends when there is nothing left to do.
+        !asked || answered.recv().unwrap_or(true)
+    }
+}
