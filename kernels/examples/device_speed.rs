@@ -17,7 +17,8 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use larder_kernels::cuda::Way;
+use larder_kernels::cuda::Choice;
+use larder_kernels::cuda::policy::Way;
 use larder_kernels::{
     Attention, CudaDevice, CudaOptions, Device, Direction, HostMemory, KvShape, L1Pool, L2Pool,
     Layout, PagePair, Ticket, Transfer, pool_bytes,
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         .map_or(7, |rounds| rounds.parse().unwrap());
     let started = Instant::now();
     let options = CudaOptions {
-        way: Way::CopyEngine,
+        choice: Choice::Always(Way::Copies),
         ..CudaOptions::default()
     };
     let opened = CudaDevice::open(&options);
@@ -70,15 +71,20 @@ fn main() -> ExitCode {
     ];
     let mut right = true;
     for (name, shape) in shapes {
-        for way in [Way::CopyEngine, Way::Kernel, Way::Auto] {
+        for choice in [
+            Choice::Always(Way::Copies),
+            Choice::Always(Way::Batch),
+            Choice::Always(Way::Kernel),
+            Choice::Measured,
+        ] {
             let options = CudaOptions {
-                way,
+                choice,
                 ..CudaOptions::default()
             };
             let device = CudaDevice::open(&options).unwrap();
             let bench = Bench::new(&device, &engine, &shape.unwrap());
             for pages in PAGES {
-                right &= bench.run(&format!("{name}  {way:10?}"), pages, rounds);
+                right &= bench.run(&format!("{name}  {choice:?}"), pages, rounds);
             }
         }
     }
