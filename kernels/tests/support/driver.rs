@@ -104,6 +104,22 @@ pub fn in_a_process_of_its_own(test: &str, variables: &[(&str, &str)]) -> bool {
     false
 }
 
+/// As [`in_a_process_of_its_own`], on a GPU too: for tests after which the process has no device any more.
+pub fn in_a_process_that_may_lose_its_device(test: &str) -> bool {
+    if std::env::var_os(CHILD).is_some() || !has_gpu() {
+        return in_a_process_of_its_own(test, &[]);
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(output.status.success(), "{}:\n{said}", output.status);
+    false
+}
+
 /// The same library with this function's name in its table of symbols made another.
 pub fn lacking(library: &[u8], function: &str) -> Vec<u8> {
     let name = format!("\0{function}\0");
