@@ -35,6 +35,9 @@ const SOURCES: u32 = 12;
 /// Pages of L2 that each half backs up to, and loads from again.
 const BACKUPS: u32 = 6;
 
+/// Cycles of idling that make a layer of the forward slower than its load.
+const SLOWER_THAN_LOADS: u64 = 400_000;
+
 const WAYS: [Choice; 4] = [
     Choice::Always(Way::Kernel),
     Choice::Always(Way::Batch),
@@ -78,6 +81,8 @@ struct Forward<'a> {
     in_flight: Vec<Gated<Transfer>>,
     random: Pcg64Mcg,
     leaves: Leaves,
+    /// That the forward takes over a layer before it reads, on a GPU.
+    cycles: u64,
 }
 
 impl<'a> Forward<'a> {
@@ -102,6 +107,11 @@ impl<'a> Forward<'a> {
             in_flight: Vec::new(),
             random: Pcg64Mcg::seed_from_u64(seed),
             leaves,
+            cycles: if shape == large() {
+                SLOWER_THAN_LOADS
+            } else {
+                20_000
+            },
         };
         forward.each_row(|row, words| row.copy_from_slice(&words));
         forward
@@ -161,9 +171,15 @@ impl<'a> Forward<'a> {
     fn after(&self, half: u32) -> Ticket {
         match self.leaves {
             Leaves::After => Ticket::done(),
-            Leaves::Nothing | Leaves::Tickets => {
-                let stream = self.streams[half as usize].stream();
-                self.device.record(stream).unwrap()
+            Leaves::Nothing => self
+                .device
+                .record(self.streams[half as usize].stream())
+                .unwrap(),
+            Leaves::Tickets => {
+                // Long after whoever does not wait has read.
+                let other = &self.streams[1 - half as usize];
+                other.idle(100 * SLOWER_THAN_LOADS);
+                self.device.record(other.stream()).unwrap()
             }
         }
     }
@@ -198,12 +214,7 @@ impl<'a> Forward<'a> {
             if self.leaves != Leaves::Tickets {
                 self.device.hold(compute.stream(), &ticket(layer)).unwrap();
             }
-            let cycles = if self.leaves == Leaves::Tickets {
-                0
-            } else {
-                20_000
-            };
-            compute.read(&self.l1, layer, &expected, cycles);
+            compute.read(&self.l1, layer, &expected, self.cycles);
         }
     }
 

@@ -48,6 +48,11 @@ struct Read {
     pages: u32,
 }
 
+/// Of each thread: not where the CPU runs them one after another.
+fn idling(cycles: u64) -> u64 {
+    if has_gpu() { cycles } else { 0 }
+}
+
 /// One stream of it.
 pub struct Compute {
     stream: sys::CUstream,
@@ -107,7 +112,7 @@ impl Compute {
             pool: l1.address() + step.layer * u64::from(layer),
             expected: address,
             wrong: self.wrong,
-            cycles: if has_gpu() { cycles } else { 0 },
+            cycles: idling(cycles),
             step: [step.part, step.layer, step.page, step.token],
             words: u64::from(shape.chunk_bytes()) / 8,
             layer: layer.into(),
@@ -116,6 +121,21 @@ impl Compute {
         });
         // SAFETY: allocated above.
         unsafe { result::free_async(address, self.stream) }.unwrap();
+    }
+
+    /// Keeps the stream busy for so many cycles.
+    pub fn idle(&self, cycles: u64) {
+        self.launch(&Read {
+            pool: 0,
+            expected: 0,
+            wrong: self.wrong,
+            cycles: idling(cycles),
+            step: [0; 4],
+            words: 0,
+            layer: 0,
+            parts: 0,
+            pages: 0,
+        });
     }
 
     /// Reads where nothing is, which is the end of the context. Only for real devices.
