@@ -6,6 +6,9 @@
 //
 // fake_fail(n) begins anew and has the n-th call from then on fail, and every call after it, as errors of CUDA do: what was in flight
 // is never carried out. fake_fail_after(n) does so without beginning anew. fake_calls() counts.
+//
+// Time is its own: fake_now() moves by calls and by what is carried out, at the speeds of fake_speeds(). fake_still() has copies take
+// their time and move nothing, fake_counted() says how many went which way, fake_device() makes it another device.
 
 #define KV_ON_CPU
 #include "kv_copy.cu"
@@ -46,11 +49,48 @@ static thread_local void *current;
 static bool dead;
 static kv_u64 dice = 1;
 
+// In nanoseconds; a call takes this much, a descriptor of a batch that.
+static long now_ns;
+static const long CALL_NS = 1000, DESCRIPTOR_NS = 200;
+enum { COPIES, BATCH, KERNEL, WAYS };
+static long ns_per_kib[WAYS] = {20, 20, 20}, counted[WAYS];
+static bool still;
+static unsigned char number = 1;
+
+static void spend(int way, size_t bytes) {
+    now_ns += (long)(bytes * ns_per_kib[way] / 1024);
+}
+
+extern "C" long fake_now() {
+    return now_ns;
+}
+
+extern "C" void fake_speeds(long copies, long batch, long kernel) {
+    ns_per_kib[COPIES] = copies;
+    ns_per_kib[BATCH] = batch;
+    ns_per_kib[KERNEL] = kernel;
+}
+
+extern "C" void fake_still(long yes) {
+    still = yes;
+}
+
+extern "C" long fake_counted(long way) {
+    const long count = counted[way];
+    counted[way] = 0;
+    return count;
+}
+
+extern "C" void fake_device(long other) {
+    number = (unsigned char)other;
+}
+
 extern "C" void fake_fail(long n) {
     calls = 0;
     fail_at = n;
     dead = false;
     retained = 0;
+    current = nullptr;
     legacy.clear();
     streams = {&legacy};
     allocated.clear();
@@ -81,6 +121,7 @@ static Result die() {
 
 #define CALL                                         \
     std::lock_guard<std::recursive_mutex> turn(big); \
+    now_ns += CALL_NS;                               \
     if (dead || ++calls == fail_at)                  \
         return die();
 
@@ -166,6 +207,18 @@ Result cuDeviceGetName(char *name, int bytes, int) {
     return OK;
 }
 
+Result cuDeviceGetUuid_v2(unsigned char *uuid, int) {
+    CALL;
+    memset(uuid, number, 16);
+    return OK;
+}
+
+Result cuDriverGetVersion(int *version) {
+    CALL;
+    *version = 13000;
+    return OK;
+}
+
 Result cuDeviceGetAttribute(int *value, int attribute, int) {
     CALL;
     // Compute capability 9.0; memory pools.
@@ -192,12 +245,14 @@ Result cuDevicePrimaryCtxRelease_v2(int) {
 
 Result cuCtxSetCurrent(void *context) {
     CALL;
+    now_ns -= CALL_NS; // how often a thread asks is nobody's business here
     current = context;
     return OK;
 }
 
 Result cuCtxGetCurrent(void **context) {
     CALL;
+    now_ns -= CALL_NS;
     *context = current;
     return OK;
 }
@@ -279,7 +334,8 @@ Result cuMemAlloc_v2(kv_u64 *address, size_t bytes) {
     if (bytes > (size_t)1 << 40)
         return NO_MEMORY;
     void *memory = malloc(bytes);
-    memset(memory, 0xab, bytes);
+    if (!still)
+        memset(memory, 0xab, bytes);
     *address = (kv_u64)memory;
     allocated[*address] = bytes;
     return OK;
@@ -316,13 +372,16 @@ Result cuMemsetD8Async(kv_u64 address, unsigned char value, size_t bytes, void *
     put(stream, [=] {
         if (!inside(allocated, address, bytes))
             misused("memset out of bounds");
-        memset((void *)address, value, bytes);
+        if (!still)
+            memset((void *)address, value, bytes);
     });
     return OK;
 }
 
 Result cuMemHostRegister_v2(void *host, size_t bytes, unsigned) {
     CALL_IN_CONTEXT;
+    if (getenv("FAKE_LOCKS_NOTHING"))
+        return NO_MEMORY;
     const kv_u64 page = 4096, start = (kv_u64)host / page * page, end = ((kv_u64)host + bytes + page - 1) / page * page;
     for (auto &range : registered)
         if (start < (range.first + range.second + page - 1) / page * page && range.first / page * page < end)
@@ -360,10 +419,13 @@ Result cuMemcpyHtoDAsync_v2(kv_u64 device, const void *host, size_t bytes, void 
     const bool later = is_registered((kv_u64)host, bytes);
     if (!later)
         taken.assign((const char *)host, (const char *)host + bytes);
+    counted[COPIES] += later;
     put(stream, [=] {
         if (!inside(allocated, device, bytes))
             misused("a copy out of bounds");
-        memcpy((void *)device, later ? host : taken.data(), bytes);
+        spend(COPIES, bytes);
+        if (!still)
+            memcpy((void *)device, later ? host : taken.data(), bytes);
     });
     return OK;
 }
@@ -371,10 +433,13 @@ Result cuMemcpyHtoDAsync_v2(kv_u64 device, const void *host, size_t bytes, void 
 Result cuMemcpyDtoHAsync_v2(void *host, kv_u64 device, size_t bytes, void *stream) {
     CALL_IN_CONTEXT;
     const bool later = is_registered((kv_u64)host, bytes);
+    counted[COPIES] += later;
     put(stream, [=] {
         if (!inside(allocated, device, bytes))
             misused("a copy out of bounds");
-        memcpy(host, (void *)device, bytes);
+        spend(COPIES, bytes);
+        if (!still)
+            memcpy(host, (void *)device, bytes);
     });
     if (!later)
         run_until_empty(of(stream));
@@ -405,15 +470,52 @@ Result cuMemcpy2DAsync_v2(const Copy2D *given, void *stream) {
     const size_t reach = (copy.height - 1) * (load ? copy.from_pitch : copy.to_pitch) + copy.width;
     if (!is_registered(host, reach))
         misused("a 2D copy of memory that is not registered");
+    counted[COPIES]++;
     put(stream, [=] {
+        spend(COPIES, copy.width * copy.height);
         const char *from = load ? copy.from_host : (const char *)copy.from_device;
         char *to = load ? (char *)copy.to_device : copy.to_host;
         for (size_t row = 0; row < copy.height; row++, from += copy.from_pitch, to += copy.to_pitch) {
             if (!inside(allocated, load ? (kv_u64)to : (kv_u64)from, copy.width))
                 misused("a copy out of bounds");
-            memcpy(to, from, copy.width);
+            if (!still)
+                memcpy(to, from, copy.width);
         }
     });
+    return OK;
+}
+
+struct Attributes {
+    int order, from_type, from_id, to_type, to_id;
+    unsigned flags;
+};
+
+// Older drivers have none.
+Result cuMemcpyBatchAsync_v2(const kv_u64 *to, const kv_u64 *from, const size_t *bytes, size_t count,
+                             const Attributes *attributes, const size_t *first, size_t kinds, void *stream) {
+    CALL_IN_CONTEXT;
+    if (getenv("FAKE_REFUSES_BATCHES"))
+        return 801; // not supported
+    if (!stream || !count || kinds != 1 || first[0] != 0 || attributes->order != 1)
+        return INVALID;
+    now_ns += DESCRIPTOR_NS * (long)count;
+    counted[BATCH]++;
+    for (size_t row = 0; row < count; row++) {
+        const kv_u64 f = from[row], t = to[row];
+        const size_t n = bytes[row];
+        const bool load = inside(allocated, t, n);
+        if (!n)
+            return INVALID;
+        if (!is_registered(load ? f : t, n))
+            misused("a batch of memory that is not registered");
+        put(stream, [=] {
+            if (!inside(allocated, load ? t : f, n))
+                misused("a copy out of bounds");
+            spend(BATCH, n);
+            if (!still)
+                memcpy((void *)t, (const void *)f, n);
+        });
+    }
     return OK;
 }
 
@@ -429,8 +531,8 @@ Result cuModuleLoadData(void **module, const void *image) {
 
 Result cuModuleGetFunction(void **function, void *, const char *name) {
     CALL_IN_CONTEXT;
-    *function = (void *)8;
-    return strcmp(name, "kv_copy") ? INVALID : OK;
+    *function = strcmp(name, "kv_copy") ? (void *)16 : (void *)8;
+    return strcmp(name, "kv_copy") && strcmp(name, "kv_read") ? INVALID : OK;
 }
 
 Result cuModuleUnload(void *) {
@@ -439,20 +541,31 @@ Result cuModuleUnload(void *) {
     return OK;
 }
 
-Result cuLaunchKernel(void *, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned, unsigned, void *stream,
+Result cuLaunchKernel(void *function, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned, unsigned, void *stream,
                       void **arguments, void **) {
     CALL_IN_CONTEXT;
     if (!grid || !block || block > 1024)
         return INVALID;
-    if (getenv("FAKE_OTHER_ADDRESSES"))
-        misused("a kernel is given the host's address of memory that it knows by another");
-    const KvCopy copy = *(const KvCopy *)arguments[0];
-    put(stream, [=] {
+    const auto every_thread = [=](auto kernel, auto argument) {
         gridDim.x = grid;
         blockDim.x = block;
         for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++)
             for (threadIdx.x = 0; threadIdx.x < block; threadIdx.x++)
-                kv_copy(copy);
+                kernel(argument);
+    };
+    if (function == (void *)16) {
+        const KvRead read = *(const KvRead *)arguments[0];
+        put(stream, [=] { every_thread(kv_read, read); });
+        return OK;
+    }
+    if (getenv("FAKE_OTHER_ADDRESSES"))
+        misused("a kernel is given the host's address of memory that it knows by another");
+    const KvCopy copy = *(const KvCopy *)arguments[0];
+    counted[KERNEL]++;
+    put(stream, [=] {
+        spend(KERNEL, (size_t)copy.segments / copy.row_segments * copy.row_units * 16);
+        if (!still)
+            every_thread(kv_copy, copy);
     });
     return OK;
 }

@@ -113,9 +113,42 @@ extern "C" __global__ void __launch_bounds__(1024) kv_copy(const KvCopy copy) {
     }
 }
 
-// Keeps one thread busy for so many cycles, touching no memory: a stand-in for compute in tests of order.
-extern "C" __global__ void kv_spin(kv_u64 cycles) {
+// What a page of L1 should hold: every word of it follows from the page's seed and the word's place.
+struct KvExpected {
+    kv_u64 page;
+    kv_u64 seed;
+};
+
+struct KvRead {
+    kv_u64 pool;     // address of page 0 of part 0, in the layer to be read
+    kv_u64 expected; // address of `pages` times KvExpected
+    kv_u64 wrong;    // address of a number a thread, which grows by the words that are not what they should be
+    kv_u64 cycles;   // of waiting before the first read
+    KvStrides step;  // in bytes; tokens of a page lie together
+    kv_u64 words;    // of 8 bytes, of a page in one layer of one part
+    kv_u64 layer;
+    kv_u32 parts;
+    kv_u32 pages;
+};
+
+// A stand-in for compute in tests of order: takes its time, reads all that a layer would read, and counts what should not be there.
+extern "C" __global__ void kv_read(const KvRead read) {
+    const kv_u32 thread = threadIdx.x + blockIdx.x * blockDim.x;
+    const kv_u32 threads = gridDim.x * blockDim.x;
     const kv_u64 start = kv_clock();
-    while (kv_clock() - start < cycles) {
+    while (kv_clock() - start < read.cycles) {
     }
+    const KvExpected *expected = (const KvExpected *)read.expected;
+    kv_u64 wrong = 0;
+    for (kv_u32 page = 0; page < read.pages; page++) {
+        for (kv_u32 part = 0; part < read.parts; part++) {
+            const kv_u64 *words =
+                (const kv_u64 *)(read.pool + kv_offset(read.step, part, 0, (kv_u32)expected[page].page, 0));
+            const kv_u64 first = (part * 4096 + read.layer) * read.words;
+            for (kv_u64 word = thread; word < read.words; word += threads) {
+                wrong += words[word] != (expected[page].seed + first + word) * 0x9e3779b97f4a7c15u;
+            }
+        }
+    }
+    ((kv_u64 *)read.wrong)[thread] += wrong;
 }

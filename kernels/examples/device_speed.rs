@@ -1,9 +1,13 @@
 //! What the GPU of this machine reaches: loads and stores by copy engine and by kernel, beside the link's ceiling in the same run.
 //!
 //! For each shape and way, in turn with one large copy each way (the ceiling): GB/s of loads and stores of random pages, as a share
-//! of the ceiling, the CPU's time to submit a layer, and whether every byte came back. Medians. Needs 4 GiB on both sides.
+//! of the ceiling, the CPU's time to submit a layer, and whether every byte came back. Medians. Needs 6 GiB on both sides.
 //!
 //! `cargo run --release -p larder-kernels --example device_speed [ROUNDS]`
+//!
+//! With `--answer` it measures what it is asked for, line by line, so that others can be measured in turn with it
+//! (`scripts/gpu-peers`): `pools PARTS LAYERS ROW_BYTES TOKENS PAGES` is answered by `ready`; `ceiling`, `load`, `store` and `copies`
+//! (loads with one plain copy a chunk) by GB/s and the microseconds that the CPU takes a layer.
 //!
 //! Ends with 1 where bytes are wrong, with 3 where there is no GPU, having said how long it took to find out.
 
@@ -14,10 +18,12 @@
     missing_docs
 )]
 
+use std::io::{BufRead, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use larder_kernels::cuda::Way;
+use larder_kernels::cuda::Choice;
+use larder_kernels::cuda::policy::Way;
 use larder_kernels::{
     Attention, CudaDevice, CudaOptions, Device, Direction, HostMemory, KvShape, L1Pool, L2Pool,
     Layout, PagePair, Ticket, Transfer, pool_bytes,
@@ -32,12 +38,14 @@ const POOL_BYTES: u64 = 1 << 30;
 const PAGES: [usize; 2] = [16, 256];
 
 fn main() -> ExitCode {
-    let rounds = std::env::args()
-        .nth(1)
-        .map_or(7, |rounds| rounds.parse().unwrap());
+    let argument = std::env::args().nth(1);
+    if argument.as_deref() == Some("--answer") {
+        return answer();
+    }
+    let rounds = argument.map_or(7, |rounds| rounds.parse().unwrap());
     let started = Instant::now();
     let options = CudaOptions {
-        way: Way::CopyEngine,
+        choice: Choice::Always(Way::Copies),
         ..CudaOptions::default()
     };
     let opened = CudaDevice::open(&options);
@@ -70,19 +78,93 @@ fn main() -> ExitCode {
     ];
     let mut right = true;
     for (name, shape) in shapes {
-        for way in [Way::CopyEngine, Way::Kernel, Way::Auto] {
+        for choice in [
+            Choice::Always(Way::Copies),
+            Choice::Always(Way::Batch),
+            Choice::Always(Way::Kernel),
+            Choice::Measured,
+        ] {
             let options = CudaOptions {
-                way,
+                choice,
                 ..CudaOptions::default()
             };
             let device = CudaDevice::open(&options).unwrap();
             let bench = Bench::new(&device, &engine, &shape.unwrap());
             for pages in PAGES {
-                right &= bench.run(&format!("{name}  {way:10?}"), pages, rounds);
+                right &= bench.run(&format!("{name}  {choice:?}"), pages, rounds);
             }
         }
     }
     ExitCode::from(u8::from(!right))
+}
+
+/// What others are measured beside.
+struct Beside<'a> {
+    bench: Bench<'a>,
+    pages: usize,
+}
+
+fn answer() -> ExitCode {
+    let open = |choice| {
+        CudaDevice::open(&CudaOptions {
+            choice,
+            ..CudaOptions::default()
+        })
+    };
+    let (device, engine) = match (open(Choice::Measured), open(Choice::Always(Way::Copies))) {
+        (Ok(device), Ok(engine)) => (device, engine),
+        (Err(error), _) | (_, Err(error)) => {
+            eprintln!("{error}");
+            return ExitCode::from(3);
+        }
+    };
+    let mut beside: Option<Beside<'_>> = None;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match (words.as_slice(), &beside) {
+            (["pools", numbers @ ..], _) => {
+                let numbers: Vec<u32> = numbers.iter().map(|word| word.parse().unwrap()).collect();
+                let [parts, layers, row_bytes, tokens, pages] = numbers[..] else {
+                    panic!("{line}");
+                };
+                let attention = [Attention::Mla, Attention::Mha][parts as usize - 1];
+                let shape = KvShape::of_rows(attention, layers, row_bytes, tokens).unwrap();
+                // The old pools go first.
+                drop(beside.take());
+                beside = Some(Beside {
+                    bench: Bench::new(&device, &engine, &shape),
+                    pages: pages as usize,
+                });
+                println!("ready");
+            }
+            ([what], Some(beside)) => {
+                let (rate, cpu) = beside.measure(what);
+                println!("{rate} {cpu}");
+            }
+            _ => panic!("no answer to: {line}"),
+        }
+        std::io::stdout().flush().unwrap();
+    }
+    ExitCode::SUCCESS
+}
+
+impl Beside<'_> {
+    fn measure(&self, what: &str) -> (f64, f64) {
+        let bench = &self.bench;
+        let pools = (bench.l1.clone(), bench.l2.clone());
+        let pairs = bench.pairs(self.pages);
+        match what {
+            "load" => rate(bench.device, Direction::Load, &pools, pairs),
+            "store" => rate(bench.device, Direction::Store, &pools, pairs),
+            "ceiling" => {
+                let one = vec![PagePair { l1: 0, l2: 0 }];
+                rate(bench.engine, Direction::Load, &bench.one, one)
+            }
+            "copies" => rate(bench.engine, Direction::Load, &bench.plain, pairs),
+            _ => panic!("no answer to: {what}"),
+        }
+    }
 }
 
 struct Bench<'a> {
@@ -92,6 +174,8 @@ struct Bench<'a> {
     /// For one page as large as the pools, by copy engine: the ceiling.
     engine: &'a CudaDevice,
     one: (L1Pool, L2Pool),
+    /// For the same pages by plain copies.
+    plain: (L1Pool, L2Pool),
 }
 
 impl Bench<'_> {
@@ -106,26 +190,32 @@ impl Bench<'_> {
             l2,
             engine,
             one: pools(engine, &one, 1),
+            plain: pools(engine, shape, pages),
         }
+    }
+
+    /// As many pairs of random pages, from the first half of L2.
+    fn pairs(&self, pages: usize) -> Vec<PagePair> {
+        let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(1);
+        let mut l1: Vec<u32> = (0..self.l1.pages()).collect();
+        let mut l2: Vec<u32> = (0..self.l2.pages() / 2).collect();
+        l1.shuffle(&mut random);
+        l2.shuffle(&mut random);
+        let pairs = std::iter::zip(l1, l2).take(pages);
+        pairs.map(|(l1, l2)| PagePair { l1, l2 }).collect()
     }
 
     /// One line. Whether all bytes came back.
     fn run(&self, name: &str, pages: usize, rounds: usize) -> bool {
         let half = self.l2.pages() / 2;
         let pages = pages.min(half as usize);
-        let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(1);
-        let mut l1: Vec<u32> = (0..self.l1.pages()).collect();
-        let mut l2: Vec<u32> = (0..half).collect();
-        l1.shuffle(&mut random);
-        l2.shuffle(&mut random);
+        let first = self.pairs(pages);
         let pairs = |offset: u32| -> Vec<PagePair> {
-            let pairs = std::iter::zip(&l1, &l2).take(pages);
-            pairs
-                .map(|(l1, l2)| PagePair {
-                    l1: *l1,
-                    l2: l2 + offset,
-                })
-                .collect()
+            let moved = first.iter().map(|pair| PagePair {
+                l1: pair.l1,
+                l2: pair.l2 + offset,
+            });
+            moved.collect()
         };
         let one = vec![PagePair { l1: 0, l2: 0 }];
         let (mut load, mut store, mut submit) = (Vec::new(), Vec::new(), Vec::new());

@@ -263,6 +263,16 @@ impl L1Pool {
         &self.0.strides
     }
 
+    /// Address of its first byte, as the device's own kernels know it; of a host device in memory of this process. Nothing here keeps
+    /// others from the bytes: whoever uses the address follows the tickets.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        match &self.0.memory {
+            L1Memory::Host(memory) => memory.start().addr().get() as u64,
+            L1Memory::Device(memory) => memory.address(),
+        }
+    }
+
     pub(crate) fn memory(&self) -> &L1Memory {
         &self.0.memory
     }

@@ -10,163 +10,37 @@
 
 mod support;
 
-use std::path::Path;
-use std::process::{Command, Output};
-use std::sync::OnceLock;
-
-use larder_kernels::cuda::{CudaOptions, Way, or_host};
-use larder_kernels::kernel::SOURCE;
+use larder_kernels::cuda::policy::Way;
+use larder_kernels::cuda::{Choice, CudaOptions, or_host};
 use larder_kernels::{
-    ChunkAt, CudaDevice, Device, DeviceError, Direction, ForeignStream, HostDevice, HostMemory,
-    KvShape, Layout, PagePair, Ticket, Transfer, pool_bytes,
+    ChunkAt, CudaDevice, Device, DeviceError, Direction, HostDevice, HostMemory, KvShape, Layout,
+    PagePair, Ticket, Transfer, pool_bytes,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
+use support::driver::{
+    CHILD, FAKE, Steering, child, default_stream, fake, has_gpu, in_a_process_of_its_own, lacking,
+};
 use support::{Case, Pools, cases, expected};
 
-const SHIM: &str = include_str!("../cu/cpu_shim.h");
-const FAKE: &str = include_str!("../cu/fake_driver.cc");
-
-/// Set in the processes that tests start: there the tests below do what they are named after.
-const CHILD: &str = "LARDER_TEST_CUDA_CHILD";
-
-/// Set on a machine with a GPU: the real driver is used, and has to be there.
-const REQUIRE: &str = "LARDER_REQUIRE_GPU";
-
-fn has_gpu() -> bool {
-    std::env::var_os(REQUIRE).is_some()
-}
-
-/// The directory with the fake, as the library that is looked for: compiled once a run. None, and said so, where there is no
-/// compiler.
-fn fake() -> Option<&'static Path> {
-    static THERE: OnceLock<bool> = OnceLock::new();
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    THERE
-        .get_or_init(|| compile(directory))
-        .then_some(directory)
-}
-
-fn compile(directory: &Path) -> bool {
-    let building = tempfile::tempdir_in(directory).unwrap();
-    for (name, text) in [
-        ("kv_copy.cu", SOURCE),
-        ("cpu_shim.h", SHIM),
-        ("fake_driver.cc", FAKE),
-    ] {
-        std::fs::write(building.path().join(name), text).unwrap();
-    }
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let library = building.path().join("libcuda.so");
-    let compiled = Command::new(&compiler)
-        .args([
-            "-std=c++17",
-            "-O1",
-            "-Wno-unknown-pragmas",
-            "-shared",
-            "-fPIC",
-            "-o",
-        ])
-        .arg(&library)
-        .arg(building.path().join("fake_driver.cc"))
-        .output();
-    match compiled {
-        Err(error) => {
-            eprintln!(
-                "SKIPPED: no C++ compiler ({compiler}: {error}): the CUDA device was not run"
-            );
-            false
-        }
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(
-                output.status.success(),
-                "{compiler} does not take the fake driver:\n{said}"
-            );
-            std::fs::rename(library, directory.join("libcuda.so")).unwrap();
-            true
-        }
-    }
-}
-
-fn child(test: &str, directory: &Path, variables: &[(&str, &str)]) -> Output {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .env("LD_LIBRARY_PATH", directory)
-        .env_remove("LARDER_NVRTC_DIR")
-        .envs(variables.iter().copied())
-        .output()
-        .unwrap()
-}
-
-/// Whether to go on, in the process of a test's own; elsewhere starts that and checks how it went.
-fn in_a_process_of_its_own(test: &str, variables: &[(&str, &str)]) -> bool {
-    if std::env::var_os(CHILD).is_some() || has_gpu() {
-        return true;
-    }
-    if let Some(directory) = fake() {
-        let output = child(test, directory, variables);
-        let said = [output.stdout, output.stderr].concat();
-        assert!(
-            output.status.success(),
-            "{}:\n{}",
-            output.status,
-            String::from_utf8_lossy(&said)
-        );
-    }
-    false
-}
-
-fn open(way: Way, piece_bytes: u64) -> CudaDevice {
+fn open(choice: Choice, piece_bytes: u64) -> CudaDevice {
     let options = CudaOptions {
-        way,
+        choice,
         piece_bytes,
         ..CudaOptions::default()
     };
     CudaDevice::open(&options).unwrap()
 }
 
-/// The calls of the fake that steer it.
-struct Steering(libloading::Library);
-
-impl Steering {
-    fn new() -> Steering {
-        // SAFETY: the fake driver.
-        Steering(unsafe { libloading::Library::new("libcuda.so") }.unwrap())
-    }
-
-    fn fail(&self, nth: i64) {
-        // SAFETY: the function has that type.
-        let fail = unsafe { self.0.get::<unsafe extern "C" fn(i64)>(b"fake_fail\0") }.unwrap();
-        // SAFETY: takes any number, and no context is open.
-        unsafe { fail(nth) };
-    }
-
-    /// From here on, with what there is.
-    fn fail_after(&self, nth: i64) {
-        // SAFETY: the function has that type.
-        let fail = unsafe {
-            self.0
-                .get::<unsafe extern "C" fn(i64)>(b"fake_fail_after\0")
-        }
-        .unwrap();
-        // SAFETY: takes any number.
-        unsafe { fail(nth) };
-    }
-
-    fn calls(&self) -> i64 {
-        // SAFETY: the function has that type.
-        let calls =
-            unsafe { self.0.get::<unsafe extern "C" fn() -> i64>(b"fake_calls\0") }.unwrap();
-        // SAFETY: it only looks.
-        unsafe { calls() }
-    }
-}
-
 /// As many as this, or as `LARDER_CASES` says.
 fn random_cases(count: u32, check: impl Fn(&Case)) {
-    let count = std::env::var("LARDER_CASES").map_or(count, |count| count.parse().unwrap());
+    random_cases_divided(1, count, check);
+}
+
+/// As many as this, or that part of what `LARDER_CASES` says.
+fn random_cases_divided(parts: u32, count: u32, check: impl Fn(&Case)) {
+    let asked = std::env::var("LARDER_CASES").map(|count| count.parse::<u32>().unwrap());
+    let count = asked.map_or(count, |asked| asked.div_ceil(parts));
     let rows = prop_oneof![1..9u32, Just(128), Just(200)].prop_map(|units| units * 16);
     let config = ProptestConfig {
         cases: count,
@@ -199,12 +73,17 @@ fn copies_as_the_oracle_says(device: &dyn Device, case: &Case) {
 }
 
 #[test]
-fn every_row_arrives_by_kernel_and_by_copy_engine() {
-    if !in_a_process_of_its_own("every_row_arrives_by_kernel_and_by_copy_engine", &[]) {
+fn every_row_arrives_whichever_way_it_goes() {
+    if !in_a_process_of_its_own("every_row_arrives_whichever_way_it_goes", &[]) {
         return;
     }
-    for way in [Way::Kernel, Way::CopyEngine, Way::Auto] {
-        let device = open(way, 1 << 30);
+    for choice in [
+        Choice::Always(Way::Kernel),
+        Choice::Always(Way::Batch),
+        Choice::Always(Way::Copies),
+        Choice::Published,
+    ] {
+        let device = open(choice, 1 << 30);
         assert!(
             has_gpu() || device.name() == "fake GPU (kernels: built in)",
             "{}",
@@ -220,9 +99,10 @@ fn copies_stay_within_the_pieces_that_were_registered() {
         return;
     }
     // The fake ends the process where one does not.
-    for way in [Way::CopyEngine, Way::Kernel] {
-        let device = open(way, 4096);
-        random_cases(80, |case| copies_as_the_oracle_says(&device, case));
+    for way in [Way::Copies, Way::Batch, Way::Kernel] {
+        let device = open(Choice::Always(way), 4096);
+        // Of each page that is registered by itself: a part of them will do.
+        random_cases_divided(4, 80, |case| copies_as_the_oracle_says(&device, case));
     }
 }
 
@@ -235,7 +115,7 @@ fn where_kernels_cannot_reach_the_host_copy_engines_do() {
     ) {
         return;
     }
-    let device = open(Way::Kernel, 1 << 30);
+    let device = open(Choice::Always(Way::Kernel), 1 << 30);
     random_cases(30, |case| copies_as_the_oracle_says(&device, case));
 }
 
@@ -255,7 +135,7 @@ fn what_comes_after_a_ticket_waits_for_it_in_the_stream() {
     if !in_a_process_of_its_own("what_comes_after_a_ticket_waits_for_it_in_the_stream", &[]) {
         return;
     }
-    let device = open(Way::Auto, 1 << 30);
+    let device = open(Choice::Published, 1 << 30);
     // Pages go up, down to other places, and up again to where they came from, each after the one before; the fake runs its
     // streams in an order of its own. A stream of somebody else, the default one, is woven in.
     let default = default_stream();
@@ -301,7 +181,7 @@ fn tickets_settle_layer_by_layer_and_the_cpu_need_not_wait() {
     ) {
         return;
     }
-    let device = open(Way::Auto, 1 << 30);
+    let device = open(Choice::Published, 1 << 30);
     let case = case(Direction::Load);
     let pools = Pools::new(&device, &case);
     let loads: Vec<_> = (0..5)
@@ -332,7 +212,7 @@ fn pools_that_go_while_copies_are_in_flight_go_after_them() {
         return;
     }
     // The fake ends the process where they do not.
-    let device = open(Way::Auto, 4096);
+    let device = open(Choice::Published, 4096);
     let case = case(Direction::Store);
     let pools = Pools::new(&device, &case);
     let storing = device
@@ -363,7 +243,7 @@ fn what_cannot_be_is_refused_and_the_device_lives_on() {
     if !in_a_process_of_its_own("what_cannot_be_is_refused_and_the_device_lives_on", &[]) {
         return;
     }
-    let device = open(Way::Auto, 1 << 30);
+    let device = open(Choice::Published, 1 << 30);
     let huge = KvShape::mha(64, 64, 128, 2, 256).unwrap();
     let refused = device.alloc_l1(&huge, u32::MAX).unwrap_err();
     assert!(matches!(refused, DeviceError::NoMemory { .. }), "{refused}");
@@ -431,6 +311,7 @@ fn what_cannot_be_is_refused_and_the_device_lives_on() {
 /// Everything there is to do. Whatever fails is an error; this is the first.
 fn everything() -> Result<(), DeviceError> {
     let device = CudaDevice::open(&CudaOptions {
+        choice: Choice::Published,
         piece_bytes: 4096,
         ..CudaOptions::default()
     })?;
@@ -501,7 +382,7 @@ fn a_failure_in_the_middle_fails_the_layers_behind_it_and_hands_the_pages_back()
     let (mut whole, mut failed) = (0, 0);
     for nth in 1.. {
         steering.fail(-1);
-        let device = open(Way::CopyEngine, 1 << 30);
+        let device = open(Choice::Always(Way::Copies), 1 << 30);
         let case = case(Direction::Load);
         let pools = Pools::new(&device, &case);
         let transfer = pools.transfer(&case);
@@ -534,11 +415,6 @@ fn a_failure_in_the_middle_fails_the_layers_behind_it_and_hands_the_pages_back()
         );
     }
     assert!(whole == 1 && failed > 10, "{failed}");
-}
-
-fn default_stream() -> ForeignStream {
-    // SAFETY: the default stream.
-    unsafe { ForeignStream::new(0) }
 }
 
 #[test]
@@ -578,7 +454,11 @@ fn a_device_that_does_not_exist_is_an_error_that_says_so() {
 #[test]
 fn opens_or_says_why_not() {
     if std::env::var_os(CHILD).is_some() {
-        match CudaDevice::open(&CudaOptions::default()) {
+        let options = CudaOptions {
+            choice: Choice::Published,
+            ..CudaOptions::default()
+        };
+        match CudaDevice::open(&options) {
             Ok(device) => println!("opened {}", device.name()),
             Err(error) => println!("{error}"),
         }
@@ -597,20 +477,11 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_it() {
         .lines()
         .filter_map(|line| line.strip_prefix("Result cu"));
     let mut tried = 0;
-    for function in functions.filter_map(|line| line.split('(').next()) {
+    let optional = "MemcpyBatchAsync_v2";
+    let names = functions.filter_map(|line| line.split('(').next());
+    for function in names.filter(|name| *name != optional) {
         let function = format!("cu{function}");
-        // Its name in the library's table of symbols becomes another.
-        let (name, other) = (
-            format!("\0{function}\0"),
-            format!("\0{function}\0").replacen("cu", "xx", 1),
-        );
-        let mut lacking = whole.clone();
-        let at = lacking
-            .windows(name.len())
-            .position(|bytes| bytes == name.as_bytes())
-            .unwrap();
-        lacking[at..at + name.len()].copy_from_slice(other.as_bytes());
-        std::fs::write(&library, lacking).unwrap();
+        std::fs::write(&library, lacking(&whole, &function)).unwrap();
         let output = child("opens_or_says_why_not", directory.path(), &[]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let wanted = format!("no CUDA device: the driver has no {function};");
@@ -620,7 +491,7 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_it() {
         );
         tried += 1;
     }
-    assert_eq!(tried, 34);
+    assert_eq!(tried, 36);
 }
 
 #[test]

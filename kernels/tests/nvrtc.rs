@@ -5,7 +5,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use larder_kernels::cuda::image::{Cache, Origin, PTX, best, cubin_name, stamp};
+use larder_kernels::cuda::cache::Cache;
+use larder_kernels::cuda::image::{Origin, PTX, best, cubin_name, stamp};
 use larder_kernels::cuda::nvrtc::{Compiled, Nvrtc, NvrtcError, Target};
 use larder_kernels::kernel::{KvCopyArgs, SOURCE};
 
@@ -28,7 +29,7 @@ fn the_built_in_ptx_is_of_this_source() {
     // And takes its argument as the crate lays it out.
     let argument = format!("kv_copy_param_0[{}]", size_of::<KvCopyArgs>());
     assert!(PTX.contains(&argument), "{argument}");
-    for kernel in ["kv_copy", "kv_spin"] {
+    for kernel in ["kv_copy", "kv_read"] {
         assert!(
             PTX.contains(&format!(".visible .entry {kernel}(")),
             "{kernel}"
@@ -48,7 +49,7 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
         let Compiled { image, log } = cubin(&nvrtc, SOURCE, arch).unwrap();
         assert!(image.starts_with(b"\x7fELF"));
         println!("{arch}: {} bytes\n{log}", image.len());
-        for kernel in ["kv_copy", "kv_spin"] {
+        for kernel in ["kv_copy", "kv_read"] {
             assert!(log.contains(&format!("'{kernel}'")), "{arch}: {log}");
         }
         let spills: Vec<&str> = log.lines().filter(|line| line.contains("spill")).collect();

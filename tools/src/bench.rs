@@ -2,7 +2,10 @@
 //!
 //! Only the store's calls are timed and their CPU counted; making the pages and comparing what came back happens between
 //! them. Reads are cold: the store reads past the page cache. Every run of `put` makes pages that no store holds yet; `get`
-//! and `exists` use the same pages in every run with one seed, and put those that are missing first.
+//! and `exists` use the same pages in every run with one seed, and put those that are missing first. `load` goes on to the tiers
+//! above ([`load`]).
+
+mod load;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -43,14 +46,14 @@ const PAGE_BYTES: ByteSize = ByteSize(4 << 20);
 /// Tokens that a bench page stands for; only names the namespace.
 const PAGE_TOKENS: u32 = 64;
 
-/// Measure a store: puts, gets or lookups
+/// Measure a store: puts, gets, lookups or loads
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// The store; it must exist (`larder create --prewrite`)
     path: PathBuf,
     /// What to measure
     #[arg(long, value_enum)]
-    op: Op,
+    op: What,
     /// Size of a page over all its parts [default: 4MiB; 4KiB for exists]
     #[arg(long)]
     page_bytes: Option<ByteSize>,
@@ -60,15 +63,17 @@ pub struct BenchArgs {
     /// Pages to put or get in all
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     pages: u64,
-    /// Pages of a call
+    /// Pages of a call; of a chain of load
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     batch: u64,
     /// Length of the chain that exists looks up
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     keys: u64,
-    /// Chooses the pages of get and exists, and the order of get; put makes new pages in every run
+    /// Chooses the pages of get, exists and load, and the order of get; put makes new pages in every run
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    load: load::LoadArgs,
     #[command(flatten)]
     open: OpenArgs,
     /// Share the store: as a client of the process that owns it, if one does
@@ -81,15 +86,28 @@ pub struct BenchArgs {
     json: bool,
 }
 
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Op {
+/// What is to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
     /// Writes new pages, one chain a batch
     Put,
     /// Reads pages in random order
     Get,
     /// Looks one chain up, again and again
+    Exists,
+    /// Prefetches chains into L2, and loads them into L1
+    Load,
+}
+
+/// What is measured of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// Writes new pages, one chain a batch.
+    Put,
+    /// Reads pages in random order.
+    Get,
+    /// Looks one chain up, again and again.
     Exists,
 }
 
@@ -269,7 +287,16 @@ struct Run<'a> {
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    let default = if args.op == Op::Exists {
+    let op = match args.op {
+        What::Put => Op::Put,
+        What::Get => Op::Get,
+        What::Exists => Op::Exists,
+        What::Load => return load::run(args, &interrupt),
+    };
+    if args.load.is_given() {
+        return Err(Failure::usage("--layers and --cuda are for --op load"));
+    }
+    let default = if op == Op::Exists {
         EXISTS_PAGE_BYTES
     } else {
         PAGE_BYTES
@@ -277,7 +304,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     let shape = workload::shape(args.page_bytes.unwrap_or(default), args.parts)?;
     let plan = Plan {
         path: &args.path,
-        op: args.op,
+        op,
         parts: args.parts,
         pages: args.pages,
         batch: args.batch,
@@ -449,16 +476,7 @@ impl Run<'_> {
     /// Sees to it that the store holds these chains, outside of the figures.
     fn provide(&mut self, chains: &[Vec<PageKey>], shape: &PageShape) -> Result<(), Failure> {
         let pages: u64 = chains.iter().map(|chain| chain.len() as u64).sum();
-        let stats = self.store.stats();
-        let page_bytes_on_disk = u64::from(shape.page_blocks()) * larder_format::BLOCK_BYTES as u64;
-        let room = stats.usable_bytes / page_bytes_on_disk;
-        if pages > room {
-            return Err(Failure::usage(format!(
-                "{}: {pages} pages of {} do not fit, the store keeps {room}; ask for fewer, or create a larger store",
-                self.plan.path.display(),
-                ByteSize(shape.page_bytes()),
-            )));
-        }
+        check_room(self.plan.path, self.store, shape, pages)?;
         self.start_bar("filling the store", pages);
         for chain in chains {
             self.put_missing(chain)?;
@@ -550,6 +568,25 @@ impl Run<'_> {
             interrupted: self.interrupt.is_raised(),
         }
     }
+}
+
+/// Pages that do not fit would leave before they are read.
+fn check_room(
+    path: &Path,
+    store: &dyn PageStore,
+    shape: &PageShape,
+    pages: u64,
+) -> Result<(), Failure> {
+    let page_bytes_on_disk = u64::from(shape.page_blocks()) * larder_format::BLOCK_BYTES as u64;
+    let room = store.stats().usable_bytes / page_bytes_on_disk;
+    if pages <= room {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{}: {pages} pages of {} do not fit, the store keeps {room}; ask for fewer, or create a larger store",
+        path.display(),
+        ByteSize(shape.page_bytes()),
+    )))
 }
 
 /// The chain of `pages` pages that `seed` and `number` name.

@@ -10,14 +10,14 @@
 //! | `inspect`, `verify` | look at a store without opening it: what is in it, and whether it is whole (`findings`, `repair`) |
 //! | `compact` | puts a store in order |
 //! | `export`, `import` | pages of a store to a file (`archive`), and from one into a store |
-//! | `bench` | measures puts, gets and lookups |
+//! | `bench` | measures puts, gets, lookups and loads |
 //! | `replay` | runs a request trace against a store (`ack_log`: what was promised before a kill), or through all three tiers |
 //! | `doctor` | says what this machine offers and what is in the way |
 //! | `serve`, `stat` | own a store for other processes; ask who does |
 //! | `demo` | a first minute with nothing to prepare (`device`: the disk's own speed, `conversations`: its load) |
 //! | [`size`] | sizes and durations |
 //! | [`trace`] | request traces |
-//! | `open`, `workload`, `session` | opening a store, made-up pages, serving requests |
+//! | `open`, `l1`, `workload`, `session` | opening a store and a device, made-up pages, serving requests |
 //! | `usage`, `report`, `failure`, `interrupt` | meters, output, exit codes, signals |
 //!
 //! Conventions: `--json` prints one document on stdout, people get lines; progress goes to stderr and only to a terminal;
@@ -41,6 +41,7 @@ mod findings;
 mod import;
 mod inspect;
 mod interrupt;
+mod l1;
 mod open;
 mod repair;
 mod replay;

@@ -282,6 +282,45 @@ fn bench_puts_gets_and_finds_what_it_put() {
     assert_eq!(exists["verified_pages"], exists["pages"]);
 }
 
+#[test]
+fn bench_loads_pages_tier_by_tier_and_compares_them_in_l1() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let path = text(&path);
+    let load = ["bench", path, "--op", "load", "--page-bytes", "128KiB"];
+    let chains = ["--pages", "50", "--batch", "16", "--layers", "4"];
+    // The second time all of them are there.
+    for parts in ["2", "2", "1"] {
+        let report = json(&[&load[..], &chains[..], &["--parts", parts]].concat());
+        assert_eq!(
+            (&report["op"], &report["device"], &report["layers"]),
+            (&"load".into(), &"host memory".into(), &4.into())
+        );
+        assert_eq!(
+            (&report["pages"], &report["verified_pages"]),
+            (&50.into(), &50.into())
+        );
+        assert_eq!(
+            (&report["wrong_pages"], &report["missed_pages"]),
+            (&0.into(), &0.into())
+        );
+        for (tier, (from, to)) in [("L3", "L2"), ("L2", "L1")].into_iter().enumerate() {
+            let tier = &report["tiers"][tier];
+            assert_eq!((&tier["from"], &tier["to"]), (&from.into(), &to.into()));
+            assert!(tier["bytes_per_second"].as_f64().unwrap() > 0.0);
+        }
+    }
+    fails(&[&load[..], &["--parts", "3"]].concat(), 2, &["--parts"]);
+    fails(&[&load[..], &["--layers", "7"]].concat(), 2, &["--layers"]);
+    fails(&[&load[..], &["--shared"]].concat(), 2, &["--shared"]);
+    fails(&[&load[..], &["--cuda", "99"]].concat(), 3, &["--cuda"]);
+    fails(
+        &["bench", path, "--op", "get", "--cuda", "0"],
+        2,
+        &["--op load"],
+    );
+}
+
 fn io_uring_works() -> bool {
     let doctor = larder(&["doctor", "--json"]);
     let doctor: Value = serde_json::from_slice(&doctor.stdout).unwrap();

@@ -1,7 +1,8 @@
 //! The driver: contexts, streams, events, copies, kernels.
 //!
-//! Owns: every call into libcuda, but for those of `memory`. cudarc resolves each function when it is first called and panics where it is missing; so the
-//! library and all of [`FUNCTIONS`] are looked for first, and no function is called that is not in that list.
+//! Owns: every call into libcuda, but for those of `memory` and `copies`. cudarc resolves each function when it is first called and panics where it is missing; so the
+//! library and all of [`FUNCTIONS`] are looked for first, and no function is called that is not in that list; but for that of
+//! batches, which only newer drivers have and nobody calls without having asked ([`has_batches`](super::copies::has_batches)).
 //!
 //! Invariant: handles live as long as what uses them: each holds its context.
 //!
@@ -18,15 +19,18 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use super::copies::{Batch, rows_2d};
 use crate::error::DeviceError;
 use crate::transfer::{Copy2d, Direction};
 
 /// All functions of the driver that this crate calls.
-const FUNCTIONS: [&str; 34] = [
+const FUNCTIONS: [&str; 36] = [
     "cuInit",
+    "cuDriverGetVersion",
     "cuDeviceGet",
     "cuDeviceGetCount",
     "cuDeviceGetName",
+    "cuDeviceGetUuid_v2",
     "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
@@ -168,6 +172,22 @@ impl Context {
 
     pub(super) fn device_name(&self) -> String {
         result::device::get_name(self.device).unwrap_or_else(name)
+    }
+
+    /// What tells the device from all others.
+    pub(super) fn uuid(&self) -> Result<[u8; 16], DeviceError> {
+        let uuid = self.call("cuDeviceGetUuid", || result::device::get_uuid(self.device))?;
+        Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
+    /// The driver's version, as the driver writes it.
+    pub(super) fn driver_version(&self) -> Result<i32, DeviceError> {
+        let mut version = 0;
+        self.call("cuDriverGetVersion", || {
+            // SAFETY: `version` is where it goes.
+            unsafe { sys::cuDriverGetVersion(&raw mut version) }.result()
+        })?;
+        Ok(version)
     }
 
     /// `sm_90`, say.
@@ -335,6 +355,37 @@ impl Streams {
         }
     }
 
+    /// Many copies, by copy engines.
+    ///
+    /// # Safety
+    /// The driver has batches. All rows lie in device memory and in the registered memory of the host, each in one piece of it, which
+    /// are left alone until the copies are done.
+    pub(super) unsafe fn copy_batch(
+        &self,
+        direction: Direction,
+        batch: &mut Batch,
+    ) -> Result<(), DeviceError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let stream = self.of(direction);
+        // SAFETY: as the caller says.
+        self.context
+            .call("cuMemcpyBatchAsync", || unsafe { batch.submit(stream) })
+    }
+
+    /// [`Streams::copy_batch`] by a driver that may refuse: whether it did not. One that is refused does not end the device, unless it
+    /// has died of it.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn try_batch(&self, direction: Direction, batch: &mut Batch) -> bool {
+        let stream = self.of(direction);
+        // SAFETY: as the caller says.
+        let outcome = self.context.attempt(|| unsafe { batch.submit(stream) });
+        outcome.is_ok()
+    }
+
     /// Copies between device memory and memory of this process that is not registered, and waits for it.
     ///
     /// # Safety
@@ -389,39 +440,6 @@ impl Drop for Streams {
                 .context
                 .attempt(|| unsafe { result::stream::destroy(stream.0) });
         }
-    }
-}
-
-fn rows_2d(direction: Direction, l1: u64, l2: u64, copy: &Copy2d) -> sys::CUDA_MEMCPY2D {
-    let rows = copy.rows;
-    let (host, device) = ((l2 + copy.l2) as *mut c_void, l1 + copy.l1);
-    let (host_pitch, device_pitch) = (rows.l2_pitch as usize, rows.l1_pitch as usize);
-    let (on_host, on_device) = (
-        sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-        sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-    );
-    let (from, to, from_pitch, to_pitch) = match direction {
-        Direction::Load => (on_host, on_device, host_pitch, device_pitch),
-        Direction::Store => (on_device, on_host, device_pitch, host_pitch),
-    };
-    // Of the two addresses on each side the one of its memory type counts.
-    sys::CUDA_MEMCPY2D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcMemoryType: from,
-        srcHost: host,
-        srcDevice: device,
-        srcArray: std::ptr::null_mut(),
-        srcPitch: from_pitch,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstMemoryType: to,
-        dstHost: host,
-        dstDevice: device,
-        dstArray: std::ptr::null_mut(),
-        dstPitch: to_pitch,
-        WidthInBytes: rows.width as usize,
-        Height: rows.count as usize,
     }
 }
 

@@ -3,13 +3,9 @@
 //! A cubin in the cache loads in microseconds; NVRTC makes one in a fraction of a second where it is installed; the PTX needs
 //! nothing but the driver, which compiles it.
 //!
-//! A cached cubin is named after everything it depends on: architecture, source, version of NVRTC. Its file ends with the BLAKE3
-//! of its bytes, and is written under another name and renamed: a file that is torn, cut off or spoiled is none, and is
-//! written again.
+//! A cached cubin is named after everything it depends on: architecture, source, version of NVRTC.
 
-use std::io::{self, Write};
-use std::path::PathBuf;
-
+use super::cache::Cache;
 use super::nvrtc::{Nvrtc, Target};
 use crate::kernel::SOURCE;
 
@@ -18,11 +14,6 @@ pub const PTX: &str = include_str!("../../cu/kv_copy.ptx");
 
 /// The architecture that [`PTX`] is for; later ones take it too.
 pub const PTX_ARCH: &str = "compute_80";
-
-const HASH_BYTES: usize = blake3::OUT_LEN;
-
-/// Largest file that can be a cubin of ours, in bytes; longer ones are not read.
-const CUBIN_BYTES_MAX: u64 = 16 << 20;
 
 /// Code for the driver to load.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,47 +42,6 @@ pub fn stamp(source: &str) -> String {
         "// kv_copy.cu {}\n",
         blake3::hash(source.as_bytes()).to_hex()
     )
-}
-
-/// Cubins on disk.
-#[derive(Clone, Debug)]
-pub struct Cache {
-    directory: PathBuf,
-}
-
-impl Cache {
-    /// In a directory, which is made when something is stored.
-    #[must_use]
-    pub fn new(directory: impl Into<PathBuf>) -> Cache {
-        Cache {
-            directory: directory.into(),
-        }
-    }
-
-    /// A cubin, if there is a whole one.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<Vec<u8>> {
-        let path = self.directory.join(name);
-        if std::fs::metadata(&path).ok()?.len() > CUBIN_BYTES_MAX {
-            return None;
-        }
-        let mut bytes = std::fs::read(&path).ok()?;
-        let hash = bytes.split_off(bytes.len().checked_sub(HASH_BYTES)?);
-        (!bytes.is_empty() && blake3::hash(&bytes).as_bytes() == hash.as_slice()).then_some(bytes)
-    }
-
-    /// Stores a cubin.
-    ///
-    /// # Errors
-    /// Those of the file system. What was there before is there still.
-    pub fn put(&self, name: &str, cubin: &[u8]) -> io::Result<()> {
-        std::fs::create_dir_all(&self.directory)?;
-        let mut file = tempfile::NamedTempFile::new_in(&self.directory)?;
-        file.write_all(cubin)?;
-        file.write_all(blake3::hash(cubin).as_bytes())?;
-        file.persist(self.directory.join(name))?;
-        Ok(())
-    }
 }
 
 /// The name of a cubin in the cache.

@@ -8,30 +8,40 @@
 //! Builds without CUDA. Where the driver is missing, too old or without a device, [`CudaDevice::open`] says so in about a millisecond,
 //! and [`HostDevice`] serves ([`or_host`]); a device that fails later fails all that is asked of it from then on.
 //!
-//! Stores go by copy engine, which leaves the compute units to the forward. So do loads of few copies; many, or short ones, go by one
-//! kernel a layer ([`Way`]). Where the line lies was taken from published figures and not measured on the device.
+//! Stores go by copy engine, which leaves the compute units to the forward; loads by copy engine or by one kernel a layer, whichever
+//! is cheaper by a table that is measured when the device is opened and kept ([`policy`]).
 //!
 //! | module | owns |
 //! |---|---|
 //! | `driver` | calls into the driver: contexts, streams, events, copies, kernels |
+//! | `copies` | copies as the copy engines take them |
 //! | `memory` | pools, page lists, registered memory of the host |
 //! | `pieces` | registering in pieces, and copies that stay within one |
+//! | `options` | what a device is opened with |
+//! | [`policy`] | which way copies go |
+//! | `measure` | the policy's table |
 //! | [`image`] | which code the device gets |
 //! | [`nvrtc`] | the compiler, where it is installed |
+//! | [`cache`] | files: code and tables from one start to the next |
 
+pub mod cache;
+mod copies;
 mod driver;
 pub mod image;
+mod measure;
 mod memory;
 pub mod nvrtc;
+mod options;
 mod pieces;
+pub mod policy;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 pub(crate) use driver::Event;
 pub(crate) use memory::DeviceMemory;
+pub use options::{Choice, Clock, CudaOptions};
 
 use crate::device::{Device, ForeignStream, Refused};
 use crate::error::DeviceError;
@@ -42,11 +52,14 @@ use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Memory, L1Pool, L2Pool};
 use crate::shape::KvShape;
 use crate::ticket::{Gated, LayerTickets, Ticket};
 use crate::transfer::{Copy2d, Direction, Transfer};
+use cache::Cache;
+use copies::{Batch, has_batches};
 use driver::{Context, Function, Module, RawStream, Streams};
-use image::{Cache, Image, Origin};
+use image::{Image, Origin};
 use memory::{Registration, Upload};
 use nvrtc::Nvrtc;
 use pieces::{HOST_PAGE_BYTES, Piece, pieces};
+use policy::{Table, Way, Work};
 
 /// Blocks of a launch: enough to fill a PCIe 5 link, and no more of the device than that.
 const BLOCKS: u32 = 2;
@@ -54,59 +67,16 @@ const BLOCKS: u32 = 2;
 /// Threads of a block.
 const THREADS: u32 = 1024;
 
-/// Rows from this many bytes on go by copy engine. Published figures for H100 put the break-even between 28 and 64 KiB.
-const COPY_ENGINE_FROM_BYTES: u64 = 64 << 10;
-
-/// Fewer short rows than this go by copy engine too: a launch and its page list cost as much.
-const KERNEL_FROM_SHORT: usize = 16;
-
-/// Copies from this many a layer on go by kernel, however long their rows: at about 2 microseconds a call, the figure that others have
-/// published, the CPU would be slower than the link.
-const KERNEL_FROM_COPIES: usize = 64;
-
-/// How loads go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Way {
-    /// Whichever is expected to be faster.
-    #[default]
-    Auto,
-    /// By kernel, wherever it can do it.
-    Kernel,
-    /// By copy engine.
-    CopyEngine,
-}
-
-/// What a device is opened with.
-#[derive(Clone, Debug)]
-pub struct CudaOptions {
-    /// Which device: its number in the driver's order.
-    pub ordinal: u32,
-    /// How loads go.
-    pub way: Way,
-    /// Where cubins are kept from one start to the next.
-    pub cubin_cache: Option<PathBuf>,
-    /// Largest piece of host memory registered at once, in bytes.
-    pub piece_bytes: u64,
-}
-
-impl Default for CudaOptions {
-    fn default() -> CudaOptions {
-        CudaOptions {
-            ordinal: 0,
-            way: Way::Auto,
-            cubin_cache: None,
-            piece_bytes: 32 << 30,
-        }
-    }
-}
-
 /// A GPU.
 pub struct CudaDevice {
     id: DeviceId,
     name: String,
-    way: Way,
+    choice: Choice,
+    /// Where there is none, the choice is by published figures.
+    table: Option<Box<Table>>,
     piece_bytes: u64,
     kernel: Option<Kernel>,
+    takes_batches: bool,
     streams: Arc<Streams>,
     /// One transfer is put into the streams at a time, so that they run in the order in which they were given.
     submitting: Mutex<()>,
@@ -162,15 +132,59 @@ impl CudaDevice {
                 Origin::Compiled => "compiled",
                 Origin::BuiltIn => "built in",
             });
-        Ok(CudaDevice {
+        let mut device = CudaDevice {
             id: DeviceId::next(),
             name: format!("{} (kernels: {code})", context.device_name()),
-            way: options.way,
+            choice: options.choice,
+            table: None,
             piece_bytes: options.piece_bytes,
             kernel,
+            takes_batches: has_batches(),
             streams,
             submitting: Mutex::new(()),
-        })
+        };
+        if options.choice == Choice::Measured {
+            device.measure(options)?;
+        }
+        Ok(device)
+    }
+
+    /// The table by which ways are chosen; none where they are not chosen by one, or it could not be measured.
+    #[must_use]
+    pub fn table(&self) -> Option<&Table> {
+        self.table.as_deref()
+    }
+
+    /// Reads the table or measures it. What cannot be measured is done without, unless it was the end of the device.
+    fn measure(&mut self, options: &CudaOptions) -> Result<(), DeviceError> {
+        let context = self.streams.context.clone();
+        let cache = options.cache.as_ref().map(Cache::new);
+        let name = Table::name(&context.uuid()?, context.driver_version()?);
+        let kept = cache.as_ref().and_then(|cache| cache.get(&name));
+        if let Some(table) = kept.and_then(|bytes| Table::from_bytes(&bytes)) {
+            self.table = Some(Box::new(table));
+            return Ok(());
+        }
+        let measured = self.takes_batches().and_then(|takes_batches| {
+            self.takes_batches = takes_batches;
+            measure::table(self, options.clock)
+        });
+        match measured {
+            Ok(table) => {
+                if let Some(cache) = cache {
+                    // A cache that cannot be written costs the next start its time, and nothing else.
+                    let _ = cache.put(&name, &table.to_bytes());
+                }
+                self.table = Some(Box::new(table));
+                Ok(())
+            }
+            // Whether it lives, the next call tells.
+            Err(_) => self.streams.synchronize(self.streams.of(Direction::Load)),
+        }
+    }
+
+    fn takes_batches(&self) -> Result<bool, DeviceError> {
+        Ok(self.takes_batches && measure::takes_batches(self)?)
     }
 
     fn submit(
@@ -183,7 +197,8 @@ impl CudaDevice {
         if let Err(error) = self.admit(direction, &transfer, after) {
             return Err(Refused { error, transfer });
         }
-        let tickets = self.put(direction, &transfer);
+        let way = self.way(direction, &transfer);
+        let tickets = self.put(direction, &transfer, way);
         Ok(Gated::free(transfer).behind(LayerTickets::by_layer(tickets)))
     }
 
@@ -220,14 +235,14 @@ impl CudaDevice {
     }
 
     /// Puts a transfer into its stream: a ticket a layer, or one for all.
-    fn put(&self, direction: Direction, transfer: &Transfer) -> Vec<Ticket> {
+    fn put(&self, direction: Direction, transfer: &Transfer, way: Way) -> Vec<Ticket> {
         let layers = 0..transfer.l1().shape().layers();
         let tickets = match direction {
             Direction::Load => layers.len(),
             Direction::Store => 1,
         };
         let mut done = Vec::with_capacity(tickets);
-        let outcome = self.put_layers(direction, transfer, &mut done);
+        let outcome = self.put_layers(direction, transfer, way, &mut done);
         if let Err(error) = outcome {
             // The device is dead. What it had begun is over before the pages are handed back.
             let _ = self.streams.synchronize(self.streams.of(direction));
@@ -244,24 +259,24 @@ impl CudaDevice {
         &self,
         direction: Direction,
         transfer: &Transfer,
+        way: Way,
         done: &mut Vec<Ticket>,
     ) -> Result<(), DeviceError> {
         let stream = self.streams.of(direction);
-        let kernel = self.kernel_for(direction, transfer);
-        let pairs = match kernel {
-            Some(_) => Some(Upload::new(
-                &self.streams,
-                direction,
-                &pair_bytes(transfer),
-            )?),
-            None => None,
+        let kernel = match (way, &self.kernel) {
+            (Way::Kernel, Some(kernel)) => {
+                let pairs = Upload::new(&self.streams, direction, &pair_bytes(transfer))?;
+                Some((kernel, pairs))
+            }
+            _ => None,
         };
         for layer in 0..transfer.l1().shape().layers() {
-            match (kernel, &pairs) {
-                (Some(kernel), Some(pairs)) => {
+            match (&kernel, way) {
+                (Some((kernel, pairs)), _) => {
                     self.launch(kernel, direction, transfer, layer, pairs.address)?;
                 }
-                _ => self.copy(direction, transfer, layer)?,
+                (None, Way::Batch) => self.copy_batch(direction, transfer, layer)?,
+                (None, _) => self.copy(direction, transfer, layer)?,
             }
             if direction == Direction::Load {
                 done.push(Ticket::of_event(self.streams.record(stream)?));
@@ -273,28 +288,30 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// The kernel, if this transfer is to go by it.
-    fn kernel_for(&self, direction: Direction, transfer: &Transfer) -> Option<&Kernel> {
-        let kernel = self.kernel.as_ref()?;
-        let registered = registered(transfer.l2())?;
-        let args = self.arguments(direction, transfer, 0, 0);
-        if direction == Direction::Store
-            || !registered.registration.same_addresses
-            || args.is_none()
-        {
-            return None;
+    /// The way that this transfer goes.
+    fn way(&self, direction: Direction, transfer: &Transfer) -> Way {
+        let can = |way| self.can(way, direction, transfer);
+        match (self.choice, &self.table) {
+            (Choice::Always(way), _) if can(way) => way,
+            (Choice::Always(_), _) => Way::Copies,
+            (Choice::Measured, Some(table)) => table.choose(direction, &Work::of(transfer), can),
+            _ => policy::published(direction, &Work::of(transfer), can),
         }
-        let better = match self.way {
-            Way::Kernel => true,
-            Way::CopyEngine => false,
-            Way::Auto => {
-                let copies = || transfer.copies(0).take(KERNEL_FROM_COPIES);
-                let short = |copy: &Copy2d| copy.rows.width < COPY_ENGINE_FROM_BYTES;
-                copies().count() == KERNEL_FROM_COPIES
-                    || copies().filter(short).count() >= KERNEL_FROM_SHORT
+    }
+
+    /// Whether this transfer can go that way.
+    fn can(&self, way: Way, direction: Direction, transfer: &Transfer) -> bool {
+        match way {
+            Way::Copies => true,
+            Way::Batch => self.takes_batches,
+            Way::Kernel => {
+                let reaches = |pool: &Registered| pool.registration.same_addresses;
+                direction == Direction::Load
+                    && self.kernel.is_some()
+                    && registered(transfer.l2()).is_some_and(reaches)
+                    && self.arguments(direction, transfer, 0, 0).is_some()
             }
-        };
-        better.then_some(kernel)
+        }
     }
 
     fn arguments(
@@ -336,22 +353,36 @@ impl CudaDevice {
         transfer: &Transfer,
         layer: u32,
     ) -> Result<(), DeviceError> {
-        let l1 = device_address(transfer.l1()).ok_or(DeviceError::ForeignPool)?;
-        let l2 = transfer.l2().start().addr().get() as u64;
-        let pieces = &registered(transfer.l2())
-            .ok_or(DeviceError::NotRegistered)?
-            .pieces;
+        let (l1, l2) = addresses(transfer)?;
         let mut outcome = Ok(());
-        for copy in transfer.copies(layer) {
-            pieces::within(copy, pieces, &mut |copy| {
-                if outcome.is_ok() {
-                    // SAFETY: the rows of a transfer lie in its pools, and this copy in one piece; whoever made the transfer
-                    // vouched for its pages until it is handed back.
-                    outcome = unsafe { self.streams.copy(direction, l1, l2, &copy) };
-                }
-            });
-        }
+        copies(transfer, layer, &mut |copy| {
+            if outcome.is_ok() {
+                // SAFETY: the rows of a transfer lie in its pools, and this copy in one piece; whoever made the transfer
+                // vouched for its pages until it is handed back.
+                outcome = unsafe { self.streams.copy(direction, l1, l2, &copy) };
+            }
+        })?;
         outcome
+    }
+
+    fn copy_batch(
+        &self,
+        direction: Direction,
+        transfer: &Transfer,
+        layer: u32,
+    ) -> Result<(), DeviceError> {
+        let mut batch = batch(direction, transfer, layer)?;
+        // SAFETY: as in `copy`.
+        unsafe { self.streams.copy_batch(direction, &mut batch) }
+    }
+
+    /// Whether the driver takes the first layer as a batch; waits for it.
+    fn try_batch(&self, direction: Direction, transfer: &Transfer) -> Result<bool, DeviceError> {
+        let mut batch = batch(direction, transfer, 0)?;
+        // SAFETY: as in `copy`.
+        let taken = unsafe { self.streams.try_batch(direction, &mut batch) };
+        self.streams.synchronize(self.streams.of(direction))?;
+        Ok(taken)
     }
 
     /// The chunk's address, if `bytes` is its size.
@@ -375,7 +406,7 @@ impl Kernel {
     /// The best image that the driver takes.
     fn load(context: &Arc<Context>, options: &CudaOptions) -> Result<Option<Kernel>, DeviceError> {
         let arch = context.arch()?;
-        let cache = options.cubin_cache.as_ref().map(Cache::new);
+        let cache = options.cache.as_ref().map(Cache::new);
         let nvrtc = Nvrtc::find().ok();
         let best = image::best(&arch, nvrtc.as_ref(), cache.as_ref());
         let kernel = Kernel::of(context, &best);
@@ -487,6 +518,39 @@ fn device_address(pool: &L1Pool) -> Option<u64> {
 
 fn registered(pool: &L2Pool) -> Option<&Registered> {
     pool.registration()?.downcast_ref()
+}
+
+/// Of the two pools.
+fn addresses(transfer: &Transfer) -> Result<(u64, u64), DeviceError> {
+    let l1 = device_address(transfer.l1()).ok_or(DeviceError::ForeignPool)?;
+    Ok((l1, transfer.l2().start().addr().get() as u64))
+}
+
+/// The copies of a layer, each in one piece of the host's memory.
+fn copies(
+    transfer: &Transfer,
+    layer: u32,
+    each: &mut impl FnMut(Copy2d),
+) -> Result<(), DeviceError> {
+    let registered = registered(transfer.l2()).ok_or(DeviceError::NotRegistered)?;
+    for copy in transfer.copies(layer) {
+        pieces::within(copy, &registered.pieces, each);
+    }
+    Ok(())
+}
+
+/// The rows of a layer, each in one piece of the host's memory.
+fn batch(direction: Direction, transfer: &Transfer, layer: u32) -> Result<Batch, DeviceError> {
+    let (l1, l2) = addresses(transfer)?;
+    let mut batch = Batch::default();
+    copies(transfer, layer, &mut |copy| {
+        for row in 0..copy.rows.count {
+            let l1 = l1 + copy.l1 + row * copy.rows.l1_pitch;
+            let l2 = l2 + copy.l2 + row * copy.rows.l2_pitch;
+            batch.push(direction, l1, l2, copy.rows.width);
+        }
+    })?;
+    Ok(batch)
 }
 
 /// The pairs as the kernel reads them.

@@ -7,6 +7,9 @@
     reason = "shared by several tests; a broken expectation is the finding"
 )]
 
+pub mod compute;
+pub mod driver;
+
 use std::ptr::NonNull;
 
 use larder_kernels::{

@@ -16,7 +16,7 @@ use std::time::Instant;
 use clap::Args;
 use larder_engine::{PageStore, PutOptions, Store};
 use larder_format::{Namespace, PageShape};
-use larder_kernels::{CudaOptions, Device, HostDevice, KvShape};
+use larder_kernels::{Device, KvShape};
 use larder_tiers::Config;
 use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
 use larder_tiers::l3::{L3, StoreL3};
@@ -31,6 +31,7 @@ use super::tiers_report::{self, Setting, TiersReport};
 use super::{ReplayArgs, check_capacity, create, create_missing, namespace, speed};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::l1;
 use crate::report;
 use crate::session::page_bytes_on_disk;
 use crate::size::ByteSize;
@@ -179,21 +180,7 @@ impl TiersArgs {
     }
 
     fn device(&self) -> Result<Arc<dyn Device>, Failure> {
-        let opened: Result<Arc<dyn Device>, _> = match self.cuda {
-            None => HostDevice::new().map(|device| Arc::new(device) as _),
-            Some(ordinal) => {
-                let options = CudaOptions {
-                    ordinal,
-                    ..CudaOptions::default()
-                };
-                larder_kernels::CudaDevice::open(&options).map(|device| Arc::new(device) as _)
-            }
-        };
-        opened.map_err(|error| {
-            Failure::environment(format!(
-                "the device that is to hold L1: {error}; leave --cuda out to replay without a GPU"
-            ))
-        })
+        l1::device(self.cuda)
     }
 }
 

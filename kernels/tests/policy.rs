@@ -1,0 +1,330 @@
+//! The way that copies go, over the fake driver and in its time: measured once, kept, and chosen by.
+//!
+//! What this shows: that the table is what the clock said, that the cache believes nothing it should not, and what becomes of a device
+//! that cannot be measured. What it does not: how fast any GPU is.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use larder_kernels::cuda::policy::{Point, Probe, Way};
+use larder_kernels::cuda::{Choice, CudaOptions};
+use larder_kernels::{
+    CudaDevice, Device, DeviceError, Direction, KvShape, Layout, PagePair, Ticket,
+};
+use support::driver::{CHILD, Steering, child, fake, has_gpu, in_a_process_of_its_own, lacking};
+use support::{Case, Pools};
+
+fn steering() -> &'static Steering {
+    static STEERING: OnceLock<Steering> = OnceLock::new();
+    STEERING.get_or_init(Steering::new)
+}
+
+fn fake_time() -> Duration {
+    Duration::from_nanos(steering().now().unsigned_abs())
+}
+
+/// Measured in the fake's time, while nothing is moved.
+fn open(cache: Option<&Path>) -> Result<CudaDevice, DeviceError> {
+    steering().still(true);
+    let device = CudaDevice::open(&CudaOptions {
+        choice: Choice::Measured,
+        cache: cache.map(Path::to_owned),
+        clock: fake_time,
+        ..CudaOptions::default()
+    });
+    steering().still(false);
+    device
+}
+
+/// In the process of a test over the fake.
+fn over_the_fake(test: &str, variables: &[(&str, &str)]) -> bool {
+    !has_gpu() && in_a_process_of_its_own(test, variables)
+}
+
+/// Sixteen pages of 32 KiB a layer, neighbours or not.
+fn case(direction: Direction, neighbours: bool) -> Case {
+    Case {
+        shape: KvShape::mla(2, 16, 1, 2048).unwrap(),
+        layout: Layout::PageFirstDirect,
+        direction,
+        l1_pages: 16,
+        l2_pages: 16,
+        pairs: (0..16)
+            .map(|page| PagePair {
+                l1: if neighbours { page } else { 15 - page },
+                l2: page,
+            })
+            .collect(),
+    }
+}
+
+/// Which ways a transfer went: copies, batches, kernels, each or not.
+fn went(device: &CudaDevice, case: &Case) -> [bool; 3] {
+    let pools = Pools::new(device, case);
+    steering().counted();
+    let moving = match case.direction {
+        Direction::Load => device.load(pools.transfer(case), &Ticket::done()),
+        Direction::Store => device.store(pools.transfer(case), &Ticket::done()),
+    };
+    moving.unwrap().wait().1.unwrap();
+    steering().counted().map(|count| count > 0)
+}
+
+const COPIES: [bool; 3] = [true, false, false];
+const BATCH: [bool; 3] = [false, true, false];
+const KERNEL: [bool; 3] = [false, false, true];
+
+/// Whether opening it took measuring.
+fn was_measured(cache: &Path) -> bool {
+    steering().counted();
+    let device = open(Some(cache)).unwrap();
+    assert!(device.table().is_some());
+    steering().counted() != [0, 0, 0]
+}
+
+#[test]
+fn transfers_go_the_way_that_was_measured_to_be_cheapest() {
+    if !over_the_fake("transfers_go_the_way_that_was_measured_to_be_cheapest", &[]) {
+        return;
+    }
+    let (load, store) = (case(Direction::Load, false), case(Direction::Store, false));
+    for (speeds, loaded, stored) in [
+        ([90, 90, 20], KERNEL, BATCH),
+        ([90, 20, 90], BATCH, BATCH),
+        ([20, 90, 90], COPIES, COPIES),
+        ([20, 90, 1], KERNEL, COPIES),
+    ] {
+        steering().speeds(speeds);
+        let device = open(None).unwrap();
+        assert_eq!(went(&device, &load), loaded, "{speeds:?}");
+        assert_eq!(went(&device, &store), stored, "{speeds:?}");
+    }
+    // As fast as each other: a call a page costs more than a batch, and one call for all less.
+    steering().speeds([20, 20, 90]);
+    let device = open(None).unwrap();
+    assert_eq!(went(&device, &load), BATCH);
+    assert_eq!(went(&device, &case(Direction::Load, true)), COPIES);
+}
+
+#[test]
+fn the_table_holds_what_the_clock_said() {
+    if !over_the_fake("the_table_holds_what_the_clock_said", &[]) {
+        return;
+    }
+    steering().speeds([20, 30, 40]);
+    let device = open(None).unwrap();
+    let table = device.table().unwrap();
+    for point in Point::all() {
+        let cost = |probe| table.get(&point, probe);
+        assert_eq!(
+            cost(Probe::Kernel).is_some(),
+            point.direction == Direction::Load
+        );
+        let kib = point.rows() * point.row_bytes() / 1024;
+        for (probe, speed) in [
+            (Probe::Scattered, 20),
+            (Probe::Merged, 20),
+            (Probe::Batch, 30),
+        ] {
+            let cost = cost(probe).unwrap();
+            let copying = cost.elapsed_ns - cost.cpu_ns;
+            // And the call that waits.
+            let expected = kib * speed..kib * speed + 2000;
+            assert!(expected.contains(&copying), "{point:?} {probe:?} {cost:?}");
+        }
+        // A call a row, and one for all.
+        let calls = cost(Probe::Scattered).unwrap().cpu_ns - cost(Probe::Merged).unwrap().cpu_ns;
+        assert!(calls >= (point.rows() - 1) * 1000, "{point:?} {calls}");
+    }
+    let again = open(None).unwrap();
+    assert_eq!(again.table(), device.table());
+}
+
+#[test]
+fn a_device_is_measured_once_and_again_when_its_table_is_torn_or_of_another() {
+    const NAME: &str = "a_device_is_measured_once_and_again_when_its_table_is_torn_or_of_another";
+    if !over_the_fake(NAME, &[]) {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let cache = home.path().join("not there yet");
+    assert!(was_measured(&cache));
+    assert!(!was_measured(&cache));
+    let file = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap();
+    let whole = std::fs::read(file.path()).unwrap();
+    for torn in [0, 1, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(file.path(), &whole[..torn]).unwrap();
+        assert!(was_measured(&cache), "{torn}");
+        assert!(!was_measured(&cache), "{torn}");
+    }
+    let mut spoiled = whole.clone();
+    spoiled[100] ^= 1;
+    std::fs::write(file.path(), &spoiled).unwrap();
+    assert!(was_measured(&cache));
+    // A whole file that is no table.
+    let short = larder_kernels::cuda::cache::Cache::new(&cache);
+    short
+        .put(file.file_name().to_str().unwrap(), b"no table")
+        .unwrap();
+    assert!(was_measured(&cache));
+    steering().device(2);
+    assert!(was_measured(&cache));
+    steering().device(1);
+    assert!(!was_measured(&cache));
+    // Where nothing can be written, each start measures.
+    let nowhere = file.path().join("below a file");
+    assert!(was_measured(&nowhere) && was_measured(&nowhere));
+}
+
+#[test]
+fn a_kept_table_is_what_transfers_go_by() {
+    if !over_the_fake("a_kept_table_is_what_transfers_go_by", &[]) {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let load = case(Direction::Load, false);
+    steering().speeds([90, 20, 90]);
+    assert_eq!(went(&open(Some(cache.path())).unwrap(), &load), BATCH);
+    // Another speed that nobody measures.
+    steering().speeds([90, 90, 20]);
+    assert_eq!(went(&open(Some(cache.path())).unwrap(), &load), BATCH);
+}
+
+#[test]
+fn a_device_that_cannot_be_measured_goes_by_published_figures() {
+    let locks_nothing = [("FAKE_LOCKS_NOTHING", "1")];
+    if !over_the_fake(
+        "a_device_that_cannot_be_measured_goes_by_published_figures",
+        &locks_nothing,
+    ) {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let device = open(Some(cache.path())).unwrap();
+    assert!(device.table().is_none());
+    assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
+    // And serves, once memory can be locked.
+    // SAFETY: a process of its own, with no other thread that looks at its environment.
+    unsafe { std::env::remove_var("FAKE_LOCKS_NOTHING") };
+    assert_eq!(went(&device, &case(Direction::Load, false)), KERNEL);
+    assert_eq!(went(&device, &case(Direction::Store, false)), COPIES);
+}
+
+#[test]
+fn a_device_that_dies_while_it_is_measured_is_an_error_and_leaves_no_table() {
+    const NAME: &str = "a_device_that_dies_while_it_is_measured_is_an_error_and_leaves_no_table";
+    if !over_the_fake(NAME, &[]) {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    steering().fail(-1);
+    drop(open(None).unwrap());
+    let calls = steering().calls();
+    assert!(calls > 1000, "{calls}");
+    // At some call of each kind, and at those before the first copy.
+    let moments = (40..120).chain((120..calls - 100).step_by(usize::try_from(calls / 60).unwrap()));
+    for nth in moments {
+        steering().fail(nth);
+        let error = open(Some(cache.path()))
+            .err()
+            .unwrap_or_else(|| panic!("call {nth} of {calls}"));
+        assert!(
+            matches!(error, DeviceError::Driver { .. } | DeviceError::Dead(_)),
+            "call {nth}: {error}"
+        );
+        assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
+    }
+    steering().fail(-1);
+    assert!(was_measured(cache.path()));
+}
+
+#[test]
+fn a_driver_that_refuses_batches_is_not_asked_for_any() {
+    if !over_the_fake(
+        "a_driver_that_refuses_batches_is_not_asked_for_any",
+        &[("FAKE_REFUSES_BATCHES", "1")],
+    ) {
+        return;
+    }
+    steering().speeds([90, 1, 90]);
+    let device = open(None).unwrap();
+    let table = device.table().unwrap();
+    assert!(Point::all().all(|point| table.get(&point, Probe::Batch).is_none()));
+    assert_ne!(went(&device, &case(Direction::Load, false)), BATCH);
+    assert_eq!(went(&device, &case(Direction::Store, false)), COPIES);
+}
+
+/// Not a test of its own: what the process of the next one does.
+#[test]
+fn goes_on_without_batches() {
+    if std::env::var_os(CHILD).is_some() && !has_gpu() {
+        steering().speeds([90, 1, 90]);
+        let device = open(None).unwrap();
+        assert_eq!(went(&device, &case(Direction::Store, false)), COPIES);
+        let always = CudaOptions {
+            choice: Choice::Always(Way::Batch),
+            ..CudaOptions::default()
+        };
+        let device = CudaDevice::open(&always).unwrap();
+        assert_eq!(went(&device, &case(Direction::Load, false)), COPIES);
+    }
+}
+
+#[test]
+fn a_driver_without_batches_is_none_the_worse() {
+    let Some(fake) = fake().filter(|_| !has_gpu()) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let whole = std::fs::read(fake.join("libcuda.so")).unwrap();
+    let library = lacking(&whole, "cuMemcpyBatchAsync_v2");
+    std::fs::write(directory.path().join("libcuda.so"), library).unwrap();
+    let output = child("goes_on_without_batches", directory.path(), &[]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}"
+    );
+}
+
+/// On a GPU: prints what was measured.
+#[test]
+fn a_gpu_is_measured_and_its_table_is_kept() {
+    if !has_gpu() {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let options = CudaOptions {
+        cache: Some(cache.path().to_owned()),
+        ..CudaOptions::default()
+    };
+    let device = CudaDevice::open(&options).unwrap();
+    let table = device.table().unwrap();
+    for point in Point::all() {
+        let us = |probe| {
+            table
+                .get(&point, probe)
+                .map_or("      -      -".to_owned(), |cost| {
+                    format!("{:7}{:7}", cost.elapsed_ns / 1000, cost.cpu_ns / 1000)
+                })
+        };
+        println!(
+            "{:?} {:4} KiB x {:3}, us and CPU us: scattered {}  merged {}  batch {}  kernel {}",
+            point.direction,
+            point.row_bytes() >> 10,
+            point.rows(),
+            us(Probe::Scattered),
+            us(Probe::Merged),
+            us(Probe::Batch),
+            us(Probe::Kernel),
+        );
+        assert!(table.get(&point, Probe::Scattered).is_some());
+    }
+    let again = CudaDevice::open(&options).unwrap();
+    assert_eq!(again.table(), Some(table));
+}
