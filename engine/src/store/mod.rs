@@ -8,12 +8,14 @@
 //! | `prewriter` | writing blocks that were never written, before pages come |
 //! | `mover` | moving pages from segment to segment |
 //! | `get`, `put` | the data path, on callers' threads |
+//! | `lent` | gets into memory of the store's own, which a deadline may leave behind |
 //! | `staged` | gets that are shared with other processes |
 //! | `hang` | which volumes have gone silent |
 
 mod get;
 mod hang;
 mod keeper;
+mod lent;
 pub(crate) mod local;
 pub(crate) mod mover;
 pub(crate) mod opening;
@@ -136,7 +138,7 @@ impl DataPath {
         keys: &[PageKey],
         deadline: Option<Instant>,
     ) -> Vec<Result<LentPage, MissReason>> {
-        get::get_lent(catalog, self, namespace, keys, deadline)
+        lent::get(catalog, self, namespace, keys, deadline)
     }
 
     /// What passed through here.
@@ -445,7 +447,7 @@ impl PageStore for Store {
             return keys.iter().map(|_| Err(MissReason::Closed)).collect();
         }
         let catalog: Arc<dyn Catalog> = self.local.clone();
-        get::get_lent(&catalog, &self.data, namespace, keys, deadline)
+        lent::get(&catalog, &self.data, namespace, keys, deadline)
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
