@@ -7,12 +7,14 @@
 // fake_fail(n) begins anew and has the n-th call from then on fail, and every call after it, as errors of CUDA do: what was in flight
 // is never carried out. fake_fail_after(n) does so without beginning anew. fake_calls() counts.
 //
-// Time is its own: fake_now() moves by calls and by what is carried out, at the speeds of fake_speeds(). fake_still() has copies take
-// their time and move nothing, fake_counted() says how many went which way, fake_device() makes it another device.
+// Time is its own: fake_now() moves by calls and by what is waited for. Each stream takes the time of what it carries out, at the speeds
+// of fake_speeds(), beside the others, and begins when somebody first waits. fake_still() has copies take their time and move nothing,
+// fake_counted() says how many went which way, fake_device() makes it another device.
 
 #define KV_ON_CPU
 #include "kv_copy.cu"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -30,6 +32,7 @@ enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, UNK
 
 struct Event {
     bool recorded, done;
+    long at;
 };
 
 struct Op {
@@ -37,7 +40,9 @@ struct Op {
     std::function<void()> run;
 };
 
-typedef std::deque<Op> Stream;
+struct Stream : std::deque<Op> {
+    long done_at = 0;
+};
 
 static std::recursive_mutex big;
 static Stream legacy;
@@ -52,13 +57,15 @@ static kv_u64 dice = 1;
 // In nanoseconds; a call takes this much, a descriptor of a batch that.
 static long now_ns;
 static const long CALL_NS = 1000, DESCRIPTOR_NS = 200;
-enum { COPIES, BATCH, KERNEL, WAYS };
-static long ns_per_kib[WAYS] = {20, 20, 20}, counted[WAYS];
+enum { COPIES, BATCH, KERNEL, READING, WAYS };
+static long ns_per_kib[WAYS] = {20, 20, 20, 1}, counted[WAYS];
+// Of the operation that is carried out.
+static long begins_at, takes_ns;
 static bool still;
 static unsigned char number = 1;
 
 static void spend(int way, size_t bytes) {
-    now_ns += (long)(bytes * ns_per_kib[way] / 1024);
+    takes_ns += (long)(bytes * ns_per_kib[way] / 1024);
 }
 
 extern "C" long fake_now() {
@@ -157,7 +164,10 @@ static bool step() {
     Stream *stream = ready[(dice >> 33) % ready.size()];
     Op op = stream->front();
     stream->pop_front();
+    takes_ns = 0;
+    begins_at = std::max({stream->done_at, now_ns, op.after ? op.after->at : 0});
     op.run();
+    stream->done_at = begins_at + takes_ns;
     return true;
 }
 
@@ -165,6 +175,7 @@ static void run_until_empty(Stream *stream) {
     while (!stream->empty())
         if (!step())
             misused("a stream waits for what never happens");
+    now_ns = std::max(now_ns, stream->done_at);
 }
 
 // Except in the default stream, which is somebody else's here.
@@ -296,7 +307,7 @@ Result cuStreamDestroy_v2(void *stream) {
 
 Result cuEventCreate(Event **event, unsigned) {
     CALL_IN_CONTEXT;
-    *event = new Event{false, true};
+    *event = new Event{false, true, 0};
     return OK;
 }
 
@@ -304,7 +315,10 @@ Result cuEventRecord(Event *event, void *stream) {
     CALL_IN_CONTEXT;
     event->recorded = true;
     event->done = false;
-    put(stream, [event] { event->done = true; });
+    put(stream, [event] {
+        event->done = true;
+        event->at = begins_at;
+    });
     return OK;
 }
 
@@ -312,7 +326,19 @@ Result cuEventQuery(Event *event) {
     CALL_IN_CONTEXT;
     if (!event->done)
         step();
-    return event->done ? OK : NOT_READY;
+    if (!event->done)
+        return NOT_READY;
+    now_ns = std::max(now_ns, event->at);
+    return OK;
+}
+
+// Of tests alone: no function of the crate's.
+extern "C" Result cuEventElapsedTime(float *ms, Event *from, Event *to) {
+    CALL_IN_CONTEXT;
+    if (!from->done || !to->done)
+        return NOT_READY;
+    *ms = (float)((double)(to->at - from->at) / 1e6);
+    return OK;
 }
 
 Result cuEventSynchronize(Event *event) {
@@ -320,6 +346,7 @@ Result cuEventSynchronize(Event *event) {
     while (!event->done)
         if (!step())
             misused("an event that never happens");
+    now_ns = std::max(now_ns, event->at);
     return OK;
 }
 
@@ -402,6 +429,38 @@ Result cuMemHostGetDevicePointer_v2(kv_u64 *address, void *host, unsigned) {
     CALL_IN_CONTEXT;
     *address = (kv_u64)host + (getenv("FAKE_OTHER_ADDRESSES") ? 1 << 20 : 0);
     return OK;
+}
+
+static bool find(const std::map<kv_u64, kv_u64> &ranges, kv_u64 address, std::pair<kv_u64, kv_u64> *found) {
+    for (auto &range : ranges)
+        if (range.first <= address && address < range.first + range.second) {
+            *found = range;
+            return true;
+        }
+    return false;
+}
+
+Result cuPointerGetAttribute(void *value, int attribute, kv_u64 address) {
+    CALL_IN_CONTEXT;
+    std::pair<kv_u64, kv_u64> range;
+    const bool device = find(allocated, address, &range);
+    if (!device && !find(registered, address, &range))
+        return INVALID;
+    switch (attribute) {
+    case 2: // the type of memory
+        *(unsigned *)value = device ? 2 : 1;
+        return OK;
+    case 9: // the number of the device
+        *(int *)value = getenv("FAKE_OTHER_OWNER") ? 1 : 0;
+        return OK;
+    case 11:
+        *(kv_u64 *)value = range.first;
+        return OK;
+    case 12:
+        *(kv_u64 *)value = range.second;
+        return OK;
+    }
+    return INVALID;
 }
 
 // A host range in one registration is read and written when the stream gets there; one in none, at once.
@@ -554,8 +613,16 @@ Result cuLaunchKernel(void *function, unsigned grid, unsigned, unsigned, unsigne
                 kernel(argument);
     };
     if (function == (void *)16) {
-        const KvRead read = *(const KvRead *)arguments[0];
-        put(stream, [=] { every_thread(kv_read, read); });
+        KvRead read = *(const KvRead *)arguments[0];
+        // Waiting takes time of the stream's alone.
+        const long cycles = (long)read.cycles;
+        read.cycles = 0;
+        put(stream, [=] {
+            takes_ns += cycles;
+            spend(READING, (size_t)read.words * 8 * read.parts * read.pages);
+            if (!still)
+                every_thread(kv_read, read);
+        });
         return OK;
     }
     if (getenv("FAKE_OTHER_ADDRESSES"))

@@ -6,6 +6,7 @@ use crate::error::DeviceError;
 use crate::layout::Layout;
 use crate::pool::{ChunkAt, HostMemory, L1Pool, L2Pool};
 use crate::shape::KvShape;
+use crate::tensors::Tensors;
 use crate::ticket::{Gated, Ticket};
 use crate::transfer::Transfer;
 
@@ -34,6 +35,17 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// There is not that much memory.
     fn alloc_l1(&self, shape: &KvShape, pages: u32) -> Result<L1Pool, DeviceError>;
+
+    /// Makes memory of an engine's own an L1 pool, with the bytes that it has.
+    ///
+    /// # Errors
+    /// [`DeviceError::Tensors`]: it is not what the shape needs, or not in this device's memory. The memory is given up.
+    fn adopt_l1(
+        &self,
+        tensors: Tensors,
+        shape: &KvShape,
+        pages: u32,
+    ) -> Result<L1Pool, DeviceError>;
 
     /// L2 to L1, layer by layer, a ticket a layer. Nothing is written before `after` has settled: the last compute that reads
     /// or writes those pages of L1, and whatever fills those of L2.

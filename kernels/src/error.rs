@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::pool::Tier;
+use crate::tensors::TensorsError;
 
 /// Why a device did not do what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +32,12 @@ pub enum DeviceError {
         /// Bytes there are.
         found: u64,
     },
+    /// Tensors that make no L1 pool.
+    #[error("no L1 pool: {0}")]
+    Tensors(#[from] TensorsError),
+    /// Pools that share memory.
+    #[error("the L1 and the L2 pool overlap")]
+    PoolsOverlap,
     /// Pools between which nothing can be copied.
     #[error("the L1 and the L2 pool have different KV shapes")]
     ShapesDiffer,

@@ -2,11 +2,13 @@
 //!
 //! Owns: [`KvCopyArgs`], the kernel's one argument, field by field as the source declares it; and the checks that the kernel
 //! leaves out. Invariants: all addresses and strides are multiples of 16, all counts are at least one, there are fewer than 2^32
-//! segments, and `lanes` is a power of two up to 32, so that it divides any whole number of warps.
+//! segments, and `lanes` is a power of two up to 32, so that it divides any whole number of warps. Strides to the next part and the
+//! next layer of L1 wrap round, as the kernel's sums do: an engine's tensors lie in any order.
 
 use std::ops::Range;
 
 use crate::layout::Strides;
+use crate::pool::ChunkAt;
 use crate::transfer::{Direction, Transfer};
 
 /// The source of all kernels.
@@ -91,42 +93,32 @@ impl From<&Strides> for Steps {
     }
 }
 
-/// Where the kernel finds things.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Addresses {
-    /// First byte of the L1 pool.
-    pub l1: u64,
-    /// First byte of the L2 pool.
-    pub l2: u64,
-    /// First pair of pages.
-    pub pairs: u64,
-}
-
 impl KvCopyArgs {
     /// Some layers of a transfer. None where the kernel cannot do it, and copy engines must: nothing to copy, rows or
-    /// addresses that are no multiples of 16 bytes, or too many segments for one launch.
+    /// addresses that are no multiples of 16 bytes, layers that lie unevenly apart, or too many segments for one launch.
+    ///
+    /// `pairs` is the address of the pairs of pages. The kernel has to know the L2 pool by the address that the host knows it by.
     #[must_use]
     pub fn new(
         transfer: &Transfer,
         direction: Direction,
         layers: Range<u32>,
-        at: Addresses,
+        pairs: u64,
     ) -> Option<KvCopyArgs> {
         let shape = transfer.l1().shape();
-        let (l1, l2) = (transfer.l1().strides(), transfer.l2().strides());
+        let (l1, l2) = (transfer.l1().strides(&layers)?, transfer.l2().strides());
         let row_bytes = u64::from(shape.row_bytes());
-        let together = l1.token == row_bytes && l2.token == row_bytes;
+        let together = l2.token == row_bytes;
         let (tokens, row_bytes) = if together {
             (1, u64::from(shape.chunk_bytes()))
         } else {
             (shape.page_tokens(), row_bytes)
         };
-        // The strides are multiples of a row's bytes.
-        let aligned = [row_bytes, u64::from(shape.row_bytes()), at.l1, at.l2];
-        if !aligned
-            .iter()
-            .all(|number| number.is_multiple_of(UNIT_BYTES))
-        {
+        // The strides within a layer are multiples of a row's bytes.
+        let l2_start = transfer.l2().address();
+        let rows_are = [row_bytes, u64::from(shape.row_bytes()), l2_start];
+        let are_aligned = rows_are.iter().all(|it| it.is_multiple_of(UNIT_BYTES));
+        if !are_aligned || !transfer.l1().is_aligned(UNIT_BYTES) {
             return None;
         }
         let row_units = u32::try_from(row_bytes / UNIT_BYTES).ok()?;
@@ -142,19 +134,23 @@ impl KvCopyArgs {
         let segments = [count, pages, tokens, row_segments]
             .into_iter()
             .try_fold(shape.parts(), u32::checked_mul)?;
-        if segments == 0 || layers.end > shape.layers() {
+        if segments == 0 {
             return None;
         }
-        let first = u64::from(layers.start);
-        let (l1_at, l2_at) = (at.l1 + first * l1.layer, at.l2 + first * l2.layer);
+        let l1_at = transfer.l1().chunk(ChunkAt {
+            part: 0,
+            layer: layers.start,
+            page: 0,
+        });
+        let l2_at = l2_start + u64::from(layers.start) * l2.layer;
         let (from, to, from_step, to_step, from_index) = match direction {
-            Direction::Load => (l2_at, l1_at, l2, l1, 1),
-            Direction::Store => (l1_at, l2_at, l1, l2, 0),
+            Direction::Load => (l2_at, l1_at, l2, &l1, 1),
+            Direction::Store => (l1_at, l2_at, &l1, l2, 0),
         };
         Some(KvCopyArgs {
             from,
             to,
-            pairs: at.pairs,
+            pairs,
             from_step: from_step.into(),
             to_step: to_step.into(),
             parts: shape.parts(),

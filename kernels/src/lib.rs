@@ -21,6 +21,7 @@
 //! | `shape` | what a page consists of |
 //! | `layout` | where rows lie: affine strides |
 //! | `pool` | the two pools and their memory |
+//! | `tensors` | an engine's own memory as an L1 pool |
 //! | `transfer` | pairs of pages, checked, and the copies that come of them |
 //! | `ticket` | when a copy is done, and what may not be touched before |
 //! | `device` | the [`Device`] trait |
@@ -41,6 +42,7 @@ pub mod kernel;
 mod layout;
 mod pool;
 mod shape;
+mod tensors;
 mod ticket;
 mod transfer;
 
@@ -51,5 +53,6 @@ pub use host::HostDevice;
 pub use layout::{Layout, NoSuchLayout, Strides, pool_bytes};
 pub use pool::{ChunkAt, HostMemory, L1Pool, L2Pool, Tier};
 pub use shape::{Attention, KvShape, PAGE_BYTES_LIMIT, ShapeError};
+pub use tensors::{Place, Tensor, Tensors, TensorsError};
 pub use ticket::{Gated, LayerTickets, Promise, Ticket};
 pub use transfer::{Copy2d, Direction, PagePair, Rows, Transfer};

@@ -1,15 +1,18 @@
 //! The two pools that pages are copied between.
 //!
+//! L1 is one allocation or an engine's own tensors; either way a table says where each layer of each part begins, and within one a
+//! page follows the other.
+//!
 //! Invariants: a pool's memory outlives every copy into or out of it (copies hold the pool); its pages, all layers of them, lie
 //! within that memory. Which page is whose is not known here: whoever makes a [`Transfer`](crate::Transfer) vouches for it.
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cuda::DeviceMemory;
 use crate::error::DeviceError;
 use crate::layout::{Layout, Strides, pool_bytes};
 use crate::shape::KvShape;
@@ -36,6 +39,7 @@ impl fmt::Display for Tier {
 pub struct HostMemory {
     start: NonNull<u8>,
     bytes: u64,
+    is_locked: bool,
     _owner: Box<dyn Any + Send + Sync>,
 }
 
@@ -59,8 +63,23 @@ impl HostMemory {
         HostMemory {
             start,
             bytes: bytes as u64,
+            is_locked: false,
             _owner: owner,
         }
+    }
+
+    /// The same memory, which its owner has page-locked (`cudaHostRegister`, `cudaHostAlloc`) and keeps so: a GPU looks it up instead
+    /// of locking it, and it may begin anywhere.
+    #[must_use]
+    pub fn locked_by_its_owner(self) -> HostMemory {
+        HostMemory {
+            is_locked: true,
+            ..self
+        }
+    }
+
+    pub(crate) fn is_locked(&self) -> bool {
+        self.is_locked
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
@@ -80,6 +99,7 @@ impl HostMemory {
         Ok(HostMemory {
             start: memory.start(),
             bytes,
+            is_locked: false,
             _owner: Box::new(memory),
         })
     }
@@ -187,8 +207,13 @@ impl L2Pool {
         }))
     }
 
+    /// The address of its first byte.
+    pub(crate) fn address(&self) -> u64 {
+        self.0.memory.start.addr().get() as u64
+    }
+
     /// The byte at an offset that lies inside the pool.
-    pub(crate) fn at(&self, offset: u64) -> NonNull<u8> {
+    fn at(&self, offset: u64) -> NonNull<u8> {
         debug_assert!(offset < pool_bytes(&self.0.shape, self.0.pages));
         // SAFETY: offsets of rows that exist lie inside the memory, which was checked to hold the pool.
         unsafe { self.0.memory.start.add(offset as usize) }
@@ -219,29 +244,53 @@ impl fmt::Debug for L2Pool {
 pub struct L1Pool(Arc<L1>);
 
 struct L1 {
-    memory: L1Memory,
+    /// Address of page 0 in each layer of each part: part by part. As the device's own kernels know it; of a host device in memory of
+    /// this process.
+    bases: Box<[u64]>,
     shape: KvShape,
     pages: u32,
-    strides: Strides,
     device: DeviceId,
-}
-
-/// What the pool lies in.
-pub(crate) enum L1Memory {
-    /// Memory of the host.
-    Host(ZeroedBytes),
-    /// Memory of a GPU.
-    Device(DeviceMemory),
+    /// Every bit that is set in any of `bases`.
+    base_bits: u64,
+    /// Its memory, and what goes before it does.
+    _memory: Box<dyn Any + Send + Sync>,
 }
 
 impl L1Pool {
-    pub(crate) fn new(device: DeviceId, memory: L1Memory, shape: &KvShape, pages: u32) -> L1Pool {
+    /// For devices: a pool from `start` on, in `memory`.
+    pub(crate) fn in_one_piece(
+        device: DeviceId,
+        memory: Box<dyn Any + Send + Sync>,
+        start: u64,
+        shape: &KvShape,
+        pages: u32,
+    ) -> L1Pool {
+        let strides = Layout::LayerFirst.strides(shape, pages);
+        let layers =
+            (0..shape.parts()).flat_map(|part| (0..shape.layers()).map(move |l| (part, l)));
+        let bases = layers.map(|(part, layer)| start + strides.page_offset(part, layer, 0));
+        Self::at(device, memory, bases.collect(), shape, pages)
+    }
+
+    /// For devices: a pool whose layers begin at `bases`, part by part, in `memory`.
+    pub(crate) fn at(
+        device: DeviceId,
+        memory: Box<dyn Any + Send + Sync>,
+        bases: Box<[u64]>,
+        shape: &KvShape,
+        pages: u32,
+    ) -> L1Pool {
+        debug_assert_eq!(
+            bases.len() as u64,
+            u64::from(shape.parts() * shape.layers())
+        );
         L1Pool(Arc::new(L1 {
-            memory,
+            base_bits: bases.iter().fold(0, |bits, base| bits | base),
+            bases,
             shape: *shape,
             pages,
-            strides: Layout::LayerFirst.strides(shape, pages),
             device,
+            _memory: memory,
         }))
     }
 
@@ -257,36 +306,12 @@ impl L1Pool {
         self.0.pages
     }
 
-    /// Bytes from row to row.
-    #[must_use]
-    pub fn strides(&self) -> &Strides {
-        &self.0.strides
-    }
-
-    /// Address of its first byte, as the device's own kernels know it; of a host device in memory of this process. Nothing here keeps
-    /// others from the bytes: whoever uses the address follows the tickets.
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        match &self.0.memory {
-            L1Memory::Host(memory) => memory.start().addr().get() as u64,
-            L1Memory::Device(memory) => memory.address(),
-        }
-    }
-
-    pub(crate) fn memory(&self) -> &L1Memory {
-        &self.0.memory
-    }
-
-    pub(crate) fn device(&self) -> DeviceId {
-        self.0.device
-    }
-
-    /// Byte offset of a chunk, if `bytes` is its size.
-    pub(crate) fn chunk_of(&self, at: ChunkAt, bytes: usize) -> Result<u64, DeviceError> {
-        let chunk_bytes = self.0.shape.chunk_bytes();
-        if bytes != chunk_bytes as usize {
-            return Err(DeviceError::ChunkSize { chunk_bytes, bytes });
-        }
+    /// Address of a page in one layer of one part, as the device's own kernels know it; of a host device in memory of this process.
+    /// Nothing here keeps others from the bytes: whoever uses the address follows the tickets.
+    ///
+    /// # Errors
+    /// There is no such page or layer.
+    pub fn address(&self, at: ChunkAt) -> Result<u64, DeviceError> {
         page_exists(Tier::L1, at.page, self.0.pages)?;
         if at.part >= self.0.shape.parts() || at.layer >= self.0.shape.layers() {
             return Err(DeviceError::NoSuchLayer {
@@ -294,7 +319,75 @@ impl L1Pool {
                 layer: at.layer,
             });
         }
-        Ok(self.0.strides.page_offset(at.part, at.layer, at.page))
+        Ok(self.chunk(at))
+    }
+
+    /// Bytes from row to row within some layers. Those to the next part and to the next layer wrap round. None where there are no such
+    /// layers, or where they do not lie evenly apart, which a single one does.
+    #[must_use]
+    pub fn strides(&self, layers: &Range<u32>) -> Option<Strides> {
+        if layers.is_empty() || layers.end > self.0.shape.layers() {
+            return None;
+        }
+        let at = |part, layer| {
+            self.chunk(ChunkAt {
+                part,
+                layer,
+                page: 0,
+            })
+        };
+        let start = at(0, layers.start);
+        let to = |part, layer| at(part, layer).wrapping_sub(start);
+        let parts = self.0.shape.parts();
+        let part = if parts > 1 { to(1, layers.start) } else { 0 };
+        let layer = if layers.len() > 1 {
+            to(0, layers.start + 1)
+        } else {
+            0
+        };
+        let even = layers.clone().zip(0u64..).all(|(number, steps)| {
+            (0..parts).all(|p| {
+                let ahead = part.wrapping_mul(p.into());
+                to(p, number) == ahead.wrapping_add(layer.wrapping_mul(steps))
+            })
+        });
+        even.then_some(Strides {
+            part,
+            layer,
+            page: self.0.shape.chunk_bytes().into(),
+            token: self.0.shape.row_bytes().into(),
+        })
+    }
+
+    /// Address of a chunk that exists.
+    pub(crate) fn chunk(&self, at: ChunkAt) -> u64 {
+        let layer = at.part * self.0.shape.layers() + at.layer;
+        self.0.bases[layer as usize] + u64::from(self.0.shape.chunk_bytes()) * u64::from(at.page)
+    }
+
+    /// Whether all of its layers begin at multiples of this.
+    pub(crate) fn is_aligned(&self, power_of_two: u64) -> bool {
+        self.0.base_bits.is_multiple_of(power_of_two)
+    }
+
+    /// Whether any of its bytes is among these.
+    pub(crate) fn touches(&self, start: u64, bytes: u64) -> bool {
+        let layer_bytes = u64::from(self.0.shape.chunk_bytes()) * u64::from(self.0.pages);
+        let mut bases = self.0.bases.iter();
+        bases.any(|base| *base < start + bytes && start < base + layer_bytes)
+    }
+
+    pub(crate) fn device(&self) -> DeviceId {
+        self.0.device
+    }
+
+    /// Address of a chunk, if `bytes` is its size.
+    pub(crate) fn chunk_of(&self, at: ChunkAt, bytes: usize) -> Result<u64, DeviceError> {
+        let chunk_bytes = self.0.shape.chunk_bytes();
+        if bytes != chunk_bytes as usize {
+            return Err(DeviceError::ChunkSize { chunk_bytes, bytes });
+        }
+        self.address(at)
     }
 }
 

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use crate::error::DeviceError;
-use crate::layout::Strides;
-use crate::pool::{L1Pool, L2Pool, Tier, page_exists};
+use crate::layout::{Strides, pool_bytes};
+use crate::pool::{ChunkAt, L1Pool, L2Pool, Tier, page_exists};
 use crate::shape::KvShape;
 
 /// A page of L1 and the page of L2 with the same bytes, before or after a copy.
@@ -57,7 +57,7 @@ impl Transfer {
     /// The pages of `pairs`, in any order.
     ///
     /// # Errors
-    /// Shapes that differ, a page that does not exist, or one that is named twice.
+    /// Shapes that differ, pools that overlap, a page that does not exist, or one that is named twice.
     ///
     /// # Safety
     /// Until the transfer comes back, or is dropped without having been given to a device, nobody writes the pages that are
@@ -70,6 +70,9 @@ impl Transfer {
     ) -> Result<Transfer, DeviceError> {
         if l1.shape() != l2.shape() {
             return Err(DeviceError::ShapesDiffer);
+        }
+        if l1.touches(l2.address(), pool_bytes(l2.shape(), l2.pages())) {
+            return Err(DeviceError::PoolsOverlap);
         }
         for pair in &pairs {
             page_exists(Tier::L1, pair.l1, l1.pages())?;
@@ -129,13 +132,17 @@ impl Plan {
     }
 
     pub(crate) fn copies(&self, layer: u32) -> impl Iterator<Item = Copy2d> + '_ {
-        let (l1, l2) = (self.l1.strides(), self.l2.strides());
+        let l2 = self.l2.strides();
         let parts = 0..self.shape().parts();
         parts.flat_map(move |part| {
             self.runs.iter().map(move |run| Copy2d {
-                l1: l1.page_offset(part, layer, run.first.l1),
+                l1: self.l1.chunk(ChunkAt {
+                    part,
+                    layer,
+                    page: run.first.l1,
+                }),
                 l2: l2.page_offset(part, layer, run.first.l2),
-                rows: Rows::of(self.shape(), l1, l2, run.pages),
+                rows: Rows::of(self.shape(), l2, run.pages),
             })
         })
     }
@@ -154,10 +161,10 @@ pub struct Rows {
     pub l2_pitch: u64,
 }
 
-/// One copy: rows from one offset to another.
+/// One copy: rows from one place to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy2d {
-    /// Offset of the first row in the L1 pool, in bytes.
+    /// Address of the first row in L1.
     pub l1: u64,
     /// Offset of the first row in the L2 pool, in bytes.
     pub l2: u64,
@@ -167,11 +174,11 @@ pub struct Copy2d {
 
 impl Rows {
     /// A run of pages, in one layer of one part.
-    fn of(shape: &KvShape, l1: &Strides, l2: &Strides, pages: u32) -> Rows {
+    fn of(shape: &KvShape, l2: &Strides, pages: u32) -> Rows {
         let page = Rows {
             width: u64::from(shape.row_bytes()),
             count: u64::from(shape.page_tokens()),
-            l1_pitch: l1.token,
+            l1_pitch: u64::from(shape.row_bytes()),
             l2_pitch: l2.token,
         };
         let page = page.merged();
@@ -179,13 +186,12 @@ impl Rows {
         let run = if page.count == 1 {
             Rows {
                 count: pages,
-                l1_pitch: l1.page,
+                l1_pitch: u64::from(shape.chunk_bytes()),
                 l2_pitch: l2.page,
                 ..page
             }
         } else {
             // Tokens that lie apart on either side lie evenly there, across pages too: no layout puts anything between pages.
-            debug_assert_eq!(l1.page, page.count * page.l1_pitch);
             debug_assert_eq!(l2.page, page.count * page.l2_pitch);
             Rows {
                 count: pages * page.count,

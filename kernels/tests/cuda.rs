@@ -10,18 +10,22 @@
 
 mod support;
 
+use std::sync::Arc;
+
+use cudarc::driver::result;
 use larder_kernels::cuda::policy::Way;
 use larder_kernels::cuda::{Choice, CudaOptions, or_host};
 use larder_kernels::{
     ChunkAt, CudaDevice, Device, DeviceError, Direction, HostDevice, HostMemory, KvShape, Layout,
-    PagePair, Ticket, Transfer, pool_bytes,
+    PagePair, Tensor, Tensors, Ticket, Transfer, pool_bytes,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use support::driver::{
-    CHILD, FAKE, Steering, child, default_stream, fake, has_gpu, in_a_process_of_its_own, lacking,
+    CHILD, FAKE, Locked, Steering, child, compute, default_stream, device_tensors, fake, has_gpu,
+    in_a_process_of_its_own, lacking,
 };
-use support::{Case, Pools, cases, expected};
+use support::{Case, Pools, cases, expected, host_tensors, tensors_of};
 
 fn open(choice: Choice, piece_bytes: u64) -> CudaDevice {
     let options = CudaOptions {
@@ -56,7 +60,10 @@ fn random_cases_divided(parts: u32, count: u32, check: impl Fn(&Case)) {
 }
 
 fn copies_as_the_oracle_says(device: &dyn Device, case: &Case) {
-    let pools = Pools::new(device, case);
+    copies_through(device, case, &Pools::new(device, case));
+}
+
+fn copies_through(device: &dyn Device, case: &Case, pools: &Pools) {
     let (l1, l2) = (pools.l1_bytes(device), pools.l2_bytes());
     let (l1, l2) = expected(case, &l1, &l2, case.shape.layers());
     let moving = match case.direction {
@@ -91,6 +98,131 @@ fn every_row_arrives_whichever_way_it_goes() {
         );
         random_cases(60, |case| copies_as_the_oracle_says(&device, case));
     }
+}
+
+#[test]
+fn tensors_of_an_engine_are_a_pool_like_any_other() {
+    if !in_a_process_of_its_own("tensors_of_an_engine_are_a_pool_like_any_other", &[]) {
+        return;
+    }
+    // Makes the context current, as an engine does.
+    let _engine = compute();
+    for choice in [
+        Choice::Always(Way::Kernel),
+        Choice::Always(Way::Batch),
+        Choice::Always(Way::Copies),
+        Choice::Published,
+    ] {
+        let device = open(choice, 1 << 30);
+        random_cases_divided(4, 40, |case| {
+            // Kernels take no such addresses: what they cannot do goes another way.
+            for skip in [0, 8] {
+                let tensors = device_tensors(tensors_of(case), skip);
+                let pools = Pools::of_tensors(&device, case, tensors);
+                copies_through(&device, case, &pools);
+            }
+        });
+    }
+}
+
+#[test]
+fn tensors_go_after_what_is_in_flight() {
+    if !in_a_process_of_its_own("tensors_go_after_what_is_in_flight", &[]) {
+        return;
+    }
+    // The fake ends the process where they do not.
+    let _engine = compute();
+    let device = open(Choice::Published, 1 << 30);
+    let case = case(Direction::Load);
+    let pools = Pools::of_tensors(&device, &case, device_tensors(tensors_of(&case), 0));
+    let loading = device.load(pools.transfer(&case), &Ticket::done()).unwrap();
+    drop(pools);
+    drop(loading);
+}
+
+#[test]
+fn tensors_that_make_no_pool_are_refused_and_the_device_lives_on() {
+    const NAME: &str = "tensors_that_make_no_pool_are_refused_and_the_device_lives_on";
+    if !in_a_process_of_its_own(NAME, &[]) {
+        return;
+    }
+    let _engine = compute();
+    let device = open(Choice::Published, 1 << 30);
+    let case = case(Direction::Load);
+    let (count, bytes) = tensors_of(&case);
+    let refused = |tensors| {
+        let refused = device.adopt_l1(tensors, &case.shape, case.l1_pages);
+        refused.unwrap_err().to_string()
+    };
+    let said = refused(device_tensors((count - 1, bytes), 0));
+    assert!(said.contains("7 tensors"), "{said}");
+    let said = refused(host_tensors((count, bytes), 0));
+    assert!(
+        said.contains("the tensor of layer 0 of part 0 is not in this device's memory"),
+        "{said}"
+    );
+    // Freed.
+    // SAFETY: freed at once, and never read.
+    let address = unsafe { result::malloc_sync(count * bytes) }.unwrap();
+    // SAFETY: allocated above.
+    unsafe { result::free_sync(address) }.unwrap();
+    let tensors = (0..count as u64).map(|index| Tensor {
+        address: address + index * bytes as u64,
+        bytes: bytes as u64,
+    });
+    // SAFETY: refused.
+    let said = refused(unsafe { Tensors::new(tensors.collect(), Box::new(())) });
+    assert!(said.contains("CUDA_ERROR_INVALID_VALUE"), "{said}");
+    copies_as_the_oracle_says(&device, &case);
+}
+
+#[test]
+fn tensors_of_another_device_are_refused() {
+    let variables = [("FAKE_OTHER_OWNER", "1")];
+    if has_gpu() || !in_a_process_of_its_own("tensors_of_another_device_are_refused", &variables) {
+        return;
+    }
+    let _engine = compute();
+    let device = open(Choice::Published, 1 << 30);
+    let case = case(Direction::Load);
+    let refused = device.adopt_l1(
+        device_tensors(tensors_of(&case), 0),
+        &case.shape,
+        case.l1_pages,
+    );
+    let said = refused.unwrap_err().to_string();
+    assert!(said.ends_with("it is in that of device 1"), "{said}");
+}
+
+#[test]
+fn memory_that_its_owner_has_locked_is_used_as_it_is() {
+    if !in_a_process_of_its_own("memory_that_its_owner_has_locked_is_used_as_it_is", &[]) {
+        return;
+    }
+    // The fake ends the process where a copy spans two registrations, or where one goes that was never made.
+    let _engine = compute();
+    let device = open(Choice::Always(Way::Copies), 1 << 30);
+    let case = case(Direction::Load);
+    let bytes = pool_bytes(&case.shape, case.l2_pages) as usize;
+    let memory = Locked::new(bytes, 4096);
+    let host = |memory: &Arc<Locked>, bytes| {
+        // SAFETY: nobody else touches it.
+        let host = unsafe { HostMemory::new(memory.start(), bytes, Box::new(memory.clone())) };
+        host.locked_by_its_owner()
+    };
+    let register = |memory| device.register(memory, case.layout, &case.shape, case.l2_pages);
+    let l2 = register(host(&memory, bytes)).unwrap();
+    let l1 = device.alloc_l1(&case.shape, case.l1_pages).unwrap();
+    copies_through(&device, &case, &Pools::filled(&device, &case, l1, l2));
+    // It is still locked: its owner unlocks it.
+    assert!(register(host(&memory, bytes)).is_ok());
+    memory.unlock(1);
+    let refused = register(host(&memory, bytes)).unwrap_err();
+    assert!(
+        matches!(refused, DeviceError::NotLockable { .. }),
+        "{refused}"
+    );
+    copies_as_the_oracle_says(&device, &case);
 }
 
 #[test]
@@ -491,7 +623,7 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_it() {
         );
         tried += 1;
     }
-    assert_eq!(tried, 36);
+    assert_eq!(tried, 37);
 }
 
 #[test]

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use larder_kernels::host::{IN_FLIGHT_MAX, Moment};
 use larder_kernels::{
     ChunkAt, Device, DeviceError, Direction, ForeignStream, Gated, HostDevice, HostMemory, KvShape,
-    Layout, PagePair, Promise, Refused, Ticket, Tier, Transfer, pool_bytes,
+    Layout, PagePair, Promise, Refused, Tensor, Tensors, Ticket, Tier, Transfer, pool_bytes,
 };
 use proptest::prelude::*;
-use support::{Case, Pools, cases, expected, noise};
+use support::{Case, Pools, cases, expected, host_tensors, noise, tensors_of};
 
 fn submit(
     device: &dyn Device,
@@ -45,6 +45,17 @@ proptest! {
             .map(|copy| copy.rows.width * copy.rows.count)
             .sum();
         prop_assert_eq!(moved, transfer.bytes());
+    }
+
+    #[test]
+    fn tensors_of_an_engine_are_a_pool_like_any_other(case in cases(1..70u32), skip in 0..16usize) {
+        let device = HostDevice::new().unwrap();
+        let pools = Pools::of_tensors(&device, &case, host_tensors(tensors_of(&case), skip));
+        let (l1, l2) = expected(&case, &pools.l1_bytes(&device), &pools.l2_bytes(), case.shape.layers());
+        let (_, outcome) = submit(&device, case.direction, pools.transfer(&case), &Ticket::done()).wait();
+        prop_assert_eq!(outcome, Ok(()));
+        prop_assert!(pools.l1_bytes(&device) == l1);
+        prop_assert!(pools.l2_bytes() == l2);
     }
 
     #[test]
@@ -566,4 +577,91 @@ fn offsets_past_4_gib_are_right() {
         let back = unsafe { std::slice::from_raw_parts(at, row) };
         assert!(back == mark, "{layout}");
     }
+}
+
+#[test]
+fn tensors_that_make_no_pool_are_refused_and_say_why() {
+    let device = HostDevice::stepped(Box::new(|_| Ok(())));
+    let case = case(Layout::PageFirst, Direction::Load);
+    let (count, bytes) = tensors_of(&case);
+    let memory = vec![0u8; (count + 1) * bytes];
+    let start = memory.as_ptr().expose_provenance() as u64;
+    // As they should be: one behind the other.
+    let right: Vec<Tensor> = (0..count as u64)
+        .map(|index| Tensor {
+            address: start + index * bytes as u64,
+            bytes: bytes as u64,
+        })
+        .collect();
+    let adopt = |tensors: Vec<Tensor>| {
+        // SAFETY: nobody touches it, and it lives longer.
+        let tensors = unsafe { Tensors::new(tensors, Box::new(())) };
+        device.adopt_l1(tensors, &case.shape, case.l1_pages)
+    };
+    assert!(adopt(right.clone()).is_ok());
+    let refused = |spoil: &dyn Fn(&mut Vec<Tensor>)| {
+        let mut tensors = right.clone();
+        spoil(&mut tensors);
+        adopt(tensors).unwrap_err().to_string()
+    };
+    for (spoil, wanted) in [
+        (
+            &(|tensors: &mut Vec<Tensor>| tensors.truncate(5)) as &dyn Fn(&mut Vec<Tensor>),
+            "no L1 pool: 5 tensors, but the KV shape has 6 layers in all its parts",
+        ),
+        (
+            &|tensors| tensors[4].bytes -= 1,
+            "no L1 pool: the tensor of layer 1 of part 1 has 1023 bytes, 8 pages need 1024",
+        ),
+        (
+            &|tensors| tensors[1].address = 0,
+            "no L1 pool: the tensor of layer 1 of part 0 is not in memory: it was freed, or never allocated",
+        ),
+        (
+            &|tensors| tensors[1].address = u64::MAX - 100,
+            "no L1 pool: the tensor of layer 1 of part 0 is not in memory: it was freed, or never allocated",
+        ),
+        (
+            &|tensors| tensors[0].address += 1,
+            "no L1 pool: the tensors of layer 0 of part 0 and of layer 1 of part 0 overlap",
+        ),
+        (
+            &|tensors| tensors[5] = tensors[0],
+            "no L1 pool: the tensors of layer 0 of part 0 and of layer 2 of part 1 overlap",
+        ),
+    ] {
+        assert_eq!(refused(spoil), wanted);
+    }
+}
+
+#[test]
+fn pools_that_share_memory_are_refused() {
+    let device = HostDevice::stepped(Box::new(|_| Ok(())));
+    let case = case(Layout::PageFirst, Direction::Load);
+    let bytes = pool_bytes(&case.shape, case.l2_pages) as usize;
+    let (count, tensor_bytes) = tensors_of(&case);
+    let memory = vec![0u8; 2 * bytes];
+    let start = memory.as_ptr().expose_provenance();
+    let refused = |l2_at: usize| {
+        let tensors = (0..count).map(|index| Tensor {
+            address: (start + index * tensor_bytes) as u64,
+            bytes: tensor_bytes as u64,
+        });
+        // SAFETY: nobody touches it, and it lives longer.
+        let tensors = unsafe { Tensors::new(tensors.collect(), Box::new(())) };
+        let l1 = device
+            .adopt_l1(tensors, &case.shape, case.l1_pages)
+            .unwrap();
+        let l2_start = std::ptr::NonNull::from(&memory[l2_at]);
+        // SAFETY: likewise.
+        let host = unsafe { HostMemory::new(l2_start, bytes, Box::new(())) };
+        let l2 = device
+            .register(host, case.layout, &case.shape, case.l2_pages)
+            .unwrap();
+        // SAFETY: given to no device.
+        unsafe { Transfer::new(&l1, &l2, case.pairs.clone()) }.map(drop)
+    };
+    assert_eq!(refused(bytes), Ok(()));
+    assert_eq!(refused(bytes - 1), Err(DeviceError::PoolsOverlap));
+    assert_eq!(refused(0), Err(DeviceError::PoolsOverlap));
 }

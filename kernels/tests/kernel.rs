@@ -14,9 +14,10 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use larder_kernels::kernel::{Addresses, KvCopyArgs, SOURCE};
+use larder_kernels::kernel::{KvCopyArgs, SOURCE};
 use larder_kernels::{
-    Device, Direction, HostDevice, HostMemory, KvShape, Layout, PagePair, Transfer, pool_bytes,
+    ChunkAt, Device, Direction, HostDevice, HostMemory, KvShape, Layout, PagePair, Transfer,
+    pool_bytes,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -98,12 +99,20 @@ impl Launch {
         let l1 = device.alloc_l1(shape, case.l1_pages).unwrap();
         // SAFETY: the transfer is given to no device.
         let transfer = unsafe { Transfer::new(&l1, &l2, case.pairs.clone()) }.unwrap();
-        let at = Addresses {
-            l1: 0,
-            l2: 0,
-            pairs: 0,
+        let mut args = KvCopyArgs::new(&transfer, case.direction, layers.clone(), 0)?;
+        // Both memories are elsewhere in the kernel's process.
+        let first = ChunkAt {
+            part: 0,
+            layer: 0,
+            page: 0,
         };
-        let args = KvCopyArgs::new(&transfer, case.direction, layers.clone(), at)?;
+        let starts = [l1.address(first).unwrap(), l2.start().addr().get() as u64];
+        let (from, to) = match case.direction {
+            Direction::Load => (starts[1], starts[0]),
+            Direction::Store => (starts[0], starts[1]),
+        };
+        args.from -= from;
+        args.to -= to;
         let pairs = transfer.pairs().to_vec();
         Some(Launch {
             case,

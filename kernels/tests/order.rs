@@ -19,7 +19,8 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use support::compute::{Compute, Expected, word};
 use support::driver::{
-    Steering, has_gpu, in_a_process_of_its_own, in_a_process_that_may_lose_its_device,
+    Steering, compute, device_tensors, has_gpu, in_a_process_of_its_own,
+    in_a_process_that_may_lose_its_device,
 };
 use support::row_at;
 
@@ -55,7 +56,7 @@ fn device(choice: Choice) -> CudaDevice {
 
 /// And streams of somebody else's on it.
 fn open(choice: Choice) -> (CudaDevice, [Compute; HALVES as usize]) {
-    (device(choice), [Compute::new(), Compute::new()])
+    (device(choice), [compute(), compute()])
 }
 
 /// What the forward leaves out.
@@ -66,6 +67,18 @@ enum Leaves {
     Tickets,
     /// It has pages loaded over that it still reads.
     After,
+}
+
+/// For half of the seeds in tensors of the engine's own, a tensor a layer and part.
+fn l1_pool(device: &CudaDevice, shape: &KvShape, seed: u64) -> L1Pool {
+    let pages = HALVES * L1_PAGES;
+    if seed.is_multiple_of(2) {
+        return device.alloc_l1(shape, pages).unwrap();
+    }
+    let count = shape.parts() * shape.layers();
+    let bytes = shape.chunk_bytes() * pages;
+    let tensors = device_tensors((count as usize, bytes as usize), 0);
+    device.adopt_l1(tensors, shape, pages).unwrap()
 }
 
 struct Forward<'a> {
@@ -99,7 +112,7 @@ impl<'a> Forward<'a> {
             device,
             shape,
             layout,
-            l1: device.alloc_l1(&shape, HALVES * L1_PAGES).unwrap(),
+            l1: l1_pool(device, &shape, seed),
             l2: device.register(memory, layout, &shape, pages).unwrap(),
             streams,
             l1_seeds: vec![0; (HALVES * L1_PAGES) as usize],
@@ -352,7 +365,7 @@ fn a_device_that_dies_under_load_fails_what_is_in_flight_and_the_host_serves_on(
         .register(memory, Layout::PageFirstDirect, &shape, pages)
         .unwrap();
     let l1 = device.alloc_l1(&shape, pages).unwrap();
-    let compute = Compute::new();
+    let compute = compute();
     let transfer = || {
         let pairs = (0..pages).map(|page| PagePair { l1: page, l2: page });
         // SAFETY: nobody looks at these pages.

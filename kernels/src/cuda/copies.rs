@@ -78,10 +78,10 @@ impl Batch {
     }
 }
 
-/// A 2D copy, between the host's memory from `l2` on and the device's from `l1` on.
-pub(super) fn rows_2d(direction: Direction, l1: u64, l2: u64, copy: &Copy2d) -> sys::CUDA_MEMCPY2D {
+/// A 2D copy, between the host's memory from `l2` on and the device's.
+pub(super) fn rows_2d(direction: Direction, l2: u64, copy: &Copy2d) -> sys::CUDA_MEMCPY2D {
     let rows = copy.rows;
-    let (host, device) = ((l2 + copy.l2) as *mut c_void, l1 + copy.l1);
+    let (host, device) = ((l2 + copy.l2) as *mut c_void, copy.l1);
     let (host_pitch, device_pitch) = (rows.l2_pitch as usize, rows.l1_pitch as usize);
     let (on_host, on_device) = (
         sys::CUmemorytype::CU_MEMORYTYPE_HOST,

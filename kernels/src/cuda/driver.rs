@@ -24,7 +24,7 @@ use crate::error::DeviceError;
 use crate::transfer::{Copy2d, Direction};
 
 /// All functions of the driver that this crate calls.
-const FUNCTIONS: [&str; 36] = [
+const FUNCTIONS: [&str; 37] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGet",
@@ -54,6 +54,7 @@ const FUNCTIONS: [&str; 36] = [
     "cuMemHostRegister_v2",
     "cuMemHostUnregister",
     "cuMemHostGetDevicePointer_v2",
+    "cuPointerGetAttribute",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpy2DAsync_v2",
@@ -204,12 +205,60 @@ impl Context {
         Ok(self.attribute(supported)? != 0)
     }
 
+    /// In which memory an address lies.
+    pub(super) fn memory_at(&self, address: u64) -> Result<MemoryAt, DriverError> {
+        use sys::CUpointer_attribute_enum as Attribute;
+        // A kind is a `u32` there, an ordinal an `i32`: both are no more than their bits here.
+        let kind: u32 = self.pointer(address, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
+        if kind == sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32 {
+            return Ok(MemoryAt::Host);
+        }
+        self.pointer(address, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+            .map(MemoryAt::Device)
+    }
+
+    /// Where the allocation or registration ends that an address lies in.
+    pub(super) fn end_of_range(&self, address: u64) -> Result<u64, DriverError> {
+        use sys::CUpointer_attribute_enum as Attribute;
+        let start: u64 = self.pointer(address, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
+        let bytes: u64 = self.pointer(address, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE)?;
+        Ok(start.saturating_add(bytes))
+    }
+
+    /// What the driver knows of an address. It knows nothing of memory that is not its own, which is no end of the device.
+    fn pointer<T: Default>(
+        &self,
+        address: u64,
+        attribute: sys::CUpointer_attribute_enum,
+    ) -> Result<T, DriverError> {
+        let mut value = T::default();
+        self.attempt(|| {
+            let into = (&raw mut value).cast();
+            // SAFETY: the callers' types are as wide as the attributes that they ask for.
+            unsafe { sys::cuPointerGetAttribute(into, attribute, address) }.result()
+        })?;
+        Ok(value)
+    }
+
+    /// Whether it is the context of the device with this number.
+    pub(super) fn is(&self, ordinal: i32) -> bool {
+        self.device == ordinal
+    }
+
     fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
         self.call("cuDeviceGetAttribute", || {
             // SAFETY: a device that exists.
             unsafe { result::device::get_attribute(self.device, attribute) }
         })
     }
+}
+
+/// In which memory an address lies.
+pub(super) enum MemoryAt {
+    /// That of the host, page-locked.
+    Host,
+    /// That of the device with this number.
+    Device(i32),
 }
 
 impl Drop for Context {
@@ -307,25 +356,24 @@ impl Streams {
     /// One copy, by a copy engine.
     ///
     /// # Safety
-    /// The rows lie in the device memory from `l1` on and in the registered memory from `l2` on, in one piece of it, which are
-    /// left alone until the copy is done.
+    /// The rows lie in device memory and in the registered memory from `l2` on, in one piece of it, which are left alone until the copy
+    /// is done.
     pub(super) unsafe fn copy(
         &self,
         direction: Direction,
-        l1: u64,
         l2: u64,
         copy: &Copy2d,
     ) -> Result<(), DeviceError> {
         let rows = copy.rows;
         if rows.count > 1 && rows.l1_pitch <= PITCH_MAX && rows.l2_pitch <= PITCH_MAX {
-            let plan = rows_2d(direction, l1, l2, copy);
+            let plan = rows_2d(direction, l2, copy);
             return self.context.call("cuMemcpy2DAsync", || {
                 // SAFETY: as the caller says.
                 unsafe { sys::cuMemcpy2DAsync_v2(&raw const plan, self.of(direction).0) }.result()
             });
         }
         for row in 0..rows.count {
-            let l1 = l1 + copy.l1 + row * rows.l1_pitch;
+            let l1 = copy.l1 + row * rows.l1_pitch;
             let l2 = l2 + copy.l2 + row * rows.l2_pitch;
             // SAFETY: as the caller says.
             unsafe { self.copy_row(direction, l1, l2, rows.width) }?;

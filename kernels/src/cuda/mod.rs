@@ -40,23 +40,23 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 pub(crate) use driver::Event;
-pub(crate) use memory::DeviceMemory;
 pub use options::{Choice, Clock, CudaOptions};
 
 use crate::device::{Device, ForeignStream, Refused};
 use crate::error::DeviceError;
 use crate::host::HostDevice;
-use crate::kernel::{Addresses, KvCopyArgs};
+use crate::kernel::KvCopyArgs;
 use crate::layout::{Layout, pool_bytes};
-use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Memory, L1Pool, L2Pool};
+use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Pool, L2Pool};
 use crate::shape::KvShape;
+use crate::tensors::Tensors;
 use crate::ticket::{Gated, LayerTickets, Ticket};
 use crate::transfer::{Copy2d, Direction, Transfer};
 use cache::Cache;
 use copies::{Batch, has_batches};
 use driver::{Context, Function, Module, RawStream, Streams};
 use image::{Image, Origin};
-use memory::{Registration, Upload};
+use memory::{Adopted, DeviceMemory, Registration, Upload};
 use nvrtc::Nvrtc;
 use pieces::{HOST_PAGE_BYTES, Piece, pieces};
 use policy::{Table, Way, Work};
@@ -309,24 +309,9 @@ impl CudaDevice {
                 direction == Direction::Load
                     && self.kernel.is_some()
                     && registered(transfer.l2()).is_some_and(reaches)
-                    && self.arguments(direction, transfer, 0, 0).is_some()
+                    && KvCopyArgs::new(transfer, direction, 0..1, 0).is_some()
             }
         }
-    }
-
-    fn arguments(
-        &self,
-        direction: Direction,
-        transfer: &Transfer,
-        layer: u32,
-        pairs: u64,
-    ) -> Option<KvCopyArgs> {
-        let at = Addresses {
-            l1: device_address(transfer.l1())?,
-            l2: transfer.l2().start().addr().get() as u64,
-            pairs,
-        };
-        KvCopyArgs::new(transfer, direction, layer..layer + 1, at)
     }
 
     fn launch(
@@ -338,8 +323,7 @@ impl CudaDevice {
         pairs: u64,
     ) -> Result<(), DeviceError> {
         // What held for the first layer holds for all.
-        let args = self
-            .arguments(direction, transfer, layer, pairs)
+        let args = KvCopyArgs::new(transfer, direction, layer..layer + 1, pairs)
             .ok_or(DeviceError::ForeignPool)?;
         let size = (args.grid(BLOCKS, THREADS), THREADS);
         // SAFETY: the kernel takes a `KvCopyArgs`, and this one is of a transfer whose maker vouched for its pages; pools and
@@ -353,13 +337,13 @@ impl CudaDevice {
         transfer: &Transfer,
         layer: u32,
     ) -> Result<(), DeviceError> {
-        let (l1, l2) = addresses(transfer)?;
+        let l2 = transfer.l2().address();
         let mut outcome = Ok(());
         copies(transfer, layer, &mut |copy| {
             if outcome.is_ok() {
                 // SAFETY: the rows of a transfer lie in its pools, and this copy in one piece; whoever made the transfer
                 // vouched for its pages until it is handed back.
-                outcome = unsafe { self.streams.copy(direction, l1, l2, &copy) };
+                outcome = unsafe { self.streams.copy(direction, l2, &copy) };
             }
         })?;
         outcome
@@ -385,13 +369,36 @@ impl CudaDevice {
         Ok(taken)
     }
 
+    /// Has memory of the host locked, or finds out how it is.
+    fn lock(&self, memory: &HostMemory) -> Result<Registered, DeviceError> {
+        let (start, bytes) = (memory.start().addr().get() as u64, memory.bytes());
+        if memory.is_locked() {
+            let (registration, pieces) = Registration::found(&self.streams, start, bytes)?;
+            return Ok(Registered {
+                registration,
+                pieces,
+            });
+        }
+        if !start.is_multiple_of(HOST_PAGE_BYTES) {
+            // The driver would take what else lies on that page for locked, too.
+            return Err(DeviceError::NotLockable {
+                bytes,
+                why: format!("it does not begin on a page of {HOST_PAGE_BYTES} bytes"),
+            });
+        }
+        let pieces = pieces(start, bytes, self.piece_bytes);
+        Ok(Registered {
+            registration: Registration::new(&self.streams, start, &pieces)?,
+            pieces,
+        })
+    }
+
     /// The chunk's address, if `bytes` is its size.
     fn chunk(&self, pool: &L1Pool, at: ChunkAt, bytes: usize) -> Result<u64, DeviceError> {
         if pool.device() != self.id {
             return Err(DeviceError::ForeignPool);
         }
-        let start = device_address(pool).ok_or(DeviceError::ForeignPool)?;
-        Ok(start + pool.chunk_of(at, bytes)?)
+        pool.chunk_of(at, bytes)
     }
 }
 
@@ -435,20 +442,7 @@ impl Device for CudaDevice {
         shape: &KvShape,
         pages: u32,
     ) -> Result<L2Pool, DeviceError> {
-        let start = memory.start().addr().get() as u64;
-        if !start.is_multiple_of(HOST_PAGE_BYTES) {
-            // The driver would take what else lies on that page for locked, too.
-            return Err(DeviceError::NotLockable {
-                bytes: memory.bytes(),
-                why: format!("it does not begin on a page of {HOST_PAGE_BYTES} bytes"),
-            });
-        }
-        let cut = pieces(start, memory.bytes(), self.piece_bytes);
-        let registration = Registration::new(&self.streams, start, &cut)?;
-        let registered = Registered {
-            registration,
-            pieces: cut,
-        };
+        let registered = self.lock(&memory)?;
         L2Pool::new(
             self.id,
             memory,
@@ -461,7 +455,20 @@ impl Device for CudaDevice {
 
     fn alloc_l1(&self, shape: &KvShape, pages: u32) -> Result<L1Pool, DeviceError> {
         let memory = DeviceMemory::zeroed(&self.streams, pool_bytes(shape, pages))?;
-        Ok(L1Pool::new(self.id, L1Memory::Device(memory), shape, pages))
+        let start = memory.address();
+        let memory = Box::new(memory);
+        Ok(L1Pool::in_one_piece(self.id, memory, start, shape, pages))
+    }
+
+    fn adopt_l1(
+        &self,
+        tensors: Tensors,
+        shape: &KvShape,
+        pages: u32,
+    ) -> Result<L1Pool, DeviceError> {
+        let bases = tensors.bases(shape, pages)?;
+        let memory = Box::new(Adopted::new(&self.streams, tensors, shape)?);
+        Ok(L1Pool::at(self.id, memory, bases, shape, pages))
     }
 
     fn load(&self, transfer: Transfer, after: &Ticket) -> Result<Gated<Transfer>, Refused> {
@@ -509,21 +516,8 @@ fn foreign(stream: ForeignStream) -> RawStream {
     RawStream(stream.address() as *mut _)
 }
 
-fn device_address(pool: &L1Pool) -> Option<u64> {
-    match pool.memory() {
-        L1Memory::Device(memory) => Some(memory.address()),
-        L1Memory::Host(_) => None,
-    }
-}
-
 fn registered(pool: &L2Pool) -> Option<&Registered> {
     pool.registration()?.downcast_ref()
-}
-
-/// Of the two pools.
-fn addresses(transfer: &Transfer) -> Result<(u64, u64), DeviceError> {
-    let l1 = device_address(transfer.l1()).ok_or(DeviceError::ForeignPool)?;
-    Ok((l1, transfer.l2().start().addr().get() as u64))
 }
 
 /// The copies of a layer, each in one piece of the host's memory.
@@ -541,11 +535,11 @@ fn copies(
 
 /// The rows of a layer, each in one piece of the host's memory.
 fn batch(direction: Direction, transfer: &Transfer, layer: u32) -> Result<Batch, DeviceError> {
-    let (l1, l2) = addresses(transfer)?;
+    let l2 = transfer.l2().address();
     let mut batch = Batch::default();
     copies(transfer, layer, &mut |copy| {
         for row in 0..copy.rows.count {
-            let l1 = l1 + copy.l1 + row * copy.rows.l1_pitch;
+            let l1 = copy.l1 + row * copy.rows.l1_pitch;
             let l2 = l2 + copy.l2 + row * copy.rows.l2_pitch;
             batch.push(direction, l1, l2, copy.rows.width);
         }

@@ -1,43 +1,28 @@
 //! The bytes themselves.
 
-use crate::error::DeviceError;
-use crate::pool::L1Memory;
 use crate::transfer::{Copy2d, Direction, Plan};
 
 /// Copies one layer of all pages of a plan.
 ///
 /// # Safety
-/// The pages copied from are written by nobody, and those copied to are touched by nobody.
-///
-/// # Errors
-/// The L1 pool does not lie in host memory.
-pub(super) unsafe fn layer(
-    plan: &Plan,
-    direction: Direction,
-    layer: u32,
-) -> Result<(), DeviceError> {
-    let L1Memory::Host(l1) = plan.l1.memory() else {
-        return Err(DeviceError::ForeignPool);
-    };
-    let (l1, l2) = (l1.start().as_ptr(), plan.l2.start().as_ptr());
+/// The L1 pool is one of host memory. The pages copied from are written by nobody, and those copied to are touched by nobody.
+pub(super) unsafe fn layer(plan: &Plan, direction: Direction, layer: u32) {
+    let l2 = plan.l2.start().as_ptr();
     for copy in plan.copies(layer) {
         // SAFETY: as promised; the rows of a plan lie in their pools, and the pools are different memory.
-        unsafe { rows(l1, l2, direction, &copy) };
+        unsafe { rows(l2, direction, &copy) };
     }
-    Ok(())
 }
 
 /// # Safety
-/// The rows lie inside the two pools that begin at `l1` and `l2`, which do not overlap, and they may be read and written.
-unsafe fn rows(l1: *mut u8, l2: *mut u8, direction: Direction, copy: &Copy2d) {
+/// The rows lie inside two pools, of which that of the host begins at `l2`, which do not overlap, and they may be read and written.
+unsafe fn rows(l2: *mut u8, direction: Direction, copy: &Copy2d) {
     let rows = &copy.rows;
     let width = rows.width as usize;
     for row in 0..rows.count {
-        let l1_offset = (copy.l1 + row * rows.l1_pitch) as usize;
+        let l1 = host_pointer(copy.l1 + row * rows.l1_pitch);
         let l2_offset = (copy.l2 + row * rows.l2_pitch) as usize;
         // SAFETY: inside the pool, as the caller vouches.
-        let l1 = unsafe { l1.add(l1_offset) };
-        // SAFETY: likewise.
         let l2 = unsafe { l2.add(l2_offset) };
         let (from, to) = match direction {
             Direction::Load => (l2, l1),
@@ -46,4 +31,9 @@ unsafe fn rows(l1: *mut u8, l2: *mut u8, direction: Direction, copy: &Copy2d) {
         // SAFETY: `width` bytes of each, in memory that does not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, to, width) };
     }
+}
+
+/// A byte of an L1 pool in host memory, whose provenance was exposed when the pool was made.
+pub(super) fn host_pointer(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(address as usize)
 }

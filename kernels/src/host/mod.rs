@@ -19,8 +19,9 @@ use std::thread::JoinHandle;
 use crate::device::{Device, ForeignStream, Refused};
 use crate::error::DeviceError;
 use crate::layout::{Layout, pool_bytes};
-use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Memory, L1Pool, L2Pool, ZeroedBytes};
+use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Pool, L2Pool, ZeroedBytes};
 use crate::shape::KvShape;
+use crate::tensors::Tensors;
 use crate::ticket::{Gated, LayerTickets, Ticket};
 use crate::transfer::{Direction, Transfer};
 use stream::{Job, Stream};
@@ -162,12 +163,7 @@ impl HostDevice {
         if pool.device() != self.id {
             return Err(DeviceError::ForeignPool);
         }
-        let L1Memory::Host(memory) = pool.memory() else {
-            return Err(DeviceError::ForeignPool);
-        };
-        let offset = pool.chunk_of(at, bytes)?;
-        // SAFETY: the offset of a chunk that exists lies inside the pool.
-        Ok(unsafe { memory.start().as_ptr().add(offset as usize) })
+        Ok(copy::host_pointer(pool.chunk_of(at, bytes)?))
     }
 }
 
@@ -190,7 +186,20 @@ impl Device for HostDevice {
     fn alloc_l1(&self, shape: &KvShape, pages: u32) -> Result<L1Pool, DeviceError> {
         (self.faults)(Moment::Allocate)?;
         let memory = ZeroedBytes::new("an L1 pool", pool_bytes(shape, pages))?;
-        Ok(L1Pool::new(self.id, L1Memory::Host(memory), shape, pages))
+        let start = memory.start().as_ptr().expose_provenance() as u64;
+        let memory = Box::new(memory);
+        Ok(L1Pool::in_one_piece(self.id, memory, start, shape, pages))
+    }
+
+    fn adopt_l1(
+        &self,
+        tensors: Tensors,
+        shape: &KvShape,
+        pages: u32,
+    ) -> Result<L1Pool, DeviceError> {
+        (self.faults)(Moment::Allocate)?;
+        let bases = tensors.bases(shape, pages)?;
+        Ok(L1Pool::at(self.id, Box::new(tensors), bases, shape, pages))
     }
 
     fn load(&self, transfer: Transfer, after: &Ticket) -> Result<Gated<Transfer>, Refused> {

@@ -83,15 +83,13 @@ impl Job {
     /// One layer.
     fn advance(&mut self, direction: Direction, faults: &Faults) {
         let layer = self.next_layer;
-        let outcome = faults(Moment::Copy(direction, layer)).and_then(|()| {
-            // SAFETY: whoever made the transfer vouched for its pages until it is handed back, which the promises left in this
-            // job prevent; `after` has settled.
-            unsafe { copy::layer(&self.plan, direction, layer) }
-        });
-        if let Err(error) = outcome {
+        if let Err(error) = faults(Moment::Copy(direction, layer)) {
             self.fail(&error);
             return;
         }
+        // SAFETY: the device takes only pools of its own, which are in host memory. Whoever made the transfer vouched for its pages
+        // until it is handed back, which the promises left in this job prevent; `after` has settled.
+        unsafe { copy::layer(&self.plan, direction, layer) };
         self.next_layer += 1;
         let left = self.plan.l1.shape().layers() - self.next_layer;
         // Of a store there is one promise, kept with the last layer; of a load one a layer.

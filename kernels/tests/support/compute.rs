@@ -1,5 +1,6 @@
 //! A stand-in for the forward: streams of its own in which `kv_read` of `cu/kv_copy.cu` reads L1 layer by layer, and counts the words
-//! that are not what they should be. Calls the driver itself, as an engine would.
+//! that are not what they should be; and marks, by which the device tells when it got where. Calls the driver itself, as an engine
+//! would.
 
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
@@ -10,9 +11,7 @@ use std::ffi::{CString, c_void};
 
 use cudarc::driver::{result, sys};
 use larder_kernels::cuda::image::PTX;
-use larder_kernels::{ForeignStream, L1Pool};
-
-use super::driver::has_gpu;
+use larder_kernels::{ChunkAt, ForeignStream, L1Pool};
 
 /// What each word is multiplied with.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -48,10 +47,23 @@ struct Read {
     pages: u32,
 }
 
-/// Of each thread: not where the CPU runs them one after another.
-fn idling(cycles: u64) -> u64 {
-    if has_gpu() { cycles } else { 0 }
+/// Idles for so many cycles, and reads nothing.
+fn idling(cycles: u64, wrong: u64) -> Read {
+    Read {
+        pool: 0,
+        expected: 0,
+        wrong,
+        cycles,
+        step: [0; 4],
+        words: 0,
+        layer: 0,
+        parts: 0,
+        pages: 0,
+    }
 }
+
+/// Blocks, and threads of each.
+pub type Threads = (u32, u32);
 
 /// One stream of it.
 pub struct Compute {
@@ -60,15 +72,23 @@ pub struct Compute {
     function: sys::CUfunction,
     /// A number a thread.
     wrong: u64,
-    threads: (u32, u32),
+    threads: Threads,
 }
 
+/// Pages to be read, in the device's memory; freed in the order of the stream that brought it there.
+pub struct List {
+    stream: sys::CUstream,
+    address: u64,
+    pages: u32,
+}
+
+/// A moment in a stream, by the device's clock.
+pub struct Mark(sys::CUevent);
+
 impl Compute {
-    /// In the primary context of device 0, which is made current in this thread.
-    pub fn new() -> Compute {
+    /// In the primary context of device 0, which is made current in this thread; every launch has so many threads.
+    pub fn new(threads: Threads) -> Compute {
         result::init().unwrap();
-        // A few threads where each of them is run by the CPU.
-        let threads = if has_gpu() { (8, 512) } else { (1, 8) };
         // SAFETY: a device that exists; released when this is dropped. The image ends with a NUL, and has that kernel.
         unsafe {
             let device = result::device::get(0).unwrap();
@@ -83,6 +103,7 @@ impl Compute {
             let bytes = (threads.0 * threads.1) as usize * 8;
             let wrong = result::malloc_sync(bytes).unwrap();
             result::memset_d8_async(wrong, 0, bytes, stream).unwrap();
+            result::stream::synchronize(stream).unwrap();
             Compute {
                 stream,
                 module,
@@ -93,70 +114,91 @@ impl Compute {
         }
     }
 
+    /// Of device 0; the fake has none.
+    pub fn processors() -> u32 {
+        result::init().unwrap();
+        let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // SAFETY: a device that exists.
+        let count =
+            unsafe { result::device::get_attribute(result::device::get(0).unwrap(), count) };
+        u32::try_from(count.unwrap()).unwrap()
+    }
+
     pub fn stream(&self) -> ForeignStream {
         // SAFETY: of the device's context; destroyed when nobody uses it any more.
         unsafe { ForeignStream::new(self.stream as usize) }
     }
 
-    /// Puts the reading of a layer into the stream, after so many cycles of idling.
-    pub fn read(&self, l1: &L1Pool, layer: u32, expected: &[Expected], cycles: u64) {
-        let (shape, step) = (l1.shape(), l1.strides());
-        let list = size_of_val(expected);
-        // SAFETY: the list is taken by the call, being in memory that is not locked, and freed in the order of the stream.
+    /// Brings a list of pages there, in the order of the stream.
+    pub fn list(&self, expected: &[Expected]) -> List {
+        // SAFETY: the list is taken by the call, being in memory that is not locked.
         let address = unsafe {
-            let address = result::malloc_async(self.stream, list).unwrap();
+            let address = result::malloc_async(self.stream, size_of_val(expected)).unwrap();
             result::memcpy_htod_async(address, expected, self.stream).unwrap();
             address
         };
+        List {
+            stream: self.stream,
+            address,
+            pages: u32::try_from(expected.len()).unwrap(),
+        }
+    }
+
+    /// Puts the reading of a layer into the stream, after so many cycles of idling.
+    pub fn read(&self, l1: &L1Pool, layer: u32, expected: &[Expected], cycles: u64) {
+        let list = self.list(expected);
+        self.read_listed(l1, layer, &list, cycles);
+    }
+
+    /// The same, of pages that are listed already.
+    pub fn read_listed(&self, l1: &L1Pool, layer: u32, list: &List, cycles: u64) {
+        let first = ChunkAt {
+            part: 0,
+            layer,
+            page: 0,
+        };
+        let (shape, step) = (l1.shape(), l1.strides(&(layer..layer + 1)).unwrap());
         self.launch(&Read {
-            pool: l1.address() + step.layer * u64::from(layer),
-            expected: address,
+            pool: l1.address(first).unwrap(),
+            expected: list.address,
             wrong: self.wrong,
-            cycles: idling(cycles),
+            cycles,
             step: [step.part, step.layer, step.page, step.token],
             words: u64::from(shape.chunk_bytes()) / 8,
             layer: layer.into(),
             parts: shape.parts(),
-            pages: u32::try_from(expected.len()).unwrap(),
+            pages: list.pages,
         });
-        // SAFETY: allocated above.
-        unsafe { result::free_async(address, self.stream) }.unwrap();
     }
 
     /// Keeps the stream busy for so many cycles.
     pub fn idle(&self, cycles: u64) {
-        self.launch(&Read {
-            pool: 0,
-            expected: 0,
-            wrong: self.wrong,
-            cycles: idling(cycles),
-            step: [0; 4],
-            words: 0,
-            layer: 0,
-            parts: 0,
-            pages: 0,
-        });
+        self.launch(&idling(cycles, self.wrong));
+    }
+
+    /// The same with so few threads that the device hardly notices.
+    pub fn idle_apart(&self, cycles: u64) {
+        self.launch_with((1, 32.min(self.threads.1)), &idling(cycles, self.wrong));
     }
 
     /// Reads where nothing is, which is the end of the context. Only for real devices.
     pub fn fault(&self) {
         self.launch(&Read {
-            pool: 0,
             expected: 16,
-            wrong: self.wrong,
-            cycles: 0,
-            step: [0; 4],
             words: 1,
-            layer: 0,
             parts: 1,
             pages: 1,
+            ..idling(0, self.wrong)
         });
     }
 
     fn launch(&self, read: &Read) {
+        self.launch_with(self.threads, read);
+    }
+
+    fn launch_with(&self, (grid, block): Threads, read: &Read) {
         let mut arguments = [(&raw const *read).cast_mut().cast::<c_void>()];
-        let (grid, block) = self.threads;
-        // SAFETY: the kernel takes a `KvRead`, whose memory lives until the stream is past it.
+        // SAFETY: the kernel takes a `KvRead`, whose memory lives until the stream is past it; no more threads than have a number.
         unsafe {
             result::launch_kernel(
                 self.function,
@@ -168,6 +210,20 @@ impl Compute {
             )
         }
         .unwrap();
+    }
+
+    /// A moment behind all that has been put into the stream so far.
+    pub fn mark(&self) -> Mark {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).unwrap();
+        // SAFETY: both exist.
+        unsafe { result::event::record(event, self.stream) }.unwrap();
+        Mark(event)
+    }
+
+    /// Waits for the stream.
+    pub fn wait(&self) {
+        // SAFETY: the stream exists.
+        unsafe { result::stream::synchronize(self.stream) }.unwrap();
     }
 
     /// Waits for the stream. How many words were wrong since it was last asked.
@@ -195,5 +251,43 @@ impl Drop for Compute {
                 let _ = result::primary_ctx::release(device);
             }
         }
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: allocated in this stream, freed once. What a dead context says to it does not matter.
+        let _ = unsafe { result::free_async(self.address, self.stream) };
+    }
+}
+
+impl Mark {
+    /// Whether the device has got there.
+    pub fn has_passed(&self) -> bool {
+        // SAFETY: the event exists.
+        match unsafe { result::event::query(self.0) } {
+            Ok(()) => true,
+            Err(result::DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => false,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    /// Milliseconds from another mark to this one; both have passed.
+    pub fn ms_since(&self, other: &Mark) -> f64 {
+        type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+        let mut ms = 0.0;
+        // SAFETY: both exist, and all drivers have this function; newer ones alone have the one that the bindings know.
+        unsafe {
+            let elapsed = sys::culib().get::<Elapsed>(b"cuEventElapsedTime").unwrap();
+            elapsed(&raw mut ms, other.0, self.0).result().unwrap();
+        }
+        ms.into()
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once.
+        let _ = unsafe { result::event::destroy(self.0) };
     }
 }

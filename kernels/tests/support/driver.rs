@@ -3,12 +3,18 @@
 //! The driver is loaded once a process, so that each test that needs one runs in a process of its own. Needs a C++ compiler, or a
 //! GPU: with `LARDER_REQUIRE_GPU=1` the real driver is used, and has to be there.
 
+use std::ffi::c_void;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use larder_kernels::ForeignStream;
+use cudarc::driver::{result, sys};
 use larder_kernels::kernel::SOURCE;
+use larder_kernels::{ForeignStream, Tensor, Tensors};
+
+use super::compute::{Compute, Threads};
 
 const SHIM: &str = include_str!("../../cu/cpu_shim.h");
 pub const FAKE: &str = include_str!("../../cu/fake_driver.cc");
@@ -21,6 +27,92 @@ const REQUIRE: &str = "LARDER_REQUIRE_GPU";
 
 pub fn has_gpu() -> bool {
     std::env::var_os(REQUIRE).is_some()
+}
+
+/// A forward's streams, with few threads where each of them is run by the CPU.
+pub fn compute() -> Compute {
+    const THREADS: [Threads; 2] = [(1, 8), (8, 512)];
+    Compute::new(THREADS[usize::from(has_gpu())])
+}
+
+/// What an engine allocated on the device: freed when nobody keeps it any more.
+struct Allocated(Vec<u64>);
+
+impl Drop for Allocated {
+    fn drop(&mut self) {
+        for address in &self.0 {
+            // SAFETY: allocated once, freed once; in this thread the context is current.
+            let _ = unsafe { result::free_sync(*address) };
+        }
+    }
+}
+
+/// Tensors in memory of the device that begin so many bytes behind what the driver gave, in no order. The context has to be current.
+pub fn device_tensors((count, bytes): (usize, usize), skip: usize) -> Tensors {
+    // SAFETY: written before it is read.
+    let allocate = |_| unsafe { result::malloc_sync(bytes + 16) }.unwrap();
+    let allocated: Vec<u64> = (0..count).map(allocate).collect();
+    let tensors = allocated.iter().rev().map(|address| Tensor {
+        address: address + skip as u64,
+        bytes: bytes as u64,
+    });
+    let tensors = tensors.collect();
+    // SAFETY: nobody else has it.
+    unsafe { Tensors::new(tensors, Box::new(Allocated(allocated))) }
+}
+
+/// Memory of the host that an engine locks, in pieces: of so many bytes each but for the last.
+pub struct Locked {
+    memory: Vec<u8>,
+    skip: usize,
+    pieces: Vec<AtomicBool>,
+    piece_bytes: usize,
+}
+
+impl Locked {
+    pub fn new(bytes: usize, piece_bytes: usize) -> Arc<Locked> {
+        const PAGE_BYTES: usize = 4096;
+        let memory = vec![0; bytes + 2 * PAGE_BYTES];
+        let skip = memory.as_ptr().align_offset(PAGE_BYTES);
+        let pieces = bytes.div_ceil(piece_bytes);
+        let locked = Locked {
+            memory,
+            skip,
+            pieces: (0..pieces).map(|_| AtomicBool::new(true)).collect(),
+            piece_bytes,
+        };
+        for piece in 0..pieces {
+            let piece_bytes = piece_bytes.min(bytes - piece * piece_bytes);
+            // SAFETY: memory of its own, which is unlocked before it goes.
+            let done = unsafe { sys::cuMemHostRegister_v2(locked.at(piece), piece_bytes, 0) };
+            done.result().unwrap();
+        }
+        Arc::new(locked)
+    }
+
+    pub fn start(&self) -> NonNull<u8> {
+        NonNull::new(self.at(0).cast()).unwrap()
+    }
+
+    fn at(&self, piece: usize) -> *mut c_void {
+        let offset = self.skip + piece * self.piece_bytes;
+        self.memory.as_ptr().wrapping_add(offset).cast_mut().cast()
+    }
+
+    /// One piece of it.
+    pub fn unlock(&self, piece: usize) {
+        if self.pieces[piece].swap(false, Ordering::Relaxed) {
+            // SAFETY: locked by `new`, unlocked once.
+            let done = unsafe { sys::cuMemHostUnregister(self.at(piece)) };
+            done.result().unwrap();
+        }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        (0..self.pieces.len()).for_each(|piece| self.unlock(piece));
+    }
 }
 
 /// The directory with the fake, as the library that is looked for: compiled once a run. None, and said so, where there is no

@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 
 use larder_kernels::{
     Attention, ChunkAt, Device, Direction, HostMemory, KvShape, L1Pool, L2Pool, Layout, PagePair,
-    Transfer,
+    Tensor, Tensors, Transfer,
 };
 use proptest::prelude::*;
 
@@ -113,13 +113,20 @@ pub struct Pools {
 
 impl Pools {
     pub fn new(device: &dyn Device, case: &Case) -> Pools {
+        let l1 = device.alloc_l1(&case.shape, case.l1_pages).unwrap();
+        Pools::filled(device, case, l1, l2_pool(device, case))
+    }
+
+    /// The same with L1 in an engine's own tensors.
+    pub fn of_tensors(device: &dyn Device, case: &Case, tensors: Tensors) -> Pools {
+        let l1 = device.adopt_l1(tensors, &case.shape, case.l1_pages);
+        Pools::filled(device, case, l1.unwrap(), l2_pool(device, case))
+    }
+
+    /// Those of a case, filled.
+    pub fn filled(device: &dyn Device, case: &Case, l1: L1Pool, l2: L2Pool) -> Pools {
         let shape = &case.shape;
         let bytes = larder_kernels::pool_bytes(shape, case.l2_pages);
-        let memory = HostMemory::zeroed(bytes).unwrap();
-        let l2 = device
-            .register(memory, case.layout, shape, case.l2_pages)
-            .unwrap();
-        let l1 = device.alloc_l1(shape, case.l1_pages).unwrap();
         let pools = Pools { l1, l2 };
         pools.set_l2(&noise(1, bytes as usize));
         let bytes = larder_kernels::pool_bytes(shape, case.l1_pages) as usize;
@@ -175,6 +182,33 @@ impl Pools {
             unsafe { device.write_l1(&self.l1, at, bytes) }.unwrap();
         }
     }
+}
+
+fn l2_pool(device: &dyn Device, case: &Case) -> L2Pool {
+    let bytes = larder_kernels::pool_bytes(&case.shape, case.l2_pages);
+    let memory = HostMemory::zeroed(bytes).unwrap();
+    let l2 = device.register(memory, case.layout, &case.shape, case.l2_pages);
+    l2.unwrap()
+}
+
+/// How many tensors the L1 pool of a case takes, and the bytes of each.
+pub fn tensors_of(case: &Case) -> (usize, usize) {
+    let shape = &case.shape;
+    let count = shape.parts() * shape.layers();
+    let bytes = shape.chunk_bytes() * case.l1_pages;
+    (count as usize, bytes as usize)
+}
+
+/// Tensors in memory of the host that begin so many bytes behind a multiple of 16, in no order.
+pub fn host_tensors((count, bytes): (usize, usize), skip: usize) -> Tensors {
+    let mut memory: Vec<Box<[u128]>> = (0..count).map(|_| vec![0; bytes / 16 + 2].into()).collect();
+    let tensors = memory.iter_mut().rev().map(|memory| Tensor {
+        address: memory.as_mut_ptr().expose_provenance() as u64 + skip as u64,
+        bytes: bytes as u64,
+    });
+    let tensors = tensors.collect();
+    // SAFETY: initialised, and nobody else has it.
+    unsafe { Tensors::new(tensors, Box::new(memory)) }
 }
 
 /// Bytes that differ from those at other places and of other tags.
