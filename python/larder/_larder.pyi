@@ -1,6 +1,7 @@
 """Rust's side of the calls."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 
 __version__: str
 
@@ -63,6 +64,77 @@ class Backend:
     def describe(self) -> list[str]: ...
     def try_again(self) -> bool: ...
     def close(self) -> bool: ...
+
+class DeviceError(RuntimeError):
+    """A device failed."""
+
+class Unavailable(DeviceError):
+    """There is no such device."""
+
+class Busy(DeviceError):
+    """Too much is in flight."""
+
+class Device:
+    """What holds L1, and copies: ``larder.device`` makes all calls."""
+
+    def __init__(self, kind: str, ordinal: int, cache: str | PathLike[str] | None) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_host(self) -> bool: ...
+    @property
+    def why_host(self) -> str | None: ...
+    def pool(
+        self,
+        parts: int,
+        row_bytes: int,
+        page_tokens: int,
+        pages: int,
+        tensors: Sequence[tuple[int, int]],
+        owner: object,
+    ) -> DevicePool: ...
+
+class DevicePool:
+    @property
+    def pages(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    def host_pool(
+        self, layout: str, pages: int, buffer: tuple[int, int] | None, is_locked: bool, owner: object
+    ) -> HostPool: ...
+    def load(
+        self,
+        host: HostPool,
+        host_pages: Sequence[int],
+        device_pages: Sequence[int],
+        stream: int | None,
+        copying: Copying | None,
+    ) -> Copying: ...
+    def store(
+        self,
+        host: HostPool,
+        host_pages: Sequence[int],
+        device_pages: Sequence[int],
+        stream: int | None,
+        copying: Copying | None,
+    ) -> Copying: ...
+
+class HostPool:
+    @property
+    def pages(self) -> int: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+
+class Copying:
+    @property
+    def layers(self) -> int: ...
+    def done(self, layer: int | None) -> bool: ...
+    def wait(self, layer: int | None) -> None: ...
+    def hold(self, stream: int, layer: int | None) -> None: ...
 
 def weights_tag(told: Mapping[str, str], places: Sequence[str]) -> str: ...
 def main(program: str, leading: Sequence[str], arguments: Sequence[str]) -> int: ...

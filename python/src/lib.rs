@@ -1,4 +1,5 @@
-//! The Python package: SGLang's HiCache storage backend over a Larder store, and the command line.
+//! The Python package: SGLang's HiCache storage backend over a Larder store, the command line, and copies between an engine's tensors
+//! and host memory.
 //!
 //! Everything is decided here, in Rust; the Python class reads SGLang's objects and makes one call a batch. Without the feature
 //! `module` this is a plain library that needs no Python, which is how the workspace builds and tests it.
@@ -26,10 +27,13 @@
 //! | [`meters`] | what passed through |
 //! | [`doctor`] | checking a configuration before a server is started |
 //! | `module` | the Python module |
+//! | `device` | its classes for engines that copy between their own tensors and host memory |
 
 pub mod backend;
 pub mod bounce;
 pub mod config;
+#[cfg(feature = "module")]
+mod device;
 pub mod doctor;
 pub mod hits;
 pub mod meters;

@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::hits::Policy;
 use crate::pool::{Buffer, Pool};
 use crate::space::{PoolFacts, Server};
-use crate::{doctor, place, weights};
+use crate::{device, doctor, place, weights};
 
 /// A storage backend: see `larder.sglang`.
 #[pyclass(frozen, module = "larder._larder")]
@@ -407,6 +407,7 @@ fn check_config(py: Python<'_>, config: &str) -> u8 {
 #[pymodule]
 fn _larder(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Backend>()?;
+    device::add_to(module)?;
     module.add_function(wrap_pyfunction!(weights_tag, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(check_config, module)?)?;

@@ -1,0 +1,422 @@
+//! Rust's side of `larder.device`: an engine's tensors as an L1 pool, an L2 pool, and copies between them.
+//!
+//! `larder/device.py` reads tensors and keeps no state of its own; what is wrong with addresses, sizes and pages is found out here and
+//! in `larder-kernels`. Unlike the storage backend this raises: [`Failed`], [`Unavailable`] and [`Busy`] for what a device does,
+//! `ValueError` for what it is given.
+//!
+//! Invariants: a pool holds the tensors that it lies in, and a copy holds both pools and the device, so that memory is given back only
+//! when nothing in flight touches it. Waiting and copying go without the interpreter's lock.
+
+#![expect(
+    clippy::needless_pass_by_value,
+    reason = "arguments are made from Python's objects for one call, and errors are made into others"
+)]
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use larder_kernels::cuda::or_host;
+use larder_kernels::{
+    Attention, CudaDevice, CudaOptions, Device as Inner, DeviceError, Direction, ForeignStream,
+    Gated, HostDevice, HostMemory, KvShape, L1Pool, L2Pool, LayerTickets, PagePair, Refused,
+    Tensor, Tensors, Ticket, Transfer, pool_bytes,
+};
+use pyo3::create_exception;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use rustix::mm::{MsyncFlags, msync};
+
+create_exception!(larder._larder, Failed, PyRuntimeError, "A device failed.");
+create_exception!(
+    larder._larder,
+    Unavailable,
+    Failed,
+    "There is no such device."
+);
+create_exception!(larder._larder, Busy, Failed, "Too much is in flight.");
+
+fn raised(error: DeviceError) -> PyErr {
+    let said = error.to_string();
+    match error {
+        DeviceError::Unavailable { .. } => Unavailable::new_err(said),
+        DeviceError::Busy { .. } => Busy::new_err(said),
+        DeviceError::Tensors(_)
+        | DeviceError::PoolsOverlap
+        | DeviceError::MemoryTooSmall { .. }
+        | DeviceError::ShapesDiffer
+        | DeviceError::NoSuchPage { .. }
+        | DeviceError::PageTwice { .. }
+        | DeviceError::NoSuchLayer { .. }
+        | DeviceError::ForeignPool
+        | DeviceError::NotRegistered
+        | DeviceError::NoStreams => PyValueError::new_err(said),
+        _ => Failed::new_err(said),
+    }
+}
+
+/// What holds L1, and copies.
+#[pyclass(frozen, module = "larder._larder")]
+pub struct Device {
+    inner: Arc<dyn Inner>,
+    is_host: bool,
+    why_host: Option<String>,
+}
+
+/// Tensors of an engine's, as an L1 pool.
+#[pyclass(frozen, module = "larder._larder")]
+pub struct DevicePool {
+    /// Goes before the device does.
+    pool: L1Pool,
+    device: Arc<dyn Inner>,
+}
+
+/// An L2 pool.
+#[pyclass(frozen, module = "larder._larder")]
+pub struct HostPool {
+    pool: L2Pool,
+}
+
+/// A copy, which may be in flight.
+#[pyclass(frozen, module = "larder._larder")]
+pub struct Copying {
+    /// Goes before the device does.
+    moving: Gated<Transfer>,
+    layers: u32,
+    device: Arc<dyn Inner>,
+}
+
+#[pymethods]
+impl Device {
+    /// `host`, `cuda`, or `auto`: CUDA where it works, else the host.
+    #[new]
+    fn new(py: Python<'_>, kind: &str, ordinal: u32, cache: Option<PathBuf>) -> PyResult<Device> {
+        let options = CudaOptions {
+            ordinal,
+            cache,
+            ..CudaOptions::default()
+        };
+        let opened = py.detach(|| match kind {
+            "host" => Ok((Arc::new(HostDevice::new()?) as Arc<dyn Inner>, true, None)),
+            "cuda" => Ok((
+                Arc::new(CudaDevice::open(&options)?) as Arc<dyn Inner>,
+                false,
+                None,
+            )),
+            _ => or_host(&options).map(|(device, why)| (device, why.is_some(), why)),
+        });
+        let (inner, is_host, why) = opened.map_err(raised)?;
+        Ok(Device {
+            inner,
+            is_host,
+            why_host: why.map(|why| why.to_string()),
+        })
+    }
+
+    #[getter]
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    #[getter]
+    fn is_host(&self) -> bool {
+        self.is_host
+    }
+
+    /// Why `auto` came to be the host.
+    #[getter]
+    fn why_host(&self) -> Option<String> {
+        self.why_host.clone()
+    }
+
+    /// A pool of `pages` pages in tensors, each (address, bytes): K of all layers, then V of all layers, or one part. `owner` keeps
+    /// them alive.
+    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
+    fn pool(
+        &self,
+        py: Python<'_>,
+        parts: u32,
+        row_bytes: u32,
+        page_tokens: u32,
+        pages: u32,
+        tensors: Vec<(u64, u64)>,
+        owner: Py<PyAny>,
+    ) -> PyResult<DevicePool> {
+        let attention = match parts {
+            1 => Attention::Mla,
+            _ => Attention::Mha,
+        };
+        let layers = u32::try_from(tensors.len()).unwrap_or(u32::MAX) / parts.max(1);
+        let shape = KvShape::of_rows(attention, layers, row_bytes, page_tokens)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        if self.is_host {
+            for &(address, bytes) in &tensors {
+                mapped(address, bytes)?;
+            }
+        }
+        let tensors = tensors
+            .into_iter()
+            .map(|(address, bytes)| Tensor { address, bytes });
+        // SAFETY: `larder.device` was given them as tensors that are there as long as their owner is, and says that their pages are
+        // left alone while they are copied.
+        let tensors = unsafe { Tensors::new(tensors.collect(), Box::new(owner)) };
+        let pool = py.detach(|| self.inner.adopt_l1(tensors, &shape, pages));
+        Ok(DevicePool {
+            device: self.inner.clone(),
+            pool: pool.map_err(raised)?,
+        })
+    }
+}
+
+#[pymethods]
+impl DevicePool {
+    #[getter]
+    fn pages(&self) -> u32 {
+        self.pool.pages()
+    }
+
+    #[getter]
+    fn layers(&self) -> u32 {
+        self.pool.shape().layers()
+    }
+
+    #[getter]
+    fn page_bytes(&self) -> u32 {
+        self.pool.shape().page_bytes()
+    }
+
+    /// An L2 pool of the same shape: in memory of its own, or in a buffer (address, bytes) that `owner` keeps, and has page-locked if
+    /// `is_locked`.
+    fn host_pool(
+        &self,
+        py: Python<'_>,
+        layout: &str,
+        pages: u32,
+        buffer: Option<(usize, usize)>,
+        is_locked: bool,
+        owner: Py<PyAny>,
+    ) -> PyResult<HostPool> {
+        let layout = layout
+            .parse()
+            .map_err(|error: larder_kernels::NoSuchLayout| {
+                PyValueError::new_err(error.to_string())
+            })?;
+        let shape = self.pool.shape();
+        let memory = match buffer {
+            None => py
+                .detach(|| HostMemory::zeroed(pool_bytes(shape, pages)))
+                .map_err(raised)?,
+            Some((address, bytes)) => self.buffer(address, bytes, is_locked, owner)?,
+        };
+        let pool = py.detach(|| self.device.register(memory, layout, shape, pages));
+        Ok(HostPool {
+            pool: pool.map_err(raised)?,
+        })
+    }
+
+    /// L2 to L1. Begins after all that `stream` has been given so far, and after the last layer of `copying`.
+    fn load(
+        &self,
+        py: Python<'_>,
+        host: &HostPool,
+        host_pages: Vec<u32>,
+        device_pages: Vec<u32>,
+        stream: Option<usize>,
+        copying: Option<&Copying>,
+    ) -> PyResult<Copying> {
+        let pairs = pairs(&device_pages, &host_pages)?;
+        py.detach(|| self.submit(Direction::Load, host, pairs, stream, copying))
+            .map_err(raised)
+    }
+
+    /// L1 to L2, likewise.
+    fn store(
+        &self,
+        py: Python<'_>,
+        host: &HostPool,
+        host_pages: Vec<u32>,
+        device_pages: Vec<u32>,
+        stream: Option<usize>,
+        copying: Option<&Copying>,
+    ) -> PyResult<Copying> {
+        let pairs = pairs(&device_pages, &host_pages)?;
+        py.detach(|| self.submit(Direction::Store, host, pairs, stream, copying))
+            .map_err(raised)
+    }
+}
+
+impl DevicePool {
+    fn buffer(
+        &self,
+        address: usize,
+        bytes: usize,
+        is_locked: bool,
+        owner: Py<PyAny>,
+    ) -> PyResult<HostMemory> {
+        mapped(address as u64, bytes as u64)?;
+        let start = NonZeroUsize::new(address).map(NonNull::with_exposed_provenance);
+        let start = start.ok_or_else(|| PyValueError::new_err("the buffer is not in memory"))?;
+        // SAFETY: `larder.device` was given it as a buffer that is there as long as its owner is, and says that its pages are left alone
+        // while they are copied.
+        let memory = unsafe { HostMemory::new(start, bytes, Box::new(owner)) };
+        Ok(if is_locked {
+            memory.locked_by_its_owner()
+        } else {
+            memory
+        })
+    }
+
+    fn submit(
+        &self,
+        direction: Direction,
+        host: &HostPool,
+        pairs: Vec<PagePair>,
+        stream: Option<usize>,
+        copying: Option<&Copying>,
+    ) -> Result<Copying, DeviceError> {
+        let after = match (stream, copying) {
+            (Some(stream), _) => self.device.record(foreign(stream))?,
+            (None, Some(copying)) => copying.ticket(None),
+            (None, None) => Ticket::done(),
+        };
+        // SAFETY: `larder.device` says that the pages of a copy are left alone until its tickets have settled.
+        let transfer = unsafe { Transfer::new(&self.pool, &host.pool, pairs) }?;
+        let moving = match direction {
+            Direction::Load => self.device.load(transfer, &after),
+            Direction::Store => self.device.store(transfer, &after),
+        };
+        Ok(Copying {
+            moving: moving.map_err(|refused: Refused| refused.error)?,
+            layers: self.pool.shape().layers(),
+            device: self.device.clone(),
+        })
+    }
+}
+
+#[pymethods]
+impl HostPool {
+    #[getter]
+    fn pages(&self) -> u32 {
+        self.pool.pages()
+    }
+
+    #[getter]
+    fn layout(&self) -> &'static str {
+        self.pool.layout().name()
+    }
+
+    /// Of its first byte.
+    #[getter]
+    fn address(&self) -> usize {
+        self.pool.start().as_ptr().expose_provenance()
+    }
+}
+
+#[pymethods]
+impl Copying {
+    #[getter]
+    fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// Whether a layer is there; without one, all of them.
+    fn done(&self, layer: Option<u32>) -> PyResult<bool> {
+        self.exists(layer)?;
+        let done = match layer {
+            Some(_) => self.ticket(layer).poll(),
+            None => match self.moving.gates().first().map(LayerTickets::outcome) {
+                Some(None) => Ok(false),
+                Some(Some(outcome)) => outcome.map(|()| true),
+                None => Ok(true),
+            },
+        };
+        done.map_err(raised)
+    }
+
+    /// Waits until a layer is there; without one, all of them.
+    fn wait(&self, py: Python<'_>, layer: Option<u32>) -> PyResult<()> {
+        self.exists(layer)?;
+        let layers = layer.map_or(0..self.layers, |layer| layer..layer + 1);
+        py.detach(|| {
+            // All are waited for, whichever fails.
+            let mut outcome = Ok(());
+            for layer in layers {
+                let one = self.ticket(Some(layer)).wait();
+                outcome = outcome.and(one);
+            }
+            outcome
+        })
+        .map_err(raised)
+    }
+
+    /// Has all that a stream is given from here on wait for a layer; without one, for all of them.
+    fn hold(&self, py: Python<'_>, stream: usize, layer: Option<u32>) -> PyResult<()> {
+        self.exists(layer)?;
+        let ticket = self.ticket(layer);
+        py.detach(|| self.device.hold(foreign(stream), &ticket))
+            .map_err(raised)
+    }
+}
+
+impl Copying {
+    /// That of a layer, or of the last one: layers are copied in order.
+    fn ticket(&self, layer: Option<u32>) -> Ticket {
+        let layer = layer.unwrap_or(self.layers - 1);
+        let tickets = self.moving.gates().first();
+        tickets.map_or_else(Ticket::done, |tickets| tickets.layer(layer))
+    }
+
+    fn exists(&self, layer: Option<u32>) -> PyResult<()> {
+        match layer {
+            Some(layer) if layer >= self.layers => Err(PyValueError::new_err(format!(
+                "there are {} layers, there is no layer {layer}",
+                self.layers
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn foreign(stream: usize) -> ForeignStream {
+    // SAFETY: `larder.device` was given it as a stream of the device's primary context, which is there until it has run dry.
+    unsafe { ForeignStream::new(stream) }
+}
+
+fn pairs(l1: &[u32], l2: &[u32]) -> PyResult<Vec<PagePair>> {
+    if l1.len() != l2.len() {
+        return Err(PyValueError::new_err(format!(
+            "{} pages of the device, {} of the host: each has one of the other",
+            l1.len(),
+            l2.len()
+        )));
+    }
+    let pairs = std::iter::zip(l1, l2).map(|(&l1, &l2)| PagePair { l1, l2 });
+    Ok(pairs.collect())
+}
+
+/// Whether there is memory of this process at an address, all of it: numbers that were mixed up are told here, and not by a signal.
+fn mapped(address: u64, bytes: u64) -> PyResult<()> {
+    const PAGE_BYTES: u64 = 4096;
+    let skip = address % PAGE_BYTES;
+    let whole = usize::try_from(bytes.saturating_add(skip)).unwrap_or(usize::MAX);
+    let start = std::ptr::without_provenance_mut((address - skip) as usize);
+    // SAFETY: asynchronously it writes nothing, and looks only for what is mapped.
+    let found = unsafe { msync(start, whole, MsyncFlags::ASYNC) };
+    found.map_err(|_| {
+        PyValueError::new_err(format!(
+            "there are no {bytes} bytes of memory at {address:#x}: they were freed, or never allocated"
+        ))
+    })
+}
+
+/// Puts all of it into the module.
+pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Device>()?;
+    module.add_class::<DevicePool>()?;
+    module.add_class::<HostPool>()?;
+    module.add_class::<Copying>()?;
+    module.add("DeviceError", module.py().get_type::<Failed>())?;
+    module.add("Unavailable", module.py().get_type::<Unavailable>())?;
+    module.add("Busy", module.py().get_type::<Busy>())
+}
