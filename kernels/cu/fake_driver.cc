@@ -38,10 +38,12 @@ struct Event {
 struct Op {
     Event *after;
     std::function<void()> run;
+    long since; // when somebody first waited while it was there
 };
 
 struct Stream : std::deque<Op> {
     long done_at = 0;
+    size_t noticed = 0; // operations whose `since` is known
 };
 
 static std::recursive_mutex big;
@@ -58,7 +60,7 @@ static kv_u64 dice = 1;
 static long now_ns;
 static const long CALL_NS = 1000, DESCRIPTOR_NS = 200;
 enum { COPIES, BATCH, KERNEL, READING, WAYS };
-static long ns_per_kib[WAYS] = {20, 20, 20, 1}, counted[WAYS];
+static long ns_per_kib[WAYS] = {20, 20, 20, 1000}, counted[WAYS];
 // Of the operation that is carried out.
 static long begins_at, takes_ns;
 static bool still;
@@ -99,6 +101,7 @@ extern "C" void fake_fail(long n) {
     retained = 0;
     current = nullptr;
     legacy.clear();
+    legacy.noticed = 0;
     streams = {&legacy};
     allocated.clear();
     registered.clear();
@@ -121,8 +124,10 @@ static void misused(const char *what) {
 
 static Result die() {
     dead = true;
-    for (Stream *stream : streams)
+    for (Stream *stream : streams) {
         stream->clear();
+        stream->noticed = 0;
+    }
     return UNKNOWN;
 }
 
@@ -156,6 +161,9 @@ static bool touches(const std::map<kv_u64, kv_u64> &ranges, kv_u64 address, kv_u
 static bool step() {
     std::vector<Stream *> ready;
     for (Stream *stream : streams)
+        for (; stream->noticed < stream->size(); stream->noticed++)
+            (*stream)[stream->noticed].since = now_ns;
+    for (Stream *stream : streams)
         if (!stream->empty() && (!stream->front().after || stream->front().after->done))
             ready.push_back(stream);
     if (ready.empty())
@@ -164,8 +172,9 @@ static bool step() {
     Stream *stream = ready[(dice >> 33) % ready.size()];
     Op op = stream->front();
     stream->pop_front();
+    stream->noticed--;
     takes_ns = 0;
-    begins_at = std::max({stream->done_at, now_ns, op.after ? op.after->at : 0});
+    begins_at = std::max({stream->done_at, op.since, op.after ? op.after->at : 0});
     op.run();
     stream->done_at = begins_at + takes_ns;
     return true;
@@ -190,7 +199,7 @@ static Stream *of(void *stream) {
 }
 
 static void put(void *stream, std::function<void()> run) {
-    of(stream)->push_back({nullptr, run});
+    of(stream)->push_back({nullptr, run, 0});
 }
 
 extern "C" {
@@ -290,7 +299,7 @@ Result cuStreamSynchronize(void *stream) {
 
 Result cuStreamWaitEvent(void *stream, Event *event, unsigned) {
     CALL_IN_CONTEXT;
-    of(stream)->push_back({event, [] {}});
+    of(stream)->push_back({event, [] {}, 0});
     return OK;
 }
 

@@ -9,6 +9,7 @@
 
 pub mod compute;
 pub mod driver;
+pub mod timeline;
 
 use std::ptr::NonNull;
 
