@@ -11,7 +11,8 @@
 //!
 //! A [`Device`] takes a [`Transfer`] (pairs of pages) together with the [`Ticket`] that it has to come after, and gives it back
 //! behind the tickets of its layers ([`Gated`]): what a copy in flight touches cannot be had without them. Pages that a failed
-//! copy touched come back too, once nothing touches them any more.
+//! copy touched come back too, once nothing touches them any more. L1 is memory that the device allocates, or an engine's own
+//! tensors ([`Tensors`]).
 //!
 //! This crate knows nothing of trees, tokens or stores. Which page belongs to whom is decided above; the one promise
 //! that it asks for, in [`Transfer::new`], is that pages in flight are left alone.

@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `driver` | calls into the driver: contexts, streams, events, copies, kernels |
 //! | `copies` | copies as the copy engines take them |
-//! | `memory` | pools, page lists, registered memory of the host |
+//! | `memory` | pools, page lists, tensors of others, registered memory of the host |
 //! | `pieces` | registering in pieces, and copies that stay within one |
 //! | `options` | what a device is opened with |
 //! | [`policy`] | which way copies go |
