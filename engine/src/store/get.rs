@@ -120,11 +120,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         let asked: Vec<usize> = tried.iter().map(|job| job.page).collect();
         let found = self.pin(&asked, pages);
         let _pins = self.pins(&found);
-        let is_elsewhere = |job: &Job| {
-            let same = |tried: &Job| tried.page == job.page && tried.pinned == job.pinned;
-            !tried.iter().any(same)
-        };
-        let jobs = found.into_iter().filter(is_elsewhere).collect();
+        let (jobs, _) = elsewhere(tried, found);
         let mut reads = self.start(jobs, pages);
         let mut findings = Vec::new();
         reads.finish(pages, self.deadline, statuses, &mut findings);
@@ -134,12 +130,8 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
 
     /// Pins those of the pages asked for that are there.
     fn pin(&self, asked: &[usize], pages: &[GetPage<'_, '_>]) -> Vec<Job> {
-        let keys: Vec<PageKey> = asked.iter().map(|&index| pages[index].key).collect();
-        let pinned = self.catalog.pin(self.namespace, &keys).into_iter();
-        pinned
-            .zip(asked)
-            .filter_map(|(pinned, &page)| pinned.map(|pinned| Job { page, pinned }))
-            .collect()
+        let key = |page: usize| pages[page].key;
+        pin(self.catalog, self.namespace, asked, key)
     }
 
     fn pins(&self, jobs: &[Job]) -> Pins<'a, C> {
@@ -159,6 +151,35 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
             self.catalog.verified(self.namespace, findings);
         }
     }
+}
+
+/// Pins those of the pages asked for that are there.
+pub(super) fn pin<C: Catalog + ?Sized>(
+    catalog: &C,
+    namespace: NamespaceId,
+    asked: &[usize],
+    key: impl Fn(usize) -> PageKey,
+) -> Vec<Job> {
+    let keys: Vec<PageKey> = asked.iter().map(|&page| key(page)).collect();
+    let pinned = catalog.pin(namespace, &keys).into_iter();
+    pinned
+        .zip(asked)
+        .filter_map(|(pinned, &page)| pinned.map(|pinned| Job { page, pinned }))
+        .collect()
+}
+
+/// Of pages that were tried and have been found again: those that lie elsewhere now, which are worth another read, and the others.
+pub(super) fn elsewhere(tried: &[Job], found: Vec<Job>) -> (Vec<Job>, Vec<Job>) {
+    found.into_iter().partition(|job| {
+        let same = |tried: &Job| tried.page == job.page && tried.pinned == job.pinned;
+        !tried.iter().any(same)
+    })
+}
+
+/// Whether a page was missed because the bytes read were not its own: it may have been moved or put again meanwhile.
+pub(super) fn is_without_its_bytes(why: MissReason) -> bool {
+    use MissReason::{Damaged, ReadError, Unfinished};
+    matches!(why, Damaged | Unfinished | ReadError)
 }
 
 /// Gives pins back, however the call ends.
@@ -315,10 +336,9 @@ impl<'a> Reads<'a> {
 
     /// Pages whose bytes were not theirs, and where these were looked for.
     pub(super) fn without_their_bytes(&self, statuses: &[GetStatus]) -> Vec<Job> {
-        let is_without = |job: &&Job| {
-            use MissReason::{Damaged, ReadError, Unfinished};
-            let status = statuses[job.page];
-            matches!(status, GetStatus::Miss(Damaged | Unfinished | ReadError))
+        let is_without = |job: &&Job| match statuses[job.page] {
+            GetStatus::Miss(why) => is_without_its_bytes(why),
+            GetStatus::Hit => false,
         };
         self.jobs.iter().filter(is_without).copied().collect()
     }

@@ -1,15 +1,15 @@
 //! Reading pages into memory of the store's own, for callers that do not wait for all of them: what the deadline finds missing is
 //! still read, and its pins are given back by the disk's answer.
 //!
-//! A page whose bytes are not its own is a miss here, and not asked for again.
+//! A page whose bytes were not its own is asked for once more, as any other get does, in what the deadline leaves of the time.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
+use larder_format::{PageChecksum, PageKey};
 use parking_lot::Mutex;
 
-use super::get::{failed, judge};
+use super::get::{Job, elsewhere, failed, is_without_its_bytes, judge, page_bytes, pin};
 use super::hang::Hangs;
 use super::{Counters, DataPath};
 use crate::api::{GetStatus, LentPage, MissReason, NamespaceId};
@@ -48,95 +48,152 @@ pub(super) fn get(
     namespace: NamespaceId,
     keys: &[PageKey],
     deadline: Option<Instant>,
-) -> Vec<Result<LentPage, MissReason>> {
-    let mut pages: Vec<Result<LentPage, MissReason>> =
-        keys.iter().map(|_| Err(MissReason::Absent)).collect();
+) -> Vec<Lent> {
+    let mut pages: Vec<Lent> = keys.iter().map(|_| Err(MissReason::Absent)).collect();
     let Some(shape) = catalog.shape(namespace) else {
         return pages;
     };
-    let page_bytes = shape.shape.page_blocks() as usize * BLOCK_BYTES;
-    let pinned = catalog.pin(namespace, keys);
-    let sink = Arc::new(LentReads {
-        catalog: catalog.clone(),
-        hangs: data.hangs.clone(),
-        extents: Mutex::new(
-            pinned
-                .iter()
-                .map(|page| page.map(|page| page.extent))
-                .collect(),
-        ),
-        mailbox: Mailbox::default(),
-    });
-    let mut ops = Vec::new();
-    for ((pinned, page), tag) in pinned.iter().zip(&mut pages).zip(0..) {
-        let Some(pinned) = pinned else { continue };
-        let hung = data.hangs.is_hung(pinned.extent.volume);
-        match AlignedBuf::zeroed(page_bytes) {
-            Ok(buffer) if !hung => {
-                *page = Err(MissReason::Deadline);
-                ops.push(Op {
-                    volume: pinned.extent.volume,
-                    action: Action::Read {
-                        offset: pinned.extent.offset,
-                        buffer: Buffer::Owned(buffer),
-                    },
-                    deadline,
-                    tag,
-                    sink: sink.clone(),
-                });
-            }
-            _ => {
-                *page = Err(MissReason::Hung);
-                catalog.unpin(&[pinned.extent]);
-            }
+    let call = Call {
+        catalog,
+        data,
+        namespace,
+        shape: &shape,
+        keys,
+        deadline,
+    };
+    let all: Vec<usize> = (0..keys.len()).collect();
+    let jobs = call.pin(&all);
+    call.read(&jobs, &mut pages);
+    call.again(&jobs, &mut pages);
+    let hits = pages.iter().filter(|page| page.is_ok()).count();
+    Counters::add(&data.counters.hits, hits as u64);
+    Counters::add(&data.counters.misses, (pages.len() - hits) as u64);
+    pages
+}
+
+type Lent = Result<LentPage, MissReason>;
+
+/// What all pages of a call have in common.
+struct Call<'a> {
+    catalog: &'a Arc<dyn Catalog>,
+    data: &'a DataPath,
+    namespace: NamespaceId,
+    shape: &'a NamespaceShape,
+    keys: &'a [PageKey],
+    deadline: Option<Instant>,
+}
+
+impl Call<'_> {
+    fn pin(&self, asked: &[usize]) -> Vec<Job> {
+        let key = |page: usize| self.keys[page];
+        pin(self.catalog.as_ref(), self.namespace, asked, key)
+    }
+
+    /// Asks once more for pages whose bytes were not theirs.
+    fn again(&self, jobs: &[Job], pages: &mut [Lent]) {
+        let is_without =
+            |job: &&Job| matches!(pages[job.page], Err(why) if is_without_its_bytes(why));
+        let tried: Vec<Job> = jobs.iter().filter(is_without).copied().collect();
+        if tried.is_empty() {
+            return;
+        }
+        let asked: Vec<usize> = tried.iter().map(|job| job.page).collect();
+        let (jobs, same) = elsewhere(&tried, self.pin(&asked));
+        let same: Vec<Extent> = same.iter().map(|job| job.pinned.extent).collect();
+        self.catalog.unpin(&same);
+        self.read(&jobs, pages);
+    }
+
+    /// Reads pages, whose places are pinned: each pin is given back when its page has been read, if need be after this returns.
+    fn read(&self, jobs: &[Job], pages: &mut [Lent]) {
+        let extents = jobs.iter().map(|job| Some(job.pinned.extent));
+        let sink = Arc::new(LentReads {
+            catalog: self.catalog.clone(),
+            hangs: self.data.hangs.clone(),
+            extents: Mutex::new(extents.collect()),
+            mailbox: Mailbox::default(),
+        });
+        let left = self.submit(jobs, pages, &sink);
+        let mut findings = Vec::new();
+        self.finish(jobs, pages, &sink, left, &mut findings);
+        if !findings.is_empty() {
+            self.catalog.verified(self.namespace, &findings);
         }
     }
-    let mut left = ops.len();
-    // SAFETY: every operation owns its buffer.
-    unsafe { data.disk.submit(ops) };
-    let mut findings = Vec::new();
-    while left > 0 {
-        let now = Instant::now();
-        let patience = deadline.map_or(data.hangs.limit(), |deadline| {
-            deadline.saturating_duration_since(now)
-        });
-        let answers = sink.mailbox.take(patience.min(data.hangs.limit()));
-        if answers.is_empty() {
-            if deadline.is_none_or(|deadline| Instant::now() < deadline) {
-                for (page, pinned) in pages.iter().zip(&pinned) {
-                    if let (Err(MissReason::Deadline), Some(pinned)) = (page, pinned) {
-                        data.hangs.fell_silent(pinned.extent.volume);
-                    }
+
+    /// Starts the reads; how many. What is not read is a miss at once.
+    fn submit(&self, jobs: &[Job], pages: &mut [Lent], sink: &Arc<LentReads>) -> usize {
+        let mut ops = Vec::with_capacity(jobs.len());
+        for (job, tag) in jobs.iter().zip(0..) {
+            let extent = job.pinned.extent;
+            let hung = self.data.hangs.is_hung(extent.volume);
+            match AlignedBuf::zeroed(page_bytes(self.shape)) {
+                Ok(buffer) if !hung => {
+                    pages[job.page] = Err(MissReason::Deadline);
+                    ops.push(Op {
+                        volume: extent.volume,
+                        action: Action::Read {
+                            offset: extent.offset,
+                            buffer: Buffer::Owned(buffer),
+                        },
+                        deadline: self.deadline,
+                        tag,
+                        sink: sink.clone(),
+                    });
+                }
+                _ => {
+                    pages[job.page] = Err(MissReason::Hung);
+                    self.catalog.unpin(&[extent]);
                 }
             }
-            break;
         }
-        for done in answers {
-            left -= 1;
-            let Some(index) = usize::try_from(done.tag)
-                .ok()
-                .filter(|index| *index < keys.len())
-            else {
-                continue;
-            };
-            let Some(pinned) = &pinned[index] else {
-                continue;
-            };
-            pages[index] = lend(&shape, &keys[index], pinned, done, &mut findings);
+        let count = ops.len();
+        // SAFETY: every operation owns its buffer.
+        unsafe { self.data.disk.submit(ops) };
+        count
+    }
+
+    /// Takes `left` reads in as they arrive, as long as there is time, and checks them.
+    fn finish(
+        &self,
+        jobs: &[Job],
+        pages: &mut [Lent],
+        sink: &LentReads,
+        mut left: usize,
+        findings: &mut Vec<(PageKey, Extent, Finding)>,
+    ) {
+        let limit = self.data.hangs.limit();
+        while left > 0 {
+            let now = Instant::now();
+            let until = |deadline: Instant| deadline.saturating_duration_since(now);
+            let answers = sink
+                .mailbox
+                .take(self.deadline.map_or(limit, until).min(limit));
+            if answers.is_empty() {
+                if self.deadline.is_none_or(|until| Instant::now() < until) {
+                    self.blame(jobs, pages);
+                }
+                break;
+            }
+            for done in answers {
+                left -= 1;
+                let job = usize::try_from(done.tag).ok().and_then(|at| jobs.get(at));
+                if let Some(job) = job {
+                    let key = &self.keys[job.page];
+                    pages[job.page] = lend(self.shape, key, &job.pinned, done, findings);
+                }
+            }
         }
     }
-    if !findings.is_empty() {
-        catalog.verified(namespace, &findings);
+
+    /// Notes the volumes of pages that have not arrived as silent.
+    fn blame(&self, jobs: &[Job], pages: &[Lent]) {
+        for job in jobs {
+            if let Err(MissReason::Deadline) = pages[job.page] {
+                self.data.hangs.fell_silent(job.pinned.extent.volume);
+            }
+        }
     }
-    for page in &pages {
-        let counter = if page.is_ok() {
-            &data.counters.hits
-        } else {
-            &data.counters.misses
-        };
-        Counters::add(counter, 1);
-    }
-    pages
 }
 
 fn lend(
@@ -145,7 +202,7 @@ fn lend(
     pinned: &Pinned,
     done: Done,
     findings: &mut Vec<(PageKey, Extent, Finding)>,
-) -> Result<LentPage, MissReason> {
+) -> Lent {
     let status = match (done.result, done.buffer) {
         (Ok(()), Some(memory)) => {
             let mut checksum = PageChecksum::new(shape.fingerprint, key);

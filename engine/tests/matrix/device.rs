@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use larder_engine::format::SEGMENTS_OFFSET;
+use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
 use larder_engine::{
     AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions,
     PutStatus, Store, StoreError, create,
 };
 
-use super::common::{Home, MIB, Pool, chain};
+use super::common::{Home, MIB, Pool, chain, fill};
 use super::faulty::{Fault, Faulty, Seen};
 use super::{SEGMENT, SIZE, descriptor, find, flip, open_faulty};
 
@@ -93,12 +93,33 @@ fn row_04_a_misdirected_write_or_read_is_a_miss_for_its_victims_alone() {
     assert_eq!(store.stats().damaged, 3);
 }
 
+/// Reads the first of these pages; what became of it.
+type Read = fn(&Pool<'_>, &[PageKey]) -> GetStatus;
+
+fn read(pool: &Pool<'_>, keys: &[PageKey]) -> GetStatus {
+    pool.get(keys)[0]
+}
+
+/// Into memory that the store lends.
+fn read_lent(pool: &Pool<'_>, keys: &[PageKey]) -> GetStatus {
+    let mut expected = vec![0; 65536];
+    fill("m", &keys[0], 0, &mut expected);
+    match &pool.store.get_lent(pool.id, keys, None)[0] {
+        Ok(page) => {
+            assert!(page.part(0).unwrap() == expected, "wrong bytes");
+            GetStatus::Hit
+        }
+        Err(why) => GetStatus::Miss(*why),
+    }
+}
+
 /// Holds a read of a page back, and meanwhile has the page put again elsewhere and its old place spoiled.
 fn put_again_while_read(
     home: &Home,
     disk: &Faulty,
     reader: &dyn PageStore,
     writer: &dyn PageStore,
+    read: Read,
 ) {
     let keys = chain(1, 1);
     let (reading, writing) = (
@@ -113,14 +134,14 @@ fn put_again_while_read(
         move |seen| matches!(seen, Seen::Read { offset, .. } if offset == old),
     );
     std::thread::scope(|scope| {
-        let reading = scope.spawn(|| reading.get(&keys));
+        let reading = scope.spawn(|| read(&reading, &keys));
         let release = Release(disk);
         disk.wait_until_held();
         assert_eq!(writer.delete(writing.id, &keys).unwrap(), 1);
         assert_eq!(writing.put(&keys), [PutStatus::Stored]);
         flip(&home.path, old);
         drop(release);
-        assert_eq!(reading.join().unwrap(), [GetStatus::Hit]);
+        assert_eq!(reading.join().unwrap(), GetStatus::Hit);
     });
     assert_eq!(writer.stats().damaged, 0);
 }
@@ -129,11 +150,27 @@ fn put_again_while_read(
 fn row_04_a_page_that_lies_elsewhere_by_now_is_read_there() {
     let home = Home::with_store(SIZE);
     let (store, disk) = open_faulty(&home, OpenOptions::default());
-    put_again_while_read(&home, &disk, &store, &store);
+    put_again_while_read(&home, &disk, &store, &store, read);
+}
+
+#[test]
+fn row_04_a_lent_page_that_lies_elsewhere_by_now_is_read_there() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    put_again_while_read(&home, &disk, &store, &store, read_lent);
 }
 
 #[test]
 fn row_04_a_client_reads_a_page_that_lies_elsewhere_by_now_there() {
+    client_reads_what_lies_elsewhere(read);
+}
+
+#[test]
+fn row_04_a_client_is_lent_a_page_that_lies_elsewhere_by_now_from_there() {
+    client_reads_what_lies_elsewhere(read_lent);
+}
+
+fn client_reads_what_lies_elsewhere(read: Read) {
     let home = Home::with_store(SIZE);
     let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
     let disk = Arc::new(Mutex::new(None));
@@ -147,7 +184,7 @@ fn row_04_a_client_reads_a_page_that_lies_elsewhere_by_now_there() {
     })
     .unwrap();
     let disk = disk.lock().unwrap().clone().unwrap();
-    put_again_while_read(&home, &disk, &client, &owner);
+    put_again_while_read(&home, &disk, &client, &owner, read);
 }
 
 #[test]
@@ -480,7 +517,7 @@ fn row_22_a_segment_under_a_read_in_flight_is_not_written_again() {
     write_over(&pool, 30..48);
     let first = super::read(&home.path, at, 64);
     let mut page = [0; 64];
-    super::common::fill("m", &keys[0], 0, &mut page);
+    fill("m", &keys[0], 0, &mut page);
     assert_ne!(first, page);
     assert!(at < SEGMENTS_OFFSET + SEGMENT);
     store.check_invariants().unwrap();
