@@ -18,6 +18,7 @@
 //! | `sync` | when volumes are synced, what a sync proved, what a failed one spoiled |
 //! | `records` | deletions and namespaces |
 //! | `reclaim` | which segment is emptied, which of its pages survive |
+//! | `cornered` | which segment is given up when there is no room for copies |
 //! | `offline` | (what only a tool asks that has the store to itself) |
 //!
 //! The rules that the promises rest on:
@@ -32,6 +33,7 @@
 //!   when the header that says so is durable: else a power loss leaves the old life with the new one's bytes;
 //! - a deletion is written again after a failed sync, from memory: its block may be what was lost.
 
+mod cornered;
 mod evictions;
 mod headers;
 mod lending;

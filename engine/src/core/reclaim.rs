@@ -7,9 +7,9 @@
 //! that was carried out of it and no reader is in it.
 //!
 //! It must go on in the worst of states, since a crash in the middle of it seals what was open: with no free segment at all, and no room
-//! in one that takes copies, a victim's pages are evicted, not copied, and its deletions, which must not be lost, go into gaps of
-//! sealed segments, whose headers are written again to list them ([`Core::plan`], `Space::extend_sealed`). The victim is the emptiest
-//! segment then too: after many kills in a row that may be the one with the newest pages.
+//! in one that takes copies, it gives up another victim, the coldest, whose pages are evicted, not copied (`cornered`); and deletions,
+//! which must not be lost, go into gaps of sealed segments, whose headers are written again to list them ([`Core::plan`],
+//! `Space::extend_sealed`).
 //!
 //! What the constants stand on (exact page-LRU over a one-hour chat trace of 288,500 block references, simulated 2026-11): copies in a
 //! segment of their own are essential: mixed with new pages they doubled the write amplification (1.2 to 1.9 in the
@@ -27,7 +27,7 @@ use larder_format::{
 
 use super::log::{Note, NoteBody, Teller};
 use super::pages::{NewPage, Origin};
-use super::space::State;
+use super::space::{Segment, State};
 use super::sync::Waiter;
 use super::{Core, Effect};
 use crate::api::PutStatus;
@@ -37,6 +37,9 @@ use crate::planted;
 
 /// Pages colder than this share of the range between the coldest and the hottest are dropped rather than copied.
 const COLD_SHARE: u32 = 20;
+
+/// Pages hotter than this share of that range are copied rather than dropped, also when more than half a segment is.
+const WARM_SHARE: u32 = 4;
 
 /// How long a victim that could not be emptied is left alone, in milliseconds, when nothing changes meanwhile.
 const RETRY_MS: u64 = 1000;
@@ -57,6 +60,8 @@ pub struct Victim {
     pub sequence: Serial,
     /// How many descriptor blocks it has.
     pub blocks: u32,
+    /// Its pages are evicted, since there is no room for copies.
+    pub is_given_up: bool,
 }
 
 /// A page to be moved.
@@ -148,17 +153,18 @@ impl Core {
         segment.live == 0 && !segment.holds_notes
     }
 
+    /// Segments that may become victims.
+    pub(super) fn candidates(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        let may = |(_, s): &(SegmentId, &Segment)| s.state == State::Sealed && !s.shunned;
+        self.space.iter().filter(may)
+    }
+
     fn pick(&self) -> Option<SegmentId> {
-        let sealed = || {
-            self.space
-                .iter()
-                .filter(|(_, segment)| segment.state == State::Sealed && !segment.shunned)
-        };
-        if let Some((id, _)) = sealed().find(|(_, segment)| segment.suspect) {
+        if let Some((id, _)) = self.candidates().find(|(_, segment)| segment.suspect) {
             return Some(id);
         }
         let room = self.space.data_blocks();
-        sealed()
+        self.candidates()
             .filter(|(_, segment)| room - segment.live.min(room) >= room / GAIN_SHARE)
             .min_by_key(|(_, segment)| (segment.live, segment.sequence))
             .map(|(id, _)| id)
@@ -175,7 +181,10 @@ impl Core {
         if !runs_short && !self.is_dead(id) && !self.space.segment(id).suspect {
             return None;
         }
-        Some(self.take_victim(id))
+        let given_up = self.to_give_up(id);
+        let mut victim = self.take_victim(given_up.unwrap_or(id));
+        victim.is_given_up = given_up.is_some();
+        Some(victim)
     }
 
     pub(super) fn take_victim(&mut self, id: SegmentId) -> Victim {
@@ -188,6 +197,7 @@ impl Core {
             number: self.space.number_of(id),
             sequence,
             blocks,
+            is_given_up: false,
         }
     }
 
@@ -195,11 +205,14 @@ impl Core {
     /// namespaces and deletions that must not be lost with it.
     pub fn plan(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
         let mut moves = self.carry_out(victim, blocks);
-        if !self.space.segment(victim.segment).suspect {
+        let segment = self.space.segment(victim.segment);
+        if victim.is_given_up {
+            // One that a deletion has to stay in is not won by evicting its pages; a suspect is healed so.
+            if !segment.stuck || segment.suspect {
+                self.give_up(&mut moves);
+            }
+        } else if !segment.suspect {
             self.drop_cold(victim.segment, &mut moves);
-        }
-        if self.is_cornered(&moves) {
-            self.drop_all(&mut moves);
         }
         moves.sort_unstable_by_key(|page| page.from);
         self.pump();
@@ -314,8 +327,9 @@ impl Core {
     }
 
     /// Evicts cold pages among `moves`, leaves first, until what is left fits half a segment; past that, the coldest pages
-    /// of the whole store, whose parents these may be. Room that a crash left unused in the victim is won without an eviction: it
-    /// holds the newest pages. The end of a full segment, in which none of its pages would fit, is no such room: wherever they
+    /// of the whole store, whose parents these may be. What is warm is copied past that too, as long as one page more would fit
+    /// beside the copies: after crashes the emptiest segment may hold the newest pages. Room that a crash left unused in the victim
+    /// is won without an eviction. The end of a full segment, in which none of its pages would fit, is no such room: wherever they
     /// are moved, as much is left over again.
     fn drop_cold(&mut self, victim: SegmentId, moves: &mut Vec<Move>) {
         let unused = self.space.unused_blocks(victim);
@@ -347,23 +361,31 @@ impl Core {
             .iter()
             .map(|(_, page)| u64::from(page.record.blocks))
             .sum();
+        // With a descriptor block for each, which is the worst that can come, and one page more.
+        let with_one_more = total + heats.len() as u64 + u64::from(page.unwrap_or(0)) + 1;
+        let warm = if with_one_more <= self.space.data_blocks() {
+            self.warm_line()
+        } else {
+            Heat(u32::MAX)
+        };
         loop {
             let before = heats.len();
             heats.retain(|(heat, page)| {
                 let cold = line.is_some_and(|line| *heat <= line);
-                if !cold && total <= limit || !self.evict_if_leaf(page) {
+                let may_go = cold || total > limit && *heat < warm;
+                if !may_go || !self.evict_if_leaf(page) {
                     return true;
                 }
                 total -= u64::from(page.record.blocks);
                 false
             });
-            if total <= limit {
+            if total <= limit || heats.iter().all(|(heat, _)| *heat >= warm) {
                 break;
             }
             if heats.len() < before {
                 continue;
             }
-            if !self.evict_one() {
+            if !self.evict_one() || self.frontier.is_some_and(|heat| heat >= warm) {
                 break;
             }
             // The page just evicted may have been one of these.
@@ -386,28 +408,6 @@ impl Core {
         moves.extend(heats.into_iter().map(|(_, page)| page));
     }
 
-    /// Whether there is no room for copies of these, and none will come but by reclaim: a crash in the middle of it leaves a
-    /// store so.
-    fn is_cornered(&self, moves: &[Move]) -> bool {
-        // A descriptor block for each is the worst that can come.
-        let blocks = moves.iter().map(|page| page.record.blocks + 1).sum();
-        self.space.free_segments() == 0
-            && (self.coming() == 0 || self.has_suspects())
-            && !self.space.copies_fit(blocks)
-    }
-
-    /// Evicts everything, whoever leased or descends from it: the price of going on at all.
-    fn drop_all(&mut self, moves: &mut Vec<Move>) {
-        for page in moves.drain(..) {
-            let key = page.record.key.prefix();
-            if self.index.forget(page.namespace, key, page.from) {
-                self.space.drop_live(page.from.segment, page.record.blocks);
-                self.counters.evicted += 1;
-                self.log_eviction(page.namespace, key, page.from.segment);
-            }
-        }
-    }
-
     /// Heat below which a page is among the next to be evicted anyway; none before the store has filled.
     fn cold_line(&self) -> Option<Heat> {
         let hottest = self.index.hottest();
@@ -416,6 +416,14 @@ impl Core {
         Some(Heat(
             coldest.0 + hottest.0.saturating_sub(coldest.0) / COLD_SHARE,
         ))
+    }
+
+    /// Heat from which on a page is not dropped to save its copy.
+    fn warm_line(&self) -> Heat {
+        let hottest = self.index.hottest();
+        let coldest = self.frontier.filter(|frontier| *frontier <= hottest);
+        let coldest = coldest.unwrap_or(Heat(0));
+        Heat(coldest.0 + (hottest.0 - coldest.0).div_ceil(WARM_SHARE))
     }
 
     fn evict_if_leaf(&mut self, page: &Move) -> bool {

@@ -254,6 +254,26 @@ fn a_parent_is_as_hot_as_the_hottest_descendant_it_ever_had() {
     assert_eq!(evict_all(&index, 0), prefixes(&[key(1, 0), key(0, 0)]));
 }
 
+/// Chain 0 begins in segment 0, and goes on in segment 2; chain 1 lies in segment 1.
+#[test]
+fn a_segment_is_as_hot_as_the_hottest_descendant_of_its_pages() {
+    let index = Index::new(4, AMPLE_BLOCKS);
+    let stamp = || index.hottest();
+    index.publish(&[page(key(0, 0), Parent::Head, place(0, 0))]);
+    let second = stamp();
+    index.publish(&[page(key(1, 0), Parent::Head, place(1, 0))]);
+    let third = stamp();
+    index.publish(&[page(key(0, 1), after(key(0, 0)), place(2, 0))]);
+    let hottest = |index: &Index| index.hottest_by_segment();
+    assert_eq!(
+        hottest(&index),
+        [Some(third), Some(second), Some(third), None]
+    );
+    let fourth = stamp();
+    index.touch(NS, &[key(1, 0)]);
+    assert_eq!(hottest(&index)[1], Some(fourth));
+}
+
 #[test]
 fn a_page_that_leaves_before_its_children_is_absent_until_it_comes_back_and_then_has_them_again() {
     let index = Index::new(1, AMPLE_BLOCKS);

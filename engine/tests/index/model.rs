@@ -518,6 +518,21 @@ impl Pair {
                 .unwrap();
             assert_eq!(info.leased, self.model.is_leased(name), "{name:?}");
         }
+        self.compare_hottest(shift);
+    }
+
+    fn compare_hottest(&self, shift: u64) {
+        let mut hottest = vec![None; SEGMENTS as usize];
+        for (name, page) in &self.model.pages {
+            let heat = Heat((page.heat - shift) as u32);
+            let mut at = Some(*name);
+            while let Some(page) = at.and_then(|name| self.model.pages.get(&name)) {
+                let segment = &mut hottest[page.place.segment.0 as usize];
+                *segment = (*segment).max(Some(heat));
+                at = page.parent;
+            }
+        }
+        assert_eq!(self.index.hottest_by_segment(), hottest);
     }
 }
 

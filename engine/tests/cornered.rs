@@ -1,0 +1,404 @@
+//! A full store that is killed again and again, in the midst of reclaim too, until there is no room for copies: what it gives up
+//! then is what it would have evicted next.
+//!
+//! A core over a volume in memory that carries out each request at once, up to the write at which the process is killed.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use common::{chain, namespace};
+use larder_engine::catalog::{Ask, Grant, ReservationId, SegmentMap};
+use larder_engine::core::{Config, Core, Effect, Io, Move, Victim};
+use larder_engine::disk::mailbox::read_all;
+use larder_engine::disk::{Action, Buffer, Choice, Disk, Done, Kind, Op, Piece};
+use larder_engine::format::{
+    BLOCK_BYTES, DescriptorBlock, Holder, Namespace, OpenState, PageChecksum, PageKey, Run,
+    SEGMENTS_OFFSET, SegmentHeader, StoreId, Superblock, VolumeEntry, VolumeId,
+};
+use larder_engine::index::{Index, NamespaceSlot};
+use larder_engine::recovery::recover;
+use larder_engine::recovery::scan::Spot;
+use larder_engine::{PutStatus, SyncPolicy};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+
+const STORE: StoreId = StoreId::from_bytes([7; 16]);
+const SEGMENTS: u32 = 12;
+const SEGMENT_BLOCKS: u32 = 202;
+const PAGE_BLOCKS: u32 = 1;
+
+/// Pages of a chain, which is put at once.
+const PAGES: usize = 16;
+
+/// Chains acknowledged last that must be there: a sixth of what the store keeps, and more than a segment holds.
+const RECENT: usize = 16;
+
+const KILLS: usize = 400;
+
+/// Most writes in one life: four segments full, copies among them.
+const WRITES_MAX: usize = 800;
+
+/// Pages that reclaim moves at once.
+const MOVED_AT_ONCE: usize = 16;
+
+type Block = [u8; BLOCK_BYTES];
+
+/// One volume. What was never written is zero.
+struct Memory {
+    blocks: Mutex<BTreeMap<u64, Block>>,
+    choice: Choice,
+}
+
+impl Memory {
+    fn new() -> Memory {
+        Memory {
+            blocks: Mutex::default(),
+            choice: Choice {
+                kind: Kind::Threads,
+                reason: String::new(),
+            },
+        }
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        let blocks = bytes.as_chunks::<BLOCK_BYTES>().0.iter().copied();
+        let places = (offset..).step_by(BLOCK_BYTES);
+        self.blocks.lock().unwrap().extend(places.zip(blocks));
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) {
+        let blocks = self.blocks.lock().unwrap();
+        for (out, at) in out
+            .chunks_exact_mut(BLOCK_BYTES)
+            .zip((offset..).step_by(BLOCK_BYTES))
+        {
+            out.copy_from_slice(blocks.get(&at).unwrap_or(&[0; BLOCK_BYTES]));
+        }
+    }
+}
+
+impl Disk for Memory {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        for op in ops {
+            let Action::Read {
+                offset,
+                buffer: Buffer::Owned(mut bytes),
+            } = op.action
+            else {
+                panic!("only reads into their own memory go through the disk's interface");
+            };
+            self.read(offset, &mut bytes);
+            op.sink.done(vec![Done {
+                tag: op.tag,
+                result: Ok(()),
+                buffer: Some(bytes),
+            }]);
+        }
+    }
+
+    unsafe fn register(&self, _: &[Piece]) -> String {
+        String::new()
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    fn shutdown(&self) {}
+}
+
+fn superblock(run: Run, state: OpenState) -> Superblock {
+    Superblock {
+        store: STORE,
+        volume: 0,
+        generation: 1,
+        run,
+        state,
+        created_unix_s: 0,
+        holder: Holder {
+            pid: 1,
+            boot_id: [0; 16],
+        },
+        segment_blocks: SEGMENT_BLOCKS,
+        volumes: vec![VolumeEntry {
+            id: VolumeId::from_bytes([1; 16]),
+            segments: SEGMENTS,
+            lost: false,
+            path: String::new(),
+        }],
+    }
+}
+
+fn the_namespace() -> Namespace {
+    namespace("m", &[PAGE_BLOCKS * BLOCK_BYTES as u32])
+}
+
+/// A page's bytes, and their checksum.
+fn payload(key: &PageKey) -> (Vec<u8>, u64) {
+    let bytes = key
+        .as_bytes()
+        .repeat(PAGE_BLOCKS as usize * BLOCK_BYTES / 32);
+    let mut checksum = PageChecksum::new(the_namespace().fingerprint(), key);
+    checksum.blocks(&bytes);
+    (bytes, checksum.finish())
+}
+
+/// The process has been killed.
+struct Killed;
+
+/// A store that is open, in a process that will be killed.
+struct Life<'a> {
+    disk: &'a Memory,
+    core: Core,
+    index: Arc<Index>,
+    slot: NamespaceSlot,
+    /// Writes until it is killed.
+    writes_left: usize,
+    settled: BTreeMap<ReservationId, Vec<PutStatus>>,
+    now_ms: u64,
+    /// Victims whose pages were evicted for want of room.
+    given_up: usize,
+}
+
+impl<'a> Life<'a> {
+    fn open(disk: &'a Memory, run: &mut Run, writes: usize) -> Life<'a> {
+        let blocks = u64::from(SEGMENTS * SEGMENT_BLOCKS);
+        let index = Arc::new(Index::new(SEGMENTS as usize, blocks));
+        let state = match *run {
+            Run::FIRST => OpenState::Clean,
+            _ => OpenState::Open,
+        };
+        let recovery = recover(disk, &[Some(&superblock(*run, state))], &index, false);
+        for (_, header) in &recovery.adoptions {
+            write_headers(disk, header);
+        }
+        *run = recovery.recovered.first.run();
+        let config = Config {
+            store: STORE,
+            segment_blocks: SEGMENT_BLOCKS,
+            sync: SyncPolicy::Relaxed,
+            write_bytes_max: 1 << 30,
+            read_only: false,
+        };
+        Life {
+            disk,
+            core: Core::new(config, recovery.recovered, index.clone()),
+            index,
+            slot: NamespaceSlot(0),
+            writes_left: writes,
+            settled: BTreeMap::new(),
+            now_ms: 0,
+            given_up: 0,
+        }
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Killed> {
+        self.writes_left = self.writes_left.checked_sub(1).ok_or(Killed)?;
+        self.disk.write(offset, bytes);
+        Ok(())
+    }
+
+    /// Has the core do something, and carries out all that it asks for.
+    fn with_core<R>(&mut self, command: impl FnOnce(&mut Core) -> R) -> Result<R, Killed> {
+        self.now_ms += 10;
+        self.core.tick(self.now_ms);
+        let result = command(&mut self.core);
+        let mut effects = VecDeque::from(self.core.take_effects());
+        while let Some(effect) = effects.pop_front() {
+            match effect {
+                Effect::Io { id, io, .. } => {
+                    if let Io::Write { offset, bytes } = io {
+                        self.write(offset, &bytes)?;
+                    }
+                    self.core.io_done(id, true);
+                }
+                Effect::Settled(id, statuses) => {
+                    self.settled.insert(id, statuses);
+                }
+                Effect::Finished(..) | Effect::Room | Effect::Reclaim => {}
+            }
+            effects.extend(self.core.take_effects());
+        }
+        Ok(result)
+    }
+
+    /// Writes what has been granted, and gives out what became of each page.
+    fn transfer(
+        &mut self,
+        keys: &[PageKey],
+        (id, grants): (ReservationId, Vec<Grant>),
+    ) -> Result<Vec<PutStatus>, Killed> {
+        let mut checksums = Vec::new();
+        let mut landed = Vec::new();
+        for (at, (key, grant)) in keys.iter().zip(&grants).enumerate() {
+            let (bytes, checksum) = payload(key);
+            let Grant::Write(extent) = grant else {
+                checksums.push(None);
+                continue;
+            };
+            self.write(extent.offset, &bytes)?;
+            checksums.push(Some(checksum));
+            landed.push((at, true));
+        }
+        self.with_core(|core| core.commit(id, &checksums))?;
+        self.with_core(|core| core.landed(id, &landed))?;
+        Ok(self.settled.remove(&id).unwrap())
+    }
+
+    /// Puts a chain; where there is no room for it reclaim goes first.
+    fn put(&mut self, keys: &[PageKey]) -> Result<(), Killed> {
+        let asks: Vec<Ask> = (0_u32..)
+            .zip(keys)
+            .map(|(depth, key)| Ask {
+                key: *key,
+                parent: depth.checked_sub(1).map(|up| keys[up as usize]),
+                depth,
+            })
+            .collect();
+        for _ in 0..10_000 {
+            let slot = self.slot;
+            let granted = self.with_core(|core| core.reserve(slot, &asks))?;
+            let statuses = self.transfer(keys, granted)?;
+            self.reclaim()?;
+            if statuses.iter().all(|status| status.is_present()) {
+                return Ok(());
+            }
+        }
+        panic!(
+            "there is never room for a put: {:?}",
+            self.core.space_view()
+        );
+    }
+
+    /// Empties one segment, if one is to be emptied.
+    fn reclaim(&mut self) -> Result<(), Killed> {
+        let Some(victim) = self.with_core(Core::next_victim)? else {
+            return Ok(());
+        };
+        if victim.is_given_up {
+            self.check_is_coldest(&victim);
+            self.given_up += 1;
+        }
+        let blocks = self.blocks_of(&victim);
+        let moves = self.with_core(|core| core.plan(&victim, &blocks))?;
+        let mut moved_all = true;
+        for moves in moves.chunks(MOVED_AT_ONCE) {
+            moved_all = moved_all && self.copy(moves)?;
+        }
+        self.with_core(|core| core.finish_victim(&victim, moved_all))?;
+        self.core.check_invariants().unwrap();
+        Ok(())
+    }
+
+    /// Each other segment has a page that is hotter, or as hot, as all that are given up with the victim.
+    fn check_is_coldest(&self, victim: &Victim) {
+        let heats = self.index.hottest_by_segment();
+        let coldest = heats.iter().flatten().min();
+        assert_eq!(heats[victim.segment.0 as usize].as_ref(), coldest);
+    }
+
+    fn blocks_of(&self, victim: &Victim) -> Vec<DescriptorBlock> {
+        let spot = Spot {
+            store: STORE,
+            volume: victim.volume,
+            number: victim.number,
+            segment_blocks: SEGMENT_BLOCKS,
+        };
+        let reads: Vec<_> = (0..victim.blocks).map(|at| spot.blocks(at, 1)).collect();
+        read_all(self.disk, &reads)
+            .into_iter()
+            .zip(0..)
+            .map(|(bytes, at)| spot.parse_block(at, &bytes.unwrap()).unwrap())
+            .filter(|block| block.header.sequence == victim.sequence)
+            .collect()
+    }
+
+    /// Whether every page found room.
+    fn copy(&mut self, moves: &[Move]) -> Result<bool, Killed> {
+        let granted = self.with_core(|core| core.reserve_copies(moves))?;
+        let keys: Vec<PageKey> = moves.iter().map(|page| page.record.key).collect();
+        let statuses = self.transfer(&keys, granted)?;
+        Ok(statuses.iter().all(|status| status.is_present()))
+    }
+
+    /// Whether the whole of a chain is there, as it was put.
+    fn holds(&self, keys: &[PageKey]) -> bool {
+        let map = SegmentMap::new(&[SEGMENTS], SEGMENT_BLOCKS);
+        keys.iter().all(|key| {
+            let (bytes, checksum) = payload(key);
+            let mut there = vec![0; bytes.len()];
+            let found = self.index.locate(self.slot, key);
+            found.is_some_and(|found| {
+                self.disk.read(map.extent(found.place).offset, &mut there);
+                found.checksum == checksum && there == bytes
+            })
+        })
+    }
+}
+
+fn write_headers(disk: &Memory, header: &SegmentHeader) {
+    let mut bytes = [0; BLOCK_BYTES];
+    header.encode(&mut bytes);
+    let segment = u64::from(header.segment.0 * SEGMENT_BLOCKS);
+    let offset = SEGMENTS_OFFSET + segment * BLOCK_BYTES as u64;
+    disk.write(offset, &[bytes, bytes].concat());
+}
+
+/// One life after another.
+struct Company {
+    disk: Memory,
+    run: Run,
+    /// What has been acknowledged, in order: the seeds of chains.
+    put: Vec<u64>,
+    given_up: usize,
+}
+
+impl Company {
+    /// Opens the store, and puts one chain after another until the process is killed, or `chains` are there.
+    fn live(&mut self, writes: usize, chains: usize) {
+        let mut life = Life::open(&self.disk, &mut self.run, writes);
+        self.look(&life);
+        let _: Result<(), Killed> = (|| {
+            life.with_core(|core| core.open_namespace(&the_namespace()))?;
+            life.with_core(Core::start)?;
+            life.reclaim()?;
+            for _ in 0..chains {
+                let seed = self.put.len() as u64;
+                life.put(&chain(seed, PAGES))?;
+                self.put.push(seed);
+            }
+            Ok(())
+        })();
+        self.look(&life);
+        self.given_up += life.given_up;
+    }
+
+    /// What was put lately is there.
+    fn look(&self, life: &Life<'_>) {
+        let recent = self.put.iter().rev().take(RECENT);
+        let missing: Vec<_> = recent
+            .filter(|seed| !life.holds(&chain(**seed, PAGES)))
+            .collect();
+        let put = self.put.len();
+        assert!(missing.is_empty(), "{missing:?} of {put} are missing");
+    }
+}
+
+#[test]
+fn what_was_put_lately_outlives_kills_that_leave_no_room_for_copies() {
+    let mut random = Pcg64::seed_from_u64(7);
+    let mut company = Company {
+        disk: Memory::new(),
+        run: Run::FIRST,
+        put: Vec::new(),
+        given_up: 0,
+    };
+    company.live(usize::MAX, 400);
+    for _ in 0..KILLS {
+        company.live(random.random_range(1..WRITES_MAX), usize::MAX);
+    }
+    assert!(company.given_up > 0, "there was always room for copies");
+}
