@@ -150,6 +150,12 @@ pub trait Catalog: Send + Sync {
     /// Waits until every page of the reservation is settled; one status an ask. Ends the reservation.
     fn wait(&self, reservation: ReservationId) -> Vec<PutStatus>;
 
+    /// [`Catalog::wait`] for each of them.
+    fn wait_all(&self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
+        let one = |reservation: &ReservationId| self.wait(*reservation);
+        reservations.iter().map(one).collect()
+    }
+
     /// Counts the moments at which space or write budget became available.
     fn room(&self) -> u64;
 

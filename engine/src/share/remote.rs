@@ -3,7 +3,7 @@
 //! Owns: the connections to the owner, and what is known of the puts and namespaces that go over them.
 //!
 //! Invariants:
-//! - a connection carries one request at a time; each caller takes one that is idle, or makes another;
+//! - a connection carries the requests of one call at a time; each caller takes one that is idle, or makes another;
 //! - `Commit` and `Landed` go over one connection, in the order in which they are given;
 //! - once any connection fails the owner counts as lost, for good: every later call fails at once, and whoever minds the
 //!   attachment ([`super`]) is told. No call is tried again over another connection: it may have been carried out.
@@ -44,6 +44,9 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Longest single wait for room.
 const ROOM_SLICE: Duration = Duration::from_millis(500);
+
+/// Waits asked for before the first of them is answered: a bound on what lies unread in a socket.
+const WAITS_AHEAD: usize = 64;
 
 /// Connections kept open while nobody uses them.
 const IDLE_MAX: usize = 4;
@@ -93,6 +96,11 @@ impl Line {
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
         self.stream.set_read_timeout(patience)?;
         self.tell(request)?;
+        self.hear()
+    }
+
+    /// The next answer, with the file that comes with it.
+    fn hear(&mut self) -> Result<(Reply, Option<OwnedFd>), WireError> {
         let mut taking = Taking {
             stream: &self.stream,
             file: None,
@@ -259,6 +267,33 @@ impl Remote {
             Ok(reply) => {
                 self.give_line(line);
                 Ok(reply)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the owner of the store is gone");
+                Err(self.lose())
+            }
+        }
+    }
+
+    /// Asks for the statuses of some puts over one connection, each before the one ahead of it is answered.
+    fn wait_ahead(&self, reservations: &[ReservationId]) -> Result<Vec<Reply>, Gone> {
+        let mut line = self.take_line()?;
+        let mut converse = || {
+            line.stream.set_read_timeout(None)?;
+            for reservation in reservations {
+                line.tell(&Request::Wait {
+                    reservation: reservation.0,
+                })?;
+            }
+            let replies = reservations.iter().map(|_| line.hear());
+            replies
+                .map(|heard| heard.map(|(reply, _)| reply))
+                .collect::<Result<Vec<Reply>, WireError>>()
+        };
+        match converse() {
+            Ok(replies) => {
+                self.give_line(line);
+                Ok(replies)
             }
             Err(error) => {
                 tracing::debug!(%error, "the owner of the store is gone");
@@ -478,17 +513,27 @@ impl Catalog for Remote {
     }
 
     fn wait(&self, reservation: ReservationId) -> Vec<PutStatus> {
-        let Some(asks) = self.puts.lock().remove(&reservation) else {
-            return Vec::new();
-        };
-        let request = Request::Wait {
-            reservation: reservation.0,
-        };
-        match self.ask(&request, None) {
-            Ok(Reply::Settled(statuses)) if statuses.len() == asks => statuses,
-            // Whether they were stored nobody says any more.
-            _ => vec![PutStatus::Refused(Refusal::Closed); asks],
+        self.wait_all(&[reservation]).pop().unwrap_or_default()
+    }
+
+    /// Asks for all of them at once: one round trip, and not one for each.
+    fn wait_all(&self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
+        let mut waited = Vec::with_capacity(reservations.len());
+        for some in reservations.chunks(WAITS_AHEAD) {
+            let asks: Vec<usize> = {
+                let mut puts = self.puts.lock();
+                let asks = some.iter().map(|put| puts.remove(put).unwrap_or(0));
+                asks.collect()
+            };
+            let replies = self.wait_ahead(some).unwrap_or_default();
+            let mut replies = replies.into_iter();
+            waited.extend(asks.into_iter().map(|asks| match replies.next() {
+                Some(Reply::Settled(statuses)) if statuses.len() == asks => statuses,
+                // Whether they were stored nobody says any more.
+                _ => vec![PutStatus::Refused(Refusal::Closed); asks],
+            }));
         }
+        waited
     }
 
     /// As of the last wait for it: that is soon enough, and a put that finds room need not ask.

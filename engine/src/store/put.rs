@@ -3,8 +3,9 @@
 //! A call is cut into windows of a few megabytes, of which many are in flight at once: while the device writes some, the
 //! checksums of the next are computed. A device that is given much finishes it in no particular order, so windows are
 //! finished as they land, and the next one is launched as soon as there is room for it among the bytes in flight. Within a
-//! window neighbouring pages are written together, and the descriptors go out while the page data is still in flight. A page
-//! whose write failed is written once more, in another segment.
+//! window neighbouring pages are written together, each stretch as soon as its checksums are there: what the processor has
+//! just read the device finds in the cache, where caches serve devices, and memory is read once instead of twice. The
+//! descriptors go out while the page data is still in flight. A page whose write failed is written once more, in another segment.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +22,10 @@ use crate::memory::AlignedBuf;
 
 /// Bytes of page data reserved and written together.
 const WINDOW_BYTES: usize = 8 << 20;
+
+/// Bytes of the first window of a call that takes several: little, so that the device soon has work, and the rest is prepared while it
+/// does it.
+const FIRST_WINDOW_BYTES: usize = 512 << 10;
 
 /// Bytes of one call in flight: as much as it takes to keep a device busy that finishes out of order.
 const IN_FLIGHT_BYTES: usize = 128 << 20;
@@ -106,10 +111,17 @@ struct Window {
     left: usize,
     bytes: usize,
     landed: Vec<(usize, bool)>,
-    /// Positions in the asks of pages that there was no memory to copy.
-    given_up: Vec<usize>,
     /// Aligned copies of pages whose own memory is not.
     bounced: Vec<AlignedBuf>,
+}
+
+/// Pages of a window that lie together and are written together.
+struct Stretch {
+    extent: Extent,
+    pieces: Vec<Piece>,
+    /// By position in the asks, and among the pages of the call.
+    pages: Vec<(usize, usize)>,
+    bytes: usize,
 }
 
 /// The windows of a call that are with the disk. Dropping them waits for it: the memory is the caller's.
@@ -125,6 +137,21 @@ struct Windows {
 }
 
 impl Windows {
+    /// Takes a window in, whose operations are about to begin; its number.
+    fn add(&mut self, window: Window) -> usize {
+        self.bytes += window.bytes;
+        self.list.push(Some(window));
+        self.list.len() - 1
+    }
+
+    /// So many more operations of a window are with the disk.
+    fn begin(&mut self, number: usize, ops: usize) {
+        self.left += ops;
+        if let Some(Some(window)) = self.list.get_mut(number) {
+            window.left += ops;
+        }
+    }
+
     /// Waits for answers; the windows that have landed with them.
     fn wait(&mut self) -> Vec<Window> {
         let mut landed = Vec::new();
@@ -171,17 +198,21 @@ impl<C: Catalog + ?Sized> Call<'_, C> {
     /// Stores the pages at these positions and fills in their statuses.
     fn store(&self, members: &[usize], until: Instant, statuses: &mut [PutStatus]) {
         let page_bytes = self.shape.shape.page_blocks() as usize * BLOCK_BYTES;
-        let window_pages = (WINDOW_BYTES / page_bytes).max(1);
+        let mut window_bytes = match members.len() * page_bytes {
+            0..=WINDOW_BYTES => WINDOW_BYTES,
+            _ => FIRST_WINDOW_BYTES,
+        };
         let mut windows = Windows::default();
         let mut landed: Vec<(ReservationId, Vec<usize>)> = Vec::new();
         let mut rest = members;
         while !rest.is_empty() {
-            let count = window_pages.min(rest.len());
+            let count = (window_bytes / page_bytes).max(1).min(rest.len());
             while windows.left > 0 && windows.bytes + count * page_bytes > IN_FLIGHT_BYTES {
                 self.land(windows.wait(), &mut landed);
             }
             let seen = self.catalog.room();
             let (admitted, refusal) = self.launch(&rest[..count], &mut windows, &mut landed);
+            window_bytes = WINDOW_BYTES;
             let Some(why) = refusal else {
                 rest = &rest[count..];
                 continue;
@@ -202,8 +233,9 @@ impl<C: Catalog + ?Sized> Call<'_, C> {
         while windows.left > 0 {
             self.land(windows.wait(), &mut landed);
         }
-        for (reservation, members) in landed {
-            for (index, status) in members.into_iter().zip(self.catalog.wait(reservation)) {
+        let (reservations, members): (Vec<_>, Vec<_>) = landed.into_iter().unzip();
+        for (members, settled) in members.iter().zip(self.catalog.wait_all(&reservations)) {
+            for (&index, status) in members.iter().zip(settled) {
                 statuses[index] = status;
             }
         }
@@ -251,18 +283,9 @@ impl<C: Catalog + ?Sized> Call<'_, C> {
             left: 0,
             bytes: 0,
             landed: Vec::with_capacity(grants.len()),
-            given_up: Vec::new(),
             bounced: Vec::new(),
         };
-        let (idle, given_up) = self.write(window, &grants, windows);
-        let checksums: Vec<Option<u64>> = grants
-            .iter()
-            .enumerate()
-            .map(|(ask, grant)| {
-                let written = matches!(grant, Grant::Write(_)) && !given_up.contains(&ask);
-                written.then(|| self.checksum(&self.pages[members[ask]]))
-            })
-            .collect();
+        let (idle, checksums) = self.write(window, &grants, windows);
         self.catalog.commit(reservation, &checksums);
         self.land(idle.into_iter().collect(), landed);
         (admitted, refusal)
@@ -276,79 +299,90 @@ impl<C: Catalog + ?Sized> Call<'_, C> {
         checksum.finish()
     }
 
-    /// Starts the writes of a window. One without any is given back, and so are the pages that are given up.
+    /// Computes the checksums of a window's pages and starts their writes, one stretch after the other. A window without any is
+    /// given back. By position in the asks: the checksums of the pages that are written.
     fn write(
         &self,
         mut window: Window,
         grants: &[Grant],
         windows: &mut Windows,
-    ) -> (Option<Window>, Vec<usize>) {
-        let page_bytes = self.shape.shape.page_blocks() as usize * BLOCK_BYTES;
-        let mut writes: Vec<(Extent, Vec<Piece>)> = Vec::new();
-        for (ask, grant) in grants.iter().enumerate() {
-            let Grant::Write(extent) = *grant else {
-                continue;
-            };
-            let page = &self.pages[window.members[ask]];
-            let Some(pieces) = self.pieces(page, page_bytes, &mut window) else {
-                window.landed.push((ask, true));
-                window.given_up.push(ask);
-                continue;
-            };
-            let group = window.groups.last_mut().filter(|group| {
-                writes.last().is_some_and(|(first, so_far)| {
-                    first.volume == extent.volume
-                        && first.offset + (group.len() * page_bytes) as u64 == extent.offset
-                        && (group.len() + 1) * page_bytes <= MERGE_BYTES_MAX
-                        && so_far.len() + pieces.len() <= PIECES_MAX
-                })
-            });
-            match (group, writes.last_mut()) {
-                (Some(group), Some((_, so_far))) => {
-                    group.push(ask);
-                    pieces
-                        .into_iter()
-                        .for_each(|piece| push_piece(so_far, piece));
-                }
-                _ => {
-                    window.groups.push(vec![ask]);
-                    let mut joined = Vec::with_capacity(pieces.len());
-                    pieces
-                        .into_iter()
-                        .for_each(|piece| push_piece(&mut joined, piece));
-                    writes.push((extent, joined));
-                }
+    ) -> (Option<Window>, Vec<Option<u64>>) {
+        let mut checksums = vec![None; grants.len()];
+        let stretches = self.stretches(&mut window, grants);
+        if stretches.is_empty() {
+            return (Some(window), checksums);
+        }
+        let number = windows.add(window);
+        let mut ops = Vec::new();
+        let mut bytes = 0;
+        let last = stretches.len() - 1;
+        for (group, stretch) in stretches.into_iter().enumerate() {
+            for (ask, page) in stretch.pages {
+                checksums[ask] = Some(self.checksum(&self.pages[page]));
             }
-            window.bytes += page_bytes;
-        }
-        let given_up = std::mem::take(&mut window.given_up);
-        if writes.is_empty() {
-            return (Some(window), given_up);
-        }
-        let number = windows.list.len();
-        let ops: Vec<Op> = writes
-            .into_iter()
-            .enumerate()
-            .map(|(group, (extent, pieces))| Op {
-                volume: extent.volume,
+            bytes += stretch.bytes;
+            ops.push(Op {
+                volume: stretch.extent.volume,
                 action: Action::Write {
-                    offset: extent.offset,
-                    buffer: Buffer::Borrowed(pieces),
+                    offset: stretch.extent.offset,
+                    buffer: Buffer::Borrowed(stretch.pieces),
                 },
                 deadline: None,
                 tag: tag(number, group),
                 sink: windows.mailbox.clone(),
-            })
-            .collect();
-        window.left = ops.len();
-        windows.left += ops.len();
-        windows.bytes += window.bytes;
-        windows.list.push(Some(window));
-        // SAFETY: the pieces lie in the caller's parts, which are borrowed for the whole call, or in the window's own copies. The
-        // windows are dropped before either, and wait for every answer; a window that has landed has none outstanding. A write
-        // only reads them.
-        unsafe { self.data.disk.submit(ops) };
-        (None, given_up)
+            });
+            if bytes < MERGE_BYTES_MAX && group < last {
+                continue;
+            }
+            bytes = 0;
+            windows.begin(number, ops.len());
+            // SAFETY: the pieces lie in the caller's parts, which are borrowed for the whole call, or in the window's own copies. The
+            // windows are dropped before either, and wait for every answer; a window that has landed has none outstanding. A
+            // write only reads them.
+            unsafe { self.data.disk.submit(std::mem::take(&mut ops)) };
+        }
+        (None, checksums)
+    }
+
+    /// What of a window lies together. Pages that there is no memory to copy are given up.
+    fn stretches(&self, window: &mut Window, grants: &[Grant]) -> Vec<Stretch> {
+        let page_bytes = self.shape.shape.page_blocks() as usize * BLOCK_BYTES;
+        let mut stretches: Vec<Stretch> = Vec::new();
+        for (ask, grant) in grants.iter().enumerate() {
+            let Grant::Write(extent) = *grant else {
+                continue;
+            };
+            let index = window.members[ask];
+            let Some(pieces) = self.pieces(&self.pages[index], page_bytes, window) else {
+                window.landed.push((ask, true));
+                continue;
+            };
+            let fits = stretches.last().is_some_and(|stretch| {
+                stretch.extent.volume == extent.volume
+                    && stretch.extent.offset + stretch.bytes as u64 == extent.offset
+                    && stretch.bytes + page_bytes <= MERGE_BYTES_MAX
+                    && stretch.pieces.len() + pieces.len() <= PIECES_MAX
+            });
+            if !fits {
+                window.groups.push(Vec::new());
+                stretches.push(Stretch {
+                    extent,
+                    pieces: Vec::with_capacity(pieces.len()),
+                    pages: Vec::new(),
+                    bytes: 0,
+                });
+            }
+            if let (Some(stretch), Some(group)) = (stretches.last_mut(), window.groups.last_mut()) {
+                for piece in pieces {
+                    push_piece(&mut stretch.pieces, piece);
+                }
+                stretch.pages.push((ask, index));
+                stretch.bytes += page_bytes;
+                group.push(ask);
+            }
+            window.bytes += page_bytes;
+        }
+        stretches
     }
 
     /// The memory to write a page from: its own, or an aligned copy that the window keeps.
