@@ -7,7 +7,9 @@
 //! Then compute on its own and while loads go on all of its time, for each way that loads can go: at most 5 % slower. `Busy` computes in
 //! every processor's caches, `Streaming` reads the device's memory.
 //!
-//! `cargo run --release -p larder-kernels --example timeline [ROUNDS]`; with `--find` it only says which device there is.
+//! `cargo run --release -p larder-kernels --example timeline [ROUNDS]`; with `--find` it only says which device there is, with
+//! `--host [ROUNDS]` it shows the first of both on the host device instead, by the CPU's clock: there a thread stands in for the
+//! forward, which takes its time and nothing else, on a core of its own.
 //!
 //! Medians. Ends with 1 where anything takes longer than it may, with 3 where there is no GPU. Needs 2 GiB on both sides.
 
@@ -26,14 +28,15 @@ mod compute;
 mod timeline;
 
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use larder_kernels::cuda::Choice;
 use larder_kernels::cuda::policy::Way;
 use larder_kernels::{
-    CudaDevice, CudaOptions, Device, HostMemory, KvShape, L1Pool, L2Pool, Layout, PagePair,
-    pool_bytes,
+    CudaDevice, CudaOptions, Device, HostDevice, HostMemory, KvShape, L1Pool, L2Pool, Layout,
+    PagePair, Ticket, Transfer, pool_bytes,
 };
-use timeline::{Figures, Kind, SLOWER, Stage, Waits};
+use timeline::{Figures, Kind, Layer, SLOWER, Stage, Waits};
 
 /// Bytes of a pool, about: a transfer moves all of it.
 const POOL_BYTES: u64 = 1 << 30;
@@ -52,6 +55,10 @@ const COLUMNS: usize = 64;
 
 fn main() -> ExitCode {
     let argument = std::env::args().nth(1);
+    let rounds_of = |rounds: Option<String>| rounds.map_or(7, |rounds| rounds.parse().unwrap());
+    if argument.as_deref() == Some("--host") {
+        return ExitCode::from(u8::from(!on_host(rounds_of(std::env::args().nth(2)))));
+    }
     let name = match open(Choice::Published) {
         Ok(device) => device.name(),
         Err(error) => {
@@ -63,9 +70,28 @@ fn main() -> ExitCode {
         println!("{name}");
         return ExitCode::SUCCESS;
     }
-    let rounds = argument.map_or(7, |rounds| rounds.parse().unwrap());
+    let rounds = rounds_of(argument);
     println!("{name}; medians of {rounds} rounds");
-    let shapes = [
+    let shapes = shapes();
+    let mut good = true;
+    for (name, shape) in &shapes {
+        let device = open(Choice::Measured).unwrap();
+        let stage = stage(&device, shape, false);
+        good &= first_token(name, &stage, rounds);
+    }
+    for (name, shape) in &shapes {
+        for way in [Way::Kernel, Way::Copies, Way::Batch] {
+            let device = open(Choice::Always(way)).unwrap();
+            // Neighbours are what single copies are for.
+            let stage = stage(&device, shape, way == Way::Copies);
+            good &= beside(&format!("{name}  {way:?}"), &stage, rounds);
+        }
+    }
+    ExitCode::from(u8::from(!good))
+}
+
+fn shapes() -> [(&'static str, KvShape); 3] {
+    [
         (
             "Llama-3.1-8B   64 tokens 128 KiB",
             KvShape::mha(32, 8, 128, 2, 64),
@@ -78,22 +104,8 @@ fn main() -> ExitCode {
             "70B, 8 ranks   64 tokens  16 KiB",
             KvShape::mha(80, 1, 128, 2, 64),
         ),
-    ];
-    let mut good = true;
-    for (name, shape) in &shapes {
-        let device = open(Choice::Measured).unwrap();
-        let stage = stage(&device, shape.as_ref().unwrap(), false);
-        good &= first_token(name, &stage, rounds);
-    }
-    for (name, shape) in &shapes {
-        for way in [Way::Kernel, Way::Copies, Way::Batch] {
-            let device = open(Choice::Always(way)).unwrap();
-            // Neighbours are what single copies are for.
-            let stage = stage(&device, shape.as_ref().unwrap(), way == Way::Copies);
-            good &= beside(&format!("{name}  {way:?}"), &stage, rounds);
-        }
-    }
-    ExitCode::from(u8::from(!good))
+    ]
+    .map(|(name, shape)| (name, shape.unwrap()))
 }
 
 fn open(choice: Choice) -> Result<CudaDevice, larder_kernels::DeviceError> {
@@ -117,7 +129,7 @@ fn stage<'a>(device: &'a CudaDevice, shape: &KvShape, neighbours: bool) -> Stage
     )
 }
 
-fn pools(device: &CudaDevice, shape: &KvShape, pages: u32) -> (L1Pool, L2Pool) {
+fn pools(device: &impl Device, shape: &KvShape, pages: u32) -> (L1Pool, L2Pool) {
     let memory = HostMemory::zeroed(pool_bytes(shape, pages)).unwrap();
     // Memory that was never written is one page of zeros, which copies faster than any other.
     let l2 = device
@@ -140,38 +152,113 @@ fn first_token(name: &str, stage: &Stage<'_>, rounds: usize) -> bool {
     for kind in [Kind::Idle, Kind::Busy] {
         for share in [0.5, 1.0, 2.0] {
             let work = stage.work_of(kind, load_ms * share / f64::from(stage.layers()));
-            let mut runs: Vec<Figures> = (0..rounds)
-                .map(|_| stage.figures(work, Waits::ByLayer))
-                .collect();
-            let in_order = runs.iter().all(Figures::is_in_order);
-            runs.sort_by(|one, other| {
-                share_of_bound(one, kind).total_cmp(&share_of_bound(other, kind))
-            });
-            let run = &runs[runs.len() / 2];
-            let is_good = in_order && run.is_good(kind);
-            good &= is_good;
-            println!(
-                "  {:9} x {share:3}  load {:7.2} ms  compute {:7.2} ms  together {:7.2} ms  may take {:7.2} ms  ratio {:.3}  {}",
-                format!("{kind:?}"),
-                run.load_ms,
-                run.compute_ms,
-                run.together_ms,
-                run.bound_ms(kind),
-                share_of_bound(run, kind),
-                if is_good {
-                    "good"
-                } else if in_order {
-                    "TOO LONG"
-                } else {
-                    "OUT OF ORDER"
-                },
-            );
-            if kind == Kind::Busy && share == 1.0 {
-                print_layers(run);
-            }
+            let run = |_| stage.figures(work, Waits::ByLayer);
+            good &= judge(kind, share, (0..rounds).map(run).collect());
         }
     }
     good
+}
+
+/// Prints the median of these runs, of compute as long as this share of the load. Whether it was what it may be.
+fn judge(kind: Kind, share: f64, mut runs: Vec<Figures>) -> bool {
+    let in_order = runs.iter().all(Figures::is_in_order);
+    runs.sort_by(|one, other| share_of_bound(one, kind).total_cmp(&share_of_bound(other, kind)));
+    let run = &runs[runs.len() / 2];
+    let is_good = in_order && run.is_good(kind);
+    println!(
+        "  {:9} x {share:3}  load {:7.2} ms  compute {:7.2} ms  together {:7.2} ms  may take {:7.2} ms  ratio {:.3}  {}",
+        format!("{kind:?}"),
+        run.load_ms,
+        run.compute_ms,
+        run.together_ms,
+        run.bound_ms(kind),
+        share_of_bound(run, kind),
+        if is_good {
+            "good"
+        } else if in_order {
+            "TOO LONG"
+        } else {
+            "OUT OF ORDER"
+        },
+    );
+    if kind == Kind::Busy && share == 1.0 {
+        print_layers(run);
+    }
+    is_good
+}
+
+/// TTFT on the host device. Whether it was what it may be.
+fn on_host(rounds: usize) -> bool {
+    let device = HostDevice::new().unwrap();
+    println!("{}; medians of {rounds} rounds", device.name());
+    let mut good = true;
+    for (name, shape) in shapes() {
+        let pages = (POOL_BYTES / u64::from(shape.page_bytes())) as u32;
+        let (l1, l2) = pools(&device, &shape, pages);
+        let pairs: Vec<PagePair> = (0..pages)
+            .map(|page| PagePair {
+                l1: pages - 1 - page,
+                l2: page,
+            })
+            .collect();
+        let load = || {
+            // SAFETY: nobody looks at what these pages hold.
+            let transfer = unsafe { Transfer::new(&l1, &l2, pairs.clone()) }.unwrap();
+            device.load(transfer, &Ticket::done()).unwrap()
+        };
+        let load_ms = || {
+            let start = Instant::now();
+            load().wait().1.unwrap();
+            ms_since(start)
+        };
+        // The first touches every page of L1.
+        load_ms();
+        let usual_ms = load_ms();
+        println!("\n{name}  load {usual_ms:.2} ms");
+        for share in [0.5, 1.0, 2.0] {
+            let layer = Duration::from_secs_f64(usual_ms * share / 1e3 / f64::from(shape.layers()));
+            let run = |_| {
+                let load_ms = load_ms();
+                let start = Instant::now();
+                (0..shape.layers()).for_each(|_| take_time(layer));
+                let compute_ms = ms_since(start);
+                let start = Instant::now();
+                let loading = load();
+                let layers: Vec<Layer> = (0..shape.layers())
+                    .map(|number| {
+                        loading.wait_layer(number).unwrap();
+                        let begun = ms_since(start);
+                        take_time(layer);
+                        Layer {
+                            loaded: begun,
+                            begun,
+                            computed: ms_since(start),
+                        }
+                    })
+                    .collect();
+                loading.wait().1.unwrap();
+                Figures {
+                    load_ms,
+                    compute_ms,
+                    together_ms: layers.last().map_or(0.0, |layer| layer.computed),
+                    layers,
+                }
+            };
+            good &= judge(Kind::Idle, share, (0..rounds).map(run).collect());
+        }
+    }
+    good
+}
+
+fn take_time(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+fn ms_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
 }
 
 fn share_of_bound(figures: &Figures, kind: Kind) -> f64 {
