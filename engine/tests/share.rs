@@ -81,6 +81,21 @@ fn what_one_puts_the_others_get_whoever_owns_the_store() {
 }
 
 #[test]
+fn each_page_of_a_call_that_takes_several_windows_is_told_its_own_status() {
+    let home = Home::with_store(256 * MIB);
+    let (owner, client) = (attach(&home), attach(&home));
+    for (seed, handle) in [(1, &owner), (2, &client)] {
+        let pool = Pool::new(handle, "m", &[65536, 65536]);
+        let keys = chain(seed, 160);
+        assert_eq!(pool.put(&keys[..70]), vec![PutStatus::Stored; 70]);
+        let statuses = pool.put(&keys);
+        assert_eq!(statuses[..70], [PutStatus::Duplicate; 70]);
+        assert_eq!(statuses[70..], [PutStatus::Stored; 90]);
+        assert_eq!(pool.hits(&keys), 160);
+    }
+}
+
+#[test]
 fn namespaces_are_told_apart_in_whatever_order_each_process_names_them() {
     let home = Home::with_store(256 * MIB);
     let (owner, client) = (attach(&home), attach(&home));
