@@ -1,10 +1,11 @@
 //! The seam between the handle, which moves page data, and whoever decides where it lies.
 //!
-//! A put is three steps: [`Catalog::reserve`] gives each page an extent, the handle writes the bytes there itself, and
-//! [`Catalog::commit`] with [`Catalog::landed`] makes the page visible once its bytes and its descriptor are on the device.
+//! A put ([`Catalog::put`]) is three steps: [`Putting::granted`] gives each page an extent, the handle writes the bytes there itself,
+//! and [`Putting::commit`] with [`Putting::landed`] makes the page visible once its bytes and its descriptor are on the device.
 //! A get is [`Catalog::pin`], the handle's own read and verification, [`Catalog::unpin`]. The catalog never sees page
-//! data, so that one in another process can serve handles here.
+//! data, so that one in another process can serve handles here. The process that decides has an [`Allocator`].
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use larder_format::{Namespace, PageKey};
@@ -97,9 +98,9 @@ pub struct Ask {
 pub enum Grant {
     /// Write the page here, then commit.
     Write(Extent),
-    /// Nothing to write; the status comes with [`Catalog::wait`]: a duplicate, or a page that another put is writing.
+    /// Nothing to write; the status comes with [`Putting::wait`]: a duplicate, or a page that another put is writing.
     Settles,
-    /// Not now. Every later page of the call is refused too.
+    /// Not now. Every later page of the ask is refused too.
     Refused(Refusal),
 }
 
@@ -136,31 +137,8 @@ pub trait Catalog: Send + Sync {
     /// Reports what reading pinned pages showed.
     fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]);
 
-    /// Gives pages extents; one grant a page. Never waits.
-    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>);
-
-    /// Hands over the checksums of the pages granted, in the order of the asks; `None` gives a page up. Called exactly once for a reservation,
-    /// while its writes may still be in flight.
-    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]);
-
-    /// Says of which granted pages, by their index in the asks, the write is over, and whether it went well. A page that was given
-    /// up before it was written counts as well.
-    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]);
-
-    /// Waits until every page of the reservation is settled; one status an ask. Ends the reservation.
-    fn wait(&self, reservation: ReservationId) -> Vec<PutStatus>;
-
-    /// [`Catalog::wait`] for each of them.
-    fn wait_all(&self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
-        let one = |reservation: &ReservationId| self.wait(*reservation);
-        reservations.iter().map(one).collect()
-    }
-
-    /// Counts the moments at which space or write budget became available.
-    fn room(&self) -> u64;
-
-    /// Waits until [`Catalog::room`] is no longer `seen`, at most until `deadline`; false when that passed first.
-    fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool;
+    /// Begins a put into a namespace.
+    fn put(&self, namespace: NamespaceId) -> Box<dyn Putting + '_>;
 
     /// See [`PageStore::delete`](crate::PageStore::delete).
     ///
@@ -182,6 +160,105 @@ pub trait Catalog: Send + Sync {
 
     /// The catalog's share of the statistics.
     fn stats(&self) -> Stats;
+}
+
+/// A put's side of the catalog. Its pages may be asked for in several reservations; dropping it ends none of them.
+pub trait Putting {
+    /// Asks for extents. Never waits: more may be asked for before these are granted.
+    fn ask(&mut self, asks: &[Ask]);
+
+    /// What the oldest ask that has no answer is given: one grant a page. An answer that takes its time is waited for after `meanwhile`.
+    fn granted(&mut self, meanwhile: &mut dyn FnMut()) -> (ReservationId, Vec<Grant>);
+
+    /// Hands over the checksums of the pages granted, in the order of the asks; `None` gives a page up. Called exactly once for a reservation,
+    /// while its writes may still be in flight.
+    fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]);
+
+    /// Says that the writes of all granted pages, by their index in the asks, are over, and whether each went well. A page that was given
+    /// up before it was written counts as well.
+    fn landed(&mut self, reservation: ReservationId, pages: &[(usize, bool)]);
+
+    /// Waits until every page of these reservations is settled; one status an ask. Ends them. All of their pages have landed, and
+    /// every ask has been answered.
+    fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>>;
+
+    /// See [`Allocator::room`].
+    fn room(&self) -> u64;
+
+    /// See [`Allocator::wait_for_room`].
+    fn wait_for_room(&mut self, seen: u64, deadline: Instant) -> bool;
+}
+
+/// A catalog that decides for itself.
+pub trait Allocator: Catalog {
+    /// Gives pages extents; one grant a page. Never waits.
+    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>);
+
+    /// See [`Putting::commit`].
+    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]);
+
+    /// Says of which granted pages, by their index in the asks, the write is over, and whether it went well.
+    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]);
+
+    /// Waits until every page of the reservation is settled; one status an ask. Ends the reservation.
+    fn wait(&self, reservation: ReservationId) -> Vec<PutStatus>;
+
+    /// Counts the moments at which space or write budget became available.
+    fn room(&self) -> u64;
+
+    /// Waits until [`Allocator::room`] is no longer `seen`, at most until `deadline`; false when that passed first.
+    fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool;
+}
+
+/// A put for which an allocator of this process decides. Asks are answered when the answer is wanted: pages that are already there when
+/// their turn comes are given nothing.
+pub struct Direct<'a, A: ?Sized> {
+    allocator: &'a A,
+    namespace: NamespaceId,
+    asked: VecDeque<Vec<Ask>>,
+}
+
+impl<'a, A: Allocator + ?Sized> Direct<'a, A> {
+    /// Begins a put.
+    pub fn new(allocator: &'a A, namespace: NamespaceId) -> Direct<'a, A> {
+        Direct {
+            allocator,
+            namespace,
+            asked: VecDeque::new(),
+        }
+    }
+}
+
+impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
+    fn ask(&mut self, asks: &[Ask]) {
+        self.asked.push_back(asks.to_vec());
+    }
+
+    fn granted(&mut self, _: &mut dyn FnMut()) -> (ReservationId, Vec<Grant>) {
+        let asks = self.asked.pop_front().unwrap_or_default();
+        self.allocator.reserve(self.namespace, &asks)
+    }
+
+    fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
+        self.allocator.commit(reservation, checksums);
+    }
+
+    fn landed(&mut self, reservation: ReservationId, pages: &[(usize, bool)]) {
+        self.allocator.landed(reservation, pages);
+    }
+
+    fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
+        let one = |reservation: &ReservationId| self.allocator.wait(*reservation);
+        reservations.iter().map(one).collect()
+    }
+
+    fn room(&self) -> u64 {
+        self.allocator.room()
+    }
+
+    fn wait_for_room(&mut self, seen: u64, deadline: Instant) -> bool {
+        self.allocator.wait_for_room(seen, deadline)
+    }
 }
 
 /// What a handle needs to know of a namespace to move its pages.

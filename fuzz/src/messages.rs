@@ -12,7 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use larder_engine::catalog::{
-    Ask, Catalog, Extent, Finding, Grant, NamespaceShape, Pinned, ReservationId, SegmentMap,
+    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, NamespaceShape, Pinned, Putting,
+    ReservationId, SegmentMap,
 };
 use larder_engine::format::{Namespace, PageKey};
 use larder_engine::index::{Lease, NamespaceSlot, Place, SegmentId};
@@ -142,31 +143,8 @@ impl Catalog for Clerk {
         });
     }
 
-    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
-        let machine = &mut self.inner().machine;
-        machine.with_core(|core| core.reserve(namespace.into(), asks))
-    }
-
-    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
-        let machine = &mut self.inner().machine;
-        machine.with_core(|core| core.commit(reservation, checksums));
-    }
-
-    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
-        let machine = &mut self.inner().machine;
-        machine.with_core(|core| core.landed(reservation, pages));
-    }
-
-    fn room(&self) -> u64 {
-        0
-    }
-
-    fn wait(&self, _: ReservationId) -> Vec<PutStatus> {
-        unreachable!("an answer waits")
-    }
-
-    fn wait_for_room(&self, _: u64, _: Instant) -> bool {
-        unreachable!("an answer waits")
+    fn put(&self, namespace: NamespaceId) -> Box<dyn Putting + '_> {
+        Box::new(Direct::new(self, namespace))
     }
 
     /// At once: the disk in memory has no delays.
@@ -192,6 +170,35 @@ impl Catalog for Clerk {
 
     fn stats(&self) -> Stats {
         Stats::default()
+    }
+}
+
+impl Allocator for Clerk {
+    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
+        let machine = &mut self.inner().machine;
+        machine.with_core(|core| core.reserve(namespace.into(), asks))
+    }
+
+    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
+        let machine = &mut self.inner().machine;
+        machine.with_core(|core| core.commit(reservation, checksums));
+    }
+
+    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
+        let machine = &mut self.inner().machine;
+        machine.with_core(|core| core.landed(reservation, pages));
+    }
+
+    fn room(&self) -> u64 {
+        0
+    }
+
+    fn wait(&self, _: ReservationId) -> Vec<PutStatus> {
+        unreachable!("an answer waits")
+    }
+
+    fn wait_for_room(&self, _: u64, _: Instant) -> bool {
+        unreachable!("an answer waits")
     }
 }
 

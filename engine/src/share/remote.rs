@@ -1,15 +1,17 @@
 //! A client's side of the conversation: a [`Catalog`] whose decisions are made in the owner's process.
 //!
-//! Owns: the connections to the owner, and what is known of the puts and namespaces that go over them.
+//! Owns: the connections to the owner, and what is known of the namespaces that go over them.
 //!
 //! Invariants:
-//! - a connection carries the requests of one call at a time; each caller takes one that is idle, or makes another;
-//! - `Commit` and `Landed` go over one connection, in the order in which they are given;
+//! - a connection carries the requests of one call at a time; each caller takes one that is idle, or makes another; a put
+//!   ([`put`]) keeps its own to its end;
 //! - once any connection fails the owner counts as lost, for good: every later call fails at once, and whoever minds the
 //!   attachment ([`super`]) is told. No call is tried again over another connection: it may have been carried out.
 //!
 //! Faults defended against: an owner that exits, is killed, or does not answer what takes no time for longer than
 //! [`ANSWER_PATIENCE`].
+
+mod put;
 
 use std::collections::HashMap;
 use std::io;
@@ -19,34 +21,28 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{Namespace, PageKey};
 use parking_lot::Mutex;
+
+use put::RemotePut;
 
 use super::area::Area;
 use super::keys::blob;
 use super::pass::Taking;
 use super::server::{short_path, socket_path};
 use super::wire::{
-    ClientId, Failure, KEYS_MAX, MAGIC, PlaceGrant, Reply, Report, Request, SlotEnd, VERSION,
-    Welcome, WireError, parse, receive, send,
+    ClientId, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, VERSION, Welcome,
+    WireError, parse, receive, send,
 };
-use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
-use crate::catalog::{
-    Ask, Catalog, Extent, Finding, Grant, NamespaceShape, Pinned, ReservationId, SegmentMap,
-};
+use crate::api::{NamespaceId, Stats};
+use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
 use crate::error::StoreError;
 use crate::store::staged::{Stage, Staged};
 
 /// How long an answer that takes the owner no time may take.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Longest single wait for room.
-const ROOM_SLICE: Duration = Duration::from_millis(500);
-
-/// Waits asked for before the first of them is answered: a bound on what lies unread in a socket.
-const WAITS_AHEAD: usize = 64;
 
 /// Connections kept open while nobody uses them.
 const IDLE_MAX: usize = 4;
@@ -136,13 +132,9 @@ pub(super) struct Remote {
     map: SegmentMap,
     /// The connection whose end is this client's end; kept for that alone.
     first: UnixStream,
-    /// For what must stay in order.
-    orders: Mutex<Line>,
     idle: Mutex<Vec<Line>>,
     lost: AtomicBool,
     shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
-    /// By put: how many pages it asked for.
-    puts: Mutex<HashMap<ReservationId, usize>>,
     /// What the owner last said of its room.
     room: AtomicU64,
     /// The staging area, once it has been asked for; `None` when there is none.
@@ -168,25 +160,18 @@ impl Remote {
         let further = |error| ReachError::Nobody(error);
         first.stream.set_read_timeout(None).map_err(further)?;
         let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
-        let mut remote = Remote {
+        let remote = Remote {
             path: path.to_owned(),
             client: welcome.client,
             secret: welcome.secret,
             map: SegmentMap::new(&segments, welcome.segment_blocks),
-            orders: Mutex::new(Line {
-                stream: first.stream.try_clone().map_err(further)?,
-                buffer: Vec::new(),
-            }),
             first: first.stream,
             idle: Mutex::default(),
             lost: AtomicBool::new(false),
             shapes: Mutex::default(),
-            puts: Mutex::default(),
             room: AtomicU64::new(0),
             area: OnceLock::new(),
         };
-        let orders = remote.join().map_err(further)?;
-        remote.orders = Mutex::new(orders);
         Ok((remote, welcome))
     }
 
@@ -275,33 +260,6 @@ impl Remote {
         }
     }
 
-    /// Asks for the statuses of some puts over one connection, each before the one ahead of it is answered.
-    fn wait_ahead(&self, reservations: &[ReservationId]) -> Result<Vec<Reply>, Gone> {
-        let mut line = self.take_line()?;
-        let mut converse = || {
-            line.stream.set_read_timeout(None)?;
-            for reservation in reservations {
-                line.tell(&Request::Wait {
-                    reservation: reservation.0,
-                })?;
-            }
-            let replies = reservations.iter().map(|_| line.hear());
-            replies
-                .map(|heard| heard.map(|(reply, _)| reply))
-                .collect::<Result<Vec<Reply>, WireError>>()
-        };
-        match converse() {
-            Ok(replies) => {
-                self.give_line(line);
-                Ok(replies)
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the owner of the store is gone");
-                Err(self.lose())
-            }
-        }
-    }
-
     /// Asks what the owner answers without waiting for anything.
     fn quickly(&self, request: &Request<'_>) -> Result<Reply, Gone> {
         self.ask(request, Some(ANSWER_PATIENCE))
@@ -315,12 +273,6 @@ impl Remote {
                     self.lose();
                 }
             }
-        }
-    }
-
-    fn tell_in_order(&self, request: &Request<'_>) {
-        if !self.is_lost() && self.orders.lock().tell(request).is_err() {
-            self.lose();
         }
     }
 
@@ -464,103 +416,8 @@ impl Catalog for Remote {
         }
     }
 
-    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
-        let keys: Vec<PageKey> = asks.iter().map(|ask| ask.key).collect();
-        let request = Request::Reserve {
-            namespace: namespace.0,
-            keys: blob(&keys),
-            links: asks
-                .iter()
-                .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth))
-                .collect(),
-        };
-        match self.quickly(&request) {
-            Ok(Reply::Reserved {
-                reservation,
-                grants,
-            }) if grants.len() == asks.len() => {
-                let reservation = ReservationId(reservation);
-                self.puts.lock().insert(reservation, asks.len());
-                let grants = grants.into_iter().map(|grant| match grant {
-                    PlaceGrant::Write(place) => Grant::Write(self.map.extent(place)),
-                    PlaceGrant::Settles => Grant::Settles,
-                    PlaceGrant::Refused(why) => Grant::Refused(why),
-                });
-                (reservation, grants.collect())
-            }
-            _ => (
-                ReservationId(u64::MAX),
-                vec![Grant::Refused(Refusal::Closed); asks.len()],
-            ),
-        }
-    }
-
-    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
-        self.tell_in_order(&Request::Commit {
-            reservation: reservation.0,
-            checksums: checksums.to_vec(),
-        });
-    }
-
-    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
-        self.tell_in_order(&Request::Landed {
-            reservation: reservation.0,
-            pages: pages
-                .iter()
-                .map(|&(at, good)| (u32::try_from(at).unwrap_or(u32::MAX), good))
-                .collect(),
-        });
-    }
-
-    fn wait(&self, reservation: ReservationId) -> Vec<PutStatus> {
-        self.wait_all(&[reservation]).pop().unwrap_or_default()
-    }
-
-    /// Asks for all of them at once: one round trip, and not one for each.
-    fn wait_all(&self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
-        let mut waited = Vec::with_capacity(reservations.len());
-        for some in reservations.chunks(WAITS_AHEAD) {
-            let asks: Vec<usize> = {
-                let mut puts = self.puts.lock();
-                let asks = some.iter().map(|put| puts.remove(put).unwrap_or(0));
-                asks.collect()
-            };
-            let replies = self.wait_ahead(some).unwrap_or_default();
-            let mut replies = replies.into_iter();
-            waited.extend(asks.into_iter().map(|asks| match replies.next() {
-                Some(Reply::Settled(statuses)) if statuses.len() == asks => statuses,
-                // Whether they were stored nobody says any more.
-                _ => vec![PutStatus::Refused(Refusal::Closed); asks],
-            }));
-        }
-        waited
-    }
-
-    /// As of the last wait for it: that is soon enough, and a put that finds room need not ask.
-    fn room(&self) -> u64 {
-        self.room.load(Ordering::Relaxed)
-    }
-
-    fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool {
-        loop {
-            let now = Instant::now();
-            if now >= deadline || self.is_lost() {
-                return false;
-            }
-            let patience = (deadline - now).min(ROOM_SLICE);
-            let request = Request::WaitForRoom {
-                seen,
-                patience_ms: u32::try_from(patience.as_millis()).unwrap_or(0).max(1),
-            };
-            match self.ask(&request, Some(ROOM_SLICE + ANSWER_PATIENCE)) {
-                Ok(Reply::Room { room }) if room != seen => {
-                    self.room.store(room, Ordering::Relaxed);
-                    return true;
-                }
-                Ok(Reply::Room { .. }) => {}
-                _ => return false,
-            }
-        }
+    fn put(&self, namespace: NamespaceId) -> Box<dyn Putting + '_> {
+        Box::new(RemotePut::new(self, namespace))
     }
 
     fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
@@ -652,10 +509,17 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::api::{PutStatus, Refusal};
+    use crate::catalog::{Ask, Grant};
     use crate::{AttachOptions, CreateOptions, PageStore, Store, create};
 
-    #[test]
-    fn a_client_that_asks_for_nothing_waits_for_its_owners_end_without_a_limit() {
+    struct Home {
+        _directory: tempfile::TempDir,
+        path: std::path::PathBuf,
+        owner: crate::SharedStore,
+    }
+
+    fn home() -> Home {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         let options = CreateOptions {
@@ -665,11 +529,91 @@ mod tests {
         };
         create(&path, &options).unwrap();
         let owner = Store::attach(&path, AttachOptions::default()).unwrap();
-        let (remote, _) = Remote::reach(&path).unwrap();
+        Home {
+            _directory: directory,
+            path,
+            owner,
+        }
+    }
+
+    /// A namespace at the owner, and pages to ask for in it.
+    fn named(remote: &Remote) -> (NamespaceId, [Ask; 2]) {
+        let fields = larder_format::NamespaceFields {
+            model: "m".to_owned(),
+            weights: String::new(),
+            dtype: "bf16".to_owned(),
+            layout: "page_first_direct".to_owned(),
+            page_tokens: 64,
+            shape: larder_format::PageShape::new(&[65536]).unwrap(),
+            tp: larder_format::Rank::ALONE,
+            pp: larder_format::Rank::ALONE,
+            cp: larder_format::Rank::ALONE,
+            pool: "kv".to_owned(),
+            extra: std::collections::BTreeMap::new(),
+        };
+        let namespace = Namespace::new(fields).unwrap();
+        let asks = [1, 2].map(|at| Ask {
+            key: PageKey::from_bytes([at; 32]),
+            parent: None,
+            depth: 0,
+        });
+        (remote.namespace(&namespace).unwrap(), asks)
+    }
+
+    #[test]
+    fn a_put_keeps_its_connection_to_its_end_and_gives_it_back() {
+        let home = home();
+        let (remote, _) = Remote::reach(&home.path).unwrap();
+        let (namespace, asks) = named(&remote);
+        assert_eq!(remote.idle.lock().len(), 1);
+        let mut put = remote.put(namespace);
+        for ask in &asks {
+            put.ask(std::slice::from_ref(ask));
+        }
+        assert_eq!(remote.idle.lock().len(), 0);
+        let reservations = asks.map(|_| {
+            let mut did_something_else = false;
+            let (reservation, grants) = put.granted(&mut || did_something_else = true);
+            // It has no mark on the volumes.
+            assert_eq!(grants, [Grant::Refused(Refusal::Busy)]);
+            assert!(did_something_else);
+            put.commit(reservation, &[None]);
+            put.landed(reservation, &[]);
+            reservation
+        });
+        let refused = vec![PutStatus::Refused(Refusal::Busy)];
+        assert_eq!(put.wait(&reservations), [refused.clone(), refused]);
+        drop(put);
+        assert_eq!(remote.idle.lock().len(), 1);
+        assert!(!remote.is_lost());
+        home.owner.close().unwrap();
+    }
+
+    #[test]
+    fn a_put_that_is_broken_off_costs_the_client_its_owner() {
+        let home = home();
+        for answered in [false, true] {
+            let (remote, _) = Remote::reach(&home.path).unwrap();
+            let (namespace, asks) = named(&remote);
+            let mut put = remote.put(namespace);
+            put.ask(&asks);
+            if answered {
+                put.granted(&mut || ());
+            }
+            drop(put);
+            assert!(remote.is_lost());
+        }
+        home.owner.close().unwrap();
+    }
+
+    #[test]
+    fn a_client_that_asks_for_nothing_waits_for_its_owners_end_without_a_limit() {
+        let home = home();
+        let (remote, _) = Remote::reach(&home.path).unwrap();
         assert_eq!(remote.first.read_timeout().unwrap(), None);
         std::thread::scope(|scope| {
             scope.spawn(|| remote.outlive_owner());
-            owner.close().unwrap();
+            home.owner.close().unwrap();
         });
         assert!(remote.is_lost());
     }

@@ -13,7 +13,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::api::{NamespaceId, PutStatus, Stats};
 use crate::catalog::{
-    Ask, Catalog, Extent, Finding, Grant, NamespaceShape, Pinned, ReservationId, SegmentMap,
+    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, NamespaceShape, Pinned, Putting,
+    ReservationId, SegmentMap,
 };
 use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId};
 use crate::disk::{Action, Buffer, Disk, Done, Op, Sink};
@@ -354,40 +355,8 @@ impl Catalog for Local {
         }
     }
 
-    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
-        self.with_core(|core| core.reserve(slot(namespace), asks))
-    }
-
-    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
-        self.with_core(|core| core.commit(reservation, checksums));
-    }
-
-    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
-        self.with_core(|core| core.landed(reservation, pages));
-    }
-
-    fn wait(&self, reservation: ReservationId) -> Vec<PutStatus> {
-        let mut answers = self.answers.lock();
-        loop {
-            if let Some(statuses) = answers.settled.remove(&reservation) {
-                return statuses;
-            }
-            self.answered.wait(&mut answers);
-        }
-    }
-
-    fn room(&self) -> u64 {
-        self.answers.lock().room
-    }
-
-    fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool {
-        let mut answers = self.answers.lock();
-        while answers.room == seen {
-            if self.answered.wait_until(&mut answers, deadline).timed_out() {
-                return answers.room != seen;
-            }
-        }
-        true
+    fn put(&self, namespace: NamespaceId) -> Box<dyn Putting + '_> {
+        Box::new(Direct::new(self, namespace))
     }
 
     fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
@@ -457,5 +426,43 @@ impl Catalog for Local {
             failed_syncs: counters.failed_syncs,
             ..Stats::default()
         }
+    }
+}
+
+impl Allocator for Local {
+    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
+        self.with_core(|core| core.reserve(slot(namespace), asks))
+    }
+
+    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
+        self.with_core(|core| core.commit(reservation, checksums));
+    }
+
+    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
+        self.with_core(|core| core.landed(reservation, pages));
+    }
+
+    fn wait(&self, reservation: ReservationId) -> Vec<PutStatus> {
+        let mut answers = self.answers.lock();
+        loop {
+            if let Some(statuses) = answers.settled.remove(&reservation) {
+                return statuses;
+            }
+            self.answered.wait(&mut answers);
+        }
+    }
+
+    fn room(&self) -> u64 {
+        self.answers.lock().room
+    }
+
+    fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool {
+        let mut answers = self.answers.lock();
+        while answers.room == seen {
+            if self.answered.wait_until(&mut answers, deadline).timed_out() {
+                return answers.room != seen;
+            }
+        }
+        true
     }
 }

@@ -35,7 +35,7 @@ use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
     PutPage, PutStatus, Refusal, Stats,
 };
-use crate::catalog::Catalog;
+use crate::catalog::{Allocator, Catalog};
 use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
 use crate::volume::{Access, Volumes};
@@ -317,7 +317,7 @@ impl Store {
             .get_staged(&*self.local, stage, namespace, pages, deadline)
     }
 
-    pub(crate) fn catalog(&self) -> &dyn Catalog {
+    pub(crate) fn catalog(&self) -> &dyn Allocator {
         &*self.local
     }
 

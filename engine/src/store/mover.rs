@@ -12,7 +12,7 @@ use larder_format::{BLOCK_BYTES, DescriptorBlock, PageChecksum};
 
 use super::get::is_of_the_medium;
 use super::local::Local;
-use crate::catalog::{Catalog, Extent, Finding, Grant};
+use crate::catalog::{Allocator, Extent, Finding, Grant};
 use crate::core::{Move, Victim};
 use crate::disk::mailbox::{Mailbox, ReadAt, read_all};
 use crate::disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece};

@@ -2,11 +2,13 @@
 //!
 //! A call is cut into windows of a few megabytes, of which many are in flight at once: while the device writes some, the
 //! checksums of the next are computed. A device that is given much finishes it in no particular order, so windows are
-//! finished as they land, and the next one is launched as soon as there is room for it among the bytes in flight. Within a
+//! finished as they land, and the next one is launched as soon as there is room for it among the bytes in flight. A window's
+//! extents are asked for while the one before it is written: the answer may have to come from another process. Within a
 //! window neighbouring pages are written together, each stretch as soon as its checksums are there: what the processor has
 //! just read the device finds in the cache, where caches serve devices, and memory is read once instead of twice. The
 //! descriptors go out while the page data is still in flight. A page whose write failed is written once more, in another segment.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use larder_format::{BLOCK_BYTES, PageChecksum};
 use super::get::push_piece;
 use super::{Counters, DataPath};
 use crate::api::{NamespaceId, PutFailure, PutOptions, PutPage, PutStatus, Refusal};
-use crate::catalog::{Ask, Catalog, Extent, Grant, NamespaceShape, ReservationId};
+use crate::catalog::{Ask, Catalog, Extent, Grant, NamespaceShape, Putting, ReservationId};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
 use crate::memory::AlignedBuf;
@@ -29,6 +31,12 @@ const FIRST_WINDOW_BYTES: usize = 512 << 10;
 
 /// Bytes of one call in flight: as much as it takes to keep a device busy that finishes out of order.
 const IN_FLIGHT_BYTES: usize = 128 << 20;
+
+/// Windows whose extents are asked for before those of the first of them are granted.
+const WINDOWS_ASKED: usize = 2;
+
+/// Most page data whose checksums are computed before it is known where it goes.
+const AHEAD_BYTES: usize = 512 << 10;
 
 /// Longest wait for room: a moment much further off could not be named.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -51,21 +59,22 @@ pub(super) fn put<C: Catalog + ?Sized>(
         .filter(|&index| fits(&shape, &pages[index]))
         .collect();
     let until = Instant::now() + options.wait.min(WAIT_MAX);
-    let call = Call {
-        catalog,
+    let mut call = Call {
+        putting: catalog.put(namespace),
         data,
-        namespace,
         shape: &shape,
         pages,
+        statuses: &mut statuses,
+        windows: Windows::default(),
+        landed: Vec::new(),
     };
-    call.store(&fitting, until, &mut statuses);
+    call.store(&fitting, until);
     let failed: Vec<usize> = fitting
         .into_iter()
-        .filter(|&i| statuses[i] == PutStatus::Failed(PutFailure::Write))
+        .filter(|&i| call.statuses[i] == PutStatus::Failed(PutFailure::Write))
         .collect();
-    if !failed.is_empty() {
-        call.store(&failed, until, &mut statuses);
-    }
+    call.store(&failed, until);
+    drop(call);
     let refused = statuses
         .iter()
         .filter(|status| matches!(status, PutStatus::Refused(_)));
@@ -91,13 +100,24 @@ fn is_aligned(shape: &NamespaceShape, page: &PutPage<'_>) -> bool {
             .all(|part| (part.as_ptr() as usize).is_multiple_of(BLOCK_BYTES))
 }
 
-/// What all windows of one call share.
-struct Call<'a, C: Catalog + ?Sized> {
-    catalog: &'a C,
+fn checksum(shape: &NamespaceShape, page: &PutPage<'_>) -> u64 {
+    let mut checksum = PageChecksum::new(shape.fingerprint, &page.key);
+    for part in page.parts {
+        checksum.part(part);
+    }
+    checksum.finish()
+}
+
+/// A call that is being carried out.
+struct Call<'a> {
+    putting: Box<dyn Putting + 'a>,
     data: &'a DataPath,
-    namespace: NamespaceId,
     shape: &'a NamespaceShape,
     pages: &'a [PutPage<'a>],
+    statuses: &'a mut [PutStatus],
+    windows: Windows,
+    /// What has not been waited for, with the positions of its pages.
+    landed: Vec<(ReservationId, Vec<usize>)>,
 }
 
 /// Some pages of a call, between their reservation and their statuses.
@@ -194,88 +214,125 @@ fn untag(tag: u64) -> (usize, usize) {
     (part(tag >> 32), part(tag & u64::from(u32::MAX)))
 }
 
-impl<C: Catalog + ?Sized> Call<'_, C> {
+impl Call<'_> {
     /// Stores the pages at these positions and fills in their statuses.
-    fn store(&self, members: &[usize], until: Instant, statuses: &mut [PutStatus]) {
-        let page_bytes = self.shape.shape.page_blocks() as usize * BLOCK_BYTES;
-        let mut window_bytes = match members.len() * page_bytes {
-            0..=WINDOW_BYTES => WINDOW_BYTES,
-            _ => FIRST_WINDOW_BYTES,
-        };
-        let mut windows = Windows::default();
-        let mut landed: Vec<(ReservationId, Vec<usize>)> = Vec::new();
-        let mut rest = members;
+    fn store(&mut self, members: &[usize], until: Instant) {
+        let mut rest = members.to_vec();
         while !rest.is_empty() {
-            let count = (window_bytes / page_bytes).max(1).min(rest.len());
-            while windows.left > 0 && windows.bytes + count * page_bytes > IN_FLIGHT_BYTES {
-                self.land(windows.wait(), &mut landed);
-            }
-            let seen = self.catalog.room();
-            let (admitted, refusal) = self.launch(&rest[..count], &mut windows, &mut landed);
-            window_bytes = WINDOW_BYTES;
-            let Some(why) = refusal else {
-                rest = &rest[count..];
-                continue;
-            };
-            rest = &rest[admitted..];
+            let seen = self.putting.room();
+            let (left, why) = self.admit(&rest);
+            rest = left;
+            let Some(why) = why else { break };
             // What is in flight may be what there is no room beside.
-            while windows.left > 0 {
-                self.land(windows.wait(), &mut landed);
-            }
+            self.land_all();
             let waits = matches!(why, Refusal::NoSpace | Refusal::Busy) && Instant::now() < until;
-            if !waits || !self.catalog.wait_for_room(seen, until) {
-                for &index in rest {
-                    statuses[index] = PutStatus::Refused(why);
+            if !waits || !self.putting.wait_for_room(seen, until) {
+                for index in rest {
+                    self.statuses[index] = PutStatus::Refused(why);
                 }
                 break;
             }
         }
-        while windows.left > 0 {
-            self.land(windows.wait(), &mut landed);
+        self.land_all();
+        let (reservations, members): (Vec<_>, Vec<_>) = self.landed.drain(..).unzip();
+        if reservations.is_empty() {
+            return;
         }
-        let (reservations, members): (Vec<_>, Vec<_>) = landed.into_iter().unzip();
-        for (members, settled) in members.iter().zip(self.catalog.wait_all(&reservations)) {
+        for (members, settled) in members.iter().zip(self.putting.wait(&reservations)) {
             for (&index, status) in members.iter().zip(settled) {
-                statuses[index] = status;
+                self.statuses[index] = status;
             }
         }
     }
 
+    /// Starts to write the pages at these positions, window after window, up to the first that is not admitted. What is left, and why.
+    fn admit(&mut self, members: &[usize]) -> (Vec<usize>, Option<Refusal>) {
+        let page_bytes = self.page_bytes();
+        let mut window_bytes = match members.len() * page_bytes {
+            0..=WINDOW_BYTES => WINDOW_BYTES,
+            _ => FIRST_WINDOW_BYTES,
+        };
+        let mut rest = members;
+        let mut asked: VecDeque<&[usize]> = VecDeque::new();
+        let mut asked_bytes = 0;
+        let (mut left, mut refusal) = (Vec::new(), None);
+        loop {
+            while refusal.is_none() && asked.len() < WINDOWS_ASKED && !rest.is_empty() {
+                let count = (window_bytes / page_bytes).max(1).min(rest.len());
+                let bytes = self.windows.bytes + asked_bytes + count * page_bytes;
+                let is_first = asked.is_empty() && self.windows.left == 0;
+                if bytes > IN_FLIGHT_BYTES && !is_first {
+                    break;
+                }
+                let (next, behind) = rest.split_at(count);
+                self.ask(next);
+                asked.push_back(next);
+                asked_bytes += count * page_bytes;
+                rest = behind;
+                window_bytes = WINDOW_BYTES;
+            }
+            let Some(next) = asked.pop_front() else {
+                if refusal.is_some() || rest.is_empty() {
+                    break;
+                }
+                let landed = self.windows.wait();
+                self.land(landed);
+                continue;
+            };
+            asked_bytes -= next.len() * page_bytes;
+            let (admitted, why) = self.launch(next);
+            left.extend(&next[admitted..]);
+            refusal = refusal.or(why);
+        }
+        left.extend(rest);
+        (left, refusal)
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.shape.shape.page_blocks() as usize * BLOCK_BYTES
+    }
+
     /// Tells the catalog of windows whose writes are over.
-    fn land(&self, windows: Vec<Window>, landed: &mut Vec<(ReservationId, Vec<usize>)>) {
+    fn land(&mut self, windows: Vec<Window>) {
         for window in windows {
-            self.catalog.landed(window.reservation, &window.landed);
-            landed.push((window.reservation, window.members));
+            self.putting.landed(window.reservation, &window.landed);
+            self.landed.push((window.reservation, window.members));
         }
     }
 
-    /// Reserves, starts the writes, and commits. Returns how many pages were admitted, and why the next one was not.
-    fn launch(
-        &self,
-        members: &[usize],
-        windows: &mut Windows,
-        landed: &mut Vec<(ReservationId, Vec<usize>)>,
-    ) -> (usize, Option<Refusal>) {
-        let asks: Vec<Ask> = members
-            .iter()
-            .map(|&index| {
-                let page = &self.pages[index];
-                Ask {
-                    key: page.key,
-                    parent: page.parent,
-                    depth: page.depth,
-                }
-            })
-            .collect();
-        let (reservation, grants) = self.catalog.reserve(self.namespace, &asks);
-        let refused = grants
-            .iter()
-            .position(|grant| matches!(grant, Grant::Refused(_)));
-        let refusal = refused.and_then(|at| match grants[at] {
-            Grant::Refused(why) => Some(why),
+    fn land_all(&mut self) {
+        while self.windows.left > 0 {
+            let landed = self.windows.wait();
+            self.land(landed);
+        }
+    }
+
+    fn ask(&mut self, members: &[usize]) {
+        let ask = |&index: &usize| {
+            let page = &self.pages[index];
+            Ask {
+                key: page.key,
+                parent: page.parent,
+                depth: page.depth,
+            }
+        };
+        let asks: Vec<Ask> = members.iter().map(ask).collect();
+        self.putting.ask(&asks);
+    }
+
+    /// Takes what is granted for these pages, starts the writes, and commits. Returns how many pages were admitted, and why the next one
+    /// was not.
+    fn launch(&mut self, members: &[usize]) -> (usize, Option<Refusal>) {
+        let mut ahead = Vec::new();
+        let first = &members[..(AHEAD_BYTES / self.page_bytes()).min(members.len())];
+        let checksum = |&index: &usize| checksum(self.shape, &self.pages[index]);
+        let mut meanwhile = || ahead.extend(first.iter().map(checksum));
+        let (reservation, grants) = self.putting.granted(&mut meanwhile);
+        let refused = grants.iter().zip(0..).find_map(|(grant, at)| match grant {
+            Grant::Refused(why) => Some((at, *why)),
             _ => None,
         });
-        let admitted = refused.unwrap_or(members.len());
+        let admitted = refused.map_or(members.len(), |(at, _)| at);
         let window = Window {
             members: members[..admitted].to_vec(),
             reservation,
@@ -285,40 +342,34 @@ impl<C: Catalog + ?Sized> Call<'_, C> {
             landed: Vec::with_capacity(grants.len()),
             bounced: Vec::new(),
         };
-        let (idle, checksums) = self.write(window, &grants, windows);
-        self.catalog.commit(reservation, &checksums);
-        self.land(idle.into_iter().collect(), landed);
-        (admitted, refusal)
-    }
-
-    fn checksum(&self, page: &PutPage<'_>) -> u64 {
-        let mut checksum = PageChecksum::new(self.shape.fingerprint, &page.key);
-        for part in page.parts {
-            checksum.part(part);
-        }
-        checksum.finish()
+        let (idle, checksums) = self.write(window, &grants, &ahead);
+        self.putting.commit(reservation, &checksums);
+        self.land(idle.into_iter().collect());
+        (admitted, refused.map(|(_, why)| why))
     }
 
     /// Computes the checksums of a window's pages and starts their writes, one stretch after the other. A window without any is
-    /// given back. By position in the asks: the checksums of the pages that are written.
+    /// given back. By position in the asks: the checksums of the pages that are written, and of the first of them, known `ahead`.
     fn write(
-        &self,
+        &mut self,
         mut window: Window,
         grants: &[Grant],
-        windows: &mut Windows,
+        ahead: &[u64],
     ) -> (Option<Window>, Vec<Option<u64>>) {
         let mut checksums = vec![None; grants.len()];
         let stretches = self.stretches(&mut window, grants);
         if stretches.is_empty() {
             return (Some(window), checksums);
         }
-        let number = windows.add(window);
+        let number = self.windows.add(window);
         let mut ops = Vec::new();
         let mut bytes = 0;
         let last = stretches.len() - 1;
         for (group, stretch) in stretches.into_iter().enumerate() {
             for (ask, page) in stretch.pages {
-                checksums[ask] = Some(self.checksum(&self.pages[page]));
+                let known = ahead.get(ask).copied();
+                checksums[ask] =
+                    Some(known.unwrap_or_else(|| checksum(self.shape, &self.pages[page])));
             }
             bytes += stretch.bytes;
             ops.push(Op {
@@ -329,13 +380,13 @@ impl<C: Catalog + ?Sized> Call<'_, C> {
                 },
                 deadline: None,
                 tag: tag(number, group),
-                sink: windows.mailbox.clone(),
+                sink: self.windows.mailbox.clone(),
             });
             if bytes < MERGE_BYTES_MAX && group < last {
                 continue;
             }
             bytes = 0;
-            windows.begin(number, ops.len());
+            self.windows.begin(number, ops.len());
             // SAFETY: the pieces lie in the caller's parts, which are borrowed for the whole call, or in the window's own copies. The
             // windows are dropped before either, and wait for every answer; a window that has landed has none outstanding. A
             // write only reads them.
@@ -346,7 +397,7 @@ impl<C: Catalog + ?Sized> Call<'_, C> {
 
     /// What of a window lies together. Pages that there is no memory to copy are given up.
     fn stretches(&self, window: &mut Window, grants: &[Grant]) -> Vec<Stretch> {
-        let page_bytes = self.shape.shape.page_blocks() as usize * BLOCK_BYTES;
+        let page_bytes = self.page_bytes();
         let mut stretches: Vec<Stretch> = Vec::new();
         for (ask, grant) in grants.iter().enumerate() {
             let Grant::Write(extent) = *grant else {

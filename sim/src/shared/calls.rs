@@ -26,8 +26,10 @@ pub enum Task {
 pub struct Put {
     pub id: u64,
     names: Vec<Name>,
-    /// The connection on which it waits.
-    line: Option<u64>,
+    /// The connection over which it is carried out, first step to last.
+    line: u64,
+    /// An answer is to come.
+    waits: bool,
     /// The owner's number for it.
     number: Option<u64>,
     core: Option<ReservationId>,
@@ -61,11 +63,11 @@ impl Put {
 }
 
 impl Task {
-    /// The connection on which it waits for an answer.
+    /// The connection on which it waits for an answer, or that is its own.
     pub fn line(&self) -> Option<u64> {
         match self {
             Task::Ask(line) => Some(*line),
-            Task::Put(put) => put.line,
+            Task::Put(put) => Some(put.line),
             Task::Get(get) => get.line,
         }
     }
@@ -116,7 +118,8 @@ impl Company {
                     Task::Put(Put {
                         id,
                         names,
-                        line: Some(line),
+                        line,
+                        waits: true,
                         ..Put::default()
                     })
                 })
@@ -203,7 +206,7 @@ impl Company {
                 checksums: vec![None; 4],
             }
         };
-        self.tell_in_order(world, slot, &request);
+        self.tell(world, slot, &request);
     }
 
     pub fn go_on_putting(&mut self, world: &mut World, slot: usize, at: usize, mut put: Put) {
@@ -215,7 +218,7 @@ impl Company {
             }
             return;
         }
-        if let (None, Some(reservation)) = (put.line, put.number) {
+        if let (false, Some(reservation)) = (put.waits, put.number) {
             if !put.submitted {
                 put.submitted = true;
                 self.submit(world, slot, &mut put);
@@ -227,16 +230,16 @@ impl Company {
                     reservation,
                     checksums: checksums.collect(),
                 };
-                self.tell_in_order(world, slot, &commit);
+                self.send(world, slot, put.line, &commit);
             } else if put.outstanding == 0 && !put.told {
                 put.told = true;
                 let landed = Request::Landed {
                     reservation,
                     pages: std::mem::take(&mut put.landed),
                 };
-                self.tell_in_order(world, slot, &landed);
+                self.send(world, slot, put.line, &landed);
             } else if put.outstanding == 0 {
-                put.line = self.ask(world, slot, &Request::Wait { reservation });
+                put.waits = self.send(world, slot, put.line, &Request::Wait { reservation });
             }
         }
         self.clients[slot].tasks[at] = Some(Task::Put(put));
@@ -411,7 +414,7 @@ impl Company {
         reply: Reply,
         note: Option<Note>,
     ) -> Option<Put> {
-        put.line = None;
+        put.waits = false;
         match (reply, note) {
             (
                 Reply::Reserved {

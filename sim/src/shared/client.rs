@@ -1,7 +1,7 @@
 //! The clients' side: what the handle does over a remote catalog, step by step.
 //!
-//! A client has a first connection, whose end is its end, one for what must stay in order, and others that carry one request at a
-//! time. Once any of them fails it takes its owner for lost: what it has asked is refused or missed, what it has with the device
+//! A client has a first connection, whose end is its end, and others that carry one call at a time: a put keeps its own to its end.
+//! Once any of them fails it takes its owner for lost: what it has asked is refused or missed, what it has with the device
 //! is waited for, and then it lets go of the volumes.
 
 use larder_engine::index::SegmentId;
@@ -20,6 +20,9 @@ const LATE_STEPS_MAX: u64 = 400;
 
 /// Calls of one client at once.
 pub const TASKS: usize = 2;
+
+/// Its connections besides the first.
+const OTHERS: usize = TASKS + 1;
 
 /// A process, or the place of one.
 #[derive(Default)]
@@ -41,7 +44,6 @@ pub enum Part {
 pub struct Attachment {
     pub id: ClientId,
     first: u64,
-    orders: u64,
     others: Vec<u64>,
     /// It takes its owner for gone.
     pub is_lost: bool,
@@ -123,7 +125,7 @@ impl Company {
             self.lines.insert(self.next_line, Line::new(id, is_first));
             self.next_line
         };
-        let (first, orders, others) = (line(true), line(false), vec![line(false), line(false)]);
+        let (first, others) = (line(true), [(); OTHERS].map(|()| line(false)).to_vec());
         let session = Session {
             ledger: Ledger::new(id, live.run().get()),
             reading: Default::default(),
@@ -137,7 +139,6 @@ impl Company {
         self.clients[slot].part = Part::Attached(Attachment {
             id,
             first,
-            orders,
             others,
             is_lost: false,
             marking: None,
@@ -279,11 +280,7 @@ impl Company {
             return;
         }
         let attachment = self.clients[slot].attachment();
-        let all = [
-            &[attachment.first, attachment.orders],
-            &attachment.others[..],
-        ]
-        .concat();
+        let all = [&[attachment.first], &attachment.others[..]].concat();
         let number = world.dice.pick(&all);
         let line = self
             .lines
@@ -300,7 +297,13 @@ impl Company {
     // ---- what it says
 
     /// Sends something on a connection. Not when that is closed: then the owner is lost.
-    fn send(&mut self, world: &mut World, slot: usize, number: u64, request: &Request<'_>) -> bool {
+    pub fn send(
+        &mut self,
+        world: &mut World,
+        slot: usize,
+        number: u64,
+        request: &Request<'_>,
+    ) -> bool {
         let (sent, due) = self.stamp(world);
         match self.lines.get_mut(&number).filter(|line| !line.hung_up) {
             Some(line) => {
@@ -345,10 +348,5 @@ impl Company {
             }
             None => false,
         }
-    }
-
-    pub fn tell_in_order(&mut self, world: &mut World, slot: usize, request: &Request<'_>) {
-        let orders = self.clients[slot].attachment().orders;
-        self.send(world, slot, orders, request);
     }
 }

@@ -4,7 +4,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use larder_engine::catalog::{
-    Ask, Catalog, Extent, Finding, Grant, NamespaceShape, Pinned, ReservationId, SegmentMap,
+    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, NamespaceShape, Pinned, Putting,
+    ReservationId, SegmentMap,
 };
 use larder_engine::format::{Namespace, PageKey};
 use larder_engine::index::{Adoption, Lease, NamespaceSlot, SegmentId};
@@ -184,6 +185,28 @@ impl Catalog for Seat<'_> {
         });
     }
 
+    fn put(&self, namespace: NamespaceId) -> Box<dyn Putting + '_> {
+        Box::new(Direct::new(self, namespace))
+    }
+
+    fn delete(&self, _: NamespaceId, _: &[PageKey]) -> Result<u64, StoreError> {
+        unreachable!("an answer waits")
+    }
+
+    fn clear_namespace(&self, _: NamespaceId) -> Result<u64, StoreError> {
+        unreachable!("an answer waits")
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        unreachable!("an answer waits")
+    }
+
+    fn stats(&self) -> Stats {
+        unreachable!("an answer waits")
+    }
+}
+
+impl Allocator for Seat<'_> {
     fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
         let mut inner = self.inner();
         let at = inner.namespace(namespace).expect("its shape was asked for");
@@ -222,22 +245,6 @@ impl Catalog for Seat<'_> {
     }
 
     fn wait_for_room(&self, _: u64, _: Instant) -> bool {
-        unreachable!("an answer waits")
-    }
-
-    fn delete(&self, _: NamespaceId, _: &[PageKey]) -> Result<u64, StoreError> {
-        unreachable!("an answer waits")
-    }
-
-    fn clear_namespace(&self, _: NamespaceId) -> Result<u64, StoreError> {
-        unreachable!("an answer waits")
-    }
-
-    fn flush(&self) -> Result<(), StoreError> {
-        unreachable!("an answer waits")
-    }
-
-    fn stats(&self) -> Stats {
         unreachable!("an answer waits")
     }
 }

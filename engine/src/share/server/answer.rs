@@ -9,7 +9,7 @@ use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::ledger::{Awaited, Ledger};
 use crate::api::{NamespaceId, PutStatus, Refusal};
-use crate::catalog::{Ask, Catalog, Extent, Grant, ReservationId, SegmentMap};
+use crate::catalog::{Allocator, Ask, Extent, Grant, ReservationId, SegmentMap};
 use crate::error::StoreError;
 use crate::share::guard::Marks;
 use crate::share::keys::keys_of;
@@ -65,7 +65,7 @@ pub enum Answer {
 /// What must be waited for, or found out elsewhere, before a request is answered.
 #[derive(Debug)]
 pub enum Later {
-    /// [`Catalog::wait`], then [`Ledger::settled`], then [`settled`] of it.
+    /// [`Allocator::wait`], then [`Ledger::settled`], then [`settled`] of it.
     Settled {
         /// The ledger's number for the put.
         put: u64,
@@ -74,7 +74,7 @@ pub enum Later {
         /// Pages that the core was not asked for.
         beyond: usize,
     },
-    /// [`Catalog::wait_for_room`], then [`Reply::Room`].
+    /// [`Allocator::wait_for_room`], then [`Reply::Room`].
     Room {
         /// What the client has seen.
         seen: u64,
@@ -103,7 +103,7 @@ pub struct Desk<'a, C: ?Sized> {
     pub share_bytes: u64,
 }
 
-impl<C: Catalog + ?Sized> Desk<'_, C> {
+impl<C: Allocator + ?Sized> Desk<'_, C> {
     /// Answers a request of the client whose ledger this is.
     pub fn answer(&self, ledger: &Ledger, request: Request<'_>) -> Answer {
         let catalog = self.catalog;

@@ -18,7 +18,9 @@ use larder_format::{BLOCK_BYTES, PageKey};
 use parking_lot::Mutex;
 
 use crate::api::{NamespaceId, Refusal};
-use crate::catalog::{Ask, Catalog, Extent, Finding, Grant, Pinned, ReservationId, SegmentMap};
+use crate::catalog::{
+    Allocator, Ask, Catalog, Extent, Finding, Grant, Pinned, ReservationId, SegmentMap,
+};
 use crate::index::{Place, SegmentId};
 use crate::planted;
 use crate::share::guard::Marks;
@@ -184,7 +186,7 @@ impl Ledger {
 
     /// Reserves room for pages of so many bytes each, as far as the client's share goes. Its number for the put, and a grant a page;
     /// `None` when it has too many puts.
-    pub fn reserve<C: Catalog + ?Sized>(
+    pub fn reserve<C: Allocator + ?Sized>(
         &self,
         catalog: &C,
         namespace: NamespaceId,
@@ -308,7 +310,7 @@ impl Ledger {
     }
 
     /// Ends the puts of a client that has gone, if its writes are over; see [`Ledger::end`]. `None` while they may not be.
-    pub fn end_when_over<C: Catalog + ?Sized>(
+    pub fn end_when_over<C: Allocator + ?Sized>(
         &self,
         catalog: &C,
         marks: &dyn Marks,
@@ -319,7 +321,7 @@ impl Ledger {
 
     /// Ends all puts: what has not landed by now never does, and what it was given stays dead. Returns the reservations that settle
     /// with nobody waiting for them.
-    pub fn end<C: Catalog + ?Sized>(&self, catalog: &C) -> Vec<ReservationId> {
+    pub fn end<C: Allocator + ?Sized>(&self, catalog: &C) -> Vec<ReservationId> {
         let puts = {
             let mut held = self.held.lock();
             held.put_bytes = 0;
