@@ -6,29 +6,28 @@
 
 mod common;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
+use common::memory::{self, Memory, STORE};
 use common::{chain, namespace};
 use larder_engine::catalog::{Ask, Grant, ReservationId, SegmentMap};
-use larder_engine::core::{Config, Core, Effect, Io, Move, Victim};
+use larder_engine::core::{Config, Core, Effect, Io, Move, RequestId, Victim};
 use larder_engine::disk::mailbox::read_all;
-use larder_engine::disk::{Action, Buffer, Choice, Disk, Done, Kind, Op, Piece};
 use larder_engine::format::{
-    BLOCK_BYTES, DescriptorBlock, Holder, Namespace, OpenState, PageChecksum, PageKey, Run,
-    SEGMENTS_OFFSET, SegmentHeader, StoreId, Superblock, VolumeEntry, VolumeId,
+    BLOCK_BYTES, DescriptorBlock, Namespace, OpenState, PageChecksum, PageKey, Run,
+    SEGMENTS_OFFSET, SegmentHeader, Superblock,
 };
-use larder_engine::index::{Index, NamespaceSlot};
+use larder_engine::index::{Index, NamespaceSlot, SegmentId};
 use larder_engine::recovery::recover;
 use larder_engine::recovery::scan::Spot;
 use larder_engine::{PutStatus, SyncPolicy};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
-const STORE: StoreId = StoreId::from_bytes([7; 16]);
 const SEGMENTS: u32 = 12;
-const SEGMENT_BLOCKS: u32 = 202;
-const PAGE_BLOCKS: u32 = 1;
+const SEGMENT_BLOCKS: u32 = 402;
+const PAGE_BLOCKS: u32 = 2;
 
 /// Pages of a chain, which is put at once.
 const PAGES: usize = 16;
@@ -44,92 +43,8 @@ const WRITES_MAX: usize = 800;
 /// Pages that reclaim moves at once.
 const MOVED_AT_ONCE: usize = 16;
 
-type Block = [u8; BLOCK_BYTES];
-
-/// One volume. What was never written is zero.
-struct Memory {
-    blocks: Mutex<BTreeMap<u64, Block>>,
-    choice: Choice,
-}
-
-impl Memory {
-    fn new() -> Memory {
-        Memory {
-            blocks: Mutex::default(),
-            choice: Choice {
-                kind: Kind::Threads,
-                reason: String::new(),
-            },
-        }
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) {
-        let blocks = bytes.as_chunks::<BLOCK_BYTES>().0.iter().copied();
-        let places = (offset..).step_by(BLOCK_BYTES);
-        self.blocks.lock().unwrap().extend(places.zip(blocks));
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) {
-        let blocks = self.blocks.lock().unwrap();
-        for (out, at) in out
-            .chunks_exact_mut(BLOCK_BYTES)
-            .zip((offset..).step_by(BLOCK_BYTES))
-        {
-            out.copy_from_slice(blocks.get(&at).unwrap_or(&[0; BLOCK_BYTES]));
-        }
-    }
-}
-
-impl Disk for Memory {
-    unsafe fn submit(&self, ops: Vec<Op>) {
-        for op in ops {
-            let Action::Read {
-                offset,
-                buffer: Buffer::Owned(mut bytes),
-            } = op.action
-            else {
-                panic!("only reads into their own memory go through the disk's interface");
-            };
-            self.read(offset, &mut bytes);
-            op.sink.done(vec![Done {
-                tag: op.tag,
-                result: Ok(()),
-                buffer: Some(bytes),
-            }]);
-        }
-    }
-
-    unsafe fn register(&self, _: &[Piece]) -> String {
-        String::new()
-    }
-
-    fn choice(&self) -> &Choice {
-        &self.choice
-    }
-
-    fn shutdown(&self) {}
-}
-
 fn superblock(run: Run, state: OpenState) -> Superblock {
-    Superblock {
-        store: STORE,
-        volume: 0,
-        generation: 1,
-        run,
-        state,
-        created_unix_s: 0,
-        holder: Holder {
-            pid: 1,
-            boot_id: [0; 16],
-        },
-        segment_blocks: SEGMENT_BLOCKS,
-        volumes: vec![VolumeEntry {
-            id: VolumeId::from_bytes([1; 16]),
-            segments: SEGMENTS,
-            lost: false,
-            path: String::new(),
-        }],
-    }
+    memory::superblock(run, state, SEGMENTS, SEGMENT_BLOCKS)
 }
 
 fn the_namespace() -> Namespace {
@@ -159,7 +74,9 @@ struct Life<'a> {
     writes_left: usize,
     settled: BTreeMap<ReservationId, Vec<PutStatus>>,
     now_ms: u64,
-    /// Victims whose pages were evicted for want of room.
+    /// Segments that reclaim has emptied, in order.
+    victims: Vec<SegmentId>,
+    /// Those whose pages were evicted for want of room.
     given_up: usize,
 }
 
@@ -191,8 +108,15 @@ impl<'a> Life<'a> {
             writes_left: writes,
             settled: BTreeMap::new(),
             now_ms: 0,
+            victims: Vec::new(),
             given_up: 0,
         }
+    }
+
+    fn start(&mut self) -> Result<(), Killed> {
+        self.with_core(|core| core.open_namespace(&the_namespace()))?;
+        self.with_core(Core::start)?;
+        self.reclaim()
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Killed> {
@@ -282,6 +206,7 @@ impl<'a> Life<'a> {
             self.check_is_coldest(&victim);
             self.given_up += 1;
         }
+        self.victims.push(victim.segment);
         let blocks = self.blocks_of(&victim);
         let moves = self.with_core(|core| core.plan(&victim, &blocks))?;
         let mut moved_all = true;
@@ -332,7 +257,8 @@ impl<'a> Life<'a> {
             let mut there = vec![0; bytes.len()];
             let found = self.index.locate(self.slot, key);
             found.is_some_and(|found| {
-                self.disk.read(map.extent(found.place).offset, &mut there);
+                let read = self.disk.read(map.extent(found.place).offset, &mut there);
+                read.unwrap();
                 found.checksum == checksum && there == bytes
             })
         })
@@ -362,9 +288,7 @@ impl Company {
         let mut life = Life::open(&self.disk, &mut self.run, writes);
         self.look(&life);
         let _: Result<(), Killed> = (|| {
-            life.with_core(|core| core.open_namespace(&the_namespace()))?;
-            life.with_core(Core::start)?;
-            life.reclaim()?;
+            life.start()?;
             for _ in 0..chains {
                 let seed = self.put.len() as u64;
                 life.put(&chain(seed, PAGES))?;
@@ -391,7 +315,7 @@ impl Company {
 fn what_was_put_lately_outlives_kills_that_leave_no_room_for_copies() {
     let mut random = Pcg64::seed_from_u64(7);
     let mut company = Company {
-        disk: Memory::new(),
+        disk: Memory::new(BTreeMap::new(), BTreeSet::new()),
         run: Run::FIRST,
         put: Vec::new(),
         given_up: 0,
@@ -401,4 +325,54 @@ fn what_was_put_lately_outlives_kills_that_leave_no_room_for_copies() {
         company.live(random.random_range(1..WRITES_MAX), usize::MAX);
     }
     assert!(company.given_up > 0, "there was always room for copies");
+}
+
+/// Where the whole of a chain lies, if it is in one segment.
+fn segment_of(life: &Life<'_>, keys: &[PageKey]) -> Option<SegmentId> {
+    let found = keys.iter().map(|key| life.index.locate(life.slot, key));
+    let segments: BTreeSet<_> = found.map(|found| Some(found?.place.segment)).collect();
+    let only = segments.first().copied().flatten();
+    only.filter(|_| segments.len() == 1)
+}
+
+/// A segment that has just been written loses the most to deletions, and is reclaimed first.
+#[test]
+fn what_is_warm_is_copied_also_past_half_a_segment() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(life.start().is_ok());
+    let delete = |life: &mut Life<'_>, keys: &[PageKey]| {
+        let (slot, request) = (life.slot, RequestId(0));
+        let deleted = life.with_core(|core| core.delete(request, slot, keys));
+        assert!(deleted.is_ok_and(|found| found == PAGES as u64));
+    };
+    let put = |life: &mut Life<'_>, seed: u64| {
+        let keys = chain(seed, PAGES);
+        assert!(life.put(&keys).is_ok());
+        // So many that nothing is evicted for want of space.
+        if seed.is_multiple_of(4) {
+            delete(life, &keys);
+        }
+        keys
+    };
+    let mut written: BTreeMap<SegmentId, Vec<Vec<PageKey>>> = BTreeMap::new();
+    for seed in 0..90 {
+        let keys = put(&mut life, seed);
+        if let Some(segment) = segment_of(&life, &keys) {
+            written.entry(segment).or_default().push(keys);
+        }
+    }
+    // The last is still being written.
+    written.pop_last();
+    let (last, mut kept) = written.pop_last().unwrap();
+    delete(&mut life, &kept.pop().unwrap());
+    let mut seeds = 90..;
+    while life.victims.is_empty() {
+        put(&mut life, seeds.next().unwrap());
+    }
+    assert_eq!((&life.victims[..], life.given_up), (&[last][..], 0));
+    assert!(kept.len() * PAGES * PAGE_BLOCKS as usize > SEGMENT_BLOCKS as usize / 2);
+    for keys in kept {
+        assert!(life.holds(&keys) && segment_of(&life, &keys) != Some(last));
+    }
 }

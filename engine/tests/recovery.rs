@@ -2,89 +2,24 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
+use common::memory::{self, Memory, STORE};
+
 use larder_engine::format::{
-    BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, Holder, OpenState,
-    PageKey, PageRecord, Record, Run, SEGMENTS_OFFSET, SegmentHeader, SegmentNo, SegmentState,
-    Serial, StoreId, Superblock, VolumeEntry, VolumeId,
+    BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, OpenState,
+    PageKey, PageRecord, Record, Run, SegmentHeader, SegmentNo, SegmentState, Serial, Superblock,
 };
 use larder_engine::index::{Index, NamespaceSlot, SegmentId};
 use larder_engine::recovery::{Recovery, recover};
 
-const STORE: StoreId = StoreId::from_bytes([7; 16]);
 const SEGMENT_BLOCKS: u32 = 64;
 const SEGMENTS: u32 = 6;
 
-/// One volume that can only be read; what was never written is zero.
-struct Memory {
-    blocks: BTreeMap<u32, [u8; BLOCK_BYTES]>,
-    /// These cannot be read.
-    bad: BTreeSet<u32>,
-    choice: Choice,
-}
-
-impl Disk for Memory {
-    unsafe fn submit(&self, ops: Vec<Op>) {
-        for op in ops {
-            let Action::Read {
-                offset,
-                buffer: Buffer::Owned(mut bytes),
-            } = op.action
-            else {
-                panic!("recovery reads into memory of its own, and does nothing else");
-            };
-            let first = u32::try_from((offset - SEGMENTS_OFFSET) / BLOCK_BYTES as u64).unwrap();
-            let end = first + u32::try_from(bytes.len() / BLOCK_BYTES).unwrap();
-            let result = match self.bad.range(first..end).next() {
-                None => Ok(()),
-                Some(_) => Err(DiskError::Os(5)),
-            };
-            for (out, at) in bytes.chunks_exact_mut(BLOCK_BYTES).zip(first..) {
-                if let Some(block) = self.blocks.get(&at) {
-                    out.copy_from_slice(block);
-                }
-            }
-            op.sink.done(vec![Done {
-                tag: op.tag,
-                result,
-                buffer: Some(bytes),
-            }]);
-        }
-    }
-
-    unsafe fn register(&self, _: &[Piece]) -> String {
-        String::new()
-    }
-
-    fn choice(&self) -> &Choice {
-        &self.choice
-    }
-
-    fn shutdown(&self) {}
-}
-
 fn superblock(run: Run, state: OpenState) -> Superblock {
-    Superblock {
-        store: STORE,
-        volume: 0,
-        generation: 1,
-        run,
-        state,
-        created_unix_s: 0,
-        holder: Holder {
-            pid: 1,
-            boot_id: [0; 16],
-        },
-        segment_blocks: SEGMENT_BLOCKS,
-        volumes: vec![VolumeEntry {
-            id: VolumeId::from_bytes([1; 16]),
-            segments: SEGMENTS,
-            lost: false,
-            path: String::new(),
-        }],
-    }
+    memory::superblock(run, state, SEGMENTS, SEGMENT_BLOCKS)
 }
 
 fn header(segment: u32, sequence: Serial, state: SegmentState, mark: Serial) -> [u8; BLOCK_BYTES] {
@@ -150,14 +85,7 @@ fn recovered_around(
     bad: BTreeSet<u32>,
     superblock: &Superblock,
 ) -> (Recovery, Index) {
-    let disk = Memory {
-        blocks,
-        bad,
-        choice: Choice {
-            kind: Kind::Threads,
-            reason: String::new(),
-        },
-    };
+    let disk = Memory::new(blocks, bad);
     let index = Index::new(SEGMENTS as usize, u64::from(SEGMENTS * SEGMENT_BLOCKS));
     let recovery = recover(&disk, &[Some(superblock)], &index, false);
     (recovery, index)

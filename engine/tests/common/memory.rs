@@ -1,0 +1,112 @@
+//! A volume in memory, for a core without files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+
+use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
+use larder_engine::format::{
+    BLOCK_BYTES, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry,
+    VolumeId,
+};
+
+pub const STORE: StoreId = StoreId::from_bytes([7; 16]);
+
+pub type Block = [u8; BLOCK_BYTES];
+
+/// What was never written is zero. Blocks are counted from the start of segment 0.
+pub struct Memory {
+    blocks: Mutex<BTreeMap<u64, Block>>,
+    /// These cannot be read.
+    bad: BTreeSet<u32>,
+    choice: Choice,
+}
+
+impl Memory {
+    pub fn new(blocks: BTreeMap<u32, Block>, bad: BTreeSet<u32>) -> Memory {
+        let blocks = blocks.into_iter().map(|(at, block)| (u64::from(at), block));
+        Memory {
+            blocks: Mutex::new(blocks.collect()),
+            bad,
+            choice: Choice {
+                kind: Kind::Threads,
+                reason: String::new(),
+            },
+        }
+    }
+
+    /// Writes whole blocks at an offset in the volume.
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        let blocks = bytes.as_chunks::<BLOCK_BYTES>().0.iter().copied();
+        let mut written = self.blocks.lock().unwrap();
+        written.extend((block_at(offset)..).zip(blocks));
+    }
+
+    /// Reads whole blocks from an offset in the volume.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DiskError> {
+        let blocks = self.blocks.lock().unwrap();
+        for (out, at) in out.chunks_exact_mut(BLOCK_BYTES).zip(block_at(offset)..) {
+            if u32::try_from(at).is_ok_and(|at| self.bad.contains(&at)) {
+                return Err(DiskError::Os(5));
+            }
+            out.copy_from_slice(blocks.get(&at).unwrap_or(&[0; BLOCK_BYTES]));
+        }
+        Ok(())
+    }
+}
+
+fn block_at(offset: u64) -> u64 {
+    (offset - SEGMENTS_OFFSET) / BLOCK_BYTES as u64
+}
+
+impl Disk for Memory {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        for op in ops {
+            let Action::Read {
+                offset,
+                buffer: Buffer::Owned(mut bytes),
+            } = op.action
+            else {
+                panic!("only reads into their own memory go through the disk's interface");
+            };
+            let result = self.read(offset, &mut bytes);
+            op.sink.done(vec![Done {
+                tag: op.tag,
+                result,
+                buffer: Some(bytes),
+            }]);
+        }
+    }
+
+    unsafe fn register(&self, _: &[Piece]) -> String {
+        String::new()
+    }
+
+    fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    fn shutdown(&self) {}
+}
+
+/// Of a store of one volume.
+pub fn superblock(run: Run, state: OpenState, segments: u32, segment_blocks: u32) -> Superblock {
+    Superblock {
+        store: STORE,
+        volume: 0,
+        generation: 1,
+        run,
+        state,
+        created_unix_s: 0,
+        holder: Holder {
+            pid: 1,
+            boot_id: [0; 16],
+        },
+        segment_blocks,
+        volumes: vec![VolumeEntry {
+            id: VolumeId::from_bytes([1; 16]),
+            segments,
+            lost: false,
+            path: String::new(),
+        }],
+    }
+}
