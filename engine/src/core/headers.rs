@@ -55,8 +55,13 @@ impl Core {
             }
             SegmentState::Sealed => {
                 let segment = self.space.segment_mut(id);
+                let in_doubt = std::mem::take(&mut segment.doubted);
+                segment.listed = good && !in_doubt;
+                if segment.state == State::Emptied {
+                    self.told_of_emptied(id, good);
+                    return;
+                }
                 segment.state = State::Sealed;
-                segment.listed = good;
                 if std::mem::take(&mut segment.extended) {
                     segment.poisoned |= !good;
                     if std::mem::take(&mut segment.healing) {
@@ -84,11 +89,25 @@ impl Core {
         }
     }
 
+    /// The header of an emptied suspect is written, or its write failed.
+    fn told_of_emptied(&mut self, id: SegmentId, good: bool) {
+        if !good {
+            self.header_failed(id);
+            return;
+        }
+        self.resolve_held(id);
+        if self.space.segment(id).listed {
+            self.release_when_carried(id);
+        } else {
+            self.write_header(id, SegmentState::Sealed);
+        }
+    }
+
     /// Nothing on the device says which of its pages are not there: the others are better off elsewhere. An empty one has nothing
     /// but its header to write again, later.
     fn doubt_held(&mut self, id: SegmentId) {
         let segment = self.space.segment_mut(id);
-        if segment.held.is_empty() {
+        if segment.held.is_empty() && !segment.suspect {
             return;
         }
         segment.suspect = true;

@@ -28,7 +28,6 @@ use larder_format::{
 use super::log::{Note, NoteBody, Teller};
 use super::pages::{NewPage, Origin};
 use super::space::{Segment, State};
-use super::sync::Waiter;
 use super::{Core, Effect};
 use crate::api::PutStatus;
 use crate::catalog::{Finding, Grant, ReservationId};
@@ -540,14 +539,8 @@ impl Core {
             });
         }
         let segment = self.space.segment_mut(victim.segment);
-        if !segment.held.is_empty() {
-            // Marks vouch for what lies in a segment until its free header is durable: first a header has to say which of
-            // its pages never arrived.
-            segment.state = State::Sealing;
-            self.write_header(victim.segment, SegmentState::Sealed);
-            return false;
-        }
-        if is_stuck {
+        let is_unsaid = segment.is_unsaid();
+        if is_stuck && !is_unsaid {
             segment.put_back();
             if segment.suspect {
                 self.heal(victim.segment);
@@ -555,9 +548,15 @@ impl Core {
             return false;
         }
         segment.state = State::Emptied;
+        segment.stuck = is_stuck;
+        if is_unsaid {
+            // Marks vouch for what lies in a segment until its free header is durable: first a header has to say which of
+            // its pages are not there.
+            self.write_header(victim.segment, SegmentState::Sealed);
+        }
         self.release_when_carried(victim.segment);
         self.pump();
-        true
+        !is_stuck
     }
 
     pub(super) fn retry_reclaim_later(&mut self) {
@@ -591,7 +590,7 @@ impl Core {
     /// Moves an emptied segment on once every record carried out of it has been written.
     pub(super) fn release_when_carried(&mut self, id: SegmentId) {
         let segment = self.space.segment_mut(id);
-        if segment.state != State::Emptied || segment.carrying > 0 {
+        if segment.state != State::Emptied || segment.carrying > 0 || segment.is_unsaid() {
             return;
         }
         if std::mem::take(&mut segment.stuck) {
@@ -605,7 +604,7 @@ impl Core {
         if carried <= self.syncs.synced || planted!(EarlyRelease) {
             self.release_when_unpinned(id);
         } else {
-            self.wait_for_sync(carried, Waiter::Release(id));
+            self.wait_for_release(id, carried);
         }
     }
 
@@ -617,6 +616,10 @@ impl Core {
         }
         // Zero says that only readers hold it now.
         segment.carried = Serial::ZERO;
+        // Its header is being written again: two of them must not be on their way at once.
+        if segment.is_unsaid() {
+            return;
+        }
         if !self.index.await_readers(id) && !planted!(MissingPin) {
             return;
         }

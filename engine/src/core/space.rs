@@ -94,8 +94,11 @@ pub(crate) struct Segment {
     pub healing: bool,
     /// Its first header is being written. Another one must not be before that: the later write could land first.
     pub opening: bool,
-    /// The header on disk says what it is: sealed, and what it holds; or free.
+    /// The header on disk says what it is: sealed, and what it holds; or free. A failed sync may have taken the header with it: then
+    /// it is written again.
     pub listed: bool,
+    /// The header that says so was on its way when a sync failed: it counts for nothing.
+    pub doubted: bool,
     /// Sealed, and taking records nevertheless: they count when a header lists them.
     pub extended: bool,
     /// Commits up to here have their payload on the device for certain.
@@ -133,6 +136,7 @@ impl Segment {
             healing: false,
             opening: false,
             listed: false,
+            doubted: false,
             extended: false,
             proven: Serial::ZERO,
             poisoned: false,
@@ -166,6 +170,16 @@ impl Segment {
     /// It is still in this life, takes no more, and nothing is under way in it.
     pub(crate) fn is_draining(&self, life: Serial) -> bool {
         self.state == State::Draining && self.sequence == life && self.is_quiet()
+    }
+
+    /// Something was written into it that is not known to be durable.
+    pub(crate) fn is_beyond(&self, synced: Serial) -> bool {
+        self.last_commit > synced.max(self.proven)
+    }
+
+    /// A failed sync may have lost what it holds, and no header says so yet.
+    pub(crate) fn is_unsaid(&self) -> bool {
+        self.suspect && !self.listed
     }
 
     /// Nothing is under way here any more.
@@ -301,6 +315,10 @@ impl Space {
             .iter()
             .enumerate()
             .map(|(index, segment)| (SegmentId(u32::try_from(index).unwrap_or(u32::MAX)), segment))
+    }
+
+    pub(crate) fn segments_mut(&mut self) -> impl Iterator<Item = &mut Segment> {
+        self.segments.iter_mut()
     }
 
     pub(crate) fn volume_of(&self, id: SegmentId) -> usize {

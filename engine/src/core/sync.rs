@@ -9,6 +9,10 @@
 //! its pages back, verifies it and writes it anew. Until that is done `synced` stands still and flushes fail, and so does
 //! whoever waited for one. Only segments that reclaim has emptied since are given back meanwhile, by *partial* rounds: without them a
 //! full store would have nowhere to write anew.
+//!
+//! What was lost still has its descriptors, and a `synced` mark past them would vouch for it, also for pages that nobody was told of: those
+//! that another write's failure spoiled. So an emptied suspect counts as one until a header says that its pages are not proven, and a
+//! sync that begins then makes that header durable with the mark. A further failed sync may lose the header too, and it is written again.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +59,7 @@ pub(super) struct Syncs {
     /// Segments whose free headers no round has covered yet. Writing such a segment now would, after a power loss, leave its old
     /// life with the new one's bytes.
     freed: Vec<SegmentId>,
-    /// Segments whose free headers could not be written.
+    /// Segments on their way back whose headers could not be written.
     unfreed: Vec<SegmentId>,
     /// Segments whose free headers were on their way when a sync failed: it may have taken them with it.
     unsure: Vec<SegmentId>,
@@ -117,6 +121,15 @@ impl Core {
         self.syncs.waiters.entry(commit).or_default().push(waiter);
     }
 
+    /// As [`Core::wait_for_sync`], for a segment that may wait already: one that were left over would release another life of it.
+    pub(super) fn wait_for_release(&mut self, id: SegmentId, carried: Serial) {
+        let waiter = Waiter::Release(id);
+        let mut waiters = self.syncs.waiters.values().flatten();
+        if !waiters.any(|other| *other == waiter) {
+            self.wait_for_sync(carried, waiter);
+        }
+    }
+
     /// Something was acknowledged that no sync has covered.
     pub(super) fn note_unsynced(&mut self) {
         self.syncs.unsynced_since_ms.get_or_insert(self.now_ms);
@@ -162,10 +175,11 @@ impl Core {
     pub(super) fn has_suspects(&self) -> bool {
         self.syncs.trouble
             && self.space.iter().any(|(_, segment)| {
-                let is_rewritten = matches!(
-                    segment.state,
-                    State::Free | State::Emptied | State::Releasing | State::Lost
-                );
+                let is_rewritten = match segment.state {
+                    State::Free | State::Lost => true,
+                    State::Emptied | State::Releasing => segment.listed,
+                    _ => false,
+                };
                 segment.suspect && (!is_rewritten || segment.carrying > 0)
             })
     }
@@ -176,7 +190,10 @@ impl Core {
         }
         if self.has_suspects() {
             self.refuse_callers();
-            self.effects.push(Effect::Reclaim);
+            // Not for those that wait to be tried again: a device that fails would be asked without end.
+            if self.candidates().any(|(_, segment)| segment.suspect) {
+                self.effects.push(Effect::Reclaim);
+            }
             self.start_partial_round();
             return;
         }
@@ -207,10 +224,23 @@ impl Core {
         }
     }
 
-    /// Writes the free headers again that could not be written: without one a segment must not be reused.
+    /// Writes the headers again that could not be written: without one a segment must not be reused.
     pub(super) fn retry_freeing(&mut self) {
         for id in std::mem::take(&mut self.syncs.unfreed) {
-            self.write_header(id, SegmentState::Free);
+            let state = match self.space.segment(id).state {
+                State::Emptied => SegmentState::Sealed,
+                _ => SegmentState::Free,
+            };
+            self.write_header(id, state);
+        }
+    }
+
+    /// The header of a segment on its way back could not be written, and is tried again. While nothing says what may be believed
+    /// there nobody can be told that anything is durable: then not only when segments run short.
+    pub(super) fn header_failed(&mut self, id: SegmentId) {
+        self.syncs.unfreed.push(id);
+        if self.space.segment(id).is_unsaid() {
+            self.retry_reclaim_later();
         }
     }
 
@@ -229,6 +259,7 @@ impl Core {
             .iter()
             .filter(|(_, s)| s.state == State::Emptied)
             .filter(|(_, s)| s.carrying == 0 && s.carried == Serial::ZERO)
+            .filter(|(id, _)| !self.syncs.unfreed.contains(id))
             .count()
     }
 
@@ -244,13 +275,14 @@ impl Core {
             self.syncs.unsure.swap_remove(at);
         }
         if good && unsure.is_some() {
+            self.space.segment_mut(id).listed = false;
             self.write_header(id, SegmentState::Free);
         } else if good && planted!(EarlyReuse) {
             self.released(id);
         } else if good {
             self.syncs.freed.push(id);
         } else {
-            self.syncs.unfreed.push(id);
+            self.header_failed(id);
         }
     }
 
@@ -383,6 +415,14 @@ impl Core {
             })
             .map(|(id, _)| id);
         self.syncs.unsure = on_their_way.collect();
+        let synced = self.syncs.synced;
+        for segment in self.space.segments_mut() {
+            // It may have taken the header with it that told of what was lost before, too.
+            if segment.state == State::Releasing && segment.is_beyond(synced) {
+                segment.suspect = true;
+                segment.listed = false;
+            }
+        }
         for id in freed {
             self.write_header(id, SegmentState::Free);
         }
@@ -437,23 +477,31 @@ impl Core {
                 self.space.volume_of(*id) == volume
                     && !matches!(
                         segment.state,
-                        State::Free
-                            | State::Emptied
-                            | State::Releasing
-                            | State::Unreadable
-                            | State::Lost
+                        State::Free | State::Releasing | State::Unreadable | State::Lost
                     )
-                    && (segment.last_commit > synced.max(segment.proven) || !segment.is_quiet())
+                    // This run has written nothing into one that could not be read.
+                    && segment.free_as.is_none()
+                    && (segment.is_beyond(synced) || !segment.is_quiet())
             })
             .map(|(id, _)| id)
             .collect();
         for id in touched {
             let segment = self.space.segment_mut(id);
+            // Of an emptied one: its header is on its way, or waits to be tried again.
+            let was_unsaid = segment.is_unsaid();
             segment.suspect = true;
+            // A header written since the last good sync may be lost too.
+            segment.listed = false;
             // What is being written into it again may be among what was lost.
             segment.healing = false;
-            if matches!(segment.state, State::Open(_)) {
-                self.space.close(id);
+            match segment.state {
+                State::Open(_) => self.space.close(id),
+                State::Sealing => segment.doubted = true,
+                State::Emptied if was_unsaid => {
+                    segment.doubted = !self.syncs.unfreed.contains(&id);
+                }
+                State::Emptied => self.write_header(id, SegmentState::Sealed),
+                _ => {}
             }
             self.drain(id);
         }
