@@ -45,7 +45,7 @@ use crate::store::staged::{Stage, Staged};
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Connections kept open while nobody uses them.
-const IDLE_MAX: usize = 4;
+const IDLE_MAX: usize = 16;
 
 /// The owner is not there any more.
 #[derive(Debug)]

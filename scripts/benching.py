@@ -1,0 +1,100 @@
+"""What the benchmark scripts share: sizes, programs that are run, and what is said of the machine."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+GIB = 1 << 30
+MIB = 1 << 20
+UNITS = {"KiB": 1 << 10, "MiB": MIB, "GiB": GIB, "TiB": 1 << 40}
+
+
+class Trouble(Exception):
+    """Something in the environment is in the way; the message says what to do."""
+
+
+def parse_size(text):
+    for unit, unit_bytes in UNITS.items():
+        if text.lower().endswith(unit.lower()):
+            return int(float(text[: -len(unit)]) * unit_bytes)
+    return int(text)
+
+
+def human(size):
+    for unit in reversed(UNITS):
+        if size >= UNITS[unit]:
+            number = size / UNITS[unit]
+            return f"{number:.0f} {unit}" if number == int(number) else f"{number:.1f} {unit}"
+    return f"{size} B"
+
+
+def run(command):
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()
+        raise Trouble(f"`{' '.join(str(word) for word in command)}` failed ({done.returncode}): {said}")
+    return done.stdout
+
+
+class Larder:
+    """`larder bench` on one store."""
+
+    def __init__(self, program, store, batch):
+        self.program, self.store, self.batch = program, store, batch
+        self.bad = 0
+        self.disk = ""
+        self.page_bytes_of_buffers = 0
+
+    def measure(self, op, page_bytes, work_bytes, *more):
+        out = run([
+            self.program, "bench", self.store, "--op", op, "--page-bytes", page_bytes, "--parts", 2,
+            "--pages", work_bytes // page_bytes, "--batch", self.batch, "--json", *more,
+        ])
+        result = json.loads(out)
+        self.bad += result["wrong_pages"] + result["missed_pages"] + result["unstored_pages"]
+        self.disk = f"{result['disk']} ({result['disk_reason']})" if result["disk_reason"] else result["disk"]
+        self.page_bytes_of_buffers = result["buffer_page_bytes"]
+        return result
+
+    def look_up(self, keys, *more):
+        out = run([self.program, "bench", self.store, "--op", "exists", "--keys", keys, "--json", *more])
+        return json.loads(out)
+
+
+def machine():
+    model = "unknown CPU"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    memory_bytes = int(memory.split()[1]) * 1024
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory_bytes / GIB:.0f} GiB of memory"
+
+
+def file_system(directory):
+    best = ("", "unknown", "")
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        device, mount, kind = line.split()[:3]
+        inside = directory == Path(mount) or Path(mount) in directory.parents
+        if inside and len(mount) >= len(best[0]):
+            best = (mount, kind, device)
+    return f"{best[1]} on {best[2]}"
+
+
+def median(results, field):
+    return statistics.median(result[field] for result in results)
+
+
+def larder_program(given):
+    if given:
+        return given.resolve()
+    root = Path(__file__).resolve().parent.parent
+    target = Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
+    print("building larder", file=sys.stderr)
+    if subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "larder"], cwd=root).returncode != 0:
+        raise Trouble("larder does not build; give a binary with --larder")
+    return (target if target.is_absolute() else root / target) / "release" / "larder"
