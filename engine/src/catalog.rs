@@ -170,6 +170,10 @@ pub trait Putting {
     /// What the oldest ask that has no answer is given: one grant a page. An answer that takes its time is waited for after `meanwhile`.
     fn granted(&mut self, meanwhile: &mut dyn FnMut()) -> (ReservationId, Vec<Grant>);
 
+    /// Takes back the asks that have no answer. Nothing is written of what they were given meanwhile; these reservations are waited for
+    /// with the others.
+    fn withdraw(&mut self) -> Vec<ReservationId>;
+
     /// Hands over the checksums of the pages granted, in the order of the asks; `None` gives a page up. Called exactly once for a reservation,
     /// while its writes may still be in flight.
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]);
@@ -237,6 +241,11 @@ impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
     fn granted(&mut self, _: &mut dyn FnMut()) -> (ReservationId, Vec<Grant>) {
         let asks = self.asked.pop_front().unwrap_or_default();
         self.allocator.reserve(self.namespace, &asks)
+    }
+
+    fn withdraw(&mut self) -> Vec<ReservationId> {
+        self.asked.clear();
+        Vec::new()
     }
 
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {

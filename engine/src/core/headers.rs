@@ -101,6 +101,10 @@ impl Core {
         } else {
             self.write_header(id, SegmentState::Sealed);
         }
+        // It may have been put back.
+        if self.wants_reclaim() {
+            self.effects.push(Effect::Reclaim);
+        }
     }
 
     /// Nothing on the device says which of its pages are not there: the others are better off elsewhere. An empty one has nothing

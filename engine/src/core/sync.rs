@@ -225,7 +225,7 @@ impl Core {
     }
 
     /// Writes the headers again that could not be written: without one a segment must not be reused.
-    pub(super) fn retry_freeing(&mut self) {
+    pub fn retry_freeing(&mut self) {
         for id in std::mem::take(&mut self.syncs.unfreed) {
             let state = match self.space.segment(id).state {
                 State::Emptied => SegmentState::Sealed,

@@ -3,8 +3,8 @@
 //! Owns: the connections to the owner, and what is known of the namespaces that go over them.
 //!
 //! Invariants:
-//! - a connection carries the requests of one call at a time; each caller takes one that is idle, or makes another; a put
-//!   ([`put`]) keeps its own to its end;
+//! - a connection carries the requests of one call at a time; each caller takes one that is idle, makes another, or waits for one; a
+//!   put ([`put`]) keeps its own to its end. Nobody who has one takes another, so that whoever waits gets one;
 //! - once any connection fails the owner counts as lost, for good: every later call fails at once, and whoever minds the
 //!   attachment ([`super`]) is told. No call is tried again over another connection: it may have been carried out.
 //!
@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder_format::{Namespace, PageKey};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use put::RemotePut;
 
@@ -44,8 +44,8 @@ use crate::store::staged::{Stage, Staged};
 /// How long an answer that takes the owner no time may take.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Connections kept open while nobody uses them.
-const IDLE_MAX: usize = 16;
+/// Connections besides the first: fewer than the owner allows. Whoever finds none idle then waits for one.
+const LINES_MAX: usize = 60;
 
 /// The owner is not there any more.
 #[derive(Debug)]
@@ -111,6 +111,14 @@ impl Line {
     }
 }
 
+/// The connections besides the first.
+#[derive(Default)]
+struct Lines {
+    idle: Vec<Line>,
+    /// How many there are; one that fails takes the owner with it.
+    made: usize,
+}
+
 /// Why no owner could be reached.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReachError {
@@ -132,7 +140,9 @@ pub(super) struct Remote {
     map: SegmentMap,
     /// The connection whose end is this client's end; kept for that alone.
     first: UnixStream,
-    idle: Mutex<Vec<Line>>,
+    lines: Mutex<Lines>,
+    /// A connection is idle again, or the owner is lost.
+    given: Condvar,
     lost: AtomicBool,
     shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
     /// What the owner last said of its room.
@@ -166,7 +176,8 @@ impl Remote {
             secret: welcome.secret,
             map: SegmentMap::new(&segments, welcome.segment_blocks),
             first: first.stream,
-            idle: Mutex::default(),
+            lines: Mutex::default(),
+            given: Condvar::new(),
             lost: AtomicBool::new(false),
             shapes: Mutex::default(),
             room: AtomicU64::new(0),
@@ -208,9 +219,11 @@ impl Remote {
     fn lose(&self) -> Gone {
         if !self.lost.swap(true, Ordering::AcqRel) {
             let _ = self.first.shutdown(Shutdown::Both);
-            for line in self.idle.lock().drain(..) {
+            let mut lines = self.lines.lock();
+            for line in lines.idle.drain(..) {
                 let _ = line.stream.shutdown(Shutdown::Both);
             }
+            self.given.notify_all();
         }
         Gone
     }
@@ -230,19 +243,30 @@ impl Remote {
     }
 
     fn take_line(&self) -> Result<Line, Gone> {
-        if self.is_lost() {
-            return Err(Gone);
-        }
-        if let Some(line) = self.idle.lock().pop() {
-            return Ok(line);
+        {
+            let mut lines = self.lines.lock();
+            loop {
+                if self.is_lost() {
+                    return Err(Gone);
+                }
+                if let Some(line) = lines.idle.pop() {
+                    return Ok(line);
+                }
+                if lines.made < LINES_MAX {
+                    lines.made += 1;
+                    break;
+                }
+                self.given.wait(&mut lines);
+            }
         }
         self.join().map_err(|_| self.lose())
     }
 
     fn give_line(&self, line: Line) {
-        let mut idle = self.idle.lock();
-        if idle.len() < IDLE_MAX && !self.is_lost() {
-            idle.push(line);
+        let mut lines = self.lines.lock();
+        if !self.is_lost() {
+            lines.idle.push(line);
+            self.given.notify_one();
         }
     }
 
@@ -565,12 +589,12 @@ mod tests {
         let home = home();
         let (remote, _) = Remote::reach(&home.path).unwrap();
         let (namespace, asks) = named(&remote);
-        assert_eq!(remote.idle.lock().len(), 1);
+        assert_eq!(remote.lines.lock().idle.len(), 1);
         let mut put = remote.put(namespace);
         for ask in &asks {
             put.ask(std::slice::from_ref(ask));
         }
-        assert_eq!(remote.idle.lock().len(), 0);
+        assert_eq!(remote.lines.lock().idle.len(), 0);
         let reservations = asks.map(|_| {
             let mut did_something_else = false;
             let (reservation, grants) = put.granted(&mut || did_something_else = true);
@@ -584,8 +608,46 @@ mod tests {
         let refused = vec![PutStatus::Refused(Refusal::Busy)];
         assert_eq!(put.wait(&reservations), [refused.clone(), refused]);
         drop(put);
-        assert_eq!(remote.idle.lock().len(), 1);
+        assert_eq!(remote.lines.lock().idle.len(), 1);
         assert!(!remote.is_lost());
+        home.owner.close().unwrap();
+    }
+
+    #[test]
+    fn what_a_put_takes_back_ends_with_it() {
+        let home = home();
+        let (remote, _) = Remote::reach(&home.path).unwrap();
+        let (namespace, asks) = named(&remote);
+        let mut put = remote.put(namespace);
+        for ask in &asks {
+            put.ask(std::slice::from_ref(ask));
+        }
+        let reservations = put.withdraw();
+        assert_eq!(reservations.len(), asks.len());
+        assert!(put.withdraw().is_empty());
+        let statuses = put.wait(&reservations);
+        assert!(statuses.iter().flatten().all(|status| !status.is_present()));
+        drop(put);
+        assert!(!remote.is_lost());
+        assert_eq!(remote.report().unwrap().puts_in_flight, 0);
+        home.owner.close().unwrap();
+    }
+
+    #[test]
+    fn more_puts_at_once_than_there_are_connections_wait_for_one() {
+        let home = home();
+        let (remote, _) = Remote::reach(&home.path).unwrap();
+        let (namespace, _) = named(&remote);
+        let mut puts: Vec<_> = (0..LINES_MAX).map(|_| remote.put(namespace)).collect();
+        std::thread::scope(|scope| {
+            let another = scope.spawn(|| drop(remote.put(namespace)));
+            assert!(!another.is_finished());
+            puts.pop();
+            another.join().unwrap();
+        });
+        drop(puts);
+        assert!(!remote.is_lost());
+        assert_eq!(remote.lines.lock().made, LINES_MAX);
         home.owner.close().unwrap();
     }
 

@@ -373,10 +373,9 @@ impl Store {
         let closed = if self.read_only {
             Ok(())
         } else {
-            self.local
-                .flush()
-                .and_then(|()| mark_clean(&self.local, &mut volumes))
-                .map(drop)
+            // This one hurries what is under way; what is in doubt fails those that follow.
+            let _ = self.local.flush();
+            mark_clean(&self.local, &mut volumes).map(drop)
         };
         self.data.disk.shutdown();
         // The disk has answered for everything: nothing of this opening can reach the volumes any more.

@@ -201,6 +201,10 @@ pub(crate) fn settle(local: &Local) -> Result<usize, StoreError> {
     // anything is in doubt. The last writes nothing of its own: nothing is under way when it returns.
     let mut unwritten = 0;
     for is_last in [false, false, true] {
+        if !is_last {
+            // Nobody else does it any more.
+            local.with_core(Core::retry_freeing);
+        }
         if !local.wait_until_idle(until) {
             return Err(StoreError::WriteFailed(
                 "the device did not finish what was under way".to_owned(),

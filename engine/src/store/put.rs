@@ -110,12 +110,13 @@ fn checksum(shape: &NamespaceShape, page: &PutPage<'_>) -> u64 {
 
 /// A call that is being carried out.
 struct Call<'a> {
+    /// Before the rest: should the call unwind, the catalog hears of it when the disk is done.
+    windows: Windows,
     putting: Box<dyn Putting + 'a>,
     data: &'a DataPath,
     shape: &'a NamespaceShape,
     pages: &'a [PutPage<'a>],
     statuses: &'a mut [PutStatus],
-    windows: Windows,
     /// What has not been waited for, with the positions of its pages.
     landed: Vec<(ReservationId, Vec<usize>)>,
 }
@@ -222,9 +223,9 @@ impl Call<'_> {
             let seen = self.putting.room();
             let (left, why) = self.admit(&rest);
             rest = left;
+            // Also before a wait for room: what is in flight may be what there is no room beside.
+            self.finish();
             let Some(why) = why else { break };
-            // What is in flight may be what there is no room beside.
-            self.land_all();
             let waits = matches!(why, Refusal::NoSpace | Refusal::Busy) && Instant::now() < until;
             if !waits || !self.putting.wait_for_room(seen, until) {
                 for index in rest {
@@ -233,7 +234,14 @@ impl Call<'_> {
                 break;
             }
         }
-        self.land_all();
+    }
+
+    /// Waits for what is in flight, and for what becomes of it.
+    fn finish(&mut self) {
+        while self.windows.left > 0 {
+            let landed = self.windows.wait();
+            self.land(landed);
+        }
         let (reservations, members): (Vec<_>, Vec<_>) = self.landed.drain(..).unzip();
         if reservations.is_empty() {
             return;
@@ -254,10 +262,9 @@ impl Call<'_> {
         };
         let mut rest = members;
         let mut asked: VecDeque<&[usize]> = VecDeque::new();
-        let mut asked_bytes = 0;
-        let (mut left, mut refusal) = (Vec::new(), None);
+        let (mut asked_bytes, mut done) = (0, 0);
         loop {
-            while refusal.is_none() && asked.len() < WINDOWS_ASKED && !rest.is_empty() {
+            while asked.len() < WINDOWS_ASKED && !rest.is_empty() {
                 let count = (window_bytes / page_bytes).max(1).min(rest.len());
                 let bytes = self.windows.bytes + asked_bytes + count * page_bytes;
                 let is_first = asked.is_empty() && self.windows.left == 0;
@@ -272,20 +279,24 @@ impl Call<'_> {
                 window_bytes = WINDOW_BYTES;
             }
             let Some(next) = asked.pop_front() else {
-                if refusal.is_some() || rest.is_empty() {
-                    break;
+                if rest.is_empty() {
+                    return (Vec::new(), None);
                 }
                 let landed = self.windows.wait();
                 self.land(landed);
                 continue;
             };
             asked_bytes -= next.len() * page_bytes;
-            let (admitted, why) = self.launch(next);
-            left.extend(&next[admitted..]);
-            refusal = refusal.or(why);
+            let (admitted, refusal) = self.launch(next);
+            if refusal.is_some() {
+                // Nothing behind it goes ahead: it would lie there without its ancestors.
+                let withdrawn = self.putting.withdraw();
+                let nobody_s = withdrawn.into_iter().map(|put| (put, Vec::new()));
+                self.landed.extend(nobody_s);
+                return (members[done + admitted..].to_vec(), refusal);
+            }
+            done += next.len();
         }
-        left.extend(rest);
-        (left, refusal)
     }
 
     fn page_bytes(&self) -> usize {
@@ -297,13 +308,6 @@ impl Call<'_> {
         for window in windows {
             self.putting.landed(window.reservation, &window.landed);
             self.landed.push((window.reservation, window.members));
-        }
-    }
-
-    fn land_all(&mut self) {
-        while self.windows.left > 0 {
-            let landed = self.windows.wait();
-            self.land(landed);
         }
     }
 
@@ -348,8 +352,8 @@ impl Call<'_> {
         (admitted, refused.map(|(_, why)| why))
     }
 
-    /// Computes the checksums of a window's pages and starts their writes, one stretch after the other. A window without any is
-    /// given back. By position in the asks: the checksums of the pages that are written, and of the first of them, known `ahead`.
+    /// Computes the checksums of a window's pages and starts their writes, one stretch after the other; those of the first pages are
+    /// known `ahead`. Gives back a window without any, and by position in the asks the checksums of the pages that are written.
     fn write(
         &mut self,
         mut window: Window,

@@ -1,5 +1,5 @@
 //! A client's calls, in the steps that the handle takes over a remote catalog: a put reserves, writes, commits, says what has landed
-//! and waits; a get pins, reads, verifies, says what it found and unpins.
+//! and waits (the handle may go through that several times on one connection, and asks ahead: here each is a put of its own); a get pins, reads, verifies, says what it found and unpins.
 
 use larder_engine::catalog::{Finding, Grant, ReservationId};
 use larder_engine::index::{Located, SegmentId};

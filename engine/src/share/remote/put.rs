@@ -138,6 +138,20 @@ impl Putting for RemotePut<'_> {
         }
     }
 
+    fn withdraw(&mut self) -> Vec<ReservationId> {
+        let mut given_up = Vec::new();
+        while !self.asked.is_empty() {
+            let (reservation, grants) = self.granted(&mut || ());
+            self.commit(reservation, &vec![None; grants.len()]);
+            let is_granted = |(_, grant): &(usize, Grant)| matches!(grant, Grant::Write(_));
+            let granted = grants.into_iter().enumerate().filter(is_granted);
+            let over: Vec<_> = granted.map(|(at, _)| (at, true)).collect();
+            self.landed(reservation, &over);
+            given_up.push(reservation);
+        }
+        given_up
+    }
+
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
         if self.granted.contains_key(&reservation) {
             self.note(&Request::Commit {

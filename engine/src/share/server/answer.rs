@@ -81,11 +81,11 @@ pub enum Later {
         /// How long at most.
         patience: Duration,
     },
-    /// [`Catalog::delete`], then [`count`] of it.
+    /// [`Catalog::delete`](crate::catalog::Catalog::delete), then [`count`] of it.
     Delete(NamespaceId, Vec<PageKey>),
-    /// [`Catalog::clear_namespace`], then [`count`] of it.
+    /// [`Catalog::clear_namespace`](crate::catalog::Catalog::clear_namespace), then [`count`] of it.
     Clear(NamespaceId),
-    /// [`Catalog::flush`], then [`done`] of it.
+    /// [`Catalog::flush`](crate::catalog::Catalog::flush), then [`done`] of it.
     Flush,
     /// [`Reply::Stats`].
     Report,

@@ -10,7 +10,7 @@ use super::ledger::Ledger;
 use super::reads::HeldReads;
 use crate::share::wire::ClientId;
 
-/// Connections of one client.
+/// Connections of one client. Each of its puts has one, and each of its other calls.
 const CONNECTIONS_MAX: usize = 64;
 
 /// A client.
