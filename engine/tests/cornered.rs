@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use common::memory::{self, Memory, STORE};
 use common::{chain, namespace};
+use larder_engine::PutStatus;
 use larder_engine::catalog::{Ask, Grant, ReservationId, SegmentMap};
-use larder_engine::core::{Config, Core, Effect, Io, Move, RequestId, Victim};
+use larder_engine::core::{Core, Effect, Io, Move, RequestId, Victim};
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, DescriptorBlock, Namespace, OpenState, PageChecksum, PageKey, Run,
@@ -21,7 +22,6 @@ use larder_engine::format::{
 use larder_engine::index::{Index, NamespaceSlot, SegmentId};
 use larder_engine::recovery::recover;
 use larder_engine::recovery::scan::Spot;
-use larder_engine::{PutStatus, SyncPolicy};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
@@ -93,13 +93,7 @@ impl<'a> Life<'a> {
             write_headers(disk, header);
         }
         *run = recovery.recovered.first.run();
-        let config = Config {
-            store: STORE,
-            segment_blocks: SEGMENT_BLOCKS,
-            sync: SyncPolicy::Relaxed,
-            write_bytes_max: 1 << 30,
-            read_only: false,
-        };
+        let config = memory::config(SEGMENT_BLOCKS);
         Life {
             disk,
             core: Core::new(config, recovery.recovered, index.clone()),

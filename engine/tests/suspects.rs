@@ -9,11 +9,12 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use common::memory::{Block, Memory, STORE, superblock};
+use common::memory::{self, Block, Memory, STORE, superblock};
 use common::{chain, namespace};
+use larder_engine::PutStatus;
 use larder_engine::api::PutFailure;
 use larder_engine::catalog::{Ask, Grant, ReservationId};
-use larder_engine::core::{Config, Core, Effect, Fault, Io, RequestId};
+use larder_engine::core::{Core, Effect, Fault, Io, RequestId};
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, DescriptorBlock, OpenState, PageKey, Run, SEGMENTS_OFFSET,
@@ -21,7 +22,6 @@ use larder_engine::format::{
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::recovery::recover;
 use larder_engine::recovery::scan::Spot;
-use larder_engine::{PutStatus, SyncPolicy};
 
 const SEGMENTS: u32 = 24;
 const SEGMENT_BLOCKS: u32 = 64;
@@ -66,13 +66,7 @@ impl Store {
         let index = index();
         let clean = superblock(Run::FIRST, OpenState::Clean, SEGMENTS, SEGMENT_BLOCKS);
         let recovered = recover(&disk, &[Some(&clean)], &index, false).recovered;
-        let config = Config {
-            store: STORE,
-            segment_blocks: SEGMENT_BLOCKS,
-            sync: SyncPolicy::Relaxed,
-            write_bytes_max: 1 << 30,
-            read_only: false,
-        };
+        let config = memory::config(SEGMENT_BLOCKS);
         let run = recovered.first.run();
         let mut store = Store {
             disk,

@@ -562,20 +562,7 @@ mod tests {
 
     /// A namespace at the owner, and pages to ask for in it.
     fn named(remote: &Remote) -> (NamespaceId, [Ask; 2]) {
-        let fields = larder_format::NamespaceFields {
-            model: "m".to_owned(),
-            weights: String::new(),
-            dtype: "bf16".to_owned(),
-            layout: "page_first_direct".to_owned(),
-            page_tokens: 64,
-            shape: larder_format::PageShape::new(&[65536]).unwrap(),
-            tp: larder_format::Rank::ALONE,
-            pp: larder_format::Rank::ALONE,
-            cp: larder_format::Rank::ALONE,
-            pool: "kv".to_owned(),
-            extra: std::collections::BTreeMap::new(),
-        };
-        let namespace = Namespace::new(fields).unwrap();
+        let namespace = crate::share::tests::namespace(65536);
         let asks = [1, 2].map(|at| Ask {
             key: PageKey::from_bytes([at; 32]),
             parent: None,

@@ -20,7 +20,7 @@ use crate::{
 
 const PAGES: usize = 24;
 const COUNT: u64 = PAGES as u64;
-const PAGE_BYTES: usize = 5000;
+const PAGE_BYTES: u32 = 5000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A store with [`PAGES`] pages in it, its owner, a client, and what only the protocol holds back from misbehaving.
@@ -32,14 +32,15 @@ struct Scene {
     keys: Vec<PageKey>,
 }
 
-fn namespace() -> Namespace {
+/// Of pages of one part.
+pub(crate) fn namespace(page_bytes: u32) -> Namespace {
     Namespace::new(NamespaceFields {
         model: "m".to_owned(),
         weights: String::new(),
         dtype: "bf16".to_owned(),
-        layout: "page_first".to_owned(),
+        layout: "page_first_direct".to_owned(),
         page_tokens: 64,
-        shape: PageShape::new(&[5000]).unwrap(),
+        shape: PageShape::new(&[page_bytes]).unwrap(),
         tp: Rank::ALONE,
         pp: Rank::ALONE,
         cp: Rank::ALONE,
@@ -54,7 +55,7 @@ fn bytes_of(key: &PageKey) -> Vec<u8> {
         .iter()
         .copied()
         .cycle()
-        .take(PAGE_BYTES)
+        .take(PAGE_BYTES as usize)
         .collect()
 }
 
@@ -90,7 +91,7 @@ impl Scene {
     }
 
     fn put(&self) {
-        let space = self.owner.namespace(&namespace()).unwrap();
+        let space = self.owner.namespace(&namespace(PAGE_BYTES)).unwrap();
         let bytes: Vec<Vec<u8>> = self.keys.iter().map(bytes_of).collect();
         let parts: Vec<[IoSlice<'_>; 1]> = bytes.iter().map(|b| [IoSlice::new(b)]).collect();
         let pages: Vec<PutPage<'_>> = (0..)
@@ -108,8 +109,8 @@ impl Scene {
 
     /// Gets all pages; each must come, and be right.
     fn get(&self, store: &SharedStore) {
-        let space = store.namespace(&namespace()).unwrap();
-        let mut bytes = vec![vec![0; PAGE_BYTES]; PAGES];
+        let space = store.namespace(&namespace(PAGE_BYTES)).unwrap();
+        let mut bytes = vec![vec![0; PAGE_BYTES as usize]; PAGES];
         let mut parts: Vec<[IoSliceMut<'_>; 1]> =
             bytes.iter_mut().map(|b| [IoSliceMut::new(b)]).collect();
         let mut pages: Vec<GetPage<'_, '_>> = self
@@ -127,7 +128,7 @@ impl Scene {
 
     /// Takes the pages' slots, as the client that is to read them or to copy them.
     fn take_slots(&self) -> Vec<Slot> {
-        let space = self.other.namespace(&namespace()).unwrap();
+        let space = self.other.namespace(&namespace(PAGE_BYTES)).unwrap();
         let (_, pages) = self.other.stage(space, &self.keys);
         pages
             .iter()
@@ -137,7 +138,7 @@ impl Scene {
 
     /// Changes every byte of a slot.
     fn scribble(&self, slot: SlotId) {
-        let space = self.other.namespace(&namespace()).unwrap();
+        let space = self.other.namespace(&namespace(PAGE_BYTES)).unwrap();
         let area = self.other.area(space).unwrap();
         let piece = area.piece(slot, 2 * larder_format::BLOCK_BYTES).unwrap();
         // SAFETY: the piece lies in the area, which is mapped; nobody refers to its bytes.
@@ -225,7 +226,7 @@ fn a_dead_clients_slots_are_not_used_again_while_its_mark_is_there() {
 fn whatever_is_written_into_the_area_nobody_gets_wrong_bytes() {
     let scene = Scene::new();
     // While somebody else is said to be reading.
-    let space = scene.other.namespace(&namespace()).unwrap();
+    let space = scene.other.namespace(&namespace(PAGE_BYTES)).unwrap();
     let area = scene.other.area(space).unwrap();
     for slot in scene.take_slots() {
         scene.scribble(slot.id);
@@ -262,7 +263,7 @@ fn whatever_is_written_into_the_area_nobody_gets_wrong_bytes() {
 fn what_a_client_gives_back_that_it_does_not_have_changes_nothing() {
     let scene = Scene::new();
     scene.get(&scene.client);
-    let space = scene.other.namespace(&namespace()).unwrap();
+    let space = scene.other.namespace(&namespace(PAGE_BYTES)).unwrap();
     let (_, pages) = scene.other.stage(space, &scene.keys[..1]);
     let page = pages[0].unwrap();
     for filled in [true, false] {

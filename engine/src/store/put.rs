@@ -480,3 +480,129 @@ impl Call<'_> {
         Some(copy)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::IoSlice;
+
+    use larder_format::PageKey;
+
+    use super::*;
+    use crate::share::tests::namespace;
+    use crate::{CreateOptions, OpenOptions, PageStore, Store, create};
+
+    const PAGE_BYTES: u32 = 1 << 20;
+
+    /// A put that finds no room for one page, and room for all that come after it: another put ended meanwhile.
+    struct Tight<'a> {
+        inner: Box<dyn Putting + 'a>,
+        asked: VecDeque<Vec<Ask>>,
+        /// Pages admitted before it.
+        left: Option<usize>,
+    }
+
+    impl Putting for Tight<'_> {
+        fn ask(&mut self, asks: &[Ask]) {
+            self.asked.push_back(asks.to_vec());
+        }
+
+        fn granted(&mut self, meanwhile: &mut dyn FnMut()) -> (ReservationId, Vec<Grant>) {
+            let asks = self.asked.pop_front().unwrap();
+            let admitted = self.left.unwrap_or(asks.len()).min(asks.len());
+            self.inner.ask(&asks[..admitted]);
+            let (reservation, mut grants) = self.inner.granted(meanwhile);
+            self.left = self.left.map(|left| left - admitted);
+            if admitted < asks.len() {
+                self.left = None;
+                grants.resize(asks.len(), Grant::Refused(Refusal::Busy));
+            }
+            (reservation, grants)
+        }
+
+        fn withdraw(&mut self) -> Vec<ReservationId> {
+            self.asked.clear();
+            self.inner.withdraw()
+        }
+
+        fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
+            let admitted = checksums.iter().take_while(|sum| sum.is_some()).count();
+            self.inner.commit(reservation, &checksums[..admitted]);
+        }
+
+        fn landed(&mut self, reservation: ReservationId, pages: &[(usize, bool)]) {
+            self.inner.landed(reservation, pages);
+        }
+
+        fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
+            self.inner.wait(reservations)
+        }
+
+        fn room(&self) -> u64 {
+            self.inner.room()
+        }
+
+        fn wait_for_room(&mut self, _: u64, deadline: Instant) -> bool {
+            Instant::now() < deadline
+        }
+    }
+
+    /// What becomes of pages of which the one behind the first `admitted` is refused.
+    fn statuses(admitted: usize, wait: Duration) -> Vec<PutStatus> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let options = CreateOptions {
+            size: 256 << 20,
+            segment_size: Some(16 << 20),
+            ..CreateOptions::default()
+        };
+        create(&path, &options).unwrap();
+        let store = Store::open(&path, OpenOptions::default()).unwrap();
+        let bytes = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
+        let parts = [IoSlice::new(&bytes)];
+        let key = |at: u8| PageKey::from_bytes([at; 32]);
+        let page = |at: u8| PutPage {
+            key: key(at),
+            parent: (at > 0).then(|| key(at - 1)),
+            depth: at.into(),
+            parts: &parts,
+        };
+        let pages: Vec<PutPage<'_>> = (0..32).map(page).collect();
+        let id = store.namespace(&namespace(PAGE_BYTES)).unwrap();
+        let shape = store.local.shape(id).unwrap();
+        let mut statuses = vec![PutStatus::Refused(Refusal::WrongShape); pages.len()];
+        let mut call = Call {
+            windows: Windows::default(),
+            putting: Box::new(Tight {
+                inner: store.local.put(id),
+                asked: VecDeque::new(),
+                left: Some(admitted),
+            }),
+            data: &store.data,
+            shape: &shape,
+            pages: &pages,
+            statuses: &mut statuses,
+            landed: Vec::new(),
+        };
+        let all: Vec<usize> = (0..pages.len()).collect();
+        call.store(&all, Instant::now() + wait);
+        drop(call);
+        let keys: Vec<PageKey> = pages.iter().map(|page| page.key).collect();
+        let there = store.contains(id, &keys);
+        let stored = statuses.iter().map(|status| status.is_present());
+        assert_eq!(there, stored.collect::<Vec<_>>());
+        store.close().unwrap();
+        statuses
+    }
+
+    #[test]
+    fn nothing_behind_a_refused_page_is_stored_before_it() {
+        for admitted in [0, 1, 5, 9, 20, 31] {
+            let mut expected = vec![PutStatus::Stored; admitted];
+            expected.resize(32, PutStatus::Refused(Refusal::Busy));
+            assert_eq!(statuses(admitted, Duration::ZERO), expected);
+            assert_eq!(statuses(admitted, PATIENCE), [PutStatus::Stored; 32]);
+        }
+    }
+}

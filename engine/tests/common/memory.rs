@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
+use larder_engine::SyncPolicy;
+use larder_engine::core::Config;
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry,
@@ -86,6 +88,16 @@ impl Disk for Memory {
     }
 
     fn shutdown(&self) {}
+}
+
+pub fn config(segment_blocks: u32) -> Config {
+    Config {
+        store: STORE,
+        segment_blocks,
+        sync: SyncPolicy::Relaxed,
+        write_bytes_max: 1 << 30,
+        read_only: false,
+    }
 }
 
 /// Of a store of one volume.

@@ -405,8 +405,6 @@ mod tests {
 
     use std::cell::Cell;
 
-    use larder_format::{Namespace, Rank};
-
     use super::*;
     use crate::api::{OpenOptions, PageStore};
     use crate::{CreateOptions, Store, create};
@@ -444,20 +442,9 @@ mod tests {
         };
         create(&path, &options).unwrap();
         let store = Store::open(&path, OpenOptions::default()).unwrap();
-        let fields = larder_format::NamespaceFields {
-            model: "m".to_owned(),
-            weights: String::new(),
-            dtype: "bf16".to_owned(),
-            layout: "page_first_direct".to_owned(),
-            page_tokens: 64,
-            shape: larder_format::PageShape::new(&[65536]).unwrap(),
-            tp: Rank::ALONE,
-            pp: Rank::ALONE,
-            cp: Rank::ALONE,
-            pool: "kv".to_owned(),
-            extra: BTreeMap::new(),
-        };
-        let namespace = store.namespace(&Namespace::new(fields).unwrap()).unwrap();
+        let namespace = store
+            .namespace(&crate::share::tests::namespace(65536))
+            .unwrap();
         Home {
             _directory: directory,
             store,
