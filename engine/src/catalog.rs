@@ -1,11 +1,10 @@
 //! The seam between the handle, which moves page data, and whoever decides where it lies.
 //!
-//! A put ([`Catalog::put`]) is three steps: [`Putting::granted`] gives each page an extent, the handle writes the bytes there itself,
+//! A put ([`Catalog::put`]) is three steps: [`Putting::reserve`] gives each page an extent, the handle writes the bytes there itself,
 //! and [`Putting::commit`] with [`Putting::landed`] makes the page visible once its bytes and its descriptor are on the device.
 //! A get is [`Catalog::pin`], the handle's own read and verification, [`Catalog::unpin`]. The catalog never sees page
 //! data, so that one in another process can serve handles here. The process that decides has an [`Allocator`].
 
-use std::collections::VecDeque;
 use std::time::Instant;
 
 use larder_format::{Namespace, PageKey};
@@ -108,6 +107,9 @@ pub enum Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReservationId(pub u64);
 
+/// A reservation, its granted pages by their index in the asks, and whether the write of each went well.
+pub type Landed = (ReservationId, Vec<(usize, bool)>);
+
 /// Decides where pages lie, and knows which are there.
 pub trait Catalog: Send + Sync {
     /// See [`PageStore::namespace`](crate::PageStore::namespace).
@@ -164,26 +166,23 @@ pub trait Catalog: Send + Sync {
 
 /// A put's side of the catalog. Its pages may be asked for in several reservations; dropping it ends none of them.
 pub trait Putting {
-    /// Asks for extents. Never waits: more may be asked for before these are granted.
-    fn ask(&mut self, asks: &[Ask]);
-
-    /// What the oldest ask that has no answer is given: one grant a page. An answer that takes its time is waited for after `meanwhile`.
-    fn granted(&mut self, meanwhile: &mut dyn FnMut()) -> (ReservationId, Vec<Grant>);
-
-    /// Takes back the asks that have no answer. Nothing is written of what they were given meanwhile; these reservations are waited for
-    /// with the others.
-    fn withdraw(&mut self) -> Vec<ReservationId>;
+    /// Gives pages extents; one grant a page. An answer that takes its time is waited for with `meanwhile`, piece of work by piece,
+    /// for as long as that says that there is more to do.
+    fn reserve(
+        &mut self,
+        asks: &[Ask],
+        meanwhile: &mut dyn FnMut() -> bool,
+    ) -> (ReservationId, Vec<Grant>);
 
     /// Hands over the checksums of the pages granted, in the order of the asks; `None` gives a page up. Called exactly once for a reservation,
     /// while its writes may still be in flight.
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]);
 
-    /// Says that the writes of all granted pages, by their index in the asks, are over, and whether each went well. A page that was given
-    /// up before it was written counts as well.
-    fn landed(&mut self, reservation: ReservationId, pages: &[(usize, bool)]);
+    /// Says of some reservations that the writes of all granted pages are over. A page that was given up before it was written counts as
+    /// one that went well.
+    fn landed(&mut self, reservations: &[Landed]);
 
-    /// Waits until every page of these reservations is settled; one status an ask. Ends them. All of their pages have landed, and
-    /// every ask has been answered.
+    /// Waits until every page of these reservations is settled; one status an ask. Ends them. All of their pages have landed.
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>>;
 
     /// See [`Allocator::room`].
@@ -214,12 +213,10 @@ pub trait Allocator: Catalog {
     fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool;
 }
 
-/// A put for which an allocator of this process decides. Asks are answered when the answer is wanted: pages that are already there when
-/// their turn comes are given nothing.
+/// A put for which an allocator of this process decides.
 pub struct Direct<'a, A: ?Sized> {
     allocator: &'a A,
     namespace: NamespaceId,
-    asked: VecDeque<Vec<Ask>>,
 }
 
 impl<'a, A: Allocator + ?Sized> Direct<'a, A> {
@@ -228,32 +225,27 @@ impl<'a, A: Allocator + ?Sized> Direct<'a, A> {
         Direct {
             allocator,
             namespace,
-            asked: VecDeque::new(),
         }
     }
 }
 
 impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
-    fn ask(&mut self, asks: &[Ask]) {
-        self.asked.push_back(asks.to_vec());
-    }
-
-    fn granted(&mut self, _: &mut dyn FnMut()) -> (ReservationId, Vec<Grant>) {
-        let asks = self.asked.pop_front().unwrap_or_default();
-        self.allocator.reserve(self.namespace, &asks)
-    }
-
-    fn withdraw(&mut self) -> Vec<ReservationId> {
-        self.asked.clear();
-        Vec::new()
+    fn reserve(
+        &mut self,
+        asks: &[Ask],
+        _: &mut dyn FnMut() -> bool,
+    ) -> (ReservationId, Vec<Grant>) {
+        self.allocator.reserve(self.namespace, asks)
     }
 
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
         self.allocator.commit(reservation, checksums);
     }
 
-    fn landed(&mut self, reservation: ReservationId, pages: &[(usize, bool)]) {
-        self.allocator.landed(reservation, pages);
+    fn landed(&mut self, reservations: &[Landed]) {
+        for (reservation, pages) in reservations {
+            self.allocator.landed(*reservation, pages);
+        }
     }
 
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {

@@ -20,7 +20,7 @@ use larder_engine::index::{Lease, NamespaceSlot, Place, SegmentId};
 use larder_engine::share::Marks;
 use larder_engine::share::answer::{Answer, Desk, Greeting, Later, count, done, greeting};
 use larder_engine::share::keys::blob;
-use larder_engine::share::ledger::Ledger;
+use larder_engine::share::ledger::{Awaited, Ledger};
 use larder_engine::share::wire::{
     ClientId, Failure, MAGIC, PinnedPage, PlaceGrant, Reply, Request, VERSION, Welcome, parse,
     receive, send,
@@ -231,8 +231,8 @@ impl Marks for Marked {
 struct Client {
     ledger: Ledger,
     marked: bool,
-    /// Puts whose statuses it waits for.
-    waiting: Vec<(u64, ReservationId)>,
+    /// Puts whose statuses it waits for, wait by wait.
+    waiting: Vec<Vec<Awaited>>,
     /// What it was told, to be said again.
     puts: Vec<u64>,
     places: Vec<(PageKey, Place)>,
@@ -346,10 +346,8 @@ impl Owner {
         let reply = match desk.answer(&client.ledger, request) {
             Answer::Reply(reply) => reply,
             Answer::Nothing => return true,
-            Answer::Later(Later::Settled {
-                put, reservation, ..
-            }) => {
-                client.waiting.push((put, reservation));
+            Answer::Later(Later::Settled(puts)) => {
+                client.waiting.push(puts);
                 self.settle(client);
                 return true;
             }
@@ -379,12 +377,18 @@ impl Owner {
     /// Puts that are waited for may have settled.
     fn settle(&self, client: &mut Client) {
         let ledger = &client.ledger;
-        client.waiting.retain(|(put, reservation)| {
-            let settled = self.clerk.inner().machine.settled(*reservation);
-            if settled.is_some() {
-                ledger.settled(*put);
-            }
-            settled.is_none()
+        let machine = &mut self.clerk.inner().machine;
+        client.waiting.retain_mut(|puts| {
+            puts.retain(|put| {
+                let is_left = put
+                    .reservation
+                    .is_some_and(|id| machine.settled(id).is_none());
+                if !is_left {
+                    ledger.settled(put.number);
+                }
+                is_left
+            });
+            !puts.is_empty()
         });
     }
 
@@ -397,7 +401,8 @@ impl Owner {
         // What it put that another client is writing is over when that one's put is.
         let mut left = self.left.borrow_mut();
         left.extend(ended.expect("its writes are over"));
-        left.extend(client.waiting.drain(..).map(|(_, reservation)| reservation));
+        let waiting = client.waiting.drain(..).flatten();
+        left.extend(waiting.filter_map(|put| put.reservation));
         assert_eq!(
             client.ledger.counts(),
             (0, 0),
@@ -614,7 +619,11 @@ fn request<'a>(
                 .map(|_| (feed.awkward() as u32 % 16, feed.byte() < 200))
                 .collect(),
         },
-        12 => Request::Wait { reservation },
+        12 => Request::Wait {
+            reservations: (0..1 + feed.below(3) as u64)
+                .map(|back| reservation.wrapping_sub(back))
+                .collect(),
+        },
         13 => Request::Delete { namespace, keys },
         14 => Request::Clear { namespace },
         15 => Request::WaitForRoom {
@@ -671,7 +680,7 @@ fn heard_by_owner() -> Vec<u8> {
             pages: vec![(0, true), (1, true), (2, false)],
         },
         Request::Wait {
-            reservation: u64::from(RUN) << 32,
+            reservations: vec![u64::from(RUN) << 32],
         },
         Request::Pin { namespace: 0, keys },
         Request::Verified {

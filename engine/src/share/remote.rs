@@ -34,7 +34,7 @@ use super::pass::Taking;
 use super::server::{short_path, socket_path};
 use super::wire::{
     ClientId, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, VERSION, Welcome,
-    WireError, parse, receive, send,
+    WireError, arrives, parse, receive, send,
 };
 use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
@@ -65,8 +65,11 @@ impl Line {
             .filter(|parent| !parent.as_os_str().is_empty())
             .unwrap_or(Path::new("."));
         let (_directory, short) = short_path(directory, socket.file_name().unwrap_or_default())?;
+        let stream = UnixStream::connect(short)?;
+        // What has begun to arrive goes on arriving.
+        stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
         Ok(Line {
-            stream: UnixStream::connect(short)?,
+            stream,
             buffer: Vec::new(),
         })
     }
@@ -90,13 +93,15 @@ impl Line {
         request: &Request<'_>,
         patience: Option<Duration>,
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
-        self.stream.set_read_timeout(patience)?;
         self.tell(request)?;
-        self.hear()
+        self.hear(patience)
     }
 
-    /// The next answer, with the file that comes with it.
-    fn hear(&mut self) -> Result<(Reply, Option<OwnedFd>), WireError> {
+    /// The next answer, with the file that comes with it, if it comes within `patience`.
+    fn hear(&mut self, patience: Option<Duration>) -> Result<(Reply, Option<OwnedFd>), WireError> {
+        if !arrives(&self.stream, patience)? {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
         let mut taking = Taking {
             stream: &self.stream,
             file: None,
@@ -578,18 +583,13 @@ mod tests {
         let (namespace, asks) = named(&remote);
         assert_eq!(remote.lines.lock().idle.len(), 1);
         let mut put = remote.put(namespace);
-        for ask in &asks {
-            put.ask(std::slice::from_ref(ask));
-        }
         assert_eq!(remote.lines.lock().idle.len(), 0);
-        let reservations = asks.map(|_| {
-            let mut did_something_else = false;
-            let (reservation, grants) = put.granted(&mut || did_something_else = true);
+        let reservations = asks.map(|ask| {
+            let (reservation, grants) = put.reserve(&[ask], &mut || true);
             // It has no mark on the volumes.
             assert_eq!(grants, [Grant::Refused(Refusal::Busy)]);
-            assert!(did_something_else);
             put.commit(reservation, &[None]);
-            put.landed(reservation, &[]);
+            put.landed(&[(reservation, Vec::new())]);
             reservation
         });
         let refused = vec![PutStatus::Refused(Refusal::Busy)];
@@ -597,26 +597,6 @@ mod tests {
         drop(put);
         assert_eq!(remote.lines.lock().idle.len(), 1);
         assert!(!remote.is_lost());
-        home.owner.close().unwrap();
-    }
-
-    #[test]
-    fn what_a_put_takes_back_ends_with_it() {
-        let home = home();
-        let (remote, _) = Remote::reach(&home.path).unwrap();
-        let (namespace, asks) = named(&remote);
-        let mut put = remote.put(namespace);
-        for ask in &asks {
-            put.ask(std::slice::from_ref(ask));
-        }
-        let reservations = put.withdraw();
-        assert_eq!(reservations.len(), asks.len());
-        assert!(put.withdraw().is_empty());
-        let statuses = put.wait(&reservations);
-        assert!(statuses.iter().flatten().all(|status| !status.is_present()));
-        drop(put);
-        assert!(!remote.is_lost());
-        assert_eq!(remote.report().unwrap().puts_in_flight, 0);
         home.owner.close().unwrap();
     }
 
@@ -641,13 +621,14 @@ mod tests {
     #[test]
     fn a_put_that_is_broken_off_costs_the_client_its_owner() {
         let home = home();
-        for answered in [false, true] {
+        for is_answered in [false, true] {
             let (remote, _) = Remote::reach(&home.path).unwrap();
             let (namespace, asks) = named(&remote);
-            let mut put = remote.put(namespace);
-            put.ask(&asks);
-            if answered {
-                put.granted(&mut || ());
+            let mut put = RemotePut::new(&remote, namespace);
+            if is_answered {
+                put.reserve(&asks, &mut || false);
+            } else {
+                put.ask(&asks);
             }
             drop(put);
             assert!(remote.is_lost());

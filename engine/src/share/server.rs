@@ -25,7 +25,7 @@ mod session;
 mod socket;
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -39,13 +39,14 @@ use parking_lot::{Condvar, Mutex};
 
 use super::pass::Giving;
 use super::wire::{
-    ClientId, Failure, Reply, Report, Request, Welcome, WireError, parse, receive, send,
+    ClientId, Failure, Reply, Report, Request, Welcome, WireError, arrives, parse, receive, send,
 };
 use crate::api::{NamespaceId, OpenOptions, PageStore};
 use crate::catalog::SegmentMap;
 use crate::error::StoreError;
 use crate::store::Store;
 use answer::{Answer, Desk, Greeting, Later};
+use ledger::Awaited;
 pub(super) use reads::OwnReads;
 use reads::Reads;
 use session::{Session, fresh_secret};
@@ -307,7 +308,7 @@ impl Shared {
         else {
             return;
         };
-        let outcome = self.converse(&session, &mut stream, &mut buffer);
+        let outcome = self.converse(&session, &stream, &mut buffer);
         if let Err(error) = &outcome {
             tracing::debug!(%error, client = session.id.0, "a connection to the catalog ended");
         }
@@ -368,11 +369,19 @@ impl Shared {
     fn converse(
         &self,
         session: &Arc<Session>,
-        stream: &mut UnixStream,
+        stream: &UnixStream,
         buffer: &mut Vec<u8>,
     ) -> Result<Ending, WireError> {
         let mut out = Vec::new();
-        while receive(stream, buffer)? {
+        // What was said together is read together.
+        let mut reader = BufReader::new(stream);
+        loop {
+            if reader.buffer().is_empty() {
+                arrives(stream, None)?;
+            }
+            if !receive(&mut reader, buffer)? {
+                return Ok(Ending::InOrder);
+            }
             let request: Request<'_> = parse(buffer)?;
             let reply = match self.answer_reads(session, request) {
                 Ok(reply) => reply,
@@ -399,7 +408,6 @@ impl Shared {
                 buffer.shrink_to(BUFFER_KEPT_BYTES);
             }
         }
-        Ok(Ending::InOrder)
     }
 
     /// A client has gone: what it held is given back, as soon as that is safe.
@@ -463,14 +471,16 @@ impl Shared {
     fn answer_later(&self, session: &Session, later: Later) -> Reply {
         let catalog = self.store.catalog();
         match later {
-            Later::Settled {
-                put,
-                reservation,
-                beyond,
-            } => {
-                let statuses = catalog.wait(reservation);
-                session.ledger.settled(put);
-                answer::settled(statuses, beyond)
+            Later::Settled(puts) => {
+                let outcome = |put: Awaited| {
+                    let reservation = put.reservation;
+                    (
+                        put,
+                        reservation.map_or_else(Vec::new, |id| catalog.wait(id)),
+                    )
+                };
+                let outcomes = puts.into_iter().map(outcome).collect();
+                answer::settled(&session.ledger, outcomes)
             }
             Later::Room { seen, patience } => {
                 catalog.wait_for_room(seen, Instant::now() + patience);

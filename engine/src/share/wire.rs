@@ -12,7 +12,11 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::marker::PhantomData;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -25,7 +29,7 @@ use crate::index::{Place, SegmentId};
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
 
 /// Version of the messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Longest frame, in bytes: a lookup of [`KEYS_MAX`] keys, with room to spare.
 pub const FRAME_BYTES_MAX: usize = 8 << 20;
@@ -116,9 +120,10 @@ pub enum Request<'a> {
         #[serde(deserialize_with = "few")]
         pages: Vec<(u32, bool)>,
     },
-    /// Answered when every page of the reservation is settled.
+    /// Answered when every page of these reservations, each named once and at most [`KEYS_MAX`] pages in all, is settled.
     Wait {
-        reservation: u64,
+        #[serde(deserialize_with = "few")]
+        reservations: Vec<u64>,
     },
     Room,
     /// Answered when the room is no longer `seen`, or after `patience_ms`.
@@ -178,6 +183,7 @@ pub enum Reply {
         #[serde(deserialize_with = "few")]
         grants: Vec<PlaceGrant>,
     },
+    /// One status a page, reservation by reservation.
     Settled(#[serde(deserialize_with = "few")] Vec<PutStatus>),
     Room {
         room: u64,
@@ -348,6 +354,24 @@ pub fn send<T: Serialize>(
     stream.write_all(&filled)?;
     *buffer = filled;
     Ok(())
+}
+
+/// Waits until there is something to read, or the end, at most `patience` (for good when there is none). False when that has passed.
+///
+/// Whoever sleeps in a read of a Unix socket is also woken when the other end has read what was sent (`unix_write_space` in the
+/// kernel's net/unix/af_unix.c), for nothing; whoever sleeps in `poll` is not.
+pub(super) fn arrives(stream: &UnixStream, patience: Option<Duration>) -> io::Result<bool> {
+    let until = patience.map(|patience| Instant::now() + patience);
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut polled = [PollFd::new(stream, PollFlags::IN)];
+        match rustix::event::poll(&mut polled, left.as_ref()) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// Reads one frame into `buffer`. False at the end of the stream, between two frames.

@@ -2,13 +2,12 @@
 //!
 //! A call is cut into windows of a few megabytes, of which many are in flight at once: while the device writes some, the
 //! checksums of the next are computed. A device that is given much finishes it in no particular order, so windows are
-//! finished as they land, and the next one is launched as soon as there is room for it among the bytes in flight. A window's
-//! extents are asked for while the one before it is written: the answer may have to come from another process. Within a
+//! finished as they land, and the next one is launched as soon as there is room for it among the bytes in flight. Extents may
+//! have to come from another process: until they are there the next checksums are computed. Within a
 //! window neighbouring pages are written together, each stretch as soon as its checksums are there: what the processor has
 //! just read the device finds in the cache, where caches serve devices, and memory is read once instead of twice. The
 //! descriptors go out while the page data is still in flight. A page whose write failed is written once more, in another segment.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +16,7 @@ use larder_format::{BLOCK_BYTES, PageChecksum};
 use super::get::push_piece;
 use super::{Counters, DataPath};
 use crate::api::{NamespaceId, PutFailure, PutOptions, PutPage, PutStatus, Refusal};
-use crate::catalog::{Ask, Catalog, Extent, Grant, NamespaceShape, Putting, ReservationId};
+use crate::catalog::{Ask, Catalog, Extent, Grant, Landed, NamespaceShape, Putting, ReservationId};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
 use crate::memory::AlignedBuf;
@@ -25,18 +24,19 @@ use crate::memory::AlignedBuf;
 /// Bytes of page data reserved and written together.
 const WINDOW_BYTES: usize = 8 << 20;
 
-/// Bytes of the first window of a call that takes several: little, so that the device soon has work, and the rest is prepared while it
-/// does it.
-const FIRST_WINDOW_BYTES: usize = 512 << 10;
+/// Bytes of the first window of a call that takes several: little, so that it is soon granted, and as much as keeps the device busy until
+/// the next one is.
+const FIRST_WINDOW_BYTES: usize = 2 << 20;
+
+/// Bytes of neighbouring pages that are written together at least. It is a quarter of a window up to [`MERGE_BYTES_MAX`]: what a small
+/// one begins with is soon with the device.
+const STRETCH_BYTES_MIN: usize = 512 << 10;
 
 /// Bytes of one call in flight: as much as it takes to keep a device busy that finishes out of order.
 const IN_FLIGHT_BYTES: usize = 128 << 20;
 
-/// Windows whose extents are asked for before those of the first of them are granted.
-const WINDOWS_ASKED: usize = 2;
-
-/// Most page data whose checksums are computed before it is known where it goes.
-const AHEAD_BYTES: usize = 512 << 10;
+/// Most page data whose checksums are computed before it is known where it goes: as much as the processor's cache keeps.
+const AHEAD_BYTES: usize = 2 << 20;
 
 /// Longest wait for room: a moment much further off could not be named.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -261,42 +261,22 @@ impl Call<'_> {
             _ => FIRST_WINDOW_BYTES,
         };
         let mut rest = members;
-        let mut asked: VecDeque<&[usize]> = VecDeque::new();
-        let (mut asked_bytes, mut done) = (0, 0);
-        loop {
-            while asked.len() < WINDOWS_ASKED && !rest.is_empty() {
-                let count = (window_bytes / page_bytes).max(1).min(rest.len());
-                let bytes = self.windows.bytes + asked_bytes + count * page_bytes;
-                let is_first = asked.is_empty() && self.windows.left == 0;
-                if bytes > IN_FLIGHT_BYTES && !is_first {
-                    break;
-                }
-                let (next, behind) = rest.split_at(count);
-                self.ask(next);
-                asked.push_back(next);
-                asked_bytes += count * page_bytes;
-                rest = behind;
-                window_bytes = WINDOW_BYTES;
-            }
-            let Some(next) = asked.pop_front() else {
-                if rest.is_empty() {
-                    return (Vec::new(), None);
-                }
+        while !rest.is_empty() {
+            let count = (window_bytes / page_bytes).max(1).min(rest.len());
+            while self.windows.left > 0 && self.windows.bytes + count * page_bytes > IN_FLIGHT_BYTES
+            {
                 let landed = self.windows.wait();
                 self.land(landed);
-                continue;
-            };
-            asked_bytes -= next.len() * page_bytes;
-            let (admitted, refusal) = self.launch(next);
+            }
+            let (admitted, refusal) = self.launch(&rest[..count]);
+            rest = &rest[admitted..];
             if refusal.is_some() {
                 // Nothing behind it goes ahead: it would lie there without its ancestors.
-                let withdrawn = self.putting.withdraw();
-                let nobody_s = withdrawn.into_iter().map(|put| (put, Vec::new()));
-                self.landed.extend(nobody_s);
-                return (members[done + admitted..].to_vec(), refusal);
+                return (rest.to_vec(), refusal);
             }
-            done += next.len();
+            window_bytes = WINDOW_BYTES;
         }
+        (Vec::new(), None)
     }
 
     fn page_bytes(&self) -> usize {
@@ -305,33 +285,35 @@ impl Call<'_> {
 
     /// Tells the catalog of windows whose writes are over.
     fn land(&mut self, windows: Vec<Window>) {
+        if windows.is_empty() {
+            return;
+        }
+        let mut landed: Vec<Landed> = Vec::with_capacity(windows.len());
         for window in windows {
-            self.putting.landed(window.reservation, &window.landed);
+            landed.push((window.reservation, window.landed));
             self.landed.push((window.reservation, window.members));
         }
+        self.putting.landed(&landed);
     }
 
-    fn ask(&mut self, members: &[usize]) {
-        let ask = |&index: &usize| {
-            let page = &self.pages[index];
-            Ask {
-                key: page.key,
-                parent: page.parent,
-                depth: page.depth,
-            }
+    /// Reserves room for these pages, starts their writes, and commits. Returns how many were admitted, and why the next one was not.
+    fn launch(&mut self, members: &[usize]) -> (usize, Option<Refusal>) {
+        let (pages, shape) = (self.pages, self.shape);
+        let ask = |&index: &usize| Ask {
+            key: pages[index].key,
+            parent: pages[index].parent,
+            depth: pages[index].depth,
         };
         let asks: Vec<Ask> = members.iter().map(ask).collect();
-        self.putting.ask(&asks);
-    }
-
-    /// Takes what is granted for these pages, starts the writes, and commits. Returns how many pages were admitted, and why the next one
-    /// was not.
-    fn launch(&mut self, members: &[usize]) -> (usize, Option<Refusal>) {
-        let mut ahead = Vec::new();
-        let first = &members[..(AHEAD_BYTES / self.page_bytes()).min(members.len())];
-        let checksum = |&index: &usize| checksum(self.shape, &self.pages[index]);
-        let mut meanwhile = || ahead.extend(first.iter().map(checksum));
-        let (reservation, grants) = self.putting.granted(&mut meanwhile);
+        let ahead_max = (AHEAD_BYTES / self.page_bytes()).min(members.len());
+        let mut ahead = Vec::with_capacity(ahead_max);
+        let mut meanwhile = || {
+            if ahead.len() < ahead_max {
+                ahead.push(checksum(shape, &pages[members[ahead.len()]]));
+            }
+            ahead.len() < ahead_max
+        };
+        let (reservation, grants) = self.putting.reserve(&asks, &mut meanwhile);
         let refused = grants.iter().zip(0..).find_map(|(grant, at)| match grant {
             Grant::Refused(why) => Some((at, *why)),
             _ => None,
@@ -361,7 +343,9 @@ impl Call<'_> {
         ahead: &[u64],
     ) -> (Option<Window>, Vec<Option<u64>>) {
         let mut checksums = vec![None; grants.len()];
-        let stretches = self.stretches(&mut window, grants);
+        let quarter = grants.len() * self.page_bytes() / 4;
+        let bytes_max = quarter.clamp(STRETCH_BYTES_MIN, MERGE_BYTES_MAX);
+        let stretches = self.stretches(&mut window, grants, bytes_max);
         if stretches.is_empty() {
             return (Some(window), checksums);
         }
@@ -386,7 +370,7 @@ impl Call<'_> {
                 tag: tag(number, group),
                 sink: self.windows.mailbox.clone(),
             });
-            if bytes < MERGE_BYTES_MAX && group < last {
+            if bytes < bytes_max && group < last {
                 continue;
             }
             bytes = 0;
@@ -399,8 +383,9 @@ impl Call<'_> {
         (None, checksums)
     }
 
-    /// What of a window lies together. Pages that there is no memory to copy are given up.
-    fn stretches(&self, window: &mut Window, grants: &[Grant]) -> Vec<Stretch> {
+    /// What of a window lies together, in stretches of at most `bytes_max` or one page. Pages that there is no memory to copy are
+    /// given up.
+    fn stretches(&self, window: &mut Window, grants: &[Grant], bytes_max: usize) -> Vec<Stretch> {
         let page_bytes = self.page_bytes();
         let mut stretches: Vec<Stretch> = Vec::new();
         for (ask, grant) in grants.iter().enumerate() {
@@ -415,7 +400,7 @@ impl Call<'_> {
             let fits = stretches.last().is_some_and(|stretch| {
                 stretch.extent.volume == extent.volume
                     && stretch.extent.offset + stretch.bytes as u64 == extent.offset
-                    && stretch.bytes + page_bytes <= MERGE_BYTES_MAX
+                    && stretch.bytes + page_bytes <= bytes_max
                     && stretch.pieces.len() + pieces.len() <= PIECES_MAX
             });
             if !fits {
@@ -485,34 +470,32 @@ impl Call<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::io::IoSlice;
+    use std::io::{IoSlice, IoSliceMut};
 
     use larder_format::PageKey;
 
     use super::*;
     use crate::share::tests::namespace;
-    use crate::{CreateOptions, OpenOptions, PageStore, Store, create};
+    use crate::{CreateOptions, GetPage, GetStatus, OpenOptions, PageStore, Store, create};
 
     const PAGE_BYTES: u32 = 1 << 20;
 
     /// A put that finds no room for one page, and room for all that come after it: another put ended meanwhile.
     struct Tight<'a> {
         inner: Box<dyn Putting + 'a>,
-        asked: VecDeque<Vec<Ask>>,
         /// Pages admitted before it.
         left: Option<usize>,
     }
 
     impl Putting for Tight<'_> {
-        fn ask(&mut self, asks: &[Ask]) {
-            self.asked.push_back(asks.to_vec());
-        }
-
-        fn granted(&mut self, meanwhile: &mut dyn FnMut()) -> (ReservationId, Vec<Grant>) {
-            let asks = self.asked.pop_front().unwrap();
+        fn reserve(
+            &mut self,
+            asks: &[Ask],
+            meanwhile: &mut dyn FnMut() -> bool,
+        ) -> (ReservationId, Vec<Grant>) {
             let admitted = self.left.unwrap_or(asks.len()).min(asks.len());
-            self.inner.ask(&asks[..admitted]);
-            let (reservation, mut grants) = self.inner.granted(meanwhile);
+            while meanwhile() {}
+            let (reservation, mut grants) = self.inner.reserve(&asks[..admitted], meanwhile);
             self.left = self.left.map(|left| left - admitted);
             if admitted < asks.len() {
                 self.left = None;
@@ -521,18 +504,13 @@ mod tests {
             (reservation, grants)
         }
 
-        fn withdraw(&mut self) -> Vec<ReservationId> {
-            self.asked.clear();
-            self.inner.withdraw()
-        }
-
         fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
             let admitted = checksums.iter().take_while(|sum| sum.is_some()).count();
             self.inner.commit(reservation, &checksums[..admitted]);
         }
 
-        fn landed(&mut self, reservation: ReservationId, pages: &[(usize, bool)]) {
-            self.inner.landed(reservation, pages);
+        fn landed(&mut self, reservations: &[Landed]) {
+            self.inner.landed(reservations);
         }
 
         fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
@@ -576,7 +554,6 @@ mod tests {
             windows: Windows::default(),
             putting: Box::new(Tight {
                 inner: store.local.put(id),
-                asked: VecDeque::new(),
                 left: Some(admitted),
             }),
             data: &store.data,
@@ -589,9 +566,18 @@ mod tests {
         call.store(&all, Instant::now() + wait);
         drop(call);
         let keys: Vec<PageKey> = pages.iter().map(|page| page.key).collect();
-        let there = store.contains(id, &keys);
         let stored = statuses.iter().map(|status| status.is_present());
-        assert_eq!(there, stored.collect::<Vec<_>>());
+        let stored: Vec<bool> = stored.collect();
+        assert_eq!(store.contains(id, &keys), stored);
+        let mut bytes = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
+        for (&key, stored) in keys.iter().zip(stored) {
+            let page = GetPage {
+                key,
+                parts: &mut [IoSliceMut::new(&mut bytes)],
+            };
+            let got = store.get(id, &mut [page], None);
+            assert_eq!(got[0] == GetStatus::Hit, stored, "{got:?}");
+        }
         store.close().unwrap();
         statuses
     }

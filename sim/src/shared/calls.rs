@@ -1,5 +1,5 @@
-//! A client's calls, in the steps that the handle takes over a remote catalog: a put reserves, writes, commits, says what has landed
-//! and waits (the handle may go through that several times on one connection, and asks ahead: here each is a put of its own); a get pins, reads, verifies, says what it found and unpins.
+//! A client's calls, in the steps that the handle takes over a remote catalog: a put reserves, writes, commits and says what has landed,
+//! window after window, and waits for all of them; a get pins, reads, verifies, says what it found and unpins.
 
 use larder_engine::catalog::{Finding, Grant, ReservationId};
 use larder_engine::index::{Located, SegmentId};
@@ -15,6 +15,9 @@ use crate::classes::Class;
 use crate::oracle::{Name, VersionId};
 use crate::world::{ForeignWrite, Live, World};
 
+/// Most windows of a put.
+const WINDOWS_MAX: usize = 3;
+
 pub enum Task {
     /// Something that is answered, and no more to it.
     Ask(u64),
@@ -22,14 +25,22 @@ pub enum Task {
     Get(Get),
 }
 
-#[derive(Default)]
 pub struct Put {
-    pub id: u64,
-    names: Vec<Name>,
+    namespace: usize,
+    /// Names of the windows that are not reserved yet, last first.
+    rest: Vec<Vec<Name>>,
+    pub windows: Vec<Window>,
     /// The connection over which it is carried out, first step to last.
     line: u64,
     /// An answer is to come.
     waits: bool,
+}
+
+/// Pages that a put reserves together.
+#[derive(Default)]
+pub struct Window {
+    pub id: u64,
+    names: Vec<Name>,
     /// The owner's number for it.
     number: Option<u64>,
     core: Option<ReservationId>,
@@ -53,12 +64,18 @@ pub struct Get {
     hold: usize,
 }
 
-impl Put {
+impl Window {
     /// A write is over.
     pub fn landed(&mut self, asks: &[usize], good: bool) {
         self.outstanding -= 1;
         self.landed
             .extend(asks.iter().map(|ask| (*ask as u32, good)));
+    }
+}
+
+impl Put {
+    fn is_landed(&self) -> bool {
+        self.windows.iter().all(|window| window.outstanding == 0)
     }
 }
 
@@ -102,26 +119,18 @@ impl Company {
                 if !may_put {
                     world.count(Class::HastyPut);
                 }
-                let asks = world.draw_asks(&names);
-                let links = asks
-                    .iter()
-                    .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth))
-                    .collect();
-                let reserve = Request::Reserve {
-                    namespace: number,
-                    keys: &keys,
-                    links,
-                };
-                self.next_task += 1;
-                let id = self.next_task;
-                self.ask(world, slot, &reserve).map(|line| {
-                    Task::Put(Put {
-                        id,
-                        names,
+                self.idle_line(world, slot).map(|line| {
+                    let count = 1 + world.dice.below(names.len().min(WINDOWS_MAX));
+                    let windows = names.chunks(names.len().div_ceil(count));
+                    let mut put = Put {
+                        namespace,
+                        rest: windows.rev().map(<[Name]>::to_vec).collect(),
+                        windows: Vec::new(),
                         line,
-                        waits: true,
-                        ..Put::default()
-                    })
+                        waits: false,
+                    };
+                    self.reserve(world, slot, &mut put);
+                    Task::Put(put)
                 })
             }
             45..75 => {
@@ -213,47 +222,99 @@ impl Company {
         let is_lost = self.clients[slot].attachment().is_lost;
         if is_lost {
             // The call ends when the device is done with its memory.
-            if put.outstanding > 0 {
+            if !put.is_landed() {
                 self.clients[slot].tasks[at] = Some(Task::Put(put));
             }
             return;
         }
-        if let (false, Some(reservation)) = (put.waits, put.number) {
-            if !put.submitted {
-                put.submitted = true;
-                self.submit(world, slot, &mut put);
-            } else if !put.committed {
-                put.committed = true;
-                let checksum = |version: VersionId| world.oracle.version(version).checksum;
-                let checksums = put.versions.iter().map(|version| version.map(checksum));
-                let commit = Request::Commit {
-                    reservation,
-                    checksums: checksums.collect(),
+        if !put.waits {
+            let may_tell = put.rest.is_empty() || world.dice.chance(0.5);
+            let mut windows = std::mem::take(&mut put.windows);
+            let did = windows
+                .iter_mut()
+                .any(|window| self.go_on_with(world, slot, put.line, window, may_tell));
+            put.windows = windows;
+            if !did && !put.rest.is_empty() {
+                self.reserve(world, slot, &mut put);
+            } else if !did && put.is_landed() {
+                let reservations = put.windows.iter().filter_map(|window| window.number);
+                let wait = Request::Wait {
+                    reservations: reservations.collect(),
                 };
-                self.send(world, slot, put.line, &commit);
-            } else if put.outstanding == 0 && !put.told {
-                put.told = true;
-                let landed = Request::Landed {
-                    reservation,
-                    pages: std::mem::take(&mut put.landed),
-                };
-                self.send(world, slot, put.line, &landed);
-            } else if put.outstanding == 0 {
-                put.waits = self.send(world, slot, put.line, &Request::Wait { reservation });
+                put.waits = self.send(world, slot, put.line, &wait);
             }
         }
         self.clients[slot].tasks[at] = Some(Task::Put(put));
     }
 
+    /// Asks for the extents of a put's next window.
+    fn reserve(&mut self, world: &mut World, slot: usize, put: &mut Put) {
+        let names = put.rest.pop().expect("a window to reserve");
+        let asks = world.draw_asks(&names);
+        let links = asks
+            .iter()
+            .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth));
+        let keys: Vec<_> = asks.iter().map(|ask| ask.key).collect();
+        let reserve = Request::Reserve {
+            namespace: self.slots[put.namespace].0,
+            keys: blob(&keys),
+            links: links.collect(),
+        };
+        put.waits = self.send(world, slot, put.line, &reserve);
+        self.next_task += 1;
+        put.windows.push(Window {
+            id: self.next_task,
+            names,
+            ..Window::default()
+        });
+    }
+
+    /// The next step of a window, if it can take one.
+    fn go_on_with(
+        &mut self,
+        world: &mut World,
+        slot: usize,
+        line: u64,
+        window: &mut Window,
+        may_tell: bool,
+    ) -> bool {
+        let Some(reservation) = window.number else {
+            return false;
+        };
+        if !window.submitted {
+            window.submitted = true;
+            self.submit(world, slot, window);
+        } else if !window.committed {
+            window.committed = true;
+            let checksum = |version: VersionId| world.oracle.version(version).checksum;
+            let checksums = window.versions.iter().map(|version| version.map(checksum));
+            let commit = Request::Commit {
+                reservation,
+                checksums: checksums.collect(),
+            };
+            self.send(world, slot, line, &commit);
+        } else if window.outstanding == 0 && !window.told && may_tell {
+            window.told = true;
+            let landed = Request::Landed {
+                reservation,
+                pages: std::mem::take(&mut window.landed),
+            };
+            self.send(world, slot, line, &landed);
+        } else {
+            return false;
+        }
+        true
+    }
+
     /// Gives the granted pages to the device.
-    fn submit(&mut self, world: &mut World, slot: usize, put: &mut Put) {
+    fn submit(&mut self, world: &mut World, slot: usize, window: &mut Window) {
         let client = self.clients[slot].attachment().id;
-        for write in world.writes_of(&put.grants, &put.versions) {
-            put.outstanding += 1;
+        for write in world.writes_of(&window.grants, &window.versions) {
+            window.outstanding += 1;
             let due = world.moment + world.draw_delay();
             world.foreign.push(ForeignWrite {
                 client,
-                task: put.id,
+                task: window.id,
                 write,
                 due,
                 is_orphan: false,
@@ -424,26 +485,35 @@ impl Company {
                 note,
             ) => {
                 let map = map_of(world);
-                put.number = Some(reservation);
+                let window = put.windows.last_mut().expect("a window was asked for");
+                window.number = Some(reservation);
                 let grants = grants.into_iter().map(|grant| match grant {
                     PlaceGrant::Write(place) => Grant::Write(map.extent(place)),
                     PlaceGrant::Settles => Grant::Settles,
                     PlaceGrant::Refused(why) => Grant::Refused(why),
                 });
-                put.grants = grants.collect();
-                put.versions = vec![None; put.grants.len()];
+                window.grants = grants.collect();
+                window.versions = vec![None; window.grants.len()];
                 if let Some(Note::Reserved(core, versions)) = note {
-                    put.core = Some(core);
-                    put.versions = versions;
+                    window.core = Some(core);
+                    window.versions = versions;
+                }
+                let is_refused = |grant: &Grant| matches!(grant, Grant::Refused(_));
+                if window.grants.iter().any(is_refused) {
+                    put.rest.clear();
                 }
                 Some(put)
             }
             (Reply::Settled(statuses), note) => {
-                assert_eq!(statuses.len(), put.names.len(), "one status a page");
-                if let Some(Note::Settled(core)) = note {
-                    assert_eq!(put.core, Some(core), "a client is told of another put");
+                let pages: usize = put.windows.iter().map(|window| window.names.len()).sum();
+                assert_eq!(statuses.len(), pages, "one status a page");
+                if let Some(Note::Settled(settled)) = note {
+                    let cores = put.windows.iter().filter_map(|window| window.core);
+                    let cores: Vec<_> = cores.collect();
+                    assert_eq!(cores, settled, "a client is told of another put");
                 }
-                self.clients[slot].attachment().ended.extend(put.number);
+                let numbers = put.windows.iter().filter_map(|window| window.number);
+                self.clients[slot].attachment().ended.extend(numbers);
                 None
             }
             (reply, _) => panic!("a put is answered with {reply:?}"),

@@ -67,10 +67,11 @@ impl Client {
     /// A write of a put is over.
     pub fn landed(&mut self, task: u64, asks: &[usize], good: bool) {
         for put in self.tasks.iter_mut().flatten() {
-            if let Task::Put(put) = put
-                && put.id == task
-            {
-                put.landed(asks, good);
+            if let Task::Put(put) = put {
+                let mut windows = put.windows.iter_mut();
+                if let Some(window) = windows.find(|window| window.id == task) {
+                    window.landed(asks, good);
+                }
             }
         }
     }
@@ -319,7 +320,7 @@ impl Company {
     }
 
     /// A connection on which nothing is asked at the moment.
-    fn idle_line(&mut self, world: &mut World, slot: usize) -> Option<u64> {
+    pub fn idle_line(&mut self, world: &mut World, slot: usize) -> Option<u64> {
         let client = &mut self.clients[slot];
         let busy: Vec<u64> = client
             .tasks

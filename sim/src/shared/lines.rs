@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use larder_engine::catalog::ReservationId;
 use larder_engine::core::RequestId;
+use larder_engine::share::ledger::Awaited;
 use larder_engine::share::wire::{ClientId, Reply, Request, receive, send};
 
 use crate::oracle::VersionId;
@@ -13,8 +14,8 @@ use crate::oracle::VersionId;
 pub enum Note {
     /// The put that the reply grants, and what is to be written.
     Reserved(ReservationId, Vec<Option<VersionId>>),
-    /// The put that has settled.
-    Settled(ReservationId),
+    /// The reservations that have settled.
+    Settled(Vec<ReservationId>),
 }
 
 /// A frame on its way.
@@ -53,14 +54,8 @@ pub fn reply_frame(reply: &Reply) -> Vec<u8> {
 
 /// What the owner's thread of a connection waits for.
 pub enum Waits {
-    Settled {
-        put: u64,
-        reservation: ReservationId,
-        beyond: usize,
-    },
-    Room {
-        seen: u64,
-    },
+    Settled(Vec<Awaited>),
+    Room { seen: u64 },
     Request(RequestId),
 }
 

@@ -7,7 +7,7 @@ use larder_engine::core::RequestId;
 use larder_engine::format::PageKey;
 use larder_engine::index::{NamespaceSlot, SegmentId};
 use larder_engine::share::answer::{self, Answer, Desk, Later, count, done};
-use larder_engine::share::ledger::Ledger;
+use larder_engine::share::ledger::{Awaited, Ledger};
 use larder_engine::share::wire::{ClientId, Failure, Reply, Request as Asked, parse};
 use larder_engine::{NamespaceId, PutStatus, StoreError};
 
@@ -155,17 +155,7 @@ impl Company {
     /// Begins what a request must wait for.
     fn take_up(&mut self, world: &mut World, live: &mut Live, later: Later) -> Waits {
         let (request, what, found) = match later {
-            Later::Settled {
-                put,
-                reservation,
-                beyond,
-            } => {
-                return Waits::Settled {
-                    put,
-                    reservation,
-                    beyond,
-                };
-            }
+            Later::Settled(puts) => return Waits::Settled(puts),
             Later::Room { seen, .. } => return Waits::Room { seen },
             Later::Delete(namespace, keys) => {
                 let at = namespace_at(live, namespace);
@@ -193,26 +183,29 @@ impl Company {
     pub fn answer(&mut self, world: &mut World, live: &mut Live, number: u64) {
         let line = self.lines.get_mut(&number).expect("a line");
         let office = self.office.as_mut().expect("somebody serves");
-        let (reply, note) = match line.waits {
-            Some(Waits::Settled {
-                put,
-                reservation,
-                beyond,
-            }) => {
-                let Some(statuses) = office.outcomes.remove(&reservation) else {
+        let (reply, note) = match &line.waits {
+            Some(Waits::Settled(puts)) => {
+                let settled = puts.iter().filter_map(|put| put.reservation);
+                let settled: Vec<ReservationId> = settled.collect();
+                if settled.iter().any(|id| !office.outcomes.contains_key(id)) {
                     return;
+                }
+                let outcome = |put: &Awaited| {
+                    let statuses = put.reservation.and_then(|id| office.outcomes.remove(&id));
+                    (*put, statuses.unwrap_or_default())
                 };
-                office.sessions[&line.client].ledger.settled(put);
-                let reply = answer::settled(statuses, beyond);
-                (reply, Some(Note::Settled(reservation)))
+                let outcomes = puts.iter().map(outcome).collect();
+                let ledger = &office.sessions[&line.client].ledger;
+                let reply = answer::settled(ledger, outcomes);
+                (reply, Some(Note::Settled(settled)))
             }
             Some(Waits::Room { seen }) => {
-                if live.room == seen && !world.calm && !world.dice.chance(0.1) {
+                if live.room == *seen && !world.calm && !world.dice.chance(0.1) {
                     return;
                 }
                 (Reply::Room { room: live.room }, None)
             }
-            Some(Waits::Request(request)) => match office.finished.remove(&request) {
+            Some(Waits::Request(request)) => match office.finished.remove(request) {
                 Some(reply) => (reply, None),
                 None => return,
             },

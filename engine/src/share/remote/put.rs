@@ -1,22 +1,19 @@
 //! A put over a connection of its own, from its first ask to its last status: what it says arrives in order, and the owner's thread that
 //! hears of its last write is the one that answers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{ANSWER_PATIENCE, Line, Remote};
 use crate::api::{NamespaceId, PutStatus, Refusal};
-use crate::catalog::{Ask, Grant, Putting, ReservationId};
+use crate::catalog::{Ask, Grant, Landed, Putting, ReservationId};
 use crate::share::keys::blob;
-use crate::share::wire::{PlaceGrant, Reply, Request, send};
+use crate::share::wire::{KEYS_MAX, PlaceGrant, Reply, Request, arrives, send};
 
 /// Longest single wait for room.
 const ROOM_SLICE: Duration = Duration::from_millis(500);
-
-/// Waits asked for before the first of them is answered: a bound on what lies unread in a socket.
-const WAITS_AHEAD: usize = 64;
 
 /// See the module.
 pub(super) struct RemotePut<'a> {
@@ -26,8 +23,8 @@ pub(super) struct RemotePut<'a> {
     line: Option<Line>,
     /// What is to be said with what comes next: a message is a thread that is woken.
     unsaid: Vec<u8>,
-    /// By ask without an answer: its pages.
-    asked: VecDeque<usize>,
+    /// A reservation was asked for, and its answer has not been read.
+    unanswered: bool,
     /// By reservation that was not waited for: its pages.
     granted: HashMap<ReservationId, usize>,
     /// Reservations whose writes are not over.
@@ -41,7 +38,7 @@ impl<'a> RemotePut<'a> {
             namespace,
             line: remote.take_line().ok(),
             unsaid: Vec::new(),
-            asked: VecDeque::new(),
+            unanswered: false,
             granted: HashMap::new(),
             unlanded: 0,
         }
@@ -68,8 +65,7 @@ impl<'a> RemotePut<'a> {
     /// The next answer, if it comes within `patience` (for good when there is none).
     fn hear(&mut self, patience: Option<Duration>) -> Option<Reply> {
         let line = self.line.as_mut()?;
-        let heard = line.stream.set_read_timeout(patience);
-        match heard.map_err(Into::into).and_then(|()| line.hear()) {
+        match line.hear(patience) {
             Ok((reply, _)) => Some(reply),
             Err(error) => {
                 tracing::debug!(%error, "the owner of the store is gone");
@@ -77,6 +73,27 @@ impl<'a> RemotePut<'a> {
                 None
             }
         }
+    }
+
+    /// Asks for a reservation.
+    pub(super) fn ask(&mut self, asks: &[Ask]) {
+        let keys: Vec<_> = asks.iter().map(|ask| ask.key).collect();
+        self.note(&Request::Reserve {
+            namespace: self.namespace.0,
+            keys: blob(&keys),
+            links: asks
+                .iter()
+                .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth))
+                .collect(),
+        });
+        self.unanswered = true;
+        self.say();
+    }
+
+    /// Whether an answer is there, or none will come.
+    fn is_answered(&self) -> bool {
+        let line = self.line.as_ref();
+        line.is_none_or(|line| arrives(&line.stream, Some(Duration::ZERO)).unwrap_or(true))
     }
 
     fn lose(&mut self) {
@@ -88,7 +105,7 @@ impl<'a> RemotePut<'a> {
 impl Drop for RemotePut<'_> {
     fn drop(&mut self) {
         if let Some(line) = self.line.take() {
-            if self.asked.is_empty() && self.granted.is_empty() {
+            if self.granted.is_empty() && !self.unanswered {
                 self.remote.give_line(line);
             } else {
                 // Broken off in the middle: what the owner keeps for it ends only with this client.
@@ -99,30 +116,22 @@ impl Drop for RemotePut<'_> {
 }
 
 impl Putting for RemotePut<'_> {
-    fn ask(&mut self, asks: &[Ask]) {
-        let keys: Vec<_> = asks.iter().map(|ask| ask.key).collect();
-        self.asked.push_back(asks.len());
-        self.note(&Request::Reserve {
-            namespace: self.namespace.0,
-            keys: blob(&keys),
-            links: asks
-                .iter()
-                .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth))
-                .collect(),
-        });
-    }
-
-    fn granted(&mut self, meanwhile: &mut dyn FnMut()) -> (ReservationId, Vec<Grant>) {
-        self.say();
-        meanwhile();
-        let asks = self.asked.pop_front().unwrap_or_default();
-        match self.hear(Some(ANSWER_PATIENCE)) {
+    fn reserve(
+        &mut self,
+        asks: &[Ask],
+        meanwhile: &mut dyn FnMut() -> bool,
+    ) -> (ReservationId, Vec<Grant>) {
+        self.ask(asks);
+        while !self.is_answered() && meanwhile() {}
+        let answer = self.hear(Some(ANSWER_PATIENCE));
+        self.unanswered = false;
+        match answer {
             Some(Reply::Reserved {
                 reservation,
                 grants,
-            }) if grants.len() == asks => {
+            }) if grants.len() == asks.len() => {
                 let reservation = ReservationId(reservation);
-                self.granted.insert(reservation, asks);
+                self.granted.insert(reservation, asks.len());
                 self.unlanded += 1;
                 let grants = grants.into_iter().map(|grant| match grant {
                     PlaceGrant::Write(place) => Grant::Write(self.remote.map.extent(place)),
@@ -133,23 +142,9 @@ impl Putting for RemotePut<'_> {
             }
             _ => (
                 ReservationId(u64::MAX),
-                vec![Grant::Refused(Refusal::Closed); asks],
+                vec![Grant::Refused(Refusal::Closed); asks.len()],
             ),
         }
-    }
-
-    fn withdraw(&mut self) -> Vec<ReservationId> {
-        let mut given_up = Vec::new();
-        while !self.asked.is_empty() {
-            let (reservation, grants) = self.granted(&mut || ());
-            self.commit(reservation, &vec![None; grants.len()]);
-            let is_granted = |(_, grant): &(usize, Grant)| matches!(grant, Grant::Write(_));
-            let granted = grants.into_iter().enumerate().filter(is_granted);
-            let over: Vec<_> = granted.map(|(at, _)| (at, true)).collect();
-            self.landed(reservation, &over);
-            given_up.push(reservation);
-        }
-        given_up
     }
 
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
@@ -162,45 +157,49 @@ impl Putting for RemotePut<'_> {
         }
     }
 
-    fn landed(&mut self, reservation: ReservationId, pages: &[(usize, bool)]) {
-        if self.granted.contains_key(&reservation) {
-            let pages = pages.iter();
-            let over = pages.map(|&(at, good)| (u32::try_from(at).unwrap_or(u32::MAX), good));
-            self.note(&Request::Landed {
-                reservation: reservation.0,
-                pages: over.collect(),
-            });
-            // What comes after the last is said with it.
-            self.unlanded -= 1;
-            if self.unlanded > 0 {
-                self.say();
+    fn landed(&mut self, reservations: &[Landed]) {
+        for (reservation, pages) in reservations {
+            if self.granted.contains_key(reservation) {
+                let pages = pages.iter();
+                let over = pages.map(|&(at, good)| (u32::try_from(at).unwrap_or(u32::MAX), good));
+                self.note(&Request::Landed {
+                    reservation: reservation.0,
+                    pages: over.collect(),
+                });
+                self.unlanded -= 1;
             }
+        }
+        // What comes after the last is said with it.
+        if self.unlanded > 0 {
+            self.say();
         }
     }
 
-    /// Asks for all of them at once: one round trip, and not one for each.
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
         let mut waited = Vec::with_capacity(reservations.len());
-        for some in reservations.chunks(WAITS_AHEAD) {
-            let puts = some.iter().map(|put| (*put, self.granted.remove(put)));
-            let puts: Vec<(ReservationId, Option<usize>)> = puts.collect();
-            for (reservation, _) in puts.iter().filter(|(_, asks)| asks.is_some()) {
-                self.note(&Request::Wait {
-                    reservation: reservation.0,
-                });
-            }
+        let granted = reservations.iter().map(|put| self.granted.remove(put));
+        let granted: Vec<Option<usize>> = granted.collect();
+        let mut rest = (reservations, &granted[..]);
+        while !rest.0.is_empty() {
+            let count = fitting(rest.1);
+            let (some, behind) = rest.0.split_at(count);
+            let (granted, granted_behind) = rest.1.split_at(count);
+            rest = (behind, granted_behind);
+            let known = some.iter().zip(granted);
+            let known = known.filter_map(|(put, asks)| asks.map(|_| put.0));
+            self.note(&Request::Wait {
+                reservations: known.collect(),
+            });
             self.say();
-            for (_, asks) in puts {
-                let Some(asks) = asks else {
-                    waited.push(Vec::new());
-                    continue;
-                };
-                waited.push(match self.hear(None) {
-                    Some(Reply::Settled(statuses)) if statuses.len() == asks => statuses,
-                    // Whether they were stored nobody says any more.
-                    _ => vec![PutStatus::Refused(Refusal::Closed); asks],
-                });
-            }
+            let all = granted.iter().flatten().sum();
+            let statuses = match self.hear(None) {
+                Some(Reply::Settled(statuses)) if statuses.len() == all => statuses,
+                // Whether they were stored nobody says any more.
+                _ => vec![PutStatus::Refused(Refusal::Closed); all],
+            };
+            let mut statuses = statuses.into_iter();
+            let of_one = |asks: &Option<usize>| statuses.by_ref().take(asks.unwrap_or(0)).collect();
+            waited.extend(granted.iter().map(of_one));
         }
         waited
     }
@@ -231,5 +230,27 @@ impl Putting for RemotePut<'_> {
                 _ => return false,
             }
         }
+    }
+}
+
+/// How many of these reservations, by their pages, are waited for with one request: as many as fit its answer.
+fn fitting(granted: &[Option<usize>]) -> usize {
+    let mut pages = 0;
+    let fits = |asks: &&Option<usize>| {
+        pages += asks.unwrap_or(0);
+        pages <= KEYS_MAX
+    };
+    granted.iter().take_while(fits).count().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_are_waited_for_together_as_fit_an_answer() {
+        assert_eq!(fitting(&[Some(2048); 65]), 64);
+        assert_eq!(fitting(&[Some(KEYS_MAX), None, Some(1)]), 2);
+        assert_eq!(fitting(&[Some(KEYS_MAX + 1), Some(1)]), 1);
     }
 }

@@ -9,7 +9,7 @@ use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::ledger::{Awaited, Ledger};
 use crate::api::{NamespaceId, PutStatus, Refusal};
-use crate::catalog::{Allocator, Ask, Extent, Grant, ReservationId, SegmentMap};
+use crate::catalog::{Allocator, Ask, Extent, Grant, SegmentMap};
 use crate::error::StoreError;
 use crate::share::guard::Marks;
 use crate::share::keys::keys_of;
@@ -65,15 +65,8 @@ pub enum Answer {
 /// What must be waited for, or found out elsewhere, before a request is answered.
 #[derive(Debug)]
 pub enum Later {
-    /// [`Allocator::wait`], then [`Ledger::settled`], then [`settled`] of it.
-    Settled {
-        /// The ledger's number for the put.
-        put: u64,
-        /// The core's.
-        reservation: ReservationId,
-        /// Pages that the core was not asked for.
-        beyond: usize,
-    },
+    /// [`Allocator::wait`] for each that the core knows, then [`settled`] of them.
+    Settled(Vec<Awaited>),
     /// [`Allocator::wait_for_room`], then [`Reply::Room`].
     Room {
         /// What the client has seen.
@@ -196,23 +189,9 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
                 }
                 return Answer::Nothing;
             }
-            Request::Wait { reservation: put } => match ledger.wait(put) {
-                Some(Awaited {
-                    reservation: Some(reservation),
-                    beyond,
-                    ..
-                }) => {
-                    return Answer::Later(Later::Settled {
-                        put,
-                        reservation,
-                        beyond,
-                    });
-                }
-                Some(Awaited { asks, .. }) => {
-                    ledger.settled(put);
-                    settled(Vec::new(), asks)
-                }
-                None => return nonsense("no such put"),
+            Request::Wait { reservations } => match ledger.wait(&reservations) {
+                Some(puts) => return Answer::Later(Later::Settled(puts)),
+                None => return nonsense("puts to wait for, each once, 131,072 pages at most"),
             },
             Request::Room => Reply::Room {
                 room: catalog.room(),
@@ -259,9 +238,16 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
     }
 }
 
-/// The answer to a wait: what became of the pages that the core was asked for, and of so many behind them that it was not.
-pub fn settled(mut statuses: Vec<PutStatus>, beyond: usize) -> Reply {
-    statuses.resize(statuses.len() + beyond, PutStatus::Refused(Refusal::Busy));
+/// The answer to a wait, with what became of the pages of each put that the core was asked for. The puts end.
+pub fn settled(ledger: &Ledger, outcomes: Vec<(Awaited, Vec<PutStatus>)>) -> Reply {
+    let mut statuses = Vec::new();
+    for (put, of_core) in outcomes {
+        ledger.settled(put.number);
+        let end = statuses.len() + put.asks + put.beyond;
+        statuses.extend(of_core);
+        // What the core was not asked for was refused here.
+        statuses.resize(end, PutStatus::Refused(Refusal::Busy));
+    }
     Reply::Settled(statuses)
 }
 

@@ -24,7 +24,7 @@ use crate::catalog::{
 use crate::index::{Place, SegmentId};
 use crate::planted;
 use crate::share::guard::Marks;
-use crate::share::wire::ClientId;
+use crate::share::wire::{ClientId, KEYS_MAX};
 
 /// Pages that one client reads at once.
 const PINS_MAX: u64 = 1 << 20;
@@ -75,9 +75,11 @@ struct Put {
     bytes: u64,
 }
 
-/// What a client that waits for its put's statuses waits for.
+/// A put whose statuses its client waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
+    /// The ledger's number for it.
+    pub number: u64,
     /// The core's; `None` when everything was refused here.
     pub reservation: Option<ReservationId>,
     /// Pages that it asked for, without those behind.
@@ -270,16 +272,30 @@ impl Ledger {
         Some((reservation, over))
     }
 
-    /// A put to wait for, once.
-    pub fn wait(&self, number: u64) -> Option<Awaited> {
+    /// Puts to wait for, each of them once; `None`, and no wait for any, when one is not there or was waited for before, or when they
+    /// have more pages than fit an answer.
+    pub fn wait(&self, numbers: &[u64]) -> Option<Vec<Awaited>> {
         let mut held = self.held.lock();
-        let put = held.put(number)?;
-        let first = !std::mem::replace(&mut put.awaited, true);
-        first.then_some(Awaited {
-            reservation: put.reservation,
-            asks: put.asks,
-            beyond: put.beyond,
-        })
+        let mut named = BTreeSet::new();
+        let mut pages = 0;
+        for number in numbers {
+            let put = held.put(*number).filter(|put| !put.awaited)?;
+            pages += put.asks + put.beyond;
+            if pages > KEYS_MAX || !named.insert(*number) {
+                return None;
+            }
+        }
+        let awaited = numbers.iter().filter_map(|&number| {
+            let put = held.put(number)?;
+            put.awaited = true;
+            Some(Awaited {
+                number,
+                reservation: put.reservation,
+                asks: put.asks,
+                beyond: put.beyond,
+            })
+        });
+        Some(awaited.collect())
     }
 
     /// The statuses of a put that was waited for are known: it is over.
@@ -406,7 +422,9 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::api::{OpenOptions, PageStore};
+    use crate::api::{OpenOptions, PageStore, PutStatus};
+    use crate::share::server::answer::settled;
+    use crate::share::wire::Reply;
     use crate::{CreateOptions, Store, create};
 
     /// Bytes that one client may have under way.
@@ -509,8 +527,56 @@ mod tests {
         });
         assert!(present.commit(puts[0]).is_none());
         assert!(present.landed(puts[0], &[(0, true)]).is_none());
-        assert!(present.wait(puts[0]).is_none());
+        assert!(present.wait(&puts).is_none());
+        assert!(present.wait(&puts[1..]).is_some());
         assert!(present.commit(puts[1]).is_some());
+    }
+
+    #[test]
+    fn what_is_waited_for_together_fits_an_answer() {
+        let home = home();
+        let catalog = home.store.catalog();
+        let ledger = Ledger::new(ClientId(1), 2);
+        let asks = asks(1).repeat(KEYS_MAX / 2 + 1);
+        let puts = [(); 2].map(|()| {
+            let put = ledger.reserve(catalog, home.namespace, &asks, 65536, SHARE);
+            put.unwrap().0
+        });
+        assert!(ledger.wait(&puts).is_none());
+        let awaited = puts.map(|put| ledger.wait(&[put]).unwrap()[0]);
+        assert!(
+            awaited
+                .iter()
+                .all(|put| put.asks + put.beyond == asks.len())
+        );
+    }
+
+    #[test]
+    fn each_page_is_told_its_own_status_where_some_were_refused_here() {
+        let home = home();
+        let ledger = Ledger::new(ClientId(1), 2);
+        let (unmarked, _) = reserve(&home, &ledger, 3);
+        assert!(ledger.marked(&Marked(Cell::new(true))));
+        let (whole, _) = reserve(&home, &ledger, 2);
+        // Of its 16 pages the client has 14 left.
+        let (cut, _) = reserve(&home, &ledger, 20);
+        let awaited = ledger.wait(&[unmarked, whole, cut]).unwrap();
+        let of_core = [
+            vec![],
+            vec![PutStatus::Stored, PutStatus::Duplicate],
+            vec![PutStatus::Stored; 14],
+        ];
+        let Reply::Settled(statuses) = settled(&ledger, awaited.into_iter().zip(of_core).collect())
+        else {
+            panic!("no statuses")
+        };
+        let busy = PutStatus::Refused(Refusal::Busy);
+        let mut expected = vec![busy; 3];
+        expected.extend([PutStatus::Stored, PutStatus::Duplicate]);
+        expected.extend([PutStatus::Stored; 14]);
+        expected.extend([busy; 6]);
+        assert_eq!(statuses, expected);
+        assert_eq!(ledger.counts(), (0, 0));
     }
 
     #[test]
@@ -548,6 +614,7 @@ mod tests {
         assert_eq!(over, [(0, false)]);
         let over = ledger.landed(put, &[(0, true), (1, false)]).unwrap().1;
         assert_eq!(over, [(1, false)]);
-        assert!(ledger.wait(put).is_some() && ledger.wait(put).is_none());
+        assert!(ledger.wait(&[put, put]).is_none());
+        assert!(ledger.wait(&[put]).is_some() && ledger.wait(&[put]).is_none());
     }
 }
