@@ -540,7 +540,7 @@ mod tests {
     use super::*;
     use crate::api::{PutStatus, Refusal};
     use crate::catalog::{Ask, Grant};
-    use crate::{AttachOptions, CreateOptions, PageStore, Store, create};
+    use crate::{AttachOptions, PageStore, Store};
 
     struct Home {
         _directory: tempfile::TempDir,
@@ -549,14 +549,7 @@ mod tests {
     }
 
     fn home() -> Home {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
-        let options = CreateOptions {
-            size: 256 << 20,
-            segment_size: Some(16 << 20),
-            ..CreateOptions::default()
-        };
-        create(&path, &options).unwrap();
+        let (directory, path) = crate::share::tests::created();
         let owner = Store::attach(&path, AttachOptions::default()).unwrap();
         Home {
             _directory: directory,

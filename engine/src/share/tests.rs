@@ -3,6 +3,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
@@ -30,6 +31,19 @@ struct Scene {
     client: SharedStore,
     other: Remote,
     keys: Vec<PageKey>,
+}
+
+/// A store of 256 MiB in segments of 16 MiB, and the directory that goes with it.
+pub(crate) fn created() -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    let options = CreateOptions {
+        size: 256 << 20,
+        segment_size: Some(16 << 20),
+        ..CreateOptions::default()
+    };
+    create(&path, &options).unwrap();
+    (directory, path)
 }
 
 /// Of pages of one part.
@@ -61,14 +75,7 @@ fn bytes_of(key: &PageKey) -> Vec<u8> {
 
 impl Scene {
     fn new() -> Scene {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
-        let options = CreateOptions {
-            size: 256 << 20,
-            segment_size: Some(16 << 20),
-            ..CreateOptions::default()
-        };
-        create(&path, &options).unwrap();
+        let (directory, path) = created();
         let owner = Store::attach(&path, AttachOptions::default()).unwrap();
         let client = Store::attach(&path, AttachOptions::default()).unwrap();
         let (other, _) = Remote::reach(&path).unwrap();

@@ -475,8 +475,8 @@ mod tests {
     use larder_format::PageKey;
 
     use super::*;
-    use crate::share::tests::namespace;
-    use crate::{CreateOptions, GetPage, GetStatus, OpenOptions, PageStore, Store, create};
+    use crate::share::tests::{created, namespace};
+    use crate::{GetPage, GetStatus, OpenOptions, PageStore, Store};
 
     const PAGE_BYTES: u32 = 1 << 20;
 
@@ -528,14 +528,7 @@ mod tests {
 
     /// What becomes of pages of which the one behind the first `admitted` is refused.
     fn statuses(admitted: usize, wait: Duration) -> Vec<PutStatus> {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
-        let options = CreateOptions {
-            size: 256 << 20,
-            segment_size: Some(16 << 20),
-            ..CreateOptions::default()
-        };
-        create(&path, &options).unwrap();
+        let (_directory, path) = created();
         let store = Store::open(&path, OpenOptions::default()).unwrap();
         let bytes = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
         let parts = [IoSlice::new(&bytes)];

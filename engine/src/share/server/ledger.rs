@@ -422,10 +422,10 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::Store;
     use crate::api::{OpenOptions, PageStore, PutStatus};
     use crate::share::server::answer::settled;
     use crate::share::wire::Reply;
-    use crate::{CreateOptions, Store, create};
 
     /// Bytes that one client may have under way.
     const SHARE: u64 = 1 << 20;
@@ -451,14 +451,7 @@ mod tests {
     }
 
     fn home() -> Home {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
-        let options = CreateOptions {
-            size: 256 << 20,
-            segment_size: Some(16 << 20),
-            ..CreateOptions::default()
-        };
-        create(&path, &options).unwrap();
+        let (directory, path) = crate::share::tests::created();
         let store = Store::open(&path, OpenOptions::default()).unwrap();
         let namespace = store
             .namespace(&crate::share::tests::namespace(65536))
