@@ -18,7 +18,7 @@ use larder_engine::catalog::{
 use larder_engine::format::{Namespace, PageKey};
 use larder_engine::index::{Lease, NamespaceSlot, Place, SegmentId};
 use larder_engine::share::Marks;
-use larder_engine::share::answer::{Answer, Desk, Greeting, Later, count, done, greeting};
+use larder_engine::share::answer::{Answer, Desk, Greeting, Later, count, done, greeting, settled};
 use larder_engine::share::keys::blob;
 use larder_engine::share::ledger::{Awaited, Ledger};
 use larder_engine::share::wire::{
@@ -231,8 +231,8 @@ impl Marks for Marked {
 struct Client {
     ledger: Ledger,
     marked: bool,
-    /// Puts whose statuses it waits for, wait by wait.
-    waiting: Vec<Vec<Awaited>>,
+    /// Puts whose statuses it waits for, wait by wait, with those of the ones that are over.
+    waiting: Vec<Vec<(Awaited, Option<Vec<PutStatus>>)>>,
     /// What it was told, to be said again.
     puts: Vec<u64>,
     places: Vec<(PageKey, Place)>,
@@ -347,7 +347,8 @@ impl Owner {
             Answer::Reply(reply) => reply,
             Answer::Nothing => return true,
             Answer::Later(Later::Settled(puts)) => {
-                client.waiting.push(puts);
+                let puts = puts.into_iter().map(|put| (put, None));
+                client.waiting.push(puts.collect());
                 self.settle(client);
                 return true;
             }
@@ -368,27 +369,35 @@ impl Owner {
             ),
             _ => {}
         }
-        let mut frame = Vec::new();
-        let sent = send(&mut frame, &mut Vec::new(), &reply);
-        assert!(sent.is_ok(), "an answer that cannot be sent: {sent:?}");
+        goes_out(&reply);
         !matches!(reply, Reply::Failed(Failure::Protocol(_)))
     }
 
-    /// Puts that are waited for may have settled.
+    /// Answers the waits whose puts are all over.
     fn settle(&self, client: &mut Client) {
-        let ledger = &client.ledger;
         let machine = &mut self.clerk.inner().machine;
-        client.waiting.retain_mut(|puts| {
-            puts.retain(|put| {
-                let is_left = put
+        for (put, statuses) in client.waiting.iter_mut().flatten() {
+            if statuses.is_none() {
+                // The core was not asked for a put without a reservation.
+                *statuses = put
                     .reservation
-                    .is_some_and(|id| machine.settled(id).is_none());
-                if !is_left {
-                    ledger.settled(put.number);
-                }
-                is_left
-            });
-            !puts.is_empty()
+                    .map_or(Some(Vec::new()), |id| machine.settled(id));
+            }
+        }
+        client.waiting.retain_mut(|puts| {
+            if puts.iter().any(|(_, statuses)| statuses.is_none()) {
+                return true;
+            }
+            let asks: usize = puts.iter().map(|(put, _)| put.asks + put.beyond).sum();
+            let outcomes = puts.drain(..);
+            let outcomes = outcomes.filter_map(|(put, statuses)| Some((put, statuses?)));
+            let reply = settled(&client.ledger, outcomes.collect());
+            assert!(
+                matches!(&reply, Reply::Settled(statuses) if statuses.len() == asks),
+                "a status for each page that was asked for: {reply:?}"
+            );
+            goes_out(&reply);
+            false
         });
     }
 
@@ -402,7 +411,8 @@ impl Owner {
         let mut left = self.left.borrow_mut();
         left.extend(ended.expect("its writes are over"));
         let waiting = client.waiting.drain(..).flatten();
-        left.extend(waiting.filter_map(|put| put.reservation));
+        let waiting = waiting.filter(|(_, statuses)| statuses.is_none());
+        left.extend(waiting.filter_map(|(put, _)| put.reservation));
         assert_eq!(
             client.ledger.counts(),
             (0, 0),
@@ -442,6 +452,12 @@ impl Owner {
         );
         machine.check();
     }
+}
+
+/// An answer can be sent.
+fn goes_out(reply: &Reply) {
+    let sent = send(&mut Vec::new(), &mut Vec::new(), reply);
+    assert!(sent.is_ok(), "an answer that cannot be sent: {sent:?}");
 }
 
 /// The bytes of a connection, at its owner.

@@ -20,6 +20,7 @@
 //! | `wire` | the messages |
 //! | `server` | the owner's side: sessions, and what each client holds |
 //! | `remote` | the client's side: a [`Catalog`] over a socket |
+//! | `role` | which of the two a process is, and how it comes to be it |
 //! | `staging`, `area` | reads that several processes share: which page is where, and the memory they share them through |
 //! | `keys`, `pass` | long lists of keys and open files in messages |
 //! | `guard` | marks on the volumes that outlive a killed client for as long as its I/O does |
@@ -43,6 +44,7 @@
 pub mod keys;
 mod pass;
 mod remote;
+mod role;
 mod server;
 
 pub(crate) mod area;
@@ -69,20 +71,18 @@ use crate::api::{
 };
 use crate::catalog::Catalog;
 use crate::core::NAMESPACES_MAX;
-use crate::disk::probe::open_disk;
-use crate::disk::{Disk, DiskOptions};
+use crate::disk::Disk;
 use crate::error::StoreError;
-use crate::store::{DataPath, Store};
-use crate::volume::{Access, Volumes};
+use crate::store::Store;
 #[doc(hidden)]
 pub use guard::Marks;
 use remote::{ReachError, Remote};
+use role::{Client, Decider, Known, NotYet, Role, Through};
 #[doc(hidden)]
 pub use server::answer;
 #[doc(hidden)]
 pub use server::ledger;
 pub use server::socket_path;
-use server::{OwnReads, Server};
 pub use staging::StagingReport;
 pub use wire::Report;
 
@@ -120,9 +120,6 @@ pub struct SharedStore {
     minder: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What is made of the disks of this process.
-type Through = Box<dyn Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync>;
-
 struct Inner {
     path: PathBuf,
     options: AttachOptions,
@@ -135,62 +132,6 @@ struct Inner {
     spaces: Mutex<Vec<Namespace>>,
     stop: Mutex<bool>,
     stopped: Condvar,
-}
-
-enum Role {
-    Owner(Box<Owner>),
-    Client(Arc<Client>),
-    Nobody,
-    Closed,
-}
-
-struct Owner {
-    /// Before the store, so that no request comes in once it is closed.
-    server: Server,
-    store: Arc<Store>,
-    reads: OwnReads,
-    ids: Ids,
-}
-
-struct Client {
-    remote: Arc<Remote>,
-    data: DataPath,
-    ids: Ids,
-}
-
-/// By id given out: what the present owner knows it by.
-#[derive(Default)]
-struct Ids(Mutex<Vec<Option<Known>>>);
-
-/// A namespace as the present owner knows it.
-#[derive(Clone, Copy)]
-struct Known {
-    id: NamespaceId,
-    /// Its reads are shared with other processes.
-    is_shared: bool,
-}
-
-impl Ids {
-    fn get(&self, id: NamespaceId) -> Option<Known> {
-        self.0.lock().get(usize::from(id.0)).copied().flatten()
-    }
-
-    fn set(&self, id: NamespaceId, owners: Known) {
-        let mut ids = self.0.lock();
-        let at = usize::from(id.0);
-        if ids.len() <= at {
-            ids.resize(at + 1, None);
-        }
-        ids[at] = Some(owners);
-    }
-}
-
-/// Why neither a client nor an owner could be made just now.
-enum NotYet {
-    /// Another try may do.
-    TryAgain(StoreError),
-    /// It will not.
-    Never(StoreError),
 }
 
 impl Store {
@@ -221,7 +162,7 @@ impl Store {
         }
         let until = Instant::now() + ATTACH_PATIENCE;
         let role = loop {
-            match find_role(path, &options, &through) {
+            match Role::find(path, &options, &through) {
                 Ok(role) => break role,
                 Err(NotYet::TryAgain(_)) if Instant::now() < until => {
                     std::thread::sleep(TRY_AGAIN);
@@ -271,116 +212,6 @@ fn not_served(path: &Path, error: &ReachError) -> StoreError {
     }
 }
 
-fn find_role(path: &Path, options: &AttachOptions, through: &Through) -> Result<Role, NotYet> {
-    match Client::reach(path, &options.open, through) {
-        Ok(client) => return Ok(Role::Client(Arc::new(client))),
-        Err(Unreached::Nobody) => {}
-        Err(Unreached::Failed(error)) => return Err(error),
-    }
-    let store = Store::open_at_once(path, &options.open, through).map_err(|error| match error {
-        StoreError::Locked { .. } | StoreError::ClientsWriting(_) => NotYet::TryAgain(error),
-        error => NotYet::Never(error),
-    })?;
-    let store = Arc::new(store);
-    let server =
-        Server::start(store.clone(), path, &options.open, options.group).map_err(NotYet::Never)?;
-    Ok(Role::Owner(Box::new(Owner {
-        reads: server.own_reads(),
-        server,
-        store,
-        ids: Ids::default(),
-    })))
-}
-
-impl Owner {
-    fn named(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
-        let id = self.store.namespace(namespace)?;
-        self.reads.named(id);
-        Ok(id)
-    }
-
-    fn get(
-        &self,
-        space: Known,
-        pages: &mut [GetPage<'_, '_>],
-        deadline: Option<Instant>,
-    ) -> Vec<GetStatus> {
-        if space.is_shared {
-            self.store
-                .get_staged(&self.reads, space.id, pages, deadline)
-        } else {
-            self.store.get(space.id, pages, deadline)
-        }
-    }
-}
-
-/// Why there is no client.
-enum Unreached {
-    Nobody,
-    Failed(NotYet),
-}
-
-impl Client {
-    fn reach(path: &Path, options: &OpenOptions, through: &Through) -> Result<Client, Unreached> {
-        let (remote, welcome) = Remote::reach(path).map_err(|error| match error {
-            ReachError::Nobody(_) => Unreached::Nobody,
-            error => Unreached::Failed(NotYet::Never(not_served(path, &error))),
-        })?;
-        let never = |error| Unreached::Failed(NotYet::Never(error));
-        let gone = |_| Unreached::Failed(NotYet::TryAgain(StoreError::OwnerGone));
-        let places: Vec<PathBuf> = welcome
-            .volumes
-            .iter()
-            .filter_map(|(path, _)| path.as_ref().map(PathBuf::from))
-            .collect();
-        let some_lost = welcome.volumes.iter().any(|(path, _)| path.is_none());
-        let volumes = Volumes::open(path, &places, Access::Client, some_lost).map_err(never)?;
-        if *volumes.superblock().store.as_bytes() != welcome.store {
-            return Err(gone(remote::Gone));
-        }
-        for (_, volume) in volumes.present() {
-            guard::mark(&volume.file, remote.client().0).map_err(|error| {
-                never(StoreError::io("marking the volume", &volume.path, error))
-            })?;
-        }
-        remote.marked().map_err(gone)?;
-        let disk = open_disk(
-            DiskOptions {
-                files: volumes
-                    .list
-                    .into_iter()
-                    .map(|volume| volume.map(|volume| volume.file))
-                    .collect(),
-                depth: options.depth.max(1),
-            },
-            options.disk,
-        )
-        .map_err(|error| never(error.into()))?;
-        Ok(Client {
-            remote: Arc::new(remote),
-            data: DataPath::new(through(disk), welcome.volumes.len(), options.hang_limit),
-            ids: Ids::default(),
-        })
-    }
-}
-
-impl Client {
-    fn get(
-        &self,
-        space: Known,
-        pages: &mut [GetPage<'_, '_>],
-        deadline: Option<Instant>,
-    ) -> Vec<GetStatus> {
-        let remote = &*self.remote;
-        if space.is_shared {
-            self.data
-                .get_staged(remote, remote, space.id, pages, deadline)
-        } else {
-            self.data.get(remote, space.id, pages, deadline)
-        }
-    }
-}
-
 impl Inner {
     /// Sees to it that there is an owner, for as long as the handle is open.
     fn mind(&self) {
@@ -407,7 +238,7 @@ impl Inner {
                 }
                 return;
             }
-            match find_role(&self.path, &self.options, &self.through) {
+            match Role::find(&self.path, &self.options, &self.through) {
                 Ok(role) => {
                     *self.role.write() = role;
                     self.turns.fetch_add(1, Ordering::AcqRel);
@@ -445,47 +276,28 @@ impl Inner {
         }
     }
 
-    /// Calls `work` with whoever decides, what moves the bytes, and that owner's id for the namespace.
+    /// Calls `work` with whoever decides, and the namespace as it knows it.
     fn with<R>(
         &self,
         namespace: NamespaceId,
-        owner: impl FnOnce(&Owner, Known) -> R,
-        client: impl FnOnce(&Client, Known) -> R,
+        work: impl FnOnce(Decider<'_>, Known) -> R,
     ) -> Option<R> {
         let role = self.role.read();
-        match &*role {
-            Role::Owner(own) => {
-                let known = self.resolve(&own.ids, namespace, |space| own.named(space))?;
-                Some(owner(own, known))
-            }
-            Role::Client(remote) => {
-                if remote.remote.is_lost() {
-                    return None;
-                }
-                let known = self.resolve(&remote.ids, namespace, |space| {
-                    remote.remote.namespace(space)
-                })?;
-                Some(client(remote, known))
-            }
-            Role::Nobody | Role::Closed => None,
-        }
+        let decider = role.decider()?;
+        let known = self.resolve(decider, namespace)?;
+        Some(work(decider, known))
     }
 
-    fn resolve(
-        &self,
-        ids: &Ids,
-        namespace: NamespaceId,
-        name: impl FnOnce(&Namespace) -> Result<NamespaceId, StoreError>,
-    ) -> Option<Known> {
-        if let Some(known) = ids.get(namespace) {
+    fn resolve(&self, decider: Decider<'_>, namespace: NamespaceId) -> Option<Known> {
+        if let Some(known) = decider.ids().get(namespace) {
             return Some(known);
         }
         let space = self.spaces.lock().get(usize::from(namespace.0)).cloned()?;
         let known = Known {
-            id: name(&space).ok()?,
+            id: decider.named(&space).ok()?,
             is_shared: self.shares_reads(&space),
         };
-        ids.set(namespace, known);
+        decider.ids().set(namespace, known);
         Some(known)
     }
 
@@ -568,7 +380,7 @@ impl PageStore for SharedStore {
             NamespaceId(u16::try_from(at).unwrap_or(u16::MAX))
         };
         // Without an owner it is named as soon as there is one.
-        self.inner.with(id, |_, _| (), |_, _| ());
+        self.inner.with(id, |_, _| ());
         Ok(id)
     }
 
@@ -579,11 +391,12 @@ impl PageStore for SharedStore {
         options: PutOptions,
     ) -> Vec<PutStatus> {
         self.inner
-            .with(
-                namespace,
-                |own, space| own.store.put(space.id, pages, options),
-                |client, space| client.data.put(&*client.remote, space.id, pages, options),
-            )
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.put(space.id, pages, options),
+                Decider::Client(Client { remote, data, .. }) => {
+                    data.put(&**remote, space.id, pages, options)
+                }
+            })
             .unwrap_or_else(|| vec![PutStatus::Refused(Refusal::Closed); pages.len()])
     }
 
@@ -593,22 +406,12 @@ impl PageStore for SharedStore {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
-        let role = self.inner.role.read();
         let count = pages.len();
-        let found = match &*role {
-            Role::Owner(own) => self
-                .inner
-                .resolve(&own.ids, namespace, |space| own.named(space))
-                .map(|space| own.get(space, pages, deadline)),
-            Role::Client(client) if !client.remote.is_lost() => self
-                .inner
-                .resolve(&client.ids, namespace, |space| {
-                    client.remote.namespace(space)
-                })
-                .map(|space| client.get(space, pages, deadline)),
-            _ => None,
-        };
-        found.unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count])
+        self.inner
+            .with(namespace, |decider, space| {
+                decider.get(space, pages, deadline)
+            })
+            .unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count])
     }
 
     fn get_lent(
@@ -618,62 +421,56 @@ impl PageStore for SharedStore {
         deadline: Option<Instant>,
     ) -> Vec<Result<LentPage, MissReason>> {
         self.inner
-            .with(
-                namespace,
-                |own, space| own.store.get_lent(space.id, keys, deadline),
-                |client, space| {
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.get_lent(space.id, keys, deadline),
+                Decider::Client(client) => {
                     let catalog: Arc<dyn Catalog> = client.remote.clone();
                     client.data.get_lent(&catalog, space.id, keys, deadline)
-                },
-            )
+                }
+            })
             .unwrap_or_else(|| keys.iter().map(|_| Err(MissReason::Closed)).collect())
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
         self.inner
-            .with(
-                namespace,
-                |own, space| own.store.longest_prefix(space.id, keys),
-                |client, space| client.remote.longest_prefix(space.id, keys),
-            )
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.longest_prefix(space.id, keys),
+                Decider::Client(client) => client.remote.longest_prefix(space.id, keys),
+            })
             .unwrap_or(0)
     }
 
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
         self.inner
-            .with(
-                namespace,
-                |own, space| own.store.contains(space.id, keys),
-                |client, space| client.remote.contains(space.id, keys),
-            )
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.contains(space.id, keys),
+                Decider::Client(client) => client.remote.contains(space.id, keys),
+            })
             .unwrap_or_else(|| vec![false; keys.len()])
     }
 
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
-        self.inner.with(
-            namespace,
-            |own, space| own.store.touch(space.id, keys),
-            |client, space| client.remote.touch(space.id, keys),
-        );
+        self.inner.with(namespace, |decider, space| match decider {
+            Decider::Owner(own) => own.store.touch(space.id, keys),
+            Decider::Client(client) => client.remote.touch(space.id, keys),
+        });
     }
 
     fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
         self.inner
-            .with(
-                namespace,
-                |own, space| own.store.delete(space.id, keys),
-                |client, space| client.remote.delete(space.id, keys),
-            )
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.delete(space.id, keys),
+                Decider::Client(client) => client.remote.delete(space.id, keys),
+            })
             .unwrap_or_else(|| Err(self.inner.unavailable()))
     }
 
     fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
         self.inner
-            .with(
-                namespace,
-                |own, space| own.store.clear_namespace(space.id),
-                |client, space| client.remote.clear_namespace(space.id),
-            )
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.clear_namespace(space.id),
+                Decider::Client(client) => client.remote.clear_namespace(space.id),
+            })
             .unwrap_or_else(|| Err(self.inner.unavailable()))
     }
 

@@ -245,7 +245,80 @@ fn fitting(granted: &[Option<usize>]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::mpsc;
+
+    use larder_format::PageKey;
+
     use super::*;
+    use crate::share::server::socket_path;
+    use crate::share::wire::{ClientId, Welcome, parse, receive};
+
+    /// Answers one client the way an owner does that has no room, and reservations only once it may.
+    fn answer(mut stream: &UnixStream, may_answer: &mpsc::Receiver<()>) {
+        let (mut heard, mut said) = (Vec::new(), Vec::new());
+        while receive(&mut stream, &mut heard).unwrap() {
+            let reply = match parse(&heard).unwrap() {
+                Request::Hello { .. } => Reply::Welcome(Welcome {
+                    client: ClientId(1),
+                    secret: 0,
+                    store: [0; 16],
+                    run: 1,
+                    segment_blocks: 4096,
+                    volumes: vec![(None, 1)],
+                }),
+                Request::Join { .. } => Reply::Done,
+                Request::Reserve { links, .. } => {
+                    if may_answer.recv().is_err() {
+                        return;
+                    }
+                    Reply::Reserved {
+                        reservation: 0,
+                        grants: vec![PlaceGrant::Refused(Refusal::NoSpace); links.len()],
+                    }
+                }
+                _ => return,
+            };
+            send(&mut stream, &mut said, &reply).unwrap();
+            heard.clear();
+        }
+    }
+
+    #[test]
+    fn work_is_done_while_an_answer_is_awaited() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let listener = UnixListener::bind(socket_path(&path)).unwrap();
+        std::thread::scope(|scope| {
+            let (work_done, may_answer) = mpsc::channel();
+            scope.spawn(move || {
+                let (first, _) = listener.accept().unwrap();
+                let (_, never) = mpsc::channel();
+                scope.spawn(move || answer(&first, &never));
+                let (second, _) = listener.accept().unwrap();
+                answer(&second, &may_answer);
+            });
+            let (remote, _) = Remote::reach(&path).unwrap();
+            let mut put = RemotePut::new(&remote, NamespaceId(0));
+            let asks = [Ask {
+                key: PageKey::from_bytes([1; 32]),
+                parent: None,
+                depth: 0,
+            }];
+            let mut steps = 0;
+            let (_, grants) = put.reserve(&asks, &mut || {
+                steps += 1;
+                if steps == 3 {
+                    work_done.send(()).unwrap();
+                }
+                steps < 3
+            });
+            assert_eq!(grants, [Grant::Refused(Refusal::NoSpace)]);
+            assert_eq!(steps, 3);
+        });
+    }
 
     #[test]
     fn as_many_are_waited_for_together_as_fit_an_answer() {

@@ -1,0 +1,217 @@
+//! What a process is to a store that several use: its owner, a client of its owner, or neither.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use larder_format::Namespace;
+use parking_lot::Mutex;
+
+use super::remote::{self, ReachError, Remote};
+use super::server::{OwnReads, Server};
+use super::{AttachOptions, guard, not_served};
+use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
+use crate::catalog::Catalog;
+use crate::disk::probe::open_disk;
+use crate::disk::{Disk, DiskOptions};
+use crate::error::StoreError;
+use crate::store::{DataPath, Store};
+use crate::volume::{Access, Volumes};
+
+/// What is made of the disks of this process.
+pub(super) type Through = Box<dyn Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync>;
+
+pub(super) enum Role {
+    Owner(Box<Owner>),
+    Client(Arc<Client>),
+    Nobody,
+    Closed,
+}
+
+/// Whoever decides, as this process reaches it.
+#[derive(Clone, Copy)]
+pub(super) enum Decider<'a> {
+    Owner(&'a Owner),
+    Client(&'a Client),
+}
+
+pub(super) struct Owner {
+    /// Before the store, so that no request comes in once it is closed.
+    pub(super) server: Server,
+    pub(super) store: Arc<Store>,
+    reads: OwnReads,
+    ids: Ids,
+}
+
+pub(super) struct Client {
+    pub(super) remote: Arc<Remote>,
+    pub(super) data: DataPath,
+    ids: Ids,
+}
+
+/// By id given out: what the present owner knows it by.
+#[derive(Default)]
+pub(super) struct Ids(Mutex<Vec<Option<Known>>>);
+
+/// A namespace as the present owner knows it.
+#[derive(Clone, Copy)]
+pub(super) struct Known {
+    pub(super) id: NamespaceId,
+    /// Its reads are shared with other processes.
+    pub(super) is_shared: bool,
+}
+
+impl Ids {
+    pub(super) fn get(&self, id: NamespaceId) -> Option<Known> {
+        self.0.lock().get(usize::from(id.0)).copied().flatten()
+    }
+
+    pub(super) fn set(&self, id: NamespaceId, owners: Known) {
+        let mut ids = self.0.lock();
+        let at = usize::from(id.0);
+        if ids.len() <= at {
+            ids.resize(at + 1, None);
+        }
+        ids[at] = Some(owners);
+    }
+}
+
+/// Why neither a client nor an owner could be made just now.
+pub(super) enum NotYet {
+    /// Another try may do.
+    TryAgain(StoreError),
+    /// It will not.
+    Never(StoreError),
+}
+
+impl Role {
+    /// As the client of whoever owns the store, or as its owner.
+    pub(super) fn find(
+        path: &Path,
+        options: &AttachOptions,
+        through: &Through,
+    ) -> Result<Role, NotYet> {
+        match Client::reach(path, &options.open, through) {
+            Ok(client) => return Ok(Role::Client(Arc::new(client))),
+            Err(Unreached::Nobody) => {}
+            Err(Unreached::Failed(error)) => return Err(error),
+        }
+        let store =
+            Store::open_at_once(path, &options.open, through).map_err(|error| match error {
+                StoreError::Locked { .. } | StoreError::ClientsWriting(_) => {
+                    NotYet::TryAgain(error)
+                }
+                error => NotYet::Never(error),
+            })?;
+        let store = Arc::new(store);
+        let server = Server::start(store.clone(), path, &options.open, options.group)
+            .map_err(NotYet::Never)?;
+        Ok(Role::Owner(Box::new(Owner {
+            reads: server.own_reads(),
+            server,
+            store,
+            ids: Ids::default(),
+        })))
+    }
+
+    /// `None` while nobody decides.
+    pub(super) fn decider(&self) -> Option<Decider<'_>> {
+        match self {
+            Role::Owner(owner) => Some(Decider::Owner(owner)),
+            Role::Client(client) if !client.remote.is_lost() => Some(Decider::Client(client)),
+            Role::Client(_) | Role::Nobody | Role::Closed => None,
+        }
+    }
+}
+
+impl<'a> Decider<'a> {
+    /// The ids that it has given out.
+    pub(super) fn ids(self) -> &'a Ids {
+        match self {
+            Decider::Owner(owner) => &owner.ids,
+            Decider::Client(client) => &client.ids,
+        }
+    }
+
+    /// Its id for a namespace.
+    pub(super) fn named(self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        match self {
+            Decider::Owner(owner) => {
+                let id = owner.store.namespace(namespace)?;
+                owner.reads.named(id);
+                Ok(id)
+            }
+            Decider::Client(client) => client.remote.namespace(namespace),
+        }
+    }
+
+    pub(super) fn get(
+        self,
+        space: Known,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        match self {
+            Decider::Owner(Owner { store, reads, .. }) if space.is_shared => {
+                store.get_staged(reads, space.id, pages, deadline)
+            }
+            Decider::Owner(owner) => owner.store.get(space.id, pages, deadline),
+            Decider::Client(Client { remote, data, .. }) if space.is_shared => {
+                data.get_staged(&**remote, &**remote, space.id, pages, deadline)
+            }
+            Decider::Client(Client { remote, data, .. }) => {
+                data.get(&**remote, space.id, pages, deadline)
+            }
+        }
+    }
+}
+
+/// Why there is no client.
+enum Unreached {
+    Nobody,
+    Failed(NotYet),
+}
+
+impl Client {
+    fn reach(path: &Path, options: &OpenOptions, through: &Through) -> Result<Client, Unreached> {
+        let (remote, welcome) = Remote::reach(path).map_err(|error| match error {
+            ReachError::Nobody(_) => Unreached::Nobody,
+            error => Unreached::Failed(NotYet::Never(not_served(path, &error))),
+        })?;
+        let never = |error| Unreached::Failed(NotYet::Never(error));
+        let gone = |_| Unreached::Failed(NotYet::TryAgain(StoreError::OwnerGone));
+        let places: Vec<PathBuf> = welcome
+            .volumes
+            .iter()
+            .filter_map(|(path, _)| path.as_ref().map(PathBuf::from))
+            .collect();
+        let some_lost = welcome.volumes.iter().any(|(path, _)| path.is_none());
+        let volumes = Volumes::open(path, &places, Access::Client, some_lost).map_err(never)?;
+        if *volumes.superblock().store.as_bytes() != welcome.store {
+            return Err(gone(remote::Gone));
+        }
+        for (_, volume) in volumes.present() {
+            guard::mark(&volume.file, remote.client().0).map_err(|error| {
+                never(StoreError::io("marking the volume", &volume.path, error))
+            })?;
+        }
+        remote.marked().map_err(gone)?;
+        let disk = open_disk(
+            DiskOptions {
+                files: volumes
+                    .list
+                    .into_iter()
+                    .map(|volume| volume.map(|volume| volume.file))
+                    .collect(),
+                depth: options.depth.max(1),
+            },
+            options.disk,
+        )
+        .map_err(|error| never(error.into()))?;
+        Ok(Client {
+            remote: Arc::new(remote),
+            data: DataPath::new(through(disk), welcome.volumes.len(), options.hang_limit),
+            ids: Ids::default(),
+        })
+    }
+}
