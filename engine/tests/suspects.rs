@@ -17,7 +17,8 @@ use larder_engine::catalog::{Ask, Grant, ReservationId};
 use larder_engine::core::{Core, Effect, Fault, Io, RequestId};
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
-    BLOCK_BYTES, DescriptorBlock, OpenState, PageKey, Run, SEGMENTS_OFFSET,
+    BLOCK_BYTES, DescriptorBlock, OpenState, PageKey, Run, SEGMENTS_OFFSET, Superblock,
+    VolumeEntry, VolumeId,
 };
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::recovery::recover;
@@ -30,9 +31,10 @@ const SLOT: NamespaceSlot = NamespaceSlot(0);
 /// Longer than the core waits before it tries again what has failed.
 const PAUSE_MS: u64 = 10_000;
 
-fn index() -> Arc<Index> {
-    let blocks = u64::from(SEGMENTS * SEGMENT_BLOCKS);
-    Arc::new(Index::new(SEGMENTS as usize, blocks))
+fn index(volumes: u32) -> Arc<Index> {
+    let segments = volumes * SEGMENTS;
+    let blocks = u64::from(segments * SEGMENT_BLOCKS);
+    Arc::new(Index::new(segments as usize, blocks))
 }
 
 fn spot(number: u32) -> Spot {
@@ -62,10 +64,25 @@ struct Store {
 
 impl Store {
     fn new() -> Store {
-        let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-        let index = index();
         let clean = superblock(Run::FIRST, OpenState::Clean, SEGMENTS, SEGMENT_BLOCKS);
-        let recovered = recover(&disk, &[Some(&clean)], &index, false).recovered;
+        Store::over(&[Some(&clean)])
+    }
+
+    /// Its second volume has been given up.
+    fn beside_a_lost_volume() -> Store {
+        let mut clean = superblock(Run::FIRST, OpenState::Clean, SEGMENTS, SEGMENT_BLOCKS);
+        clean.volumes.push(VolumeEntry {
+            id: VolumeId::from_bytes([2; 16]),
+            lost: true,
+            ..clean.volumes[0].clone()
+        });
+        Store::over(&[Some(&clean), None])
+    }
+
+    fn over(superblocks: &[Option<&Superblock>]) -> Store {
+        let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+        let index = index(superblocks.len() as u32);
+        let recovered = recover(&disk, superblocks, &index, false).recovered;
         let config = memory::config(SEGMENT_BLOCKS);
         let run = recovered.first.run();
         let mut store = Store {
@@ -138,7 +155,8 @@ impl Store {
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
             match effect {
-                Effect::Io { id, io, .. } => {
+                Effect::Io { id, volume, io } => {
+                    assert_eq!(volume, 0, "there is no other volume");
                     let good = match io {
                         Io::Write { offset, bytes } => {
                             self.write(offset, &bytes);
@@ -265,7 +283,7 @@ fn is_refused_page_vouched_for(failures: usize) -> bool {
 
     // The power goes before any header is written again for good.
     store.lose_power();
-    let index = index();
+    let index = index(1);
     let crashed = superblock(store.run, OpenState::Open, SEGMENTS, SEGMENT_BLOCKS);
     recover(&store.disk, &[Some(&crashed)], &index, false);
     let kept = index.locate(SLOT, &keys[0]);
@@ -280,4 +298,16 @@ fn no_mark_vouches_for_what_failed_syncs_lost() {
     for failures in 1..4 {
         assert!(!is_refused_page_vouched_for(failures), "{failures}");
     }
+}
+
+#[test]
+fn a_failed_sync_does_not_have_lost_volumes_synced() {
+    let mut store = Store::beside_a_lost_volume();
+    let keys = chain(1, 2);
+    store.put(keys[0]);
+    store.lost = Some(BTreeSet::new());
+    assert_eq!(store.flush(), Err(Fault::Sync));
+    store.reclaim();
+    store.put(keys[1]);
+    assert_eq!(store.flush(), Ok(()));
 }

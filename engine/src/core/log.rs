@@ -67,6 +67,8 @@ struct Written {
 pub(super) struct Queue {
     pages: Vec<Ticket>,
     notes: Vec<Note>,
+    /// Of these, those of namespaces.
+    namespaces: usize,
     /// Descriptor blocks promised to them.
     pub credits: u32,
 }
@@ -74,9 +76,7 @@ pub(super) struct Queue {
 impl Queue {
     /// Records that it takes up in blocks: a namespace has a block of its own.
     pub(super) fn records(&self) -> usize {
-        let notes = self.notes.iter();
-        let notes = notes.filter(|note| matches!(note.body, NoteBody::Record(_)));
-        self.pages.len() + notes.count()
+        self.pages.len() + self.notes.len() - self.namespaces
     }
 }
 
@@ -212,11 +212,8 @@ impl Log {
     /// A queue whose promised blocks have room for one more record.
     pub(super) fn queue_with_spare(&self) -> Option<SegmentId> {
         let has_spare = |queue: &Queue| {
-            let is_record = |note: &&Note| matches!(note.body, NoteBody::Record(_));
-            let records = queue.notes.iter().filter(is_record).count();
-            let others = queue.notes.len() - records;
-            let blocks = (queue.credits as usize).saturating_sub(others);
-            queue.pages.len() + records < blocks * RECORDS_PER_BLOCK
+            let blocks = (queue.credits as usize).saturating_sub(queue.namespaces);
+            queue.records() < blocks * RECORDS_PER_BLOCK
         };
         let found = self.queues.iter().find(|(_, queue)| has_spare(queue));
         found.map(|(segment, _)| *segment)
@@ -224,6 +221,7 @@ impl Log {
 
     pub(super) fn queue_note(&mut self, segment: SegmentId, note: Note, credits: u32) {
         let queue = self.queues.entry(segment).or_default();
+        queue.namespaces += usize::from(matches!(note.body, NoteBody::Namespace(_)));
         queue.notes.push(note);
         queue.credits += credits;
     }
@@ -346,6 +344,7 @@ impl Core {
             let rest = Queue {
                 pages: queue.pages.split_off(allowed),
                 notes: std::mem::take(&mut queue.notes),
+                namespaces: std::mem::take(&mut queue.namespaces),
                 credits: queue.credits.saturating_sub(now),
             };
             queue.credits -= rest.credits;

@@ -40,6 +40,9 @@ const COLD_SHARE: u32 = 20;
 /// Pages hotter than this share of that range are copied rather than dropped, also when more than half a segment is.
 const WARM_SHARE: u32 = 4;
 
+/// Of the pages that are left of a victim, as many as this share are evicted elsewhere before it is seen what became of them.
+const EVICTED_SHARE: usize = 16;
+
 /// How long a victim that could not be emptied is left alone, in milliseconds, when nothing changes meanwhile.
 const RETRY_MS: u64 = 1000;
 
@@ -221,6 +224,7 @@ impl Core {
     /// Every page that lies in a victim; queues namespaces and deletions that must not be lost with it.
     pub(super) fn carry_out(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
         let mut moves = Vec::new();
+        let oldest = self.space.oldest_life();
         // A failed sync may have lost the blocks of the latest.
         let unsynced = self.log.unsynced_notes_in(victim.segment);
         let mut once = Once::new(blocks, &unsynced);
@@ -232,7 +236,7 @@ impl Core {
                 Body::Records(records) => {
                     for record in records {
                         if once.admits(record) {
-                            self.plan_record(victim.segment, record, &mut moves);
+                            self.plan_record(victim.segment, oldest, record, &mut moves);
                         }
                     }
                 }
@@ -242,7 +246,7 @@ impl Core {
             for body in unsynced {
                 match body {
                     NoteBody::Record(record) if once.admits(&record) => {
-                        self.plan_record(victim.segment, &record, &mut moves);
+                        self.plan_record(victim.segment, oldest, &record, &mut moves);
                     }
                     NoteBody::Record(_) => {}
                     NoteBody::Namespace(_) => self.carry_note(victim.segment, body),
@@ -252,7 +256,13 @@ impl Core {
         moves
     }
 
-    fn plan_record(&mut self, segment: SegmentId, record: &Record, moves: &mut Vec<Move>) {
+    fn plan_record(
+        &mut self,
+        segment: SegmentId,
+        oldest: Option<Serial>,
+        record: &Record,
+        moves: &mut Vec<Move>,
+    ) {
         match record {
             Record::Page(record) => {
                 let Some(&namespace) = self.slots.get(&record.namespace) else {
@@ -290,10 +300,7 @@ impl Core {
                 }
             }
             Record::Delete { birth, .. } | Record::Clear { birth, .. } => {
-                let needed = self
-                    .space
-                    .oldest_life()
-                    .is_some_and(|oldest| oldest < *birth);
+                let needed = oldest.is_some_and(|oldest| oldest < *birth);
                 if needed && !planted!(DroppedDeletion) {
                     self.carry_note(segment, NoteBody::Record(*record));
                 }
@@ -384,10 +391,10 @@ impl Core {
             if heats.len() < before {
                 continue;
             }
-            if !self.evict_one() || self.frontier.is_some_and(|heat| heat >= warm) {
-                break;
-            }
-            // The page just evicted may have been one of these.
+            // So many at once that looking through these again and again does not take longer than they do.
+            let is_over = (0..=heats.len() / EVICTED_SHARE)
+                .any(|_| !self.evict_one() || self.frontier.is_some_and(|heat| heat >= warm));
+            // Those just evicted may have been some of these.
             heats.retain(|(_, page)| {
                 let there = self
                     .index
@@ -403,6 +410,9 @@ impl Core {
                 }
                 there
             });
+            if is_over {
+                break;
+            }
         }
         moves.extend(heats.into_iter().map(|(_, page)| page));
     }

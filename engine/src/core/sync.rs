@@ -369,8 +369,8 @@ impl Core {
         let served = std::mem::replace(&mut self.syncs.waiters, later);
         if round.failed {
             self.syncs.pause_until_ms = Some(self.now_ms.saturating_add(PAUSE_MS));
-            for volume in &mut self.space.volumes {
-                volume.dirty = true;
+            for index in 0..self.space.volumes.len() {
+                self.space.volumes[index].dirty = !self.space.is_lost(index);
             }
             self.free_again(round.freed);
             for waiter in served.into_values().flatten() {

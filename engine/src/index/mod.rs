@@ -191,13 +191,14 @@ impl Index {
         published
     }
 
-    /// Links orphans to their parents; how many it linked.
+    /// Links orphans to their parents, the last of these first; how many it linked. Pairs that come in the order of their chain so take
+    /// a walk along one run each: what is above it is not linked to it yet.
     ///
     /// Passed over: a pair of which one is not stored, a child that is no orphan (any more), and a
     /// link that would make a page its own ancestor.
     pub fn adopt(&self, pairs: &[Adoption]) -> usize {
         let mut linked = 0;
-        for pair in pairs {
+        for pair in pairs.iter().rev() {
             // Looking for a circle may take a walk along a whole chain; readers go on meanwhile.
             let mut state = self.state.upgradable_read();
             if let Some((child, parent)) = state.can_adopt(pair) {

@@ -5,11 +5,13 @@
 //! Invariants:
 //! - a connection carries the requests of one call at a time; each caller takes one that is idle, makes another, or waits for one; a
 //!   put ([`put`]) keeps its own to its end. Nobody who has one takes another, so that whoever waits gets one;
-//! - once any connection fails the owner counts as lost, for good: every later call fails at once, and whoever minds the
-//!   attachment ([`super`]) is told. No call is tried again over another connection: it may have been carried out.
+//! - once any connection fails the owner counts as lost, for good: all of them are shut down, so that the calls under way fail, every
+//!   later call fails at once, and whoever minds the attachment ([`super`]) is told. No call is tried again over another
+//!   connection: it may have been carried out.
 //!
-//! Faults defended against: an owner that exits, is killed, or does not answer what takes no time for longer than
-//! [`ANSWER_PATIENCE`].
+//! Faults defended against: an owner that exits, is killed or stopped, or does not take a request or answer what takes no time for
+//! longer than [`ANSWER_PATIENCE`]. While an answer that may take its time is awaited, it is seen whether the owner answers
+//! anything at all.
 
 mod put;
 
@@ -44,6 +46,9 @@ use crate::store::staged::{Stage, Staged};
 /// How long an answer that takes the owner no time may take.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long an answer that may take its time is awaited before it is seen whether the owner answers at all.
+const LOOK_AFTER: Duration = Duration::from_millis(500);
+
 /// Connections besides the first: fewer than the owner allows. Whoever finds none idle then waits for one.
 const LINES_MAX: usize = 60;
 
@@ -53,7 +58,7 @@ pub(super) struct Gone;
 
 /// A connection and its buffer.
 struct Line {
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     buffer: Vec<u8>,
 }
 
@@ -65,41 +70,44 @@ impl Line {
             .filter(|parent| !parent.as_os_str().is_empty())
             .unwrap_or(Path::new("."));
         let (_directory, short) = short_path(directory, socket.file_name().unwrap_or_default())?;
-        let stream = UnixStream::connect(short)?;
-        // What has begun to arrive goes on arriving.
+        let fd = rustix::net::socket_with(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let stream = UnixStream::from(fd);
+        // What has begun to arrive goes on arriving; an owner that has stopped takes neither requests nor, in the end, connections.
         stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
+        stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
+        rustix::net::connect(&stream, &rustix::net::SocketAddrUnix::new(short)?)?;
         Ok(Line {
-            stream,
+            stream: Arc::new(stream),
             buffer: Vec::new(),
         })
     }
 
     fn tell(&mut self, request: &Request<'_>) -> Result<(), WireError> {
-        send(&mut self.stream, &mut self.buffer, request)
+        send(&mut &*self.stream, &mut self.buffer, request)
     }
 
-    /// Asks and waits for the answer, at most `patience` (for good when there is none).
-    fn ask(
-        &mut self,
-        request: &Request<'_>,
-        patience: Option<Duration>,
-    ) -> Result<Reply, WireError> {
-        self.ask_for_file(request, patience).map(|(reply, _)| reply)
+    /// Asks what takes no time to answer.
+    fn ask(&mut self, request: &Request<'_>) -> Result<Reply, WireError> {
+        self.ask_for_file(request).map(|(reply, _)| reply)
     }
 
     /// The same, with the file that comes with the answer.
     fn ask_for_file(
         &mut self,
         request: &Request<'_>,
-        patience: Option<Duration>,
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
         self.tell(request)?;
-        self.hear(patience)
+        self.hear(ANSWER_PATIENCE)
     }
 
     /// The next answer, with the file that comes with it, if it comes within `patience`.
-    fn hear(&mut self, patience: Option<Duration>) -> Result<(Reply, Option<OwnedFd>), WireError> {
-        if !arrives(&self.stream, patience)? {
+    fn hear(&mut self, patience: Duration) -> Result<(Reply, Option<OwnedFd>), WireError> {
+        if !arrives(&self.stream, Some(patience))? {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
         let mut taking = Taking {
@@ -122,6 +130,8 @@ struct Lines {
     idle: Vec<Line>,
     /// How many there are; one that fails takes the owner with it.
     made: usize,
+    /// Those of all of them, to be shut down.
+    streams: Vec<Arc<UnixStream>>,
 }
 
 /// Why no owner could be reached.
@@ -144,10 +154,12 @@ pub(super) struct Remote {
     secret: u64,
     map: SegmentMap,
     /// The connection whose end is this client's end; kept for that alone.
-    first: UnixStream,
+    first: Arc<UnixStream>,
     lines: Mutex<Lines>,
     /// A connection is idle again, or the owner is lost.
     given: Condvar,
+    /// Held by whoever sees whether the owner answers.
+    looking: Mutex<()>,
     lost: AtomicBool,
     shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
     /// What the owner last said of its room.
@@ -164,7 +176,7 @@ impl Remote {
             magic: MAGIC,
             version: VERSION,
         };
-        let welcome = match first.ask(&hello, Some(ANSWER_PATIENCE)) {
+        let welcome = match first.ask(&hello) {
             Ok(Reply::Welcome(welcome)) => welcome,
             Ok(Reply::Failed(Failure::Version { ours })) => return Err(ReachError::Version(ours)),
             Ok(_) => return Err(ReachError::Nonsense),
@@ -183,6 +195,7 @@ impl Remote {
             first: first.stream,
             lines: Mutex::default(),
             given: Condvar::new(),
+            looking: Mutex::new(()),
             lost: AtomicBool::new(false),
             shapes: Mutex::default(),
             room: AtomicU64::new(0),
@@ -193,7 +206,7 @@ impl Remote {
 
     /// Tells the owner that the marks are on the volumes.
     pub(super) fn marked(&self) -> Result<(), Gone> {
-        match self.ask(&Request::Marked, Some(ANSWER_PATIENCE))? {
+        match self.quickly(&Request::Marked)? {
             Reply::Done => Ok(()),
             _ => Err(self.lose()),
         }
@@ -225,8 +238,9 @@ impl Remote {
         if !self.lost.swap(true, Ordering::AcqRel) {
             let _ = self.first.shutdown(Shutdown::Both);
             let mut lines = self.lines.lock();
-            for line in lines.idle.drain(..) {
-                let _ = line.stream.shutdown(Shutdown::Both);
+            lines.idle.clear();
+            for stream in lines.streams.drain(..) {
+                let _ = stream.shutdown(Shutdown::Both);
             }
             self.given.notify_all();
         }
@@ -241,7 +255,7 @@ impl Remote {
             client: self.client,
             secret: self.secret,
         };
-        match line.ask(&join, Some(ANSWER_PATIENCE)) {
+        match line.ask(&join) {
             Ok(Reply::Done) => Ok(line),
             _ => Err(io::ErrorKind::ConnectionRefused.into()),
         }
@@ -264,7 +278,13 @@ impl Remote {
                 self.given.wait(&mut lines);
             }
         }
-        self.join().map_err(|_| self.lose())
+        let line = self.join().map_err(|_| self.lose())?;
+        let mut lines = self.lines.lock();
+        if self.is_lost() {
+            return Err(Gone);
+        }
+        lines.streams.push(line.stream.clone());
+        Ok(line)
     }
 
     fn give_line(&self, line: Line) {
@@ -275,9 +295,40 @@ impl Remote {
         }
     }
 
-    fn ask(&self, request: &Request<'_>, patience: Option<Duration>) -> Result<Reply, Gone> {
+    /// Waits for an answer that may take its time, as long as the owner is there.
+    fn hear_in_time(&self, line: &mut Line) -> Result<Reply, WireError> {
+        while !arrives(&line.stream, Some(LOOK_AFTER))? {
+            self.look_after_owner();
+        }
+        line.hear(ANSWER_PATIENCE).map(|(reply, _)| reply)
+    }
+
+    /// Sees whether the owner still answers. It takes a connection that nobody waits for.
+    fn look_after_owner(&self) {
+        if let Some(_looking) = self.looking.try_lock()
+            && self.join().is_err()
+        {
+            self.lose();
+        }
+    }
+
+    /// Asks what may take the owner its time.
+    fn ask(&self, request: &Request<'_>) -> Result<Reply, Gone> {
+        self.converse(|line| {
+            line.tell(request)?;
+            self.hear_in_time(line)
+        })
+    }
+
+    /// Asks what the owner answers without waiting for anything.
+    fn quickly(&self, request: &Request<'_>) -> Result<Reply, Gone> {
+        self.converse(|line| line.ask(request))
+    }
+
+    /// Says and hears something over a connection that is idle.
+    fn converse<R>(&self, talk: impl FnOnce(&mut Line) -> Result<R, WireError>) -> Result<R, Gone> {
         let mut line = self.take_line()?;
-        match line.ask(request, patience) {
+        match talk(&mut line) {
             Ok(reply) => {
                 self.give_line(line);
                 Ok(reply)
@@ -289,20 +340,9 @@ impl Remote {
         }
     }
 
-    /// Asks what the owner answers without waiting for anything.
-    fn quickly(&self, request: &Request<'_>) -> Result<Reply, Gone> {
-        self.ask(request, Some(ANSWER_PATIENCE))
-    }
-
     fn tell(&self, request: &Request<'_>) {
-        if let Ok(mut line) = self.take_line() {
-            match line.tell(request) {
-                Ok(()) => self.give_line(line),
-                Err(_) => {
-                    self.lose();
-                }
-            }
-        }
+        // Should it not get there, everything is lost.
+        let _ = self.converse(|line| line.tell(request));
     }
 
     pub(super) fn report(&self) -> Result<Report, Gone> {
@@ -313,7 +353,7 @@ impl Remote {
     }
 
     fn counted(&self, request: &Request<'_>) -> Result<u64, StoreError> {
-        match self.ask(request, None) {
+        match self.ask(request) {
             Ok(Reply::Count(count)) => Ok(count),
             Ok(Reply::Failed(failure)) => Err(failure.into()),
             _ => Err(StoreError::OwnerGone),
@@ -467,7 +507,7 @@ impl Catalog for Remote {
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        match self.ask(&Request::Flush, None) {
+        match self.ask(&Request::Flush) {
             Ok(Reply::Done) => Ok(()),
             Ok(Reply::Failed(failure)) => Err(failure.into()),
             _ => Err(StoreError::OwnerGone),
@@ -518,10 +558,7 @@ impl Stage for Remote {
 
     fn area(&self, _namespace: NamespaceId) -> Option<Arc<Area>> {
         let area = self.area.get_or_init(|| {
-            let mut line = self.take_line().ok()?;
-            let answer = line.ask_for_file(&Request::Area, Some(ANSWER_PATIENCE));
-            let (reply, file) = answer.map_err(|_| self.lose()).ok()?;
-            self.give_line(line);
+            let (reply, file) = self.converse(|line| line.ask_for_file(&Request::Area)).ok()?;
             let area = file.filter(|_| matches!(reply, Reply::Area)).map(Area::adopt)?;
             area.inspect_err(|error| {
                 tracing::warn!(%error, "the owner's staging area cannot be used; every page is read from the device");

@@ -57,6 +57,9 @@ pub use socket::socket_path;
 const LINGER_LOOK: Duration = Duration::from_millis(10);
 const LINGER_AT_CLOSE: Duration = Duration::from_secs(2);
 
+/// How long whoever connects may take to say who it is: nobody could hang up on it before.
+const GREETING_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Buffers longer than this are not kept for the next message.
 const BUFFER_KEPT_BYTES: usize = 256 << 10;
 
@@ -325,9 +328,11 @@ impl Shared {
 
     /// The first message of a connection.
     fn greet(self: &Arc<Shared>, stream: &mut UnixStream, buffer: &mut Vec<u8>) -> Option<Greeted> {
+        stream.set_read_timeout(Some(GREETING_PATIENCE)).ok()?;
         if !receive(stream, buffer).ok()? {
             return None;
         }
+        stream.set_read_timeout(None).ok()?;
         let greeting = match answer::greeting(buffer) {
             Ok(greeting) => greeting,
             Err(last_words) => {

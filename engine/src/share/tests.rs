@@ -11,7 +11,7 @@ use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenU
 use super::area::{Look, SlotId};
 use super::remote::Remote;
 use super::staging::Slot;
-use super::{SharedStore, guard};
+use super::{SharedStore, guard, socket_path};
 use crate::catalog::Catalog;
 use crate::store::staged::Stage;
 use crate::{
@@ -286,4 +286,16 @@ fn what_a_client_gives_back_that_it_does_not_have_changes_nothing() {
     scene.get(&scene.client);
     scene.get(&scene.owner);
     assert_eq!(scene.owner.part(), super::Part::Owner);
+}
+
+#[test]
+fn whoever_connects_and_says_nothing_does_not_hold_up_a_close() {
+    let (_directory, path) = created();
+    let owner = Store::attach(&path, AttachOptions::default()).unwrap();
+    let silent = std::os::unix::net::UnixStream::connect(socket_path(&path)).unwrap();
+    let (closed, outcome) = std::sync::mpsc::channel();
+    std::thread::spawn(move || closed.send(owner.close().is_ok()));
+    let patience = Duration::from_secs(30);
+    assert_eq!(outcome.recv_timeout(patience), Ok(true));
+    drop(silent);
 }

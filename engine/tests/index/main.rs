@@ -319,6 +319,22 @@ fn an_orphan_is_reported_by_a_lookup_and_linked_by_adopting() {
     assert_eq!(orphans, []);
 }
 
+/// Each has to be told whose descendant it is: with a walk to the head of the chain for each this would take minutes.
+#[test]
+fn many_runs_of_one_chain_are_linked_in_time_that_grows_with_their_number() {
+    const PAGES: u32 = 1 << 18;
+    let index = Index::new(1, AMPLE_BLOCKS);
+    for depth in (0..PAGES).step_by(2) {
+        let first = page(key(0, depth), Parent::Unknown, place(0, depth));
+        let second = page(key(0, depth + 1), after(key(0, depth)), place(0, depth + 1));
+        index.publish(&[first, second]);
+    }
+    let mut orphans = Vec::new();
+    index.longest_prefix(NS, &chain(0, PAGES), lease(0, 1), &mut orphans);
+    assert_eq!(index.adopt(&orphans), PAGES as usize / 2 - 1);
+    index.check_invariants().unwrap();
+}
+
 #[test]
 fn an_orphan_at_the_seam_of_two_holds_is_reported() {
     let index = Index::new(1, AMPLE_BLOCKS);

@@ -55,18 +55,22 @@ impl<'a> RemotePut<'a> {
 
     fn say(&mut self) {
         if let Some(line) = &mut self.line
-            && line.stream.write_all(&self.unsaid).is_err()
+            && (&*line.stream).write_all(&self.unsaid).is_err()
         {
             self.lose();
         }
         self.unsaid.clear();
     }
 
-    /// The next answer, if it comes within `patience` (for good when there is none).
+    /// The next answer, if it comes within `patience`; as long as the owner is there when there is none.
     fn hear(&mut self, patience: Option<Duration>) -> Option<Reply> {
         let line = self.line.as_mut()?;
-        match line.hear(patience) {
-            Ok((reply, _)) => Some(reply),
+        let answer = match patience {
+            Some(patience) => line.hear(patience).map(|(reply, _)| reply),
+            None => self.remote.hear_in_time(line),
+        };
+        match answer {
+            Ok(reply) => Some(reply),
             Err(error) => {
                 tracing::debug!(%error, "the owner of the store is gone");
                 self.lose();
@@ -248,19 +252,24 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::os::unix::net::{UnixListener, UnixStream};
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
 
     use larder_format::PageKey;
+    use parking_lot::Mutex;
 
     use super::*;
+    use crate::catalog::Catalog;
     use crate::share::server::socket_path;
     use crate::share::wire::{ClientId, Welcome, parse, receive};
 
-    /// Answers one client the way an owner does that has no room, and reservations only once it may.
-    fn answer(mut stream: &UnixStream, may_answer: &mpsc::Receiver<()>) {
+    /// Answers on one connection the way an owner does that has no room: a greeting, then, once it may hear more, reservations. To
+    /// anything else it says nothing.
+    fn answer(mut stream: &UnixStream, may_hear: &Mutex<mpsc::Receiver<()>>) {
         let (mut heard, mut said) = (Vec::new(), Vec::new());
-        while receive(&mut stream, &mut heard).unwrap() {
-            let reply = match parse(&heard).unwrap() {
+        while receive(&mut stream, &mut heard).is_ok_and(|more| more) {
+            let request = parse(&heard).unwrap();
+            let is_greeting = matches!(request, Request::Join { .. });
+            let reply = match request {
                 Request::Hello { .. } => Reply::Welcome(Welcome {
                     client: ClientId(1),
                     secret: 0,
@@ -270,54 +279,116 @@ mod tests {
                     volumes: vec![(None, 1)],
                 }),
                 Request::Join { .. } => Reply::Done,
-                Request::Reserve { links, .. } => {
-                    if may_answer.recv().is_err() {
-                        return;
-                    }
-                    Reply::Reserved {
-                        reservation: 0,
-                        grants: vec![PlaceGrant::Refused(Refusal::NoSpace); links.len()],
-                    }
-                }
-                _ => return,
+                Request::Reserve { links, .. } => Reply::Reserved {
+                    reservation: 0,
+                    grants: vec![PlaceGrant::Refused(Refusal::NoSpace); links.len()],
+                },
+                _ => continue,
             };
             send(&mut stream, &mut said, &reply).unwrap();
             heard.clear();
+            if is_greeting && may_hear.lock().recv().is_err() {
+                return;
+            }
         }
+    }
+
+    /// Such an owner, which takes so many connections and no more, and its client.
+    struct Scene {
+        _directory: tempfile::TempDir,
+        _listener: Arc<UnixListener>,
+        remote: Remote,
+        /// Has it hear what comes on one connection.
+        may_hear: mpsc::Sender<()>,
+    }
+
+    impl Scene {
+        fn new(connections: usize) -> Scene {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("store");
+            let listener = Arc::new(UnixListener::bind(socket_path(&path)).unwrap());
+            let (may_hear, hears) = mpsc::channel();
+            std::thread::spawn({
+                let (listener, hears) = (listener.clone(), Arc::new(Mutex::new(hears)));
+                move || {
+                    for stream in listener.incoming().take(connections) {
+                        let (stream, hears) = (stream.unwrap(), hears.clone());
+                        std::thread::spawn(move || answer(&stream, &hears));
+                    }
+                }
+            });
+            Scene {
+                remote: Remote::reach(&path).unwrap().0,
+                _directory: directory,
+                _listener: listener,
+                may_hear,
+            }
+        }
+
+        /// A put whose reservation was refused, and which has not been waited for.
+        fn refused(&self) -> (RemotePut<'_>, ReservationId) {
+            let mut put = RemotePut::new(&self.remote, NamespaceId(0));
+            self.may_hear.send(()).unwrap();
+            let (reservation, grants) = put.reserve(&asks(), &mut || false);
+            assert_eq!(grants, [Grant::Refused(Refusal::NoSpace)]);
+            (put, reservation)
+        }
+    }
+
+    fn asks() -> [Ask; 1] {
+        [Ask {
+            key: PageKey::from_bytes([1; 32]),
+            parent: None,
+            depth: 0,
+        }]
     }
 
     #[test]
     fn work_is_done_while_an_answer_is_awaited() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
-        let listener = UnixListener::bind(socket_path(&path)).unwrap();
-        std::thread::scope(|scope| {
-            let (work_done, may_answer) = mpsc::channel();
-            scope.spawn(move || {
-                let (first, _) = listener.accept().unwrap();
-                let (_, never) = mpsc::channel();
-                scope.spawn(move || answer(&first, &never));
-                let (second, _) = listener.accept().unwrap();
-                answer(&second, &may_answer);
-            });
-            let (remote, _) = Remote::reach(&path).unwrap();
-            let mut put = RemotePut::new(&remote, NamespaceId(0));
-            let asks = [Ask {
-                key: PageKey::from_bytes([1; 32]),
-                parent: None,
-                depth: 0,
-            }];
-            let mut steps = 0;
-            let (_, grants) = put.reserve(&asks, &mut || {
-                steps += 1;
-                if steps == 3 {
-                    work_done.send(()).unwrap();
-                }
-                steps < 3
-            });
-            assert_eq!(grants, [Grant::Refused(Refusal::NoSpace)]);
-            assert_eq!(steps, 3);
+        let scene = Scene::new(2);
+        let mut put = RemotePut::new(&scene.remote, NamespaceId(0));
+        let mut steps = 0;
+        let (_, grants) = put.reserve(&asks(), &mut || {
+            steps += 1;
+            if steps == 3 {
+                scene.may_hear.send(()).unwrap();
+            }
+            steps < 3
         });
+        assert_eq!(grants, [Grant::Refused(Refusal::NoSpace)]);
+        assert_eq!(steps, 3);
+    }
+
+    #[test]
+    fn an_owner_that_takes_no_request_is_lost() {
+        let scene = Scene::new(2);
+        // More than a socket holds.
+        let keys = vec![PageKey::from_bytes([1; 32]); KEYS_MAX];
+        assert_eq!(scene.remote.longest_prefix(NamespaceId(0), &keys), 0);
+        assert!(scene.remote.is_lost());
+    }
+
+    #[test]
+    fn a_put_is_not_waited_for_once_its_owner_answers_nothing() {
+        let scene = Scene::new(2);
+        let (mut put, reservation) = scene.refused();
+        let unknown = vec![PutStatus::Refused(Refusal::Closed)];
+        assert_eq!(put.wait(&[reservation]), [unknown]);
+        assert!(scene.remote.is_lost());
+    }
+
+    #[test]
+    fn whoever_loses_the_owner_ends_the_calls_of_all() {
+        let scene = Scene::new(64);
+        let (mut put, reservation) = scene.refused();
+        std::thread::scope(|scope| {
+            scope.spawn(move || put.wait(&[reservation]));
+            assert_eq!(
+                scene.remote.contains(NamespaceId(0), &[asks()[0].key]),
+                [false]
+            );
+        });
+        assert!(scene.remote.is_lost());
     }
 
     #[test]
