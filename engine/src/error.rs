@@ -73,7 +73,7 @@ pub enum StoreError {
     },
     /// A volume of the store is not where it should be.
     #[error(
-        "volume {index} of the store is missing ({path}: {reason}); bring it back, name its new path, or open with --degraded to give up its pages"
+        "volume {index} of the store is missing ({path}: {reason}); bring it back, or name its new path with --volume; with `larder verify --repair --degraded` its pages are given up for good"
     )]
     VolumeMissing {
         /// Its place in the store.
@@ -85,7 +85,7 @@ pub enum StoreError {
     },
     /// A volume has not seen what the others have.
     #[error(
-        "{path}: is of run {run}, but the store has written in run {newest}: an old copy? bring back the current one, or open with --degraded to give up its pages"
+        "{path}: is of run {run}, but the store has written in run {newest}: an old copy? bring back the current one; with `larder verify --repair --degraded` its pages are given up for good"
     )]
     VolumeStale {
         /// The volume.

@@ -491,6 +491,23 @@ fn several_volumes_share_the_pages_and_come_back_together() {
     assert_eq!(pool.hits(&chain(29, 32)), 32);
     let whole = all(&pool);
     drop(store);
+    // Once found it is found again, and all are when they move together.
+    drop(home.open());
+    let away = home.directory.path().join("away");
+    std::fs::create_dir(&away).unwrap();
+    for name in ["store", "moved"] {
+        let path = home.directory.path().join(name);
+        std::fs::rename(path, away.join(name)).unwrap();
+    }
+    let home = Home {
+        path: away.join("store"),
+        ..home
+    };
+    let store = home.open();
+    assert_eq!(all(&Pool::new(&store, "m", &[1 << 20])), whole);
+    drop(store);
+    let moved = away.join("out of sight");
+    std::fs::rename(away.join("moved"), &moved).unwrap();
     // Given up, its pages are misses, and it never comes back.
     let store = home.open_with(OpenOptions {
         degraded: true,

@@ -222,6 +222,11 @@ impl Config {
             let why = "is empty".to_owned();
             return Err(ConfigError::Value { key: "path", why });
         }
+        // A shell would replace it; here a directory of that name would be made.
+        if path.starts_with('~') {
+            let why = format!("`{path}` begins with `~`: give an absolute path");
+            return Err(ConfigError::Value { key: "path", why });
+        }
         let weights_tag: Option<String> = keys.take("weights_tag")?;
         if weights_tag.as_deref() == Some("") {
             let why = "is empty: leave it out to have it derived".to_owned();
@@ -319,6 +324,9 @@ mod tests {
             (r#"{"size":"1GiB"}"#, "path"),
             (r#"{"path":7}"#, "path"),
             (r#"{"path":""}"#, "path"),
+            (r#"{"path":"~"}"#, "path"),
+            (r#"{"path":"~/larder"}"#, "path"),
+            (r#"{"path":"~somebody/larder"}"#, "path"),
             (r#"{"path":"p","size":"1GB"}"#, "size"),
             (r#"{"path":"p","size":-1}"#, "size"),
             (r#"{"path":"p","size":[1]}"#, "size"),

@@ -8,9 +8,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use larder_engine::disk::probe;
-use larder_engine::share;
+use larder_engine::{CreateOptions, StoreError, create, share};
 use larder_tools::size::ByteSize;
-use rustix::fs::{Access, statvfs};
+use rustix::fs::Access;
 use serde_json::{Map, Value};
 
 use crate::config::Config;
@@ -43,7 +43,7 @@ pub struct Fact {
 pub fn examine(json: &str) -> (Vec<Fact>, Option<PathBuf>) {
     let mut facts = Vec::new();
     let mut add = |level, name, what: String| facts.push(Fact { level, name, what });
-    let config = match Config::parse(json) {
+    let mut config = match Config::parse(json) {
         Ok(config) => config,
         Err(error) => {
             add(Level::Fail, "config", error.to_string());
@@ -66,6 +66,9 @@ pub fn examine(json: &str) -> (Vec<Fact>, Option<PathBuf>) {
             "weights_tag",
             "derived from the server's arguments and the weight files when it starts".to_owned(),
         ),
+    }
+    if let Some((level, name, what)) = resolve(&mut config) {
+        add(level, name, what);
     }
     for (level, name, what) in place(&config) {
         add(level, name, what);
@@ -119,6 +122,21 @@ fn sglangs(table: &Map<String, Value>) -> Vec<Line> {
     lines
 }
 
+/// Has a relative path begin at the working directory, which a server need not have too.
+fn resolve(config: &mut Config) -> Option<Line> {
+    if config.path.is_absolute() {
+        return None;
+    }
+    let path = std::path::absolute(&config.path).ok()?;
+    let what = format!(
+        "{} is relative: {} from the working directory here, and another from another; give an absolute path",
+        config.path.display(),
+        path.display()
+    );
+    config.path = path;
+    Some((Level::Warn, "path", what))
+}
+
 /// What stands at the path.
 fn place(config: &Config) -> Vec<Line> {
     let path = &config.path;
@@ -128,9 +146,10 @@ fn place(config: &Config) -> Vec<Line> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !path.starts_with("/dev") => {
             let what = format!("{} does not exist yet and would be made", path.display());
             lines.push((Level::Ok, "path", what));
-            let parent = path.ancestors().find(|above| above.is_dir());
-            lines.extend(parent.map(writable));
-            lines.extend(room(config, parent));
+            if let Some(above) = path.ancestors().find(|above| above.is_dir()) {
+                lines.push(writable(above));
+                lines.extend(room(config, above));
+            }
             return lines;
         }
         Err(error) => {
@@ -151,6 +170,9 @@ fn place(config: &Config) -> Vec<Line> {
         lines.extend(container(path));
     }
     let volume = volume_of(path);
+    if !is_device && volume.exists() {
+        lines.extend(unwritable(&volume));
+    }
     if let Ok(report) = share::report(&volume) {
         let what = format!(
             "{} is served: {} pages in {}; a server would be one more client of it",
@@ -166,7 +188,7 @@ fn place(config: &Config) -> Vec<Line> {
         lines.push((Level::Ok, "store", what));
         lines.extend(size(config, bytes));
     } else if !is_device {
-        lines.extend(room(config, Some(path)));
+        lines.extend(room(config, path));
     }
     lines
 }
@@ -187,6 +209,18 @@ fn writable(path: &Path) -> Line {
             ),
         ),
     }
+}
+
+/// A store's file that can only be read, whatever may be done in its directory: servers and their clients write to it.
+fn unwritable(volume: &Path) -> Option<Line> {
+    let opened = fs::File::options().read(true).write(true).open(volume);
+    opened.err().map(|error| {
+        let what = format!(
+            "{}: cannot be opened for writing: {error}; change its owner or permissions, or its mount",
+            volume.display()
+        );
+        (Level::Fail, "store", what)
+    })
 }
 
 /// A path that goes when its container goes, or never was a disk.
@@ -223,25 +257,25 @@ fn size(config: &Config, found: u64) -> Option<Line> {
     })
 }
 
-/// Whether a store that is still to be made fits.
-fn room(config: &Config, directory: Option<&Path>) -> Option<Line> {
-    let Some(size) = config.size else {
-        let what = "`size` is missing and there is no store yet".to_owned();
-        return Some((Level::Fail, "size", what));
+/// Whether a store that is still to be made can have its size, and fits.
+fn room(config: &Config, directory: &Path) -> Option<Line> {
+    let Some(size) = config.size.filter(|size| *size > 0) else {
+        let what = "`size` is missing or 0, and there is no store yet: say how large it is to be";
+        return Some((Level::Fail, "size", what.to_owned()));
     };
-    let space = statvfs(directory?).ok()?;
-    let free = space.f_bavail.saturating_mul(space.f_frsize);
-    Some(if free < size {
-        let what = format!(
-            "{} are free, `size` is {}: free some, or choose less",
-            ByteSize(free),
-            ByteSize(size)
-        );
-        (Level::Fail, "size", what)
-    } else {
-        let what = format!("{} of {} free", ByteSize(size), ByteSize(free));
-        (Level::Ok, "size", what)
-    })
+    let options = CreateOptions {
+        size,
+        dry_run: true,
+        ..CreateOptions::default()
+    };
+    match create(&volume_of(directory), &options) {
+        Ok(_) => Some((Level::Ok, "size", format!("{} fit", ByteSize(size)))),
+        Err(error @ (StoreError::Usage(_) | StoreError::NoSpace { .. })) => {
+            Some((Level::Fail, "size", format!("`size`: {error}")))
+        }
+        // What is not about the size has a line of its own.
+        Err(_) => None,
+    }
 }
 
 /// Prints facts, one a line. Says whether one of them is a failure.
@@ -282,7 +316,7 @@ mod tests {
     fn a_good_configuration_has_no_failures_and_changes_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
-        let json = config(&path, r#","size":"16MiB""#);
+        let json = config(&path, r#","size":"256MiB""#);
         let (facts, look) = examine(&json);
         assert!(
             facts.iter().all(|fact| fact.level != Level::Fail),
@@ -299,7 +333,10 @@ mod tests {
         let bad = |json: &str, name| levels(json, name).contains(&Level::Fail);
         assert!(bad(&config(path, r#","sise":"1GiB""#), "config"));
         assert!(bad(&config(path, ""), "size"));
+        assert!(bad(&config(path, r#","size":0"#), "size"));
+        assert!(bad(&config(path, r#","size":"16MiB""#), "size"));
         assert!(bad(&config(path, r#","size":"8388607TiB""#), "size"));
+        assert!(bad(&config(Path::new("~/larder"), ""), "config"));
         let wrong_class = config(path, r#","size":"16MiB""#).replace("LarderHiCache", "Larder");
         assert!(bad(&wrong_class, "SGLang"));
         let file = path.join("file");
@@ -309,5 +346,26 @@ mod tests {
             &config(Path::new("/dev/no-such-disk"), r#","size":"16MiB""#),
             "path"
         ));
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_written_is_a_failure() {
+        let directory = tempfile::tempdir().unwrap();
+        // Nobody may write to a directory, root neither.
+        fs::create_dir(volume_of(directory.path())).unwrap();
+        let json = config(directory.path(), r#","size":"256MiB""#);
+        assert!(levels(&json, "store").contains(&Level::Fail));
+    }
+
+    #[test]
+    fn a_relative_path_is_looked_at_from_the_working_directory() {
+        let json = config(Path::new("no-such-directory"), r#","size":"16MiB""#);
+        let here = std::env::current_dir().unwrap();
+        let (facts, look) = examine(&json);
+        assert_eq!(look, Some(here.join("no-such-directory")));
+        let relative = facts.iter().find(|fact| fact.level == Level::Warn).unwrap();
+        let what = &relative.what;
+        assert!(what.contains(&here.display().to_string()), "{what}");
+        assert_eq!(levels(&json, "size"), [Level::Fail]);
     }
 }

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Each put's lines are handed to the kernel in one `write` before the replay goes on, so that what the log says is never more
-//! than what the store acknowledged, also when the process is killed in between. A line cut short by a kill is skipped.
+//! than what the store acknowledged, also when the process is killed in between. A line cut short by a kill is skipped, also
+//! where a later run went on behind it; a file with anything else in it is not a log.
 //!
 //! The check. A page that a store acknowledged may be gone only by eviction, and eviction takes what was used longest ago. So
 //! all pages acknowledged while the last uses and puts touched half as many pages as the store keeps are *owed*: one that is
@@ -25,6 +26,10 @@ use crate::failure::Failure;
 
 /// Longest line that is looked at, in bytes; a longer one is not the log's.
 const LINE_BYTES_MAX: u64 = 128;
+
+/// Bytes of a line before its key, and digits of a key.
+const VERB_BYTES: usize = "put ".len();
+const KEY_DIGITS: usize = 64;
 
 /// An acknowledgement log being written.
 pub struct AckLog {
@@ -105,7 +110,7 @@ fn failure(path: &Path, error: &io::Error) -> Failure {
 /// A log that was read back.
 pub struct History {
     events: Vec<Event>,
-    /// Lines that were cut short, or are none of the log's.
+    /// Lines that were cut short.
     pub torn_lines: u64,
 }
 
@@ -118,33 +123,37 @@ impl History {
     /// Reads a log.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// When the file cannot be read, or is not a log.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let file = File::open(path).map_err(|error| failure(path, &error))?;
-        Self::parse(BufReader::new(file)).map_err(|error| failure(path, &error))
+        Self::parse(BufReader::new(file), path)
     }
 
-    fn parse(mut input: impl BufRead) -> io::Result<Self> {
+    fn parse(mut input: impl BufRead, path: &Path) -> Result<Self, Failure> {
         let mut history = History {
             events: Vec::new(),
             torn_lines: 0,
         };
         let mut line = Vec::new();
-        loop {
+        for number in 1_u64.. {
             line.clear();
-            if input
-                .by_ref()
-                .take(LINE_BYTES_MAX)
-                .read_until(b'\n', &mut line)?
-                == 0
-            {
-                return Ok(history);
+            let mut limited = input.by_ref().take(LINE_BYTES_MAX);
+            let read = limited.read_until(b'\n', &mut line);
+            if read.map_err(|error| failure(path, &error))? == 0 {
+                break;
             }
             match event(&line) {
                 Some(event) => history.events.push(event),
-                None => history.torn_lines += 1,
+                None if is_torn(&line) => history.torn_lines += 1,
+                None => {
+                    return Err(Failure::usage(format!(
+                        "{}, line {number}: not a line of an acknowledgement log; give a file that --ack-log wrote",
+                        path.display()
+                    )));
+                }
             }
         }
+        Ok(history)
     }
 
     /// Every page that was ever acknowledged, once, in the order of its last acknowledgement, newest first.
@@ -182,6 +191,18 @@ fn event(line: &[u8]) -> Option<Event> {
         ("hit", key) => key.parse().ok().map(Event::Hit),
         _ => None,
     }
+}
+
+/// Whether it is the beginning of a line, ended or not.
+fn is_torn(line: &[u8]) -> bool {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let (what, key) = line.split_at(line.len().min(VERB_BYTES));
+    let is_key = key.len() <= KEY_DIGITS && key.iter().all(u8::is_ascii_hexdigit);
+    !what.is_empty()
+        && is_key
+        && [b"put ", b"hit "]
+            .iter()
+            .any(|whole| whole.starts_with(what))
 }
 
 #[cfg(test)]
@@ -250,17 +271,29 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_counted_not_believed() {
-        let garbage = [
-            b"put 12\nget 3\nhit -1\n\n\xff\xfe\nhit ".as_slice(),
-            &[b'a'; 64],
+    fn a_file_that_is_no_log_is_refused_with_the_line() {
+        let dir = temporary();
+        let keys = chain(&[1, 2]);
+        AckLog::open(&log(&dir)).unwrap().put(&keys).unwrap();
+        let good = std::fs::read(log(&dir)).unwrap();
+        let endless = [b'a'; 1000];
+        for garbage in [
+            b"hello".as_slice(),
+            b"hello\n",
             b"\n",
-        ]
-        .concat();
-        let history = History::parse(&garbage[..]).unwrap();
-        assert_eq!((history.events.len(), history.torn_lines), (1, 5));
-        let endless = History::parse(BufReader::new(io::repeat(b'x').take(1000))).unwrap();
-        assert_eq!(endless.torn_lines, 8);
+            b"get 3\n",
+            b"put -1\n",
+            b"hit 12 13\n",
+            b"\xff\xfe\x00",
+            &endless,
+            &[b"put ".as_slice(), &endless].concat(),
+        ] {
+            std::fs::write(log(&dir), [&good, garbage, &good].concat()).unwrap();
+            let error = History::read(&log(&dir)).err().unwrap();
+            assert_eq!(error.exit_code(), 2);
+            let place = format!("{}, line 3: ", log(&dir).display());
+            assert!(error.to_string().starts_with(&place), "{error}");
+        }
     }
 
     #[test]

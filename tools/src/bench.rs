@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use larder_engine::memory::backing_page_bytes;
-use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus};
+use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus, Refusal};
 use larder_format::{PageKey, PageShape};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -148,6 +148,8 @@ struct BenchReport {
     flush_seconds: f64,
     #[serde(flatten)]
     counts: Counts,
+    /// Why the first of the unstored pages was not stored, and what to do.
+    unstored_reason: Option<String>,
     /// Whether the operator ended it early.
     interrupted: bool,
 }
@@ -235,6 +237,9 @@ impl Report for BenchReport {
                 ),
             );
         }
+        if let Some(reason) = &self.unstored_reason {
+            lines.row("Not stored", reason);
+        }
         if self.interrupted {
             lines.text("Interrupted: these are the figures up to then.");
         }
@@ -278,6 +283,8 @@ struct Run<'a> {
     buffers: PageBuffers,
     meter: Meter,
     counts: Counts,
+    /// What the store said of the first page that it did not store.
+    unstored: Option<PutStatus>,
     pages: u64,
     flush: Duration,
     interrupt: &'a Interrupt,
@@ -338,10 +345,12 @@ pub fn speed(
 ) -> Result<Speed, Failure> {
     let report = measure(plan, store, shape, interrupt)?;
     if report.counts.is_bad() {
+        let reason = report.unstored_reason.as_deref();
         return Err(Failure::environment(format!(
-            "{}: measuring it, {:?}: `larder doctor` tells more",
+            "{}: measuring it, {:?}: {}",
             plan.path.display(),
-            report.counts
+            report.counts,
+            reason.unwrap_or("`larder doctor` tells more")
         )));
     }
     Ok(Speed {
@@ -364,6 +373,7 @@ fn measure(
         buffers: PageBuffers::new(shape, slots)?,
         meter: Meter::default(),
         counts: Counts::default(),
+        unstored: None,
         pages: 0,
         flush: Duration::ZERO,
         interrupt,
@@ -412,6 +422,9 @@ impl Run<'_> {
                 .count() as u64;
             self.counts.stored_pages += stored;
             self.counts.unstored_pages += pages - stored;
+            let mut statuses = statuses.into_iter();
+            let unstored = statuses.find(|status| *status != PutStatus::Stored);
+            self.unstored = self.unstored.or(unstored);
             self.pages += pages;
             self.bar.inc(pages);
         }
@@ -450,9 +463,10 @@ impl Run<'_> {
 
     /// Looks one chain up, with a key at its end that no store holds.
     fn exists(&mut self, shape: &PageShape) -> Result<(), Failure> {
-        // The number keeps the chain apart from those of `get`, which start with the same seed.
-        let mut keys = seeded_chain(self.plan.seed, u64::MAX, self.plan.keys + 1);
-        let absent = keys.split_off(keys.len() - 1);
+        // The number keeps the chain apart from those of `get`, which start with the same seed. The absent key is of a chain
+        // that nobody puts: the next of this one is in the store after a run with more keys.
+        let mut keys = seeded_chain(self.plan.seed, u64::MAX, self.plan.keys);
+        let absent = seeded_chain(self.plan.seed, u64::MAX - 1, 1);
         self.provide(std::slice::from_ref(&keys), shape)?;
         let expected = keys.len();
         keys.extend(absent);
@@ -502,10 +516,11 @@ impl Run<'_> {
                 options,
                 &mut Meter::default(),
             );
-            if let Some(status) = statuses.iter().find(|status| !status.is_present()) {
+            if let Some(status) = statuses.into_iter().find(|status| !status.is_present()) {
                 return Err(Failure::environment(format!(
-                    "{}: cannot fill the store: a page was {status:?}; `larder doctor` and `larder verify` tell more",
-                    self.plan.path.display()
+                    "{}: cannot fill the store: {}",
+                    self.plan.path.display(),
+                    reason(status)
                 )));
             }
             self.bar.inc(batch.len() as u64);
@@ -565,9 +580,21 @@ impl Run<'_> {
             cpu_seconds_per_gib: usage::per_gib(cpu_seconds, bytes),
             flush_seconds: self.flush.as_secs_f64(),
             counts: self.counts,
+            unstored_reason: self.unstored.map(reason),
             interrupted: self.interrupt.is_raised(),
         }
     }
+}
+
+/// Why a page was not stored, and what to do.
+fn reason(status: PutStatus) -> String {
+    let advice = match status {
+        PutStatus::Refused(Refusal::TooLarge) => {
+            "it does not fit a segment of this store; choose smaller --page-bytes, or create a store with a larger --segment-size"
+        }
+        _ => "`larder doctor` and `larder verify` tell more",
+    };
+    format!("a page was {status:?}: {advice}")
 }
 
 /// Pages that do not fit would leave before they are read.

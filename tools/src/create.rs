@@ -1,15 +1,19 @@
 //! `larder create`: makes a store, or enlarges one.
 //!
-//! Everything is decided and checked by the engine; this prints what it made, and shows how far a `--prewrite` has come.
+//! Everything is decided and checked by the engine; this prints what it made, and shows how far a `--prewrite` has come. One
+//! that the operator ends makes nothing.
 
+use std::io::ErrorKind;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_engine::CreateOptions;
 use larder_engine::volume::create::Created;
+use larder_engine::{CreateOptions, StoreError};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 
@@ -60,23 +64,33 @@ struct CreateReport {
     usable_bytes: u64,
     /// Whether every block has been written once.
     prewritten: bool,
-    /// Whether an existing store was enlarged.
+    /// Whether it was about an existing store, to be enlarged.
     grown: bool,
     /// Whether nothing was written.
     dry_run: bool,
+    /// Whether the operator ended it early: nothing was made.
+    interrupted: bool,
 }
 
 impl Report for CreateReport {
     const COMMAND: &'static str = "create";
 
     fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        if self.interrupted {
+            lines.text(if self.grown {
+                "Interrupted: the store is as it was."
+            } else {
+                "Interrupted: no store was made."
+            });
+            return lines;
+        }
         let done = match (self.dry_run, self.grown) {
             (true, true) => "Would enlarge",
             (true, false) => "Would create",
             (false, true) => "Enlarged",
             (false, false) => "Created",
         };
-        let mut lines = Lines::default();
         for (index, volume) in self.volumes.iter().enumerate() {
             let label = if index == 0 { done } else { "" };
             lines.row(label, volume.display().to_string());
@@ -93,22 +107,30 @@ impl Report for CreateReport {
 
 /// Runs the command.
 pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
-    let created = create(args)?;
+    let made = create(args, &Interrupt::watch())?;
+    let interrupted = made.is_none();
+    let created = made.unwrap_or_default();
     let report = CreateReport {
         volumes: created.volumes,
         segments: created.segments,
         segment_bytes: created.segment_bytes,
         capacity_bytes: created.capacity_bytes,
         usable_bytes: created.usable_bytes,
-        prewritten: args.prewrite && !args.dry_run,
+        prewritten: args.prewrite && !args.dry_run && !interrupted,
         grown: args.grow,
         dry_run: args.dry_run,
+        interrupted,
     };
     report::print(&report, args.json)?;
-    Ok(Ending::Done)
+    Ok(if interrupted {
+        Ending::Interrupted
+    } else {
+        Ending::Done
+    })
 }
 
-fn create(args: &CreateArgs) -> Result<Created, Failure> {
+/// `None` when the operator ended it.
+fn create(args: &CreateArgs, interrupt: &Interrupt) -> Result<Option<Created>, Failure> {
     let bar = report::progress(
         None,
         "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}",
@@ -117,6 +139,11 @@ fn create(args: &CreateArgs) -> Result<Created, Failure> {
     let advance = |done: u64, total: u64| {
         bar.set_length(total);
         bar.set_position(done);
+        if interrupt.is_raised() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     };
     let options = CreateOptions {
         size: args.size.map_or(0, |size| size.0),
@@ -126,9 +153,12 @@ fn create(args: &CreateArgs) -> Result<Created, Failure> {
         grow: args.grow,
         force: args.force,
         dry_run: args.dry_run,
-        progress: args.prewrite.then_some(&advance),
+        progress: Some(&advance),
     };
     let created = larder_engine::create(&args.path, &options);
     bar.finish_and_clear();
-    Ok(created?)
+    match created {
+        Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::Interrupted => Ok(None),
+        created => Ok(Some(created?)),
+    }
 }

@@ -364,6 +364,7 @@ fn store(path: &Path, facts: &mut Facts) {
                 Level::Ok,
                 "none here; `larder create` makes one, over other data only with --force",
             );
+            writable(path, facts);
             return;
         }
         Err(error) => {
@@ -383,6 +384,9 @@ fn store(path: &Path, facts: &mut Facts) {
         superblock.volumes.len()
     );
     facts.add("store", Level::Ok, what);
+    for (_, volume) in volumes.present() {
+        writable(&volume.path, facts);
+    }
     let locked = volumes.present().any(|(_, volume)| {
         let file = volume.file.as_fd();
         let free = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared).is_ok();
@@ -393,6 +397,17 @@ fn store(path: &Path, facts: &mut Facts) {
     });
     let (level, what) = in_use(superblock, locked);
     facts.add("store in use", level, what);
+}
+
+/// Whether a volume can be written: one that can only be read shows everything else as it should be.
+fn writable(volume: &Path, facts: &mut Facts) {
+    if let Err(error) = File::options().read(true).write(true).open(volume) {
+        let what = format!(
+            "{}: cannot be opened for writing: {error}; change its owner or permissions, or its mount",
+            volume.display()
+        );
+        facts.add("writable", Level::Fail, what);
+    }
 }
 
 fn in_use(superblock: &Superblock, locked: bool) -> (Level, String) {
@@ -449,6 +464,22 @@ mod tests {
             std::fs::read_dir(directory.path()).unwrap().count(),
             0,
             "no trial file is left"
+        );
+    }
+
+    #[test]
+    fn a_volume_that_cannot_be_written_fails() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        std::fs::write(&path, b"").unwrap();
+        let mut facts = Facts::default();
+        writable(&path, &mut facts);
+        assert_eq!(facts.0.len(), 0);
+        // Nobody may write to a directory, root neither.
+        writable(directory.path(), &mut facts);
+        assert_eq!(
+            (facts.0[0].name.as_str(), facts.0[0].level),
+            ("writable", "fail")
         );
     }
 

@@ -1,6 +1,6 @@
 //! Options that every command opening a store shares.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use larder_engine::disk::probe::Want;
@@ -18,6 +18,9 @@ pub struct OpenArgs {
     /// Operations with the kernel at once, per volume
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     depth: Option<u32>,
+    /// Where a volume other than the first is, if it has been moved; the store remembers it from then on
+    #[arg(long = "volume", value_name = "PATH")]
+    volumes: Vec<PathBuf>,
     /// When puts become durable: on flush, within a second, or before each put returns
     #[arg(long, value_enum, default_value_t = SyncArg::Interval)]
     sync: SyncArg,
@@ -94,6 +97,7 @@ impl OpenArgs {
         OpenOptions {
             disk: self.disk,
             depth: self.depth.unwrap_or(defaults.depth),
+            volumes: self.volumes.clone(),
             sync: match self.sync {
                 SyncArg::Relaxed => SyncPolicy::Relaxed,
                 SyncArg::Interval => SyncPolicy::default(),

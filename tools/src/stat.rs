@@ -1,5 +1,6 @@
 //! `larder stat`: asks the process that owns a store what it is doing.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -163,8 +164,19 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
         };
         output::print(&report, args.json)?;
         match pause {
-            Some(pause) if !interrupt.wait(pause) => println!(),
+            Some(pause) if !interrupt.wait(pause) && end_report()? => {}
             _ => return Ok(Ending::Done),
         }
+    }
+}
+
+/// Sets a report apart from the next one. Whether anybody reads them.
+fn end_report() -> Result<bool, Failure> {
+    match writeln!(io::stdout()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::environment(format!(
+            "writing the reports: {error}; the rest is lost"
+        ))),
     }
 }

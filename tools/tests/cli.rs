@@ -277,9 +277,30 @@ fn bench_puts_gets_and_finds_what_it_put() {
         }
         assert!(get["buffer_page_bytes"].as_u64().unwrap() >= 4096);
     }
-    let exists = json(&["bench", path, "--op", "exists", "--keys", "300"]);
-    assert_eq!(exists["batch"], 300);
-    assert_eq!(exists["verified_pages"], exists["pages"]);
+    // A shorter chain is the beginning of a longer one that is there.
+    for keys in ["300", "299", "100"] {
+        let exists = json(&["bench", path, "--op", "exists", "--keys", keys]);
+        assert_eq!(exists["batch"].to_string(), keys);
+        assert_eq!(exists["verified_pages"], exists["pages"]);
+    }
+}
+
+#[test]
+fn bench_says_why_a_page_was_not_stored() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let large = ["--page-bytes", "64MiB", "--pages", "2", "--batch", "2"];
+    let put = larder(&[&["bench", text(&path), "--op", "put"], &large[..]].concat());
+    assert_eq!(put.status.code(), Some(1), "{}", stderr(&put));
+    let put = String::from_utf8(put.stdout).unwrap();
+    for words in ["2 not stored", "TooLarge", "--segment-size"] {
+        assert!(put.contains(words), "no `{words}` in: {put}");
+    }
+    fails(
+        &[&["bench", text(&path), "--op", "get"], &large[..]].concat(),
+        3,
+        &[text(&path), "TooLarge", "--segment-size"],
+    );
 }
 
 #[test]
@@ -309,6 +330,12 @@ fn bench_loads_pages_tier_by_tier_and_compares_them_in_l1() {
             assert_eq!((&tier["from"], &tier["to"]), (&from.into(), &to.into()));
             assert!(tier["bytes_per_second"].as_f64().unwrap() > 0.0);
         }
+    }
+    // Longer chains, of which the store has the beginning, and pages of more layers, of which it has none.
+    for (batch, layers) in [("24", "4"), ("50", "4"), ("50", "8")] {
+        let chains = ["--pages", "50", "--batch", batch, "--layers", layers];
+        let report = json(&[&load[..], &chains[..]].concat());
+        assert_eq!(report["verified_pages"], 50, "{report}");
     }
     fails(&[&load[..], &["--parts", "3"]].concat(), 2, &["--parts"]);
     fails(&[&load[..], &["--layers", "7"]].concat(), 2, &["--layers"]);
@@ -619,6 +646,32 @@ fn a_reader_that_is_gone_ends_the_output_and_nothing_else() {
         assert_eq!(stderr(&output), "", "{arguments:?}");
         assert_ne!(output.status.code(), Some(101), "{arguments:?}");
     }
+}
+
+#[test]
+fn a_watch_ends_when_its_reader_is_gone() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let mut owner = command(&["serve", text(&path)])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut served = String::new();
+    let mut told = BufReader::new(owner.stdout.take().unwrap());
+    told.read_line(&mut served).unwrap();
+    for arguments in [&["--json"][..], &[]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let watch = ["stat", text(&path), "--watch", "0.01"];
+        let output = command(&[&watch[..], arguments].concat())
+            .stdout(writer)
+            .output()
+            .unwrap();
+        assert_eq!(stderr(&output), "", "{served}");
+        assert_eq!(output.status.code(), Some(0));
+    }
+    owner.kill().unwrap();
+    owner.wait().unwrap();
 }
 
 #[test]

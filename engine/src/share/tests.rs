@@ -299,3 +299,15 @@ fn whoever_connects_and_says_nothing_does_not_hold_up_a_close() {
     assert_eq!(outcome.recv_timeout(patience), Ok(true));
     drop(silent);
 }
+
+#[test]
+fn a_file_in_the_sockets_place_is_left_alone() {
+    let (_directory, path) = created();
+    let socket = socket_path(&path);
+    std::fs::write(&socket, "mine").unwrap();
+    let refused = Store::attach(&path, AttachOptions::default())
+        .err()
+        .unwrap();
+    assert!(refused.to_string().contains("no socket"), "{refused}");
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "mine");
+}

@@ -1,8 +1,14 @@
 //! Making stores: files are preallocated in full, so that a store can never run out of the space it was promised, and
 //! never takes more.
 
+mod left;
+
+use std::ffi::OsString;
 use std::fs;
+use std::io::{Error, ErrorKind};
+use std::ops::ControlFlow;
 use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use larder_format::{
@@ -11,17 +17,22 @@ use larder_format::{
     segments_that_fit,
 };
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
 
 use super::{Access, File, this_holder};
 use crate::core::{segments_min, usable_blocks};
 use crate::error::StoreError;
 use crate::memory::AlignedBuf;
+use left::{is_named, is_zero, left_bytes, lock_left, open_left, remove_left, temporary_name};
 
 /// Bytes at either end of a device that must be zero for it to count as unused.
 const FOREIGN_CHECK_BYTES: usize = 1 << 20;
 
 /// Bytes written at once when every block is written beforehand.
 const PREWRITE_BYTES: usize = 4 << 20;
+
+/// What is told how far the writing beforehand has come, and whether it goes on.
+pub type Progress<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + 'a;
 
 /// How a store is made.
 #[derive(Clone, Default)]
@@ -40,12 +51,12 @@ pub struct CreateOptions<'a> {
     pub force: bool,
     /// Check everything, change nothing.
     pub dry_run: bool,
-    /// Told bytes done and bytes in all.
-    pub progress: Option<&'a (dyn Fn(u64, u64) + 'a)>,
+    /// Told bytes done and bytes in all; to break ends it as a failure does.
+    pub progress: Option<&'a Progress<'a>>,
 }
 
 /// What was made.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Created {
     /// Segments on all volumes.
     pub segments: u64,
@@ -72,8 +83,8 @@ pub fn default_segment_bytes(size: u64) -> u64 {
 ///
 /// # Errors
 /// [`StoreError::Usage`] for sizes that make no store; [`StoreError::Exists`] and [`StoreError::Foreign`] without `force`;
-/// [`StoreError::Locked`] when the store is in use, with `force` too; [`StoreError::NoSpace`]; and what the system says.
-/// Files made by a call that fails are removed.
+/// [`StoreError::Locked`] when the store is in use, with `force` too; [`StoreError::NoSpace`]; and what the system says,
+/// of the kind [`ErrorKind::Interrupted`] when `progress` breaks. Files made by a call that fails are removed.
 pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
     if options.grow {
         return grow(path, options);
@@ -87,11 +98,11 @@ pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, Store
             paths.len()
         )));
     }
+    check_distinct(&paths)?;
     let plan = Plan::new(&paths, options)?;
     if options.dry_run {
         for path in &paths {
-            Target::check(path, options.force)?;
-            check_space(path, plan.volume_bytes)?;
+            Target::check(path, options.force, plan.volume_bytes)?;
         }
         return Ok(plan.created(paths));
     }
@@ -117,11 +128,7 @@ struct Plan {
 impl Plan {
     fn new(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<Plan, StoreError> {
         let volumes = paths.len();
-        let size = if options.size == 0 {
-            device_bytes(paths)?
-        } else {
-            options.size
-        };
+        let size = size_of(paths, options)?;
         let segment_bytes = options
             .segment_size
             .unwrap_or_else(|| default_segment_bytes(size));
@@ -139,9 +146,15 @@ impl Plan {
             let needed = (least.div_ceil(volumes as u64) * segment_bytes
                 + larder_format::SEGMENTS_OFFSET)
                 * volumes as u64;
+            let smallest = segments_that_fit(volume_bytes, SEGMENT_BYTES_MIN);
+            let or_smaller = if u64::from(smallest) * volumes as u64 >= least {
+                ", or smaller segments"
+            } else {
+                ""
+            };
             return Err(StoreError::Usage(format!(
                 "{size} bytes hold {segments} segments of {segment_bytes} bytes a volume: a store on {volumes} volumes needs {least} in all, \
-                 so at least {needed} bytes or smaller segments"
+                 so give --size {needed} or more{or_smaller}"
             )));
         }
         let blocks = u32::try_from(segment_bytes / BLOCK_BYTES as u64).unwrap_or(u32::MAX);
@@ -152,6 +165,43 @@ impl Plan {
             geometry,
             volumes,
         })
+    }
+
+    /// What a store becomes that is enlarged to `size`.
+    fn grown(superblock: &Superblock, size: u64) -> Result<Plan, StoreError> {
+        let volumes = superblock.volumes.len();
+        let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
+        let volume_bytes = size / volumes as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let segments = segments_that_fit(volume_bytes, segment_bytes);
+        let most = superblock.volumes.iter().map(|entry| entry.segments).max();
+        let most = most.unwrap_or(0);
+        if segments <= most {
+            let needed = (larder_format::SEGMENTS_OFFSET + (u64::from(most) + 1) * segment_bytes)
+                * volumes as u64;
+            return Err(StoreError::Usage(format!(
+                "{size} bytes hold {segments} segments of {segment_bytes} bytes a volume, and the store has {most}: \
+                 it grows by whole segments, and never shrinks; give --size {needed} or more"
+            )));
+        }
+        let geometry = Geometry::new(superblock.segment_blocks, segments)
+            .map_err(|e| StoreError::Usage(e.to_string()))?;
+        Ok(Plan {
+            volume_bytes,
+            geometry,
+            volumes,
+        })
+    }
+
+    /// Adds the blocks that a volume lacks.
+    fn enlarge(&self, target: &Target, options: &CreateOptions<'_>) -> Result<(), StoreError> {
+        let bytes = target.file.bytes;
+        target.allocate(self.volume_bytes.max(bytes))?;
+        if !options.prewrite {
+            return Ok(());
+        }
+        let from = bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let total = self.volume_bytes.saturating_sub(from);
+        prewrite(target, from..self.volume_bytes, 0, total, options)
     }
 
     fn created(&self, volumes: Vec<PathBuf>) -> Created {
@@ -223,72 +273,89 @@ struct Target {
 }
 
 impl Target {
-    /// Whether `path` may become a volume, without touching it.
-    fn check(path: &Path, force: bool) -> Result<(), StoreError> {
-        match fs::symlink_metadata(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => check_directory(path),
-            Err(error) => Err(StoreError::io("looking at the path", path, error)),
-            Ok(_) => {
-                let file = File::open(path, Access::ReadOnly)?;
-                if file.is_locked() {
-                    file.lock(path)?;
-                }
-                may_overwrite(&file, path, force)
-            }
+    /// Whether `path` may become a volume of so many bytes, without touching it.
+    fn check(path: &Path, force: bool, bytes: u64) -> Result<(), StoreError> {
+        if !is_there(path)? {
+            check_directory(path)?;
+            return check_space(path, bytes, left_bytes(path)?);
         }
+        let file = File::open(path, Access::ReadOnly)?;
+        if file.is_locked() {
+            file.lock(path)?;
+        }
+        may_overwrite(&file, path, force)
     }
 
     fn open(path: &Path, force: bool) -> Result<Target, StoreError> {
-        match fs::symlink_metadata(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Target::make(path),
-            Err(error) => Err(StoreError::io("looking at the path", path, error)),
-            Ok(_) => {
-                let file = File::open(path, Access::Exclusive)?;
-                file.lock(path)?;
-                may_overwrite(&file, path, force)?;
-                Ok(Target {
-                    path: path.to_owned(),
-                    file,
-                    temporary: None,
-                })
+        // Once more whenever another creation of the same volume was faster.
+        loop {
+            if is_there(path)? {
+                return Target::over(path, force);
+            }
+            if let Some(target) = Target::make(path)? {
+                return Ok(target);
             }
         }
     }
 
-    fn make(path: &Path) -> Result<Target, StoreError> {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(".creating");
-        let temporary = path.with_file_name(name);
-        if temporary.exists() {
-            // Left by a creation that was killed, unless somebody still holds it.
-            File::open(&temporary, Access::Exclusive)?.lock(&temporary)?;
-            fs::remove_file(&temporary).map_err(|e| {
-                StoreError::io("removing what a killed creation left", &temporary, e)
-            })?;
-        }
+    fn over(path: &Path, force: bool) -> Result<Target, StoreError> {
+        let file = File::open(path, Access::Exclusive)?;
+        file.lock(path)?;
+        may_overwrite(&file, path, force)?;
+        Ok(Target {
+            path: path.to_owned(),
+            file,
+            temporary: None,
+        })
+    }
+
+    /// A volume that is there and open.
+    fn of(volume: &super::Volume) -> Result<Target, StoreError> {
+        let is_device = fs::metadata(&volume.path).is_ok_and(|m| !m.is_file());
+        Ok(Target {
+            path: volume.path.clone(),
+            file: File {
+                file: volume.file.clone(),
+                direct: volume.direct,
+                bytes: super::length(&volume.file, &volume.path, is_device)?,
+                is_device,
+            },
+            temporary: None,
+        })
+    }
+
+    /// `None` when another creation gave or took one of the names meanwhile.
+    fn make(path: &Path) -> Result<Option<Target>, StoreError> {
+        let temporary = temporary_name(path);
+        remove_left(path, &temporary)?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR).map_err(|error| {
-            let doing = match error {
-                rustix::io::Errno::NOENT => "creating the volume (is its directory there?)",
-                _ => "creating the volume",
-            };
-            StoreError::io(doing, path, error)
-        })?;
-        let opened = File::open(&temporary, Access::Exclusive).and_then(|file| {
-            file.lock(&temporary)?;
-            Ok(file)
-        });
-        match opened {
-            Ok(file) => Ok(Target {
-                path: path.to_owned(),
-                file,
-                temporary: Some(temporary),
-            }),
+        let made = match rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(made) => made,
+            Err(Errno::EXIST) => return Ok(None),
             Err(error) => {
-                let _ = fs::remove_file(&temporary);
-                Err(error)
+                let doing = match error {
+                    Errno::NOENT => "creating the volume (is its directory there?)",
+                    _ => "creating the volume",
+                };
+                return Err(StoreError::io(doing, path, error));
             }
-        }
+        };
+        let locked = open_left(&temporary).and_then(|file| lock_left(file, &temporary));
+        let Some(file) = locked.inspect_err(|_| {
+            if is_named(&made, &temporary) {
+                let _ = fs::remove_file(&temporary);
+            }
+        })?
+        else {
+            return Ok(None);
+        };
+        let target = Target {
+            path: path.to_owned(),
+            file,
+            temporary: Some(temporary),
+        };
+        // Another creation may have ended after the look at `path`, before this one had the temporary name.
+        Ok((!is_there(path)?).then_some(target))
     }
 
     /// Gives it its name.
@@ -310,14 +377,12 @@ impl Target {
 
     /// Gives the file its length and its blocks.
     fn allocate(&self, bytes: u64) -> Result<(), StoreError> {
-        let failed = |doing, error: rustix::io::Errno| match error {
-            rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT | rustix::io::Errno::FBIG => {
-                StoreError::NoSpace {
-                    path: self.path.clone(),
-                    needed: bytes,
-                    free: free_bytes(&self.path),
-                }
-            }
+        let failed = |doing, error: Errno| match error {
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => StoreError::NoSpace {
+                path: self.path.clone(),
+                needed: bytes,
+                free: free_bytes(&self.path),
+            },
             error => StoreError::io(doing, &self.path, error),
         };
         if self.file.is_device {
@@ -330,10 +395,7 @@ impl Target {
             }
             return Ok(());
         }
-        let have =
-            u64::try_from(rustix::fs::fstat(self.file.file.as_fd()).map_or(0, |s| s.st_blocks))
-                .unwrap_or(0)
-                * 512;
+        let have = allocated_bytes(&self.file);
         if bytes > have && bytes - have > free_bytes(&self.path) {
             return Err(StoreError::NoSpace {
                 path: self.path.clone(),
@@ -347,6 +409,13 @@ impl Target {
             .map_err(|e| failed("allocating the volume", e))
     }
 
+    /// Takes back what [`Target::allocate`] added to a volume that was there.
+    fn shrink(&self) {
+        if !self.file.is_device {
+            let _ = rustix::fs::ftruncate(self.file.file.as_fd(), self.file.bytes);
+        }
+    }
+
     fn write_superblock(&self, superblock: &Superblock) -> Result<(), StoreError> {
         let encoded = superblock
             .encode()
@@ -354,7 +423,7 @@ impl Target {
                 path: self.path.clone(),
                 source,
             })?;
-        let io = |e: std::io::Error| StoreError::io("writing the superblock", &self.path, e);
+        let io = |e: Error| StoreError::io("writing the superblock", &self.path, e);
         let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES).map_err(io)?;
         bytes.copy_from_slice(&encoded[..]);
         for offset in SUPERBLOCK_OFFSETS {
@@ -370,6 +439,14 @@ impl Drop for Target {
         if let Some(temporary) = &self.temporary {
             let _ = fs::remove_file(temporary);
         }
+    }
+}
+
+fn is_there(path: &Path) -> Result<bool, StoreError> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(StoreError::io("looking at the path", path, error)),
     }
 }
 
@@ -389,10 +466,9 @@ fn may_overwrite(file: &File, path: &Path, force: bool) -> Result<(), StoreError
     let tail = file.bytes.saturating_sub(FOREIGN_CHECK_BYTES as u64) / BLOCK_BYTES as u64
         * BLOCK_BYTES as u64;
     let unused = file.is_device
-        && [0, tail].iter().all(|&offset| {
-            file.read(offset, FOREIGN_CHECK_BYTES)
-                .is_ok_and(|bytes| bytes.iter().all(|&byte| byte == 0))
-        });
+        && [0, tail]
+            .iter()
+            .all(|&offset| is_zero(file, offset, FOREIGN_CHECK_BYTES));
     if unused {
         Ok(())
     } else {
@@ -407,7 +483,7 @@ fn prewrite(
     total: u64,
     options: &CreateOptions<'_>,
 ) -> Result<(), StoreError> {
-    let io = |e: std::io::Error| StoreError::io("writing the volume's blocks", &target.path, e);
+    let io = |e: Error| StoreError::io("writing the volume's blocks", &target.path, e);
     let zeros = AlignedBuf::zeroed(PREWRITE_BYTES).map_err(io)?;
     let mut offset = range.start;
     while offset < range.end {
@@ -420,8 +496,10 @@ fn prewrite(
             target.file.write(offset, &rest).map_err(io)?;
         }
         offset += left.min(PREWRITE_BYTES as u64);
-        if let Some(progress) = options.progress {
-            progress(before + offset - range.start, total);
+        if let Some(progress) = options.progress
+            && progress(before + offset - range.start, total).is_break()
+        {
+            return Err(io(ErrorKind::Interrupted.into()));
         }
     }
     Ok(())
@@ -440,66 +518,27 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
             "the store has segments of {segment_bytes} bytes; growing does not change that"
         )));
     }
-    let count = volumes.list.len();
-    let volume_bytes = options.size / count as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-    let segments = segments_that_fit(volume_bytes, segment_bytes);
-    let geometry = Geometry::new(superblock.segment_blocks, segments)
-        .map_err(|e| StoreError::Usage(e.to_string()))?;
-    let plan = Plan {
-        volume_bytes,
-        geometry,
-        volumes: count,
-    };
     let paths: Vec<PathBuf> = volumes
         .present()
         .map(|(_, volume)| volume.path.clone())
         .collect();
-    if superblock
-        .volumes
-        .iter()
-        .any(|entry| entry.segments >= segments)
-    {
-        let now = superblock
-            .volumes
-            .iter()
-            .map(|entry| u64::from(entry.segments))
-            .sum::<u64>()
-            * segment_bytes;
-        return Err(StoreError::Usage(format!(
-            "{} bytes are not more than the {now} the store's segments take; a store grows by whole segments, and never shrinks",
-            options.size
-        )));
-    }
+    let plan = Plan::grown(&superblock, size_of(&paths, options)?)?;
     if options.dry_run {
         return Ok(plan.created(paths));
     }
-    for (_, volume) in volumes.present() {
-        let is_device = fs::metadata(&volume.path).is_ok_and(|m| !m.is_file());
-        let bytes = super::length(&volume.file, &volume.path, is_device)?;
-        let target = Target {
-            path: volume.path.clone(),
-            file: File {
-                file: volume.file.clone(),
-                direct: volume.direct,
-                bytes,
-                is_device,
-            },
-            temporary: None,
-        };
-        target.allocate(volume_bytes.max(bytes))?;
-        if options.prewrite {
-            let from = super::length(&volume.file, &volume.path, is_device)?.min(bytes)
-                / BLOCK_BYTES as u64
-                * BLOCK_BYTES as u64;
-            prewrite(
-                &target,
-                from..volume_bytes,
-                0,
-                volume_bytes - from.min(volume_bytes),
-                options,
-            )?;
-        }
+    let targets = volumes
+        .present()
+        .map(|(_, volume)| Target::of(volume))
+        .collect::<Result<Vec<_>, _>>()?;
+    if let Err(error) = targets
+        .iter()
+        .try_for_each(|target| plan.enlarge(target, options))
+    {
+        // No superblock says yet that there is more.
+        targets.iter().for_each(Target::shrink);
+        return Err(error);
     }
+    let segments = plan.geometry.segments();
     volumes.update(|superblock| {
         for entry in &mut superblock.volumes {
             entry.segments = segments;
@@ -555,9 +594,10 @@ fn check_directory(path: &Path) -> Result<(), StoreError> {
         .map_err(|e| StoreError::io("checking that the directory is writable", &directory, e))
 }
 
-fn check_space(path: &Path, bytes: u64) -> Result<(), StoreError> {
-    let free = free_bytes(path);
-    if fs::metadata(path).is_err() && bytes > free {
+/// Refuses a volume that is not there yet and does not fit, with what is given back before it is made.
+fn check_space(path: &Path, bytes: u64, given_back: u64) -> Result<(), StoreError> {
+    let free = free_bytes(path).saturating_add(given_back);
+    if bytes > free {
         return Err(StoreError::NoSpace {
             path: path.to_owned(),
             needed: bytes,
@@ -567,6 +607,38 @@ fn check_space(path: &Path, bytes: u64) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Bytes of its filesystem that a file takes.
+fn allocated_bytes(file: &File) -> u64 {
+    let blocks = rustix::fs::fstat(file.file.as_fd()).map_or(0, |stat| stat.st_blocks);
+    u64::try_from(blocks).unwrap_or(0) * 512
+}
+
+/// Refuses paths of which two lead to one file: its second lock would wait for the first.
+fn check_distinct(paths: &[PathBuf]) -> Result<(), StoreError> {
+    let mut seen = Vec::with_capacity(paths.len());
+    for path in paths {
+        let file = identity(path);
+        if file.is_some() && seen.contains(&file) {
+            return Err(StoreError::Usage(format!(
+                "{}: the same file is named twice; give every volume a file or device of its own",
+                path.display()
+            )));
+        }
+        seen.push(file);
+    }
+    Ok(())
+}
+
+/// What a path leads to: a file, or a name in a directory; `None` when neither is there.
+fn identity(path: &Path) -> Option<(u64, u64, OsString)> {
+    if let Ok(file) = fs::metadata(path) {
+        return Some((file.dev(), file.ino(), OsString::new()));
+    }
+    let directory = fs::metadata(parent_of(path)?).ok()?;
+    let name = path.file_name()?.to_owned();
+    Some((directory.dev(), directory.ino(), name))
+}
+
 /// Free bytes of the filesystem that holds (or would hold) `path`.
 fn free_bytes(path: &Path) -> u64 {
     let directory = parent_of(path).unwrap_or_else(|| PathBuf::from("."));
@@ -574,16 +646,20 @@ fn free_bytes(path: &Path) -> u64 {
         .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-fn device_bytes(paths: &[PathBuf]) -> Result<u64, StoreError> {
+/// Bytes of all volumes together: those asked for, or else what the devices have.
+fn size_of(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<u64, StoreError> {
+    if options.size > 0 {
+        return Ok(options.size);
+    }
     let mut total = 0;
     for path in paths {
-        let file = File::open(path, Access::ReadOnly)?;
-        if !file.is_device {
-            return Err(StoreError::Usage(
-                "a size is needed: only a block device has one of its own".to_owned(),
-            ));
+        if !fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device()) {
+            return Err(StoreError::Usage(format!(
+                "{}: a size is needed, only a block device has one of its own; give --size",
+                path.display()
+            )));
         }
-        total += file.bytes;
+        total += File::open(path, Access::ReadOnly)?.bytes;
     }
     Ok(total)
 }

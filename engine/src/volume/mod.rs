@@ -401,10 +401,12 @@ impl Volumes {
                 list.push(None);
                 continue;
             }
-            let places = elsewhere
-                .iter()
-                .map(PathBuf::as_path)
-                .chain([Path::new(&entry.path)]);
+            let known = Path::new(&entry.path);
+            // Volumes that lay in one directory may have moved, or been copied, together: the others there are this one's.
+            let beside = path.with_file_name(known.file_name().unwrap_or_default());
+            let guess = Some(beside.as_path()).filter(|beside| *beside != path && *beside != known);
+            let places = elsewhere.iter().map(PathBuf::as_path);
+            let places = places.chain(guess).chain([known]);
             let mut reason = "not found".to_owned();
             let mut found = None;
             for place in places {
@@ -419,7 +421,7 @@ impl Volumes {
                     Ok(_) => "it is a volume of another store, or another volume of this one"
                         .clone_into(&mut reason),
                     Err(error @ (StoreError::Locked { .. } | StoreError::Truncated { .. }))
-                        if !degraded =>
+                        if !degraded && Some(place) != guess =>
                     {
                         return Err(error);
                     }
@@ -493,17 +495,32 @@ impl Volumes {
     /// # Errors
     /// What the system said.
     pub fn update(&mut self, change: impl Fn(&mut Superblock)) -> Result<(), StoreError> {
-        let lost: Vec<bool> = self.list.iter().map(Option::is_none).collect();
+        let places: Vec<Option<Option<String>>> = self
+            .list
+            .iter()
+            .map(|volume| volume.as_ref().map(|volume| place_of(&volume.path)))
+            .collect();
         for volume in self.list.iter_mut().flatten() {
             let mut superblock = volume.superblock.clone();
-            for (entry, lost) in superblock.volumes.iter_mut().zip(&lost) {
-                entry.lost = *lost;
+            for (entry, place) in superblock.volumes.iter_mut().zip(&places) {
+                entry.lost = place.is_none();
+                // One that was named because it had moved is found there from then on.
+                if let Some(Some(place)) = place {
+                    entry.path.clone_from(place);
+                }
             }
             change(&mut superblock);
             volume.replace_superblock(superblock)?;
         }
         Ok(())
     }
+}
+
+/// A volume's path as a superblock records it, if it can.
+fn place_of(path: &Path) -> Option<String> {
+    let path = fs::canonicalize(path).ok()?;
+    let text = path.into_os_string().into_string().ok();
+    text.filter(|text| text.len() <= larder_format::VOLUME_PATH_BYTES_MAX)
 }
 
 /// This process, as a superblock records it.

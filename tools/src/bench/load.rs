@@ -252,7 +252,9 @@ fn cache(
 ) -> Result<Cache, Failure> {
     let stored = workload::shape(ByteSize(shape.page_bytes().into()), shape.parts())?;
     check_room(&args.path, &**store, &stored, args.pages)?;
-    let namespace = workload::namespace("bench-load", PAGE_TOKENS, stored)?;
+    // The bytes of a page depend on its layers.
+    let model = format!("bench-load of {} layers", shape.layers());
+    let namespace = workload::namespace(&model, PAGE_TOKENS, stored)?;
     let shared: Arc<dyn PageStore> = store.clone();
     let l3 = StoreL3::new(shared, &namespace)?.with_puts(PutOptions { wait: PUT_WAIT });
     let l1_pages = u32::try_from(batch).unwrap_or(u32::MAX).saturating_add(1);
@@ -335,6 +337,8 @@ impl Load {
         prefetch(&mut self.cache, &mut prompt)?;
         let mut request = self.cache.start(prompt, 0);
         self.cache.load_back(&mut request, usize::MAX);
+        // The tree takes no pages over behind a load in flight.
+        self.cache.drain()?;
         let row = request.pages().0;
         let (shared, left) = (
             row.shared_pages(),

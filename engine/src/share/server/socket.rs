@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -19,9 +20,11 @@ pub(super) fn listen(socket: &Path, group: Option<u32>) -> io::Result<UnixListen
         .filter(|parent| !parent.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     let name = socket.file_name().unwrap_or_default();
-    match std::fs::remove_file(socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    match std::fs::symlink_metadata(socket) {
+        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(socket)?,
+        Ok(_) => return Err(io::Error::other("no socket: move it away")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
     }
     let mode = if group.is_some() { 0o660 } else { 0o600 };
     let fd = rustix::net::socket_with(

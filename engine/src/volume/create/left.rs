@@ -1,0 +1,145 @@
+//! What a creation that was killed leaves: the file that a volume is until it is whole, under a name of its own.
+
+use std::fs;
+use std::io::{Error, ErrorKind};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use larder_format::{BLOCK_BYTES, SuperblockError};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use super::{absolute, allocated_bytes};
+use crate::error::StoreError;
+use crate::volume::{Access, File};
+
+/// Bytes read at once to see whether anything was written.
+const ZEROS_BYTES: usize = 4 << 20;
+
+/// The name of a volume until it is whole.
+pub(super) fn temporary_name(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".creating");
+    path.with_file_name(name)
+}
+
+/// Removes what a killed creation of `path` left.
+pub(super) fn remove_left(path: &Path, temporary: &Path) -> Result<(), StoreError> {
+    let Some(left) = lock_left(open_left(temporary)?, temporary)? else {
+        return Ok(());
+    };
+    check_left(&left, path, temporary)?;
+    fs::remove_file(temporary)
+        .map_err(|e| StoreError::io("removing what a killed creation left", temporary, e))
+}
+
+/// Bytes that removing what a killed creation of `path` left would give back.
+pub(super) fn left_bytes(path: &Path) -> Result<u64, StoreError> {
+    let temporary = temporary_name(path);
+    let Some(left) = open_left(&temporary)? else {
+        return Ok(0);
+    };
+    if left.is_locked() {
+        return Err(held(&left, &temporary));
+    }
+    check_left(&left, path, &temporary)?;
+    Ok(allocated_bytes(&left))
+}
+
+/// The file that has the temporary name, if there is one.
+pub(super) fn open_left(temporary: &Path) -> Result<Option<File>, StoreError> {
+    // A creation makes no link, and follows none.
+    let opened = match fs::symlink_metadata(temporary) {
+        Ok(found) if !found.is_file() => Err(taken(temporary)),
+        Ok(_) => File::open(temporary, Access::Exclusive).map(Some),
+        Err(error) => Err(StoreError::io("looking at the path", temporary, error)),
+    };
+    match opened {
+        Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened,
+    }
+}
+
+/// Locks it; `None` when it has lost its name until then. While it is locked it keeps the name: only who holds the lock takes
+/// it away.
+pub(super) fn lock_left(file: Option<File>, temporary: &Path) -> Result<Option<File>, StoreError> {
+    let Some(file) = file else {
+        return Ok(None);
+    };
+    match file.lock(temporary) {
+        Err(StoreError::Locked { .. }) => Err(held(&file, temporary)),
+        locked => locked.map(|()| is_named(&file.file, temporary).then_some(file)),
+    }
+}
+
+/// Refuses a file that a killed creation of `path` cannot have left: one with anything in it but zeros, unless that is a
+/// superblock that names `path` and has not been replaced since it was made.
+fn check_left(file: &File, path: &Path, temporary: &Path) -> Result<(), StoreError> {
+    let is_left = match file.superblock() {
+        Ok(superblock) => {
+            let entry = superblock.volumes.get(usize::from(superblock.volume));
+            superblock.generation == 1
+                && absolute(path).is_ok_and(|path| entry.is_some_and(|entry| entry.path == path))
+        }
+        Err(SuperblockError::NotLarder) => reads_as_zeros(file),
+        Err(_) => false,
+    };
+    if is_left {
+        Ok(())
+    } else {
+        Err(taken(temporary))
+    }
+}
+
+fn reads_as_zeros(file: &File) -> bool {
+    let mut offset = 0;
+    while offset < file.bytes {
+        // Most of a preallocated volume was never written, and need not be read.
+        match rustix::fs::seek(&file.file, SeekFrom::Data(offset)) {
+            Ok(data) => offset = data / BLOCK_BYTES as u64 * BLOCK_BYTES as u64,
+            Err(Errno::NXIO) => return true,
+            Err(_) => {}
+        }
+        if !is_zero(file, offset, ZEROS_BYTES) {
+            return false;
+        }
+        offset += ZEROS_BYTES as u64;
+    }
+    true
+}
+
+pub(super) fn is_zero(file: &File, offset: u64, bytes: usize) -> bool {
+    file.read(offset, bytes)
+        .is_ok_and(|bytes| bytes.iter().all(|&byte| byte == 0))
+}
+
+pub(super) fn is_named(file: impl AsFd, path: &Path) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| {
+        fs::symlink_metadata(path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == (stat.st_dev, stat.st_ino))
+    })
+}
+
+/// Somebody holds the temporary name: a store of that name, or a creation that has no superblock to say who it is.
+fn held(file: &File, temporary: &Path) -> StoreError {
+    if file.superblock().is_ok() {
+        return file.held(temporary);
+    }
+    let advice = "another process is creating it: wait for that, or stop it";
+    StoreError::io(
+        "creating the volume",
+        temporary,
+        Error::new(ErrorKind::WouldBlock, advice),
+    )
+}
+
+fn taken(temporary: &Path) -> StoreError {
+    let advice = "a volume has this name until it is whole, and what is there was not left by a killed creation: move it away, \
+                  or choose another path for the volume";
+    StoreError::io(
+        "creating the volume",
+        temporary,
+        Error::new(ErrorKind::AlreadyExists, advice),
+    )
+}

@@ -1,0 +1,247 @@
+//! `larder create`: what it takes for its own and what for somebody's, what it says, and what is left of one that is ended.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const STORE_SIZE: &str = "256MiB";
+
+/// So much that a signal comes before every block is written.
+const SLOW_SIZE: &str = "2GiB";
+
+/// A directory on the disk that the build is on, so that direct I/O is real.
+fn directory() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn create(path: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command
+        .arg("create")
+        .arg(path)
+        .args(arguments)
+        .env_remove("LARDER_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+#[track_caller]
+fn creates(path: &Path, arguments: &[&str]) {
+    let output = create(path, arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+/// Runs a creation that must end with `code` and a message that holds all of `words`, also as a dry run.
+#[track_caller]
+fn fails(path: &Path, arguments: &[&str], code: i32, words: &[&str]) -> String {
+    let dry = create(path, arguments).arg("--dry-run").output().unwrap();
+    assert_eq!(dry.status.code(), Some(code), "{}", stderr(&dry));
+    let output = create(path, arguments).output().unwrap();
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{message}");
+    assert_eq!(message, stderr(&dry));
+    for word in words {
+        assert!(message.contains(word), "no `{word}` in: {message}");
+    }
+    message
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A path to make a store at, and the name that it has meanwhile.
+fn names(directory: &TempDir) -> (PathBuf, PathBuf) {
+    let path = directory.path().join("store");
+    let temporary = directory.path().join("store.creating");
+    (path, temporary)
+}
+
+#[test]
+fn what_a_killed_creation_did_not_leave_is_kept() {
+    let directory = directory();
+    let (path, temporary) = names(&directory);
+    let refused = || {
+        let words = [text(&temporary), "killed creation", "move it away"];
+        fails(&path, &["--size", STORE_SIZE], 3, &words);
+        assert!(!path.exists());
+    };
+    let late = [vec![0; 9 << 20], b"Dear all".to_vec()].concat();
+    for content in [b"Dear all".to_vec(), late] {
+        std::fs::write(&temporary, &content).unwrap();
+        refused();
+        assert!(std::fs::read(&temporary).unwrap() == content);
+    }
+    std::fs::remove_file(&temporary).unwrap();
+    creates(&temporary, &["--size", STORE_SIZE]);
+    let store = std::fs::read(&temporary).unwrap();
+    refused();
+    assert!(std::fs::read(&temporary).unwrap() == store);
+    let elsewhere = directory.path().join("elsewhere");
+    std::fs::rename(&temporary, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &temporary).unwrap();
+    refused();
+    assert!(temporary.is_symlink());
+}
+
+#[test]
+fn what_a_killed_creation_left_is_removed_wherever_it_was_killed() {
+    let directory = directory();
+    let (path, temporary) = names(&directory);
+    let unwritten = std::fs::File::create(&temporary).unwrap();
+    creates(&path, &["--size", STORE_SIZE]);
+    // All of it is there but for the name.
+    for _ in 0..2 {
+        std::fs::rename(&path, &temporary).unwrap();
+        creates(&path, &["--size", STORE_SIZE]);
+        assert!(!temporary.exists());
+    }
+    std::fs::remove_file(&path).unwrap();
+    drop(unwritten);
+    std::fs::write(&temporary, vec![0; 9 << 20]).unwrap();
+    creates(&path, &["--size", STORE_SIZE]);
+    assert!(!temporary.exists());
+}
+
+#[test]
+fn of_creations_at_once_one_makes_the_store_and_the_others_say_so() {
+    let directory = directory();
+    let (path, temporary) = names(&directory);
+    for _ in 0..5 {
+        let creations: Vec<Child> = (0..4)
+            .map(|_| create(&path, &["--size", STORE_SIZE]).spawn().unwrap())
+            .collect();
+        let mut made = 0;
+        for creation in creations {
+            let output = creation.wait_with_output().unwrap();
+            let message = stderr(&output);
+            if output.status.code() == Some(0) {
+                made += 1;
+            } else {
+                assert!(
+                    message.contains("already holds a Larder store"),
+                    "{message}"
+                );
+            }
+        }
+        assert_eq!(made, 1);
+        assert!(!temporary.exists());
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn a_missing_size_is_what_is_asked_for() {
+    let directory = directory();
+    let (path, _) = names(&directory);
+    for arguments in [&[][..], &["--size", "0"]] {
+        fails(
+            &path,
+            arguments,
+            2,
+            &[text(&path), "size is needed", "--size"],
+        );
+    }
+    creates(&path, &["--size", STORE_SIZE]);
+    fails(
+        &path,
+        &["--grow"],
+        2,
+        &[text(&path), "size is needed", "--size"],
+    );
+}
+
+#[test]
+fn a_store_that_cannot_grow_by_a_segment_says_which_size_would_do() {
+    let directory = directory();
+    let (path, _) = names(&directory);
+    creates(&path, &["--size", "257MiB"]);
+    for size in ["1", "256MiB", "257MiB", "272MiB"] {
+        let words = [
+            "whole segments",
+            "never shrinks",
+            "--size 286261248 or more",
+        ];
+        fails(&path, &["--grow", "--size", size], 2, &words);
+    }
+    creates(&path, &["--grow", "--size", "286261248"]);
+}
+
+#[test]
+fn a_file_that_is_named_twice_is_no_second_volume() {
+    let directory = directory();
+    let (path, temporary) = names(&directory);
+    let dotted = directory.path().join("./store");
+    let arguments = ["--size", STORE_SIZE, "--volume", text(&dotted)];
+    fails(&path, &arguments, 2, &[text(&dotted), "named twice"]);
+    assert!(!path.exists() && !temporary.exists());
+    std::fs::write(&path, b"").unwrap();
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let arguments = ["--size", STORE_SIZE, "--volume", text(&link)];
+    fails(&path, &arguments, 2, &[text(&link), "named twice"]);
+}
+
+#[test]
+fn smaller_segments_are_advised_only_where_they_would_do() {
+    let directory = directory();
+    let (path, _) = names(&directory);
+    let message = fails(&path, &["--size", "32MiB"], 2, &["--size"]);
+    assert!(!message.contains("smaller segments"), "{message}");
+    let large = ["--size", STORE_SIZE, "--segment-size", "128MiB"];
+    fails(&path, &large, 2, &["or smaller segments"]);
+}
+
+/// Ends a command that writes every block once it has begun; what it printed.
+#[track_caller]
+fn interrupted(path: &Path, arguments: &[&str], signal: Signal, begun: &dyn Fn() -> bool) -> Value {
+    let child = create(path, arguments)
+        .args(["--prewrite", "--json"])
+        .spawn()
+        .unwrap();
+    while !begun() {
+        std::thread::yield_now();
+    }
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["interrupted"], true);
+    assert_eq!(document["prewritten"], false);
+    document
+}
+
+#[test]
+fn a_creation_that_is_ended_leaves_nothing() {
+    let directory = directory();
+    let (path, temporary) = names(&directory);
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let begun = || temporary.exists();
+        interrupted(&path, &["--size", SLOW_SIZE], signal, &begun);
+        assert!(!path.exists() && !temporary.exists());
+    }
+}
+
+#[test]
+fn a_store_whose_growth_is_ended_is_as_it_was() {
+    let directory = directory();
+    let (path, _) = names(&directory);
+    creates(&path, &["--size", STORE_SIZE]);
+    let before = std::fs::read(&path).unwrap();
+    let begun = || path.metadata().unwrap().len() > before.len() as u64;
+    let grow = ["--grow", "--size", SLOW_SIZE];
+    interrupted(&path, &grow, Signal::SIGINT, &begun);
+    assert!(std::fs::read(&path).unwrap() == before);
+}
