@@ -60,6 +60,16 @@ pub enum StoreError {
         /// What became of the attempt.
         reason: String,
     },
+    /// Whoever serves the store's catalog does not serve it to this process.
+    #[error(
+        "{path}: {reason}; run as the user who owns the store, or have it served with --group; if its owner has been stopped, let it go on"
+    )]
+    Unanswered {
+        /// The store.
+        path: PathBuf,
+        /// What became of the attempt.
+        reason: String,
+    },
     /// The owner of a shared store has gone.
     #[error("the process that owned the store has gone; another one takes over in a moment")]
     OwnerGone,

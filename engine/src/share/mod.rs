@@ -197,7 +197,7 @@ impl Store {
 /// Asks a running owner what it is doing.
 ///
 /// # Errors
-/// [`StoreError::NotServed`] when nobody serves the store's catalog.
+/// [`StoreError::NotServed`] when nobody serves the store's catalog, [`StoreError::Unanswered`] when not to this process.
 pub fn report(path: &Path) -> Result<Report, StoreError> {
     let (remote, _) = Remote::reach(path).map_err(|error| not_served(path, &error))?;
     let report = remote.report();
@@ -206,9 +206,10 @@ pub fn report(path: &Path) -> Result<Report, StoreError> {
 }
 
 fn not_served(path: &Path, error: &ReachError) -> StoreError {
-    StoreError::NotServed {
-        path: path.to_owned(),
-        reason: error.to_string(),
+    let (path, reason) = (path.to_owned(), error.to_string());
+    match error {
+        ReachError::Unanswered(_) => StoreError::Unanswered { path, reason },
+        _ => StoreError::NotServed { path, reason },
     }
 }
 

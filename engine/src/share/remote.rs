@@ -139,12 +139,24 @@ struct Lines {
 pub(super) enum ReachError {
     #[error("nobody serves the catalog: {0}")]
     Nobody(io::Error),
+    /// Somebody may, but not to this process.
+    #[error("its owner does not answer this process: {0}")]
+    Unanswered(io::Error),
     #[error(
         "the owner of the store speaks version {0} of the catalog protocol, this is version {VERSION}: use the same release"
     )]
     Version(u32),
     #[error("the owner's greeting makes no sense")]
     Nonsense,
+}
+
+impl From<io::Error> for ReachError {
+    fn from(error: io::Error) -> ReachError {
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ReachError::Nobody(error),
+            _ => ReachError::Unanswered(error),
+        }
+    }
 }
 
 /// See the module.
@@ -171,7 +183,7 @@ pub(super) struct Remote {
 impl Remote {
     /// Reaches the owner of the store at `path`.
     pub(super) fn reach(path: &Path) -> Result<(Remote, Welcome), ReachError> {
-        let mut first = Line::connect(path).map_err(ReachError::Nobody)?;
+        let mut first = Line::connect(path)?;
         let hello = Request::Hello {
             magic: MAGIC,
             version: VERSION,
@@ -180,12 +192,11 @@ impl Remote {
             Ok(Reply::Welcome(welcome)) => welcome,
             Ok(Reply::Failed(Failure::Version { ours })) => return Err(ReachError::Version(ours)),
             Ok(_) => return Err(ReachError::Nonsense),
-            Err(WireError::Io(error)) => return Err(ReachError::Nobody(error)),
+            Err(WireError::Io(error)) => return Err(error.into()),
             Err(_) => return Err(ReachError::Nonsense),
         };
         // From here on it is only listened to, for as long as it takes.
-        let further = |error| ReachError::Nobody(error);
-        first.stream.set_read_timeout(None).map_err(further)?;
+        first.stream.set_read_timeout(None)?;
         let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
         let remote = Remote {
             path: path.to_owned(),
@@ -574,6 +585,8 @@ impl Stage for Remote {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::os::unix::net::UnixListener;
+
     use super::*;
     use crate::api::{PutStatus, Refusal};
     use crate::catalog::{Ask, Grant};
@@ -676,5 +689,18 @@ mod tests {
             home.owner.close().unwrap();
         });
         assert!(remote.is_lost());
+    }
+
+    #[test]
+    fn an_owner_that_hangs_up_is_told_from_none() {
+        let (_directory, path) = crate::share::tests::created();
+        let reached = Remote::reach(&path).err().unwrap();
+        assert!(matches!(reached, ReachError::Nobody(_)), "{reached}");
+        let listener = UnixListener::bind(socket_path(&path)).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(listener.accept()));
+            let reached = Remote::reach(&path).err().unwrap();
+            assert!(matches!(reached, ReachError::Unanswered(_)), "{reached}");
+        });
     }
 }

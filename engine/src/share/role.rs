@@ -91,13 +91,16 @@ impl Role {
         options: &AttachOptions,
         through: &Through,
     ) -> Result<Role, NotYet> {
-        match Client::reach(path, &options.open, through) {
+        let unreached = match Client::reach(path, &options.open, through) {
             Ok(client) => return Ok(Role::Client(Arc::new(client))),
-            Err(Unreached::Nobody) => {}
+            Err(Unreached::Nobody(why)) => why,
             Err(Unreached::Failed(error)) => return Err(error),
-        }
+        };
         let store =
             Store::open_at_once(path, &options.open, through).map_err(|error| match error {
+                StoreError::Locked { .. } if matches!(unreached, ReachError::Unanswered(_)) => {
+                    NotYet::TryAgain(not_served(path, &unreached))
+                }
                 StoreError::Locked { .. } | StoreError::ClientsWriting(_) => {
                     NotYet::TryAgain(error)
                 }
@@ -168,14 +171,15 @@ impl<'a> Decider<'a> {
 
 /// Why there is no client.
 enum Unreached {
-    Nobody,
+    /// Perhaps there is no owner.
+    Nobody(ReachError),
     Failed(NotYet),
 }
 
 impl Client {
     fn reach(path: &Path, options: &OpenOptions, through: &Through) -> Result<Client, Unreached> {
         let (remote, welcome) = Remote::reach(path).map_err(|error| match error {
-            ReachError::Nobody(_) => Unreached::Nobody,
+            error @ (ReachError::Nobody(_) | ReachError::Unanswered(_)) => Unreached::Nobody(error),
             error => Unreached::Failed(NotYet::Never(not_served(path, &error))),
         })?;
         let never = |error| Unreached::Failed(NotYet::Never(error));

@@ -311,3 +311,18 @@ fn a_file_in_the_sockets_place_is_left_alone() {
     assert!(refused.to_string().contains("no socket"), "{refused}");
     assert_eq!(std::fs::read_to_string(&socket).unwrap(), "mine");
 }
+
+#[test]
+fn a_store_is_reached_through_links_to_it() {
+    let (directory, path) = created();
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for (first, second) in [(&path, &link), (&link, &path)] {
+        let owner = Store::attach(first, AttachOptions::default()).unwrap();
+        let client = Store::attach(second, AttachOptions::default()).unwrap();
+        assert_eq!(client.part(), super::Part::Client);
+        assert!(super::report(second).is_ok());
+        client.close().unwrap();
+        owner.close().unwrap();
+    }
+}

@@ -1,5 +1,5 @@
 //! Reading pages into memory of the store's own, for callers that do not wait for all of them: what the deadline finds missing is
-//! still read, and its pins are given back by the disk's answer.
+//! still read, and its pins are given back after the disk's answer.
 //!
 //! A page whose bytes were not its own is asked for once more, as any other get does, in what the deadline leaves of the time.
 
@@ -18,26 +18,75 @@ use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, Done, Op, Sink};
 use crate::memory::AlignedBuf;
 
-/// Keeps the pins of reads that a call no longer waits for.
+/// Keeps the pins of reads, also of those that a call no longer waits for.
 struct LentReads {
     catalog: Arc<dyn Catalog>,
     hangs: Arc<Hangs>,
-    extents: Mutex<Vec<Option<Extent>>>,
+    pins: Mutex<Pins>,
     mailbox: Mailbox,
+}
+
+struct Pins {
+    /// By tag, until the disk has answered.
+    reading: Vec<Option<Extent>>,
+    answered: Vec<Extent>,
+    /// Nobody waits for answers any more.
+    is_left: bool,
+}
+
+impl LentReads {
+    /// Nobody waits any more: gives back what has been answered, and leaves the rest to the disk's answers.
+    fn leave(&self) {
+        let answered = {
+            let mut pins = self.pins.lock();
+            pins.is_left = true;
+            std::mem::take(&mut pins.answered)
+        };
+        self.catalog.unpin(&answered);
+    }
+
+    /// Gives back what was read too late. Elsewhere: the catalog may be in another process, and whoever brings the disk's answers must not
+    /// wait for that.
+    fn unpin_late(&self, late: Vec<Extent>) {
+        let catalog = self.catalog.clone();
+        let thread = std::thread::Builder::new().name("larder-unpin".to_owned());
+        if let Err(error) = thread.spawn(move || catalog.unpin(&late)) {
+            tracing::error!(%error, "no thread to give pins back: their segments stay as they are until the store is opened again");
+        }
+    }
 }
 
 impl Sink for LentReads {
     fn done(&self, answers: Vec<Done>) {
-        for done in &answers {
-            let extent = usize::try_from(done.tag)
-                .ok()
-                .and_then(|tag| self.extents.lock().get_mut(tag)?.take());
-            if let Some(extent) = extent {
+        let mut late = Vec::new();
+        {
+            let mut pins = self.pins.lock();
+            let tags = answers.iter().map(|done| usize::try_from(done.tag));
+            for tag in tags.flatten() {
+                let Some(extent) = pins.reading.get_mut(tag).and_then(Option::take) else {
+                    continue;
+                };
                 self.hangs.answered(extent.volume);
-                self.catalog.unpin(&[extent]);
+                if pins.is_left {
+                    late.push(extent);
+                } else {
+                    pins.answered.push(extent);
+                }
             }
         }
         self.mailbox.done(answers);
+        if !late.is_empty() {
+            self.unpin_late(late);
+        }
+    }
+}
+
+/// A call that waits for its reads. Dropping it leaves.
+struct Waiting(Arc<LentReads>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 
@@ -104,15 +153,21 @@ impl Call<'_> {
         self.read(&jobs, pages);
     }
 
-    /// Reads pages, whose places are pinned: each pin is given back when its page has been read, if need be after this returns.
+    /// Reads pages, whose places are pinned: the pins are given back once their pages have been read, if need be after this returns.
     fn read(&self, jobs: &[Job], pages: &mut [Lent]) {
         let extents = jobs.iter().map(|job| Some(job.pinned.extent));
         let sink = Arc::new(LentReads {
             catalog: self.catalog.clone(),
             hangs: self.data.hangs.clone(),
-            extents: Mutex::new(extents.collect()),
+            pins: Mutex::new(Pins {
+                reading: extents.collect(),
+                answered: Vec::with_capacity(jobs.len()),
+                is_left: false,
+            }),
             mailbox: Mailbox::default(),
         });
+        // To the end: what is found counts while its page is pinned.
+        let _waiting = Waiting(sink.clone());
         let left = self.submit(jobs, pages, &sink);
         let mut findings = Vec::new();
         self.finish(jobs, pages, &sink, left, &mut findings);

@@ -6,9 +6,12 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// Where the catalog of the store at `path` is served.
+/// Where the catalog of the store at `path` is served: beside the file or device, whatever links lead to it.
 pub fn socket_path(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
+    let mut name = match std::fs::canonicalize(path) {
+        Ok(path) => path.into_os_string(),
+        Err(_) => path.as_os_str().to_owned(),
+    };
     name.push(".sock");
     PathBuf::from(name)
 }
