@@ -97,7 +97,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(20);
 pub struct AttachOptions {
     /// How this process opens it, as owner or as client. `read_only` is refused: a reader needs no owner.
     pub open: OpenOptions,
-    /// A group whose members may be clients, besides the owner of the store's first volume.
+    /// The primary group of processes that may be clients, besides those of the user who owns the store's first volume.
     pub group: Option<u32>,
 }
 
