@@ -13,12 +13,12 @@
 //! longer than [`ANSWER_PATIENCE`]. While an answer that may take its time is awaited, it is seen whether the owner answers
 //! anything at all.
 
+mod line;
 mod put;
 
 use std::collections::HashMap;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,15 +28,14 @@ use std::time::Duration;
 use larder_format::{Namespace, PageKey};
 use parking_lot::{Condvar, Mutex};
 
+use line::Line;
 use put::RemotePut;
 
 use super::area::Area;
 use super::keys::blob;
-use super::pass::Taking;
-use super::server::{short_path, socket_path};
 use super::wire::{
     ClientId, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, VERSION, Welcome,
-    WireError, arrives, parse, receive, send,
+    WireError, arrives,
 };
 use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
@@ -55,74 +54,6 @@ const LINES_MAX: usize = 60;
 /// The owner is not there any more.
 #[derive(Debug)]
 pub(super) struct Gone;
-
-/// A connection and its buffer.
-struct Line {
-    stream: Arc<UnixStream>,
-    buffer: Vec<u8>,
-}
-
-impl Line {
-    fn connect(path: &Path) -> io::Result<Line> {
-        let socket = socket_path(path);
-        let directory = socket
-            .parent()
-            .filter(|parent| !parent.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        let (_directory, short) = short_path(directory, socket.file_name().unwrap_or_default())?;
-        let fd = rustix::net::socket_with(
-            rustix::net::AddressFamily::UNIX,
-            rustix::net::SocketType::STREAM,
-            rustix::net::SocketFlags::CLOEXEC,
-            None,
-        )?;
-        let stream = UnixStream::from(fd);
-        // What has begun to arrive goes on arriving; an owner that has stopped takes neither requests nor, in the end, connections.
-        stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
-        stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
-        rustix::net::connect(&stream, &rustix::net::SocketAddrUnix::new(short)?)?;
-        Ok(Line {
-            stream: Arc::new(stream),
-            buffer: Vec::new(),
-        })
-    }
-
-    fn tell(&mut self, request: &Request<'_>) -> Result<(), WireError> {
-        send(&mut &*self.stream, &mut self.buffer, request)
-    }
-
-    /// Asks what takes no time to answer.
-    fn ask(&mut self, request: &Request<'_>) -> Result<Reply, WireError> {
-        self.ask_for_file(request).map(|(reply, _)| reply)
-    }
-
-    /// The same, with the file that comes with the answer.
-    fn ask_for_file(
-        &mut self,
-        request: &Request<'_>,
-    ) -> Result<(Reply, Option<OwnedFd>), WireError> {
-        self.tell(request)?;
-        self.hear(ANSWER_PATIENCE)
-    }
-
-    /// The next answer, with the file that comes with it, if it comes within `patience`.
-    fn hear(&mut self, patience: Duration) -> Result<(Reply, Option<OwnedFd>), WireError> {
-        if !arrives(&self.stream, Some(patience))? {
-            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
-        }
-        let mut taking = Taking {
-            stream: &self.stream,
-            file: None,
-        };
-        if !receive(&mut taking, &mut self.buffer)? {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        let reply = parse(&self.buffer)?;
-        self.buffer.clear();
-        self.buffer.shrink_to(256 << 10);
-        Ok((reply, taking.file))
-    }
-}
 
 /// The connections besides the first.
 #[derive(Default)]
@@ -590,6 +521,7 @@ mod tests {
     use super::*;
     use crate::api::{PutStatus, Refusal};
     use crate::catalog::{Ask, Grant};
+    use crate::share::server::socket_path;
     use crate::{AttachOptions, PageStore, Store};
 
     struct Home {

@@ -50,8 +50,8 @@ use ledger::Awaited;
 pub(super) use reads::OwnReads;
 use reads::Reads;
 use session::{Session, fresh_secret};
-pub(super) use socket::short_path;
 pub use socket::socket_path;
+pub(super) use socket::{short_path, unix_socket};
 
 /// How often the mark of a client that has gone is looked for, and how long when the store is being closed.
 const LINGER_LOOK: Duration = Duration::from_millis(10);

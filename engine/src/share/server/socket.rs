@@ -18,11 +18,6 @@ pub fn socket_path(path: &Path) -> PathBuf {
 
 /// Binds the socket: whoever holds the store's lock may replace what a former owner left there.
 pub(super) fn listen(socket: &Path, group: Option<u32>) -> io::Result<UnixListener> {
-    let directory = socket
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let name = socket.file_name().unwrap_or_default();
     match std::fs::symlink_metadata(socket) {
         Ok(found) if found.file_type().is_socket() => std::fs::remove_file(socket)?,
         Ok(_) => return Err(io::Error::other("no socket: move it away")),
@@ -30,15 +25,10 @@ pub(super) fn listen(socket: &Path, group: Option<u32>) -> io::Result<UnixListen
         Err(error) => return Err(error),
     }
     let mode = if group.is_some() { 0o660 } else { 0o600 };
-    let fd = rustix::net::socket_with(
-        rustix::net::AddressFamily::UNIX,
-        rustix::net::SocketType::STREAM,
-        rustix::net::SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let fd = unix_socket()?;
     // Before it has a name: the file is made with these permissions.
     rustix::fs::fchmod(&fd, rustix::fs::Mode::from_raw_mode(mode))?;
-    let (_directory, short) = short_path(directory, name)?;
+    let (_directory, short) = short_path(socket)?;
     let address = rustix::net::SocketAddrUnix::new(short)?;
     rustix::net::bind(&fd, &address)?;
     if group.is_some() {
@@ -51,12 +41,24 @@ pub(super) fn listen(socket: &Path, group: Option<u32>) -> io::Result<UnixListen
     Ok(UnixListener::from(fd))
 }
 
-/// A name for a socket that fits an address, however long the directory's is; and what must stay open while it is used.
-pub(in crate::share) fn short_path(
-    directory: &Path,
-    name: &std::ffi::OsStr,
-) -> io::Result<(Option<OwnedFd>, PathBuf)> {
+/// A stream socket that leads nowhere yet.
+pub(in crate::share) fn unix_socket() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::STREAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+/// A name for a socket that fits an address, however long its directory's is; and what must stay open while it is used.
+pub(in crate::share) fn short_path(socket: &Path) -> io::Result<(Option<OwnedFd>, PathBuf)> {
     const ADDRESS_BYTES_MAX: usize = 107;
+    let directory = socket
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let name = socket.file_name().unwrap_or_default();
     let whole = directory.join(name);
     if whole.as_os_str().len() <= ADDRESS_BYTES_MAX {
         return Ok((None, whole));
