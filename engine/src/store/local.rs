@@ -214,11 +214,12 @@ impl Local {
         RequestId(self.next_request.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn wait_for_request(&self, id: RequestId) -> Result<(), Fault> {
+    /// Waits for an answer of the core.
+    fn wait_for<T>(&self, take: impl Fn(&mut Answers) -> Option<T>) -> T {
         let mut answers = self.answers.lock();
         loop {
-            if let Some(result) = answers.finished.remove(&id) {
-                return result;
+            if let Some(answer) = take(&mut answers) {
+                return answer;
             }
             // While a store is being closed nobody else tells the core the time.
             if self
@@ -231,6 +232,10 @@ impl Local {
                 answers = self.answers.lock();
             }
         }
+    }
+
+    fn wait_for_request(&self, id: RequestId) -> Result<(), Fault> {
+        self.wait_for(|answers| answers.finished.remove(&id))
     }
 
     /// Waits until nothing is under way; false when `until` passed first.
@@ -443,13 +448,7 @@ impl Allocator for Local {
     }
 
     fn wait(&self, reservation: ReservationId) -> Vec<PutStatus> {
-        let mut answers = self.answers.lock();
-        loop {
-            if let Some(statuses) = answers.settled.remove(&reservation) {
-                return statuses;
-            }
-            self.answered.wait(&mut answers);
-        }
+        self.wait_for(|answers| answers.settled.remove(&reservation))
     }
 
     fn room(&self) -> u64 {
@@ -464,5 +463,137 @@ impl Allocator for Local {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::collections::BTreeMap;
+    use std::sync::mpsc;
+
+    use larder_format::{NamespaceFields, PageShape, Rank, Run, Serial, StoreId};
+
+    use super::*;
+    use crate::api::SyncPolicy;
+    use crate::core::{Config, InitState, Recovered, SegmentInit};
+    use crate::disk::{Choice, DiskError, Kind, Piece};
+
+    const SEGMENTS: u32 = 16;
+    const SEGMENT_BLOCKS: u32 = 64;
+
+    /// Does nothing, well; but the first sync fails.
+    struct Hollow {
+        choice: Choice,
+        syncs: AtomicU64,
+    }
+
+    impl Disk for Hollow {
+        unsafe fn submit(&self, ops: Vec<Op>) {
+            for op in ops {
+                let is_sync = matches!(op.action, Action::Sync);
+                let fails = is_sync && self.syncs.fetch_add(1, Ordering::Relaxed) == 0;
+                op.sink.done(vec![Done {
+                    tag: op.tag,
+                    result: if fails {
+                        Err(DiskError::Os(libc::EIO))
+                    } else {
+                        Ok(())
+                    },
+                    buffer: None,
+                }]);
+            }
+        }
+
+        unsafe fn register(&self, _: &[Piece]) -> String {
+            String::new()
+        }
+
+        fn choice(&self) -> &Choice {
+            &self.choice
+        }
+
+        fn shutdown(&self) {}
+    }
+
+    /// An empty store that was not closed well, and no housekeeper.
+    fn alone() -> Arc<Local> {
+        let free = SegmentInit {
+            state: InitState::Free,
+            sequence: Serial::ZERO,
+            data_end: 0,
+            blocks: 0,
+            last_commit: Serial::ZERO,
+            proven: Serial::ZERO,
+        };
+        let recovered = Recovered {
+            volumes: vec![SEGMENTS],
+            segments: vec![free; SEGMENTS as usize],
+            namespaces: Vec::new(),
+            first: Serial::first_of(Run::FIRST),
+            clean: false,
+        };
+        let config = Config {
+            store: StoreId::from_bytes([7; 16]),
+            segment_blocks: SEGMENT_BLOCKS,
+            sync: SyncPolicy::Always,
+            write_bytes_max: 1 << 20,
+            read_only: false,
+        };
+        let blocks = u64::from(SEGMENTS * SEGMENT_BLOCKS);
+        let index = Arc::new(Index::new(SEGMENTS as usize, blocks));
+        let disk = Arc::new(Hollow {
+            choice: Choice {
+                kind: Kind::Threads,
+                reason: String::new(),
+            },
+            syncs: AtomicU64::new(0),
+        });
+        Local::new(
+            Core::new(config, recovered, index.clone()),
+            index,
+            disk,
+            SegmentMap::new(&[SEGMENTS], SEGMENT_BLOCKS),
+            Duration::ZERO,
+        )
+    }
+
+    fn namespace() -> Namespace {
+        Namespace::new(NamespaceFields {
+            model: "m".to_owned(),
+            weights: "w1".to_owned(),
+            dtype: "bf16".to_owned(),
+            layout: "page_first_direct".to_owned(),
+            page_tokens: 64,
+            shape: PageShape::new(&[4096]).unwrap(),
+            tp: Rank::ALONE,
+            pp: Rank::ALONE,
+            cp: Rank::ALONE,
+            pool: "kv".to_owned(),
+            extra: BTreeMap::new(),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_put_that_waits_out_a_failed_sync_needs_no_housekeeper_to_end() {
+        let local = alone();
+        // The next one is not tried at once, unless somebody asks for it.
+        assert!(matches!(local.flush(), Err(StoreError::SyncFailed)));
+        let id = Catalog::namespace(&*local, &namespace()).unwrap();
+        let ask = Ask {
+            key: PageKey::from_bytes([1; 32]),
+            parent: None,
+            depth: 0,
+        };
+        let (reservation, grants) = local.reserve(id, &[ask]);
+        assert!(matches!(grants[0], Grant::Write(_)));
+        local.commit(reservation, &[Some(1)]);
+        local.landed(reservation, &[(0, true)]);
+        let (told, hears) = mpsc::channel();
+        std::thread::spawn(move || told.send(local.wait(reservation)));
+        let statuses = hears.recv_timeout(Duration::from_secs(60));
+        assert_eq!(statuses.unwrap(), [PutStatus::Stored]);
     }
 }

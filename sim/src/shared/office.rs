@@ -181,6 +181,10 @@ impl Company {
 
     /// The owner's thread looks whether what it waits for has come.
     pub fn answer(&mut self, world: &mut World, live: &mut Live, number: u64) {
+        if live.stopping {
+            // Nobody else tells the core the time any more.
+            world.with_core(live, |_| ());
+        }
         let line = self.lines.get_mut(&number).expect("a line");
         let office = self.office.as_mut().expect("somebody serves");
         let (reply, note) = match &line.waits {
