@@ -304,7 +304,8 @@ pub struct OpenOptions {
     pub degraded: bool,
     /// How long a lookup protects what it confirmed.
     pub lease: Duration,
-    /// A volume that answers nothing for this long counts as hung: its pages miss at once.
+    /// A volume that answers nothing for this long counts as hung: its pages miss at once. A client of which nothing is heard for this
+    /// long in the middle of a put counts as stopped: the pages of that put fail.
     pub hang_limit: Duration,
     /// Write the blocks of segments that were never used once, in the background: the first write into a preallocated file is slower than
     /// any later one. It takes a quarter of the device's time at most, until all are written.

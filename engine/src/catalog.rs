@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
 use crate::error::StoreError;
-use crate::index::Place;
+use crate::index::{Place, SegmentId};
 
 /// Where a page's bytes lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,6 +202,10 @@ pub trait Allocator: Catalog {
 
     /// Says of which granted pages, by their index in the asks, the write is over, and whether it went well.
     fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]);
+
+    /// Takes a pin for each of these segments, in which pages are on their way: until [`Catalog::unpin`] what is written there by
+    /// whoever was granted it spoils nobody else's pages, whatever the reservation comes to.
+    fn keep(&self, segments: &[SegmentId]);
 
     /// Waits until every page of the reservation is settled; one status an ask. Ends the reservation.
     fn wait(&self, reservation: ReservationId) -> Vec<PutStatus>;

@@ -121,6 +121,8 @@ mod switch {
             KeptPuts,
             /// What a client that has gone was given to write to is given to others while its writes are under way.
             EarlyExtents,
+            /// What a client that says nothing more of its put was given to write to is given to others, though it may go on.
+            UnkeptExtents,
             /// A client that does not hold its marks yet is given something to write to.
             UnmarkedPut,
             /// A pin that a client gives back stays on its account, to be given back again when it goes.

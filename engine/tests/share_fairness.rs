@@ -1,15 +1,18 @@
-//! What one client can do to the others by asking for much: counted, not timed.
+//! What one client can do to the others, by asking for much or by saying nothing: counted, not timed.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
 use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::{Action, Buffer, Choice, Disk, Op, Piece};
-use larder_engine::{AttachOptions, OpenOptions, PutOptions, PutStatus, SharedStore, Store};
+use larder_engine::format::PageKey;
+use larder_engine::{
+    AttachOptions, OpenOptions, PageStore, PutOptions, PutStatus, SharedStore, Store,
+};
 
 const BUDGET: u64 = 96 * MIB;
 const PAGE: u64 = MIB;
@@ -18,10 +21,14 @@ const WAIT: PutOptions = PutOptions {
     wait: Duration::from_secs(60),
 };
 
-fn options() -> AttachOptions {
+/// Longer than any test takes.
+const NEVER: Duration = Duration::from_secs(3600);
+
+fn options(hang_limit: Duration) -> AttachOptions {
     AttachOptions {
         open: OpenOptions {
             write_bytes_max: BUDGET,
+            hang_limit,
             ..OpenOptions::default()
         },
         group: None,
@@ -29,7 +36,26 @@ fn options() -> AttachOptions {
 }
 
 fn attach(home: &Home) -> SharedStore {
-    Store::attach(&home.path, options()).unwrap()
+    attach_with(home, NEVER)
+}
+
+fn attach_with(home: &Home, hang_limit: Duration) -> SharedStore {
+    Store::attach(&home.path, options(hang_limit)).unwrap()
+}
+
+/// A client whose writes are kept back.
+fn attach_gated(home: &Home) -> (SharedStore, Arc<Gate>) {
+    let gate = Gate::closed();
+    let through = {
+        let gate = gate.clone();
+        move |inner: Arc<dyn Disk>| -> Arc<dyn Disk> {
+            *gate.inner.lock().unwrap() = Some(inner.clone());
+            let gate = gate.clone();
+            Arc::new(Gated { inner, gate })
+        }
+    };
+    let store = Store::attach_through(&home.path, options(NEVER), through);
+    (store.unwrap(), gate)
 }
 
 /// A disk that keeps writes back until it is let go, and counts their bytes.
@@ -38,6 +64,8 @@ struct Gate {
     held: Mutex<Option<Vec<Op>>>,
     bytes: AtomicU64,
     changed: Condvar,
+    /// Where they go then.
+    inner: Mutex<Option<Arc<dyn Disk>>>,
 }
 
 struct Gated {
@@ -62,8 +90,9 @@ impl Gate {
         assert!(!outcome.timed_out(), "the flood does not come");
     }
 
-    fn open(&self, inner: &dyn Disk) {
+    fn open(&self) {
         let held = self.held.lock().unwrap().take();
+        let inner = self.inner.lock().unwrap().take().unwrap();
         // SAFETY: whoever submitted these keeps their memory until they are answered.
         unsafe { inner.submit(held.unwrap_or_default()) };
     }
@@ -111,19 +140,7 @@ fn a_client_that_floods_the_store_with_puts_holds_its_share_and_no_more() {
     let home = Home::with_store(512 * MIB);
     let owner = attach(&home);
     let other = attach(&home);
-    let gate = Gate::closed();
-    let inner: Arc<Mutex<Option<Arc<dyn Disk>>>> = Arc::default();
-    let flooding = Store::attach_through(&home.path, options(), {
-        let (gate, inner) = (gate.clone(), inner.clone());
-        move |disk| {
-            *inner.lock().unwrap() = Some(disk.clone());
-            Arc::new(Gated {
-                inner: disk,
-                gate: gate.clone(),
-            })
-        }
-    })
-    .unwrap();
+    let (flooding, gate) = attach_gated(&home);
     // Two clients and the owner: a third each.
     let share = BUDGET / 3;
     std::thread::scope(|scope| {
@@ -146,8 +163,7 @@ fn a_client_that_floods_the_store_with_puts_holds_its_share_and_no_more() {
         }
         assert!(gate.bytes.load(Ordering::SeqCst) <= share);
         assert!(owner.report().unwrap().puts_in_flight > 0);
-        let inner = inner.lock().unwrap().take().unwrap();
-        gate.open(&*inner);
+        gate.open();
         for flood in floods {
             assert_eq!(flood.join().unwrap(), vec![PutStatus::Stored; 30]);
         }
@@ -165,4 +181,54 @@ fn a_put_of_more_than_a_clients_share_is_stored_all_the_same() {
     let statuses = pool.put_from(&keys, 0, WAIT);
     assert!(statuses.iter().all(|status| *status == PutStatus::Stored));
     assert_eq!(Pool::new(&owner, "m", &PARTS).hits(&keys), keys.len());
+}
+
+/// Puts pages until all of them are there: one that was to be written where somebody else's write has failed fails with it.
+fn put_all(store: &SharedStore, keys: &[PageKey]) {
+    let pool = Pool::new(store, "m", &PARTS);
+    while !pool.put(keys).iter().all(|status| status.is_present()) {}
+}
+
+#[test]
+fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
+    let home = Home::with_store(512 * MIB);
+    let owner = attach_with(&home, Duration::from_secs(1));
+    let other = attach(&home);
+    let (stopped, gate) = attach_gated(&home);
+    let keys: Vec<_> = (1..=20).map(|seed| chain(seed, 4)).collect();
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| Pool::new(&stopped, "m", &PARTS).put(&keys[0]));
+        gate.wait_for(4 * PAGE);
+        let (told, hears) = mpsc::channel();
+        let others = scope.spawn({
+            let (owner, other, keys) = (&owner, &other, &keys);
+            move || {
+                // More groups of descriptors than may be incomplete at once; and the pages that the stopped client is putting.
+                for (keys, store) in keys[1..]
+                    .iter()
+                    .chain(&keys[..1])
+                    .zip([owner, other].into_iter().cycle())
+                {
+                    put_all(store, keys);
+                }
+                owner.flush().unwrap();
+                other.flush().unwrap();
+                told.send(()).unwrap();
+            }
+        });
+        let outcome = hears.recv_timeout(Duration::from_secs(120));
+        let puts_left = owner.report().unwrap().puts_in_flight;
+        gate.open();
+        // What it did not get to write others have put since.
+        assert_eq!(put.join().unwrap(), vec![PutStatus::Duplicate; 4]);
+        others.join().unwrap();
+        outcome.expect("the others are held up");
+        assert_eq!(puts_left, 1);
+    });
+    let pool = Pool::new(&owner, "m", &PARTS);
+    for keys in &keys {
+        assert_eq!(pool.hits(keys), 4);
+    }
+    assert_eq!(owner.report().unwrap().puts_in_flight, 0);
+    owner.close().unwrap();
 }

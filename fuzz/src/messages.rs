@@ -189,6 +189,10 @@ impl Allocator for Clerk {
         machine.with_core(|core| core.landed(reservation, pages));
     }
 
+    fn keep(&self, segments: &[SegmentId]) {
+        self.inner().machine.index.keep(segments);
+    }
+
     fn room(&self) -> u64 {
         0
     }
@@ -404,9 +408,13 @@ impl Owner {
     /// A client goes, and its writes are over.
     fn sees_off(&self, client: &mut Client) {
         client.ledger.leave(&self.clerk, &self.map);
-        let held = client.ledger.end_when_over(&self.clerk, &Marked(true));
+        let held = client
+            .ledger
+            .end_when_over(&self.clerk, &self.map, &Marked(true));
         assert!(held.is_none(), "puts end while their client may write");
-        let ended = client.ledger.end_when_over(&self.clerk, &Marked(false));
+        let ended = client
+            .ledger
+            .end_when_over(&self.clerk, &self.map, &Marked(false));
         // What it put that another client is writing is over when that one's put is.
         let mut left = self.left.borrow_mut();
         left.extend(ended.expect("its writes are over"));
@@ -538,6 +546,9 @@ fn requests(feed: &mut Feed<'_>) {
             1 => clients[at].marked = feed.byte() & 1 == 0,
             2 => {
                 clients[at].ledger.leave(&owner.clerk, &owner.map);
+            }
+            3 => {
+                clients[at].ledger.look(&owner.clerk);
             }
             what => {
                 let first = feed.below(keys.len());

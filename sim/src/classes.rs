@@ -98,6 +98,8 @@ classes! {
         TakeoverInReclaim => "takeover, the former owner killed in reclaim",
         TakeoverWaited => "takeover that had to wait for clients' writes",
         Abandoned => "client's writes not over when its owner had to go",
+        ClientStopped => "client stopped for a while",
+        PutGivenUp => "put given up, its client there and silent",
         LateWrite => "write that landed after its process had gone",
         MessageDelayed => "message delayed",
         MessageOvertaken => "message that overtook an older one of its client",

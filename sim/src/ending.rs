@@ -11,7 +11,7 @@ use crate::clients::{Request, Task};
 use crate::disk::{Arrival, Content, SimVolume, contents};
 use crate::keeper::Keeper;
 use crate::opening::CUTS_A_VOLUME;
-use crate::oracle::{Name, VersionId};
+use crate::oracle::{Name, Version, VersionId};
 use crate::setup::BLOCK;
 use crate::superblocks::{Cut, CutShort};
 use crate::world::{Flight, Live, World};
@@ -56,7 +56,7 @@ impl World {
         let known = self.oracle.version(version);
         // Until it is durable itself, what it replaced may come back, or what came between the two.
         let older_is_bad = known.in_place_of.is_some_and(|older| {
-            self.oracle.version(older).rotten || self.has_bad_successor(older)
+            self.has_bad_bytes(self.oracle.version(older)) || self.has_bad_successor(older)
         });
         // With metadata spoiled, the record of an old eviction may vanish and come back.
         let left = self
@@ -64,7 +64,7 @@ impl World {
             .get(&name)
             .is_some_and(|at| known.reserved_at <= *at);
         self.oracle.spoiled && left
-            || known.rotten
+            || self.has_bad_bytes(known)
             || older_is_bad
             || known.torn
             || self.has_bad_successor(version)
@@ -72,12 +72,16 @@ impl World {
             || !known.durable && (known.dropped || self.shaken.contains(&place.segment))
     }
 
-    /// A later version of the page may come back in its place, whose bytes are bad: the device spoiled it, or refused it where nothing
-    /// says so any more.
+    /// Somewhere it lies, or a copy of it, with other bytes, and may be what is found: the device spoiled them, or refused them where
+    /// nothing says so any more.
+    fn has_bad_bytes(&self, version: &Version) -> bool {
+        version.rotten || version.refused && self.unsealed
+    }
+
+    /// A later version of the page may come back in its place so.
     fn has_bad_successor(&self, version: VersionId) -> bool {
-        self.oracle.has_successor(version, |later| {
-            later.rotten || later.refused && self.unsealed
-        })
+        let is_bad = |later: &Version| self.has_bad_bytes(later);
+        self.oracle.has_successor(version, is_bad)
     }
 
     /// Faults have happened since that was expected.

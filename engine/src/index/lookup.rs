@@ -113,6 +113,13 @@ impl Index {
         }
     }
 
+    /// Takes a pin for each of these segments. Pages are on their way into them: the core waits for none of them to be left.
+    pub fn keep(&self, segments: &[SegmentId]) {
+        for segment in segments {
+            self.add_pins(Some((*segment, 1)));
+        }
+    }
+
     /// Gives back one pin; true when it was the last of a segment that the core waits for.
     ///
     /// # Panics

@@ -5,9 +5,10 @@
 //!
 //! Invariants:
 //! - a client is one first connection and any number of further ones; when the first ends, the client has gone: its pins are
-//!   given back at once (what it still reads goes into its own memory, or fails its checksum), its puts and the slots of the
-//!   staging area that it reads into when its mark on every volume has gone ([`guard`]), for until then the kernel may be
-//!   carrying out what it submitted;
+//!   given back at once (what it still reads goes into its own memory, or fails its checksum) and its puts are given up; what they
+//!   were to write to, and the slots of the staging area that it reads into, are given back when its mark on every volume has gone
+//!   ([`guard`]), for until then the kernel may be carrying out what it submitted;
+//! - a client that is there and says nothing more holds up nobody: its puts are given up in the same way (`watch`);
 //! - so it has when any of its connections fails: what it said there and nobody read is lost;
 //! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
 //! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, puts, half of the staging
@@ -23,6 +24,7 @@ pub mod ledger;
 mod reads;
 mod session;
 mod socket;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader};
@@ -52,6 +54,7 @@ use reads::Reads;
 use session::{Session, fresh_secret};
 pub use socket::socket_path;
 pub(super) use socket::{short_path, unix_socket};
+use watch::Watch;
 
 /// How often the mark of a client that has gone is looked for, and how long when the store is being closed.
 const LINGER_LOOK: Duration = Duration::from_millis(10);
@@ -66,7 +69,8 @@ const BUFFER_KEPT_BYTES: usize = 256 << 10;
 /// The running listener.
 pub(super) struct Server {
     shared: Arc<Shared>,
-    acceptor: Option<JoinHandle<()>>,
+    /// Whoever takes connections, and whoever watches over clients; none once it has been stopped.
+    threads: Vec<JoinHandle<()>>,
     socket: PathBuf,
 }
 
@@ -84,6 +88,7 @@ struct Shared {
     /// Threads of connections and of clients that have gone.
     threads: Mutex<Vec<JoinHandle<()>>>,
     reads: Reads,
+    watch: Watch,
     next_client: AtomicU32,
     lingering: AtomicU32,
     /// A client's puts ended before its writes were over.
@@ -145,6 +150,7 @@ impl Server {
             sessions: Mutex::default(),
             threads: Mutex::default(),
             reads: Reads::new(options.shared_reads, options.staging_bytes),
+            watch: Watch::new(options.hang_limit),
             next_client: AtomicU32::new(fresh_number()),
             lingering: AtomicU32::new(0),
             abandoned: AtomicBool::new(false),
@@ -152,36 +158,46 @@ impl Server {
             stopped: Condvar::new(),
             stopping: Mutex::new(()),
         });
-        let acceptor = std::thread::Builder::new()
-            .name("larder-catalog".to_owned())
-            .spawn({
-                let shared = shared.clone();
-                move || shared.accept()
-            })
-            .map_err(failed("starting the catalog's thread"))?;
-        Ok(Server {
-            shared,
-            acceptor: Some(acceptor),
-            socket,
-        })
+        let mut server = Server {
+            shared: shared.clone(),
+            threads: Vec::new(),
+            socket: socket.clone(),
+        };
+        let start = |name: &str, work: fn(&Arc<Shared>)| {
+            let shared = shared.clone();
+            let thread = std::thread::Builder::new().name(name.to_owned());
+            let thread = thread.spawn(move || work(&shared));
+            thread.map_err(failed("starting the catalog's threads"))
+        };
+        server
+            .threads
+            .push(start("larder-catalog", Shared::accept)?);
+        server
+            .threads
+            .push(start("larder-watch", |shared| shared.watch())?);
+        Ok(server)
     }
 
     /// Ends every connection and waits for what clients had under way, as far as it ends soon. Whether it did: if not, the store has
     /// been abandoned, for what the clients were given to write to must not go to anybody else.
     pub(super) fn stop(&mut self) -> bool {
         let over = || !self.shared.abandoned.load(Ordering::SeqCst);
-        let Some(acceptor) = self.acceptor.take() else {
+        let threads = std::mem::take(&mut self.threads);
+        if threads.is_empty() {
             return over();
-        };
+        }
         let _ = std::fs::remove_file(&self.socket);
         self.shared.stop.store(true, Ordering::SeqCst);
         {
             let _guard = self.shared.stopping.lock();
             self.shared.stopped.notify_all();
         }
+        self.shared.watch.wake();
         // Wakes the thread in `accept`.
         let _ = rustix::net::shutdown(self.shared.listener.as_fd(), rustix::net::Shutdown::Both);
-        let _ = acceptor.join();
+        for thread in threads {
+            let _ = thread.join();
+        }
         for session in self.shared.sessions.lock().values() {
             session.hang_up();
         }
@@ -419,9 +435,9 @@ impl Shared {
     fn leave(self: &Arc<Shared>, session: &Arc<Session>) {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
-        let has_puts = session.ledger.leave(self.store.catalog(), &self.map);
+        let has_writes = session.ledger.leave(self.store.catalog(), &self.map);
         let has_fills = self.leave_slots(session);
-        if has_puts || has_fills {
+        if has_writes || has_fills {
             let (shared, session) = (self.clone(), session.clone());
             self.lingering.fetch_add(1, Ordering::Relaxed);
             self.spawn("larder-linger", move || {
@@ -431,12 +447,15 @@ impl Shared {
         }
     }
 
-    /// Waits until a client's I/O is over, then ends its puts. What they were given stays dead.
+    /// Waits until a client's I/O is over, then gives back what it was for.
     fn outlive(&self, session: &Session) {
         let catalog = self.store.catalog();
         let mut until = None;
         let unawaited = loop {
-            if let Some(unawaited) = session.ledger.end_when_over(catalog, &self.probes) {
+            let ended = session
+                .ledger
+                .end_when_over(catalog, &self.map, &self.probes);
+            if let Some(unawaited) = ended {
                 break unawaited;
             }
             if self.stop.load(Ordering::SeqCst) {
@@ -445,7 +464,7 @@ impl Shared {
                     // This process gives nothing to anybody any more, and the next owner waits for the marks itself.
                     self.store.abandon();
                     self.abandoned.store(true, Ordering::SeqCst);
-                    break session.ledger.end(catalog);
+                    break session.ledger.abandon();
                 }
                 std::thread::sleep(LINGER_LOOK);
             }
@@ -465,6 +484,9 @@ impl Shared {
             marks: &self.probes,
             share_bytes: self.share_bytes(),
         };
+        if matches!(request, Request::Reserve { .. }) {
+            self.watch.call();
+        }
         match desk.answer(&session.ledger, request) {
             Answer::Reply(reply) => Some(reply),
             Answer::Nothing => None,

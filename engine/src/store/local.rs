@@ -19,7 +19,7 @@ use crate::catalog::{
 use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId};
 use crate::disk::{Action, Buffer, Disk, Done, Op, Sink};
 use crate::error::StoreError;
-use crate::index::{Adoption, Index, Lease, NamespaceSlot};
+use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
 
 /// How often a waiting request looks at the clock for the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
@@ -445,6 +445,10 @@ impl Allocator for Local {
 
     fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
         self.with_core(|core| core.landed(reservation, pages));
+    }
+
+    fn keep(&self, segments: &[SegmentId]) {
+        self.index.keep(segments);
     }
 
     fn wait(&self, reservation: ReservationId) -> Vec<PutStatus> {

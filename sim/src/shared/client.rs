@@ -18,6 +18,9 @@ use crate::world::{Live, World};
 /// Longest that a write of a killed process goes on, in steps.
 const LATE_STEPS_MAX: u64 = 400;
 
+/// Longest that a client is stopped, in steps.
+const STOPPED_STEPS_MAX: u64 = 1000;
+
 /// Calls of one client at once.
 pub const TASKS: usize = 2;
 
@@ -29,6 +32,8 @@ const OTHERS: usize = TASKS + 1;
 pub struct Client {
     pub part: Part,
     pub tasks: [Option<Task>; TASKS],
+    /// Until this moment it does nothing.
+    stopped_until: u64,
 }
 
 #[derive(Default)]
@@ -64,6 +69,11 @@ impl Client {
         }
     }
 
+    /// Whether its process is there and does nothing.
+    pub fn is_stopped(&self, world: &World) -> bool {
+        world.moment < self.stopped_until && !world.calm
+    }
+
     /// A write of a put is over.
     pub fn landed(&mut self, task: u64, asks: &[usize], good: bool) {
         for put in self.tasks.iter_mut().flatten() {
@@ -96,6 +106,9 @@ impl Company {
             && world.strikes(Class::ClientDeath, self.odds.death)
         {
             self.kill(world, live, slot);
+            return;
+        }
+        if self.clients[slot].is_stopped(world) {
             return;
         }
         match &self.clients[slot].part {
@@ -235,6 +248,14 @@ impl Company {
         }
         if !is_lost && world.strikes(Class::ConnectionLost, self.odds.loss) {
             self.lose_connection(world, live, slot);
+            return;
+        }
+        if world.strikes(Class::ClientStopped, self.odds.stop) {
+            let steps = world.dice.between(1, STOPPED_STEPS_MAX);
+            self.clients[slot].stopped_until = world.moment + steps;
+            world.note(u64::from(id.0), || {
+                format!("{id:?} is stopped for {steps} steps")
+            });
             return;
         }
         // Whoever minds the attachment listens on the first connection.

@@ -41,6 +41,10 @@ const DELAY_STEPS_MAX: u64 = 100;
 struct Odds {
     /// A client is killed.
     death: f64,
+    /// A client is stopped.
+    stop: f64,
+    /// The owner looks whether a client goes on with its puts.
+    look: f64,
     /// A connection is lost.
     loss: f64,
     /// A message is delayed.
@@ -99,6 +103,8 @@ impl Company {
         };
         let odds = Odds {
             death: some(0.7, &[4.0 * step, 15.0 * step]),
+            stop: some(0.4, &[2.0 * step, 8.0 * step]),
+            look: some(0.5, &[0.02, 0.1]),
             loss: some(0.4, &[2.0 * step, 8.0 * step]),
             delay: some(0.6, &[0.05, 0.3]),
             astray: some(0.3, &[0.1]),
@@ -142,6 +148,11 @@ impl Company {
 
     fn acts(&self, world: &World) -> Vec<Act> {
         let is_due = |due: u64| due <= world.moment || world.calm;
+        let stopped = self
+            .clients
+            .iter()
+            .filter(|client| client.is_stopped(world));
+        let stopped: Vec<ClientId> = stopped.filter_map(Client::id).collect();
         let mut acts = Vec::with_capacity(2 * self.lines.len() + self.clients.len());
         for (&number, line) in &self.lines {
             if !line.unserved && self.office.is_some() {
@@ -153,7 +164,7 @@ impl Company {
                 }
             }
             let heard = line.down.front();
-            if heard.is_some_and(|message| is_due(message.due)) {
+            if heard.is_some_and(|message| is_due(message.due)) && !stopped.contains(&line.client) {
                 acts.push(Act::Hear(number));
             }
         }
@@ -165,8 +176,13 @@ impl Company {
     }
 
     /// One step of somebody.
-    fn step(&mut self, world: &mut World, live: Option<&mut Live>) {
+    fn step(&mut self, world: &mut World, mut live: Option<&mut Live>) {
         world.moment += 1;
+        if let Some(live) = live.as_deref_mut()
+            && world.fault(self.odds.look)
+        {
+            self.look(world, live);
+        }
         let acts = self.acts(world);
         let at = world.dice.below(acts.len());
         match (&acts[at], live) {

@@ -45,6 +45,19 @@ pub struct Office {
     finished: BTreeMap<RequestId, Reply>,
 }
 
+impl Office {
+    /// To the core the pages of these puts have failed.
+    fn give_up(&self, world: &mut World, live: &mut Live, puts: &[ReservationId]) {
+        live.failures += 1;
+        world.gave_up = true;
+        for (_, put) in puts.iter().filter_map(|put| self.puts.get(put)) {
+            for version in put.versions.iter().flatten() {
+                world.oracle.version_mut(*version).refused = true;
+            }
+        }
+    }
+}
+
 fn take_one(counts: &mut BTreeMap<SegmentId, u32>, segment: SegmentId) -> bool {
     let Some(count) = counts.get_mut(&segment) else {
         return false;
@@ -279,10 +292,36 @@ impl Company {
         let session = office.sessions.get_mut(&client).expect("a session");
         session.stop_all_reading(live);
         session.owed.clear();
-        let has_puts = session.ledger.leave(&Seat::new(world, live), &map);
-        if has_puts {
+        let has_writes = session.ledger.leave(&Seat::new(world, live), &map);
+        if has_writes {
             office.lingering.push(client);
         }
+        let of_client = office
+            .puts
+            .iter()
+            .filter(|(_, (whose, _))| *whose == client);
+        let puts: Vec<ReservationId> = of_client.map(|(put, _)| *put).collect();
+        office.give_up(world, live, &puts);
+    }
+
+    /// The owner looks whether some client goes on with its puts.
+    pub fn look(&mut self, world: &mut World, live: &mut Live) {
+        let office = self.office.as_mut().expect("somebody serves");
+        let there = office.sessions.values().map(|session| &session.ledger);
+        let there: Vec<&Ledger> = there.filter(|ledger| !ledger.is_gone()).collect();
+        if there.is_empty() {
+            return;
+        }
+        let ledger = world.dice.pick(&there);
+        let (client, look) = (ledger.client(), ledger.look(&Seat::new(world, live)));
+        if look.given_up.is_empty() {
+            return;
+        }
+        world.count(Class::PutGivenUp);
+        world.note(u64::from(client.0), || {
+            format!("{client:?} says nothing: {:?} are given up", look.given_up)
+        });
+        office.give_up(world, live, &look.given_up);
     }
 
     /// The owner looks whether the writes of a client that has gone are over; `at_once` it does not care any more.
@@ -296,13 +335,12 @@ impl Company {
         let marked = Marked(self.is_marked(world, client));
         let office = self.office.as_mut().expect("somebody serves");
         let ledger = &office.sessions[&client].ledger;
-        let seat = Seat::new(world, live);
+        let map = map_of(world);
         let ended = if at_once {
-            Some(ledger.end(&seat))
+            Some(ledger.abandon())
         } else {
-            ledger.end_when_over(&seat, &marked)
+            ledger.end_when_over(&Seat::new(world, live), &map, &marked)
         };
-        drop(seat);
         let Some(unawaited) = ended else {
             return;
         };
@@ -310,14 +348,6 @@ impl Company {
             format!("the puts of {client:?} end")
         });
         office.lingering.retain(|lingering| *lingering != client);
-        // A put that nobody committed is one whose pages were given up.
-        live.failures += 1;
-        world.gave_up = true;
-        for (_, put) in office.puts.values().filter(|(whose, _)| *whose == client) {
-            for version in put.versions.iter().flatten() {
-                world.oracle.version_mut(*version).refused = true;
-            }
-        }
         for reservation in unawaited {
             if office.outcomes.remove(&reservation).is_none() {
                 office.unawaited.insert(reservation);
@@ -378,11 +408,14 @@ impl Company {
             let sum = |of: &dyn Fn(&Session) -> u32| office.sessions.values().map(of).sum::<u32>();
             let reading = sum(&|session| of(&session.reading));
             let owed = sum(&|session| of(&session.owed));
+            let sessions = office.sessions.values();
+            let kept = sessions.flat_map(|session| session.ledger.kept());
+            let kept = kept.filter(|kept| *kept == segment).count() as u32;
             let pins = live.index.pins(segment);
             assert_eq!(
                 pins,
-                of(&live.pins) - reading + owed,
-                "{segment:?} has {pins} pins, of which clients hold {owed}"
+                of(&live.pins) - reading + owed + kept,
+                "{segment:?} has {pins} pins, of which clients hold {owed} and {kept} are kept for their writes"
             );
         }
     }

@@ -236,6 +236,10 @@ impl Allocator for Seat<'_> {
         world.with_core(live, |core| core.landed(reservation, pages));
     }
 
+    fn keep(&self, segments: &[SegmentId]) {
+        self.inner().live.index.keep(segments);
+    }
+
     fn room(&self) -> u64 {
         self.inner().live.room
     }

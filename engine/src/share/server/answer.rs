@@ -184,7 +184,8 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
                 return Answer::Nothing;
             }
             Request::Landed { reservation, pages } => {
-                if let Some((core, pages)) = ledger.landed(reservation, &pages) {
+                let landed = ledger.landed(catalog, self.map, reservation, &pages);
+                if let Some((core, pages)) = landed {
                     catalog.landed(core, &pages);
                 }
                 return Answer::Nothing;

@@ -9,8 +9,10 @@
 //! - a put is named by a number that is the ledger's own and no other owner's: what a client says of a put of another client, or
 //!   of a former owner, counts for nothing;
 //! - a put is committed once, a page of it lands once, its statuses are asked for once;
-//! - once the client has gone its pins are given back and nothing more is granted to it; its puts end when its marks have gone
-//!   (`guard`), for until then the kernel may be writing what it submitted.
+//! - a put of which nothing is heard any more is given up, and so are all once the client has gone: to the core its pages have failed, so
+//!   that nobody waits for them. What they were given to write to stays pinned until the client says that its writes are over or its
+//!   marks have gone (`guard`), for until then the kernel may be writing what it submitted, or a client that was stopped may go on;
+//! - once the client has gone its own pins are given back and nothing more is granted to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,6 +41,9 @@ const RESERVED_PAGES_MAX: usize = (WINDOW_BYTES / BLOCK_BYTES as u64) as usize;
 /// Bytes that a client with nothing under way is given in any case: what it reserves together.
 const WINDOW_BYTES: u64 = 8 << 20;
 
+/// Looks at a put of which nothing is heard between them before it is given up.
+pub const LOOKS: u32 = 3;
+
 /// A client's account. Its methods may be called from several threads.
 #[derive(Debug)]
 pub struct Ledger {
@@ -53,6 +58,8 @@ struct Held {
     pins: BTreeMap<SegmentId, u64>,
     pinned: u64,
     puts: BTreeMap<u64, Put>,
+    /// Of puts that are over, though the client has never said that their writes are: where those go, a segment for each page.
+    adrift: Vec<SegmentId>,
     put_bytes: u64,
     next_put: u64,
 }
@@ -68,11 +75,32 @@ struct Put {
     committed: bool,
     /// Somebody waits for its statuses.
     awaited: bool,
-    /// Granted pages whose writes are not over.
-    unlanded: BTreeSet<usize>,
+    /// Granted pages whose writes are not over, and where they go.
+    unlanded: BTreeMap<usize, SegmentId>,
+    /// To the core these have failed; they are pinned instead.
+    given_up: bool,
+    /// Looks at it since anything was heard of it.
+    looks: u32,
     page_bytes: u64,
     /// Bytes that count against the client's share: of pages that are not written, or not committed.
     bytes: u64,
+}
+
+/// A put to be given up, and what the core is to be told for that.
+struct GivenUp {
+    reservation: ReservationId,
+    asks: usize,
+    committed: bool,
+    unlanded: Vec<usize>,
+}
+
+/// What a look at a client's puts shows.
+#[derive(Debug)]
+pub struct Look {
+    /// The puts that were given up: nothing was heard of them.
+    pub given_up: Vec<ReservationId>,
+    /// Some are under way still: another look is due.
+    pub is_due: bool,
 }
 
 /// A put whose statuses its client waits for.
@@ -100,6 +128,7 @@ impl Ledger {
                 pins: BTreeMap::new(),
                 pinned: 0,
                 puts: BTreeMap::new(),
+                adrift: Vec::new(),
                 put_bytes: 0,
                 // No owner of another run gives these numbers.
                 next_put: u64::from(run) << 32,
@@ -160,13 +189,10 @@ impl Ledger {
         segments: &[SegmentId],
     ) {
         let mut held = self.held.lock();
-        let given: Vec<Extent> = segments
-            .iter()
-            .filter(|segment| held.take_pin(**segment))
-            .map(|segment| head_of(map, *segment))
-            .collect();
+        let given = segments.iter().copied();
+        let given: Vec<SegmentId> = given.filter(|segment| held.take_pin(*segment)).collect();
         drop(held);
-        catalog.unpin(&given);
+        unpin(catalog, map, &given);
     }
 
     /// Passes on what reading pages showed that the client still has pinned.
@@ -213,18 +239,22 @@ impl Ledger {
                 // There is nothing to commit.
                 committed: true,
                 awaited: false,
-                unlanded: BTreeSet::new(),
+                unlanded: BTreeMap::new(),
+                given_up: false,
+                looks: 0,
                 page_bytes,
                 bytes: 0,
             });
             return Some((number, vec![Grant::Refused(Refusal::Busy); all]));
         }
         let (reservation, mut grants) = catalog.reserve(namespace, asks);
-        let unlanded: BTreeSet<usize> = grants
+        let unlanded: BTreeMap<usize, SegmentId> = grants
             .iter()
             .enumerate()
-            .filter(|(_, grant)| matches!(grant, Grant::Write(_)))
-            .map(|(index, _)| index)
+            .filter_map(|(index, grant)| match grant {
+                Grant::Write(extent) => Some((index, extent.place.segment)),
+                Grant::Settles | Grant::Refused(_) => None,
+            })
             .collect();
         let number = held.add(Put {
             reservation: Some(reservation),
@@ -234,6 +264,8 @@ impl Ledger {
             awaited: false,
             bytes: page_bytes * unlanded.len() as u64,
             unlanded,
+            given_up: false,
+            looks: 0,
             page_bytes,
         });
         grants.extend(refused);
@@ -243,31 +275,46 @@ impl Ledger {
     /// A put is to be committed: the core's reservation, once.
     pub fn commit(&self, number: u64) -> Option<ReservationId> {
         let mut held = self.held.lock();
-        let Some(put) = held.put(number) else {
+        let Some(put) = held.stir(number) else {
             return astray(number);
         };
         let first = !std::mem::replace(&mut put.committed, true);
         put.reservation.filter(|_| first)
     }
 
-    /// Writes of a put are over: the core's reservation, and the pages that were not over before.
-    pub fn landed(
+    /// Writes of a put are over: the core's reservation, and the pages that were not over before. The core is not told of those of a put
+    /// that was given up: they need not be kept any more.
+    pub fn landed<C: Catalog + ?Sized>(
         &self,
+        catalog: &C,
+        map: &SegmentMap,
         number: u64,
         pages: &[(u32, bool)],
     ) -> Option<(ReservationId, Vec<(usize, bool)>)> {
         let mut held = self.held.lock();
         let pages = pages.iter().map(|&(at, good)| (at as usize, good));
-        let Some(put) = held.put(number) else {
+        let Some(put) = held.stir(number) else {
             return astray(number).map(|core| (core, pages.collect()));
         };
-        let over: Vec<(usize, bool)> = pages.filter(|(at, _)| put.unlanded.remove(at)).collect();
-        let reservation = put.reservation?;
+        let mut over = Vec::new();
+        let mut segments = Vec::new();
+        for (at, good) in pages {
+            if let Some(segment) = put.unlanded.remove(&at) {
+                over.push((at, good));
+                segments.push(segment);
+            }
+        }
+        let (reservation, given_up) = (put.reservation?, put.given_up);
         // The rest of what they take is the core's own to do; whether the client ever asks for the outcome is not waited for.
         if put.committed {
             let bytes = put.page_bytes * over.len() as u64;
             put.bytes -= bytes;
             held.put_bytes -= bytes;
+        }
+        drop(held);
+        if given_up {
+            unpin(catalog, map, &segments);
+            return None;
         }
         Some((reservation, over))
     }
@@ -279,14 +326,14 @@ impl Ledger {
         let mut named = BTreeSet::new();
         let mut pages = 0;
         for number in numbers {
-            let put = held.put(*number).filter(|put| !put.awaited)?;
+            let put = held.stir(*number).filter(|put| !put.awaited)?;
             pages += put.asks + put.beyond;
             if pages > KEYS_MAX || !named.insert(*number) {
                 return None;
             }
         }
         let awaited = numbers.iter().filter_map(|&number| {
-            let put = held.put(number)?;
+            let put = held.stir(number)?;
             put.awaited = true;
             Some(Awaited {
                 number,
@@ -303,18 +350,47 @@ impl Ledger {
         let mut held = self.held.lock();
         if let Some(put) = held.puts.remove(&number) {
             held.put_bytes -= put.bytes;
+            held.adrift.extend(put.unlanded.into_values());
         }
     }
 
-    /// The client has gone: gives back its pins (what it still reads goes into its own memory) and grants it nothing more. Whether
-    /// puts are left, to be ended as soon as their writes are over.
-    pub fn leave<C: Catalog + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> bool {
+    /// Gives up the puts of which nothing has been heard for so many looks ([`LOOKS`]), this one counted.
+    pub fn look<C: Allocator + ?Sized>(&self, catalog: &C) -> Look {
+        let mut held = self.held.lock();
+        let mut is_due = false;
+        let mut given_up = Vec::new();
+        for put in held.puts.values_mut().filter(|put| put.is_under_way()) {
+            put.looks += 1;
+            if put.looks < LOOKS {
+                is_due = true;
+            } else {
+                given_up.extend(put.give_up(catalog));
+            }
+        }
+        drop(held);
+        let reservations = given_up.iter().map(|put| put.reservation).collect();
+        given_up.into_iter().for_each(|put| put.tell(catalog));
+        Look {
+            given_up: reservations,
+            is_due,
+        }
+    }
+
+    /// The client has gone: gives back its pins (what it still reads goes into its own memory), gives up its puts and grants it nothing
+    /// more. Whether anything is left that must stay its own until its writes are over.
+    pub fn leave<C: Allocator + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> bool {
         let mut held = self.held.lock();
         held.gone = true;
         held.pinned = 0;
         let pins = std::mem::take(&mut held.pins);
-        let has_puts = !held.puts.is_empty();
+        let given_up = held
+            .puts
+            .values_mut()
+            .filter_map(|put| put.give_up(catalog));
+        let given_up: Vec<GivenUp> = given_up.collect();
+        let is_left = !held.puts.is_empty() || !held.adrift.is_empty();
         drop(held);
+        given_up.into_iter().for_each(|put| put.tell(catalog));
         for (segment, count) in pins {
             for _ in 0..count {
                 if !planted!(KeptPins) {
@@ -322,43 +398,93 @@ impl Ledger {
                 }
             }
         }
-        has_puts
+        is_left
     }
 
-    /// Ends the puts of a client that has gone, if its writes are over; see [`Ledger::end`]. `None` while they may not be.
+    /// Ends the puts of a client that has gone, and gives back what they were given to write to, if its writes are over; `None` while they
+    /// may not be. Returns the reservations that settle with nobody waiting for them.
     pub fn end_when_over<C: Allocator + ?Sized>(
         &self,
         catalog: &C,
+        map: &SegmentMap,
         marks: &dyn Marks,
     ) -> Option<Vec<ReservationId>> {
-        let is_over = !marks.are_on_any(self.client) || planted!(EarlyExtents);
-        is_over.then(|| self.end(catalog))
+        if marks.are_on_any(self.client) && !planted!(EarlyExtents) {
+            return None;
+        }
+        let unawaited = self.abandon();
+        let segments = std::mem::take(&mut self.held.lock().adrift);
+        if !planted!(KeptPuts) {
+            unpin(catalog, map, &segments);
+        }
+        Some(unawaited)
     }
 
-    /// Ends all puts: what has not landed by now never does, and what it was given stays dead. Returns the reservations that settle
-    /// with nobody waiting for them.
-    pub fn end<C: Allocator + ?Sized>(&self, catalog: &C) -> Vec<ReservationId> {
-        let puts = {
-            let mut held = self.held.lock();
-            held.put_bytes = 0;
-            std::mem::take(&mut held.puts)
-        };
+    /// Ends the puts of a client that has gone, whose writes may not be over: what they were given to write to stays pinned for good.
+    /// Returns the reservations that settle with nobody waiting for them.
+    pub fn abandon(&self) -> Vec<ReservationId> {
+        let mut held = self.held.lock();
+        held.put_bytes = 0;
         let mut unawaited = Vec::new();
-        for put in puts.into_values() {
-            let Some(reservation) = put.reservation.filter(|_| !planted!(KeptPuts)) else {
-                continue;
-            };
-            if !put.committed {
-                catalog.commit(reservation, &vec![None; put.asks]);
-            }
-            let over: Vec<(usize, bool)> = put.unlanded.into_iter().map(|at| (at, false)).collect();
-            catalog.landed(reservation, &over);
-            if !put.awaited {
-                unawaited.push(reservation);
-            }
+        for put in std::mem::take(&mut held.puts).into_values() {
+            held.adrift.extend(put.unlanded.into_values());
+            unawaited.extend(put.reservation.filter(|_| !put.awaited));
         }
         unawaited
     }
+
+    /// What is pinned because a client's writes may go there: a segment for each page.
+    pub fn kept(&self) -> Vec<SegmentId> {
+        let held = self.held.lock();
+        let given_up = held.puts.values().filter(|put| put.given_up);
+        let unlanded = given_up.flat_map(|put| put.unlanded.values());
+        unlanded.chain(&held.adrift).copied().collect()
+    }
+}
+
+impl Put {
+    /// The core waits for something that the client has to say.
+    fn is_under_way(&self) -> bool {
+        let is_open = !self.committed || !self.unlanded.is_empty();
+        self.reservation.is_some() && is_open && !self.given_up
+    }
+
+    /// Pins what it was given to write to, so that the core can be told that nothing of it arrives any more. That is for the caller to
+    /// say, who holds the ledger's lock here.
+    fn give_up<C: Allocator + ?Sized>(&mut self, catalog: &C) -> Option<GivenUp> {
+        if !self.is_under_way() {
+            return None;
+        }
+        let unlanded: Vec<usize> = self.unlanded.keys().copied().collect();
+        if planted!(UnkeptExtents) {
+            self.unlanded.clear();
+        }
+        // They have pages under way until the core is told: none is given to anybody else before it is pinned.
+        let segments: Vec<SegmentId> = self.unlanded.values().copied().collect();
+        catalog.keep(&segments);
+        self.given_up = true;
+        Some(GivenUp {
+            reservation: self.reservation?,
+            asks: self.asks,
+            committed: std::mem::replace(&mut self.committed, true),
+            unlanded,
+        })
+    }
+}
+
+impl GivenUp {
+    fn tell<C: Allocator + ?Sized>(self, catalog: &C) {
+        if !self.committed {
+            catalog.commit(self.reservation, &vec![None; self.asks]);
+        }
+        let over: Vec<(usize, bool)> = self.unlanded.into_iter().map(|at| (at, false)).collect();
+        catalog.landed(self.reservation, &over);
+    }
+}
+
+fn unpin<C: Catalog + ?Sized>(catalog: &C, map: &SegmentMap, segments: &[SegmentId]) {
+    let heads: Vec<Extent> = segments.iter().map(|at| head_of(map, *at)).collect();
+    catalog.unpin(&heads);
 }
 
 /// What a number that the ledger did not give means to the core: nothing.
@@ -389,6 +515,13 @@ impl Held {
             return puts.find_map(|(known, put)| (low(*known) == low(number)).then_some(put));
         }
         self.puts.get_mut(&number)
+    }
+
+    /// A put of which something is heard.
+    fn stir(&mut self, number: u64) -> Option<&mut Put> {
+        let put = self.put(number)?;
+        put.looks = 0;
+        Some(put)
     }
 
     fn add(&mut self, put: Put) -> u64 {
@@ -423,7 +556,7 @@ mod tests {
 
     use super::*;
     use crate::Store;
-    use crate::api::{OpenOptions, PageStore, PutStatus};
+    use crate::api::{OpenOptions, PageStore, PutFailure, PutStatus};
     use crate::share::server::answer::settled;
     use crate::share::wire::Reply;
 
@@ -499,13 +632,67 @@ mod tests {
             reserve(&home, &ledger, 1).1,
             [Grant::Refused(Refusal::Busy)]
         );
-        assert_eq!(ledger.end_when_over(catalog, &marks), None);
+        assert_eq!(ledger.end_when_over(catalog, &home.map, &marks), None);
+        assert_eq!(ledger.kept().len(), 4);
 
         marks.0.set(false);
-        let ended = ledger.end_when_over(catalog, &marks).unwrap();
+        let ended = ledger.end_when_over(catalog, &home.map, &marks).unwrap();
+        assert!(ledger.kept().is_empty());
         let statuses = catalog.wait(ended[0]);
         assert!(statuses.iter().all(|status| !status.is_present()));
         assert_eq!(ledger.counts(), (0, 0));
+        home.store.close().unwrap();
+    }
+
+    #[test]
+    fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_are_over() {
+        let home = home();
+        let catalog = home.store.catalog();
+        let ledger = Ledger::new(ClientId(1), 2);
+        assert!(ledger.marked(&Marked(Cell::new(true))));
+        let (put, grants) = reserve(&home, &ledger, 2);
+        let Grant::Write(extent) = grants[0] else {
+            panic!("a new page is not granted")
+        };
+        let looks = |times| {
+            for _ in 0..times {
+                let look = ledger.look(catalog);
+                assert!(look.is_due && look.given_up.is_empty());
+            }
+        };
+        looks(LOOKS - 1);
+        // It is only slow.
+        let landed = ledger.landed(catalog, &home.map, put, &[(0, true)]);
+        let (reservation, pages) = landed.unwrap();
+        catalog.landed(reservation, &pages);
+        looks(LOOKS - 1);
+        assert!(ledger.kept().is_empty());
+
+        let look = ledger.look(catalog);
+        assert!(!look.is_due && look.given_up == [reservation]);
+        let statuses = catalog.wait(reservation);
+        assert_eq!(statuses, [PutStatus::Failed(PutFailure::Write); 2]);
+        assert_eq!(ledger.kept(), [extent.place.segment]);
+        // Whoever puts them now is given another place.
+        let again = catalog.reserve(home.namespace, &asks(1));
+        assert!(
+            matches!(again.1[0], Grant::Write(other) if other.place.segment != extent.place.segment)
+        );
+        catalog.commit(again.0, &[None]);
+        catalog.landed(again.0, &[(0, false)]);
+        catalog.wait(again.0);
+
+        assert!(ledger.commit(put).is_none());
+        for _ in 0..2 {
+            let landed = ledger.landed(catalog, &home.map, put, &[(0, true), (1, true)]);
+            assert!(landed.is_none());
+        }
+        assert!(ledger.kept().is_empty());
+        let awaited = ledger.wait(&[put]).unwrap();
+        assert_eq!(awaited[0].reservation, Some(reservation));
+        ledger.settled(put);
+        assert_eq!(ledger.counts(), (0, 0));
+        assert!(!ledger.leave(catalog, &home.map));
         home.store.close().unwrap();
     }
 
@@ -519,7 +706,9 @@ mod tests {
             reserve(&home, ledger, 1).0
         });
         assert!(present.commit(puts[0]).is_none());
-        assert!(present.landed(puts[0], &[(0, true)]).is_none());
+        let catalog = home.store.catalog();
+        let landed = present.landed(catalog, &home.map, puts[0], &[(0, true)]);
+        assert!(landed.is_none());
         assert!(present.wait(&puts).is_none());
         assert!(present.wait(&puts[1..]).is_some());
         assert!(present.commit(puts[1]).is_some());
@@ -603,10 +792,9 @@ mod tests {
         ledger.marked(&Marked(Cell::new(true)));
         let (put, _) = reserve(&home, &ledger, 2);
         assert!(ledger.commit(put).is_some() && ledger.commit(put).is_none());
-        let over = ledger.landed(put, &[(0, false), (7, true)]).unwrap().1;
-        assert_eq!(over, [(0, false)]);
-        let over = ledger.landed(put, &[(0, true), (1, false)]).unwrap().1;
-        assert_eq!(over, [(1, false)]);
+        let landed = |pages: &[_]| ledger.landed(catalog, &home.map, put, pages).unwrap().1;
+        assert_eq!(landed(&[(0, false), (7, true)]), [(0, false)]);
+        assert_eq!(landed(&[(0, true), (1, false)]), [(1, false)]);
         assert!(ledger.wait(&[put, put]).is_none());
         assert!(ledger.wait(&[put]).is_some() && ledger.wait(&[put]).is_none());
     }

@@ -1,0 +1,95 @@
+//! Looks after clients that are there and say nothing: stopped by a signal or a debugger, or being dumped, in the middle of a put.
+//!
+//! Such a put holds up those of everybody else: groups of descriptors complete in their order, syncs cover complete ones, and whoever
+//! puts the same page waits for it. So while puts of clients are under way somebody looks at them now and then, and gives up those of
+//! which nothing has been heard for the hang limit at least ([`Ledger::look`](super::ledger::Ledger::look)).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Shared;
+use super::ledger::LOOKS;
+
+/// Bounds on the time between two looks.
+const EVERY_MIN: Duration = Duration::from_millis(1);
+const EVERY_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// When to look.
+pub(super) struct Watch {
+    every: Duration,
+    /// Puts may be under way.
+    is_due: AtomicBool,
+    calling: Mutex<()>,
+    called: Condvar,
+}
+
+impl Watch {
+    pub(super) fn new(hang_limit: Duration) -> Watch {
+        Watch {
+            // Of the looks at a put the first may come right after it began.
+            every: (hang_limit / (LOOKS - 1)).clamp(EVERY_MIN, EVERY_MAX),
+            is_due: AtomicBool::new(false),
+            calling: Mutex::new(()),
+            called: Condvar::new(),
+        }
+    }
+
+    /// A put begins.
+    pub(super) fn call(&self) {
+        if !self.is_due.load(Ordering::SeqCst) {
+            self.is_due.store(true, Ordering::SeqCst);
+            self.wake();
+        }
+    }
+
+    /// Has it notice that the server is being stopped, too.
+    pub(super) fn wake(&self) {
+        let _guard = self.calling.lock();
+        self.called.notify_one();
+    }
+
+    fn wait_for_call(&self, stop: &AtomicBool) {
+        let mut guard = self.calling.lock();
+        while !self.is_due.load(Ordering::SeqCst) && !stop.load(Ordering::SeqCst) {
+            self.called.wait(&mut guard);
+        }
+    }
+}
+
+impl Shared {
+    /// Looks after clients until the server is stopped.
+    pub(super) fn watch(&self) {
+        loop {
+            self.watch.wait_for_call(&self.stop);
+            self.pause(self.watch.every);
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            // Before the look: a put that begins during it calls again.
+            self.watch.is_due.store(false, Ordering::SeqCst);
+            if self.look() {
+                self.watch.is_due.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Whether another look is due.
+    fn look(&self) -> bool {
+        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+        let mut is_due = false;
+        for session in sessions {
+            let look = session.ledger.look(self.store.catalog());
+            is_due |= look.is_due;
+            if !look.given_up.is_empty() {
+                tracing::warn!(
+                    client = session.id.0,
+                    puts = look.given_up.len(),
+                    "a client has stopped in the middle of puts: they are given up"
+                );
+            }
+        }
+        is_due
+    }
+}
