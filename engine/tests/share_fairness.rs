@@ -219,11 +219,11 @@ fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
         let outcome = hears.recv_timeout(Duration::from_secs(120));
         let puts_left = owner.report().unwrap().puts_in_flight;
         gate.open();
-        // What it did not get to write others have put since.
-        assert_eq!(put.join().unwrap(), vec![PutStatus::Duplicate; 4]);
-        others.join().unwrap();
         outcome.expect("the others are held up");
         assert_eq!(puts_left, 1);
+        others.join().unwrap();
+        // What it did not get to write others have put since.
+        assert_eq!(put.join().unwrap(), vec![PutStatus::Duplicate; 4]);
     });
     let pool = Pool::new(&owner, "m", &PARTS);
     for keys in &keys {

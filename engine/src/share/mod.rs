@@ -29,6 +29,8 @@
 //! - two owners of one store cannot be: an owner holds the volumes' locks from before it reads them until its last write is over;
 //! - what a client was given to write to is given to nobody else before that client's last write is over, whoever owns the
 //!   store meanwhile;
+//! - a client that dies or stops in the middle of a put holds up nobody for longer than the hang limit and half of it: its pages fail, and
+//!   the space that it may still write to is kept from the others, no more;
 //! - a client whose owner goes misses at once and refuses puts, until it has found or become another one; what was
 //!   acknowledged is there then.
 //!
