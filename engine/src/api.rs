@@ -178,7 +178,8 @@ pub enum Refusal {
 /// Why a page could not be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PutFailure {
-    /// The device failed the write, twice, in different segments.
+    /// The device failed the write, twice, in different segments; or another write did in the same segment, or a client of the store that
+    /// was given up.
     Write,
     /// The device failed the sync that this put waited for.
     Sync,
@@ -304,8 +305,7 @@ pub struct OpenOptions {
     pub degraded: bool,
     /// How long a lookup protects what it confirmed.
     pub lease: Duration,
-    /// A volume that answers nothing for this long counts as hung: its pages miss at once. A client of which nothing is heard for this
-    /// long in the middle of a put counts as stopped: the pages of that put fail.
+    /// A volume that answers nothing for this long counts as hung: its pages miss at once.
     pub hang_limit: Duration,
     /// Write the blocks of segments that were never used once, in the background: the first write into a preallocated file is slower than
     /// any later one. It takes a quarter of the device's time at most, until all are written.

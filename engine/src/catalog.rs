@@ -182,6 +182,10 @@ pub trait Putting {
     /// one that went well.
     fn landed(&mut self, reservations: &[Landed]);
 
+    /// Has whoever decides know that the put goes on, though nothing lands: it would be given up otherwise. To be called while it waits
+    /// for the device; most calls do nothing.
+    fn stay(&mut self);
+
     /// Waits until every page of these reservations is settled; one status an ask. Ends them. All of their pages have landed.
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>>;
 
@@ -251,6 +255,9 @@ impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
             self.allocator.landed(*reservation, pages);
         }
     }
+
+    /// This process decides.
+    fn stay(&mut self) {}
 
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
         let one = |reservation: &ReservationId| self.allocator.wait(*reservation);

@@ -42,8 +42,11 @@ impl AckLog {
     /// Opens a log for appending, made if there is none.
     ///
     /// # Errors
-    /// When the file cannot be opened or written.
+    /// When the file cannot be opened or written, or is something else than a log.
     pub fn open(path: &Path) -> Result<Self, Failure> {
+        if path.metadata().is_ok_and(|there| there.is_file()) {
+            History::read(path)?;
+        }
         let file = OpenOptions::new()
             .read(true)
             .append(true)
@@ -288,11 +291,16 @@ mod tests {
             &endless,
             &[b"put ".as_slice(), &endless].concat(),
         ] {
-            std::fs::write(log(&dir), [&good, garbage, &good].concat()).unwrap();
-            let error = History::read(&log(&dir)).err().unwrap();
-            assert_eq!(error.exit_code(), 2);
-            let place = format!("{}, line 3: ", log(&dir).display());
-            assert!(error.to_string().starts_with(&place), "{error}");
+            let all = [&good, garbage, &good].concat();
+            std::fs::write(log(&dir), &all).unwrap();
+            let read = History::read(&log(&dir)).err().unwrap();
+            let opened = AckLog::open(&log(&dir)).err().unwrap();
+            for error in [read, opened] {
+                assert_eq!(error.exit_code(), 2);
+                let place = format!("{}, line 3: ", log(&dir).display());
+                assert!(error.to_string().starts_with(&place), "{error}");
+            }
+            assert_eq!(std::fs::read(log(&dir)).unwrap(), all);
         }
     }
 

@@ -56,6 +56,7 @@ const UNKNOWN_NAMESPACE: Why = Why {
 };
 
 /// What to do about an archive that is not as it was written.
+const DRY_RUN_ADVICE: &str = "what comes before it is good and would be stored; export again, or bring a good copy of the file";
 const ARCHIVE_ADVICE: &str = "what came before it was good and is stored; export again, or bring a good copy of the file and import that: pages stored \
      already are passed over";
 
@@ -329,7 +330,11 @@ impl ImportReport {
         self.damage = Some(DamageRow {
             offset: fault.offset,
             reason: fault.reason.to_string(),
-            advice: ARCHIVE_ADVICE,
+            advice: if self.dry_run {
+                DRY_RUN_ADVICE
+            } else {
+                ARCHIVE_ADVICE
+            },
         });
     }
 }
@@ -402,8 +407,13 @@ fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<()
     if needed <= free {
         return Ok(());
     }
+    let which = if is_stdin(args) {
+        "pages (some may be in the store, which a pipe cannot tell)"
+    } else {
+        "pages that are not in the store"
+    };
     Err(Failure::environment(format!(
-        "{}: no room: the archive brings {} of pages that are not in the store, {} are free; enlarge the store with `larder create \
+        "{}: no room: the archive brings {} of {which}, {} are free; enlarge the store with `larder create \
          --grow`, or use --force to have the coldest pages dropped",
         args.path.display(),
         ByteSize(needed),

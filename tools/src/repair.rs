@@ -113,6 +113,25 @@ impl RepairReport {
     }
 
     pub fn lines(&self, lines: &mut Lines) {
+        if self.is_refused() {
+            lines.row("Repair", "not possible, nothing is changed");
+        } else {
+            self.deeds(lines);
+        }
+        findings::list(&self.remaining, lines);
+        for reason in &self.reasons {
+            lines.text(reason.as_str());
+        }
+    }
+
+    /// There are reasons against all that there was to do.
+    fn is_refused(&self) -> bool {
+        let pages = self.moved_pages + self.dropped_pages + self.unfinished_pages;
+        let things = self.superblocks + self.headers + self.emptied_segments + pages;
+        !self.reasons.is_empty() && things == 0 && self.given_up_volumes.is_empty()
+    }
+
+    fn deeds(&self, lines: &mut Lines) {
         let label = if self.dry_run {
             "Would repair"
         } else {
@@ -138,13 +157,10 @@ impl RepairReport {
         if !self.dry_run && !self.interrupted {
             let left = match self.remaining.len() as u64 {
                 0 if self.reasons.is_empty() => "sound".to_owned(),
+                0 => "not all was repaired".to_owned(),
                 left => count(left, "thing") + " damaged still",
             };
             lines.row("After repair", left);
-        }
-        findings::list(&self.remaining, lines);
-        for reason in &self.reasons {
-            lines.text(reason.as_str());
         }
     }
 }

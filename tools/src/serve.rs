@@ -24,7 +24,7 @@ const SLEEP: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct ServeArgs {
     /// The store
     path: PathBuf,
-    /// Let processes whose primary group is this (a number) attach too, besides the user that the store belongs to
+    /// Let members of this group (a number) attach too, besides the user that the store belongs to
     #[arg(long, value_name = "GID")]
     group: Option<u32>,
     #[command(flatten)]

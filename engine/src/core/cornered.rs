@@ -14,7 +14,8 @@
 //! page is given back as ever, and a segment whose pages find room is never given up.
 //!
 //! Leases do not count: what is leased was just looked up, so it is among the hottest. Pages that a reader holds keep their segment
-//! from being written again, not from being given up. Open segments take part when they are sealed. A suspect, which must be
+//! from being written again, not from being given up; and a free segment that comes only when somebody lets go of it (a reader, or a
+//! process that was stopped where it was to write) does not come by itself. Open segments take part when they are sealed. A suspect, which must be
 //! rewritten before anything is durable again, is given up itself: room won elsewhere would come too late, with the next good sync.
 
 use super::reclaim::Move;
@@ -44,7 +45,7 @@ impl Core {
         let live = self.space.segment(id).live;
         live > 0
             && self.space.free_segments() == 0
-            && (self.coming() == 0 || self.has_suspects())
+            && (self.coming() == self.held_by_readers() || self.has_suspects())
             && !self.space.copies_fit(self.blocks_to_copy(live))
     }
 

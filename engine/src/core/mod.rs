@@ -29,7 +29,7 @@
 //! - a page whose bytes failed after its descriptor was written is never vouched for: its group stays incomplete until a header
 //!   says so (`Segment::held`);
 //! - nothing in a segment is acknowledged before its first header is written: recovery finds it by that, or by its first block;
-//! - a segment is given back only after everything carried out of it is synced, and no reader is in it; it is written again only
+//! - a segment is given back only after everything carried out of it is synced, and nobody holds a pin of it; it is written again only
 //!   when the header that says so is durable: else a power loss leaves the old life with the new one's bytes;
 //! - a deletion is written again after a failed sync, from memory: its block may be what was lost.
 

@@ -475,18 +475,16 @@ impl Core {
             return;
         }
         let segment = self.space.segment_mut(id);
-        segment.poisoned = true;
+        let was_poisoned = std::mem::replace(&mut segment.poisoned, true);
         if matches!(segment.state, State::Open(_)) {
             self.space.close(id);
         }
-        let spoiled: Vec<Ticket> = self
-            .pending
-            .iter()
-            .filter(|(_, page)| page.place.segment == id)
-            .map(|(ticket, _)| ticket)
-            .collect();
-        for ticket in spoiled {
-            self.pending[ticket].spoiled = true;
+        // No page has been placed there since it was.
+        if !was_poisoned {
+            let there = |page: &&mut Pending| page.place.segment == id;
+            for page in self.pending.values_mut().filter(there) {
+                page.spoiled = true;
+            }
         }
         self.respool(id);
         self.drain(id);

@@ -8,8 +8,8 @@
 //!     first   full,       all landed, sealed   reclaim   all of it  a sync covers  free
 //!     page    or poisoned  and synced  header   picks it  carried    what was       header
 //!                                      written            out        carried out    written
-//!                                                                    and no reader  and
-//!                                                                    holds it       synced
+//!                                                                    and nobody     and
+//!                                                                    has it pinned  synced
 //! ```
 //!
 //! Invariants: data and descriptor blocks never meet (`data_end + blocks + credits <= segment_blocks`, where a credit is a

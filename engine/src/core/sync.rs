@@ -253,7 +253,8 @@ impl Core {
             .count()
     }
 
-    /// Emptied segments that only readers hold: a device that is silent may hold a reader for as long as it likes.
+    /// Emptied segments that only pins hold: a device that is silent may hold a reader for as long as it likes, and a process that is
+    /// stopped may hold what it was to write to.
     pub(super) fn held_by_readers(&self) -> usize {
         self.space
             .iter()

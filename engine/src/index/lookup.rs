@@ -149,7 +149,7 @@ impl Index {
         left
     }
 
-    /// Pins on a segment now. Once no entry points there, it can only fall.
+    /// Pins on a segment now. Once no entry points there, and no page is on its way there, it can only fall.
     pub fn pins(&self, segment: SegmentId) -> u32 {
         self.pins[segment.0 as usize].load(Ordering::Acquire) & !AWAITED
     }

@@ -10,8 +10,9 @@
 //!
 //! - A page is found from the moment `publish` returns until it leaves, and always at a place that
 //!   was published or relocated for that very name.
-//! - A pin is taken in the same hold of the lock in which the entry points at the segment. So once
-//!   no entry points at a segment and its pins are at 0, nobody reads it or ever will.
+//! - A pin is taken in the same hold of the lock in which the entry points at the segment, or while
+//!   pages are on their way there. So once no entry points at a segment, none is on its way and its
+//!   pins are at 0, nobody uses it or ever will.
 //! - Eviction takes leaves only (a page goes after all its descendants), the least recently used
 //!   first, and none that is under lease.
 //! - A lookup waits for at most one step of a writer: a batch of 256 changes and one shard of the

@@ -29,8 +29,9 @@
 //! - two owners of one store cannot be: an owner holds the volumes' locks from before it reads them until its last write is over;
 //! - what a client was given to write to is given to nobody else before that client's last write is over, whoever owns the
 //!   store meanwhile;
-//! - a client that dies or stops in the middle of a put holds up nobody for longer than the hang limit and half of it: its pages fail, and
-//!   the space that it may still write to is kept from the others, no more;
+//! - a client that dies, or stops in the middle of a put, does not hold up others' writes for longer than seconds: its pages fail, and the
+//!   segments that it may still write to are kept from everybody until it has gone or goes on. But nobody can become the owner of a
+//!   store while a client of the last one is stopped: what it was given is not known to anybody else;
 //! - a client whose owner goes misses at once and refuses puts, until it has found or become another one; what was
 //!   acknowledged is there then.
 //!
@@ -99,7 +100,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(20);
 pub struct AttachOptions {
     /// How this process opens it, as owner or as client. `read_only` is refused: a reader needs no owner.
     pub open: OpenOptions,
-    /// The primary group of processes that may be clients, besides those of the user who owns the store's first volume.
+    /// A group whose members' processes may be clients, besides those of the user who owns the store's first volume.
     pub group: Option<u32>,
 }
 

@@ -8,11 +8,12 @@
 //!   given back at once (what it still reads goes into its own memory, or fails its checksum) and its puts are given up; what they
 //!   were to write to, and the slots of the staging area that it reads into, are given back when its mark on every volume has gone
 //!   ([`guard`]), for until then the kernel may be carrying out what it submitted;
-//! - a client that is there and says nothing more holds up nobody: its puts are given up in the same way (`watch`);
 //! - so it has when any of its connections fails: what it said there and nobody read is lost;
+//! - the puts of a client that is there and says nothing more are given up in the same way (`watch`);
 //! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
 //! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, puts, half of the staging
-//!   area, and page data under way for its share of the write budget, which is as large as everybody else's;
+//!   area, and page data under way for its share of the write budget, which is as large as everybody else's. What it may still be writing to
+//!   after its put was given up counts no more: whole segments, which stay unused until it has gone;
 //! - no client keeps the core from the others for longer than a bounded number of pages takes: long lists are taken in pieces. Reads
 //!   and writes of page data are each process's own, and at most its ring's depth of them are with the device at once.
 //!
@@ -150,7 +151,7 @@ impl Server {
             sessions: Mutex::default(),
             threads: Mutex::default(),
             reads: Reads::new(options.shared_reads, options.staging_bytes),
-            watch: Watch::new(options.hang_limit),
+            watch: Watch::default(),
             next_client: AtomicU32::new(fresh_number()),
             lingering: AtomicU32::new(0),
             abandoned: AtomicBool::new(false),
@@ -198,8 +199,12 @@ impl Server {
         for thread in threads {
             let _ = thread.join();
         }
-        for session in self.shared.sessions.lock().values() {
+        let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        for session in sessions {
             session.hang_up();
+            // Now, and not when its first connection ends: that one may wait for what only this brings.
+            let catalog = self.shared.store.catalog();
+            session.ledger.leave(catalog, &self.shared.map);
         }
         loop {
             let threads = std::mem::take(&mut *self.shared.threads.lock());
@@ -312,8 +317,9 @@ impl Shared {
         let Ok(peer) = rustix::net::sockopt::socket_peercred(stream) else {
             return false;
         };
-        let (uid, gid) = (peer.uid.as_raw(), peer.gid.as_raw());
-        uid == 0 || uid == self.uid || self.gid == Some(gid)
+        let uid = peer.uid.as_raw();
+        let is_let_in = |gid| socket::is_member(stream, gid);
+        uid == 0 || uid == self.uid || self.gid.is_some_and(is_let_in)
     }
 
     /// Serves one connection to its end.
@@ -435,9 +441,9 @@ impl Shared {
     fn leave(self: &Arc<Shared>, session: &Arc<Session>) {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
-        let has_writes = session.ledger.leave(self.store.catalog(), &self.map);
+        let left = session.ledger.leave(self.store.catalog(), &self.map);
         let has_fills = self.leave_slots(session);
-        if has_writes || has_fills {
+        if left.is_due || has_fills {
             let (shared, session) = (self.clone(), session.clone());
             self.lingering.fetch_add(1, Ordering::Relaxed);
             self.spawn("larder-linger", move || {
@@ -484,10 +490,12 @@ impl Shared {
             marks: &self.probes,
             share_bytes: self.share_bytes(),
         };
-        if matches!(request, Request::Reserve { .. }) {
+        let begins = matches!(request, Request::Reserve { .. });
+        let answer = desk.answer(&session.ledger, request);
+        if begins {
             self.watch.call();
         }
-        match desk.answer(&session.ledger, request) {
+        match answer {
             Answer::Reply(reply) => Some(reply),
             Answer::Nothing => None,
             Answer::Later(later) => Some(self.answer_later(session, later)),

@@ -114,7 +114,7 @@ pub enum Request<'a> {
         #[serde(deserialize_with = "few")]
         checksums: Vec<Option<u64>>,
     },
-    /// Told.
+    /// Told. Of no pages: the put goes on, and is not to be given up.
     Landed {
         reservation: u64,
         #[serde(deserialize_with = "few")]

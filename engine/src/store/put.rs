@@ -41,8 +41,8 @@ const AHEAD_BYTES: usize = 2 << 20;
 /// Longest wait for room: a moment much further off could not be named.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long one wait for answers lasts before it is begun again.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one wait for answers lasts before it is begun again: meanwhile nobody hears of the put.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(super) fn put<C: Catalog + ?Sized>(
     catalog: &C,
@@ -239,8 +239,7 @@ impl Call<'_> {
     /// Waits for what is in flight, and for what becomes of it.
     fn finish(&mut self) {
         while self.windows.left > 0 {
-            let landed = self.windows.wait();
-            self.land(landed);
+            self.wait();
         }
         let (reservations, members): (Vec<_>, Vec<_>) = self.landed.drain(..).unzip();
         if reservations.is_empty() {
@@ -251,6 +250,13 @@ impl Call<'_> {
                 self.statuses[index] = status;
             }
         }
+    }
+
+    /// Waits for the device, and tells of what has landed.
+    fn wait(&mut self) {
+        let landed = self.windows.wait();
+        self.land(landed);
+        self.putting.stay();
     }
 
     /// Starts to write the pages at these positions, window after window, up to the first that is not admitted. What is left, and why.
@@ -265,9 +271,9 @@ impl Call<'_> {
             let count = (window_bytes / page_bytes).max(1).min(rest.len());
             while self.windows.left > 0 && self.windows.bytes + count * page_bytes > IN_FLIGHT_BYTES
             {
-                let landed = self.windows.wait();
-                self.land(landed);
+                self.wait();
             }
+            self.putting.stay();
             let (admitted, refusal) = self.launch(&rest[..count]);
             rest = &rest[admitted..];
             if refusal.is_some() {
@@ -488,6 +494,8 @@ mod tests {
     }
 
     impl Putting for Tight<'_> {
+        fn stay(&mut self) {}
+
         fn reserve(
             &mut self,
             asks: &[Ask],
@@ -581,7 +589,10 @@ mod tests {
             let mut expected = vec![PutStatus::Stored; admitted];
             expected.resize(32, PutStatus::Refused(Refusal::Busy));
             assert_eq!(statuses(admitted, Duration::ZERO), expected);
-            assert_eq!(statuses(admitted, PATIENCE), [PutStatus::Stored; 32]);
+            assert_eq!(
+                statuses(admitted, Duration::from_secs(60)),
+                [PutStatus::Stored; 32]
+            );
         }
     }
 }

@@ -48,8 +48,10 @@ pub struct Office {
 impl Office {
     /// To the core the pages of these puts have failed.
     fn give_up(&self, world: &mut World, live: &mut Live, puts: &[ReservationId]) {
-        live.failures += 1;
-        world.gave_up = true;
+        if !puts.is_empty() {
+            live.failures += 1;
+            world.gave_up = true;
+        }
         for (_, put) in puts.iter().filter_map(|put| self.puts.get(put)) {
             for version in put.versions.iter().flatten() {
                 world.oracle.version_mut(*version).refused = true;
@@ -292,16 +294,11 @@ impl Company {
         let session = office.sessions.get_mut(&client).expect("a session");
         session.stop_all_reading(live);
         session.owed.clear();
-        let has_writes = session.ledger.leave(&Seat::new(world, live), &map);
-        if has_writes {
+        let left = session.ledger.leave(&Seat::new(world, live), &map);
+        if left.is_due {
             office.lingering.push(client);
         }
-        let of_client = office
-            .puts
-            .iter()
-            .filter(|(_, (whose, _))| *whose == client);
-        let puts: Vec<ReservationId> = of_client.map(|(put, _)| *put).collect();
-        office.give_up(world, live, &puts);
+        office.give_up(world, live, &left.given_up);
     }
 
     /// The owner looks whether some client goes on with its puts.

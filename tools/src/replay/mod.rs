@@ -54,7 +54,7 @@ pub struct ReplayArgs {
     #[arg(long)]
     capacity: ByteSize,
     /// Size of a page
-    #[arg(long, required_unless_present = "l1", conflicts_with = "l1")]
+    #[arg(long, required_unless_present = "l1", conflicts_with = "TiersArgs")]
     page_bytes: Option<ByteSize>,
     /// Size of a segment of a store that is created [default: by its size]
     #[arg(long)]

@@ -12,6 +12,9 @@ use crate::catalog::{Ask, Grant, Landed, Putting, ReservationId};
 use crate::share::keys::blob;
 use crate::share::wire::{KEYS_MAX, PlaceGrant, Reply, Request, arrives, send};
 
+/// How often a put says that it goes on, while it says nothing else.
+const STAY_EVERY: Duration = Duration::from_secs(1);
+
 /// Longest single wait for room.
 const ROOM_SLICE: Duration = Duration::from_millis(500);
 
@@ -29,6 +32,8 @@ pub(super) struct RemotePut<'a> {
     granted: HashMap<ReservationId, usize>,
     /// Reservations whose writes are not over.
     unlanded: usize,
+    /// When it last said that it goes on.
+    stayed: Instant,
 }
 
 impl<'a> RemotePut<'a> {
@@ -41,6 +46,7 @@ impl<'a> RemotePut<'a> {
             unanswered: false,
             granted: HashMap::new(),
             unlanded: 0,
+            stayed: Instant::now(),
         }
     }
 
@@ -179,6 +185,21 @@ impl Putting for RemotePut<'_> {
         }
     }
 
+    fn stay(&mut self) {
+        if self.stayed.elapsed() < STAY_EVERY {
+            return;
+        }
+        self.stayed = Instant::now();
+        let granted: Vec<ReservationId> = self.granted.keys().copied().collect();
+        for reservation in granted {
+            self.note(&Request::Landed {
+                reservation: reservation.0,
+                pages: Vec::new(),
+            });
+        }
+        self.say();
+    }
+
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
         let mut waited = Vec::with_capacity(reservations.len());
         let granted = reservations.iter().map(|put| self.granted.remove(put));
@@ -264,7 +285,11 @@ mod tests {
 
     /// Answers on one connection the way an owner does that has no room: a greeting, then, once it may hear more, reservations. To
     /// anything else it says nothing.
-    fn answer(mut stream: &UnixStream, may_hear: &Mutex<mpsc::Receiver<()>>) {
+    fn answer(
+        mut stream: &UnixStream,
+        may_hear: &Mutex<mpsc::Receiver<()>>,
+        stays: &mpsc::Sender<u64>,
+    ) {
         let (mut heard, mut said) = (Vec::new(), Vec::new());
         while receive(&mut stream, &mut heard).is_ok_and(|more| more) {
             let request = parse(&heard).unwrap();
@@ -283,6 +308,10 @@ mod tests {
                     reservation: 0,
                     grants: vec![PlaceGrant::Refused(Refusal::NoSpace); links.len()],
                 },
+                Request::Landed { reservation, pages } if pages.is_empty() => {
+                    stays.send(reservation).unwrap();
+                    continue;
+                }
                 _ => continue,
             };
             send(&mut stream, &mut said, &reply).unwrap();
@@ -300,6 +329,8 @@ mod tests {
         remote: Remote,
         /// Has it hear what comes on one connection.
         may_hear: mpsc::Sender<()>,
+        /// Reservations that are said to go on.
+        stays: mpsc::Receiver<u64>,
     }
 
     impl Scene {
@@ -308,12 +339,14 @@ mod tests {
             let path = directory.path().join("store");
             let listener = Arc::new(UnixListener::bind(socket_path(&path)).unwrap());
             let (may_hear, hears) = mpsc::channel();
+            let (stay, stays) = mpsc::channel();
             std::thread::spawn({
                 let (listener, hears) = (listener.clone(), Arc::new(Mutex::new(hears)));
                 move || {
                     for stream in listener.incoming().take(connections) {
                         let (stream, hears) = (stream.unwrap(), hears.clone());
-                        std::thread::spawn(move || answer(&stream, &hears));
+                        let stay = stay.clone();
+                        std::thread::spawn(move || answer(&stream, &hears, &stay));
                     }
                 }
             });
@@ -322,6 +355,7 @@ mod tests {
                 _directory: directory,
                 _listener: listener,
                 may_hear,
+                stays,
             }
         }
 
@@ -357,6 +391,23 @@ mod tests {
         });
         assert_eq!(grants, [Grant::Refused(Refusal::NoSpace)]);
         assert_eq!(steps, 3);
+    }
+
+    #[test]
+    fn a_put_that_waits_for_its_device_says_so() {
+        let scene = Scene::new(2);
+        let (mut put, reservation) = scene.refused();
+        // The first comes too soon.
+        for _ in 0..2 {
+            put.stay();
+            put.stayed -= STAY_EVERY;
+        }
+        put.stay();
+        drop(put);
+        for _ in 0..2 {
+            let said = scene.stays.recv_timeout(Duration::from_secs(60));
+            assert_eq!(said, Ok(reservation.0));
+        }
     }
 
     #[test]

@@ -94,12 +94,12 @@ struct GivenUp {
     unlanded: Vec<usize>,
 }
 
-/// What a look at a client's puts shows.
+/// What became of a client's puts.
 #[derive(Debug)]
 pub struct Look {
-    /// The puts that were given up: nothing was heard of them.
+    /// Those that were given up now.
     pub given_up: Vec<ReservationId>,
-    /// Some are under way still: another look is due.
+    /// Something is left to look after.
     pub is_due: bool,
 }
 
@@ -368,29 +368,21 @@ impl Ledger {
             }
         }
         drop(held);
-        let reservations = given_up.iter().map(|put| put.reservation).collect();
-        given_up.into_iter().for_each(|put| put.tell(catalog));
-        Look {
-            given_up: reservations,
-            is_due,
-        }
+        Look::after(catalog, given_up, is_due)
     }
 
     /// The client has gone: gives back its pins (what it still reads goes into its own memory), gives up its puts and grants it nothing
-    /// more. Whether anything is left that must stay its own until its writes are over.
-    pub fn leave<C: Allocator + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> bool {
+    /// more. What is left then stays its own until its writes are over.
+    pub fn leave<C: Allocator + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> Look {
         let mut held = self.held.lock();
         held.gone = true;
         held.pinned = 0;
         let pins = std::mem::take(&mut held.pins);
-        let given_up = held
-            .puts
-            .values_mut()
-            .filter_map(|put| put.give_up(catalog));
-        let given_up: Vec<GivenUp> = given_up.collect();
-        let is_left = !held.puts.is_empty() || !held.adrift.is_empty();
+        let puts = held.puts.values_mut();
+        let given_up = puts.filter_map(|put| put.give_up(catalog)).collect();
+        let is_due = !held.puts.is_empty() || !held.adrift.is_empty();
         drop(held);
-        given_up.into_iter().for_each(|put| put.tell(catalog));
+        let look = Look::after(catalog, given_up, is_due);
         for (segment, count) in pins {
             for _ in 0..count {
                 if !planted!(KeptPins) {
@@ -398,7 +390,7 @@ impl Ledger {
                 }
             }
         }
-        is_left
+        look
     }
 
     /// Ends the puts of a client that has gone, and gives back what they were given to write to, if its writes are over; `None` while they
@@ -472,7 +464,19 @@ impl Put {
     }
 }
 
+impl Look {
+    fn after<C: Allocator + ?Sized>(catalog: &C, given_up: Vec<GivenUp>, is_due: bool) -> Look {
+        let reservations = given_up.iter().map(|put| put.reservation).collect();
+        given_up.into_iter().for_each(|put| put.tell(catalog));
+        Look {
+            given_up: reservations,
+            is_due,
+        }
+    }
+}
+
 impl GivenUp {
+    /// Has the core take its pages for failed.
     fn tell<C: Allocator + ?Sized>(self, catalog: &C) {
         if !self.committed {
             catalog.commit(self.reservation, &vec![None; self.asks]);
@@ -626,7 +630,7 @@ mod tests {
         assert!(ledger.marked(&marks));
         let (_, grants) = reserve(&home, &ledger, 4);
         assert!(grants.iter().all(|grant| matches!(grant, Grant::Write(_))));
-        assert!(ledger.leave(catalog, &home.map));
+        assert!(ledger.leave(catalog, &home.map).is_due);
         assert!(ledger.is_gone());
         assert_eq!(
             reserve(&home, &ledger, 1).1,
@@ -692,7 +696,7 @@ mod tests {
         assert_eq!(awaited[0].reservation, Some(reservation));
         ledger.settled(put);
         assert_eq!(ledger.counts(), (0, 0));
-        assert!(!ledger.leave(catalog, &home.map));
+        assert!(!ledger.leave(catalog, &home.map).is_due);
         home.store.close().unwrap();
     }
 

@@ -1,9 +1,9 @@
 //! The socket file beside a store.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 /// Where the catalog of the store at `path` is served: beside the file or device, whatever links lead to it.
@@ -41,6 +41,42 @@ pub(super) fn listen(socket: &Path, group: Option<u32>) -> io::Result<UnixListen
     Ok(UnixListener::from(fd))
 }
 
+/// Whether whoever connected is a member of a group, or was when it did.
+pub(super) fn is_member(peer: &UnixStream, gid: u32) -> bool {
+    let primary = rustix::net::sockopt::socket_peercred(peer).map(|peer| peer.gid.as_raw());
+    primary.is_ok_and(|primary| primary == gid)
+        || further_groups(peer).is_ok_and(|groups| groups.contains(&gid))
+}
+
+/// The groups of whoever connected besides its primary one (`SO_PEERGROUPS`, Linux 4.13, net/core/sock.c).
+fn further_groups(peer: &UnixStream) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 32];
+    loop {
+        let room = size_of_val(groups.as_slice());
+        let mut bytes = libc::socklen_t::try_from(room).map_err(io::Error::other)?;
+        // SAFETY: the kernel writes `bytes` bytes to `groups` at most, which has as many, and how many there are to `bytes`.
+        let outcome = unsafe {
+            libc::getsockopt(
+                peer.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut bytes,
+            )
+        };
+        let count = bytes as usize / size_of::<libc::gid_t>();
+        if outcome == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}
+
 /// A stream socket that leads nowhere yet.
 pub(in crate::share) fn unix_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(
@@ -68,7 +104,26 @@ pub(in crate::share) fn short_path(socket: &Path) -> io::Result<(Option<OwnedFd>
         rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
     )?;
-    let number = std::os::fd::AsRawFd::as_raw_fd(&handle);
+    let number = handle.as_raw_fd();
     let path = PathBuf::from(format!("/proc/self/fd/{number}")).join(name);
     Ok((Some(handle), path))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn whoever_connects_is_a_member_of_its_own_groups_and_of_no_other() {
+        let (peer, _other) = UnixStream::pair().unwrap();
+        let primary = rustix::process::getgid().as_raw();
+        let further = rustix::process::getgroups().unwrap();
+        let further: Vec<u32> = further.iter().map(|gid| gid.as_raw()).collect();
+        assert_eq!(further_groups(&peer).unwrap(), further);
+        assert!(is_member(&peer, primary));
+        assert!(further.iter().all(|gid| is_member(&peer, *gid)));
+        assert!(!is_member(&peer, u32::MAX - 1));
+    }
 }

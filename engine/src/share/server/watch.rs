@@ -2,7 +2,8 @@
 //!
 //! Such a put holds up those of everybody else: groups of descriptors complete in their order, syncs cover complete ones, and whoever
 //! puts the same page waits for it. So while puts of clients are under way somebody looks at them now and then, and gives up those of
-//! which nothing has been heard for the hang limit at least ([`Ledger::look`](super::ledger::Ledger::look)).
+//! which nothing has been heard for [`SILENCE`] at least ([`Ledger::look`](super::ledger::Ledger::look)). However long a device
+//! takes, a client that waits for it says so ([`Putting::stay`](crate::catalog::Putting::stay)).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,13 +13,15 @@ use parking_lot::{Condvar, Mutex};
 use super::Shared;
 use super::ledger::LOOKS;
 
-/// Bounds on the time between two looks.
-const EVERY_MIN: Duration = Duration::from_millis(1);
-const EVERY_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long a client may say nothing of a put: several times as long as one that is only slow.
+const SILENCE: Duration = Duration::from_secs(4);
+
+/// Between two looks: the first may come right after a put began.
+const EVERY: Duration = Duration::from_millis(SILENCE.as_millis() as u64 / (LOOKS - 1) as u64);
 
 /// When to look.
+#[derive(Default)]
 pub(super) struct Watch {
-    every: Duration,
     /// Puts may be under way.
     is_due: AtomicBool,
     calling: Mutex<()>,
@@ -26,17 +29,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(hang_limit: Duration) -> Watch {
-        Watch {
-            // Of the looks at a put the first may come right after it began.
-            every: (hang_limit / (LOOKS - 1)).clamp(EVERY_MIN, EVERY_MAX),
-            is_due: AtomicBool::new(false),
-            calling: Mutex::new(()),
-            called: Condvar::new(),
-        }
-    }
-
-    /// A put begins.
+    /// A put has begun: its client's ledger has it.
     pub(super) fn call(&self) {
         if !self.is_due.load(Ordering::SeqCst) {
             self.is_due.store(true, Ordering::SeqCst);
@@ -63,7 +56,7 @@ impl Shared {
     pub(super) fn watch(&self) {
         loop {
             self.watch.wait_for_call(&self.stop);
-            self.pause(self.watch.every);
+            self.pause(EVERY);
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
