@@ -421,7 +421,8 @@ impl Pair {
         for (page, outcome) in batch.iter().zip(published) {
             assert_eq!(outcome, self.model.publish(page, stamp, &mut later));
         }
-        for (child, parent) in later {
+        // From the tail: which of the links that would close a circle together is not made.
+        for (child, parent) in later.into_iter().rev() {
             self.model.adopt(child, parent);
         }
     }
@@ -589,5 +590,27 @@ fn a_call_older_than_every_page_shares_its_stamp_with_no_later_one() {
             pair.step(op);
             pair.compare();
         }
+    }
+}
+
+/// Such as no keys of chains can make, which are hashes of their parents'.
+#[test]
+fn of_links_that_would_close_a_circle_together_the_last_is_made_first() {
+    let mut pair = Pair::new(0);
+    let run = |chain, depths: &[u32]| {
+        let names = depths.iter().map(|depth| ((0, chain, *depth), 0));
+        Op::Publish(names.collect())
+    };
+    let ops = [
+        run(0, &[1, 3]),
+        Op::Adopt((0, 0, 1), (0, 0, 3)),
+        run(0, &[0, 1, 2]),
+        run(1, &[0, 1, 2, 3]),
+        Op::Remove((0, 0, 2)),
+        run(0, &[0, 1, 2, 3]),
+    ];
+    for op in &ops {
+        pair.step(op);
+        pair.compare();
     }
 }
