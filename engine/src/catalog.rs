@@ -182,8 +182,8 @@ pub trait Putting {
     /// one that went well.
     fn landed(&mut self, reservations: &[Landed]);
 
-    /// Has whoever decides know that the put goes on, though nothing lands: it would be given up otherwise. To be called while it waits
-    /// for the device; most calls do nothing.
+    /// Has whoever decides know what was said so far, and that the put goes on though nothing lands: it would be given up otherwise. To be
+    /// called before each wait for the device.
     fn stay(&mut self);
 
     /// Waits until every page of these reservations is settled; one status an ask. Ends them. All of their pages have landed.

@@ -254,9 +254,9 @@ impl Call<'_> {
 
     /// Waits for the device, and tells of what has landed.
     fn wait(&mut self) {
+        self.putting.stay();
         let landed = self.windows.wait();
         self.land(landed);
-        self.putting.stay();
     }
 
     /// Starts to write the pages at these positions, window after window, up to the first that is not admitted. What is left, and why.
@@ -273,7 +273,6 @@ impl Call<'_> {
             {
                 self.wait();
             }
-            self.putting.stay();
             let (admitted, refusal) = self.launch(&rest[..count]);
             rest = &rest[admitted..];
             if refusal.is_some() {

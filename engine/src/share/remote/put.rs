@@ -85,8 +85,24 @@ impl<'a> RemotePut<'a> {
         }
     }
 
+    /// Has it said now and then that what is granted is still being written.
+    fn go_on(&mut self) {
+        if self.stayed.elapsed() < STAY_EVERY {
+            return;
+        }
+        self.stayed = Instant::now();
+        let granted: Vec<ReservationId> = self.granted.keys().copied().collect();
+        for reservation in granted {
+            self.note(&Request::Landed {
+                reservation: reservation.0,
+                pages: Vec::new(),
+            });
+        }
+    }
+
     /// Asks for a reservation.
     pub(super) fn ask(&mut self, asks: &[Ask]) {
+        self.go_on();
         let keys: Vec<_> = asks.iter().map(|ask| ask.key).collect();
         self.note(&Request::Reserve {
             namespace: self.namespace.0,
@@ -159,11 +175,11 @@ impl Putting for RemotePut<'_> {
 
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
         if self.granted.contains_key(&reservation) {
+            // Said with the next ask, or before the device is waited for.
             self.note(&Request::Commit {
                 reservation: reservation.0,
                 checksums: checksums.to_vec(),
             });
-            self.say();
         }
     }
 
@@ -186,18 +202,10 @@ impl Putting for RemotePut<'_> {
     }
 
     fn stay(&mut self) {
-        if self.stayed.elapsed() < STAY_EVERY {
-            return;
+        self.go_on();
+        if !self.unsaid.is_empty() {
+            self.say();
         }
-        self.stayed = Instant::now();
-        let granted: Vec<ReservationId> = self.granted.keys().copied().collect();
-        for reservation in granted {
-            self.note(&Request::Landed {
-                reservation: reservation.0,
-                pages: Vec::new(),
-            });
-        }
-        self.say();
     }
 
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
