@@ -78,6 +78,9 @@ struct Life<'a> {
     victims: Vec<SegmentId>,
     /// Those whose pages were evicted for want of room.
     given_up: usize,
+    /// So many of the next ones stay pinned.
+    to_keep: usize,
+    kept: usize,
 }
 
 impl<'a> Life<'a> {
@@ -104,6 +107,8 @@ impl<'a> Life<'a> {
             now_ms: 0,
             victims: Vec::new(),
             given_up: 0,
+            to_keep: 0,
+            kept: 0,
         }
     }
 
@@ -197,8 +202,16 @@ impl<'a> Life<'a> {
             return Ok(());
         };
         if victim.is_given_up {
-            self.check_is_coldest(&victim);
+            // Open segments take part when they are sealed: with fewer others the coldest may lie in one.
+            if self.kept == 0 {
+                self.check_is_coldest(&victim);
+            }
             self.given_up += 1;
+        }
+        if let Some(left) = self.to_keep.checked_sub(1) {
+            self.index.keep(&[victim.segment]);
+            self.to_keep = left;
+            self.kept += 1;
         }
         self.victims.push(victim.segment);
         let blocks = self.blocks_of(&victim);
@@ -368,5 +381,23 @@ fn what_is_warm_is_copied_also_past_half_a_segment() {
     assert!(kept.len() * PAGES * PAGE_BLOCKS as usize > SEGMENT_BLOCKS as usize / 2);
     for keys in kept {
         assert!(life.holds(&keys) && segment_of(&life, &keys) != Some(last));
+    }
+}
+
+/// A process that was to write there has been stopped, say: they do not come back, and puts must go on.
+#[test]
+fn emptied_segments_that_stay_pinned_leave_no_store_without_room() {
+    for kept in 1..5 {
+        let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+        let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+        assert!(life.start().is_ok());
+        for seed in 0..400 {
+            if seed == 200 {
+                life.to_keep = kept;
+            }
+            assert!(life.put(&chain(seed, PAGES)).is_ok());
+        }
+        assert_eq!(life.kept, kept);
+        assert!(life.holds(&chain(399, PAGES)));
     }
 }

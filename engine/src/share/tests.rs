@@ -1,8 +1,10 @@
 //! Clients that do not do what they should with the staging area, and what that does to others: nothing.
 #![allow(clippy::unwrap_used)]
 
+use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -11,6 +13,7 @@ use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenU
 use super::area::{Look, SlotId};
 use super::remote::Remote;
 use super::staging::Slot;
+use super::wire::{MAGIC, Reply, Request, VERSION, parse, receive, send};
 use super::{SharedStore, guard, socket_path};
 use crate::catalog::Catalog;
 use crate::store::staged::Stage;
@@ -198,7 +201,7 @@ fn who_waits_for_a_client_that_dies_gets_the_pages_all_the_same() {
 #[test]
 fn a_dead_clients_slots_are_not_used_again_while_its_mark_is_there() {
     let scene = Scene::new();
-    let volume: OwnedFd = std::fs::File::options()
+    let volume: OwnedFd = File::options()
         .read(true)
         .write(true)
         .open(scene.directory.path().join("store"))
@@ -292,12 +295,53 @@ fn what_a_client_gives_back_that_it_does_not_have_changes_nothing() {
 fn whoever_connects_and_says_nothing_does_not_hold_up_a_close() {
     let (_directory, path) = created();
     let owner = Store::attach(&path, AttachOptions::default()).unwrap();
-    let silent = std::os::unix::net::UnixStream::connect(socket_path(&path)).unwrap();
+    let silent = UnixStream::connect(socket_path(&path)).unwrap();
     let (closed, outcome) = std::sync::mpsc::channel();
     std::thread::spawn(move || closed.send(owner.close().is_ok()));
     let patience = Duration::from_secs(30);
     assert_eq!(outcome.recv_timeout(patience), Ok(true));
     drop(silent);
+}
+
+#[test]
+fn a_client_that_waits_for_what_it_never_carries_out_does_not_hold_up_a_close() {
+    let (_directory, path) = created();
+    let owner = Store::attach(&path, AttachOptions::default()).unwrap();
+    let id = owner.namespace(&namespace(4096)).unwrap();
+    let mut first = UnixStream::connect(socket_path(&path)).unwrap();
+    let mut buffer = Vec::new();
+    let mut ask = |request: &Request<'_>| {
+        send(&mut first, &mut buffer, request).unwrap();
+        buffer.clear();
+        assert!(receive(&mut first, &mut buffer).unwrap());
+        parse::<Reply>(&buffer).unwrap()
+    };
+    let hello = Request::Hello {
+        magic: MAGIC,
+        version: VERSION,
+    };
+    let Reply::Welcome(welcome) = ask(&hello) else {
+        panic!("no welcome");
+    };
+    let volume = OwnedFd::from(File::options().write(true).open(&path).unwrap());
+    guard::mark(&volume, welcome.client.0).unwrap();
+    assert!(matches!(ask(&Request::Marked), Reply::Done));
+    let reserve = Request::Reserve {
+        namespace: id.0,
+        keys: &[1; 32],
+        links: vec![(None, 0)],
+    };
+    let Reply::Reserved { reservation, .. } = ask(&reserve) else {
+        panic!("no reservation");
+    };
+    let wait = Request::Wait {
+        reservations: vec![reservation],
+    };
+    send(&mut first, &mut buffer, &wait).unwrap();
+    let (closed, outcome) = std::sync::mpsc::channel();
+    std::thread::spawn(move || closed.send(owner.close().is_err()));
+    // Its marks are there: what it was given is given to nobody.
+    assert_eq!(outcome.recv_timeout(Duration::from_secs(30)), Ok(true));
 }
 
 #[test]

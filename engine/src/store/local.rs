@@ -474,15 +474,15 @@ impl Allocator for Local {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::collections::BTreeMap;
     use std::sync::mpsc;
 
-    use larder_format::{NamespaceFields, PageShape, Rank, Run, Serial, StoreId};
+    use larder_format::{Run, Serial, StoreId};
 
     use super::*;
     use crate::api::SyncPolicy;
     use crate::core::{Config, InitState, Recovered, SegmentInit};
     use crate::disk::{Choice, DiskError, Kind, Piece};
+    use crate::share::tests::namespace;
 
     const SEGMENTS: u32 = 16;
     const SEGMENT_BLOCKS: u32 = 64;
@@ -563,29 +563,12 @@ mod tests {
         )
     }
 
-    fn namespace() -> Namespace {
-        Namespace::new(NamespaceFields {
-            model: "m".to_owned(),
-            weights: "w1".to_owned(),
-            dtype: "bf16".to_owned(),
-            layout: "page_first_direct".to_owned(),
-            page_tokens: 64,
-            shape: PageShape::new(&[4096]).unwrap(),
-            tp: Rank::ALONE,
-            pp: Rank::ALONE,
-            cp: Rank::ALONE,
-            pool: "kv".to_owned(),
-            extra: BTreeMap::new(),
-        })
-        .unwrap()
-    }
-
     #[test]
     fn a_put_that_waits_out_a_failed_sync_needs_no_housekeeper_to_end() {
         let local = alone();
         // The next one is not tried at once, unless somebody asks for it.
         assert!(matches!(local.flush(), Err(StoreError::SyncFailed)));
-        let id = Catalog::namespace(&*local, &namespace()).unwrap();
+        let id = Catalog::namespace(&*local, &namespace(4096)).unwrap();
         let ask = Ask {
             key: PageKey::from_bytes([1; 32]),
             parent: None,

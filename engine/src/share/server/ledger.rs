@@ -14,6 +14,10 @@
 //!   marks have gone (`guard`), for until then the kernel may be writing what it submitted, or a client that was stopped may go on;
 //! - once the client has gone its own pins are given back and nothing more is granted to it.
 
+mod put;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder_format::{BLOCK_BYTES, PageKey};
@@ -27,6 +31,8 @@ use crate::index::{Place, SegmentId};
 use crate::planted;
 use crate::share::guard::Marks;
 use crate::share::wire::{ClientId, KEYS_MAX};
+use put::Put;
+pub use put::{Awaited, LOOKS, Look};
 
 /// Pages that one client reads at once.
 const PINS_MAX: u64 = 1 << 20;
@@ -40,9 +46,6 @@ const RESERVED_PAGES_MAX: usize = (WINDOW_BYTES / BLOCK_BYTES as u64) as usize;
 
 /// Bytes that a client with nothing under way is given in any case: what it reserves together.
 const WINDOW_BYTES: u64 = 8 << 20;
-
-/// Looks at a put of which nothing is heard between them before it is given up.
-pub const LOOKS: u32 = 3;
 
 /// A client's account. Its methods may be called from several threads.
 #[derive(Debug)]
@@ -62,58 +65,6 @@ struct Held {
     adrift: Vec<SegmentId>,
     put_bytes: u64,
     next_put: u64,
-}
-
-/// A put of a client.
-#[derive(Debug)]
-struct Put {
-    /// The core's; `None` when everything was refused here.
-    reservation: Option<ReservationId>,
-    asks: usize,
-    /// Pages behind those that were refused here.
-    beyond: usize,
-    committed: bool,
-    /// Somebody waits for its statuses.
-    awaited: bool,
-    /// Granted pages whose writes are not over, and where they go.
-    unlanded: BTreeMap<usize, SegmentId>,
-    /// To the core these have failed; they are pinned instead.
-    given_up: bool,
-    /// Looks at it since anything was heard of it.
-    looks: u32,
-    page_bytes: u64,
-    /// Bytes that count against the client's share: of pages that are not written, or not committed.
-    bytes: u64,
-}
-
-/// A put to be given up, and what the core is to be told for that.
-struct GivenUp {
-    reservation: ReservationId,
-    asks: usize,
-    committed: bool,
-    unlanded: Vec<usize>,
-}
-
-/// What became of a client's puts.
-#[derive(Debug)]
-pub struct Look {
-    /// Those that were given up now.
-    pub given_up: Vec<ReservationId>,
-    /// Something is left to look after.
-    pub is_due: bool,
-}
-
-/// A put whose statuses its client waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Awaited {
-    /// The ledger's number for it.
-    pub number: u64,
-    /// The core's; `None` when everything was refused here.
-    pub reservation: Option<ReservationId>,
-    /// Pages that it asked for, without those behind.
-    pub asks: usize,
-    /// Pages behind those that were refused here.
-    pub beyond: usize,
 }
 
 impl Ledger {
@@ -434,58 +385,6 @@ impl Ledger {
     }
 }
 
-impl Put {
-    /// The core waits for something that the client has to say.
-    fn is_under_way(&self) -> bool {
-        let is_open = !self.committed || !self.unlanded.is_empty();
-        self.reservation.is_some() && is_open && !self.given_up
-    }
-
-    /// Pins what it was given to write to, so that the core can be told that nothing of it arrives any more. That is for the caller to
-    /// say, who holds the ledger's lock here.
-    fn give_up<C: Allocator + ?Sized>(&mut self, catalog: &C) -> Option<GivenUp> {
-        if !self.is_under_way() {
-            return None;
-        }
-        let unlanded: Vec<usize> = self.unlanded.keys().copied().collect();
-        if planted!(UnkeptExtents) {
-            self.unlanded.clear();
-        }
-        // They have pages under way until the core is told: none is given to anybody else before it is pinned.
-        let segments: Vec<SegmentId> = self.unlanded.values().copied().collect();
-        catalog.keep(&segments);
-        self.given_up = true;
-        Some(GivenUp {
-            reservation: self.reservation?,
-            asks: self.asks,
-            committed: std::mem::replace(&mut self.committed, true),
-            unlanded,
-        })
-    }
-}
-
-impl Look {
-    fn after<C: Allocator + ?Sized>(catalog: &C, given_up: Vec<GivenUp>, is_due: bool) -> Look {
-        let reservations = given_up.iter().map(|put| put.reservation).collect();
-        given_up.into_iter().for_each(|put| put.tell(catalog));
-        Look {
-            given_up: reservations,
-            is_due,
-        }
-    }
-}
-
-impl GivenUp {
-    /// Has the core take its pages for failed.
-    fn tell<C: Allocator + ?Sized>(self, catalog: &C) {
-        if !self.committed {
-            catalog.commit(self.reservation, &vec![None; self.asks]);
-        }
-        let over: Vec<(usize, bool)> = self.unlanded.into_iter().map(|at| (at, false)).collect();
-        catalog.landed(self.reservation, &over);
-    }
-}
-
 fn unpin<C: Catalog + ?Sized>(catalog: &C, map: &SegmentMap, segments: &[SegmentId]) {
     let heads: Vec<Extent> = segments.iter().map(|at| head_of(map, *at)).collect();
     catalog.unpin(&heads);
@@ -549,257 +448,5 @@ impl Held {
         }
         self.pinned -= 1;
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use std::cell::Cell;
-
-    use super::*;
-    use crate::Store;
-    use crate::api::{OpenOptions, PageStore, PutFailure, PutStatus};
-    use crate::share::server::answer::settled;
-    use crate::share::wire::Reply;
-
-    /// Bytes that one client may have under way.
-    const SHARE: u64 = 1 << 20;
-
-    /// Marks that a test sets.
-    struct Marked(Cell<bool>);
-
-    impl Marks for Marked {
-        fn are_on_all(&self, _: ClientId) -> bool {
-            self.0.get()
-        }
-
-        fn are_on_any(&self, _: ClientId) -> bool {
-            self.0.get()
-        }
-    }
-
-    struct Home {
-        _directory: tempfile::TempDir,
-        store: Store,
-        namespace: NamespaceId,
-        map: SegmentMap,
-    }
-
-    fn home() -> Home {
-        let (directory, path) = crate::share::tests::created();
-        let store = Store::open(&path, OpenOptions::default()).unwrap();
-        let namespace = store
-            .namespace(&crate::share::tests::namespace(65536))
-            .unwrap();
-        Home {
-            _directory: directory,
-            store,
-            namespace,
-            map: SegmentMap::new(&[15], 4096),
-        }
-    }
-
-    fn asks(count: u8) -> Vec<Ask> {
-        let ask = |at| Ask {
-            key: PageKey::from_bytes([at; 32]),
-            parent: None,
-            depth: 0,
-        };
-        (1..=count).map(ask).collect()
-    }
-
-    fn reserve(home: &Home, ledger: &Ledger, count: u8) -> (u64, Vec<Grant>) {
-        let catalog = home.store.catalog();
-        let reserved = ledger.reserve(catalog, home.namespace, &asks(count), 65536, SHARE);
-        reserved.unwrap()
-    }
-
-    #[test]
-    fn row_23_what_a_client_that_has_gone_was_given_is_given_back_when_its_writes_are_over() {
-        let home = home();
-        let catalog = home.store.catalog();
-        let marks = Marked(Cell::new(false));
-        let ledger = Ledger::new(ClientId(1), 2);
-        assert!(!ledger.marked(&marks));
-        let (_, unmarked) = reserve(&home, &ledger, 2);
-        assert_eq!(unmarked, [Grant::Refused(Refusal::Busy); 2]);
-
-        marks.0.set(true);
-        assert!(ledger.marked(&marks));
-        let (_, grants) = reserve(&home, &ledger, 4);
-        assert!(grants.iter().all(|grant| matches!(grant, Grant::Write(_))));
-        assert!(ledger.leave(catalog, &home.map).is_due);
-        assert!(ledger.is_gone());
-        assert_eq!(
-            reserve(&home, &ledger, 1).1,
-            [Grant::Refused(Refusal::Busy)]
-        );
-        assert_eq!(ledger.end_when_over(catalog, &home.map, &marks), None);
-        assert_eq!(ledger.kept().len(), 4);
-
-        marks.0.set(false);
-        let ended = ledger.end_when_over(catalog, &home.map, &marks).unwrap();
-        assert!(ledger.kept().is_empty());
-        let statuses = catalog.wait(ended[0]);
-        assert!(statuses.iter().all(|status| !status.is_present()));
-        assert_eq!(ledger.counts(), (0, 0));
-        home.store.close().unwrap();
-    }
-
-    #[test]
-    fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_are_over() {
-        let home = home();
-        let catalog = home.store.catalog();
-        let ledger = Ledger::new(ClientId(1), 2);
-        assert!(ledger.marked(&Marked(Cell::new(true))));
-        let (put, grants) = reserve(&home, &ledger, 2);
-        let Grant::Write(extent) = grants[0] else {
-            panic!("a new page is not granted")
-        };
-        let looks = |times| {
-            for _ in 0..times {
-                let look = ledger.look(catalog);
-                assert!(look.is_due && look.given_up.is_empty());
-            }
-        };
-        looks(LOOKS - 1);
-        // It is only slow.
-        let landed = ledger.landed(catalog, &home.map, put, &[(0, true)]);
-        let (reservation, pages) = landed.unwrap();
-        catalog.landed(reservation, &pages);
-        looks(LOOKS - 1);
-        assert!(ledger.kept().is_empty());
-
-        let look = ledger.look(catalog);
-        assert!(!look.is_due && look.given_up == [reservation]);
-        let statuses = catalog.wait(reservation);
-        assert_eq!(statuses, [PutStatus::Failed(PutFailure::Write); 2]);
-        assert_eq!(ledger.kept(), [extent.place.segment]);
-        // Whoever puts them now is given another place.
-        let again = catalog.reserve(home.namespace, &asks(1));
-        assert!(
-            matches!(again.1[0], Grant::Write(other) if other.place.segment != extent.place.segment)
-        );
-        catalog.commit(again.0, &[None]);
-        catalog.landed(again.0, &[(0, false)]);
-        catalog.wait(again.0);
-
-        assert!(ledger.commit(put).is_none());
-        for _ in 0..2 {
-            let landed = ledger.landed(catalog, &home.map, put, &[(0, true), (1, true)]);
-            assert!(landed.is_none());
-        }
-        assert!(ledger.kept().is_empty());
-        let awaited = ledger.wait(&[put]).unwrap();
-        assert_eq!(awaited[0].reservation, Some(reservation));
-        ledger.settled(put);
-        assert_eq!(ledger.counts(), (0, 0));
-        assert!(!ledger.leave(catalog, &home.map).is_due);
-        home.store.close().unwrap();
-    }
-
-    #[test]
-    fn row_24_what_a_former_owner_granted_counts_for_nothing() {
-        let home = home();
-        let marks = Marked(Cell::new(true));
-        let [former, present] = [2, 3].map(|run| Ledger::new(ClientId(1), run));
-        let puts = [&former, &present].map(|ledger| {
-            assert!(ledger.marked(&marks));
-            reserve(&home, ledger, 1).0
-        });
-        assert!(present.commit(puts[0]).is_none());
-        let catalog = home.store.catalog();
-        let landed = present.landed(catalog, &home.map, puts[0], &[(0, true)]);
-        assert!(landed.is_none());
-        assert!(present.wait(&puts).is_none());
-        assert!(present.wait(&puts[1..]).is_some());
-        assert!(present.commit(puts[1]).is_some());
-    }
-
-    #[test]
-    fn what_is_waited_for_together_fits_an_answer() {
-        let home = home();
-        let catalog = home.store.catalog();
-        let ledger = Ledger::new(ClientId(1), 2);
-        let asks = asks(1).repeat(KEYS_MAX / 2 + 1);
-        let puts = [(); 2].map(|()| {
-            let put = ledger.reserve(catalog, home.namespace, &asks, 65536, SHARE);
-            put.unwrap().0
-        });
-        assert!(ledger.wait(&puts).is_none());
-        let awaited = puts.map(|put| ledger.wait(&[put]).unwrap()[0]);
-        assert!(
-            awaited
-                .iter()
-                .all(|put| put.asks + put.beyond == asks.len())
-        );
-    }
-
-    #[test]
-    fn each_page_is_told_its_own_status_where_some_were_refused_here() {
-        let home = home();
-        let ledger = Ledger::new(ClientId(1), 2);
-        let (unmarked, _) = reserve(&home, &ledger, 3);
-        assert!(ledger.marked(&Marked(Cell::new(true))));
-        let (whole, _) = reserve(&home, &ledger, 2);
-        // Of its 16 pages the client has 14 left.
-        let (cut, _) = reserve(&home, &ledger, 20);
-        let awaited = ledger.wait(&[unmarked, whole, cut]).unwrap();
-        let of_core = [
-            vec![],
-            vec![PutStatus::Stored, PutStatus::Duplicate],
-            vec![PutStatus::Stored; 14],
-        ];
-        let Reply::Settled(statuses) = settled(&ledger, awaited.into_iter().zip(of_core).collect())
-        else {
-            panic!("no statuses")
-        };
-        let busy = PutStatus::Refused(Refusal::Busy);
-        let mut expected = vec![busy; 3];
-        expected.extend([PutStatus::Stored, PutStatus::Duplicate]);
-        expected.extend([PutStatus::Stored; 14]);
-        expected.extend([busy; 6]);
-        assert_eq!(statuses, expected);
-        assert_eq!(ledger.counts(), (0, 0));
-    }
-
-    #[test]
-    fn row_25_what_is_said_of_a_page_counts_while_it_is_pinned_and_of_a_put_once() {
-        let home = home();
-        let catalog = home.store.catalog();
-        let bytes = crate::memory::AlignedBuf::zeroed(65536).unwrap();
-        let key = asks(1)[0].key;
-        let page = crate::PutPage {
-            key,
-            parent: None,
-            depth: 0,
-            parts: &[std::io::IoSlice::new(&bytes)],
-        };
-        let stored = home
-            .store
-            .put(home.namespace, &[page], crate::PutOptions::default());
-        assert!(stored[0].is_present());
-        let ledger = Ledger::new(ClientId(1), 2);
-        let pinned = ledger.pin(catalog, home.namespace, &[key])[0].unwrap();
-        let segment = pinned.extent.place.segment;
-        let found = || vec![(key, pinned.extent, Finding::Mismatch)];
-        ledger.unpin(catalog, &home.map, &[segment, segment]);
-        assert_eq!(ledger.counts(), (0, 0));
-        ledger.verified(catalog, home.namespace, found());
-        assert_eq!(home.store.contains(home.namespace, &[key]), [true]);
-        ledger.pin(catalog, home.namespace, &[key]);
-        ledger.verified(catalog, home.namespace, found());
-        assert_eq!(home.store.contains(home.namespace, &[key]), [false]);
-
-        ledger.marked(&Marked(Cell::new(true)));
-        let (put, _) = reserve(&home, &ledger, 2);
-        assert!(ledger.commit(put).is_some() && ledger.commit(put).is_none());
-        let landed = |pages: &[_]| ledger.landed(catalog, &home.map, put, pages).unwrap().1;
-        assert_eq!(landed(&[(0, false), (7, true)]), [(0, false)]);
-        assert_eq!(landed(&[(0, true), (1, false)]), [(1, false)]);
-        assert!(ledger.wait(&[put, put]).is_none());
-        assert!(ledger.wait(&[put]).is_some() && ledger.wait(&[put]).is_none());
     }
 }

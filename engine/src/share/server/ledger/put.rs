@@ -1,0 +1,118 @@
+//! A put of a client: how far it is, and how it is given up.
+
+use std::collections::BTreeMap;
+
+use crate::catalog::{Allocator, ReservationId};
+use crate::index::SegmentId;
+use crate::planted;
+
+/// Looks at a put of which nothing is heard between them before it is given up.
+pub const LOOKS: u32 = 3;
+
+/// A put of a client.
+#[derive(Debug)]
+pub(super) struct Put {
+    /// The core's; `None` when everything was refused here.
+    pub(super) reservation: Option<ReservationId>,
+    pub(super) asks: usize,
+    /// Pages behind those that were refused here.
+    pub(super) beyond: usize,
+    pub(super) committed: bool,
+    /// Somebody waits for its statuses.
+    pub(super) awaited: bool,
+    /// Granted pages whose writes are not over, and where they go.
+    pub(super) unlanded: BTreeMap<usize, SegmentId>,
+    /// To the core these have failed; they are pinned instead.
+    pub(super) given_up: bool,
+    /// Looks at it since anything was heard of it.
+    pub(super) looks: u32,
+    pub(super) page_bytes: u64,
+    /// Bytes that count against the client's share: of pages that are not written, or not committed.
+    pub(super) bytes: u64,
+}
+
+/// A put to be given up, and what the core is to be told for that.
+pub(super) struct GivenUp {
+    reservation: ReservationId,
+    asks: usize,
+    committed: bool,
+    unlanded: Vec<usize>,
+}
+
+/// What became of a client's puts.
+#[derive(Debug)]
+pub struct Look {
+    /// Those that were given up now.
+    pub given_up: Vec<ReservationId>,
+    /// Something is left to look after.
+    pub is_due: bool,
+}
+
+/// A put whose statuses its client waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// The ledger's number for it.
+    pub number: u64,
+    /// The core's; `None` when everything was refused here.
+    pub reservation: Option<ReservationId>,
+    /// Pages that it asked for, without those behind.
+    pub asks: usize,
+    /// Pages behind those that were refused here.
+    pub beyond: usize,
+}
+
+impl Put {
+    /// The core waits for something that the client has to say.
+    pub(super) fn is_under_way(&self) -> bool {
+        let is_open = !self.committed || !self.unlanded.is_empty();
+        self.reservation.is_some() && is_open && !self.given_up
+    }
+
+    /// Pins what it was given to write to, so that the core can be told that nothing of it arrives any more. That is for the caller to
+    /// say, who holds the ledger's lock here.
+    pub(super) fn give_up<C: Allocator + ?Sized>(&mut self, catalog: &C) -> Option<GivenUp> {
+        if !self.is_under_way() {
+            return None;
+        }
+        let unlanded: Vec<usize> = self.unlanded.keys().copied().collect();
+        if planted!(UnkeptExtents) {
+            self.unlanded.clear();
+        }
+        // They have pages under way until the core is told: none is given to anybody else before it is pinned.
+        let segments: Vec<SegmentId> = self.unlanded.values().copied().collect();
+        catalog.keep(&segments);
+        self.given_up = true;
+        Some(GivenUp {
+            reservation: self.reservation?,
+            asks: self.asks,
+            committed: std::mem::replace(&mut self.committed, true),
+            unlanded,
+        })
+    }
+}
+
+impl Look {
+    pub(super) fn after<C: Allocator + ?Sized>(
+        catalog: &C,
+        given_up: Vec<GivenUp>,
+        is_due: bool,
+    ) -> Look {
+        let reservations = given_up.iter().map(|put| put.reservation).collect();
+        given_up.into_iter().for_each(|put| put.tell(catalog));
+        Look {
+            given_up: reservations,
+            is_due,
+        }
+    }
+}
+
+impl GivenUp {
+    /// Has the core take its pages for failed.
+    fn tell<C: Allocator + ?Sized>(self, catalog: &C) {
+        if !self.committed {
+            catalog.commit(self.reservation, &vec![None; self.asks]);
+        }
+        let over: Vec<(usize, bool)> = self.unlanded.into_iter().map(|at| (at, false)).collect();
+        catalog.landed(self.reservation, &over);
+    }
+}
