@@ -48,12 +48,16 @@ class Larder:
         self.disk = ""
         self.page_bytes_of_buffers = 0
 
-    def measure(self, op, page_bytes, work_bytes, *more):
-        out = run([
+    def bench(self, op, page_bytes, work_bytes, *more):
+        return [
             self.program, "bench", self.store, "--op", op, "--page-bytes", page_bytes, "--parts", 2,
             "--pages", work_bytes // page_bytes, "--batch", self.batch, "--json", *more,
-        ])
-        result = json.loads(out)
+        ]
+
+    def measure(self, op, page_bytes, work_bytes, *more):
+        return self.checked(json.loads(run(self.bench(op, page_bytes, work_bytes, *more))))
+
+    def checked(self, result):
         self.bad += result["wrong_pages"] + result["missed_pages"] + result["unstored_pages"]
         self.disk = f"{result['disk']} ({result['disk_reason']})" if result["disk_reason"] else result["disk"]
         self.page_bytes_of_buffers = result["buffer_page_bytes"]

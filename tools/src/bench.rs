@@ -81,6 +81,10 @@ pub struct BenchArgs {
     shared: bool,
     #[command(flatten)]
     share: ShareArgs,
+    /// Wait for a line of input before each timed call and after the last, and say with a line of JSON that it is awaited:
+    /// processes that are compared take turns
+    #[arg(long, requires = "json")]
+    turns: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -265,6 +269,8 @@ pub struct Plan<'a> {
     pub seed: u64,
     /// Operations with the kernel at once, per volume.
     pub depth: u32,
+    /// Whether timed calls wait for their turns ([`crate::turns`]).
+    pub by_turns: bool,
 }
 
 /// How fast a store moves pages.
@@ -318,6 +324,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         keys: args.keys,
         seed: args.seed,
         depth: args.open.depth(),
+        by_turns: args.turns,
     };
     let work = |store: &dyn PageStore| measure(&plan, store, &shape, &interrupt);
     let report = if args.shared {
@@ -371,7 +378,7 @@ fn measure(
         store,
         namespace: store.namespace(&workload::namespace("bench", PAGE_TOKENS, *shape)?)?,
         buffers: PageBuffers::new(shape, slots)?,
-        meter: Meter::default(),
+        meter: Meter::new(plan.by_turns),
         counts: Counts::default(),
         unstored: None,
         pages: 0,
@@ -428,6 +435,7 @@ impl Run<'_> {
             self.pages += pages;
             self.bar.inc(pages);
         }
+        self.meter.end();
         let started = Instant::now();
         self.store.flush()?;
         self.flush = started.elapsed();
@@ -448,7 +456,7 @@ impl Run<'_> {
         let mut keys = chains.concat();
         keys.shuffle(&mut Pcg64::seed_from_u64(self.plan.seed));
         self.start_bar("getting", self.plan.pages);
-        let mut meter = Meter::default();
+        let mut meter = std::mem::take(&mut self.meter);
         for batch in keys.chunks(self.batch()) {
             if self.interrupt.is_raised() {
                 break;
@@ -457,6 +465,7 @@ impl Run<'_> {
             self.pages += batch.len() as u64;
             self.bar.inc(batch.len() as u64);
         }
+        meter.end();
         self.meter = meter;
         Ok(())
     }
@@ -484,6 +493,7 @@ impl Run<'_> {
             self.pages += expected as u64;
             self.bar.inc(1);
         }
+        self.meter.end();
         Ok(())
     }
 

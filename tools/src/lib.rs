@@ -18,7 +18,7 @@
 //! | [`size`] | sizes and durations |
 //! | [`trace`] | request traces |
 //! | `open`, `l1`, `workload`, `session` | opening a store and a device, made-up pages, serving requests |
-//! | `usage`, `report`, `failure`, `interrupt` | meters, output, exit codes, signals |
+//! | `usage`, `turns`, `report`, `failure`, `interrupt` | meters, taking turns, output, exit codes, signals |
 //!
 //! Conventions: `--json` prints one document on stdout, people get lines; progress goes to stderr and only to a terminal;
 //! `LARDER_LOG` (`warn` unless set) chooses what the engine logs to stderr.
@@ -51,6 +51,7 @@ mod session;
 pub mod size;
 mod stat;
 pub mod trace;
+mod turns;
 mod usage;
 mod verify;
 mod workload;

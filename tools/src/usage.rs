@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::size::ByteSize;
+use crate::turns;
 
 /// CPU time of the whole process since its start.
 pub fn cpu_time() -> Duration {
@@ -32,11 +33,21 @@ pub struct Meter {
     wall: Duration,
     cpu: Duration,
     calls: Vec<Duration>,
+    by_turns: bool,
 }
 
 impl Meter {
+    /// One that has counted nothing. `by_turns`: each call waits for its turn first, uncounted.
+    pub fn new(by_turns: bool) -> Meter {
+        Meter {
+            by_turns,
+            ..Meter::default()
+        }
+    }
+
     /// Makes a call and counts it.
     pub fn measure<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        self.take_turn();
         let (cpu_before, started) = (cpu_time(), Instant::now());
         let value = call();
         let wall = started.elapsed();
@@ -44,6 +55,17 @@ impl Meter {
         self.wall += wall;
         self.calls.push(wall);
         value
+    }
+
+    /// After the last call: whoever takes turns must not be gone before the others have theirs.
+    pub fn end(&self) {
+        self.take_turn();
+    }
+
+    fn take_turn(&self) {
+        if self.by_turns {
+            turns::wait(&self.calls);
+        }
     }
 
     /// Wall time of all calls.

@@ -161,6 +161,9 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
             "--op load: the tiers take a store of their own; leave --shared out",
         ));
     }
+    if args.turns {
+        return Err(Failure::usage("--turns: --op load takes none"));
+    }
     let shape = shape(args)?;
     let device = l1::device(args.load.cuda)?;
     let store = Arc::new(Store::open(&args.path, args.open.options())?);

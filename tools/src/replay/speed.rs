@@ -96,6 +96,7 @@ pub fn disk(
                 keys: 0,
                 seed: 1,
                 depth: open.depth(),
+                by_turns: false,
             };
             speed(plan, store, &shape, interrupt)
         };
