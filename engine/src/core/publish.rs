@@ -58,13 +58,10 @@ impl Core {
             self.carried_out(old.segment, page.place.segment, commit);
             self.counters.replaced += 1;
         }
-        let mut statuses = vec![(page.reservation, page.index, PutStatus::Stored)];
-        statuses.extend(
-            page.followers
-                .iter()
-                .map(|&(id, index)| (id, index, PutStatus::Duplicate)),
-        );
-        for (id, index, status) in statuses {
+        let first = (page.reservation, page.index, PutStatus::Stored);
+        let followers = page.followers.into_iter();
+        let followers = followers.map(|(id, index)| (id, index, PutStatus::Duplicate));
+        for (id, index, status) in std::iter::once(first).chain(followers) {
             if status == PutStatus::Duplicate {
                 self.counters.duplicates += 1;
             }
