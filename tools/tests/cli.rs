@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -283,6 +283,43 @@ fn bench_puts_gets_and_finds_what_it_put() {
         assert_eq!(exists["batch"].to_string(), keys);
         assert_eq!(exists["verified_pages"], exists["pages"]);
     }
+}
+
+#[test]
+fn bench_by_turns_waits_for_each_call() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let small = ["--page-bytes", "64KiB", "--pages", "3", "--batch", "1"];
+    for op in ["put", "get"] {
+        let bench = ["bench", text(&path), "--op", op, "--turns", "--json"];
+        let mut bench = command(&[&bench, &small[..]].concat())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut gives = bench.stdin.take().unwrap();
+        let mut says = BufReader::new(bench.stdout.take().unwrap());
+        for calls in 0..=3 {
+            let mut line = String::new();
+            says.read_line(&mut line).unwrap();
+            let turn: Value = serde_json::from_str(&line).unwrap();
+            assert_eq!(turn["calls"], calls);
+            assert_eq!(turn["last_us"].is_number(), calls > 0, "{line}");
+            // The last one goes on without: nobody is there any more.
+            if calls < 3 {
+                gives.write_all(b"\n").unwrap();
+            }
+        }
+        drop(gives);
+        let mut report = String::new();
+        says.read_to_string(&mut report).unwrap();
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(report["pages"], 3);
+        assert!(bench.wait().unwrap().success());
+    }
+    let load = ["bench", text(&path), "--op", "load", "--turns", "--json"];
+    fails(&load, 2, &["--turns"]);
+    fails(&load[..5], 2, &["--json"]);
 }
 
 #[test]
