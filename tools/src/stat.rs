@@ -41,6 +41,8 @@ struct StatReport {
     /// Pages that clients are reading, and puts of clients that are under way.
     reads_in_flight: u64,
     puts_in_flight: u64,
+    /// Pages of puts that were given up because their client said nothing (it is stopped, say), and whose writes may not be over.
+    pages_adrift: u64,
     #[serde(flatten)]
     stats: larder_engine::Stats,
 }
@@ -63,6 +65,15 @@ impl Report for StatReport {
                 self.clients, self.reads_in_flight, self.puts_in_flight, self.lingering_clients
             ),
         );
+        if self.pages_adrift > 0 {
+            lines.row(
+                "Given up",
+                format!(
+                    "puts of {} pages by clients that say nothing and may still write: is one stopped?",
+                    self.pages_adrift
+                ),
+            );
+        }
         lines.row(
             "Pages",
             format!(
@@ -159,6 +170,7 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
             lingering_clients: told.lingering,
             reads_in_flight: told.reads_in_flight,
             puts_in_flight: told.puts_in_flight,
+            pages_adrift: told.pages_adrift,
             staging: told.staging,
             stats: told.stats,
         };

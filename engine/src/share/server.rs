@@ -538,11 +538,12 @@ impl Shared {
 
     fn report(&self) -> Report {
         let sessions = self.sessions.lock();
-        let (mut reads, mut puts) = (0, 0);
+        let (mut reads, mut puts, mut adrift) = (0, 0, 0);
         for session in sessions.values() {
             let (reading, putting) = session.ledger.counts();
             reads += reading;
             puts += putting;
+            adrift += session.ledger.kept().len() as u64;
         }
         Report {
             stats: self.store.stats(),
@@ -550,6 +551,7 @@ impl Shared {
             clients: u32::try_from(sessions.len()).unwrap_or(u32::MAX),
             reads_in_flight: reads,
             puts_in_flight: puts,
+            pages_adrift: adrift,
             lingering: self.lingering.load(Ordering::Relaxed),
             rss_bytes: rss_bytes(),
             staging: self.reads.report(),

@@ -29,7 +29,7 @@ use crate::index::{Place, SegmentId};
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
 
 /// Version of the messages.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Longest frame, in bytes: a lookup of [`KEYS_MAX`] keys, with room to spare.
 pub const FRAME_BYTES_MAX: usize = 8 << 20;
@@ -288,6 +288,8 @@ pub struct Report {
     pub reads_in_flight: u64,
     /// Puts of clients that are under way.
     pub puts_in_flight: u64,
+    /// Pages of puts that were given up because their client said nothing, and whose writes may not be over.
+    pub pages_adrift: u64,
     /// Clients that have gone and whose writes may not be over.
     pub lingering: u32,
     /// Bytes of memory of the process.
