@@ -1,4 +1,4 @@
-//! What failed syncs lose must not be vouched for later, whatever else they take with them.
+//! What failed syncs and writes lose must not be vouched for later, whatever else they take with them.
 //!
 //! A core over a volume in memory that carries out each request at once. A sync that fails loses the blocks that the test names, and
 //! makes all others durable.
@@ -310,4 +310,36 @@ fn a_failed_sync_does_not_have_lost_volumes_synced() {
     store.reclaim();
     store.put(keys[1]);
     assert_eq!(store.flush(), Ok(()));
+}
+
+/// Its record is written into a segment that no header tells of, behind a block that is not there: recovery would not find it.
+#[test]
+fn a_deletion_outlives_the_first_header_of_its_segment() {
+    let keys = chain(1, 3);
+    let mut store = Store::new();
+    store.put(keys[0]);
+    store.put(keys[1]);
+    // This segment takes no more.
+    let (refused, _) = store.submit(keys[2]);
+    store.refuse_writes();
+    store.carry_out();
+    store.land(refused);
+
+    store.core.delete(RequestId(1), SLOT, &keys[..1]);
+    let mut first = store.core.take_effects().into_iter();
+    store.core.delete(RequestId(2), SLOT, &keys[1..2]);
+    let second = store.core.take_effects();
+    let Some(Effect::Io { id: header, .. }) = first.next() else {
+        panic!("no segment is opened");
+    };
+    store.core.io_done(header, false);
+    store.carry_out_these(second);
+    assert!(!store.finished.contains_key(&RequestId(1)));
+    assert_eq!(store.finished[&RequestId(2)], Ok(()));
+
+    let index = index(1);
+    let crashed = superblock(store.run, OpenState::Open, SEGMENTS, SEGMENT_BLOCKS);
+    recover(&store.disk, &[Some(&crashed)], &index, false);
+    let is_there = |key| index.locate(SLOT, key).is_some();
+    assert_eq!((is_there(&keys[0]), is_there(&keys[1])), (true, false));
 }

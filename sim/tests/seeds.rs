@@ -78,4 +78,5 @@ fn seeds_that_once_failed_are_played() {
     ] {
         let _ = Mode::Alone.play(seed, None);
     }
+    let _ = Mode::Shared.play(407_017_508, None);
 }

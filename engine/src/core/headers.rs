@@ -57,6 +57,7 @@ impl Core {
                 let segment = self.space.segment_mut(id);
                 let in_doubt = std::mem::take(&mut segment.doubted);
                 segment.listed = good && !in_doubt;
+                segment.headless &= !segment.listed;
                 if segment.state == State::Emptied {
                     self.told_of_emptied(id, good);
                     return;
@@ -151,6 +152,7 @@ impl Core {
     /// The first header of a segment is written, or its write failed: then nothing in it is acknowledged.
     pub(super) fn opened(&mut self, id: SegmentId, good: bool) {
         if !good {
+            self.space.segment_mut(id).headless = true;
             self.poison(id);
         }
         let waiting = std::mem::take(&mut self.log.unopened);

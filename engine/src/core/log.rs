@@ -496,11 +496,12 @@ impl Core {
         }
         let extends = good && self.space.segment(segment).extended;
         let waits = good && self.space.segment(segment).opening;
+        let is_found = good && !self.space.segment(segment).headless;
         for note in notes {
             if extends || waits {
                 let unlisted = self.log.unlisted_notes.entry(segment).or_default();
                 unlisted.push((note, commit));
-            } else if good {
+            } else if is_found {
                 self.finish_note(&note, segment, commit);
             } else {
                 self.replace_note(note);
