@@ -3,7 +3,7 @@
 //! Only the store's calls are timed and their CPU counted; making the pages and comparing what came back happens between
 //! them. Reads are cold: the store reads past the page cache. Every run of `put` makes pages that no store holds yet; `get`
 //! and `exists` use the same pages in every run with one seed, and put those that are missing first. `load` goes on to the tiers
-//! above ([`load`]).
+//! above ([`load`]). Processes that are compared take turns call by call ([`turns`](crate::turns)).
 
 mod load;
 
