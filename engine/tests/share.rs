@@ -6,12 +6,9 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Home, MIB, Pool, chain, namespace};
-use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
 use larder_engine::share::wire::{
     MAGIC, PlaceGrant, Reply, Request, VERSION, parse, receive, send,
 };
@@ -26,45 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 fn attach(home: &Home) -> SharedStore {
     Store::attach(&home.path, AttachOptions::default()).unwrap()
-}
-
-/// Answers one write with an error, after so many others.
-struct Faulty {
-    inner: Arc<dyn Disk>,
-    before: AtomicU64,
-}
-
-impl Disk for Faulty {
-    unsafe fn submit(&self, ops: Vec<Op>) {
-        let mut through = Vec::new();
-        for op in ops {
-            let is_write = matches!(op.action, Action::Write { .. });
-            if is_write && self.before.fetch_sub(1, Ordering::SeqCst) == 0 {
-                op.sink.done(vec![Done {
-                    tag: op.tag,
-                    result: Err(DiskError::Os(5)),
-                    buffer: None,
-                }]);
-            } else {
-                through.push(op);
-            }
-        }
-        // SAFETY: the caller's promise is passed on.
-        unsafe { self.inner.submit(through) };
-    }
-
-    unsafe fn register(&self, memory: &[Piece]) -> String {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { self.inner.register(memory) }
-    }
-
-    fn choice(&self) -> &Choice {
-        self.inner.choice()
-    }
-
-    fn shutdown(&self) {
-        self.inner.shutdown();
-    }
 }
 
 /// Asks again and again until it is so: another thread is on its way there.
@@ -482,26 +440,6 @@ fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_its_ne
     let next = attach(&home);
     let pool = Pool::new(&next, "m", &[65536]);
     assert_eq!(pool.hits(&keys), 4);
-}
-
-#[test]
-fn what_a_client_could_not_write_it_writes_once_more() {
-    let home = Home::with_store(512 * MIB);
-    let owner = attach(&home);
-    // Windows of 2, 8 and 4 pages: any of their writes, the last ones too.
-    for before in 0..14 {
-        let through = move |inner: Arc<dyn Disk>| -> Arc<dyn Disk> {
-            let before = AtomicU64::new(before);
-            Arc::new(Faulty { inner, before })
-        };
-        let client = Store::attach_through(&home.path, AttachOptions::default(), through).unwrap();
-        let keys = chain(before, 14);
-        let pool = Pool::new(&client, "m", &[1 << 20]);
-        assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 14]);
-        assert_eq!(Pool::new(&owner, "m", &[1 << 20]).hits(&keys), 14);
-        client.close().unwrap();
-    }
-    assert_eq!(owner.report().unwrap().puts_in_flight, 0);
 }
 
 #[test]

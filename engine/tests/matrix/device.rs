@@ -1,13 +1,13 @@
 //! What the disk does wrong: rows 3, 4, 6 to 10, 13, 20 and 22.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
 use larder_engine::{
     AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions,
-    PutStatus, Store, StoreError, create,
+    PutStatus, SharedStore, Store, StoreError, create,
 };
 
 use super::common::{Home, MIB, Pool, chain, fill};
@@ -170,9 +170,8 @@ fn row_04_a_client_is_lent_a_page_that_lies_elsewhere_by_now_from_there() {
     client_reads_what_lies_elsewhere(read_lent);
 }
 
-fn client_reads_what_lies_elsewhere(read: Read) {
-    let home = Home::with_store(SIZE);
-    let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+/// A client whose disk can be made to fail.
+fn attach_faulty(home: &Home) -> (SharedStore, Arc<Faulty>) {
     let disk = Arc::new(Mutex::new(None));
     let client = Store::attach_through(&home.path, AttachOptions::default(), {
         let (disk, path) = (disk.clone(), home.path.clone());
@@ -181,9 +180,15 @@ fn client_reads_what_lies_elsewhere(read: Read) {
             *disk.lock().unwrap() = Some(faulty.clone());
             faulty
         }
-    })
-    .unwrap();
-    let disk = disk.lock().unwrap().clone().unwrap();
+    });
+    let disk = disk.lock().unwrap().clone();
+    (client.unwrap(), disk.unwrap())
+}
+
+fn client_reads_what_lies_elsewhere(read: Read) {
+    let home = Home::with_store(SIZE);
+    let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let (client, disk) = attach_faulty(&home);
     put_again_while_read(&home, &disk, &client, &owner, read);
 }
 
@@ -280,6 +285,27 @@ fn row_07_after_a_failed_write_pages_go_elsewhere_and_what_was_acknowledged_stay
     let pool = Pool::new(&store, "m", &[65536]);
     assert_eq!(pool.hits(&keys), 24);
     store.check_invariants().unwrap();
+}
+
+#[test]
+fn row_07_what_a_client_could_not_write_it_writes_once_more() {
+    let home = Home::with_store(4 * SIZE);
+    let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+    // Windows of 2, 8 and 4 pages: any of their writes, the last ones too.
+    for before in 0..14 {
+        let (client, disk) = attach_faulty(&home);
+        let writes = AtomicU64::new(0);
+        disk.when(Fault::Fails(EIO), 1, move |seen| {
+            is_write(seen) && writes.fetch_add(1, Ordering::SeqCst) == before
+        });
+        let keys = chain(before, 14);
+        let pool = Pool::new(&client, "m", &[1 << 20]);
+        assert_eq!(pool.put(&keys), [PutStatus::Stored; 14]);
+        assert_eq!(disk.hits(), 1);
+        assert_eq!(Pool::new(&owner, "m", &[1 << 20]).hits(&keys), 14);
+        client.close().unwrap();
+    }
+    assert_eq!(owner.report().unwrap().puts_in_flight, 0);
 }
 
 #[test]
