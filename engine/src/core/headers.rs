@@ -57,7 +57,6 @@ impl Core {
                 let segment = self.space.segment_mut(id);
                 let in_doubt = std::mem::take(&mut segment.doubted);
                 segment.listed = good && !in_doubt;
-                segment.headless &= !segment.listed;
                 if segment.state == State::Emptied {
                     self.told_of_emptied(id, good);
                     return;

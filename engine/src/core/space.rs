@@ -94,7 +94,7 @@ pub(crate) struct Segment {
     pub healing: bool,
     /// Its first header is being written. Another one must not be before that: the later write could land first.
     pub opening: bool,
-    /// Its first header could not be written: until another one is, recovery may find nothing of what it holds.
+    /// Its first header could not be written: recovery may find nothing that was written here since, unless a later one lists it.
     pub headless: bool,
     /// The header on disk says what it is: sealed, and what it holds; or free. A failed sync may have taken the header with it: then
     /// it is written again.
