@@ -1,7 +1,8 @@
 //! Reading pages: pin, read, verify, unpin.
 //!
 //! Pages that are neighbours on disk are read together, up to 1 MiB, straight into the caller's memory when that is aligned. The
-//! caller's thread verifies each page as it arrives, while the device works on the others. Every byte that is handed out
+//! caller's thread verifies each page as it arrives, while the device works on the others. Of a long call the first pages are read
+//! before it is known where the rest lie: that may take a while, and the device has something to do meanwhile. Every byte that is handed out
 //! has passed its checksum, which covers the page's key and namespace too. When a read of several pages fails they are read
 //! again one by one: one bad sector costs one page. A page whose bytes were not its own is asked for once more: the place may have
 //! been stale.
@@ -35,6 +36,10 @@ struct Group {
 
 /// Bytes of aligned copies that one call uses at once.
 const BOUNCE_BYTES: usize = 64 << 20;
+
+/// Bytes of page data that a call reads before it looks for the rest: as much as keeps the device busy until that is found, in
+/// another process if need be.
+const FIRST_BYTES: usize = 2 << 20;
 
 pub(super) fn get<C: Catalog + ?Sized>(
     catalog: &C,
@@ -98,9 +103,16 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
                 statuses[index] = GetStatus::Miss(MissReason::WrongShape);
             }
         }
-        let jobs = self.pin(&asked, pages);
-        let pins = self.pins(&jobs);
-        let mut reads = self.start(jobs, pages);
+        let mut pins = self.pins(&[]);
+        let mut reads = self.start(Vec::new(), pages);
+        let first = (FIRST_BYTES / page_bytes(self.shape)).max(1);
+        let (first, rest) = asked.split_at(first.min(asked.len()));
+        for some in [first, rest] {
+            let jobs = self.pin(some, pages);
+            pins.extents
+                .extend(jobs.iter().map(|job| job.pinned.extent));
+            reads.begin(jobs, pages, self.deadline);
+        }
         let mut findings = Vec::new();
         reads.finish(pages, self.deadline, &mut statuses, &mut findings);
         let mut statuses = recheck(self.data, &reads.jobs, statuses);
@@ -315,23 +327,34 @@ impl<'a> Reads<'a> {
     pub(super) fn start(
         data: &'a DataPath,
         shape: &'a NamespaceShape,
-        mut jobs: Vec<Job>,
+        jobs: Vec<Job>,
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Reads<'a> {
-        jobs.sort_unstable_by_key(|job| (job.pinned.extent.volume, job.pinned.extent.offset));
-        let all = 0..jobs.len();
         let mut reads = Reads {
             data,
             shape,
-            ready: Vec::with_capacity(jobs.len()),
-            jobs,
+            ready: Vec::new(),
+            jobs: Vec::new(),
             groups: Vec::new(),
             mailbox: Arc::default(),
             left: 0,
         };
-        reads.submit(pages, all, MERGE_BYTES_MAX, deadline);
+        reads.begin(jobs, pages, deadline);
         reads
+    }
+
+    /// Starts reading more of the same pages.
+    fn begin(
+        &mut self,
+        mut jobs: Vec<Job>,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) {
+        jobs.sort_unstable_by_key(|job| (job.pinned.extent.volume, job.pinned.extent.offset));
+        let known = self.jobs.len();
+        self.jobs.append(&mut jobs);
+        self.submit(pages, known..self.jobs.len(), MERGE_BYTES_MAX, deadline);
     }
 
     /// Pages whose bytes were not theirs, and where these were looked for.
