@@ -76,6 +76,10 @@ struct Life<'a> {
     now_ms: u64,
     /// Segments that reclaim has emptied, in order.
     victims: Vec<SegmentId>,
+    /// What was moved out of them.
+    moved: Vec<Vec<Move>>,
+    /// Pages of a plan looked at in one step.
+    planned_at_once: usize,
     /// Those whose pages were evicted for want of room.
     given_up: usize,
     /// So many of the next ones stay pinned.
@@ -106,6 +110,8 @@ impl<'a> Life<'a> {
             settled: BTreeMap::new(),
             now_ms: 0,
             victims: Vec::new(),
+            moved: Vec::new(),
+            planned_at_once: usize::MAX,
             given_up: 0,
             to_keep: 0,
             kept: 0,
@@ -171,13 +177,20 @@ impl<'a> Life<'a> {
         Ok(self.settled.remove(&id).unwrap())
     }
 
-    /// Puts a chain; where there is no room for it reclaim goes first.
+    /// Puts a chain.
     fn put(&mut self, keys: &[PageKey]) -> Result<(), Killed> {
+        self.put_from(keys, 0)
+    }
+
+    /// Puts a chain from its page `first` on; where there is no room for it reclaim goes first.
+    fn put_from(&mut self, chain: &[PageKey], first: usize) -> Result<(), Killed> {
+        let keys = &chain[first..];
         let asks: Vec<Ask> = (0_u32..)
-            .zip(keys)
+            .zip(chain)
+            .skip(first)
             .map(|(depth, key)| Ask {
                 key: *key,
-                parent: depth.checked_sub(1).map(|up| keys[up as usize]),
+                parent: depth.checked_sub(1).map(|up| chain[up as usize]),
                 depth,
             })
             .collect();
@@ -215,7 +228,16 @@ impl<'a> Life<'a> {
         }
         self.victims.push(victim.segment);
         let blocks = self.blocks_of(&victim);
-        let moves = self.with_core(|core| core.plan(&victim, &blocks))?;
+        let at_once = self.planned_at_once;
+        let moves = self.with_core(|core| {
+            let mut plan = core.begin_plan(&victim, blocks);
+            loop {
+                if let Some(moves) = core.go_on_planning(&mut plan, at_once) {
+                    return moves;
+                }
+            }
+        })?;
+        self.moved.push(moves.clone());
         let mut moved_all = true;
         for moves in moves.chunks(MOVED_AT_ONCE) {
             moved_all = moved_all && self.copy(moves)?;
@@ -399,5 +421,30 @@ fn emptied_segments_that_stay_pinned_leave_no_store_without_room() {
         }
         assert_eq!(life.kept, kept);
         assert!(life.holds(&chain(399, PAGES)));
+    }
+}
+
+/// Chats whose turns lie in different segments, so that what is cold has descendants elsewhere, and some of which go on for longer.
+#[test]
+fn a_plan_that_is_made_in_steps_is_the_same() {
+    const CHATS: u64 = 60;
+    const TURNS: usize = 12;
+    let play = |planned_at_once: usize| {
+        let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+        let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+        life.planned_at_once = planned_at_once;
+        assert!(life.start().is_ok());
+        for turn in 0..TURNS {
+            for chat in (0..CHATS).filter(|chat| turn < 4 || chat.is_multiple_of(3)) {
+                let keys = chain(chat, (turn + 1) * PAGES);
+                assert!(life.put_from(&keys, turn * PAGES).is_ok());
+            }
+        }
+        (life.victims, life.moved, life.core.counters().evicted)
+    };
+    let at_once = play(usize::MAX);
+    assert!(at_once.2 > 0 && at_once.1.iter().any(|moves| !moves.is_empty()));
+    for steps in [1, 5, 64] {
+        assert_eq!(play(steps), at_once);
     }
 }

@@ -1,7 +1,7 @@
 //! The housekeeper: reclaim in the steps that the store's own thread takes, with everything else in between.
 
 use larder_engine::catalog::{Finding, Grant, ReservationId};
-use larder_engine::core::{Core, Move, Victim};
+use larder_engine::core::{Core, Move, Plan, Victim};
 use larder_engine::disk::mailbox::{ReadAt, read_all};
 use larder_engine::format::DescriptorBlock;
 
@@ -13,6 +13,7 @@ pub enum Keeper {
     /// Between two victims.
     Looking,
     Reading(Victim),
+    Planning(Victim, Box<Plan>),
     /// What is left to be moved out of a victim.
     Emptying(Victim, Vec<Move>),
     Moving(Moving),
@@ -70,13 +71,21 @@ impl World {
                 let Some(blocks) = self.read_victim(&victim) else {
                     return Keeper::Finishing(victim, false);
                 };
-                let moves = self.with_core(live, |core| core.plan(&victim, &blocks));
+                self.note(blocks.len() as u64, || {
+                    format!("{} blocks read", blocks.len())
+                });
+                let plan = self.with_core(live, |core| core.begin_plan(&victim, blocks));
+                Keeper::Planning(victim, Box::new(plan))
+            }
+            Keeper::Planning(victim, _) if live.stopping => Keeper::Finishing(victim, false),
+            Keeper::Planning(victim, mut plan) => {
+                let at_once = 1 + self.dice.below(64);
+                let go_on = |core: &mut Core| core.go_on_planning(&mut plan, at_once);
+                let Some(moves) = self.with_core(live, go_on) else {
+                    return Keeper::Planning(victim, plan);
+                };
                 self.note(moves.len() as u64, || {
-                    format!(
-                        "plan: {} blocks read, {} pages to move",
-                        blocks.len(),
-                        moves.len()
-                    )
+                    format!("plan: {} pages to move", moves.len())
                 });
                 Keeper::Emptying(victim, moves)
             }

@@ -46,9 +46,10 @@ impl Core {
 
     /// As [`Core::plan`], but keeps every page.
     pub(crate) fn plan_whole(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
-        let moves = self.carry_out(victim, blocks);
+        let mut carrying = self.begin_carrying(victim, blocks.to_vec());
+        self.carry_some(&mut carrying, usize::MAX);
         self.pump();
-        moves
+        carrying.pages
     }
 
     /// Blocks of pages in a segment that count.

@@ -1,14 +1,14 @@
 //! Reclaim: emptying the segment with the fewest live bytes, so that it can be written again.
 //!
 //! The steps, each driven by whoever moves the bytes:
-//! [`Core::next_victim`] picks a segment; its descriptor blocks are read; [`Core::plan`] says which pages are worth a copy and
+//! [`Core::next_victim`] picks a segment; its descriptor blocks are read; a [`Plan`](super::Plan) says which pages are worth a copy and
 //! evicts the rest; [`Core::reserve_copies`] with [`Core::commit`] and [`Core::landed`] moves them, like a put that keeps the
 //! births; [`Core::finish_victim`] forgets what could not be read, and the segment is given back once a sync covers all
 //! that was carried out of it and no reader is in it.
 //!
 //! It must go on in the worst of states, since a crash in the middle of it seals what was open: with no free segment at all, and no room
 //! in one that takes copies, it gives up another victim, the coldest, whose pages are evicted, not copied (`cornered`); and deletions,
-//! which must not be lost, go into gaps of sealed segments, whose headers are written again to list them ([`Core::plan`],
+//! which must not be lost, go into gaps of sealed segments, whose headers are written again to list them ([`Plan`](super::Plan),
 //! `Space::extend_sealed`).
 //!
 //! What the constants stand on (exact page-LRU over a one-hour chat trace of 288,500 block references, simulated 2026-11): copies in a
@@ -18,12 +18,7 @@
 //! it saves up to half of the copies at a cost of at most 0.03 points of hit rate. More free segments than needed cost
 //! amplification, since they come out of the same slack.
 
-use std::collections::{HashMap, HashSet};
-
-use larder_format::{
-    Body, DescriptorBlock, Fingerprint, KeyPrefix, PageKey, PageRecord, RECORDS_PER_BLOCK, Record,
-    SegmentState, Serial,
-};
+use larder_format::{PageKey, PageRecord, RECORDS_PER_BLOCK, SegmentState, Serial};
 
 use super::log::{Note, NoteBody, Teller};
 use super::pages::{NewPage, Origin};
@@ -31,17 +26,8 @@ use super::space::{Segment, State};
 use super::{Core, Effect};
 use crate::api::PutStatus;
 use crate::catalog::{Finding, Grant, ReservationId};
-use crate::index::{Heat, NamespaceSlot, Place, SegmentId};
+use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::planted;
-
-/// Pages colder than this share of the range between the coldest and the hottest are dropped rather than copied.
-const COLD_SHARE: u32 = 20;
-
-/// Pages hotter than this share of that range are copied rather than dropped, also when more than half a segment is.
-const WARM_SHARE: u32 = 4;
-
-/// Of the pages that are left of a victim, as many as this share are evicted elsewhere before it is seen what became of them.
-const EVICTED_SHARE: usize = 16;
 
 /// How long a victim that could not be emptied is left alone, in milliseconds, when nothing changes meanwhile.
 const RETRY_MS: u64 = 1000;
@@ -75,66 +61,6 @@ pub struct Move {
     pub record: PageRecord,
     /// Where it lies now.
     pub from: Place,
-}
-
-/// Lets each record that is no page pass once, and of several deletions of one key the latest: what is carried from segment to
-/// segment must not multiply on the way.
-struct Once {
-    latest: HashMap<(Fingerprint, Option<PageKey>), Serial>,
-    evictions: HashSet<(Fingerprint, KeyPrefix, Serial)>,
-}
-
-impl Once {
-    fn new(blocks: &[DescriptorBlock], notes: &[NoteBody]) -> Once {
-        let listed = blocks.iter().flat_map(|block| match &block.body {
-            Body::Records(records) => records.as_slice(),
-            Body::Namespace(_) => &[],
-        });
-        let noted = notes.iter().filter_map(|body| match body {
-            NoteBody::Record(record) => Some(record),
-            NoteBody::Namespace(_) => None,
-        });
-        let mut latest: HashMap<_, Serial> = HashMap::new();
-        for record in listed.chain(noted) {
-            if let Some(name) = deleted_by(record) {
-                let birth = latest.entry(name).or_insert(record.birth());
-                *birth = record.birth().max(*birth);
-            }
-        }
-        Once {
-            latest,
-            evictions: HashSet::new(),
-        }
-    }
-
-    fn admits(&mut self, record: &Record) -> bool {
-        if let Record::Evict {
-            namespace,
-            key,
-            birth,
-            ..
-        } = record
-        {
-            return self.evictions.insert((*namespace, *key, *birth));
-        }
-        let Some(name) = deleted_by(record) else {
-            return true;
-        };
-        let is_latest = self.latest.get(&name) == Some(&record.birth());
-        if is_latest {
-            self.latest.remove(&name);
-        }
-        is_latest
-    }
-}
-
-/// The key that a record deletes; `None` in its place for a whole namespace.
-fn deleted_by(record: &Record) -> Option<(Fingerprint, Option<PageKey>)> {
-    match record {
-        Record::Delete { namespace, key, .. } => Some((*namespace, Some(*key))),
-        Record::Clear { namespace, .. } => Some((*namespace, None)),
-        Record::Page(_) | Record::Evict { .. } => None,
-    }
 }
 
 impl Core {
@@ -201,253 +127,6 @@ impl Core {
             blocks,
             is_given_up: false,
         }
-    }
-
-    /// What is to be moved out of a victim whose descriptor blocks are these; evicts what is not worth it, and queues
-    /// namespaces and deletions that must not be lost with it.
-    pub fn plan(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
-        let mut moves = self.carry_out(victim, blocks);
-        let segment = self.space.segment(victim.segment);
-        if victim.is_given_up {
-            // One that a deletion has to stay in is not won by evicting its pages; a suspect is healed so.
-            if !segment.stuck || segment.suspect {
-                self.give_up(&mut moves);
-            }
-        } else if !segment.suspect {
-            self.drop_cold(victim.segment, &mut moves);
-        }
-        moves.sort_unstable_by_key(|page| page.from);
-        self.pump();
-        moves
-    }
-
-    /// Every page that lies in a victim; queues namespaces and deletions that must not be lost with it.
-    pub(super) fn carry_out(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
-        let mut moves = Vec::new();
-        let oldest = self.space.oldest_life();
-        // A failed sync may have lost the blocks of the latest.
-        let unsynced = self.log.unsynced_notes_in(victim.segment);
-        let mut once = Once::new(blocks, &unsynced);
-        for block in blocks {
-            match &block.body {
-                Body::Namespace(namespace) => {
-                    self.carry_namespace(victim.segment, namespace.fingerprint());
-                }
-                Body::Records(records) => {
-                    for record in records {
-                        if once.admits(record) {
-                            self.plan_record(victim.segment, oldest, record, &mut moves);
-                        }
-                    }
-                }
-            }
-        }
-        if self.space.segment(victim.segment).suspect {
-            for body in unsynced {
-                match body {
-                    NoteBody::Record(record) if once.admits(&record) => {
-                        self.plan_record(victim.segment, oldest, &record, &mut moves);
-                    }
-                    NoteBody::Record(_) => {}
-                    NoteBody::Namespace(_) => self.carry_note(victim.segment, body),
-                }
-            }
-        }
-        moves
-    }
-
-    fn plan_record(
-        &mut self,
-        segment: SegmentId,
-        oldest: Option<Serial>,
-        record: &Record,
-        moves: &mut Vec<Move>,
-    ) {
-        match record {
-            Record::Page(record) => {
-                let Some(&namespace) = self.slots.get(&record.namespace) else {
-                    return;
-                };
-                let from = Place {
-                    segment,
-                    start: record.start,
-                };
-                // A record of another size is a lie that recovery did not believe either.
-                let is_true = record.blocks == self.namespaces[namespace.0 as usize].page_blocks;
-                if is_true
-                    && self
-                        .index
-                        .live(namespace, record.key.prefix(), from, self.now_ms)
-                        .is_some()
-                {
-                    moves.push(Move {
-                        namespace,
-                        record: *record,
-                        from,
-                    });
-                }
-            }
-            Record::Evict {
-                volume,
-                segment: number,
-                sequence,
-                ..
-            } => {
-                let lay_in = self.space.id_of(usize::from(*volume), number.0);
-                let there = lay_in.is_some_and(|id| self.space.segment(id).sequence == *sequence);
-                if there && lay_in != Some(segment) {
-                    self.log.evictions.keep(*record);
-                }
-            }
-            Record::Delete { birth, .. } | Record::Clear { birth, .. } => {
-                let needed = oldest.is_some_and(|oldest| oldest < *birth);
-                if needed && !planted!(DroppedDeletion) {
-                    self.carry_note(segment, NoteBody::Record(*record));
-                }
-            }
-        }
-    }
-
-    fn carry_namespace(&mut self, segment: SegmentId, fingerprint: Fingerprint) {
-        let Some(&slot) = self.slots.get(&fingerprint) else {
-            return;
-        };
-        if self.namespaces[slot.0 as usize].home == Some(segment) {
-            self.carry_note(segment, NoteBody::Namespace(slot.0));
-        }
-    }
-
-    /// Writes a record of the victim again. The victim is not given back before the copy is synced; without room for it
-    /// the victim stays as it is until the next try.
-    fn carry_note(&mut self, segment: SegmentId, body: NoteBody) {
-        let note = Note {
-            body,
-            teller: Teller::Victim(segment),
-        };
-        match (self.queue_anywhere(note), body) {
-            (Ok(()), _) => self.space.segment_mut(segment).carrying += 1,
-            // Pages do not need it; it is written again as soon as there is room.
-            (Err(_), NoteBody::Namespace(slot)) => self.namespaces[slot as usize].home = None,
-            (Err(_), NoteBody::Record(_)) => self.space.segment_mut(segment).stuck = true,
-        }
-    }
-
-    /// Evicts cold pages among `moves`, leaves first, until what is left fits half a segment; past that, the coldest pages
-    /// of the whole store, whose parents these may be. What is warm is copied past that too, as long as one page more would fit
-    /// beside the copies: after crashes the emptiest segment may hold the newest pages. Room that a crash left unused in the victim
-    /// is won without an eviction. The end of a full segment, in which none of its pages would fit, is no such room: wherever they
-    /// are moved, as much is left over again.
-    fn drop_cold(&mut self, victim: SegmentId, moves: &mut Vec<Move>) {
-        let unused = self.space.unused_blocks(victim);
-        let page = moves.iter().map(|page| page.record.blocks).max();
-        let won = if unused > u64::from(page.unwrap_or(0)) {
-            unused
-        } else {
-            0
-        };
-        let limit = self.space.data_blocks() / 2 + won;
-        let line = self.cold_line();
-        let mut heats: Vec<(Heat, Move)> = moves
-            .drain(..)
-            .filter_map(|page| {
-                let info = self.index.live(
-                    page.namespace,
-                    page.record.key.prefix(),
-                    page.from,
-                    self.now_ms,
-                )?;
-                Some((info.heat, page))
-            })
-            .collect();
-        // Of equally warm pages the deeper goes first: it is nearer to being a leaf.
-        heats.sort_unstable_by_key(|(heat, page)| {
-            (*heat, std::cmp::Reverse(page.record.depth), page.from)
-        });
-        let mut total: u64 = heats
-            .iter()
-            .map(|(_, page)| u64::from(page.record.blocks))
-            .sum();
-        // With a descriptor block for each, which is the worst that can come, and one page more.
-        let with_one_more = total + heats.len() as u64 + u64::from(page.unwrap_or(0)) + 1;
-        let warm = if with_one_more <= self.space.data_blocks() {
-            self.warm_line()
-        } else {
-            Heat(u32::MAX)
-        };
-        loop {
-            let before = heats.len();
-            heats.retain(|(heat, page)| {
-                let cold = line.is_some_and(|line| *heat <= line);
-                let may_go = cold || total > limit && *heat < warm;
-                if !may_go || !self.evict_if_leaf(page) {
-                    return true;
-                }
-                total -= u64::from(page.record.blocks);
-                false
-            });
-            if total <= limit || heats.iter().all(|(heat, _)| *heat >= warm) {
-                break;
-            }
-            if heats.len() < before {
-                continue;
-            }
-            // So many at once that looking through these again and again does not take longer than they do.
-            let is_over = (0..=heats.len() / EVICTED_SHARE)
-                .any(|_| !self.evict_one() || self.frontier.is_some_and(|heat| heat >= warm));
-            // Those just evicted may have been some of these.
-            heats.retain(|(_, page)| {
-                let there = self
-                    .index
-                    .live(
-                        page.namespace,
-                        page.record.key.prefix(),
-                        page.from,
-                        self.now_ms,
-                    )
-                    .is_some();
-                if !there {
-                    total -= u64::from(page.record.blocks);
-                }
-                there
-            });
-            if is_over {
-                break;
-            }
-        }
-        moves.extend(heats.into_iter().map(|(_, page)| page));
-    }
-
-    /// Heat below which a page is among the next to be evicted anyway; none before the store has filled.
-    fn cold_line(&self) -> Option<Heat> {
-        let hottest = self.index.hottest();
-        // Heats are lowered once in a while; a frontier from before that says nothing.
-        let coldest = self.frontier.filter(|frontier| *frontier <= hottest)?;
-        Some(Heat(
-            coldest.0 + hottest.0.saturating_sub(coldest.0) / COLD_SHARE,
-        ))
-    }
-
-    /// Heat from which on a page is not dropped to save its copy.
-    fn warm_line(&self) -> Heat {
-        let hottest = self.index.hottest();
-        let coldest = self.frontier.filter(|frontier| *frontier <= hottest);
-        let coldest = coldest.unwrap_or(Heat(0));
-        Heat(coldest.0 + (hottest.0 - coldest.0).div_ceil(WARM_SHARE))
-    }
-
-    fn evict_if_leaf(&mut self, page: &Move) -> bool {
-        let evicted = self.index.evict_if_leaf(
-            page.namespace,
-            page.record.key.prefix(),
-            page.from,
-            self.now_ms,
-        );
-        if evicted {
-            self.space.drop_live(page.from.segment, page.record.blocks);
-            self.counters.evicted += 1;
-            self.log_eviction(page.namespace, page.record.key.prefix(), page.from.segment);
-        }
-        evicted
     }
 
     /// Gives copies of these pages extents, as [`Core::reserve`] does for new pages.

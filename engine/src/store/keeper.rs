@@ -10,9 +10,12 @@ use larder_format::{StoreId, Superblock};
 
 use super::local::Local;
 use super::mover::{batch, move_pages, read_blocks};
-use crate::core::Victim;
+use crate::core::{Core, Victim};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
+
+/// Pages of a victim looked at in one step: a tenth of a millisecond, for which nobody else has the core.
+const PLANNED_AT_ONCE: usize = 256;
 
 /// Bytes of pages moved at once.
 const MOVE_BYTES: u64 = 8 << 20;
@@ -40,7 +43,7 @@ impl Keeper {
                     e,
                 )
             })?;
-        local.with_core(crate::core::Core::start);
+        local.with_core(Core::start);
         Ok(Keeper { local, thread })
     }
 
@@ -87,7 +90,7 @@ fn run(local: &Local, place: Place) {
         errands.wake_at = None;
         drop(errands);
         local.with_core(|_| ());
-        while let Some(victim) = local.with_core(crate::core::Core::next_victim) {
+        while let Some(victim) = local.with_core(Core::next_victim) {
             let moved_all = empty(local, place, &victim);
             let released = local.with_core(|core| core.finish_victim(&victim, moved_all));
             if !released || local.errands.lock().stop {
@@ -110,7 +113,16 @@ fn empty(local: &Local, place: Place, victim: &Victim) -> bool {
     if blocks.some_unreadable {
         return false;
     }
-    let moves = local.with_core(|core| core.plan(victim, &blocks.whole));
+    let mut plan = local.with_core(|core| core.begin_plan(victim, blocks.whole));
+    let moves = loop {
+        let go_on = |core: &mut Core| core.go_on_planning(&mut plan, PLANNED_AT_ONCE);
+        if let Some(moves) = local.with_core_by_turns(go_on) {
+            break moves;
+        }
+        if local.errands.lock().stop {
+            return false;
+        }
+    };
     let mut rest = moves.as_slice();
     while !rest.is_empty() {
         let (now, later) = rest.split_at(batch(rest, MOVE_BYTES));

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::api::{NamespaceId, PutStatus, Stats};
 use crate::catalog::{
@@ -123,6 +123,19 @@ impl Local {
 
     /// Runs a command, then carries out its effects.
     pub(crate) fn with_core<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
+        self.run(command, |core| drop(core))
+    }
+
+    /// The same for one of many steps: whoever waits for the core has it before the next.
+    pub(super) fn with_core_by_turns<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
+        self.run(command, |core| MutexGuard::unlock_fair(core))
+    }
+
+    fn run<R>(
+        &self,
+        command: impl FnOnce(&mut Core) -> R,
+        release: impl FnOnce(MutexGuard<'_, Core>),
+    ) -> R {
         let now = self.now_ms();
         let mut core = self.core.lock();
         let guard = AbortOnPanic;
@@ -131,7 +144,7 @@ impl Local {
         std::mem::forget(guard);
         let effects = core.take_effects();
         let wake_at = core.wakes_at();
-        drop(core);
+        release(core);
         self.carry_out(effects, wake_at);
         result
     }
