@@ -4,7 +4,7 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ use larder_engine::share::wire::{
 };
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{
-    AttachOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus, SharedStore, Store,
-    StoreError,
+    AttachOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus, SharedReads,
+    SharedStore, Store, StoreError,
 };
 use nix::fcntl::{FcntlArg, fcntl};
 
@@ -92,6 +92,31 @@ fn each_page_of_a_call_that_takes_several_windows_is_told_its_own_status() {
         assert_eq!(statuses[..70], [PutStatus::Duplicate; 70]);
         assert_eq!(statuses[70..], [PutStatus::Stored; 90]);
         assert_eq!(pool.hits(&keys), 160);
+    }
+}
+
+#[test]
+fn what_a_client_finds_damaged_is_damaged_to_all() {
+    for shared_reads in [SharedReads::Off, SharedReads::On] {
+        let home = Home::with_store(128 * MIB);
+        let mut options = AttachOptions::default();
+        options.open.shared_reads = shared_reads;
+        let owner = Store::attach(&home.path, options.clone()).unwrap();
+        let client = Store::attach(&home.path, options).unwrap();
+        let pool = Pool::new(&client, "m", &[65536]);
+        let own = Pool::new(&owner, "m", &[65536]);
+        let keys = chain(1, 4);
+        assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 4]);
+        // The first segment begins at 1 MiB; its first page behind two header blocks.
+        let file = std::fs::File::options().write(true).open(&home.path);
+        let second = MIB + 2 * 4096 + 65536;
+        file.unwrap().write_all_at(b"?", second + 77).unwrap();
+        assert_eq!(pool.get(&keys)[1], GetStatus::Miss(MissReason::Damaged));
+        let there = || own.store.contains(own.id, &keys);
+        eventually("it is forgotten", || there() == [true, false, true, true]);
+        assert_eq!(owner.stats().damaged, 1);
+        assert_eq!(pool.put(&keys)[1], PutStatus::Stored);
+        assert_eq!(own.hits(&keys), 4);
     }
 }
 

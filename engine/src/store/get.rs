@@ -117,8 +117,10 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         reads.finish(pages, self.deadline, &mut statuses, &mut findings);
         let mut statuses = recheck(self.data, &reads.jobs, statuses);
         let tried = reads.without_their_bytes(&statuses);
-        drop((reads, pins));
+        drop(reads);
+        // What is found counts while the pages are pinned.
         self.tell(&findings);
+        drop(pins);
         self.again(&tried, pages, &mut statuses);
         statuses
     }
