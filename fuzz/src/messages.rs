@@ -548,7 +548,7 @@ fn requests(feed: &mut Feed<'_>) {
                 clients[at].ledger.leave(&owner.clerk, &owner.map);
             }
             3 => {
-                clients[at].ledger.look(&owner.clerk);
+                clients[at].ledger.look(&owner.clerk, &owner.map);
             }
             what => {
                 let first = feed.below(keys.len());

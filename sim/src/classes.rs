@@ -106,6 +106,7 @@ classes! {
         MessageLost => "message lost with its connection",
         ConnectionLost => "connection lost, both ends alive",
         StaleExtent => "client read an extent that had been given to others",
+        PinsTakenBack => "pins taken back from a client that did not go on reading",
         LateFinding => "finding that arrived after its page's pin was given back",
         AstrayMessage => "message about a put that is over, or a former owner's",
         HastyPut => "put of a client before its marks were known",

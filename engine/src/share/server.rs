@@ -9,7 +9,7 @@
 //!   were to write to, and the slots of the staging area that it reads into, are given back when its mark on every volume has gone
 //!   ([`guard`]), for until then the kernel may be carrying out what it submitted;
 //! - so it has when any of its connections fails: what it said there and nobody read is lost;
-//! - the puts of a client that is there and says nothing more are given up in the same way (`watch`);
+//! - the puts of a client that is there and says nothing more are given up, and its pins given back, in the same way (`watch`);
 //! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
 //! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, puts, half of the staging
 //!   area, and page data under way for its share of the write budget, which is as large as everybody else's. What it may still be writing to
@@ -490,7 +490,7 @@ impl Shared {
             marks: &self.probes,
             share_bytes: self.share_bytes(),
         };
-        let begins = matches!(request, Request::Reserve { .. });
+        let begins = matches!(request, Request::Reserve { .. } | Request::Pin { .. });
         let answer = desk.answer(&session.ledger, request);
         if begins {
             self.watch.call();

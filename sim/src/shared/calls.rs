@@ -56,12 +56,14 @@ pub struct Window {
 pub struct Get {
     namespace: usize,
     names: Vec<Name>,
-    line: Option<u64>,
+    pub line: Option<u64>,
     pages: Vec<(Name, Located)>,
     read: usize,
     findings: Vec<(Name, Located, Finding)>,
     /// Steps for which it does nothing.
     hold: usize,
+    /// Its pins have not been taken back.
+    pub is_kept: bool,
 }
 
 impl Window {
@@ -152,6 +154,7 @@ impl Company {
                         read: 0,
                         findings: Vec::new(),
                         hold,
+                        is_kept: true,
                     })
                 })
             }
@@ -343,7 +346,7 @@ impl Company {
             get.hold -= 1;
         } else if let Some((name, located)) = get.pages.get(get.read).copied() {
             get.read += 1;
-            let finding = self.read(world, id, name, &located);
+            let finding = self.read(world, id, get.is_kept, name, &located);
             if finding != Finding::Good || located.unproven {
                 get.findings.push((name, located, finding));
             }
@@ -363,7 +366,9 @@ impl Company {
                 segments: segments.clone(),
             };
             if self.tell(world, slot, &unpin) {
-                self.stop_reading(live, id, Some(&segments));
+                if get.is_kept {
+                    self.stop_reading(live, id, Some(&segments));
+                }
                 return;
             }
         }
@@ -385,17 +390,25 @@ impl Company {
     }
 
     /// Reads a page and looks at what it got. What the owner does not keep for it any more may be somebody else's by now.
-    fn read(&self, world: &mut World, id: ClientId, name: Name, located: &Located) -> Finding {
+    fn read(
+        &self,
+        world: &mut World,
+        id: ClientId,
+        is_kept: bool,
+        name: Name,
+        located: &Located,
+    ) -> Finding {
         let (volume, start) = world.address(located.place);
         let version = world.oracle.find(name, located.checksum);
         let version = version.expect("a page was found with a checksum that was never put");
         let count = world.oracle.version(version).blocks as usize;
         let (misdirected, from) = world.read_from(volume, start, count);
         let outcome = world.disk.read(volume, from, count);
-        let is_kept = self.office.as_ref().is_some_and(|office| {
+        let is_there = self.office.as_ref().is_some_and(|office| {
             let session = office.sessions.get(&id);
             session.is_some_and(|session| !session.ledger.is_gone())
         });
+        let is_kept = is_kept && is_there;
         if let Ok(blocks) = &outcome
             && !is_kept
         {

@@ -69,6 +69,15 @@ impl Client {
         }
     }
 
+    /// What it has been given to read is not kept for it any more; of reads that were asked for over a line, if the owner has `heard`.
+    pub fn forfeit_reads(&mut self, heard: impl Fn(u64) -> bool) {
+        for task in self.tasks.iter_mut().flatten() {
+            if let Task::Get(get) = task {
+                get.is_kept &= get.line.is_some_and(|line| !heard(line));
+            }
+        }
+    }
+
     /// Whether its process is there and does nothing.
     pub fn is_stopped(&self, world: &World) -> bool {
         world.moment < self.stopped_until && !world.calm
@@ -144,6 +153,7 @@ impl Company {
             ledger: Ledger::new(id, live.run().get()),
             reading: Default::default(),
             owed: Default::default(),
+            forfeited: Default::default(),
         };
         let office = self.office.as_mut().expect("somebody serves");
         office.sessions.insert(id, session);

@@ -7,11 +7,12 @@ use larder_engine::core::RequestId;
 use larder_engine::format::PageKey;
 use larder_engine::index::{NamespaceSlot, SegmentId};
 use larder_engine::share::answer::{self, Answer, Desk, Later, count, done};
-use larder_engine::share::ledger::{Awaited, Ledger};
+use larder_engine::share::ledger::{Awaited, Ledger, READ_LOOKS};
 use larder_engine::share::wire::{ClientId, Failure, Reply, Request as Asked, parse};
 use larder_engine::{NamespaceId, PutStatus, StoreError};
 
 use super::Company;
+use super::client::Client;
 use super::lines::{Line, Note, Waits, reply_frame};
 use super::seat::{Given, Marked, Seat, map_of};
 use crate::classes::Class;
@@ -25,6 +26,8 @@ pub struct Session {
     pub reading: BTreeMap<SegmentId, u32>,
     /// Pins that it was given, and has not given back as far as the owner has heard.
     pub owed: BTreeMap<SegmentId, u32>,
+    /// Those that were taken back, likewise.
+    pub forfeited: BTreeMap<SegmentId, u32>,
 }
 
 /// What an owner knows that is not in its core. It goes with the owner.
@@ -115,7 +118,8 @@ impl Company {
         match &request {
             Asked::Unpin { segments } => {
                 for segment in segments {
-                    take_one(&mut session.owed, *segment);
+                    let _ = take_one(&mut session.forfeited, *segment)
+                        || take_one(&mut session.owed, *segment);
                 }
             }
             Asked::Verified { findings, .. } => {
@@ -301,16 +305,58 @@ impl Company {
         office.give_up(world, live, &left.given_up);
     }
 
-    /// The owner looks whether some client goes on with its puts.
+    /// The owner looks whether some client goes on with its puts and reads.
     pub fn look(&mut self, world: &mut World, live: &mut Live) {
         let office = self.office.as_mut().expect("somebody serves");
-        let there = office.sessions.values().map(|session| &session.ledger);
-        let there: Vec<&Ledger> = there.filter(|ledger| !ledger.is_gone()).collect();
+        let there = office.sessions.iter();
+        let there = there.filter(|(_, session)| !session.ledger.is_gone());
+        let there: Vec<ClientId> = there.map(|(id, _)| *id).collect();
         if there.is_empty() {
             return;
         }
-        let ledger = world.dice.pick(&there);
-        let (client, look) = (ledger.client(), ledger.look(&Seat::new(world, live)));
+        let client = world.dice.pick(&there);
+        // So often in a row as if it had been stopped for long.
+        let times = if world.dice.chance(0.2) {
+            READ_LOOKS
+        } else {
+            1
+        };
+        for _ in 0..times {
+            self.look_at(world, live, client);
+        }
+    }
+
+    fn look_at(&mut self, world: &mut World, live: &mut Live, client: ClientId) {
+        let office = self.office.as_mut().expect("somebody serves");
+        let map = map_of(world);
+        let session = office.sessions.get_mut(&client).expect("a session");
+        // What it reads under may be given away in the look.
+        let reading = session.reading.clone();
+        session.stop_all_reading(live);
+        let look = session.ledger.look(&Seat::new(world, live), &map);
+        if look.pins_taken_back > 0 {
+            world.count(Class::PinsTakenBack);
+            world.note(u64::from(client.0), || {
+                format!("{client:?} does not go on reading: its pins are taken back")
+            });
+            for (segment, count) in std::mem::take(&mut session.owed) {
+                *session.forfeited.entry(segment).or_default() += count;
+            }
+            let heard = |number: u64| {
+                self.lines
+                    .get(&number)
+                    .is_some_and(|line| line.up.is_empty())
+            };
+            let of = |other: &&mut Client| other.id() == Some(client);
+            if let Some(reader) = self.clients.iter_mut().find(of) {
+                reader.forfeit_reads(heard);
+            }
+        } else {
+            for (segment, count) in &reading {
+                *live.pins.entry(*segment).or_default() += count;
+            }
+            session.reading = reading;
+        }
         if look.given_up.is_empty() {
             return;
         }

@@ -6,6 +6,8 @@
 //! Invariants:
 //! - a pin is given back once, by the client or when the client has gone, and only if it was taken;
 //! - what a client says of a page that it read counts while it has the page's segment pinned: afterwards another page may lie there;
+//! - the pins of a client whose reads neither begin nor end any more are taken back, or its stopping would keep segments from being
+//!   written again: what it still reads it verifies, and finds to be missing. When it gives such pins back after all that is for nothing;
 //! - a put is named by a number that is the ledger's own and no other owner's: what a client says of a put of another client, or
 //!   of a former owner, counts for nothing;
 //! - a put is committed once, a page of it lands once, its statuses are asked for once;
@@ -37,6 +39,9 @@ pub use put::{Awaited, LOOKS, Look};
 /// Pages that one client reads at once.
 const PINS_MAX: u64 = 1 << 20;
 
+/// Looks at a client's reads between which none begins or ends before its pins are taken back: many times as long as a device takes.
+pub const READ_LOOKS: u32 = 15;
+
 /// Puts of one client whose outcome it has not asked for.
 const PUTS_MAX: usize = 1 << 16;
 
@@ -60,6 +65,10 @@ struct Held {
     may_write: bool,
     pins: BTreeMap<SegmentId, u64>,
     pinned: u64,
+    /// Pins that were taken back, and that the client will give back too.
+    forfeited: BTreeMap<SegmentId, u64>,
+    /// Looks at its reads since one began or ended.
+    looks: u32,
     puts: BTreeMap<u64, Put>,
     /// Of puts that are over, though the client has never said that their writes are: where those go, a segment for each page.
     adrift: Vec<SegmentId>,
@@ -78,6 +87,8 @@ impl Ledger {
                 may_write: false,
                 pins: BTreeMap::new(),
                 pinned: 0,
+                forfeited: BTreeMap::new(),
+                looks: 0,
                 puts: BTreeMap::new(),
                 adrift: Vec::new(),
                 put_bytes: 0,
@@ -124,6 +135,7 @@ impl Ledger {
         if held.gone || held.pinned + keys.len() as u64 > PINS_MAX {
             return vec![None; keys.len()];
         }
+        held.looks = 0;
         let pages = catalog.pin(namespace, keys);
         for page in pages.iter().flatten() {
             *held.pins.entry(page.extent.place.segment).or_default() += 1;
@@ -140,6 +152,7 @@ impl Ledger {
         segments: &[SegmentId],
     ) {
         let mut held = self.held.lock();
+        held.looks = 0;
         let given = segments.iter().copied();
         let given: Vec<SegmentId> = given.filter(|segment| held.take_pin(*segment)).collect();
         drop(held);
@@ -155,7 +168,11 @@ impl Ledger {
     ) {
         let held = self.held.lock();
         findings.retain(|(_, extent, _)| {
-            held.pins.contains_key(&extent.place.segment) || planted!(UnpinnedFinding)
+            let segment = &extent.place.segment;
+            // It may have been read under a pin that was taken back.
+            let is_pinned =
+                held.pins.contains_key(segment) && !held.forfeited.contains_key(segment);
+            is_pinned || planted!(UnpinnedFinding)
         });
         // Under the lock: nobody gives the pins back meanwhile.
         if !findings.is_empty() {
@@ -305,8 +322,9 @@ impl Ledger {
         }
     }
 
-    /// Gives up the puts of which nothing has been heard for so many looks ([`LOOKS`]), this one counted.
-    pub fn look<C: Allocator + ?Sized>(&self, catalog: &C) -> Look {
+    /// Gives up the puts of which nothing has been heard for so many looks ([`LOOKS`]), this one counted, and takes pins back when no read
+    /// has begun or ended for as many as [`READ_LOOKS`].
+    pub fn look<C: Allocator + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> Look {
         let mut held = self.held.lock();
         let mut is_due = false;
         let mut given_up = Vec::new();
@@ -318,8 +336,15 @@ impl Ledger {
                 given_up.extend(put.give_up(catalog));
             }
         }
+        let forfeited = held.look_at_reads();
+        is_due |= held.pinned > 0;
         drop(held);
-        Look::after(catalog, given_up, is_due)
+        let pins_taken_back = forfeited.values().sum();
+        unpin_all(catalog, map, forfeited);
+        Look {
+            pins_taken_back,
+            ..Look::after(catalog, given_up, is_due)
+        }
     }
 
     /// The client has gone: gives back its pins (what it still reads goes into its own memory), gives up its puts and grants it nothing
@@ -327,19 +352,14 @@ impl Ledger {
     pub fn leave<C: Allocator + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> Look {
         let mut held = self.held.lock();
         held.gone = true;
-        held.pinned = 0;
-        let pins = std::mem::take(&mut held.pins);
+        let pins = held.take_all_pins();
         let puts = held.puts.values_mut();
         let given_up = puts.filter_map(|put| put.give_up(catalog)).collect();
         let is_due = !held.puts.is_empty() || !held.adrift.is_empty();
         drop(held);
         let look = Look::after(catalog, given_up, is_due);
-        for (segment, count) in pins {
-            for _ in 0..count {
-                if !planted!(KeptPins) {
-                    catalog.unpin(&[head_of(map, segment)]);
-                }
-            }
+        if !planted!(KeptPins) {
+            unpin_all(catalog, map, pins);
         }
         look
     }
@@ -390,6 +410,14 @@ fn unpin<C: Catalog + ?Sized>(catalog: &C, map: &SegmentMap, segments: &[Segment
     catalog.unpin(&heads);
 }
 
+fn unpin_all<C: Catalog + ?Sized>(catalog: &C, map: &SegmentMap, pins: BTreeMap<SegmentId, u64>) {
+    for (segment, count) in pins {
+        for _ in 0..count {
+            catalog.unpin(&[head_of(map, segment)]);
+        }
+    }
+}
+
 /// What a number that the ledger did not give means to the core: nothing.
 fn astray(number: u64) -> Option<ReservationId> {
     planted!(ForeignPut).then_some(ReservationId(number & u64::from(u32::MAX)))
@@ -435,18 +463,46 @@ impl Held {
         number
     }
 
-    fn take_pin(&mut self, segment: SegmentId) -> bool {
-        let Some(count) = self.pins.get_mut(&segment) else {
-            return false;
-        };
-        if planted!(DoubleUnpin) {
-            return true;
+    /// Counts a look at the client's reads; the pins that it forfeits with it.
+    fn look_at_reads(&mut self) -> BTreeMap<SegmentId, u64> {
+        self.looks += 1;
+        if self.pinned == 0 || self.looks < READ_LOOKS {
+            return BTreeMap::new();
         }
-        *count -= 1;
-        if *count == 0 {
-            self.pins.remove(&segment);
+        let pins = self.take_all_pins();
+        for (segment, count) in &pins {
+            *self.forfeited.entry(*segment).or_default() += count;
         }
-        self.pinned -= 1;
-        true
+        pins
     }
+
+    fn take_all_pins(&mut self) -> BTreeMap<SegmentId, u64> {
+        self.pinned = 0;
+        std::mem::take(&mut self.pins)
+    }
+
+    /// The client gives a pin back; whether it has it.
+    fn take_pin(&mut self, segment: SegmentId) -> bool {
+        if take_one(&mut self.forfeited, segment) {
+            return false;
+        }
+        if planted!(DoubleUnpin) {
+            return self.pins.contains_key(&segment);
+        }
+        let is_there = take_one(&mut self.pins, segment);
+        self.pinned -= u64::from(is_there);
+        is_there
+    }
+}
+
+/// Takes one of what is counted; whether there was one.
+fn take_one(counts: &mut BTreeMap<SegmentId, u64>, segment: SegmentId) -> bool {
+    let Some(count) = counts.get_mut(&segment) else {
+        return false;
+    };
+    *count -= 1;
+    if *count == 0 {
+        counts.remove(&segment);
+    }
+    true
 }

@@ -145,6 +145,7 @@ impl Shared {
         keys: &[PageKey],
     ) -> (bool, Vec<Option<StagedPage>>) {
         let pages = session.ledger.pin(self.store.catalog(), namespace, keys);
+        self.watch.call();
         let staging = self.reads.shared(namespace);
         let shape = self.store.catalog().shape(namespace);
         let bytes = shape.map_or(0, |shape| shape.shape.page_blocks() as usize * BLOCK_BYTES);

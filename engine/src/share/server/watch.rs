@@ -1,9 +1,13 @@
-//! Looks after clients that are there and say nothing: stopped by a signal or a debugger, or being dumped, in the middle of a put.
+//! Looks after clients that are there and say nothing: stopped by a signal or a debugger, or being dumped, in the middle of a put or a
+//! read.
 //!
 //! Such a put holds up those of everybody else: groups of descriptors complete in their order, syncs cover complete ones, and whoever
 //! puts the same page waits for it. So while puts of clients are under way somebody looks at them now and then, and gives up those of
 //! which nothing has been heard for [`SILENCE`] at least ([`Ledger::look`](super::ledger::Ledger::look)). However long a device
 //! takes, a client that waits for it says so ([`Putting::stay`](crate::catalog::Putting::stay)).
+//!
+//! A read keeps the segments it reads from being written again, in the end all of them. Its pages are kept for half a minute in which no
+//! read of the same client begins or ends; one that takes longer and then finds something else asks once more.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,14 +26,14 @@ const EVERY: Duration = Duration::from_millis(SILENCE.as_millis() as u64 / (LOOK
 /// When to look.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// Puts may be under way.
+    /// Puts or reads may be under way.
     is_due: AtomicBool,
     calling: Mutex<()>,
     called: Condvar,
 }
 
 impl Watch {
-    /// A put has begun: its client's ledger has it.
+    /// A put or a read has begun: its client's ledger has it.
     pub(super) fn call(&self) {
         if !self.is_due.load(Ordering::SeqCst) {
             self.is_due.store(true, Ordering::SeqCst);
@@ -60,7 +64,7 @@ impl Shared {
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
-            // Before the look: a put that begins during it calls again.
+            // Before the look: what begins during it calls again.
             self.watch.is_due.store(false, Ordering::SeqCst);
             if self.look() {
                 self.watch.is_due.store(true, Ordering::SeqCst);
@@ -73,13 +77,20 @@ impl Shared {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
         let mut is_due = false;
         for session in sessions {
-            let look = session.ledger.look(self.store.catalog());
+            let look = session.ledger.look(self.store.catalog(), &self.map);
             is_due |= look.is_due;
             if !look.given_up.is_empty() {
                 tracing::warn!(
                     client = session.id.0,
                     puts = look.given_up.len(),
                     "a client has stopped in the middle of puts: they are given up"
+                );
+            }
+            if look.pins_taken_back > 0 {
+                tracing::warn!(
+                    client = session.id.0,
+                    pages = look.pins_taken_back,
+                    "a client has stopped in the middle of reads: the pages are no longer kept for it"
                 );
             }
         }

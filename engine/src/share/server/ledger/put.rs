@@ -39,11 +39,13 @@ pub(super) struct GivenUp {
     unlanded: Vec<usize>,
 }
 
-/// What became of a client's puts.
+/// What became of a client's puts and reads.
 #[derive(Debug)]
 pub struct Look {
     /// Those that were given up now.
     pub given_up: Vec<ReservationId>,
+    /// Pins that were taken back from a client that is there.
+    pub pins_taken_back: u64,
     /// Something is left to look after.
     pub is_due: bool,
 }
@@ -101,6 +103,7 @@ impl Look {
         given_up.into_iter().for_each(|put| put.tell(catalog));
         Look {
             given_up: reservations,
+            pins_taken_back: 0,
             is_due,
         }
     }

@@ -2,15 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
+use std::io::IoSlice;
+use std::time::Duration;
 
 use super::*;
 use crate::Store;
-use crate::api::{OpenOptions, PageStore, PutFailure, PutStatus};
+use crate::api::{OpenOptions, PageStore, PutFailure, PutOptions, PutPage, PutStatus};
 use crate::share::server::answer::settled;
 use crate::share::wire::Reply;
 
 /// Bytes that one client may have under way.
 const SHARE: u64 = 1 << 20;
+
+/// Longest wait for reclaim.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Marks that a test sets.
 struct Marked(Cell<bool>);
@@ -105,7 +110,7 @@ fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_ar
     };
     let looks = |times| {
         for _ in 0..times {
-            let look = ledger.look(catalog);
+            let look = ledger.look(catalog, &home.map);
             assert!(look.is_due && look.given_up.is_empty());
         }
     };
@@ -117,7 +122,7 @@ fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_ar
     looks(LOOKS - 1);
     assert!(ledger.kept().is_empty());
 
-    let look = ledger.look(catalog);
+    let look = ledger.look(catalog, &home.map);
     assert!(!look.is_due && look.given_up == [reservation]);
     let statuses = catalog.wait(reservation);
     assert_eq!(statuses, [PutStatus::Failed(PutFailure::Write); 2]);
@@ -142,6 +147,90 @@ fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_ar
     ledger.settled(put);
     assert_eq!(ledger.counts(), (0, 0));
     assert!(!ledger.leave(catalog, &home.map).is_due);
+    home.store.close().unwrap();
+}
+
+/// Puts pages of 64 KiB, of which the store of [`home`] holds fewer than this.
+fn put(home: &Home, seed: u8, wait: Duration) -> (Vec<PageKey>, Vec<PutStatus>) {
+    const PAGES: u16 = 3840;
+    let bytes = vec![7; 65536];
+    let parts = [IoSlice::new(&bytes)];
+    let key = |at: u16| {
+        let [high, low] = at.to_be_bytes();
+        let mut bytes = [seed; 32];
+        bytes[..2].copy_from_slice(&[high, low]);
+        PageKey::from_bytes(bytes)
+    };
+    let keys: Vec<PageKey> = (0..PAGES).map(key).collect();
+    let page = |key: &PageKey| PutPage {
+        key: *key,
+        parent: None,
+        depth: 0,
+        parts: &parts,
+    };
+    let pages: Vec<PutPage<'_>> = keys.iter().map(page).collect();
+    let statuses = home.store.put(home.namespace, &pages, PutOptions { wait });
+    (keys, statuses)
+}
+
+#[test]
+fn what_a_silent_client_reads_is_kept_for_it_for_a_while() {
+    let home = home();
+    let catalog = home.store.catalog();
+    let ledger = Ledger::new(ClientId(1), 2);
+    let (keys, _) = put(&home, 1, PATIENCE);
+    let pinned = ledger.pin(catalog, home.namespace, &keys);
+    let pinned: Vec<Extent> = pinned
+        .into_iter()
+        .flatten()
+        .map(|page| page.extent)
+        .collect();
+    assert!(pinned.len() > keys.len() / 2);
+    // Not one segment can be written again.
+    let (_, statuses) = put(&home, 2, Duration::ZERO);
+    let refused = |status: &PutStatus| matches!(status, PutStatus::Refused(_));
+    assert!(statuses.iter().any(refused));
+    for _ in 1..READ_LOOKS {
+        let look = ledger.look(catalog, &home.map);
+        assert!(look.is_due && look.pins_taken_back == 0);
+    }
+    let look = ledger.look(catalog, &home.map);
+    assert_eq!(
+        (look.is_due, look.pins_taken_back),
+        (false, pinned.len() as u64)
+    );
+    let (keys, statuses) = put(&home, 3, PATIENCE);
+    assert!(statuses.iter().all(|status| status.is_present()));
+
+    // It goes on, with another page, which lies where those did.
+    let segments: Vec<SegmentId> = pinned.iter().map(|extent| extent.place.segment).collect();
+    let found = catalog.pin(home.namespace, &keys);
+    let found: Vec<(usize, Extent)> = (0..)
+        .zip(found)
+        .filter_map(|(at, page)| Some((at, page?.extent)))
+        .collect();
+    let extents: Vec<Extent> = found.iter().map(|(_, extent)| *extent).collect();
+    catalog.unpin(&extents);
+    let there = |extent: &Extent| segments.contains(&extent.place.segment);
+    let (at, again) = found.into_iter().find(|(_, extent)| there(extent)).unwrap();
+    let page = &keys[at..=at];
+    assert!(ledger.pin(catalog, home.namespace, page)[0].is_some());
+    let says = || {
+        let finding = (page[0], again, Finding::Mismatch);
+        ledger.verified(catalog, home.namespace, vec![finding]);
+        catalog.contains(home.namespace, page)[0]
+    };
+    let segments: Vec<SegmentId> = pinned.iter().map(|extent| extent.place.segment).collect();
+    assert!(segments.contains(&again.place.segment));
+    assert!(
+        says(),
+        "it may have read that under a pin that was taken back"
+    );
+    ledger.unpin(catalog, &home.map, &segments);
+    assert_eq!(ledger.counts(), (1, 0));
+    assert!(!says());
+    ledger.unpin(catalog, &home.map, &[again.place.segment]);
+    assert_eq!(ledger.counts(), (0, 0));
     home.store.close().unwrap();
 }
 
@@ -216,15 +305,15 @@ fn row_25_what_is_said_of_a_page_counts_while_it_is_pinned_and_of_a_put_once() {
     let catalog = home.store.catalog();
     let bytes = crate::memory::AlignedBuf::zeroed(65536).unwrap();
     let key = asks(1)[0].key;
-    let page = crate::PutPage {
+    let page = PutPage {
         key,
         parent: None,
         depth: 0,
-        parts: &[std::io::IoSlice::new(&bytes)],
+        parts: &[IoSlice::new(&bytes)],
     };
     let stored = home
         .store
-        .put(home.namespace, &[page], crate::PutOptions::default());
+        .put(home.namespace, &[page], PutOptions::default());
     assert!(stored[0].is_present());
     let ledger = Ledger::new(ClientId(1), 2);
     let pinned = ledger.pin(catalog, home.namespace, &[key])[0].unwrap();
