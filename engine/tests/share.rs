@@ -6,6 +6,8 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use common::{Home, MIB, Pool, chain, namespace};
@@ -117,6 +119,42 @@ fn what_a_client_finds_damaged_is_damaged_to_all() {
         assert_eq!(owner.stats().damaged, 1);
         assert_eq!(pool.put(&keys)[1], PutStatus::Stored);
         assert_eq!(own.hits(&keys), 4);
+    }
+}
+
+/// It is closed while it is on its way from one owner to the next, or to being it: in some rounds this, in some that.
+#[test]
+fn a_handle_that_is_between_two_owners_can_be_closed() {
+    let home = Home::with_store(128 * MIB);
+    for _ in 0..8 {
+        let owner = attach(&home);
+        let other = attach(&home);
+        let (finds, found) = mpsc::channel();
+        let (go, may_go) = mpsc::channel::<()>();
+        let (finds, may_go) = (Mutex::new(finds), Mutex::new(may_go));
+        let disks = AtomicUsize::new(0);
+        let through = move |disk| {
+            if disks.fetch_add(1, Ordering::SeqCst) > 0 {
+                finds.lock().unwrap().send(()).unwrap();
+                may_go.lock().unwrap().recv().unwrap();
+            }
+            disk
+        };
+        let client = Store::attach_through(&home.path, AttachOptions::default(), through).unwrap();
+        owner.close().unwrap();
+        found.recv_timeout(PATIENCE).unwrap();
+        let client = Arc::new(client);
+        let (closes, closed) = mpsc::channel();
+        std::thread::spawn({
+            let client = client.clone();
+            move || closes.send(client.close()).unwrap()
+        });
+        // Returns because it is being closed: there is no owner yet.
+        client.wait_for_owner(Instant::now() + PATIENCE);
+        go.send(()).unwrap();
+        let outcome = closed.recv_timeout(PATIENCE).expect("it hangs");
+        outcome.unwrap();
+        other.close().unwrap();
     }
 }
 

@@ -247,8 +247,12 @@ impl Inner {
                     *self.role.write() = role;
                     self.turns.fetch_add(1, Ordering::AcqRel);
                     // Under the lock, so that nobody who has just found no owner falls asleep after this.
-                    let _stop = self.stop.lock();
+                    let stop = self.stop.lock();
                     self.stopped.notify_all();
+                    // Whoever stops this after that hangs up; who did before found nobody to hang up on.
+                    if *stop {
+                        return;
+                    }
                 }
                 Err(NotYet::TryAgain(_)) => self.pause(),
                 Err(NotYet::Never(error)) => {
