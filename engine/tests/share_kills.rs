@@ -12,9 +12,10 @@ mod common;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,9 @@ const KILLS_BETWEEN_CHECKS: usize = 20;
 
 /// A worker that says nothing for so long hangs.
 const HANG: Duration = Duration::from_secs(20);
+
+/// How often it is tried how long the device takes.
+const PROBE_EVERY: Duration = Duration::from_millis(20);
 
 /// What the workers do with what they have put.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -259,6 +263,36 @@ struct Chain {
     pages: usize,
 }
 
+/// A small write beside the workers, now and then: nobody can be faster than the device.
+struct Probe {
+    stop: Sender<()>,
+    thread: JoinHandle<Duration>,
+}
+
+impl Probe {
+    fn start(beside: &Path) -> Probe {
+        let file = std::fs::File::create(beside.with_extension("probe")).unwrap();
+        let (stop, stopped) = channel();
+        let thread = std::thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            while stopped.recv_timeout(PROBE_EVERY) == Err(RecvTimeoutError::Timeout) {
+                let begun = Instant::now();
+                file.write_all_at(&[0; 4096], 0).unwrap();
+                file.sync_data().unwrap();
+                longest = longest.max(begun.elapsed());
+            }
+            longest
+        });
+        Probe { stop, thread }
+    }
+
+    /// How long the longest took.
+    fn end(self) -> Duration {
+        drop(self.stop);
+        self.thread.join().unwrap()
+    }
+}
+
 /// The workers, and what they have said.
 struct Company {
     test: &'static str,
@@ -420,6 +454,7 @@ fn kill_many(test: &'static str, regime: Regime) {
     }
     let kills = std::env::var("LARDER_KILLS").map_or(KILLS, |n| n.parse().unwrap());
     let mut company = Company::new(test, regime);
+    let probe = Probe::start(&company.home.path);
     let mut random = Pcg64::seed_from_u64(7);
     let mut owners_killed = 0;
     for kill in 0..kills {
@@ -433,8 +468,11 @@ fn kill_many(test: &'static str, regime: Regime) {
     company.check();
     assert!(owners_killed > 0);
     eprintln!(
-        "{kills} kills, {owners_killed} of owners; longest silence of a worker {:?}; {} acknowledged pages looked for and found",
-        company.silence, company.looked_for
+        "{kills} kills, {owners_killed} of owners; longest silence of a worker {:?}, longest small write beside them {:?}; \
+         {} acknowledged pages looked for and found",
+        company.silence,
+        probe.end(),
+        company.looked_for
     );
 }
 
