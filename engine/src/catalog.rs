@@ -61,10 +61,12 @@ impl SegmentMap {
             .partition_point(|&base| base <= segment)
             .saturating_sub(1);
         let number = segment - self.bases.get(volume).copied().unwrap_or(segment);
+        // Of a place that there is not, as a client may name it, nothing is ever read.
         let blocks = u64::from(number) * u64::from(self.segment_blocks) + u64::from(place.start);
+        let bytes = blocks.saturating_mul(larder_format::BLOCK_BYTES as u64);
         Extent {
             volume,
-            offset: larder_format::SEGMENTS_OFFSET + blocks * larder_format::BLOCK_BYTES as u64,
+            offset: larder_format::SEGMENTS_OFFSET.saturating_add(bytes),
             place,
         }
     }

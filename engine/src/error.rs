@@ -214,6 +214,11 @@ impl StoreError {
             source: source.into(),
         }
     }
+
+    /// Somebody else has the device.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::ResourceBusy)
+    }
 }
 
 fn hint(error: &io::Error) -> &'static str {

@@ -6,6 +6,8 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -16,8 +18,8 @@ use larder_engine::share::wire::{
 };
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{
-    AttachOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus, SharedReads,
-    SharedStore, Store, StoreError,
+    AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus,
+    SharedReads, SharedStore, Store, StoreError, create,
 };
 use nix::fcntl::{FcntlArg, fcntl};
 
@@ -434,13 +436,25 @@ fn ask(stream: &mut UnixStream, request: &Request<'_>) -> Vec<u8> {
     frame
 }
 
-/// Marks the store as being written by a client, until what is returned is dropped.
-fn mark(home: &Home, client: u32) -> std::fs::File {
-    let file = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open(&home.path)
-        .unwrap();
+/// Nobody could hang up on it otherwise: an owner that closes would wait for it.
+#[test]
+fn whoever_takes_for_ever_to_say_who_it_is_is_not_listened_to() {
+    let home = Home::with_store(128 * MIB);
+    let _owner = attach(&home);
+    let mut stream = UnixStream::connect(socket_path(&home.path)).unwrap();
+    let pace = Duration::from_millis(250);
+    stream.set_read_timeout(Some(pace)).unwrap();
+    stream.write_all(&1000_u32.to_le_bytes()).unwrap();
+    eventually("it hangs up", || {
+        let is_over = matches!(stream.read(&mut [0]), Ok(0));
+        is_over || stream.write_all(b"?").is_err()
+    });
+}
+
+/// Marks a volume as being written by a client, until what is returned is dropped.
+fn mark(volume: &Path, client: u32) -> std::fs::File {
+    let mut options = std::fs::File::options();
+    let file = options.read(true).write(true).open(volume).unwrap();
     let lock = libc::flock {
         l_type: i16::try_from(libc::F_WRLCK).unwrap(),
         l_whence: 0,
@@ -450,6 +464,107 @@ fn mark(home: &Home, client: u32) -> std::fs::File {
     };
     fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
     file
+}
+
+/// The first volume is free already: the rings of a process that dies let go of one after the other.
+#[test]
+fn a_volume_that_others_still_use_is_neither_missing_nor_given_up() {
+    let home = Home::new();
+    let second = home.directory.path().join("second");
+    let options = CreateOptions {
+        size: 256 * MIB,
+        segment_size: Some(16 * MIB),
+        volumes: vec![second.clone()],
+        ..CreateOptions::default()
+    };
+    create(&home.path, &options).unwrap();
+    let segments = home.open().stats().segments;
+    for degraded in [false, true] {
+        let open = || {
+            let options = OpenOptions {
+                degraded,
+                ..OpenOptions::default()
+            };
+            Store::open(&home.path, options).map(|store| store.stats().segments)
+        };
+        let marked = mark(&second, 7);
+        assert!(matches!(open(), Err(StoreError::ClientsWriting(_))));
+        drop(marked);
+        let taken = std::fs::File::open(&second).unwrap();
+        taken.lock().unwrap();
+        assert!(matches!(open(), Err(StoreError::Locked { .. })));
+        drop(taken);
+        assert!(open().is_ok_and(|found| found == segments));
+    }
+}
+
+/// A device of a file; `None` where this process may not have one.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path) -> Option<Loop> {
+        let mut command = Command::new("losetup");
+        let made = command.args(["--find", "--show"]).arg(file).output().ok()?;
+        let name = String::from_utf8(made.stdout).ok()?;
+        made.status
+            .success()
+            .then(|| Loop(PathBuf::from(name.trim_end())))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+    }
+}
+
+#[test]
+fn a_device_is_shared_like_a_file() {
+    let home = Home::new();
+    let file = std::fs::File::create(&home.path).unwrap();
+    file.set_len(256 * MIB).unwrap();
+    let Some(device) = Loop::over(&home.path) else {
+        eprintln!("skipped: no loop device can be made here");
+        return;
+    };
+    let options = CreateOptions {
+        size: 256 * MIB,
+        segment_size: Some(16 * MIB),
+        ..CreateOptions::default()
+    };
+    create(&device.0, &options).unwrap();
+    let alone = Store::open(&device.0, OpenOptions::default()).unwrap();
+    let refused = Store::open(&device.0, OpenOptions::default())
+        .err()
+        .unwrap();
+    let pid = std::process::id();
+    assert!(
+        matches!(refused, StoreError::Locked { pid: by, alive: true, .. } if by == pid),
+        "{refused}"
+    );
+    let (told, hears) = mpsc::channel();
+    std::thread::scope(|scope| {
+        // It tries until it is the owner.
+        scope.spawn(|| {
+            let found = Store::attach(&device.0, AttachOptions::default());
+            told.send(found.map(|store| store.part())).unwrap();
+        });
+        alone.close().unwrap();
+        let part = hears.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(part.unwrap(), Part::Owner);
+    });
+    let owner = Store::attach(&device.0, AttachOptions::default()).unwrap();
+    let client = Store::attach(&device.0, AttachOptions::default()).unwrap();
+    assert_eq!((owner.part(), client.part()), (Part::Owner, Part::Client));
+    let pool = Pool::new(&client, "m", &[65536]);
+    let keys = chain(1, 4);
+    assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 4]);
+    drop(owner);
+    client.wait_for_owner(Instant::now() + PATIENCE);
+    assert_eq!((client.part(), pool.hits(&keys)), (Part::Owner, 4));
 }
 
 #[test]
@@ -468,7 +583,7 @@ fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_its_ne
     let Reply::Welcome(welcome) = parse(&ask(&mut stream, &hello)).unwrap() else {
         panic!("no welcome");
     };
-    let marked = mark(&home, welcome.client.0);
+    let marked = mark(&home.path, welcome.client.0);
     assert!(matches!(
         parse(&ask(&mut stream, &Request::Marked)).unwrap(),
         Reply::Done

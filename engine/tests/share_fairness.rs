@@ -1,4 +1,5 @@
-//! What one client can do to the others, by asking for much or by saying nothing: counted, not timed.
+//! What one client can do to the others, and one call to the others of its process, by asking for much or by saying nothing: counted,
+//! not timed.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::{Action, Buffer, Choice, Disk, Op, Piece};
 use larder_engine::format::PageKey;
+use larder_engine::share::Part;
 use larder_engine::{
     AttachOptions, OpenOptions, PageStore, PutOptions, PutStatus, SharedStore, Store,
 };
@@ -247,4 +249,30 @@ fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
     let told = owner.report().unwrap();
     assert_eq!((told.puts_in_flight, told.pages_adrift), (0, 0));
     owner.close().unwrap();
+}
+
+#[test]
+fn a_call_that_waits_for_its_device_holds_up_no_other_when_the_owner_goes() {
+    let home = Home::with_store(512 * MIB);
+    let owner = attach(&home);
+    let (client, gate) = attach_gated(&home, Gate::closed());
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| Pool::new(&client, "m", &PARTS).put(&chain(1, 4)));
+        gate.wait_for(PAGE);
+        drop(owner);
+        let (told, hears) = mpsc::channel();
+        scope.spawn({
+            let client = &client;
+            move || {
+                while client.part() != Part::Nobody {
+                    std::thread::yield_now();
+                }
+                told.send(Pool::new(client, "m", &PARTS).hits(&chain(1, 4)))
+            }
+        });
+        let outcome = hears.recv_timeout(Duration::from_secs(60));
+        gate.open();
+        assert_eq!(outcome, Ok(0), "the others are held up");
+        put.join().unwrap();
+    });
 }

@@ -28,11 +28,13 @@ pub trait Marks {
 /// The volumes, each through a description that is not the clients' own.
 impl Marks for Vec<Arc<OwnedFd>> {
     fn are_on_all(&self, client: ClientId) -> bool {
-        self.iter().all(|volume| is_marked(volume, client.0))
+        let mut volumes = self.iter();
+        volumes.all(|volume| is_marked(volume, client.0) == Ok(true))
     }
 
     fn are_on_any(&self, client: ClientId) -> bool {
-        self.iter().any(|volume| is_marked(volume, client.0))
+        let mut volumes = self.iter();
+        volumes.any(|volume| is_marked(volume, client.0) != Ok(false))
     }
 }
 
@@ -70,13 +72,10 @@ pub(crate) fn mark(file: &OwnedFd, client: u32) -> Result<(), Errno> {
 }
 
 /// Whether a client's writes to a volume may not be over. `file` must be a description that is not the client's own.
-fn is_marked(file: &OwnedFd, client: u32) -> bool {
+fn is_marked(file: &OwnedFd, client: u32) -> Result<bool, Errno> {
     let mut probe = lock(libc::F_WRLCK, FIRST + i64::from(client), 1);
-    match fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe)) {
-        Ok(_) => i32::from(probe.l_type) != libc::F_UNLCK,
-        // A filesystem without such locks has no clients that hold them either.
-        Err(_) => false,
-    }
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
+    Ok(i32::from(probe.l_type) != libc::F_UNLCK)
 }
 
 /// Waits until no client's writes to a volume are under way; false when `until` passes first.
@@ -88,10 +87,13 @@ pub(crate) fn wait_for_none(file: &OwnedFd, until: Instant) -> bool {
                 let _ = set(file, &lock(libc::F_UNLCK, FIRST, COUNT));
                 return true;
             }
-            Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < until => {
+            // The latter two: the system has no room for a lock just now, and so it is not known.
+            Err(Errno::EAGAIN | Errno::EACCES | Errno::ENOLCK | Errno::ENOMEM) => {
+                if Instant::now() >= until {
+                    return false;
+                }
                 std::thread::sleep(LOOK_AGAIN);
             }
-            Err(Errno::EAGAIN | Errno::EACCES) => return false,
             // No such locks here, so nobody holds one.
             Err(_) => return true,
         }

@@ -66,7 +66,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use larder_format::{Namespace, PageKey, Rank};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
@@ -268,9 +268,17 @@ impl Inner {
     fn lose_owner(&self) {
         let mut role = self.role.write();
         if matches!(*role, Role::Client(_)) {
-            *role = Role::Nobody;
+            let lost = std::mem::replace(&mut *role, Role::Nobody);
             self.turns.fetch_add(1, Ordering::AcqRel);
+            drop(role);
+            // What of it reads on for nobody is waited for by nobody else.
+            drop(lost);
         }
+    }
+
+    /// The role, for a call. `None` while it changes: whoever waited would wait for the calls under way, and those for the device.
+    fn role(&self) -> Option<RwLockReadGuard<'_, Role>> {
+        self.role.try_read()
     }
 
     fn is_stopped(&self) -> bool {
@@ -290,7 +298,7 @@ impl Inner {
         namespace: NamespaceId,
         work: impl FnOnce(Decider<'_>, Known) -> R,
     ) -> Option<R> {
-        let role = self.role.read();
+        let role = self.role()?;
         let decider = role.decider()?;
         let known = self.resolve(decider, namespace)?;
         Some(work(decider, known))
@@ -319,7 +327,7 @@ impl Inner {
     }
 
     fn unavailable(&self) -> StoreError {
-        if matches!(*self.role.read(), Role::Closed) {
+        if self.is_stopped() {
             StoreError::Closed
         } else {
             StoreError::OwnerGone
@@ -331,9 +339,9 @@ impl SharedStore {
     /// What this process is to the store at the moment.
     #[must_use]
     pub fn part(&self) -> Part {
-        match &*self.inner.role.read() {
-            Role::Owner(_) => Part::Owner,
-            Role::Client(client) if !client.remote.is_lost() => Part::Client,
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(_)) => Part::Owner,
+            Some(Role::Client(client)) if !client.remote.is_lost() => Part::Client,
             _ => Part::Nobody,
         }
     }
@@ -361,11 +369,10 @@ impl SharedStore {
     /// # Errors
     /// When there is none.
     pub fn report(&self) -> Result<Report, StoreError> {
-        match &*self.inner.role.read() {
-            Role::Owner(owner) => Ok(owner.server.report()),
-            Role::Client(client) => client.remote.report().map_err(|_| StoreError::OwnerGone),
-            Role::Nobody => Err(StoreError::OwnerGone),
-            Role::Closed => Err(StoreError::Closed),
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => Ok(owner.server.report()),
+            Some(Role::Client(client)) => client.remote.report().map_err(|_| StoreError::OwnerGone),
+            Some(Role::Nobody | Role::Closed) | None => Err(self.inner.unavailable()),
         }
     }
 }
@@ -483,20 +490,19 @@ impl PageStore for SharedStore {
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        match &*self.inner.role.read() {
-            Role::Owner(owner) => owner.store.flush(),
-            Role::Client(client) => client.remote.flush(),
-            Role::Nobody => Err(StoreError::OwnerGone),
-            Role::Closed => Err(StoreError::Closed),
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.flush(),
+            Some(Role::Client(client)) => client.remote.flush(),
+            Some(Role::Nobody | Role::Closed) | None => Err(self.inner.unavailable()),
         }
     }
 
     /// With the disk that this process has at the moment: memory registered once may be used plain after a change of owner.
     fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
-        match &*self.inner.role.read() {
-            Role::Owner(owner) => owner.store.register(memory),
-            Role::Client(client) => client.data.register(memory),
-            Role::Nobody | Role::Closed => (
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.register(memory),
+            Some(Role::Client(client)) => client.data.register(memory),
+            Some(Role::Nobody | Role::Closed) | None => (
                 memory,
                 "not registered: the store has no owner at the moment".to_owned(),
             ),
@@ -505,14 +511,14 @@ impl PageStore for SharedStore {
 
     /// The owner's, with this process's own hits, misses and bytes read.
     fn stats(&self) -> Stats {
-        match &*self.inner.role.read() {
-            Role::Owner(owner) => owner.store.stats(),
-            Role::Client(client) => {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.stats(),
+            Some(Role::Client(client)) => {
                 let mut stats = client.remote.stats();
                 client.data.count_into(&mut stats);
                 stats
             }
-            Role::Nobody | Role::Closed => Stats::default(),
+            Some(Role::Nobody | Role::Closed) | None => Stats::default(),
         }
     }
 
@@ -520,8 +526,9 @@ impl PageStore for SharedStore {
     fn close(&self) -> Result<(), StoreError> {
         *self.inner.stop.lock() = true;
         self.inner.stopped.notify_all();
-        let flushed = match &*self.inner.role.read() {
-            Role::Client(client) if !client.remote.is_lost() => {
+        // One that changes has nobody any more to hang up on.
+        let flushed = match self.inner.role().as_deref() {
+            Some(Role::Client(client)) if !client.remote.is_lost() => {
                 let flushed = client.remote.flush();
                 client.remote.hang_up();
                 flushed
@@ -549,7 +556,7 @@ impl Drop for SharedStore {
     fn drop(&mut self) {
         *self.inner.stop.lock() = true;
         self.inner.stopped.notify_all();
-        if let Role::Client(client) = &*self.inner.role.read() {
+        if let Some(Role::Client(client)) = self.inner.role().as_deref() {
             client.remote.hang_up();
         }
         if let Some(minder) = self.minder.lock().take() {

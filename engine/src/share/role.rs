@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use larder_format::Namespace;
+use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use super::remote::{self, ReachError, Remote};
@@ -104,6 +105,7 @@ impl Role {
                 StoreError::Locked { .. } | StoreError::ClientsWriting(_) => {
                     NotYet::TryAgain(error)
                 }
+                error if error.is_busy() => NotYet::TryAgain(error),
                 error => NotYet::Never(error),
             })?;
         let store = Arc::new(store);
@@ -195,8 +197,10 @@ impl Client {
             return Err(gone(remote::Gone));
         }
         for (_, volume) in volumes.present() {
-            guard::mark(&volume.file, remote.client().0).map_err(|error| {
-                never(StoreError::io("marking the volume", &volume.path, error))
+            guard::mark(&volume.file, remote.client().0).map_err(|error| match error {
+                // Whoever becomes owner just now looks for marks.
+                Errno::EAGAIN | Errno::EACCES => gone(remote::Gone),
+                error => never(StoreError::io("marking the volume", &volume.path, error)),
             })?;
         }
         remote.marked().map_err(gone)?;

@@ -28,7 +28,7 @@ mod socket;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -112,6 +112,22 @@ struct Greeted {
     session: Arc<Session>,
     connection: u64,
     is_first: bool,
+}
+
+/// Reads until a moment, however little comes at a time.
+struct Until<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if !arrives(self.stream, Some(left))? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.read(bytes)
+    }
 }
 
 /// How a conversation ends that does not fail.
@@ -350,11 +366,10 @@ impl Shared {
 
     /// The first message of a connection.
     fn greet(self: &Arc<Shared>, stream: &mut UnixStream, buffer: &mut Vec<u8>) -> Option<Greeted> {
-        stream.set_read_timeout(Some(GREETING_PATIENCE)).ok()?;
-        if !receive(stream, buffer).ok()? {
+        let until = Instant::now() + GREETING_PATIENCE;
+        if !receive(&mut Until { stream, until }, buffer).ok()? {
             return None;
         }
-        stream.set_read_timeout(None).ok()?;
         let greeting = match answer::greeting(buffer) {
             Ok(greeting) => greeting,
             Err(last_words) => {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_format::{
-    BLOCK_BYTES, Holder, Run, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
+    BLOCK_BYTES, Holder, Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError, newest,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -108,6 +108,24 @@ impl File {
             bytes,
             is_device,
         })
+    }
+
+    /// The same device, claimed: nobody else who wants it alone can open it, and it cannot be mounted.
+    fn claimed(self, path: &Path, access: Access, patience: Duration) -> Result<File, StoreError> {
+        let until = Instant::now() + patience;
+        loop {
+            match File::open(path, access) {
+                Err(error) if error.is_busy() && Instant::now() < until => {
+                    std::thread::sleep(LOCK_RETRY);
+                }
+                Err(error) if error.is_busy() => {
+                    let held = self.held(path);
+                    let is_known = matches!(held, StoreError::Locked { alive: true, .. });
+                    return Err(if is_known { held } else { error });
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     /// Locks it against every other opener, waiting a moment for one that is just going away.
@@ -287,9 +305,20 @@ fn write_all(file: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<(), std::io::E
     Ok(())
 }
 
-impl Volume {
-    fn open(path: &Path, access: Access) -> Result<Volume, StoreError> {
-        let file = File::open(path, access)?;
+/// A volume that is not locked yet, so that others may be writing it.
+struct Found {
+    file: File,
+    superblock: Superblock,
+}
+
+impl Found {
+    fn at(path: &Path, access: Access) -> Result<Found, StoreError> {
+        // A device in use opens for all but those who want it alone.
+        let beside_others = match access {
+            Access::Exclusive | Access::AtOnce => Access::Client,
+            Access::Client | Access::ReadOnly => access,
+        };
+        let file = File::open(path, beside_others)?;
         let superblock = file.superblock().map_err(|source| match source {
             SuperblockError::NotLarder => StoreError::NotAStore(path.to_owned()),
             source => StoreError::Superblock {
@@ -297,10 +326,34 @@ impl Volume {
                 source,
             },
         })?;
-        match access {
-            Access::Exclusive => file.lock(path)?,
-            Access::AtOnce => file.lock_within(path, Duration::ZERO)?,
-            Access::Client | Access::ReadOnly => {}
+        Ok(Found { file, superblock })
+    }
+
+    fn is(&self, store: StoreId, index: usize) -> bool {
+        self.superblock.store == store && usize::from(self.superblock.volume) == index
+    }
+}
+
+impl Volume {
+    fn open(path: &Path, access: Access) -> Result<Volume, StoreError> {
+        Volume::take(path, access, Found::at(path, access)?)
+    }
+
+    fn take(path: &Path, access: Access, found: Found) -> Result<Volume, StoreError> {
+        let Found {
+            mut file,
+            superblock,
+        } = found;
+        let patience = match access {
+            Access::Exclusive => Some(LOCK_PATIENCE),
+            Access::AtOnce => Some(Duration::ZERO),
+            Access::Client | Access::ReadOnly => None,
+        };
+        if let Some(patience) = patience {
+            if file.is_device {
+                file = file.claimed(path, access, patience)?;
+            }
+            file.lock_within(path, patience)?;
         }
         // Whoever held the lock until now may have written a newer one.
         let superblock = file.superblock().unwrap_or(superblock);
@@ -408,34 +461,31 @@ impl Volumes {
             let places = elsewhere.iter().map(PathBuf::as_path);
             let places = places.chain(guess).chain([known]);
             let mut reason = "not found".to_owned();
-            let mut found = None;
+            let mut volume = None;
             for place in places {
-                match Volume::open(place, access) {
-                    Ok(volume)
-                        if volume.superblock.store == store
-                            && usize::from(volume.superblock.volume) == index =>
-                    {
-                        found = Some(volume);
+                match Found::at(place, access) {
+                    Ok(found) if found.is(store, index) => {
+                        volume = match Volume::take(place, access, found) {
+                            Ok(volume) => Some(volume),
+                            Err(StoreError::Truncated { .. }) if degraded => None,
+                            // It is there, and somebody else uses it, or did just now: that is no reason to go without it.
+                            Err(error) => return Err(error),
+                        };
                         break;
                     }
                     Ok(_) => "it is a volume of another store, or another volume of this one"
                         .clone_into(&mut reason),
-                    Err(error @ (StoreError::Locked { .. } | StoreError::Truncated { .. }))
-                        if !degraded && Some(place) != guess =>
-                    {
-                        return Err(error);
-                    }
                     Err(error) => reason = error.to_string(),
                 }
             }
-            if found.is_none() && !degraded {
+            if volume.is_none() && !degraded {
                 return Err(StoreError::VolumeMissing {
                     index,
                     path: PathBuf::from(&entry.path),
                     reason,
                 });
             }
-            list.push(found);
+            list.push(volume);
         }
         Ok(Volumes { list })
     }
