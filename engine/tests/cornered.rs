@@ -16,10 +16,10 @@ use larder_engine::catalog::{Ask, Grant, ReservationId, SegmentMap};
 use larder_engine::core::{Core, Effect, Io, Move, RequestId, Victim};
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
-    BLOCK_BYTES, DescriptorBlock, Namespace, OpenState, PageChecksum, PageKey, Run,
+    BLOCK_BYTES, Body, DescriptorBlock, Namespace, OpenState, PageChecksum, PageKey, Record, Run,
     SEGMENTS_OFFSET, SegmentHeader, Superblock,
 };
-use larder_engine::index::{Index, NamespaceSlot, SegmentId};
+use larder_engine::index::{Heat, Index, NamespaceSlot, SegmentId};
 use larder_engine::recovery::recover;
 use larder_engine::recovery::scan::Spot;
 use rand::{RngExt, SeedableRng};
@@ -80,6 +80,11 @@ struct Life<'a> {
     moved: Vec<Vec<Move>>,
     /// Pages of a plan looked at in one step.
     planned_at_once: usize,
+    /// What is done to the pages of a victim once all have been weighed, if all are looked at in one step.
+    once_weighed: fn(&mut Life<'_>, &[PageKey]),
+    /// Pages that it has used, and what had been evicted after it.
+    used: Vec<PageKey>,
+    evicted: Option<u64>,
     /// Those whose pages were evicted for want of room.
     given_up: usize,
     /// So many of the next ones stay pinned.
@@ -112,6 +117,9 @@ impl<'a> Life<'a> {
             victims: Vec::new(),
             moved: Vec::new(),
             planned_at_once: usize::MAX,
+            once_weighed: |_, _| (),
+            used: Vec::new(),
+            evicted: None,
             given_up: 0,
             to_keep: 0,
             kept: 0,
@@ -228,15 +236,21 @@ impl<'a> Life<'a> {
         }
         self.victims.push(victim.segment);
         let blocks = self.blocks_of(&victim);
+        let keys = pages_in(&blocks);
         let at_once = self.planned_at_once;
-        let moves = self.with_core(|core| {
-            let mut plan = core.begin_plan(&victim, blocks);
-            loop {
-                if let Some(moves) = core.go_on_planning(&mut plan, at_once) {
-                    return moves;
-                }
+        let mut plan = self.with_core(|core| core.begin_plan(&victim, blocks))?;
+        let mut steps = 0;
+        let moves = loop {
+            let go_on = |core: &mut Core| core.go_on_planning(&mut plan, at_once);
+            if let Some(moves) = self.with_core(go_on)? {
+                break moves;
             }
-        })?;
+            steps += 1;
+            // After the records have been carried on.
+            if steps == 2 {
+                (self.once_weighed)(self, &keys);
+            }
+        };
         self.moved.push(moves.clone());
         let mut moved_all = true;
         for moves in moves.chunks(MOVED_AT_ONCE) {
@@ -292,6 +306,18 @@ impl<'a> Life<'a> {
             })
         })
     }
+}
+
+fn pages_in(blocks: &[DescriptorBlock]) -> Vec<PageKey> {
+    let records = blocks.iter().flat_map(|block| match &block.body {
+        Body::Records(records) => records.as_slice(),
+        Body::Namespace(_) => &[],
+    });
+    let pages = records.filter_map(|record| match record {
+        Record::Page(page) => Some(page.key),
+        _ => None,
+    });
+    pages.collect()
 }
 
 fn write_headers(disk: &Memory, header: &SegmentHeader) {
@@ -425,21 +451,29 @@ fn emptied_segments_that_stay_pinned_leave_no_store_without_room() {
 }
 
 /// Chats whose turns lie in different segments, so that what is cold has descendants elsewhere, and some of which go on for longer.
-#[test]
-fn a_plan_that_is_made_in_steps_is_the_same() {
+/// `then` comes after each turn, until it says that it is enough.
+fn chat(life: &mut Life<'_>, mut then: impl FnMut(&mut Life<'_>) -> bool) {
     const CHATS: u64 = 60;
     const TURNS: usize = 12;
+    assert!(life.start().is_ok());
+    for turn in 0..TURNS {
+        for chat in (0..CHATS).filter(|chat| turn < 4 || chat.is_multiple_of(3)) {
+            let keys = chain(chat, (turn + 1) * PAGES);
+            assert!(life.put_from(&keys, turn * PAGES).is_ok());
+            if then(life) {
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plan_that_is_made_in_steps_is_the_same() {
     let play = |planned_at_once: usize| {
         let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
         let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
         life.planned_at_once = planned_at_once;
-        assert!(life.start().is_ok());
-        for turn in 0..TURNS {
-            for chat in (0..CHATS).filter(|chat| turn < 4 || chat.is_multiple_of(3)) {
-                let keys = chain(chat, (turn + 1) * PAGES);
-                assert!(life.put_from(&keys, turn * PAGES).is_ok());
-            }
-        }
+        chat(&mut life, |_| false);
         (life.victims, life.moved, life.core.counters().evicted)
     };
     let at_once = play(usize::MAX);
@@ -447,4 +481,79 @@ fn a_plan_that_is_made_in_steps_is_the_same() {
     for steps in [1, 5, 64] {
         assert_eq!(play(steps), at_once);
     }
+}
+
+/// Between two steps of a plan anybody may read what is in the victim.
+#[test]
+fn what_is_used_while_a_plan_is_made_is_not_evicted_by_it() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    life.once_weighed = |life, keys| {
+        let there = |key: &&PageKey| life.index.locate(life.slot, key).is_some();
+        let left: Vec<PageKey> = keys.iter().filter(there).copied().collect();
+        // All of a full segment cannot be copied, however warm.
+        if left.len() > 128 {
+            return;
+        }
+        let used: Vec<PageKey> = left.into_iter().step_by(9).collect();
+        for page in life.index.pin(life.slot, &used).into_iter().flatten() {
+            life.index.unpin(page.place.segment);
+        }
+        life.used.extend(used);
+    };
+    let mut used = 0;
+    chat(&mut life, |life| {
+        used += life.used.len();
+        for key in std::mem::take(&mut life.used) {
+            assert!(life.holds(&[key]), "a page that has just been used");
+        }
+        false
+    });
+    assert!(used > 0 && life.core.counters().evicted > 0);
+}
+
+#[test]
+fn nothing_is_evicted_for_the_sake_of_pages_that_were_deleted_while_a_plan_was_made() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    life.once_weighed = |life, keys| {
+        let there = |key: &&PageKey| life.index.locate(life.slot, key).is_some();
+        if keys.iter().filter(there).count() * PAGE_BLOCKS as usize > SEGMENT_BLOCKS as usize / 2 {
+            let (slot, request) = (life.slot, RequestId(0));
+            let deleted = life.with_core(|core| core.delete(request, slot, keys));
+            assert!(deleted.is_ok());
+            life.evicted = Some(life.core.counters().evicted);
+        }
+    };
+    chat(&mut life, |life| {
+        let evicted = life.core.counters().evicted;
+        life.evicted.is_some_and(|before| {
+            assert_eq!(evicted, before);
+            true
+        })
+    });
+    assert!(life.evicted.is_some(), "no victim is full");
+}
+
+/// It is evicted in one pass then, leaf by leaf.
+#[test]
+fn a_chain_that_is_put_again_is_no_hotter_at_its_end() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(life.start().is_ok());
+    let keys = chain(1, PAGES);
+    let heats = |life: &Life<'_>| -> BTreeSet<Heat> {
+        let heat = |key: &PageKey| {
+            let place = life.index.locate(life.slot, key).unwrap().place;
+            let page = life.index.live(life.slot, key.prefix(), place, life.now_ms);
+            page.unwrap().heat
+        };
+        keys.iter().map(heat).collect()
+    };
+    assert!(life.put(&keys).is_ok());
+    let before = heats(&life);
+    assert!(life.put(&keys).is_ok());
+    let after = heats(&life);
+    assert_eq!((before.len(), after.len()), (1, 1));
+    assert!(after > before);
 }

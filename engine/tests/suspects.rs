@@ -14,7 +14,7 @@ use common::{chain, namespace};
 use larder_engine::PutStatus;
 use larder_engine::api::PutFailure;
 use larder_engine::catalog::{Ask, Grant, ReservationId};
-use larder_engine::core::{Core, Effect, Fault, Io, RequestId};
+use larder_engine::core::{Core, Effect, Fault, Io, RequestId, Victim};
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, DescriptorBlock, OpenState, PageKey, Run, SEGMENTS_OFFSET, Superblock,
@@ -222,16 +222,19 @@ impl Store {
         self.finished.remove(&request).unwrap()
     }
 
+    fn blocks_of(&self, victim: &Victim) -> Vec<DescriptorBlock> {
+        let spot = spot(victim.number);
+        let reads: Vec<_> = (0..victim.blocks).map(|at| spot.blocks(at, 1)).collect();
+        let blocks = read_all(&self.disk, &reads).into_iter().zip(0..);
+        blocks
+            .filter_map(|(bytes, at)| spot.parse_block(at, &bytes.unwrap()).ok())
+            .collect()
+    }
+
     /// Empties all that is to be emptied, with every page kept.
     fn reclaim(&mut self) {
         while let Some(victim) = self.core.next_victim() {
-            let spot = spot(victim.number);
-            let reads: Vec<_> = (0..victim.blocks).map(|at| spot.blocks(at, 1)).collect();
-            let blocks: Vec<DescriptorBlock> = read_all(&self.disk, &reads)
-                .into_iter()
-                .zip(0..)
-                .filter_map(|(bytes, at)| spot.parse_block(at, &bytes.unwrap()).ok())
-                .collect();
+            let blocks = self.blocks_of(&victim);
             let moves = self.core.plan(&victim, &blocks);
             let (id, grants) = self.core.reserve_copies(&moves);
             let landed: Vec<_> = (0..grants.len()).map(|at| (at, true)).collect();
@@ -342,4 +345,34 @@ fn a_deletion_outlives_the_first_header_of_its_segment() {
     recover(&store.disk, &[Some(&crashed)], &index, false);
     let is_there = |key| index.locate(SLOT, key).is_some();
     assert_eq!((is_there(&keys[0]), is_there(&keys[1])), (true, false));
+}
+
+/// The store is being closed, which gives up at once where a sync has failed, and then waits until nothing is left to be written.
+#[test]
+fn what_a_plan_has_queued_before_it_is_broken_off_is_written() {
+    let keys = chain(1, 4);
+    let mut store = Store::new();
+    store.put(keys[0]);
+    store.core.delete(RequestId(1), SLOT, &keys[..1]);
+    store.carry_out();
+    for key in &keys[1..] {
+        store.put(*key);
+    }
+    store.lost = Some(BTreeSet::new());
+    assert_eq!(store.flush(), Err(Fault::Sync));
+    store.pause();
+    // There is a segment to write into.
+    store.put(chain(2, 1)[0]);
+    let victim = store.core.next_victim().unwrap();
+    let blocks = store.blocks_of(&victim);
+    let mut plan = store.core.begin_plan(&victim, blocks);
+    // Up to the deletion.
+    while store.core.is_idle() {
+        assert!(store.core.go_on_planning(&mut plan, 1).is_none());
+    }
+    store.core.finish_victim(&victim, false);
+    store.core.flush(RequestId(2));
+    store.carry_out();
+    assert_eq!(store.finished[&RequestId(2)], Err(Fault::Sync));
+    assert!(store.core.is_idle());
 }

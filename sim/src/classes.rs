@@ -69,6 +69,7 @@ classes! {
         Cancelled => "ECANCELED",
         SyncError => "sync failed",
         SyncDropped => "failed sync that dropped dirty blocks",
+        SyncLostBefore => "sync that fails, told after dirty blocks are gone",
         LostWrite => "write acknowledged and lost",
         MisdirectedWrite => "write landed elsewhere",
         MisdirectedRead => "read from elsewhere",

@@ -136,16 +136,27 @@ impl World {
         Fate::Done
     }
 
-    /// A sync of the first `covers` unsynced writes of a volume. Whether the device calls it done.
-    pub fn sync(&mut self, volume: usize, covers: usize) -> bool {
-        let fails = self.strikes(Class::SyncError, self.setup.faults.sync_error);
+    /// A sync of a volume begins. How many unsynced writes it covers; `None` when these are lost before it is told that it failed.
+    pub fn begin_sync(&mut self, volume: usize) -> Option<usize> {
+        let covers = self.disk.volumes()[volume].unsynced();
+        if self.strikes(Class::SyncLostBefore, self.setup.faults.sync_error / 2.0) {
+            self.fail_sync(volume, covers);
+            return None;
+        }
+        Some(covers)
+    }
+
+    /// A sync of the first `covers` unsynced writes of a volume ends. Whether the device calls it done.
+    pub fn sync(&mut self, volume: usize, covers: Option<usize>) -> bool {
+        let fails =
+            covers.is_none() || self.strikes(Class::SyncError, self.setup.faults.sync_error);
         let error = fails.then(|| self.dice.pick(&[EIO, ENOSPC, EDQUOT]));
         let good = self.disk.kernel().sync(error).is_ok();
         assert_eq!(good, !fails, "a sync is not what the kernel said");
-        if good {
-            self.disk.volumes()[volume].synced(covers);
-        } else {
-            self.fail_sync(volume, covers);
+        match covers {
+            Some(covers) if good => self.disk.volumes()[volume].synced(covers),
+            Some(covers) => self.fail_sync(volume, covers),
+            None => {}
         }
         good
     }

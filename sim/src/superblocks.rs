@@ -193,7 +193,7 @@ impl World {
     /// A sync of all that was written to a volume.
     pub fn sync_volume(&mut self, volume: usize) -> Result<(), CutShort> {
         let covers = self.disk.volumes()[volume].unsynced();
-        if self.sync(volume, covers) {
+        if self.sync(volume, Some(covers)) {
             Ok(())
         } else {
             Err(CutShort)

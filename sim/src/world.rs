@@ -42,11 +42,11 @@ pub enum Flight {
         /// The state that a header states; `None` for descriptors.
         header: Option<SegmentState>,
     },
-    /// A sync of the core; how many writes it covers.
+    /// A sync of the core; how many writes it covers, if these are not lost already.
     Sync {
         id: IoId,
         volume: usize,
-        covers: usize,
+        covers: Option<usize>,
     },
     /// A write of neighbouring pages, by a caller or (`client` is `None`) by the housekeeper.
     Data {
@@ -390,9 +390,9 @@ impl World {
         match effect {
             Effect::Io { id, volume, io } => match io {
                 Io::Sync => {
-                    let covers = self.disk.volumes()[volume].unsynced();
+                    let covers = self.begin_sync(volume);
                     self.note(id.0, || {
-                        format!("sync of volume {volume} starts, covers {covers}")
+                        format!("sync of volume {volume} starts, covers {covers:?}")
                     });
                     self.launch(live, Flight::Sync { id, volume, covers });
                 }

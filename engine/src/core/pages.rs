@@ -93,6 +93,9 @@ impl Core {
         let id = self.new_reservation(asks.len());
         let mut grants = Vec::with_capacity(asks.len());
         let mut refused = None;
+        // Before anything is evicted for the others; and all alike, for a page must not be hotter than its ancestors.
+        let keys: Vec<PageKey> = asks.iter().map(|ask| ask.key).collect();
+        self.index.touch(namespace, &keys);
         for (index, ask) in asks.iter().enumerate() {
             let grant = match refused {
                 Some(why) => Grant::Refused(why),
@@ -142,7 +145,6 @@ impl Core {
             .locate(namespace, &ask.key)
             .filter(|found| !found.unproven)
         {
-            self.index.touch(namespace, &[ask.key]);
             self.adopt_if_missing(namespace, ask);
             self.settle_duplicate(id, index, found.place.segment);
             return Grant::Settles;

@@ -2,9 +2,10 @@
 //!
 //! To look at every page of a segment takes milliseconds, and nobody who stores pages is to wait for that: a [`Plan`] is made in steps,
 //! and whoever else needs the core comes in between. What a step has seen may be over by the next. A page may have been deleted,
-//! replaced, moved or evicted: whoever evicts or copies it looks again. A record that is carried on may no longer be needed: that costs
+//! replaced, moved, evicted or used: whoever evicts or copies it looks again. A record that is carried on may no longer be needed: that costs
 //! its few bytes. Nothing is added meanwhile, since nothing is written into a victim.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use larder_format::{Body, DescriptorBlock, Fingerprint, KeyPrefix, PageKey, Record, Serial};
@@ -43,7 +44,7 @@ pub(super) struct Carrying {
     /// How many of the blocks have been looked at.
     seen: usize,
     oldest: Option<Serial>,
-    /// A failed sync may have lost the blocks of the latest.
+    /// A sync that fails, or is about to, may have lost the blocks of the latest.
     unsynced: Vec<NoteBody>,
     once: Once,
     pub(super) pages: Vec<Move>,
@@ -258,15 +259,15 @@ impl Core {
                 }
             }
         }
-        if self.space.segment(victim.segment).suspect {
-            for body in unsynced.drain(..) {
-                match body {
-                    NoteBody::Record(record) if once.admits(&record) => {
-                        self.plan_record(victim.segment, *oldest, &record, pages);
-                    }
-                    NoteBody::Record(_) => {}
-                    NoteBody::Namespace(_) => self.carry_note(victim.segment, body),
+        let is_suspect = self.space.segment(victim.segment).suspect;
+        for body in unsynced.drain(..) {
+            match body {
+                NoteBody::Record(record) if once.admits(&record) => {
+                    self.plan_record(victim.segment, *oldest, &record, pages);
                 }
+                // Where it is needed it is written again.
+                NoteBody::Namespace(_) if is_suspect => self.carry_note(victim.segment, body),
+                NoteBody::Record(_) | NoteBody::Namespace(_) => {}
             }
         }
         true
@@ -386,10 +387,7 @@ impl Core {
         } else {
             Heat(u32::MAX)
         };
-        // Of equally warm pages the deeper goes first: it is nearer to being a leaf.
-        heats.sort_unstable_by_key(|(heat, page)| {
-            (*heat, std::cmp::Reverse(page.record.depth), page.from)
-        });
+        heats.sort_unstable_by_key(coldest_first);
         Dropping {
             pass: Pass::Leaves(heats.len()),
             rest: heats.into_iter(),
@@ -408,15 +406,21 @@ impl Core {
                 for (heat, page) in dropping.rest.by_ref().take(at_once) {
                     let cold = dropping.line.is_some_and(|line| heat <= line);
                     let may_go = cold || dropping.total > dropping.limit && heat < dropping.warm;
-                    if may_go && self.evict_if_leaf(&page) {
-                        dropping.total -= u64::from(page.record.blocks);
-                    } else {
+                    if !may_go {
                         dropping.kept.push((heat, page));
+                        continue;
+                    }
+                    match self.heat_of(&page) {
+                        // Used since: it has its turn after what is colder now.
+                        Some(now) if now > heat => dropping.kept.push((now, page)),
+                        Some(_) if !self.evict_if_leaf(&page) => dropping.kept.push((heat, page)),
+                        Some(_) | None => dropping.total -= u64::from(page.record.blocks),
                     }
                 }
                 if dropping.rest.len() > 0 {
                     return false;
                 }
+                dropping.kept.sort_unstable_by_key(coldest_first);
                 let coldest = dropping.kept.first();
                 if dropping.total <= dropping.limit
                     || coldest.is_none_or(|(heat, _)| *heat >= dropping.warm)
@@ -494,6 +498,11 @@ impl Core {
         }
         evicted
     }
+}
+
+/// Of equally warm pages the deeper goes first: it is nearer to being a leaf.
+fn coldest_first((heat, page): &(Heat, Move)) -> (Heat, Reverse<u32>, Place) {
+    (*heat, Reverse(page.record.depth), page.from)
 }
 
 impl Dropping {

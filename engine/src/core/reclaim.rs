@@ -214,6 +214,8 @@ impl Core {
         if !moved_all {
             segment.put_back();
             self.retry_reclaim_later();
+            // What a plan that was broken off has queued.
+            self.pump();
             return false;
         }
         if segment.live > 0 {
