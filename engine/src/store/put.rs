@@ -28,9 +28,10 @@ const WINDOW_BYTES: usize = 8 << 20;
 /// the next one is.
 const FIRST_WINDOW_BYTES: usize = 2 << 20;
 
-/// Bytes of neighbouring pages that are written together at least. It is a quarter of a window up to [`MERGE_BYTES_MAX`]: what a small
-/// one begins with is soon with the device.
-const STRETCH_BYTES_MIN: usize = 512 << 10;
+/// Bytes that a call hands to the disk first: little, so that the device has work soon. Whatever it has handed over it then hands over
+/// once more at a time, up to a limit: the processor sums at more than twice the speed of a device, and each time costs a wake-up.
+const HANDED_FIRST_BYTES: usize = 512 << 10;
+const HANDED_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of one call in flight: as much as it takes to keep a device busy that finishes out of order.
 const IN_FLIGHT_BYTES: usize = 128 << 20;
@@ -67,6 +68,7 @@ pub(super) fn put<C: Catalog + ?Sized>(
         statuses: &mut statuses,
         windows: Windows::default(),
         landed: Vec::new(),
+        handed: 0,
     };
     call.store(&fitting, until);
     let failed: Vec<usize> = fitting
@@ -119,6 +121,8 @@ struct Call<'a> {
     statuses: &'a mut [PutStatus],
     /// What has not been waited for, with the positions of its pages.
     landed: Vec<(ReservationId, Vec<usize>)>,
+    /// Bytes that the disk has been handed so far.
+    handed: usize,
 }
 
 /// Some pages of a call, between their reservation and their statuses.
@@ -348,8 +352,7 @@ impl Call<'_> {
         ahead: &[u64],
     ) -> (Option<Window>, Vec<Option<u64>>) {
         let mut checksums = vec![None; grants.len()];
-        let quarter = grants.len() * self.page_bytes() / 4;
-        let bytes_max = quarter.clamp(STRETCH_BYTES_MIN, MERGE_BYTES_MAX);
+        let bytes_max = self.handed.clamp(HANDED_FIRST_BYTES, MERGE_BYTES_MAX);
         let stretches = self.stretches(&mut window, grants, bytes_max);
         if stretches.is_empty() {
             return (Some(window), checksums);
@@ -375,10 +378,11 @@ impl Call<'_> {
                 tag: tag(number, group),
                 sink: self.windows.mailbox.clone(),
             });
-            if bytes < bytes_max && group < last {
+            let enough = self.handed.clamp(HANDED_FIRST_BYTES, HANDED_BYTES_MAX);
+            if bytes < enough && group < last {
                 continue;
             }
-            bytes = 0;
+            self.handed += std::mem::take(&mut bytes);
             self.windows.begin(number, ops.len());
             // SAFETY: the pieces lie in the caller's parts, which are borrowed for the whole call, or in the window's own copies. The
             // windows are dropped before either, and wait for every answer; a window that has landed has none outstanding. A
@@ -561,6 +565,7 @@ mod tests {
             pages: &pages,
             statuses: &mut statuses,
             landed: Vec::new(),
+            handed: 0,
         };
         let all: Vec<usize> = (0..pages.len()).collect();
         call.store(&all, Instant::now() + wait);
