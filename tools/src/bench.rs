@@ -34,6 +34,9 @@ const PUT_WAIT: Duration = Duration::from_secs(30);
 /// Pages of a chain that `get` reads: the chains do not depend on the batch, so that runs with different ones share pages.
 const CHAIN_PAGES: u64 = 128;
 
+/// Page data that `put` reads back.
+const READ_BACK_BYTES: u64 = 64 << 20;
+
 /// Lookups that `exists` times.
 const EXISTS_CALLS: u64 = 200;
 
@@ -388,7 +391,7 @@ fn measure(
     };
     run.buffers.register(store);
     match plan.op {
-        Op::Put => run.put()?,
+        Op::Put => run.put(shape)?,
         Op::Get => run.get(shape)?,
         Op::Exists => run.exists(shape)?,
     }
@@ -407,8 +410,9 @@ impl Run<'_> {
         self.bar.set_position(0);
     }
 
-    /// Puts pages that no store holds yet, one chain a batch, then reads the last batch back.
-    fn put(&mut self) -> Result<(), Failure> {
+    /// Puts pages that no store holds yet, one chain a batch, then reads some of the last batch back: few, since what is read is hot,
+    /// and is copied while later runs put.
+    fn put(&mut self, shape: &PageShape) -> Result<(), Failure> {
         let seed = fresh_seed();
         let batch = self.plan.batch;
         let mut last = Vec::new();
@@ -439,7 +443,9 @@ impl Run<'_> {
         let started = Instant::now();
         self.store.flush()?;
         self.flush = started.elapsed();
-        let keys: Vec<PageKey> = last.iter().map(|link| link.key).collect();
+        let few = (READ_BACK_BYTES / shape.page_bytes()).max(1);
+        let few = usize::try_from(few).unwrap_or(usize::MAX);
+        let keys: Vec<PageKey> = last.iter().map(|link| link.key).take(few).collect();
         self.read_and_compare(&keys, &mut Meter::default());
         Ok(())
     }
