@@ -48,6 +48,10 @@ class Larder:
         self.disk = ""
         self.page_bytes_of_buffers = 0
 
+    def create(self, size, segment_size):
+        """An empty store, prewritten, in place of what is there."""
+        run([self.program, "create", self.store, "--size", size, "--segment-size", segment_size, "--prewrite", "--force"])
+
     def bench(self, op, page_bytes, work_bytes, *more):
         return [
             self.program, "bench", self.store, "--op", op, "--page-bytes", page_bytes, "--parts", 2,
