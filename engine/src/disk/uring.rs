@@ -348,9 +348,6 @@ impl Lane {
         drop(inbox);
         if asleep {
             self.ring_bell();
-            // It may have been woken on this very CPU, and whoever goes on computing here keeps that for milliseconds: traced, the
-            // device had nothing to do for 0.5 ms of a put's 3.4.
-            std::thread::yield_now();
         }
         Ok(())
     }
