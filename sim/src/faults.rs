@@ -139,7 +139,7 @@ impl World {
     /// A sync of a volume begins. How many unsynced writes it covers; `None` when these are lost before it is told that it failed.
     pub fn begin_sync(&mut self, volume: usize) -> Option<usize> {
         let covers = self.disk.volumes()[volume].unsynced();
-        if self.strikes(Class::SyncLostBefore, self.setup.faults.sync_error / 2.0) {
+        if self.strikes(Class::SyncLostBefore, self.setup.faults.sync_error) {
             self.fail_sync(volume, covers);
             return None;
         }

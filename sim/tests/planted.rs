@@ -11,7 +11,7 @@ use larder_sim::Mode;
 use larder_sim::exhaustive::{Limits, Part, exhaust};
 
 /// The seeds that a campaign plays by default.
-const SEEDS: u64 = 5000;
+const SEEDS: u64 = 10_000;
 
 /// What noticed a bug: the lowest failing seed that was played, and what it said.
 type Catch = (u64, String);
