@@ -28,8 +28,8 @@ const WINDOW_BYTES: usize = 8 << 20;
 /// the next one is.
 const FIRST_WINDOW_BYTES: usize = 2 << 20;
 
-/// Bytes that a call hands to the disk first: little, so that the device has work soon. Whatever it has handed over it then hands over
-/// once more at a time, up to a limit: the processor sums at more than twice the speed of a device, and each time costs a wake-up.
+/// Bytes that a call hands to the disk first: little, so that the device has work soon. Then it is each time as much as all before
+/// together, up to a limit: each time costs a wake-up, and the device has work meanwhile, as sums take less than half its time.
 const HANDED_FIRST_BYTES: usize = 512 << 10;
 const HANDED_BYTES_MAX: usize = 4 << 20;
 
