@@ -5,12 +5,16 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::ANSWER_PATIENCE;
 use crate::share::pass::Taking;
 use crate::share::server::{short_path, socket_path, unix_socket};
 use crate::share::wire::{Reply, Request, WireError, arrives, parse, receive, send};
+
+/// How long an answer that takes the owner no time is looked for before the thread sleeps: to be woken costs more than most of
+/// them, where the processor that it slept on has to be woken too.
+const LOOKED_FOR: Duration = Duration::from_micros(50);
 
 /// See the module.
 pub(super) struct Line {
@@ -47,7 +51,19 @@ impl Line {
         request: &Request<'_>,
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
         self.tell(request)?;
+        self.look_for_answer()?;
         self.hear(ANSWER_PATIENCE)
+    }
+
+    /// Waits for an answer without sleeping, for a moment. The owner's thread goes first if it was woken on this CPU.
+    fn look_for_answer(&self) -> io::Result<()> {
+        let until = Instant::now() + LOOKED_FOR;
+        loop {
+            std::thread::yield_now();
+            if arrives(&self.stream, Some(Duration::ZERO))? || Instant::now() >= until {
+                return Ok(());
+            }
+        }
     }
 
     /// The next answer, with the file that comes with it, if it comes within `patience`.

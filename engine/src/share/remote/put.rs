@@ -114,6 +114,8 @@ impl<'a> RemotePut<'a> {
         });
         self.unanswered = true;
         self.say();
+        // The owner's thread may have been woken on this very CPU, which the sums that follow would keep from it.
+        std::thread::yield_now();
     }
 
     /// Whether an answer is there, or none will come.
