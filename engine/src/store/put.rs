@@ -5,7 +5,8 @@
 //! finished as they land, and the next one is launched as soon as there is room for it among the bytes in flight. Extents may
 //! have to come from another process: until they are there the next checksums are computed. Within a
 //! window neighbouring pages are written together, each stretch as soon as its checksums are there: what the processor has
-//! just read the device finds in the cache, where caches serve devices, and memory is read once instead of twice. The
+//! just read the device finds in the cache, where caches serve devices, and memory is read once instead of twice. Only of the first
+//! bytes of a call the checksums are computed while they are being written, for until then the device has nothing to do. The
 //! descriptors go out while the page data is still in flight. A page whose write failed is written once more, in another segment.
 
 use std::sync::Arc;
@@ -343,7 +344,7 @@ impl Call<'_> {
         (admitted, refused.map(|(_, why)| why))
     }
 
-    /// Computes the checksums of a window's pages and starts their writes, one stretch after the other; those of the first pages are
+    /// Computes the checksums of a window's pages and starts their writes, one stretch after the other; those of the first pages may be
     /// known `ahead`. Gives back a window without any, and by position in the asks the checksums of the pages that are written.
     fn write(
         &mut self,
@@ -358,14 +359,21 @@ impl Call<'_> {
             return (Some(window), checksums);
         }
         let number = self.windows.add(window);
-        let mut ops = Vec::new();
-        let mut bytes = 0;
-        let last = stretches.len() - 1;
-        for (group, stretch) in stretches.into_iter().enumerate() {
-            for (ask, page) in stretch.pages {
+        let mut sum = |pages: &mut Vec<(usize, usize)>| {
+            for (ask, page) in pages.drain(..) {
                 let known = ahead.get(ask).copied();
                 checksums[ask] =
                     Some(known.unwrap_or_else(|| checksum(self.shape, &self.pages[page])));
+            }
+        };
+        let (mut ops, mut unsummed) = (Vec::new(), Vec::new());
+        let mut bytes = 0;
+        let last = stretches.len() - 1;
+        for (group, mut stretch) in stretches.into_iter().enumerate() {
+            unsummed.append(&mut stretch.pages);
+            // The device has no work before the first.
+            if self.handed > 0 {
+                sum(&mut unsummed);
             }
             bytes += stretch.bytes;
             ops.push(Op {
@@ -391,6 +399,7 @@ impl Call<'_> {
             // The disk's thread may have been woken on this very CPU, which the next sums would keep from it: traced, the device had
             // nothing to do for 0.5 ms of a call's 3.4.
             std::thread::yield_now();
+            sum(&mut unsummed);
         }
         (None, checksums)
     }
