@@ -174,7 +174,10 @@ impl Index {
             let (mut state, heat) = self.write_stamped(&mut stamp);
             let floor = self.leases.lock().floor();
             let mut previous: Option<(NamespaceSlot, KeyPrefix, PageId)> = None;
-            for page in batch[published.len()..].iter().take(HOLD_CHANGES) {
+            let rest = &batch[published.len()..];
+            let hold = &rest[..rest.len().min(HOLD_CHANGES)];
+            state.fetch(hold);
+            for page in hold {
                 self.check_place(page.place);
                 let arrived = state.publish(page, previous, heat, floor, later);
                 published.push(arrived.outcome);
