@@ -13,7 +13,7 @@ use larder_engine::format::SEGMENTS_OFFSET;
 use larder_engine::offline::{self, Compacted, Copied};
 use larder_engine::recovery::scan::Case;
 use larder_engine::survey::{Survey, SurveyOptions};
-use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
+use larder_engine::{CreateOptions, OpenOptions, PageStore, Store, StoreError};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
@@ -300,7 +300,7 @@ fn look(store: &StoreArgs) -> Result<Result<Box<Survey>, usize>, Failure> {
 
 fn unsound(args: &CompactArgs, flaws: usize) -> Failure {
     let path = args.store.path.clone();
-    larder_engine::StoreError::Unsound { path, flaws }.into()
+    StoreError::Unsound { path, flaws }.into()
 }
 
 fn in_place(
@@ -353,7 +353,7 @@ fn into(
         dry_run: true,
         ..CreateOptions::default()
     };
-    let planned = larder_engine::create(new, &options)?;
+    let planned = larder_engine::create(new, &options).map_err(taken)?;
     if planned.usable_bytes < survey.live_bytes() {
         return Err(Failure::usage(format!(
             "{}: a store of {} keeps {} of pages at most, and there are {}: choose a larger --size",
@@ -382,7 +382,8 @@ fn into(
             dry_run: false,
             ..options
         },
-    )?;
+    )
+    .map_err(taken)?;
     let store = Store::open(new, OpenOptions::default())?;
     let bar = bar("copying");
     let mut progress = |done, total| advance(&bar, interrupt, done, total);
@@ -401,6 +402,17 @@ fn into(
     report.interrupted = copied.interrupted;
     report.copied = Some(Copy::new(&copied));
     Ok(report)
+}
+
+/// What is in the way of a new store, as somebody should hear it who cannot have it overwritten here.
+fn taken(error: StoreError) -> Failure {
+    let (path, what) = match error {
+        StoreError::Exists(path) => (path, "already holds a Larder store"),
+        StoreError::Foreign(path) => (path, "holds data that is not a Larder store"),
+        error => return error.into(),
+    };
+    let advice = "choose another path, or remove it, as when a compaction was interrupted";
+    Failure::environment(format!("{}: {what}; {advice}", path.display()))
 }
 
 fn bar(doing: &'static str) -> ProgressBar {

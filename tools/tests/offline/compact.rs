@@ -86,13 +86,15 @@ fn into_a_new_store_everything_is_written_in_order_and_the_old_one_stays() {
     };
     home.with(|pool| assert_eq!(pool.hits(&chains().concat()), 540));
     // Not over what is there, and not into what is too small.
-    let taken = home.beside("store");
-    home.says(
-        "compact",
-        &["--into", taken.to_str().unwrap()],
-        3,
-        &["already holds"],
-    );
+    let foreign = home.beside("foreign");
+    std::fs::write(&foreign, "a letter").unwrap();
+    for (taken, what) in [
+        (home.beside("store"), "already holds a Larder store"),
+        (foreign, "holds data that is not"),
+    ] {
+        let into = ["--into", taken.to_str().unwrap()];
+        home.says("compact", &into, 3, &[what, "remove it"]);
+    }
     let small = home.beside("small");
     let options = ["--into", small.to_str().unwrap(), "--size", "98MiB"];
     home.says("compact", &options, 2, &["larger --size"]);
