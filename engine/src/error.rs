@@ -95,7 +95,7 @@ pub enum StoreError {
     },
     /// A volume has not seen what the others have.
     #[error(
-        "{path}: is of run {run}, but the store has written in run {newest}: an old copy? bring back the current one; with `larder verify --repair --degraded` its pages are given up for good"
+        "{path}: is of run {run}, but the store has been in run {newest} since: an old copy? bring back the current one; with `larder verify --repair --degraded` its pages are given up for good"
     )]
     VolumeStale {
         /// The volume.

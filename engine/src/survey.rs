@@ -145,7 +145,7 @@ pub enum FlawReason {
         needed: u64,
     },
     /// A volume has not seen the store's last run.
-    #[error("the volume is of run {run}, the store has written in run {newest}: an old copy")]
+    #[error("the volume is of run {run}, the store has been in run {newest} since: an old copy")]
     Stale {
         /// Its run.
         run: Run,
@@ -353,7 +353,7 @@ pub struct Survey {
     records: Records,
     disk: Arc<dyn Disk>,
     /// Held for their locks.
-    _opened: Vec<Option<Opened>>,
+    opened: Vec<Option<Opened>>,
 }
 
 /// Every page record, in the order of namespaces, keys and ages.
@@ -400,7 +400,7 @@ impl Survey {
             removals: Vec::new(),
             records: Records::default(),
             disk,
-            _opened: opening.opened,
+            opened: opening.opened,
         };
         let claimed = survey.volumes.iter().map(|facts| u64::from(facts.segments));
         survey.unreachable = claimed.sum::<u64>() - survey.spots.len() as u64;

@@ -4,9 +4,7 @@
 //! What must hold: a volume opens as long as one of its copies is sound, and shows no older state than that copy. A volume none
 //! of whose copies is sound may be lost: then the store is opened without it, or refused where it was the first.
 
-use larder_engine::format::{
-    BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
-};
+use larder_engine::format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
 
 use crate::classes::Class;
 use crate::disk::{Content, contents};
@@ -198,11 +196,5 @@ impl World {
         } else {
             Err(CutShort)
         }
-    }
-
-    /// The highest run that any superblock has seen.
-    pub fn newest_run(&self) -> Run {
-        let runs = self.superblocks.iter().flatten().map(|s| s.run);
-        runs.max().unwrap_or(Run::FIRST)
     }
 }

@@ -107,6 +107,20 @@ pub struct Recovery {
     pub highest_run: Run,
 }
 
+/// The newest run that all volumes were told of before it went on: something was written in it, or it ended in order. A volume
+/// that does not know it is an old copy. (A run that no superblock knows says nothing of one volume rather than another.)
+pub fn known_to_all<'a>(
+    superblocks: impl Iterator<Item = &'a Superblock> + Clone,
+    highest_run: Run,
+) -> Run {
+    let newest = superblocks.clone().map(|superblock| superblock.run).max();
+    let closed = superblocks.filter(|superblock| superblock.state == OpenState::Clean);
+    let closed = closed.map(|superblock| superblock.run).max();
+    highest_run
+        .max(closed.unwrap_or(highest_run))
+        .min(newest.unwrap_or(highest_run))
+}
+
 /// The records of all segments, to be set against one another.
 pub(crate) struct Gathered<E = ()> {
     pub namespaces: Vec<NamespaceInit>,

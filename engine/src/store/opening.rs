@@ -18,7 +18,7 @@ use crate::disk::{Disk, DiskOptions};
 use crate::error::StoreError;
 use crate::index::Index;
 use crate::memory::AlignedBuf;
-use crate::recovery::{Extra, Found, Recovery, recover_pages};
+use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
 use crate::volume::{Access, Volumes, this_holder};
 
 /// How long a close waits for what is under way. Longer only when the device hangs; then the store is left as after a crash.
@@ -109,16 +109,14 @@ fn recover_current<E: Extra>(
         ));
         let (recovery, pages) =
             recover_pages(disk, &volumes.superblocks(), &index, options.read_only);
-        // A crash while an open was telling the volumes its run leaves some behind, but writes nothing in that run. If something was
-        // written in it, a volume that does not know the run is an old copy.
         let newest = volumes.newest_run();
         if newest.max(recovery.highest_run).next().is_none() && !options.read_only {
             return Err(StoreError::RunsExhausted(volumes.first_path()));
         }
-        let behind = volumes
-            .older_than(newest)
-            .filter(|_| recovery.highest_run >= newest);
-        let Some(behind) = behind else {
+        // A crash while an open was telling the volumes its run leaves some behind.
+        let superblocks = volumes.present().map(|(_, volume)| &volume.superblock);
+        let known = known_to_all(superblocks, recovery.highest_run);
+        let Some(behind) = volumes.older_than(known) else {
             return Ok((index, recovery, pages));
         };
         let at = volumes
@@ -131,7 +129,7 @@ fn recover_current<E: Extra>(
                 return Err(StoreError::VolumeStale {
                     path: behind.path.clone(),
                     run: behind.superblock.run.get(),
-                    newest: newest.get(),
+                    newest: known.get(),
                 });
             }
         }

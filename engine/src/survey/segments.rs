@@ -20,7 +20,7 @@ use crate::disk::mailbox::read_all;
 use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
 use crate::recovery::scan::{Case, SegmentScan, Spot, scan};
-use crate::recovery::{Gathered, SegmentSummary, Whole};
+use crate::recovery::{Gathered, SegmentSummary, Whole, known_to_all};
 
 /// Segments whose headers are read together.
 const LOOKS: usize = 1024;
@@ -304,12 +304,11 @@ impl Survey {
         }
     }
 
-    /// A crash while an open was telling the volumes its run leaves some behind, but then nothing was written in it.
+    /// A crash while an open was telling the volumes its run leaves some behind: these are none.
     fn note_stale_volumes(&mut self, highest: Serial) {
-        let newest = self.run;
-        if highest.run() < newest {
-            return;
-        }
+        let superblocks = self.opened.iter().flatten();
+        let superblocks = superblocks.filter_map(|opened| opened.superblock.as_ref());
+        let newest = known_to_all(superblocks, highest.run());
         for volume in 0..self.volumes.len() {
             if let Some(run) = self.volumes[volume].run.filter(|run| *run < newest) {
                 self.flaw(Flaw::of_volume(volume, FlawReason::Stale { run, newest }));

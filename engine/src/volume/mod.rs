@@ -491,7 +491,7 @@ impl Volumes {
     }
 
     /// Those that are there.
-    pub fn present(&self) -> impl Iterator<Item = (usize, &Volume)> {
+    pub fn present(&self) -> impl Iterator<Item = (usize, &Volume)> + Clone {
         self.list
             .iter()
             .enumerate()

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use larder_engine::{OpenOptions, Store, StoreError};
 use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 
 use crate::home::{
@@ -244,16 +245,28 @@ fn a_first_volume_without_superblocks_is_read_with_the_help_of_another_one() {
 }
 
 #[test]
-fn a_volume_that_has_not_seen_the_last_run_is_damage() {
-    let home = Home::with_volumes(&["second"]);
-    let old = home.beside("old");
-    std::fs::copy(home.beside("second"), &old).unwrap();
-    home.with(|pool| (1..=4).for_each(|seed| pool.put(&chain(seed, 100))));
-    std::fs::rename(&old, home.beside("second")).unwrap();
-    home.says(
-        "verify",
-        &[],
-        1,
-        &["of run 1, the store has written in run 2: an old copy"],
-    );
+fn a_volume_that_has_not_seen_the_last_runs_is_damage() {
+    // In some of the last runs nothing was written, or none of it is left on the other volume.
+    for (run, writing) in [(2, &[true][..]), (3, &[true, false]), (3, &[false, false])] {
+        let home = Home::with_volumes(&["second"]);
+        let old = home.beside("old");
+        std::fs::copy(home.beside("second"), &old).unwrap();
+        for &writes in writing {
+            home.with(|pool| {
+                if writes {
+                    (1..=4).for_each(|seed| pool.put(&chain(seed, 100)));
+                }
+            });
+        }
+        std::fs::rename(&old, home.beside("second")).unwrap();
+        let said = format!("of run 1, the store has been in run {run} since: an old copy");
+        home.says("verify", &[], 1, &[&said]);
+        let refused = Store::open(&home.path, OpenOptions::default())
+            .err()
+            .unwrap();
+        assert!(
+            matches!(refused, StoreError::VolumeStale { run: 1, .. }),
+            "{refused}"
+        );
+    }
 }
