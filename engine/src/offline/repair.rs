@@ -44,7 +44,9 @@ const DROPS: usize = 4096;
 pub struct DamagedPage {
     namespace: Fingerprint,
     key: PageKey,
-    place: Place,
+    segment: SegmentName,
+    /// First block within it.
+    start: u32,
 }
 
 /// What is to be done about damage.
@@ -167,14 +169,16 @@ impl Repair {
 impl DamagedPage {
     fn of(survey: &Survey, bad: &BadPage) -> DamagedPage {
         let BadPage { page, .. } = bad;
-        let inside = page.offset - survey.segments[page.segment].offset;
+        let facts = &survey.segments[page.segment];
+        let inside = page.offset - facts.offset;
         DamagedPage {
             namespace: survey.namespaces[page.namespace].fingerprint,
             key: page.key,
-            place: Place {
-                segment: SegmentId(u32::try_from(page.segment).unwrap_or(u32::MAX)),
-                start: u32::try_from(inside / BLOCK_BYTES as u64).unwrap_or(u32::MAX),
+            segment: SegmentName {
+                volume: facts.volume,
+                number: facts.number,
             },
+            start: u32::try_from(inside / BLOCK_BYTES as u64).unwrap_or(u32::MAX),
         }
     }
 }
@@ -249,17 +253,21 @@ fn drop_pages(owner: &Owner, pages: &[DamagedPage]) {
         .map(|(slot, (fingerprint, _))| (*fingerprint, NamespaceSlot(slot)))
         .collect();
     for pages in pages.chunks(DROPS) {
-        let there: Vec<(NamespaceSlot, DamagedPage)> = pages
+        let there: Vec<(NamespaceSlot, Place, DamagedPage)> = pages
             .iter()
             .filter_map(|page| {
                 let slot = *slots.get(&page.namespace)?;
+                let place = Place {
+                    segment: page.segment.id(&owner.spots)?,
+                    start: page.start,
+                };
                 let found = owner.local.index.locate(slot, &page.key)?;
-                (found.place == page.place).then_some((slot, *page))
+                (found.place == place).then_some((slot, place, *page))
             })
             .collect();
         let mut rest = there.as_slice();
         while !rest.is_empty() {
-            let largest = rest.iter().map(|(slot, _)| page_bytes(owner, *slot)).max();
+            let largest = rest.iter().map(|(slot, ..)| page_bytes(owner, *slot)).max();
             let count = (READ_BYTES / largest.unwrap_or(READ_BYTES).max(1)).max(1);
             let (now, later) = rest.split_at(count.min(rest.len()));
             drop_batch(owner, now);
@@ -273,17 +281,17 @@ fn page_bytes(owner: &Owner, slot: NamespaceSlot) -> usize {
     owner.namespaces[usize::from(slot.0)].1 as usize * BLOCK_BYTES
 }
 
-fn drop_batch(owner: &Owner, pages: &[(NamespaceSlot, DamagedPage)]) {
+fn drop_batch(owner: &Owner, pages: &[(NamespaceSlot, Place, DamagedPage)]) {
     let reads: Vec<ReadAt> = pages
         .iter()
-        .map(|(slot, page)| {
-            let spot = &owner.spots[page.place.segment.0 as usize];
+        .map(|(slot, place, _)| {
+            let spot = &owner.spots[place.segment.0 as usize];
             let blocks = owner.namespaces[usize::from(slot.0)].1;
-            spot.data(page.place.start, blocks)
+            spot.data(place.start, blocks)
         })
         .collect();
     let results = read_all(owner.local.disk.as_ref(), &reads);
-    for ((slot, page), bytes) in pages.iter().zip(results) {
+    for ((slot, place, page), bytes) in pages.iter().zip(results) {
         let finding = match bytes {
             Ok(bytes) => {
                 let mut checksum = PageChecksum::new(page.namespace, &page.key);
@@ -301,7 +309,7 @@ fn drop_batch(owner: &Owner, pages: &[(NamespaceSlot, DamagedPage)]) {
         };
         owner
             .local
-            .with_core(|core| core.found(*slot, &page.key, page.place, finding));
+            .with_core(|core| core.found(*slot, &page.key, *place, finding));
     }
 }
 

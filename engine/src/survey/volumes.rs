@@ -14,7 +14,7 @@ use larder_format::{
 use super::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
-use crate::volume::{Access, File, is_alive};
+use crate::volume::{Access, File, is_alive, places_of};
 
 /// Whether a volume can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +186,7 @@ impl Opening {
         };
         opening.add(Ok(first));
         for index in 1..opening.reference.volumes.len() {
-            let found = opening.find(index, options)?;
+            let found = opening.find(index, path, options)?;
             opening.add(found);
         }
         Ok(opening)
@@ -196,6 +196,7 @@ impl Opening {
     fn find(
         &self,
         index: usize,
+        first: &Path,
         options: &SurveyOptions,
     ) -> Result<Result<Opened, String>, StoreError> {
         let entry = &self.reference.volumes[index];
@@ -204,8 +205,8 @@ impl Opening {
         }
         let usual = PathBuf::from(&entry.path);
         let mut reason = "not found".to_owned();
-        for place in options.volumes.iter().chain([&usual]) {
-            match Opened::new(place, options.hold) {
+        for place in places_of(entry, first, &options.volumes) {
+            match Opened::new(&place, options.hold) {
                 Ok(opened) => match &opened.superblock {
                     Some(superblock)
                         if superblock.store == self.reference.store
@@ -213,7 +214,10 @@ impl Opening {
                     {
                         return Ok(Ok(opened));
                     }
-                    None if *place == usual => return Ok(Ok(opened)),
+                    // Of those that are named none says which one it is.
+                    None if place == usual || !options.volumes.contains(&place) => {
+                        return Ok(Ok(opened));
+                    }
                     _ => {
                         reason = format!(
                             "{} is a volume of another store, or another volume of this one",

@@ -530,11 +530,13 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
         .present()
         .map(|(_, volume)| Target::of(volume))
         .collect::<Result<Vec<_>, _>>()?;
-    if let Err(error) = targets
+    let enlarged = targets
         .iter()
-        .try_for_each(|target| plan.enlarge(target, options))
-    {
-        // No superblock says yet that there is more.
+        .try_for_each(|target| plan.enlarge(target, options));
+    // A superblock may say that there is more once its file is sure to be that long.
+    let durable = enlarged.and_then(|()| volumes.present().try_for_each(|(_, v)| v.sync()));
+    if let Err(error) = durable {
+        // None says so yet.
         targets.iter().for_each(Target::shrink);
         return Err(error);
     }

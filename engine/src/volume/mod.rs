@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_format::{
-    BLOCK_BYTES, Holder, Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError, newest,
+    BLOCK_BYTES, Holder, Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError,
+    VolumeEntry, newest,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -319,19 +320,43 @@ impl Found {
             Access::Client | Access::ReadOnly => access,
         };
         let file = File::open(path, beside_others)?;
-        let superblock = file.superblock().map_err(|source| match source {
-            SuperblockError::NotLarder => StoreError::NotAStore(path.to_owned()),
-            source => StoreError::Superblock {
-                path: path.to_owned(),
-                source,
-            },
-        })?;
+        let superblock = superblock_of(&file, path)?;
         Ok(Found { file, superblock })
     }
 
     fn is(&self, store: StoreId, index: usize) -> bool {
-        self.superblock.store == store && usize::from(self.superblock.volume) == index
+        is_volume_of(&self.superblock, store, index)
     }
+}
+
+/// Why what is found in a volume's place is not it.
+const ANOTHERS: &str = "it is a volume of another store, or another volume of this one";
+
+/// Where a further volume may be of the store whose first one is at `first`: at one of the paths named, beside the first one, where it
+/// was last. Volumes that lay in one directory may have moved, or been copied, together: the others there are this one's.
+pub(crate) fn places_of(
+    entry: &VolumeEntry,
+    first: &Path,
+    elsewhere: &[PathBuf],
+) -> impl Iterator<Item = PathBuf> {
+    let known = PathBuf::from(&entry.path);
+    let beside = first.with_file_name(known.file_name().unwrap_or_default());
+    let guess = Some(beside).filter(|beside| beside != first && *beside != known);
+    elsewhere.to_vec().into_iter().chain(guess).chain([known])
+}
+
+fn superblock_of(file: &File, path: &Path) -> Result<Superblock, StoreError> {
+    file.superblock().map_err(|source| match source {
+        SuperblockError::NotLarder => StoreError::NotAStore(path.to_owned()),
+        source => StoreError::Superblock {
+            path: path.to_owned(),
+            source,
+        },
+    })
+}
+
+fn is_volume_of(superblock: &Superblock, store: StoreId, index: usize) -> bool {
+    superblock.store == store && usize::from(superblock.volume) == index
 }
 
 impl Volume {
@@ -355,8 +380,11 @@ impl Volume {
             }
             file.lock_within(path, patience)?;
         }
-        // Whoever held the lock until now may have written a newer one.
-        let superblock = file.superblock().unwrap_or(superblock);
+        // Whoever held the lock until now may have written a newer one, or made another store of it.
+        let superblock = match patience {
+            Some(_) => superblock_of(&file, path)?,
+            None => superblock,
+        };
         let geometry =
             superblock
                 .geometry(superblock.volume)
@@ -454,27 +482,26 @@ impl Volumes {
                 list.push(None);
                 continue;
             }
-            let known = Path::new(&entry.path);
-            // Volumes that lay in one directory may have moved, or been copied, together: the others there are this one's.
-            let beside = path.with_file_name(known.file_name().unwrap_or_default());
-            let guess = Some(beside.as_path()).filter(|beside| *beside != path && *beside != known);
-            let places = elsewhere.iter().map(PathBuf::as_path);
-            let places = places.chain(guess).chain([known]);
             let mut reason = "not found".to_owned();
             let mut volume = None;
-            for place in places {
-                match Found::at(place, access) {
+            for place in places_of(entry, path, elsewhere) {
+                match Found::at(&place, access) {
                     Ok(found) if found.is(store, index) => {
-                        volume = match Volume::take(place, access, found) {
-                            Ok(volume) => Some(volume),
+                        volume = match Volume::take(&place, access, found) {
+                            Ok(volume) if is_volume_of(&volume.superblock, store, index) => {
+                                Some(volume)
+                            }
+                            Ok(_) => {
+                                ANOTHERS.clone_into(&mut reason);
+                                None
+                            }
                             Err(StoreError::Truncated { .. }) if degraded => None,
                             // It is there, and somebody else uses it, or did just now: that is no reason to go without it.
                             Err(error) => return Err(error),
                         };
                         break;
                     }
-                    Ok(_) => "it is a volume of another store, or another volume of this one"
-                        .clone_into(&mut reason),
+                    Ok(_) => ANOTHERS.clone_into(&mut reason),
                     Err(error) => reason = error.to_string(),
                 }
             }

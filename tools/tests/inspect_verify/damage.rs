@@ -7,7 +7,8 @@ use larder_engine::{OpenOptions, Store, StoreError};
 use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 
 use crate::home::{
-    BLOCK_BYTES, Home, SEGMENT_BYTES, SEGMENTS, block_offset, chain, finding, flip, overwrite,
+    BLOCK_BYTES, Home, SEGMENT_BYTES, SEGMENTS, block_offset, chain, finding, flip, larder,
+    overwrite,
 };
 
 #[test]
@@ -225,6 +226,34 @@ fn a_missing_volume_is_damage_until_its_new_place_is_named() {
     let elsewhere = elsewhere.to_str().unwrap();
     let document = home.json("verify", &["--deep", "--volume", elsewhere], 0);
     assert_eq!(document["deep"]["good_pages"], 400);
+}
+
+#[test]
+fn the_volumes_of_a_copied_store_are_the_copies() {
+    let home = Home::with_volumes(&["second"]);
+    home.with(|pool| (1..=4).for_each(|seed| pool.put(&chain(seed, 100))));
+    let place = home.beside("copies");
+    std::fs::create_dir(&place).unwrap();
+    for volume in [&home.path, &home.beside("second")] {
+        std::fs::copy(volume, place.join(volume.file_name().unwrap())).unwrap();
+    }
+    let first = place.join(home.path.file_name().unwrap());
+    let second = place.join("second");
+    flip(&second, SEGMENTS_OFFSET + 2 * BLOCK_BYTES + 9);
+    let finds = |code| {
+        let output = larder("verify", &first, &["--deep", "--json"]);
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+    };
+    finds(1);
+    // One that cannot say what it is is still the one beside it.
+    for offset in SUPERBLOCK_OFFSETS {
+        flip(&second, offset + 73);
+    }
+    finds(1);
+    assert_eq!(
+        home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
+        400
+    );
 }
 
 #[test]

@@ -237,6 +237,22 @@ fn a_volume_that_is_gone_is_beyond_repair_until_it_is_given_up_for_good() {
 }
 
 #[test]
+fn damaged_pages_behind_a_volume_that_is_given_up_are_dropped() {
+    let home = Home::with_volumes(&["second", "third"]);
+    home.with(|pool| (1..=4).for_each(|seed| pool.put(&chain(seed, 100))));
+    std::fs::remove_file(home.beside("second")).unwrap();
+    flip(&home.beside("third"), SEGMENTS_OFFSET + 2 * BLOCK_BYTES + 9);
+    let document = home.json("verify", &["--deep"], 1);
+    let good = &document["deep"]["good_pages"];
+    let document = home.json("verify", &["--repair", "--degraded"], 0);
+    assert_eq!(document["repair"]["dropped_pages"], 1);
+    assert_eq!(
+        &home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
+        good
+    );
+}
+
+#[test]
 fn a_store_without_any_superblock_is_beyond_repair_and_that_is_said() {
     let (home, _) = store();
     for offset in SUPERBLOCK_OFFSETS {
