@@ -328,6 +328,54 @@ fn pages_too_large_to_fill_a_segment_are_not_moved_again_and_again() {
     }
 }
 
+/// A store with segments of so many bytes.
+fn home_of(size: u64, segment_size: u64) -> Home {
+    let home = Home::new();
+    let options = CreateOptions {
+        size,
+        segment_size: Some(segment_size),
+        ..CreateOptions::default()
+    };
+    create(&home.path, &options).unwrap();
+    home
+}
+
+#[test]
+fn pages_larger_than_all_that_is_moved_at_once_are_moved_too() {
+    // 2 pages fit a segment.
+    let home = home_of(1024 * MIB, 72 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "huge", &[33 << 20]);
+    let chains = chains(1, 6);
+    put_in_turns(&pool, &chains);
+    let gone = [chains[0][1], chains[0][3]];
+    assert_eq!(store.delete(pool.id, &gone).unwrap(), 2);
+    store.close().unwrap();
+    let done = compact_all(&home.path);
+    assert!(done.moved_pages > 0 && done.left_pages == 0, "{done:?}");
+    assert_eq!(compact_all(&home.path), Compacted::default());
+}
+
+#[test]
+fn what_a_new_store_drops_for_want_of_room_is_counted() {
+    let home = Home::with_store(512 * MIB);
+    let store = home.open();
+    // 2 pages fit a segment of 16 MiB.
+    put_in_turns(&Pool::new(&store, "large", &[13 << 19]), &chains(2, 12));
+    store.close().unwrap();
+    let small = home_of(192 * MIB, 16 * MIB);
+    let target = small.open();
+    let mut progress = |_, _| ControlFlow::Continue(());
+    let copied = copy_into(&survey(&home.path), &target, &mut progress).unwrap();
+    let pages = target.stats().pages;
+    target.close().unwrap();
+    let (refused, evicted) = (copied.refused_pages, copied.evicted_pages);
+    assert!(
+        refused + evicted > 0 && pages == 24 - refused - evicted,
+        "{copied:?}, {pages}"
+    );
+}
+
 #[test]
 fn a_store_in_use_is_refused_with_the_name_of_its_holder() {
     let home = home_with(&chains(2, 4), 256 * MIB);

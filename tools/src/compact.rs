@@ -106,6 +106,8 @@ struct Copy {
     damaged_pages: u64,
     unfinished_pages: u64,
     refused_pages: u64,
+    /// Pages that the new store dropped again to make room for others.
+    evicted_pages: u64,
 }
 
 impl Layout {
@@ -204,6 +206,7 @@ impl Copy {
             damaged_pages: copied.damaged_pages,
             unfinished_pages: copied.unfinished_pages,
             refused_pages: copied.refused_pages,
+            evicted_pages: copied.evicted_pages,
         }
     }
 
@@ -215,6 +218,10 @@ impl Copy {
             (self.damaged_pages, "damaged"),
             (self.unfinished_pages, "that a crash had cut short"),
             (self.refused_pages, "that the new store did not take"),
+            (
+                self.evicted_pages,
+                "that the new store dropped again for want of room: choose a larger --size",
+            ),
         ];
         for (number, why) in reasons.into_iter().filter(|(number, _)| *number > 0) {
             lines.row("Left out", format!("{} {why}", count(number, "page")));
@@ -253,7 +260,10 @@ impl CompactReport {
         let copied = self.copied.as_ref();
         let left = in_place.map_or(0, |done| done.left_pages + done.damaged_pages);
         let left_out = copied.map_or(0, |copied| {
-            copied.nameless_pages + copied.damaged_pages + copied.refused_pages
+            copied.nameless_pages
+                + copied.damaged_pages
+                + copied.refused_pages
+                + copied.evicted_pages
         });
         if self.interrupted {
             Ending::Interrupted

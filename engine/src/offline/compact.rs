@@ -170,7 +170,7 @@ impl Compaction {
         while self.next < self.plan.pages.len() {
             let room = self.owner.local.with_core(|core| core.room_for_copies());
             let room = room.saturating_sub(RESERVE_SEGMENTS * segment_blocks);
-            let batch = self.next_batch(room.min(MOVE_BYTES / BLOCK_BYTES as u64));
+            let batch = self.next_batch(room);
             let Some(&(last, _)) = batch.last() else {
                 return;
             };
@@ -193,7 +193,8 @@ impl Compaction {
         (self.done_blocks * BLOCK_BYTES as u64).min(self.outcome.planned_bytes)
     }
 
-    /// The next pages of the plan, with their positions in it, as many as fit into so many blocks.
+    /// The next pages of the plan, with their positions in it, as many as fit into so many blocks and are moved at once: one at least,
+    /// however large.
     fn next_batch(&mut self, room: u64) -> Vec<(usize, Move)> {
         let mut batch = Vec::new();
         let mut blocks = 0;
@@ -203,7 +204,8 @@ impl Compaction {
             };
             // Of very large pages each one needs a descriptor block.
             blocks += u64::from(page.record.blocks) + 1;
-            if blocks > room {
+            let is_much = blocks > MOVE_BYTES / BLOCK_BYTES as u64;
+            if blocks > room || is_much && !batch.is_empty() {
                 break;
             }
             batch.push((at, page));

@@ -35,6 +35,8 @@ pub struct Copied {
     pub unfinished_pages: u64,
     /// Pages that the other store did not take.
     pub refused_pages: u64,
+    /// Pages that the other store dropped to make room for more.
+    pub evicted_pages: u64,
     /// Whether it was asked to end early.
     pub interrupted: bool,
 }
@@ -51,6 +53,7 @@ pub fn copy_into(
     let pages = survey.live_found();
     let steps = order(&pages);
     let mut copied = Copied::default();
+    let evicted = store.stats().evicted;
     let total = survey.live_bytes();
     let mut done = 0;
     for steps in steps.chunk_by(|a, b| pages[a.page].slot == pages[b.page].slot) {
@@ -69,14 +72,17 @@ pub fn copy_into(
         for steps in steps.chunks(batch.pages_at_once()) {
             batch.copy(steps, &mut copied);
             done += steps.len() as u64 * batch.page_bytes();
-            if progress(done, total).is_break() {
-                copied.interrupted = true;
-                store.flush()?;
-                return Ok(copied);
+            copied.interrupted = progress(done, total).is_break();
+            if copied.interrupted {
+                break;
             }
+        }
+        if copied.interrupted {
+            break;
         }
     }
     store.flush()?;
+    copied.evicted_pages = store.stats().evicted - evicted;
     Ok(copied)
 }
 

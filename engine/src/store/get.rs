@@ -541,12 +541,13 @@ impl<'a> Reads<'a> {
     }
 
     fn wait(&mut self) {
-        let answers = self.mailbox.take(self.data.hangs.limit());
+        let limit = self.data.hangs.limit();
+        let answers = self.mailbox.take(limit);
         if answers.is_empty() {
             // The memory is the caller's, so this call waits on; later ones need not.
             for group in self.groups.iter().filter(|group| !group.answered) {
                 let volume = self.jobs[group.jobs.start].pinned.extent.volume;
-                self.data.hangs.fell_silent(volume);
+                self.data.hangs.fell_silent(volume, limit);
             }
             return;
         }
@@ -564,7 +565,7 @@ impl<'a> Reads<'a> {
             group.answered = true;
             let jobs = group.jobs.clone();
             let volume = self.jobs[jobs.start].pinned.extent.volume;
-            self.data.hangs.answered(volume);
+            self.data.hangs.answered(volume, &result);
             let merged = jobs.len() > 1;
             for job in jobs {
                 self.ready.push(Outcome {
@@ -596,13 +597,19 @@ pub(super) fn push_piece(pieces: &mut Vec<Piece>, piece: Piece) {
     pieces.push(piece);
 }
 
-/// For a handle that holds no lock: whether the segments read from still are what they were when the store was opened.
+/// For a handle that holds no lock: whether the segments read from still are what they were when the store was opened. What was not
+/// read is not asked for either: its volume may have gone silent.
 fn recheck(data: &DataPath, jobs: &[Job], mut statuses: Vec<GetStatus>) -> Vec<GetStatus> {
     let Some(recheck) = &data.recheck else {
         return statuses;
     };
+    let was_read = |job: &&Job| match statuses[job.page] {
+        GetStatus::Miss(why) => is_without_its_bytes(why),
+        GetStatus::Hit => true,
+    };
     let mut segments: Vec<usize> = jobs
         .iter()
+        .filter(was_read)
         .map(|job| job.pinned.extent.place.segment.0 as usize)
         .collect();
     segments.sort_unstable();

@@ -1,25 +1,36 @@
 //! Which volumes have gone silent.
 //!
-//! A volume that owes answers and gives none for the hang limit counts as hung: reads of its pages miss at once instead
-//! of piling up. Any answer clears it. So that an answer can come at all, one call in each hang limit goes through.
+//! A volume that owes answers and has given none to anybody for the hang limit counts as hung: reads of its pages miss at once
+//! instead of piling up. Any answer clears it. So that an answer can come at all, one read in each hang limit goes through.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+
+use crate::disk::DiskError;
 
 /// Longest limit that is told apart from none.
 const LIMIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) struct Hangs {
-    /// By volume: when the next call may go through, in milliseconds since `epoch`; zero while the volume answers.
-    probe_at_ms: Vec<AtomicU64>,
+    volumes: Vec<Silence>,
     epoch: Instant,
     limit: Duration,
+}
+
+/// Moments in milliseconds since the epoch, which is at one; zero for none.
+#[derive(Default)]
+struct Silence {
+    answered_at: AtomicU64,
+    /// Since when it owes an answer that somebody has given up waiting for.
+    owes_since: AtomicU64,
+    /// When the next read may go through.
+    probe_at: AtomicU64,
 }
 
 impl Hangs {
     pub(super) fn new(volumes: usize, limit: Duration) -> Hangs {
         Hangs {
-            probe_at_ms: (0..volumes).map(|_| AtomicU64::new(0)).collect(),
+            volumes: (0..volumes).map(|_| Silence::default()).collect(),
             epoch: Instant::now(),
             limit: limit.min(LIMIT_MAX),
         }
@@ -32,57 +43,121 @@ impl Hangs {
 
     /// Whether a read of this volume is to miss at once.
     pub(super) fn is_hung(&self, volume: usize) -> bool {
-        let probe_at = self.probe_at_ms[volume].load(Ordering::Relaxed);
-        if probe_at == 0 {
-            return false;
+        self.volumes[volume].is_hung(self.now_ms(), self.limit_ms())
+    }
+
+    /// Somebody has waited so long for an answer of this volume, and none came.
+    pub(super) fn fell_silent(&self, volume: usize, waited: Duration) {
+        self.volumes[volume].fell_silent(self.now_ms(), millis(waited));
+    }
+
+    /// A read of this volume has ended so. What was refused before it got there says nothing of the volume.
+    pub(super) fn answered<T>(&self, volume: usize, result: &Result<T, DiskError>) {
+        if !matches!(result, Err(DiskError::Deadline | DiskError::Shutdown)) {
+            self.volumes[volume].answered(self.now_ms());
         }
-        let now = self.now_ms();
-        let next = now + self.limit_ms();
-        // Whoever moves the time on is the one that goes through.
-        now < probe_at
-            || self.probe_at_ms[volume]
-                .compare_exchange(probe_at, next, Ordering::Relaxed, Ordering::Relaxed)
-                .is_err()
-    }
-
-    pub(super) fn fell_silent(&self, volume: usize) {
-        self.probe_at_ms[volume].store(self.now_ms() + self.limit_ms(), Ordering::Relaxed);
-    }
-
-    pub(super) fn answered(&self, volume: usize) {
-        self.probe_at_ms[volume].store(0, Ordering::Relaxed);
     }
 
     fn limit_ms(&self) -> u64 {
-        u64::try_from(self.limit.as_millis()).map_or(u64::MAX / 4, |limit| limit.max(1))
+        millis(self.limit).max(1)
     }
 
     fn now_ms(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX / 4)
+        millis(self.epoch.elapsed()) + 1
     }
+}
+
+impl Silence {
+    fn is_hung(&self, now: u64, limit: u64) -> bool {
+        let owes_since = self.owes_since.load(Relaxed);
+        if owes_since == 0 || now < owes_since + limit {
+            return false;
+        }
+        let probe_at = self.probe_at.load(Relaxed);
+        if now < probe_at {
+            return true;
+        }
+        // Whoever moves the time on is the one that goes through, but for the first, who only finds the silence.
+        let moved = self
+            .probe_at
+            .compare_exchange(probe_at, now + limit, Relaxed, Relaxed);
+        probe_at == 0 || moved.is_err()
+    }
+
+    fn fell_silent(&self, now: u64, waited: u64) {
+        let since = now.saturating_sub(waited).max(1);
+        // One answer that does not come is no silence while others do.
+        if self.answered_at.load(Relaxed) <= since {
+            let _ = self.owes_since.compare_exchange(0, since, Relaxed, Relaxed);
+        }
+    }
+
+    fn answered(&self, now: u64) {
+        self.answered_at.store(now, Relaxed);
+        self.owes_since.store(0, Relaxed);
+        self.probe_at.store(0, Relaxed);
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX / 4)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const LIMIT: u64 = 10_000;
+
     #[test]
     fn a_silent_volume_is_hung_until_it_answers_and_its_neighbour_is_not() {
         let hangs = Hangs::new(2, Duration::from_secs(3600));
         assert!(!hangs.is_hung(0));
-        hangs.fell_silent(0);
-        assert!(hangs.is_hung(0) && !hangs.is_hung(1));
-        hangs.answered(0);
-        assert!(!hangs.is_hung(0));
+        hangs.volumes[0].fell_silent(1 << 40, hangs.limit_ms());
+        let is_hung = |volume: usize| hangs.volumes[volume].is_hung(1 << 40, hangs.limit_ms());
+        assert!(is_hung(0) && !is_hung(1));
+        for says_nothing in [DiskError::Deadline, DiskError::Shutdown] {
+            hangs.answered(0, &Err::<(), _>(says_nothing));
+            assert!(is_hung(0));
+        }
+        hangs.answered(0, &Err::<(), _>(DiskError::Os(libc::EIO)));
+        assert!(!is_hung(0));
     }
 
     #[test]
-    fn one_call_goes_through_each_time_the_limit_has_passed() {
-        let hangs = Hangs::new(1, Duration::from_secs(3600));
-        hangs.probe_at_ms[0].store(1, Ordering::Relaxed);
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(2) {}
-        assert!(!hangs.is_hung(0), "the probe goes through");
-        assert!(hangs.is_hung(0), "the next call waits for its answer");
+    fn one_read_goes_through_each_time_the_limit_has_passed_whoever_waits_on() {
+        let silence = Silence::default();
+        silence.fell_silent(50_000, LIMIT);
+        assert!(silence.is_hung(50_000, LIMIT));
+        // The call whose answer does not come says so again and again.
+        silence.fell_silent(59_000, LIMIT);
+        assert!(silence.is_hung(59_999, LIMIT));
+        assert!(!silence.is_hung(60_000, LIMIT), "the probe goes through");
+        assert!(
+            silence.is_hung(60_000, LIMIT),
+            "the next waits for its answer"
+        );
+        silence.answered(60_001);
+        assert!(!silence.is_hung(60_001, LIMIT));
+    }
+
+    #[test]
+    fn a_volume_that_answers_others_is_not_silent() {
+        let silence = Silence::default();
+        silence.answered(45_000);
+        silence.fell_silent(50_000, LIMIT);
+        assert!(!silence.is_hung(90_000, LIMIT));
+        silence.fell_silent(55_000, LIMIT);
+        assert!(silence.is_hung(55_000, LIMIT));
+    }
+
+    #[test]
+    fn waits_that_are_shorter_than_the_limit_count_together() {
+        let silence = Silence::default();
+        for now in [1_000, 2_000, 9_000] {
+            silence.fell_silent(now, 1_000);
+            assert!(!silence.is_hung(now, LIMIT));
+        }
+        assert!(silence.is_hung(10_001, LIMIT));
     }
 }

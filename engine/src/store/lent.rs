@@ -4,7 +4,7 @@
 //! A page whose bytes were not its own is asked for once more, as any other get does, in what the deadline leaves of the time.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use larder_format::{PageChecksum, PageKey};
 use parking_lot::Mutex;
@@ -61,12 +61,12 @@ impl Sink for LentReads {
         let mut late = Vec::new();
         {
             let mut pins = self.pins.lock();
-            let tags = answers.iter().map(|done| usize::try_from(done.tag));
-            for tag in tags.flatten() {
+            for done in &answers {
+                let tag = usize::try_from(done.tag).unwrap_or(usize::MAX);
                 let Some(extent) = pins.reading.get_mut(tag).and_then(Option::take) else {
                     continue;
                 };
-                self.hangs.answered(extent.volume);
+                self.hangs.answered(extent.volume, &done.result);
                 if pins.is_left {
                     late.push(extent);
                 } else {
@@ -221,13 +221,10 @@ impl Call<'_> {
         while left > 0 {
             let now = Instant::now();
             let until = |deadline: Instant| deadline.saturating_duration_since(now);
-            let answers = sink
-                .mailbox
-                .take(self.deadline.map_or(limit, until).min(limit));
+            let patience = self.deadline.map_or(limit, until).min(limit);
+            let answers = sink.mailbox.take(patience);
             if answers.is_empty() {
-                if self.deadline.is_none_or(|until| Instant::now() < until) {
-                    self.blame(jobs, pages);
-                }
+                self.blame(jobs, pages, now.elapsed());
                 break;
             }
             for done in answers {
@@ -241,11 +238,16 @@ impl Call<'_> {
         }
     }
 
-    /// Notes the volumes of pages that have not arrived as silent.
-    fn blame(&self, jobs: &[Job], pages: &[Lent]) {
+    /// Notes the volumes of pages that have not arrived as silent for so long.
+    fn blame(&self, jobs: &[Job], pages: &mut [Lent], waited: Duration) {
+        let in_time = self.deadline.is_none_or(|until| Instant::now() < until);
         for job in jobs {
-            if let Err(MissReason::Deadline) = pages[job.page] {
-                self.data.hangs.fell_silent(job.pinned.extent.volume);
+            if let Err(why @ MissReason::Deadline) = &mut pages[job.page] {
+                let volume = job.pinned.extent.volume;
+                self.data.hangs.fell_silent(volume, waited);
+                if in_time {
+                    *why = MissReason::Hung;
+                }
             }
         }
     }

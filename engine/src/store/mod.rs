@@ -272,9 +272,17 @@ impl Store {
             Some(Keeper::start(local.clone(), volumes.superblock())?)
         };
         let prewriter = if options.prewrite && !options.read_only {
-            Some(Prewriter::start(local.clone(), &volumes)?)
+            Prewriter::start(local.clone(), &volumes).map(Some)
         } else {
-            None
+            Ok(None)
+        };
+        let prewriter = match prewriter {
+            Ok(prewriter) => prewriter,
+            Err(error) => {
+                // It would keep the volumes open, and go on.
+                keeper.into_iter().for_each(Keeper::stop);
+                return Err(error);
+            }
         };
         let mut data = DataPath::new(disk, volumes.list.len(), options.hang_limit);
         data.recheck = recheck;

@@ -24,6 +24,7 @@ use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 use parking_lot::{Condvar, Mutex};
 
 use super::get::{Get, Job, Reads, count_hits, fits, page_bytes};
+use super::hang::Hangs;
 use super::{Counters, DataPath};
 use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
 use crate::catalog::{Catalog, Extent, Finding, Pinned};
@@ -313,8 +314,9 @@ struct Fills(Arc<Filling>);
 struct Filling {
     /// Keeps the memory while it is read into.
     area: Arc<Area>,
-    /// By operation.
-    groups: Vec<Vec<SlotId>>,
+    hangs: Arc<Hangs>,
+    /// By operation: the volume, and what is read.
+    groups: Vec<(usize, Vec<SlotId>)>,
     left: Mutex<usize>,
     over: Condvar,
 }
@@ -324,11 +326,11 @@ impl Sink for Filling {
         let count = answers.len();
         for done in answers {
             let group = usize::try_from(done.tag).ok();
-            for slot in group
-                .and_then(|group| self.groups.get(group))
-                .into_iter()
-                .flatten()
-            {
+            let Some((volume, slots)) = group.and_then(|group| self.groups.get(group)) else {
+                continue;
+            };
+            self.hangs.answered(*volume, &done.result);
+            for slot in slots {
                 self.area.settle(*slot, done.result.is_ok());
             }
         }
@@ -397,7 +399,11 @@ impl Fills {
         }
         let filling = Arc::new(Filling {
             area: call.area.clone(),
-            groups: groups.iter().map(|group| group.slots.clone()).collect(),
+            hangs: call.get.data.hangs.clone(),
+            groups: groups
+                .iter()
+                .map(|group| (group.extent.volume, group.slots.clone()))
+                .collect(),
             left: Mutex::new(groups.len()),
             over: Condvar::new(),
         });

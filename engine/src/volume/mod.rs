@@ -342,7 +342,7 @@ pub(crate) fn places_of(
     let known = PathBuf::from(&entry.path);
     let beside = first.with_file_name(known.file_name().unwrap_or_default());
     let guess = Some(beside).filter(|beside| beside != first && *beside != known);
-    elsewhere.to_vec().into_iter().chain(guess).chain([known])
+    elsewhere.iter().cloned().chain(guess).chain([known])
 }
 
 fn superblock_of(file: &File, path: &Path) -> Result<Superblock, StoreError> {
