@@ -218,13 +218,13 @@ impl FlawReason {
     pub fn advice(&self) -> &'static str {
         match self {
             FlawReason::Missing(_) => {
-                "bring the volume back, or name its new path with --volume; opening with --degraded gives up its pages"
+                "bring the volume back, or name its new path with --volume; `larder verify --repair --degraded` gives up its pages"
             }
             FlawReason::Truncated { .. } => {
                 "restore the volume; the pages of the segments cut off are lost"
             }
             FlawReason::Stale { .. } => {
-                "bring the current volume back; opening with --degraded gives up its pages"
+                "bring the current volume back; `larder verify --repair --degraded` gives up its pages, for any volume but the first"
             }
             FlawReason::Superblock {
                 other_is_good: true,
@@ -233,7 +233,7 @@ impl FlawReason {
                 "the other copy is good, nothing is lost: the next open for writing, or `larder verify --repair`, writes both anew"
             }
             FlawReason::Superblock { .. } => {
-                "the volume cannot be opened: restore its first 128 KiB from a backup, or give it up with --degraded"
+                "the volume cannot be opened: restore its first 128 KiB from a backup; `larder verify --repair --degraded` gives up its pages, for any volume but the first"
             }
             FlawReason::Header {
                 other_is_good: true,
