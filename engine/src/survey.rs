@@ -144,7 +144,7 @@ pub enum FlawReason {
         /// What it should be.
         needed: u64,
     },
-    /// A volume has not seen the store's last run.
+    /// A volume does not know a run that all volumes were told of.
     #[error("the volume is of run {run}, the store has been in run {newest} since: an old copy")]
     Stale {
         /// Its run.

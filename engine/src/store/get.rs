@@ -454,6 +454,7 @@ impl<'a> Reads<'a> {
                 &self.data.counters.bytes_read,
                 ((end - next) * page_bytes) as u64,
             );
+            self.data.hangs.asked(first.volume);
             ops.push(Op {
                 volume: first.volume,
                 action: Action::Read {

@@ -1,7 +1,8 @@
 //! Which volumes have gone silent.
 //!
-//! A volume that owes answers and has given none to anybody for the hang limit counts as hung: reads of its pages miss at once
-//! instead of piling up. Any answer clears it. So that an answer can come at all, one read in each hang limit goes through.
+//! A volume that owes answers to reads of this handle and has given none of them for the hang limit counts as hung: reads of its pages
+//! miss at once instead of piling up. Any answer clears it. So that an answer can come at all, one read in each hang limit goes
+//! through.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ pub(crate) struct Hangs {
 /// Moments in milliseconds since the epoch, which is at one; zero for none.
 #[derive(Default)]
 struct Silence {
+    /// Reads that have been asked for and have not ended.
+    owed: AtomicU64,
     answered_at: AtomicU64,
     /// Since when it owes an answer that somebody has given up waiting for.
     owes_since: AtomicU64,
@@ -46,13 +49,20 @@ impl Hangs {
         self.volumes[volume].is_hung(self.now_ms(), self.limit_ms())
     }
 
+    /// A read of this volume is asked for.
+    pub(super) fn asked(&self, volume: usize) {
+        self.volumes[volume].owed.fetch_add(1, Relaxed);
+    }
+
     /// Somebody has waited so long for an answer of this volume, and none came.
     pub(super) fn fell_silent(&self, volume: usize, waited: Duration) {
         self.volumes[volume].fell_silent(self.now_ms(), millis(waited));
     }
 
-    /// A read of this volume has ended so. What was refused before it got there says nothing of the volume.
+    /// A read of this volume that was asked for has ended so.
     pub(super) fn answered<T>(&self, volume: usize, result: &Result<T, DiskError>) {
+        self.volumes[volume].ended();
+        // What was refused before it got there says nothing of the volume.
         if !matches!(result, Err(DiskError::Deadline | DiskError::Shutdown)) {
             self.volumes[volume].answered(self.now_ms());
         }
@@ -70,7 +80,7 @@ impl Hangs {
 impl Silence {
     fn is_hung(&self, now: u64, limit: u64) -> bool {
         let owes_since = self.owes_since.load(Relaxed);
-        if owes_since == 0 || now < owes_since + limit {
+        if owes_since == 0 || self.owed.load(Relaxed) == 0 || now < owes_since + limit {
             return false;
         }
         let probe_at = self.probe_at.load(Relaxed);
@@ -92,8 +102,18 @@ impl Silence {
         }
     }
 
+    fn ended(&self) {
+        if self.owed.fetch_sub(1, Relaxed) == 1 {
+            self.clear();
+        }
+    }
+
     fn answered(&self, now: u64) {
         self.answered_at.store(now, Relaxed);
+        self.clear();
+    }
+
+    fn clear(&self) {
         self.owes_since.store(0, Relaxed);
         self.probe_at.store(0, Relaxed);
     }
@@ -109,10 +129,18 @@ mod tests {
 
     const LIMIT: u64 = 10_000;
 
+    fn owing() -> Silence {
+        Silence {
+            owed: AtomicU64::new(1),
+            ..Silence::default()
+        }
+    }
+
     #[test]
     fn a_silent_volume_is_hung_until_it_answers_and_its_neighbour_is_not() {
         let hangs = Hangs::new(2, Duration::from_secs(3600));
         assert!(!hangs.is_hung(0));
+        (0..4).for_each(|_| hangs.asked(0));
         hangs.volumes[0].fell_silent(1 << 40, hangs.limit_ms());
         let is_hung = |volume: usize| hangs.volumes[volume].is_hung(1 << 40, hangs.limit_ms());
         assert!(is_hung(0) && !is_hung(1));
@@ -125,8 +153,19 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_that_owes_nothing_is_not_silent() {
+        let hangs = Hangs::new(1, Duration::from_secs(3600));
+        hangs.asked(0);
+        // Its deadline passed before it got to the device.
+        hangs.fell_silent(0, Duration::ZERO);
+        hangs.answered(0, &Err::<(), _>(DiskError::Deadline));
+        hangs.asked(0);
+        assert!(!hangs.volumes[0].is_hung(1 << 40, hangs.limit_ms()));
+    }
+
+    #[test]
     fn one_read_goes_through_each_time_the_limit_has_passed_whoever_waits_on() {
-        let silence = Silence::default();
+        let silence = owing();
         silence.fell_silent(50_000, LIMIT);
         assert!(silence.is_hung(50_000, LIMIT));
         // The call whose answer does not come says so again and again.
@@ -143,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_volume_that_answers_others_is_not_silent() {
-        let silence = Silence::default();
+        let silence = owing();
         silence.answered(45_000);
         silence.fell_silent(50_000, LIMIT);
         assert!(!silence.is_hung(90_000, LIMIT));
@@ -153,7 +192,7 @@ mod tests {
 
     #[test]
     fn waits_that_are_shorter_than_the_limit_count_together() {
-        let silence = Silence::default();
+        let silence = owing();
         for now in [1_000, 2_000, 9_000] {
             silence.fell_silent(now, 1_000);
             assert!(!silence.is_hung(now, LIMIT));

@@ -185,6 +185,7 @@ impl Call<'_> {
             match AlignedBuf::zeroed(page_bytes(self.shape)) {
                 Ok(buffer) if !hung => {
                     pages[job.page] = Err(MissReason::Deadline);
+                    self.data.hangs.asked(extent.volume);
                     ops.push(Op {
                         volume: extent.volume,
                         action: Action::Read {

@@ -407,6 +407,10 @@ impl Fills {
             left: Mutex::new(groups.len()),
             over: Condvar::new(),
         });
+        let hangs = &call.get.data.hangs;
+        groups
+            .iter()
+            .for_each(|group| hangs.asked(group.extent.volume));
         let ops = groups
             .into_iter()
             .zip(0..)

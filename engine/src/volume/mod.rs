@@ -502,6 +502,11 @@ impl Volumes {
                         break;
                     }
                     Ok(_) => ANOTHERS.clone_into(&mut reason),
+                    // One that cannot say what it is, where it should be. Another copy of it is not looked for: its store is another.
+                    Err(error @ StoreError::Superblock { .. }) if !elsewhere.contains(&place) => {
+                        reason = error.to_string();
+                        break;
+                    }
                     Err(error) => reason = error.to_string(),
                 }
             }

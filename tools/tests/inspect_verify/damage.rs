@@ -250,6 +250,10 @@ fn the_volumes_of_a_copied_store_are_the_copies() {
         flip(&second, offset + 73);
     }
     finds(1);
+    // And is not replaced by the original, which would be written to.
+    let refused = Store::open(&first, OpenOptions::default()).err().unwrap();
+    let is_missed = matches!(refused, StoreError::VolumeMissing { index: 1, .. });
+    assert!(is_missed, "{refused}");
     assert_eq!(
         home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
         400
