@@ -355,7 +355,8 @@ pub struct Stats {
     pub segments: u64,
     /// Segments that hold nothing.
     pub free_segments: u64,
-    /// Segments whose descriptors the device would not give when the store was opened: left alone until the next open.
+    /// Segments whose descriptors the device would not give, or whose header it would not take, when the store was opened: left
+    /// alone until the next open.
     pub unreadable_segments: u64,
     /// RAM of the index.
     pub index_bytes: u64,

@@ -329,7 +329,9 @@ impl World {
         let mut cut = self.draw_cut(moments);
         for (volume, offset, bytes) in &headers {
             let start = usize::try_from(*offset).unwrap() / BLOCK;
-            self.write_header_now(*volume, start, &contents(bytes), &mut cut)?;
+            if !self.write_header_now(*volume, start, &contents(bytes), &mut cut)? {
+                return Err(CutShort);
+            }
         }
         for volume in 0..self.superblocks.len() {
             if self.superblocks[volume].is_some() {

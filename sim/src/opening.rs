@@ -39,7 +39,7 @@ impl World {
             return Opening::Refused;
         }
         let index = self.empty_index();
-        let recovery = self.recover(&index, false);
+        let mut recovery = self.recover(&index, false);
         let superblocks = self.superblocks.iter().flatten();
         let known = known_to_all(superblocks.clone(), recovery.highest_run);
         let is_behind = superblocks.clone().any(|superblock| superblock.run < known);
@@ -57,7 +57,7 @@ impl World {
         if self.dice.chance(READER_SHARE) {
             self.check_reader(&recovery);
         }
-        if self.begin_run(&recovery).is_err() {
+        if self.begin_run(&mut recovery).is_err() {
             self.fall_in_opening(expected);
             return Opening::CutShort;
         }
@@ -208,8 +208,8 @@ impl World {
         );
     }
 
-    /// Tells the volumes of the run and writes the headers that recovery asked for.
-    fn begin_run(&mut self, recovery: &Recovery) -> Result<(), CutShort> {
+    /// Tells the volumes of the run and writes the headers that recovery asked for. A segment whose header fails is left alone.
+    fn begin_run(&mut self, recovery: &mut Recovery) -> Result<(), CutShort> {
         let moments = CUTS_A_VOLUME * self.superblocks.len() + recovery.adoptions.len() + 1;
         let mut cut = self.draw_cut(moments);
         let run = recovery.recovered.first.run();
@@ -217,13 +217,15 @@ impl World {
             superblock.run = run;
             superblock.state = OpenState::Open;
         })?;
-        for (volume, header) in &recovery.adoptions {
+        for (volume, header) in recovery.adoptions.clone() {
             let mut bytes = vec![0; 2 * BLOCK];
             for copy in bytes.chunks_exact_mut(BLOCK) {
                 header.encode(copy.try_into().unwrap());
             }
             let start = self.segment_first_block(header.segment.0);
-            self.write_header_now(*volume, start, &contents(&bytes), &mut cut)?;
+            if !self.write_header_now(volume, start, &contents(&bytes), &mut cut)? {
+                recovery.leave_alone(volume, header.segment);
+            }
         }
         if cut.is_now() {
             return Err(CutShort);
@@ -242,25 +244,21 @@ impl World {
         }
     }
 
-    /// Writes both copies of a header, as an opening and a close do: waiting for it.
+    /// Writes both copies of a header, as an opening and a close do: waiting for it. Whether the device took them.
     pub fn write_header_now(
         &mut self,
         volume: usize,
         start: usize,
         blocks: &[Content],
         cut: &mut Cut,
-    ) -> Result<(), CutShort> {
+    ) -> Result<bool, CutShort> {
         if cut.is_now() {
             let arrival = self.draw_tear(blocks.len());
             self.tear(volume, start, blocks, &arrival);
             return Err(CutShort);
         }
         let error = |faults: &Faults| (faults.header_error, Class::HeaderError);
-        if self.write(volume, start, blocks, error) {
-            Ok(())
-        } else {
-            Err(CutShort)
-        }
+        Ok(self.write(volume, start, blocks, error))
     }
 
     /// The process is gone, and perhaps the power with it.

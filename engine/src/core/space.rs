@@ -50,7 +50,7 @@ pub(crate) enum State {
     Victim,
     Emptied,
     Releasing,
-    /// Some of its descriptors could not be read at the open: it is left as it is until one can.
+    /// Some of its descriptors could not be read at the open, or its header not be written: it is left as it is until one can.
     Unreadable,
     /// On a volume that is gone for good.
     Lost,

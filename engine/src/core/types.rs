@@ -103,7 +103,8 @@ pub enum InitState {
     Open,
     /// Holds pages and takes no more.
     Sealed,
-    /// Some of its descriptors could not be read: what could be is served, and nothing in it is touched.
+    /// Some of its descriptors could not be read, or its header not be written: what could be read is served, and nothing in it
+    /// is touched.
     Unreadable,
     /// On a lost volume.
     Lost,
@@ -181,6 +182,6 @@ pub struct SpaceView {
     pub segments: u64,
     /// Those that are free.
     pub free_segments: u64,
-    /// Those whose descriptors could not all be read: left alone until the next open.
+    /// Those whose descriptors could not all be read, or whose header not be written: left alone until the next open.
     pub unreadable_segments: u64,
 }

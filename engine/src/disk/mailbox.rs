@@ -1,5 +1,5 @@
-//! Waiting for answers: a [`Sink`] that a thread can sleep on, batches of reads that return when all are done, and long
-//! sequences of reads into memory that is used again.
+//! Waiting for answers: a [`Sink`] that a thread can sleep on, batches of reads or writes that return when all are done, and
+//! long sequences of reads into memory that is used again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -59,48 +59,87 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Carries out all reads, as many at once as the disk allows; one result each, in order.
 pub fn read_all(disk: &dyn Disk, reads: &[ReadAt]) -> Vec<Result<AlignedBuf, DiskError>> {
-    let mailbox = Arc::new(Mailbox::default());
     let mut results: Vec<Result<AlignedBuf, DiskError>> = Vec::with_capacity(reads.len());
-    let mut ops = Vec::with_capacity(reads.len());
-    for (read, tag) in reads.iter().zip(0..) {
+    let mut actions = Vec::with_capacity(reads.len());
+    for (read, at) in reads.iter().zip(0..) {
         match AlignedBuf::zeroed(read.bytes) {
-            Ok(buffer) => {
+            Ok(memory) => {
                 results.push(Err(DiskError::Shutdown));
-                ops.push(Op {
-                    volume: read.volume,
-                    action: Action::Read {
-                        offset: read.offset,
-                        buffer: Buffer::Owned(buffer),
-                    },
-                    deadline: None,
-                    tag,
-                    sink: mailbox.clone(),
-                });
+                let action = Action::Read {
+                    offset: read.offset,
+                    buffer: Buffer::Owned(memory),
+                };
+                actions.push((at, read.volume, action));
             }
             Err(error) => results.push(Err(DiskError::Os(
                 error.raw_os_error().unwrap_or(libc::ENOMEM),
             ))),
         }
     }
+    carry_out_all(disk, actions, |at, done| {
+        results[at] = match (done.result, done.buffer) {
+            (Ok(()), Some(memory)) => Ok(memory),
+            (Ok(()), None) => Err(DiskError::Shutdown),
+            (Err(error), _) => Err(error),
+        };
+    });
+    results
+}
+
+/// One write of memory of its own.
+pub struct WriteAt {
+    /// Index of the volume.
+    pub volume: usize,
+    /// Byte offset.
+    pub offset: u64,
+    /// What is written.
+    pub memory: AlignedBuf,
+}
+
+/// Carries out all writes, as many at once as the disk allows; one result each, in order.
+pub fn write_all(disk: &dyn Disk, writes: Vec<WriteAt>) -> Vec<Result<(), DiskError>> {
+    let mut results = vec![Err(DiskError::Shutdown); writes.len()];
+    let actions = writes.into_iter().zip(0..).map(|(write, at)| {
+        let action = Action::Write {
+            offset: write.offset,
+            buffer: Buffer::Owned(write.memory),
+        };
+        (at, write.volume, action)
+    });
+    carry_out_all(disk, actions.collect(), |at, done| {
+        results[at] = done.result
+    });
+    results
+}
+
+/// Carries out actions that own their memory, each with a number of its own and a volume, and gives each answer to `take`.
+fn carry_out_all(
+    disk: &dyn Disk,
+    actions: Vec<(usize, usize, Action)>,
+    mut take: impl FnMut(usize, Done),
+) {
+    let mailbox = Arc::new(Mailbox::default());
+    let ops: Vec<Op> = actions
+        .into_iter()
+        .map(|(at, volume, action)| Op {
+            volume,
+            action,
+            deadline: None,
+            tag: at as u64,
+            sink: mailbox.clone(),
+        })
+        .collect();
     let mut left = ops.len();
     // SAFETY: every operation owns its buffer.
     unsafe { disk.submit(ops) };
     while left > 0 {
         for done in mailbox.take(PATIENCE) {
             left -= 1;
-            let slot = usize::try_from(done.tag)
-                .ok()
-                .and_then(|index| results.get_mut(index));
-            if let Some(slot) = slot {
-                *slot = match (done.result, done.buffer) {
-                    (Ok(()), Some(buffer)) => Ok(buffer),
-                    (Ok(()), None) => Err(DiskError::Shutdown),
-                    (Err(error), _) => Err(error),
-                };
+            if let Ok(at) = usize::try_from(done.tag) {
+                take(at, done);
             }
         }
     }
-    results
 }
 
 /// A long sequence of reads, several under way at once, into memory that is allocated once. Results come in the order in which

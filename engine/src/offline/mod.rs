@@ -76,6 +76,8 @@ struct Owner {
     spots: Vec<Spot>,
     /// By slot.
     namespaces: Vec<(Fingerprint, u32)>,
+    /// Segments whose header was written when the run began.
+    adopted: u64,
 }
 
 /// What came of emptying a segment.
@@ -101,10 +103,11 @@ impl Owner {
             mut recovery,
             pages,
         } = opening;
-        if let Err(error) = opening::begin_run(&mut volumes, &recovery) {
+        if let Err(error) = opening::begin_run(&mut volumes, disk.as_ref(), &mut recovery) {
             disk.shutdown();
             return Err(error);
         }
+        let adopted = recovery.adoptions.len() as u64;
         for id in closed {
             let segment = &mut recovery.recovered.segments[id.0 as usize];
             if segment.state == InitState::Open {
@@ -120,6 +123,7 @@ impl Owner {
             local,
             spots,
             namespaces,
+            adopted,
         };
         Ok((owner, pages))
     }

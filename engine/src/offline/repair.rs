@@ -219,7 +219,6 @@ pub(super) fn repair_on(
         }
     }
     let opening: Opening<Whole> = Opening::new(volumes, disk, options)?;
-    done.headers += 2 * opening.recovery.adoptions.len() as u64;
     let segments: Vec<SegmentId> = plan
         .segments
         .iter()
@@ -233,6 +232,7 @@ pub(super) fn repair_on(
         .filter_map(|name| name.id(&spots))
         .collect();
     let (mut owner, _) = Owner::begin(opening, &segments, options)?;
+    done.headers += 2 * owner.adopted;
     drop_pages(&owner, &plan.pages);
     empty_all(&owner, &segments, plan.bytes_to_move, &mut done, progress)?;
     let counters = owner.local.with_core(|core| core.counters());

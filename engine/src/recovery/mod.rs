@@ -107,6 +107,17 @@ pub struct Recovery {
     pub highest_run: Run,
 }
 
+impl Recovery {
+    /// Has a segment left as it is: its header cannot be written.
+    pub fn leave_alone(&mut self, volume: usize, segment: SegmentNo) {
+        let before = self.recovered.volumes.iter().take(volume);
+        let at = before.sum::<u32>().saturating_add(segment.0);
+        if let Some(segment) = self.recovered.segments.get_mut(at as usize) {
+            segment.state = InitState::Unreadable;
+        }
+    }
+}
+
 /// The newest run that all volumes were told of before it went on: something was written in it, or it ended in order. A volume
 /// that does not know it is an old copy. (A run that no superblock knows says nothing of one volume rather than another.)
 pub fn known_to_all<'a>(

@@ -240,11 +240,11 @@ impl Store {
             mut volumes,
             disk,
             index,
-            recovery,
+            mut recovery,
             ..
         } = opening;
         if !options.read_only {
-            begin_run(&mut volumes, &recovery)?;
+            begin_run(&mut volumes, disk.as_ref(), &mut recovery)?;
         }
         let superblock = volumes.superblock();
         let recheck = options.read_only.then(|| Recheck {

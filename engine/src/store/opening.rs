@@ -7,12 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_format::{BLOCK_BYTES, OpenState, SegmentState};
+use larder_format::{BLOCK_BYTES, OpenState, SEGMENTS_OFFSET, SegmentState};
 
 use super::local::Local;
 use crate::api::OpenOptions;
 use crate::catalog::{Catalog, SegmentMap};
 use crate::core::{Config, Core};
+use crate::disk::mailbox::{WriteAt, write_all};
 use crate::disk::probe::open_disk;
 use crate::disk::{Disk, DiskOptions};
 use crate::error::StoreError;
@@ -136,8 +137,13 @@ fn recover_current<E: Extra>(
     }
 }
 
-/// Tells every volume of the run that begins, then writes the headers that recovery asked for.
-pub(crate) fn begin_run(volumes: &mut Volumes, recovery: &Recovery) -> Result<(), StoreError> {
+/// Tells every volume of the run that begins, then writes the headers that recovery asked for. A segment whose header cannot be
+/// written is left alone, as one is that cannot be read; what remains of the adoptions has been carried out.
+pub(crate) fn begin_run(
+    volumes: &mut Volumes,
+    disk: &dyn Disk,
+    recovery: &mut Recovery,
+) -> Result<(), StoreError> {
     let run = recovery.recovered.first.run();
     volumes.update(|superblock| {
         superblock.run = run;
@@ -146,22 +152,35 @@ pub(crate) fn begin_run(volumes: &mut Volumes, recovery: &Recovery) -> Result<()
     })?;
     let superblock = volumes.superblock();
     let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
-    for (index, header) in &recovery.adoptions {
+    let mut writes = Vec::with_capacity(recovery.adoptions.len());
+    for (volume, header) in &recovery.adoptions {
         debug_assert_eq!(header.state, SegmentState::Sealed);
-        let Some(Some(volume)) = volumes.list.get(*index) else {
-            continue;
-        };
-        let mut bytes = AlignedBuf::zeroed(2 * BLOCK_BYTES)
-            .map_err(|e| StoreError::io("opening", &volume.path, e))?;
-        for copy in bytes.chunks_exact_mut(BLOCK_BYTES) {
+        let mut memory = AlignedBuf::zeroed(2 * BLOCK_BYTES)
+            .map_err(|e| StoreError::io("opening", &volumes.first_path(), e))?;
+        for copy in memory.chunks_exact_mut(BLOCK_BYTES) {
             if let Ok(copy) = copy.try_into() {
                 header.encode(copy);
             }
         }
-        volume.write(
-            larder_format::SEGMENTS_OFFSET + u64::from(header.segment.0) * segment_bytes,
-            &bytes,
-        )?;
+        writes.push(WriteAt {
+            volume: *volume,
+            offset: SEGMENTS_OFFSET + u64::from(header.segment.0) * segment_bytes,
+            memory,
+        });
+    }
+    let adoptions = std::mem::take(&mut recovery.adoptions);
+    for ((volume, header), written) in adoptions.into_iter().zip(write_all(disk, writes)) {
+        match written {
+            Ok(()) => recovery.adoptions.push((volume, header)),
+            Err(error) => {
+                tracing::warn!(
+                    volume,
+                    segment = header.segment.0,
+                    "the segment's header cannot be written ({error}): its pages are served, and it is left as it is"
+                );
+                recovery.leave_alone(volume, header.segment);
+            }
+        }
     }
     Ok(())
 }

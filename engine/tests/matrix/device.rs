@@ -288,6 +288,47 @@ fn row_07_after_a_failed_write_pages_go_elsewhere_and_what_was_acknowledged_stay
 }
 
 #[test]
+fn row_07_a_header_that_cannot_be_written_at_the_open_costs_its_segment_and_not_the_store() {
+    let home = Home::with_store(2 * SIZE);
+    let (there, new) = (chain(1, 8), chain(2, 24));
+    {
+        // Not closed: the next open is to write the header of what was open.
+        let store = home.open();
+        assert_eq!(
+            Pool::new(&store, "m", &[MIB as u32]).put(&there),
+            [PutStatus::Stored; 8]
+        );
+        store.flush().unwrap();
+    }
+    for _ in 0..2 {
+        let mut disk = None;
+        let store = Store::open_through(&home.path, OpenOptions::default(), |inner| {
+            let faulty = Faulty::new(inner, &home.path);
+            faulty.when(
+                Fault::Fails(EIO),
+                usize::MAX,
+                |seen| matches!(seen, Seen::Write { offset, .. } if offset == SEGMENTS_OFFSET),
+            );
+            disk = Some(faulty.clone());
+            faulty
+        });
+        let store = store.unwrap();
+        assert!(disk.unwrap().hits() > 0);
+        assert_eq!(store.stats().unreadable_segments, 1);
+        let pool = Pool::new(&store, "m", &[MIB as u32]);
+        assert_eq!(pool.hits(&there), 8);
+        assert!(pool.put(&new).iter().all(|status| status.is_present()));
+        assert_eq!((pool.hits(&there), pool.hits(&new)), (8, 24));
+        store.check_invariants().unwrap();
+        store.close().unwrap();
+    }
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[MIB as u32]);
+    assert_eq!(store.stats().unreadable_segments, 0);
+    assert_eq!((pool.hits(&there), pool.hits(&new)), (8, 24));
+}
+
+#[test]
 fn row_07_what_a_client_could_not_write_it_writes_once_more() {
     let home = Home::with_store(4 * SIZE);
     let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
