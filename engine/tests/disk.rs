@@ -300,6 +300,58 @@ fn many_threads_submit_at_once_and_each_gets_its_own_answers() {
     });
 }
 
+/// A sink that keeps the disk's thread until it is told to let go.
+struct Blocker {
+    entered: mpsc::Sender<()>,
+    release: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Sink for Blocker {
+    fn done(&self, _: Vec<Done>) {
+        let _ = self.entered.send(());
+        let _ = self.release.lock().unwrap().recv();
+    }
+}
+
+#[test]
+fn what_waits_for_its_turn_past_its_deadline_is_answered_when_somebody_asks() {
+    on_each_disk(|open| {
+        let disk = open(vec![Some(file(4))], 1);
+        let (entered, was_entered) = mpsc::channel();
+        let (release, released) = mpsc::channel();
+        let blocker: Arc<dyn Sink> = Arc::new(Blocker {
+            entered,
+            release: Mutex::new(released),
+        });
+        submit(&*disk, vec![op(&blocker, 0, read(0, BLOCK))]);
+        was_entered.recv().unwrap();
+        // The disk's only thread is busy.
+        let (sink, answers) = mailbox();
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let until = |tag, deadline| Op {
+            deadline,
+            ..op(&sink, tag, read(0, BLOCK))
+        };
+        let ops = vec![until(1, None), until(2, Some(deadline)), until(3, None)];
+        submit(&*disk, ops);
+        disk.expire();
+        assert!(answers.recv_timeout(deadline - Instant::now()).is_err());
+        while Instant::now() < deadline {
+            std::hint::spin_loop();
+        }
+        disk.expire();
+        let late = answers.try_recv().unwrap();
+        assert_eq!((late.tag, late.result), (2, Err(DiskError::Deadline)));
+        assert!(late.buffer.is_some());
+        assert!(answers.try_recv().is_err());
+        release.send(()).unwrap();
+        let rest = [answers.recv().unwrap(), answers.recv().unwrap()];
+        let mut tags = rest.map(|done| done.result.map(|()| done.tag).unwrap());
+        tags.sort_unstable();
+        assert_eq!(tags, [1, 3]);
+    });
+}
+
 #[test]
 fn an_operation_past_its_deadline_is_not_started() {
     on_each_disk(|open| {

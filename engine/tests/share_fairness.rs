@@ -133,6 +133,10 @@ impl Disk for Gated {
         unsafe { self.inner.submit(through) };
     }
 
+    fn expire(&self) {
+        self.inner.expire();
+    }
+
     unsafe fn register(&self, memory: &[Piece]) -> String {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.inner.register(memory) }

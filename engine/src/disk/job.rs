@@ -12,6 +12,7 @@
 //!
 //! Does not: any I/O, and nothing about the order of operations.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -83,10 +84,7 @@ struct Transfer {
 impl Job {
     /// Admits an operation that is about to be handed to the kernel, or answers it at once.
     pub(super) fn admit(op: Op, answers: &mut Answers) -> Option<Self> {
-        if op
-            .deadline
-            .is_some_and(|deadline| deadline <= Instant::now())
-        {
+        if is_late(&op, Instant::now()) {
             refuse(op, DiskError::Deadline, answers);
             return None;
         }
@@ -288,6 +286,23 @@ pub fn carry_out(op: Op, kernel: impl FnMut(Step<'_>) -> Result<usize, i32>) {
         job.answer(result, &mut answers);
     }
     answers.deliver();
+}
+
+fn is_late(op: &Op, now: Instant) -> bool {
+    op.deadline.is_some_and(|deadline| deadline <= now)
+}
+
+/// Takes out of a queue what must not be started any more.
+pub(super) fn take_late(queue: &mut VecDeque<Op>) -> VecDeque<Op> {
+    let now = Instant::now();
+    if !queue.iter().any(|op| is_late(op, now)) {
+        return VecDeque::new();
+    }
+    let (late, rest) = std::mem::take(queue)
+        .into_iter()
+        .partition(|op| is_late(op, now));
+    *queue = rest;
+    late
 }
 
 /// Answers an operation that never became a job.

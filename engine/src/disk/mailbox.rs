@@ -107,7 +107,7 @@ pub fn write_all(disk: &dyn Disk, writes: Vec<WriteAt>) -> Vec<Result<(), DiskEr
         (at, write.volume, action)
     });
     carry_out_all(disk, actions.collect(), |at, done| {
-        results[at] = done.result
+        results[at] = done.result;
     });
     results
 }

@@ -9,7 +9,8 @@
 //!   times. A sync that failed is never tried again: the kernel reports a lost write once;
 //! - *depth*: no more than `depth` operations of a volume are with the kernel at once; the rest wait in order;
 //! - *deadlines*: an operation that has not been handed to the kernel by its deadline never is, and is answered
-//!   [`DiskError::Deadline`]. One that has been handed over is always waited for: its buffers belong to the kernel.
+//!   [`DiskError::Deadline`] when its turn comes, or when somebody asks ([`Disk::expire`]). One that has been handed over is
+//!   always waited for: its buffers belong to the kernel.
 //!
 //! | module | moves bytes by |
 //! |---|---|
@@ -149,6 +150,10 @@ pub trait Disk: Send + Sync {
     /// Memory behind every [`Buffer::Borrowed`] must stay valid, and must not be used in a conflicting way, until its
     /// operation has been answered.
     unsafe fn submit(&self, ops: Vec<Op>);
+
+    /// Answers, on the caller's thread, what waits for its turn and must not be started any more because its deadline has
+    /// passed. A disk on which nothing waits has nothing to do.
+    fn expire(&self) {}
 
     /// Registers long-lived memory with the kernel so that transfers inside it need no page pinning; best effort: says what
     /// came of it (for `doctor`, logs and stats), never fails.

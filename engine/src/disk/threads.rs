@@ -18,7 +18,9 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::job::{AbortOnPanic, Answers, Job, Step, join_others, refuse, submit_by_volume};
+use super::job::{
+    AbortOnPanic, Answers, Job, Step, join_others, refuse, submit_by_volume, take_late,
+};
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 
 /// Most threads a volume.
@@ -96,6 +98,16 @@ impl Threads {
 impl Disk for Threads {
     unsafe fn submit(&self, ops: Vec<Op>) {
         submit_by_volume(ops, |volume, ops, answers| self.push(volume, ops, answers));
+    }
+
+    fn expire(&self) {
+        let mut answers = Answers::default();
+        for lane in self.lanes.iter().flatten() {
+            let late = take_late(&mut lane.inbox.lock().ops);
+            late.into_iter()
+                .for_each(|op| refuse(op, DiskError::Deadline, &mut answers));
+        }
+        answers.deliver();
     }
 
     unsafe fn register(&self, _memory: &[Piece]) -> String {

@@ -29,7 +29,7 @@ use io_uring::{IoUring, Probe, opcode};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::job::{Answers, join_others, refuse, submit_by_volume};
+use super::job::{Answers, join_others, refuse, submit_by_volume, take_late};
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 
 /// Most operations of one volume with the kernel at once.
@@ -292,6 +292,16 @@ impl Uring {
 impl Disk for Uring {
     unsafe fn submit(&self, ops: Vec<Op>) {
         submit_by_volume(ops, |volume, ops, answers| self.push(volume, ops, answers));
+    }
+
+    fn expire(&self) {
+        let mut answers = Answers::default();
+        for lane in self.lanes.iter().flatten() {
+            let late = take_late(&mut lane.inbox.lock().ops);
+            late.into_iter()
+                .for_each(|op| refuse(op, DiskError::Deadline, &mut answers));
+        }
+        answers.deliver();
     }
 
     unsafe fn register(&self, memory: &[Piece]) -> String {

@@ -83,6 +83,10 @@ impl Disk for Ailing {
         unsafe { self.disk.submit(good) };
     }
 
+    fn expire(&self) {
+        self.disk.expire();
+    }
+
     unsafe fn register(&self, memory: &[Piece]) -> String {
         // SAFETY: the caller's promise, passed on.
         unsafe { self.disk.register(memory) }

@@ -111,10 +111,10 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
             let jobs = self.pin(some, pages);
             pins.extents
                 .extend(jobs.iter().map(|job| job.pinned.extent));
-            reads.begin(jobs, pages, self.deadline);
+            reads.begin(jobs, pages);
         }
         let mut findings = Vec::new();
-        reads.finish(pages, self.deadline, &mut statuses, &mut findings);
+        reads.finish(pages, &mut statuses, &mut findings);
         let mut statuses = recheck(self.data, &reads.jobs, statuses);
         let tried = reads.without_their_bytes(&statuses);
         drop(reads);
@@ -137,7 +137,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         let (jobs, _) = elsewhere(tried, found);
         let mut reads = self.start(jobs, pages);
         let mut findings = Vec::new();
-        reads.finish(pages, self.deadline, statuses, &mut findings);
+        reads.finish(pages, statuses, &mut findings);
         drop(reads);
         self.tell(&findings);
     }
@@ -321,6 +321,9 @@ pub(super) struct Reads<'a> {
     left: usize,
     /// Outcomes not yet looked at.
     ready: Vec<Outcome>,
+    deadline: Option<Instant>,
+    /// What waits for its turn since the deadline has been given up.
+    is_expired: bool,
 }
 
 impl<'a> Reads<'a> {
@@ -341,22 +344,19 @@ impl<'a> Reads<'a> {
             groups: Vec::new(),
             mailbox: Arc::default(),
             left: 0,
+            deadline,
+            is_expired: false,
         };
-        reads.begin(jobs, pages, deadline);
+        reads.begin(jobs, pages);
         reads
     }
 
     /// Starts reading more of the same pages.
-    fn begin(
-        &mut self,
-        mut jobs: Vec<Job>,
-        pages: &mut [GetPage<'_, '_>],
-        deadline: Option<Instant>,
-    ) {
+    fn begin(&mut self, mut jobs: Vec<Job>, pages: &mut [GetPage<'_, '_>]) {
         jobs.sort_unstable_by_key(|job| (job.pinned.extent.volume, job.pinned.extent.offset));
         let known = self.jobs.len();
         self.jobs.append(&mut jobs);
-        self.submit(pages, known..self.jobs.len(), MERGE_BYTES_MAX, deadline);
+        self.submit(pages, known..self.jobs.len(), MERGE_BYTES_MAX);
     }
 
     /// Pages whose bytes were not theirs, and where these were looked for.
@@ -372,7 +372,6 @@ impl<'a> Reads<'a> {
     pub(super) fn finish(
         &mut self,
         pages: &mut [GetPage<'_, '_>],
-        deadline: Option<Instant>,
         statuses: &mut [GetStatus],
         findings: &mut Vec<(PageKey, Extent, Finding)>,
     ) {
@@ -403,7 +402,7 @@ impl<'a> Reads<'a> {
                 break;
             }
             for job in again.drain(..) {
-                self.submit(pages, job..job + 1, 0, deadline);
+                self.submit(pages, job..job + 1, 0);
             }
         }
     }
@@ -414,7 +413,6 @@ impl<'a> Reads<'a> {
         pages: &mut [GetPage<'_, '_>],
         jobs: std::ops::Range<usize>,
         merge: usize,
-        deadline: Option<Instant>,
     ) {
         let mut ops = Vec::with_capacity(jobs.len());
         let page_bytes = page_bytes(self.shape);
@@ -461,7 +459,7 @@ impl<'a> Reads<'a> {
                     offset: first.offset,
                     buffer,
                 },
-                deadline,
+                deadline: self.deadline,
                 tag: self.groups.len() as u64,
                 sink: self.mailbox.clone(),
             });
@@ -472,6 +470,7 @@ impl<'a> Reads<'a> {
             next = end;
         }
         self.left += ops.len();
+        self.is_expired = false;
         // SAFETY: the pieces lie in `pages`, which the caller lends for longer than this value lives, and dropping it waits
         // until every operation has been answered. Each part belongs to one page and so to one operation at a time (a page is
         // read again only after its first read was answered); the parts are not looked at before the answer.
@@ -543,7 +542,16 @@ impl<'a> Reads<'a> {
 
     fn wait(&mut self) {
         let limit = self.data.hangs.limit();
-        let answers = self.mailbox.take(limit);
+        let deadline = self.deadline.filter(|_| !self.is_expired);
+        let in_time = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let answers = self
+            .mailbox
+            .take(in_time.map_or(limit, |time| time.min(limit)));
+        if answers.is_empty() && deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            self.is_expired = true;
+            self.data.disk.expire();
+            return;
+        }
         if answers.is_empty() {
             // The memory is the caller's, so this call waits on; later ones need not.
             for group in self.groups.iter().filter(|group| !group.answered) {

@@ -226,6 +226,8 @@ impl Call<'_> {
             let answers = sink.mailbox.take(patience);
             if answers.is_empty() {
                 self.blame(jobs, pages, now.elapsed());
+                // What has not been started gives its memory back.
+                self.data.disk.expire();
                 break;
             }
             for done in answers {

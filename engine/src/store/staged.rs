@@ -21,14 +21,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::get::{Get, Job, Reads, count_hits, fits, page_bytes};
 use super::hang::Hangs;
 use super::{Counters, DataPath};
 use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
 use crate::catalog::{Catalog, Extent, Finding, Pinned};
-use crate::disk::{Action, Buffer, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Sink};
+use crate::disk::{Action, Buffer, Disk, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Sink};
 use crate::share::area::{Area, Look, SlotId};
 use crate::share::staging::{Served, Slot};
 use crate::share::wire::SlotEnd;
@@ -249,19 +249,10 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
                 pinned: copy.pinned,
             });
         }
-        self.reads.finish(
-            self.pages,
-            call.get.deadline,
-            &mut self.statuses,
-            &mut findings,
-        );
+        self.reads
+            .finish(self.pages, &mut self.statuses, &mut findings);
         let mut reads = call.get.start(alone, self.pages);
-        reads.finish(
-            self.pages,
-            call.get.deadline,
-            &mut self.statuses,
-            &mut findings,
-        );
+        reads.finish(self.pages, &mut self.statuses, &mut findings);
         let mut tried = self.reads.without_their_bytes(&self.statuses);
         tried.append(&mut reads.without_their_bytes(&self.statuses));
         drop(reads);
@@ -308,7 +299,11 @@ impl Call<'_> {
 }
 
 /// The reads into slots of a window. Dropping it waits for them.
-struct Fills(Arc<Filling>);
+struct Fills {
+    filling: Arc<Filling>,
+    disk: Arc<dyn Disk>,
+    deadline: Option<Instant>,
+}
 
 /// Says of each slot, as the disk answers, that its page is there or will not come.
 struct Filling {
@@ -358,9 +353,17 @@ struct Group {
 impl Fills {
     /// Waits until none is under way.
     fn wait(&self) {
-        let mut left = self.0.left.lock();
+        let Filling { left, over, .. } = &*self.filling;
+        let mut left = left.lock();
+        if let Some(deadline) = self.deadline {
+            while *left > 0 && !over.wait_until(&mut left, deadline).timed_out() {}
+            if *left > 0 {
+                // It answers into the sink, which counts.
+                MutexGuard::unlocked(&mut left, || self.disk.expire());
+            }
+        }
         while *left > 0 {
-            self.0.over.wait(&mut left);
+            over.wait(&mut left);
         }
     }
 
@@ -428,7 +431,11 @@ impl Fills {
         // SAFETY: the pieces lie in the area, which every operation's sink keeps mapped until it is answered. No reference into
         // that memory exists anywhere; it is copied from with what its words say, and the copies are checked.
         unsafe { call.get.data.disk.submit(ops) };
-        Fills(filling)
+        Fills {
+            filling,
+            disk: call.get.data.disk.clone(),
+            deadline: call.get.deadline,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ pub mod memory;
 use std::io::{IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use larder_engine::format::{
     Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys,
@@ -155,6 +155,11 @@ impl<'a> Pool<'a> {
 
     /// Gets pages and panics when a hit's bytes are not what was put.
     pub fn get(&self, keys: &[PageKey]) -> Vec<GetStatus> {
+        self.get_until(keys, None)
+    }
+
+    /// As [`Pool::get`], with a deadline.
+    pub fn get_until(&self, keys: &[PageKey], deadline: Option<Instant>) -> Vec<GetStatus> {
         let mut memory: Vec<Vec<AlignedBuf>> = keys.iter().map(|_| self.memory()).collect();
         let mut slices: Vec<Vec<IoSliceMut<'_>>> = memory
             .iter_mut()
@@ -165,7 +170,7 @@ impl<'a> Pool<'a> {
             .zip(&mut slices)
             .map(|(key, parts)| GetPage { key: *key, parts })
             .collect();
-        let statuses = self.store.get(self.id, &mut pages, None);
+        let statuses = self.store.get(self.id, &mut pages, deadline);
         drop(pages);
         drop(slices);
         for ((key, parts), status) in keys.iter().zip(&memory).zip(&statuses) {

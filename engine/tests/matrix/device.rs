@@ -546,6 +546,39 @@ fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {
     store.close().unwrap();
 }
 
+#[test]
+fn row_20_reads_whose_turn_does_not_come_are_given_up_at_the_deadline() {
+    let home = Home::with_store(SIZE);
+    let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let (client, disk) = attach_faulty(&home);
+    let keys = chain(1, 40);
+    let soon = || Some(Instant::now() + Duration::from_millis(20));
+    let late = MissReason::Deadline;
+    let pool = Pool::new(&client, "m", &[65536]);
+    assert_eq!(pool.put(&keys), [PutStatus::Stored; 40]);
+    // A namespace that the owner uses too is read through the staging area.
+    for uses in [&[][..], &[&owner]] {
+        let _others: Vec<_> = uses
+            .iter()
+            .map(|store| Pool::new(*store, "m", &[65536]))
+            .collect();
+        disk.when(Fault::Waits, usize::MAX, is_read);
+        assert_eq!(
+            pool.get_until(&keys, soon()),
+            [GetStatus::Miss(late); 40],
+            "beside {} others",
+            uses.len()
+        );
+        let lent = client.get_lent(pool.id, &keys, soon());
+        assert!(lent.iter().all(|page| page.as_ref().err() == Some(&late)));
+        disk.calm();
+        assert_eq!(pool.hits(&keys), 40);
+    }
+    assert!(client.stats().staged_pages > 0);
+    client.close().unwrap();
+    owner.close().unwrap();
+}
+
 /// Puts and deletes chains of 12 MiB.
 fn write_over(pool: &Pool<'_>, seeds: std::ops::Range<u64>) {
     for seed in seeds {

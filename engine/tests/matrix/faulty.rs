@@ -3,6 +3,7 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Instant;
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
 
@@ -25,6 +26,8 @@ pub enum Fault {
     GoesTo(u64),
     /// Nothing, until it is released.
     IsHeld,
+    /// Nothing, for ever: its turn does not come.
+    Waits,
     /// This error, and every second write since the last good sync is undone.
     Drops(i32),
 }
@@ -39,6 +42,7 @@ struct Rule {
 struct State {
     rules: Vec<Rule>,
     held: Vec<Op>,
+    waiting: Vec<Op>,
     hits: usize,
     /// What lay where something was written since the last good sync.
     before: Vec<(u64, Vec<u8>)>,
@@ -186,6 +190,7 @@ impl Disk for Faulty {
                     }
                     through.push(op);
                 }
+                Some(Fault::Waits) => self.state().waiting.push(op),
                 Some(Fault::IsHeld) => {
                     self.state().held.push(op);
                     self.changed.notify_all();
@@ -194,6 +199,14 @@ impl Disk for Faulty {
         }
         // SAFETY: the contract of this call is that of the other disk's.
         unsafe { self.inner.submit(through) };
+    }
+
+    fn expire(&self) {
+        let is_late = |op: &mut Op| op.deadline.is_some_and(|until| until <= Instant::now());
+        let late: Vec<Op> = self.state().waiting.extract_if(.., is_late).collect();
+        late.into_iter()
+            .for_each(|op| answer(op, Err(DiskError::Deadline)));
+        self.inner.expire();
     }
 
     unsafe fn register(&self, memory: &[Piece]) -> String {
