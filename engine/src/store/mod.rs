@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use larder_format::{Namespace, PageKey};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
@@ -177,7 +177,8 @@ pub struct Store {
     volumes: Mutex<Volumes>,
     keeper: Mutex<Option<Keeper>>,
     prewriter: Mutex<Option<Prewriter>>,
-    /// Read-held by every call, so that a close finds none under way; true once closed.
+    /// Read-held by every call, so that a close finds none under way; true once closed. Calls only ever try it: one that begins
+    /// while a close waits for others does not wait with it.
     gate: RwLock<bool>,
     read_only: bool,
     write_bytes_max: u64,
@@ -317,10 +318,9 @@ impl Store {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
-        let gate = self.gate.read();
-        if *gate {
+        let Some(_gate) = self.enter() else {
             return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
-        }
+        };
         self.data
             .get_staged(&*self.local, stage, namespace, pages, deadline)
     }
@@ -405,10 +405,9 @@ fn capacity(volumes: &Volumes) -> Result<u64, StoreError> {
 
 impl PageStore for Store {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
-        let gate = self.gate.read();
-        if *gate {
+        let Some(_gate) = self.enter() else {
             return Err(StoreError::Closed);
-        }
+        };
         self.local.namespace(namespace)
     }
 
@@ -418,16 +417,13 @@ impl PageStore for Store {
         pages: &[PutPage<'_>],
         options: PutOptions,
     ) -> Vec<PutStatus> {
-        let gate = self.gate.read();
-        if *gate || self.read_only {
-            let why = if self.read_only {
-                Refusal::ReadOnly
-            } else {
-                Refusal::Closed
-            };
-            return vec![PutStatus::Refused(why); pages.len()];
-        }
-        put::put(&*self.local, &self.data, namespace, pages, options)
+        let gate = self.enter();
+        let why = match &gate {
+            _ if self.read_only => Refusal::ReadOnly,
+            None => Refusal::Closed,
+            Some(_) => return put::put(&*self.local, &self.data, namespace, pages, options),
+        };
+        vec![PutStatus::Refused(why); pages.len()]
     }
 
     fn get(
@@ -436,10 +432,9 @@ impl PageStore for Store {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
-        let gate = self.gate.read();
-        if *gate {
+        let Some(_gate) = self.enter() else {
             return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
-        }
+        };
         get::get(&*self.local, &self.data, namespace, pages, deadline)
     }
 
@@ -449,27 +444,24 @@ impl PageStore for Store {
         keys: &[PageKey],
         deadline: Option<Instant>,
     ) -> Vec<Result<LentPage, MissReason>> {
-        let gate = self.gate.read();
-        if *gate {
+        let Some(_gate) = self.enter() else {
             return keys.iter().map(|_| Err(MissReason::Closed)).collect();
-        }
+        };
         let catalog: Arc<dyn Catalog> = self.local.clone();
         lent::get(&catalog, &self.data, namespace, keys, deadline)
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
-        let gate = self.gate.read();
-        if *gate {
+        let Some(_gate) = self.enter() else {
             return 0;
-        }
+        };
         self.local.longest_prefix(namespace, keys)
     }
 
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
-        let gate = self.gate.read();
-        if *gate {
+        let Some(_gate) = self.enter() else {
             return vec![false; keys.len()];
-        }
+        };
         self.local.contains(namespace, keys)
     }
 
@@ -478,20 +470,17 @@ impl PageStore for Store {
     }
 
     fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
-        let gate = self.gate.read();
-        self.writable(*gate)?;
+        let _gate = self.enter_to_write()?;
         self.local.delete(namespace, keys)
     }
 
     fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
-        let gate = self.gate.read();
-        self.writable(*gate)?;
+        let _gate = self.enter_to_write()?;
         self.local.clear_namespace(namespace)
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        let gate = self.gate.read();
-        self.writable(*gate)?;
+        let _gate = self.enter_to_write()?;
         self.local.flush()
     }
 
@@ -517,14 +506,17 @@ impl PageStore for Store {
 }
 
 impl Store {
-    fn writable(&self, closed: bool) -> Result<(), StoreError> {
-        if closed {
-            Err(StoreError::Closed)
-        } else if self.read_only {
-            Err(StoreError::ReadOnly)
-        } else {
-            Ok(())
+    /// Lets a call in; `None` once the store is closed, or about to be.
+    fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        self.gate.try_read().filter(|is_closed| !**is_closed)
+    }
+
+    fn enter_to_write(&self) -> Result<RwLockReadGuard<'_, bool>, StoreError> {
+        let gate = self.enter().ok_or(StoreError::Closed)?;
+        if self.read_only {
+            return Err(StoreError::ReadOnly);
         }
+        Ok(gate)
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
 use larder_engine::{
     AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions,
-    PutStatus, SharedStore, Store, StoreError, create,
+    PutStatus, Refusal, SharedStore, Store, StoreError, create,
 };
 
 use super::common::{Home, MIB, Pool, chain, fill};
@@ -577,6 +577,37 @@ fn row_20_reads_whose_turn_does_not_come_are_given_up_at_the_deadline() {
     assert!(client.stats().staged_pages > 0);
     client.close().unwrap();
     owner.close().unwrap();
+}
+
+#[test]
+fn row_20_nobody_waits_for_a_close_that_waits_for_a_silent_device() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[65536]);
+    let keys = chain(1, 3);
+    assert_eq!(pool.put(&keys), [PutStatus::Stored; 3]);
+    disk.when(Fault::IsHeld, 1, is_read);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| pool.get(&keys[..1]));
+        disk.wait_until_held();
+        let release = Release(&disk);
+        let closer = scope.spawn(|| store.close());
+        while store.longest_prefix(pool.id, &keys) > 0 {
+            std::thread::yield_now();
+        }
+        let closed = GetStatus::Miss(MissReason::Closed);
+        assert_eq!(pool.get(&keys), [closed; 3]);
+        assert_eq!(
+            pool.put(&chain(2, 1)),
+            [PutStatus::Refused(Refusal::Closed)]
+        );
+        assert!(matches!(store.flush(), Err(StoreError::Closed)));
+        assert!(!closer.is_finished());
+        drop(release);
+        assert_eq!(reader.join().unwrap(), [GetStatus::Hit]);
+        closer.join().unwrap().unwrap();
+    });
+    assert_eq!(Pool::new(&home.open(), "m", &[65536]).hits(&keys), 3);
 }
 
 /// Puts and deletes chains of 12 MiB.
