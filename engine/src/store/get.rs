@@ -16,7 +16,7 @@ use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 use super::{Counters, DataPath};
 use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
-use crate::disk::mailbox::{Mailbox, read_all};
+use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
 use crate::memory::AlignedBuf;
 
@@ -113,9 +113,15 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
                 .extend(jobs.iter().map(|job| job.pinned.extent));
             reads.begin(jobs, pages);
         }
-        let mut findings = Vec::new();
+        let mut findings: Vec<(PageKey, Extent, Finding)> = Vec::new();
         reads.finish(pages, &mut statuses, &mut findings);
-        let mut statuses = recheck(self.data, &reads.jobs, statuses);
+        if let Some(recheck) = &self.data.recheck {
+            let disk = self.data.disk.as_ref();
+            for job in recheck.stale(disk, &reads.jobs, |page| miss(statuses[page])) {
+                statuses[job.page] = GetStatus::Miss(MissReason::Stale);
+                findings.retain(|(_, extent, _)| *extent != job.pinned.extent);
+            }
+        }
         let tried = reads.without_their_bytes(&statuses);
         drop(reads);
         // What is found counts while the pages are pinned.
@@ -188,6 +194,14 @@ pub(super) fn elsewhere(tried: &[Job], found: Vec<Job>) -> (Vec<Job>, Vec<Job>) 
         let same = |tried: &Job| tried.page == job.page && tried.pinned == job.pinned;
         !tried.iter().any(same)
     })
+}
+
+/// Why a page was missed, if it was.
+fn miss(status: GetStatus) -> Option<MissReason> {
+    match status {
+        GetStatus::Hit => None,
+        GetStatus::Miss(why) => Some(why),
+    }
 }
 
 /// Whether a page was missed because the bytes read were not its own: it may have been moved or put again meanwhile.
@@ -361,10 +375,7 @@ impl<'a> Reads<'a> {
 
     /// Pages whose bytes were not theirs, and where these were looked for.
     pub(super) fn without_their_bytes(&self, statuses: &[GetStatus]) -> Vec<Job> {
-        let is_without = |job: &&Job| match statuses[job.page] {
-            GetStatus::Miss(why) => is_without_its_bytes(why),
-            GetStatus::Hit => false,
-        };
+        let is_without = |job: &&Job| miss(statuses[job.page]).is_some_and(is_without_its_bytes);
         self.jobs.iter().filter(is_without).copied().collect()
     }
 
@@ -604,47 +615,4 @@ pub(super) fn push_piece(pieces: &mut Vec<Piece>, piece: Piece) {
         return;
     }
     pieces.push(piece);
-}
-
-/// For a handle that holds no lock: whether the segments read from still are what they were when the store was opened. What was not
-/// read is not asked for either: its volume may have gone silent.
-fn recheck(data: &DataPath, jobs: &[Job], mut statuses: Vec<GetStatus>) -> Vec<GetStatus> {
-    let Some(recheck) = &data.recheck else {
-        return statuses;
-    };
-    let was_read = |job: &&Job| match statuses[job.page] {
-        GetStatus::Miss(why) => is_without_its_bytes(why),
-        GetStatus::Hit => true,
-    };
-    let mut segments: Vec<usize> = jobs
-        .iter()
-        .filter(was_read)
-        .map(|job| job.pinned.extent.place.segment.0 as usize)
-        .collect();
-    segments.sort_unstable();
-    segments.dedup();
-    let reads: Vec<_> = segments
-        .iter()
-        .map(|&segment| recheck.spots[segment].headers())
-        .collect();
-    let mut stale = Vec::new();
-    for (&segment, bytes) in segments.iter().zip(read_all(data.disk.as_ref(), &reads)) {
-        let same = bytes.is_ok_and(|bytes| {
-            let copies = recheck.spots[segment].parse_headers(&bytes);
-            let latest = copies
-                .into_iter()
-                .flatten()
-                .max_by_key(|header| header.sequence);
-            latest.is_none_or(|header| header.sequence == recheck.sequences[segment])
-        });
-        if !same {
-            stale.push(segment);
-        }
-    }
-    for job in jobs {
-        if stale.contains(&(job.pinned.extent.place.segment.0 as usize)) {
-            statuses[job.page] = GetStatus::Miss(MissReason::Stale);
-        }
-    }
-    statuses
 }

@@ -169,8 +169,15 @@ impl Call<'_> {
         // To the end: what is found counts while its page is pinned.
         let _waiting = Waiting(sink.clone());
         let left = self.submit(jobs, pages, &sink);
-        let mut findings = Vec::new();
+        let mut findings: Vec<(PageKey, Extent, Finding)> = Vec::new();
         self.finish(jobs, pages, &sink, left, &mut findings);
+        if let Some(recheck) = &self.data.recheck {
+            let disk = self.data.disk.as_ref();
+            for job in recheck.stale(disk, jobs, |page| pages[page].as_ref().err().copied()) {
+                pages[job.page] = Err(MissReason::Stale);
+                findings.retain(|(_, extent, _)| *extent != job.pinned.extent);
+            }
+        }
         if !findings.is_empty() {
             self.catalog.verified(self.namespace, &findings);
         }

@@ -10,6 +10,7 @@
 //! | `get`, `put` | the data path, on callers' threads |
 //! | `lent` | gets into memory of the store's own, which a deadline may leave behind |
 //! | `staged` | gets that are shared with other processes |
+//! | `recheck` | whether segments still are what they were, for a handle without the lock |
 //! | `hang` | which volumes have gone silent |
 
 mod get;
@@ -21,6 +22,7 @@ pub(crate) mod mover;
 pub(crate) mod opening;
 mod prewriter;
 mod put;
+mod recheck;
 pub(crate) mod staged;
 
 use std::path::Path;
@@ -45,6 +47,7 @@ use keeper::Keeper;
 use local::Local;
 use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes};
 use prewriter::Prewriter;
+use recheck::Recheck;
 use staged::Stage;
 
 /// What moves page data: everything a handle needs besides its catalog.
@@ -54,12 +57,6 @@ pub(crate) struct DataPath {
     /// Reads segment headers again after each read: for handles that hold no lock.
     recheck: Option<Recheck>,
     counters: Counters,
-}
-
-/// What a handle without the lock compares a segment's header with.
-struct Recheck {
-    spots: Vec<crate::recovery::scan::Spot>,
-    sequences: Vec<larder_format::Serial>,
 }
 
 #[derive(Default)]
@@ -248,15 +245,9 @@ impl Store {
             begin_run(&mut volumes, disk.as_ref(), &mut recovery)?;
         }
         let superblock = volumes.superblock();
-        let recheck = options.read_only.then(|| Recheck {
-            spots: crate::recovery::spots_of(superblock),
-            sequences: recovery
-                .recovered
-                .segments
-                .iter()
-                .map(|segment| segment.sequence)
-                .collect(),
-        });
+        let recheck = options
+            .read_only
+            .then(|| Recheck::new(superblock, &recovery.recovered.segments));
         let capacity_bytes = capacity(&volumes)?;
         if let Some((_, volume)) = volumes.present().find(|(_, volume)| !volume.direct) {
             tracing::warn!(

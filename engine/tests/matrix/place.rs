@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use larder_engine::core::{Config, Core, Effect, InitState, Io, Recovered, RequestId, SegmentInit};
 use larder_engine::disk::Kind;
-use larder_engine::format::{HEADER_BLOCKS, Run, Serial, StoreId};
+use larder_engine::format::{HEADER_BLOCKS, Run, SEGMENTS_OFFSET, Serial, StoreId};
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::volume::{Access, Volumes};
 use larder_engine::{
-    CreateOptions, MissReason, OpenOptions, PageStore, PutStatus, Store, StoreError, SyncPolicy,
-    create,
+    CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus, Store, StoreError,
+    SyncPolicy, create,
 };
 
-use super::common::{Home, Pool, chain, namespace};
-use super::{SIZE, read};
+use super::common::{Home, MIB, Pool, chain, namespace};
+use super::faulty::{Fault, Seen};
+use super::{SIZE, open_faulty, read};
 
 /// Answers everything that a core asks for, and counts its syncs.
 fn serve(core: &mut Core) -> usize {
@@ -142,6 +143,46 @@ fn row_15_a_second_opener_is_told_the_holder_and_a_reader_changes_nothing() {
     );
     let store = home.open();
     assert_eq!(Pool::new(&store, "m", &[65536]).hits(&keys), 8);
+}
+
+#[test]
+fn row_15_a_reader_beside_a_writer_takes_nothing_from_segments_in_another_life() {
+    let home = Home::with_store(SIZE);
+    let keys = chain(1, 8);
+    {
+        let store = home.open();
+        let pool = Pool::new(&store, "m", &[MIB as u32]);
+        assert_eq!(pool.put(&keys), [PutStatus::Stored; 8]);
+        store.close().unwrap();
+    }
+    let options = OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    let (reader, disk) = open_faulty(&home, options);
+    let reading = Pool::new(&reader, "m", &[MIB as u32]);
+    // A sector that cannot be read under one copy of the header leaves the other.
+    disk.when(Fault::Fails(5), usize::MAX, |seen| {
+        matches!(seen, Seen::Read { offset, bytes }
+            if (offset..offset + bytes as u64).contains(&SEGMENTS_OFFSET))
+    });
+    let lent = |keys| reader.get_lent(reading.id, keys, None);
+    assert_eq!(reading.hits(&keys), 8);
+    assert!(lent(&keys).iter().all(Result::is_ok));
+    assert!(disk.hits() > 0);
+    // The writer goes over the whole store, many times.
+    let store = home.open();
+    let writing = Pool::new(&store, "m", &[MIB as u32]);
+    for seed in 2..20 {
+        let other = chain(seed, 12);
+        assert_eq!(writing.put(&other), [PutStatus::Stored; 12]);
+    }
+    assert_eq!(writing.hits(&keys), 0);
+    let stale = MissReason::Stale;
+    assert_eq!(reading.get(&keys), [GetStatus::Miss(stale); 8]);
+    let lent = lent(&keys);
+    assert!(lent.iter().all(|page| page.as_ref().err() == Some(&stale)));
+    assert_eq!(reader.stats().damaged, 0);
 }
 
 #[test]
