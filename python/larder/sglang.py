@@ -30,19 +30,33 @@ logger = logging.getLogger(__name__)
 #: Most buffers of a page that are stored as parts of their own; more are joined into one.
 _PARTS_MAX = 8
 
-#: What a server is told that decides the bytes of a page, by the names of its arguments.
+#: What a server is told that decides the bytes of a page whichever weights it loads, by the names of its arguments. Pools do
+#: not tell all of it: they hold every 8-bit type as plain bytes.
 _TOLD = (
-    "model_path",
-    "revision",
     "quantization",
-    "quantization_param_path",
+    "modelopt_quant",
+    "quantize_and_serve",
     "kv_cache_dtype",
+    "qsa_indexer_dtype",
+    "enable_deepseek_v4_fp4_indexer",
     "dtype",
-    "load_format",
+    "model_impl",
     "json_model_override_args",
     "speculative_algorithm",
+    "speculative_draft_kv_cache_dtype",
+    "speculative_draft_model_quantization",
+)
+
+#: What it is told of which weights these are.
+_TOLD_OF_WEIGHTS = (
+    "model_path",
+    "revision",
+    "load_format",
+    "weight_version",
+    "quantization_param_path",
     "speculative_draft_model_path",
     "speculative_draft_model_revision",
+    "uno_lora_path",
 )
 
 #: What a pool says of itself that decides the bytes of a page, by the names of its attributes.
@@ -67,6 +81,11 @@ _SHAPES = (
     "conv_dtype",
     "conv_state_elem_sizes",
 )
+
+
+#: Pools that SGLang has written by rank 0 alone where the model's own KV is replicated (`should_backup` of its hybrid cache
+#: controller), whatever they hold.
+_NEVER_WRITTEN_BY_OTHERS = (PoolName.DRAFT.value, PoolName.DRAFT_SWA.value)
 
 
 def _answers(fallback: Callable[..., Any]) -> Callable:
@@ -139,6 +158,22 @@ def _adapters(args: Any) -> list[tuple[str, str]]:
     return sorted(found)
 
 
+def _told(args: Any, names: Sequence[str]) -> dict[str, str]:
+    return {name: str(getattr(args, name)) for name in names if getattr(args, name, None) is not None}
+
+
+def _weights_of_tag(tag: str) -> str:
+    """Somebody's own tag says which weights these are, and not what else decides the bytes of a page."""
+    try:
+        from sglang.srt.runtime_context import get_server_args
+
+        args = get_server_args()
+    except Exception as error:
+        logger.warning("larder: SGLang's arguments are not to be had (%s): `weights_tag` must say all of them", error)
+        return tag
+    return f"{tag}+{_larder.weights_tag(_told(args, _TOLD), [])}"
+
+
 def _derive_weights_tag() -> str:
     """A tag from SGLang's own arguments and the files they name."""
     try:
@@ -150,11 +185,14 @@ def _derive_weights_tag() -> str:
             f"SGLang's arguments are not to be had ({error}), so that nothing tells these weights from others: "
             "set `weights_tag` in the extra config"
         ) from error
-    told = {name: str(getattr(args, name)) for name in _TOLD if getattr(args, name, None) is not None}
+    told = _told(args, _TOLD + _TOLD_OF_WEIGHTS)
     places = _places(args.model_path, getattr(args, "revision", None))
     draft = getattr(args, "speculative_draft_model_path", None)
     if draft:
         places += _places(draft, getattr(args, "speculative_draft_model_revision", None))
+    for named in ("quantization_param_path", "uno_lora_path"):
+        if getattr(args, named, None):
+            places += _places(getattr(args, named), None)
     for name, path in _adapters(args):
         told[f"adapter {name}"] = path
         places += _places(path, None)
@@ -218,13 +256,15 @@ class LarderHiCache(HiCacheStorage):
         server = {
             "model": storage_config.model_name or "unnamed",
             # A tag of the wrong type is refused, by its key, with the rest of the configuration.
-            "weights": str(weights) if weights is not None else _derive_weights_tag(),
+            "weights": _derive_weights_tag() if weights is None else _weights_of_tag(str(weights)),
             "tp": (storage_config.tp_rank, storage_config.tp_size),
             "pp": (storage_config.pp_rank, storage_config.pp_size),
             "cp": (storage_config.attn_cp_rank, storage_config.attn_cp_size),
             "replicated": storage_config.is_mla_model,
         }
         self._metrics = storage_config.enable_storage_metrics
+        #: Rank 0 writes for all.
+        self._one_writes = storage_config.is_mla_model and storage_config.tp_size > 1
         self._backend = _larder.Backend(config, json.dumps(server))
         #: By name: pools, kept so that their memory outlives the addresses.
         self._pools: dict[str, Any] = {}
@@ -275,6 +315,12 @@ class LarderHiCache(HiCacheStorage):
             line = self._register_pages(pool, name, facts)
         self._pools[name] = pool
         logger.info("larder: %s", line)
+        if facts["sharded"] and self._one_writes and name in _NEVER_WRITTEN_BY_OTHERS:
+            logger.warning(
+                "larder: SGLang gives pool %s to its storage on rank 0 alone, but each rank's pages are its own: no rank but 0 ever "
+                "finds a page of it, and no prefix is restored. A draft model with MLA, or one rank (--tp-size 1), works",
+                name,
+            )
 
     def _register_pages(self, pool: Any, name: str, facts: dict) -> str:
         pages = pool.size // pool.page_size
@@ -445,9 +491,12 @@ class LarderHiCache(HiCacheStorage):
 
     @_answers(lambda *_, **__: False)
     def clear(self) -> bool:
-        """Deletes the pages of this server's pools; those of other models stay."""
+        """Deletes the pages of this server's pools; those of other models stay. Nothing is served before that is done."""
         pages = self._backend.clear()
-        logger.info("larder: cleared %d pages", max(pages, 0))
+        if pages < 0:
+            logger.error("larder: not cleared yet; everything misses until it is")
+        else:
+            logger.info("larder: cleared %d pages", pages)
         return pages >= 0
 
     @_answers(lambda *_, **__: None)

@@ -10,6 +10,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `clear` | deleting what this server stored, also where that has to wait |
 //! | `read` | reading pages |
 //! | `retry` | trying again to have a store, where a server was started without one |
 //! | `write` | storing pages |
@@ -17,6 +18,7 @@
 //! Threads: every call may come from any thread at any time. SGLang has one thread that looks up, one that reads and one that
 //! writes.
 
+mod clear;
 mod read;
 mod retry;
 #[cfg(test)]
@@ -24,6 +26,7 @@ mod tests;
 mod write;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -160,6 +163,9 @@ pub struct Backend {
     pools: RwLock<HashMap<String, Arc<Registered>>>,
     arenas: [Arena; 2],
     meters: Meters,
+    debt: clear::Debt,
+    /// The turn of the store in which an owner was waited for in vain.
+    given_up: AtomicU64,
 }
 
 impl Backend {
@@ -201,6 +207,8 @@ impl Backend {
             pools: RwLock::default(),
             arenas: [Arena::default(), Arena::default()],
             meters: Meters::default(),
+            debt: clear::Debt::default(),
+            given_up: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -293,8 +301,37 @@ impl Backend {
     /// The store, with somebody in it who decides. When its owner has just gone another one is waited for.
     fn store(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
         let store = self.attached()?;
-        wait_for_owner(&store);
-        Some(store)
+        self.wait_for_owner(&store);
+        self.is_clear(&store).then_some(store)
+    }
+
+    /// Waits while the store has nobody who decides; whether it did. Once each time that an owner has gone: where no other comes
+    /// everything misses at once.
+    fn wait_for_owner(&self, store: &SharedStore) -> bool {
+        let turns = store.turns();
+        if store.part() != Part::Nobody || self.given_up.load(Ordering::Relaxed) == turns {
+            return false;
+        }
+        store.wait_for_owner(Instant::now() + OWNER_PATIENCE);
+        if store.part() == Part::Nobody {
+            self.given_up.store(store.turns(), Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Makes a call, and once more if it fell short while the store's owner went.
+    fn steadily<R>(
+        &self,
+        store: &SharedStore,
+        fell_short: impl Fn(&R) -> bool,
+        mut call: impl FnMut() -> R,
+    ) -> R {
+        let turns = store.turns();
+        let result = call();
+        if fell_short(&result) && (self.wait_for_owner(store) || store.turns() != turns) {
+            return call();
+        }
+        result
     }
 
     /// The store, and what a pool's pages are stored under in it.
@@ -372,7 +409,7 @@ impl Backend {
         let Some((store, space)) = self.store_of(pool) else {
             return 0;
         };
-        let found = steadily(
+        let found = self.steadily(
             &store,
             |found| *found < keys.len(),
             || store.longest_prefix(space, keys),
@@ -411,7 +448,7 @@ impl Backend {
             return Vec::new();
         };
         let some_missed = |held: &Vec<bool>| held.contains(&false);
-        steadily(&store, some_missed, || store.contains(space, keys))
+        self.steadily(&store, some_missed, || store.contains(space, keys))
     }
 
     fn count_way(&self, way: Way, pages: usize) {
@@ -420,21 +457,6 @@ impl Backend {
             Way::Bounce => Count::Bounced,
         };
         self.meters.add(count, pages);
-    }
-
-    /// Deletes every page of this server's pools. Other models and servers keep theirs.
-    ///
-    /// # Errors
-    /// When a deletion could not be written down.
-    pub fn clear(&self) -> Result<u64, StoreError> {
-        let mut deleted = 0;
-        let pools: Vec<Arc<Registered>> = self.pools.read().values().cloned().collect();
-        if let Some(store) = self.store() {
-            for space in pools.iter().filter_map(|pool| pool.space.get()) {
-                deleted += store.clear_namespace(*space)?;
-            }
-        }
-        Ok(deleted)
     }
 
     /// This rank's meters.
@@ -492,29 +514,6 @@ impl Backend {
             });
         leaving.is_ok() && wait.recv_timeout(CLOSE_PATIENCE).is_ok()
     }
-}
-
-/// Waits while the store has nobody who decides; whether it had to.
-fn wait_for_owner(store: &SharedStore) -> bool {
-    let waits = store.part() == Part::Nobody;
-    if waits {
-        store.wait_for_owner(Instant::now() + OWNER_PATIENCE);
-    }
-    waits
-}
-
-/// Makes a call, and once more if it fell short while the store's owner went.
-fn steadily<R>(
-    store: &SharedStore,
-    fell_short: impl Fn(&R) -> bool,
-    mut call: impl FnMut() -> R,
-) -> R {
-    let turns = store.turns();
-    let result = call();
-    if fell_short(&result) && (wait_for_owner(store) || store.turns() != turns) {
-        return call();
-    }
-    result
 }
 
 /// Whether a pool lies on huge pages. From the list of mappings alone: counting their pages would take seconds for a large pool.

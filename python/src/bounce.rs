@@ -6,6 +6,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{GetStatus, MissReason, PutStatus, Refusal};
@@ -51,13 +52,31 @@ impl Shape {
 
 /// Memory for one direction: 64 MiB, unless one page needs more, which keeps a fast disk busy.
 #[derive(Default)]
-pub struct Arena(Mutex<Option<AlignedBuf>>);
+pub struct Arena {
+    memory: Mutex<Option<AlignedBuf>>,
+    bytes: AtomicUsize,
+}
 
 impl Arena {
-    /// Bytes that it holds.
+    /// Bytes that it holds. Waits for nobody who uses it.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.0.lock().as_ref().map_or(0, |memory| memory.len())
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// As large as pages of this shape need it.
+    fn grown<'a>(&self, memory: &'a mut Option<AlignedBuf>, shape: &Shape) -> Option<&'a mut [u8]> {
+        let bytes = shape.pages_at_once() * shape.page_bytes;
+        if memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
+            *memory = None;
+            match AlignedBuf::zeroed(bytes) {
+                Ok(larger) => *memory = Some(larger),
+                Err(error) => tracing::warn!(%error, bytes, "no memory for a buffer"),
+            }
+            let bytes = memory.as_ref().map_or(0, |memory| memory.len());
+            self.bytes.store(bytes, Ordering::Relaxed);
+        }
+        memory.as_deref_mut()
     }
 
     /// Reads pages with `read`, some at a time, and spreads those that arrived over `memory`. In two lanes, so that the device
@@ -69,9 +88,9 @@ impl Arena {
         memory: &mut [Vec<IoSliceMut<'_>>],
         read: impl Fn(&[PageKey], &mut [Vec<IoSliceMut<'_>>]) -> Vec<GetStatus> + Sync,
     ) -> Vec<GetStatus> {
-        let mut arena = self.0.lock();
+        let mut held = self.memory.lock();
         let closed = vec![GetStatus::Miss(MissReason::Closed); keys.len()];
-        let Some(arena) = grown(&mut arena, shape) else {
+        let Some(arena) = self.grown(&mut held, shape) else {
             return closed;
         };
         let lanes = LANES.min(shape.pages_at_once()).min(keys.len());
@@ -121,8 +140,8 @@ impl Arena {
         chain: Chain,
         write: impl Fn(&[PageKey], &[Vec<IoSlice<'_>>], Chain) -> Vec<PutStatus>,
     ) -> Vec<PutStatus> {
-        let mut arena = self.0.lock();
-        let Some(arena) = grown(&mut arena, shape) else {
+        let mut held = self.memory.lock();
+        let Some(arena) = self.grown(&mut held, shape) else {
             return vec![PutStatus::Refused(Refusal::Busy); keys.len()];
         };
         let mut statuses = Vec::with_capacity(keys.len());
@@ -149,18 +168,6 @@ impl Arena {
 }
 
 /// The arena, large enough for a page; `None` where there is no memory.
-fn grown<'a>(arena: &'a mut Option<AlignedBuf>, shape: &Shape) -> Option<&'a mut [u8]> {
-    let bytes = shape.pages_at_once() * shape.page_bytes;
-    if arena.as_ref().is_none_or(|memory| memory.len() < bytes) {
-        *arena = None;
-        match AlignedBuf::zeroed(bytes) {
-            Ok(memory) => *arena = Some(memory),
-            Err(error) => tracing::warn!(%error, bytes, "no memory for a buffer"),
-        }
-    }
-    arena.as_deref_mut()
-}
-
 fn parts_mut<'a>(shape: &Shape, page: &'a mut [u8]) -> Vec<IoSliceMut<'a>> {
     let mut rest = page;
     let mut parts = Vec::with_capacity(shape.parts.len());

@@ -280,13 +280,14 @@ impl Backend {
         Ok(filled(answers, asked))
     }
 
-    /// Deletes the pages of this server's pools; how many there were, or -1 when it could not be written down.
+    /// Deletes the pages of this server's pools; how many there were, or -1 when that could not be done yet. Nothing is served
+    /// before it is.
     fn clear(&self, py: Python<'_>) -> i64 {
         let cleared = py.detach(|| self.inner.clear());
         match cleared {
             Ok(pages) => i64::try_from(pages).unwrap_or(i64::MAX),
             Err(error) => {
-                tracing::warn!(%error, "the store was not cleared");
+                tracing::error!(%error, "the store is not cleared yet; nothing is served until it is");
                 -1
             }
         }

@@ -189,6 +189,19 @@ def test_a_draft_with_heads_of_its_own_is_never_shared_by_ranks(opened):
     assert writers[0].batch_get_v2([transfer]) == {PoolName.DRAFT: [True]}
 
 
+def test_a_draft_that_no_rank_but_the_first_will_ever_find_is_warned_of(opened, caplog):
+    for is_mla, draft, tp, warns in (
+        (True, pools.mha, (1, 2), True),
+        (True, pools.mla, (1, 2), False),
+        (True, pools.mha, (0, 1), False),
+        (False, pools.mha, (1, 2), False),
+    ):
+        caplog.clear()
+        backend = opened(pools.mla() if is_mla else pools.mha(), is_mla=is_mla, tp=tp)
+        backend.register_mem_host_pool_v2(draft(), PoolName.DRAFT)
+        assert ("on rank 0 alone" in caplog.text) == warns, (is_mla, draft, tp)
+
+
 def test_a_gap_ends_the_hit_and_the_pages_behind_it_are_still_read(opened):
     pool = pools.mha()
     backend = opened(pool)
@@ -252,7 +265,7 @@ def test_after_close_everything_misses_and_a_second_close_is_nothing(opened):
     assert backend.batch_set_v1(chain, pools.indices(pool, range(2))) == [False] * 2
     assert backend.batch_get_v1(chain, pools.indices(pool, range(2))) == [False] * 2
     assert backend.get_stats() is None
-    assert backend.clear() is True
+    assert backend.clear() is False
 
 
 def test_stats_tell_each_batch_once(opened):
@@ -557,23 +570,23 @@ def test_a_path_that_cannot_be_used_is_refused_by_its_name(tmp_path):
 
 @pytest.fixture
 def started(tmp_path):
-    """Starts a server without a weights tag, with some arguments, and says which tag it has."""
+    """Starts a server with some arguments, without a weights tag or with one, and says which weights its pages are of."""
     weights, adapter = tmp_path / "weights", tmp_path / "adapter"
     for directory in (weights, adapter):
         directory.mkdir()
         (directory / "model.safetensors").write_bytes(b"1")
     bare = {key: value for key, value in extra(tmp_path / "store").items() if key != "weights_tag"}
 
-    def start(**more):
+    def start(tag=None, **more):
         args = {"model_path": str(weights), "revision": None, "kv_cache_dtype": "auto"} | more
         from larder import sglang
 
         with (
             mock.patch("sglang.srt.runtime_context.get_server_args", return_value=SimpleNamespace(**args)),
-            mock.patch.object(sglang._larder, "weights_tag", wraps=sglang._larder.weights_tag) as derive,
+            mock.patch.object(sglang._larder, "Backend", wraps=sglang._larder.Backend) as backend,
         ):
-            make(tmp_path, extra_config=bare).close()
-            return sglang._larder.weights_tag(*derive.call_args.args)
+            make(tmp_path, extra_config=bare | ({"weights_tag": tag} if tag else {})).close()
+            return json.loads(backend.call_args.args[1])["weights"]
 
     return start, weights, adapter
 
@@ -585,6 +598,25 @@ def test_without_a_weights_tag_one_is_derived_from_arguments_and_files(started):
     assert start(quantization="fp8") != tag
     (weights / "model.safetensors").write_bytes(b"22")
     assert start() != tag
+
+
+def test_a_tag_of_ones_own_stands_for_the_weights_and_for_nothing_else(started):
+    start, weights, _ = started
+    told = start("mine")
+    assert told.startswith("mine+")
+    # Whichever files they are, the tag says so.
+    (weights / "model.safetensors").write_bytes(b"22")
+    assert start("mine") == start("mine", model_path="nobody/no-such-model") == told
+    assert start("other") != told
+    for decides in (
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"kv_cache_dtype": "fp8_e4m3"},
+        {"quantization": "fp8"},
+        {"json_model_override_args": '{"rope_scaling": {"factor": 4.0}}'},
+        {"speculative_draft_kv_cache_dtype": "fp8_e4m3"},
+    ):
+        assert start("mine", **decides) not in (told, "mine"), decides
+    assert start("mine", kv_cache_dtype="fp8_e5m2") != start("mine", kv_cache_dtype="fp8_e4m3")
 
 
 def test_an_adapter_that_is_replaced_at_its_path_changes_the_tag(started):

@@ -6,7 +6,7 @@ use std::time::Instant;
 use larder_engine::{GetPage, GetStatus, MissReason, PageStore};
 use larder_format::PageKey;
 
-use super::{Backend, Registered, steadily};
+use super::{Backend, Registered};
 use crate::bounce::Shape;
 use crate::meters::Count;
 use crate::trial::Way;
@@ -82,7 +82,7 @@ impl Backend {
         let store = &*store;
         let some_missed = |statuses: &Vec<GetStatus>| statuses.iter().any(|page| !page.is_hit());
         let read = |keys: &[PageKey], memory: &mut [Vec<IoSliceMut<'_>>]| {
-            steadily(store, some_missed, || {
+            self.steadily(store, some_missed, || {
                 let mut pages: Vec<GetPage<'_, '_>> = keys
                     .iter()
                     .zip(&mut *memory)

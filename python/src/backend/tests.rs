@@ -152,6 +152,89 @@ fn calls_under_way_go_on_with_the_next_owner() {
     assert!(client.close());
 }
 
+/// Has the store out of reach for a while, and back.
+struct Away {
+    store: std::path::PathBuf,
+    aside: std::path::PathBuf,
+}
+
+impl Away {
+    fn take(directory: &Path) -> Away {
+        let away = Away {
+            store: directory.join("larder.store"),
+            aside: directory.join("aside"),
+        };
+        std::fs::rename(&away.store, &away.aside).unwrap();
+        away
+    }
+
+    fn bring_back(self) {
+        std::fs::rename(&self.aside, &self.store).unwrap();
+    }
+}
+
+#[test]
+fn without_an_owner_to_come_calls_miss_at_once_and_a_clear_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut first, mut second) = (Memories::new(2), Memories::new(2));
+    let owner = backend(directory.path(), &mut first);
+    let client = backend(directory.path(), &mut second);
+    let chain = keys(2, 1);
+    let set = || client.set("kv", &chain, &[0, 1], Chain::default());
+    let exists = || client.exists("kv", &chain, Chain::default());
+    assert_eq!(set(), [true; 2]);
+    let away = Away::take(directory.path());
+    assert!(owner.close());
+    let begun = Instant::now();
+    for _ in 0..40 {
+        assert_eq!(exists(), 0);
+        assert_eq!(client.get("kv", &chain, &[0, 1]), [false; 2]);
+    }
+    // One wait for an owner, not one a call.
+    assert!(begun.elapsed() < 20 * OWNER_PATIENCE);
+    std::thread::scope(|scope| {
+        let clear = scope.spawn(|| client.clear());
+        away.bring_back();
+        assert_eq!(clear.join().unwrap().unwrap(), 2);
+    });
+    assert_eq!(client.stats().unwrap().1, Part::Owner);
+    assert_eq!(exists(), 0);
+    assert_eq!(set(), [true; 2]);
+    assert_eq!(exists(), 2);
+    assert!(client.close());
+}
+
+#[test]
+fn what_was_to_be_cleared_before_there_was_a_store_is_not_served_from_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("stores");
+    let chain = keys(2, 1);
+    let mut memory = Memories::new(2);
+    {
+        let before = backend(&path, &mut memory);
+        let set = before.set("kv", &chain, &[0, 1], Chain::default());
+        assert_eq!(set, [true; 2]);
+        assert!(before.close());
+    }
+    let aside = directory.path().join("aside");
+    std::fs::rename(&path, &aside).unwrap();
+    std::fs::write(&path, b"in the way").unwrap();
+    let backend = backend(&path, &mut memory);
+    assert!(backend.stats().is_none());
+    assert_eq!(backend.clear().unwrap(), 0);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::rename(&aside, &path).unwrap();
+    assert!(backend.try_again());
+    assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
+    assert_eq!(backend.get("kv", &chain, &[0, 1]), [false; 2]);
+    assert_eq!(
+        backend.set("kv", &chain, &[0, 1], Chain::default()),
+        [true; 2]
+    );
+    assert_eq!(backend.exists("kv", &chain, Chain::default()), 2);
+    assert!(backend.close());
+}
+
 #[test]
 fn a_closed_backend_touches_nothing_and_stays_closed() {
     let directory = tempfile::tempdir().unwrap();
@@ -169,7 +252,7 @@ fn a_closed_backend_touches_nothing_and_stays_closed() {
         [false; 2]
     );
     assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
-    assert_eq!(backend.clear().unwrap(), 0);
+    assert!(matches!(backend.clear(), Err(StoreError::Closed)));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use larder_engine::{PageStore, PutOptions, PutPage, PutStatus, Refusal};
 use larder_format::PageKey;
 
-use super::{Backend, Chain, Registered, steadily};
+use super::{Backend, Chain, Registered};
 use crate::bounce::Shape;
 use crate::meters::Count;
 use crate::trial::Way;
@@ -141,7 +141,7 @@ impl Backend {
             let wait = ROOM_PATIENCE;
             let some_refused = |statuses: &Vec<PutStatus>| statuses.contains(&GONE);
             // What was stored before the owner went is a duplicate the second time.
-            steadily(&store, some_refused, || {
+            self.steadily(&store, some_refused, || {
                 store.put(space, &pages, PutOptions { wait })
             })
         };
