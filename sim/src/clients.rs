@@ -4,7 +4,7 @@
 use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
 use larder_engine::core::{Core, RequestId};
 use larder_engine::disk::DiskError;
-use larder_engine::index::{Lease, Located};
+use larder_engine::index::{Lease, Located, SegmentId};
 use larder_engine::planted;
 use larder_engine::{PutStatus, SyncPolicy};
 
@@ -30,7 +30,7 @@ pub struct Put {
     pub grants: Vec<Grant>,
     pub versions: Vec<Option<VersionId>>,
     /// What the index held under each name at the beginning.
-    before: Vec<Option<VersionId>>,
+    before: Vec<Option<(VersionId, SegmentId)>>,
     submitted: bool,
     committed: bool,
     pub flights: usize,
@@ -102,9 +102,15 @@ impl World {
     }
 
     pub fn current(&self, live: &Live, name: Name) -> Option<VersionId> {
+        self.current_at(live, name).map(|(version, _)| version)
+    }
+
+    /// The same, and the segment that it lies in.
+    fn current_at(&self, live: &Live, name: Name) -> Option<(VersionId, SegmentId)> {
         let info = self.oracle.name(name);
         let found = live.index.locate(live.slots[info.namespace], &info.key)?;
-        self.oracle.find(name, found.checksum)
+        let version = self.oracle.find(name, found.checksum)?;
+        Some((version, found.place.segment))
     }
 
     /// Begins something for an idle client.
@@ -177,7 +183,8 @@ impl World {
         asks: &[Ask],
     ) -> Put {
         let slot = live.slots[namespace];
-        let before = names.iter().map(|name| self.current(live, *name)).collect();
+        let before = names.iter().map(|name| self.current_at(live, *name));
+        let before = before.collect();
         let left = departed(live);
         let reserved_at = self.clock;
         let (reservation, grants) = self.with_core(live, |core| core.reserve(slot, asks));
@@ -638,13 +645,13 @@ impl World {
             );
             let Some(version) = now else { continue };
             // One that a crash cut short is there because what it replaced is lost already.
-            let before = put.before[at].filter(|before| {
+            let before = put.before[at].filter(|(before, _)| {
                 let before = self.oracle.version(*before);
                 is_still && before.durable && !before.torn
             });
-            let meant = put.versions[at].or(put.before[at]);
+            let meant = put.versions[at].or(put.before[at].map(|(before, _)| before));
             let always = always && meant == Some(version);
-            if always || before.is_some() && before != Some(version) {
+            if always || before.is_some_and(|(before, _)| before != version) {
                 let version = self.oracle.version_mut(version);
                 version.durable = true;
                 version.in_place_of = before.filter(|_| !always);

@@ -55,8 +55,10 @@ impl World {
     fn is_excused(&self, name: Name, version: VersionId, place: Place) -> bool {
         let known = self.oracle.version(version);
         // Until it is durable itself, what it replaced may come back, or what came between the two.
-        let older_is_bad = known.in_place_of.is_some_and(|older| {
-            self.has_bad_bytes(self.oracle.version(older)) || self.has_bad_successor(older)
+        let older_is_bad = known.in_place_of.is_some_and(|(older, segment)| {
+            self.has_bad_bytes(self.oracle.version(older))
+                || self.has_bad_successor(older)
+                || self.tainted.contains(&segment)
         });
         // With metadata spoiled, the record of an old eviction may vanish and come back.
         let left = self

@@ -5,6 +5,7 @@
 //! a deleted one are recognised. Versions and deletions are ordered by the moment of their reservation, as births are.
 
 use larder_engine::format::{Namespace, PageChecksum, PageKey};
+use larder_engine::index::SegmentId;
 
 use crate::dice::mix;
 use crate::disk::Content;
@@ -34,8 +35,8 @@ pub struct Version {
     pub blocks: u32,
     /// Must survive a power loss for as long as it is in the index.
     pub durable: bool,
-    /// It is this older version of the page that must, this one having taken its place in the index.
-    pub in_place_of: Option<VersionId>,
+    /// It is this older version of the page that must, which lay in this segment, this one having taken its place in the index.
+    pub in_place_of: Option<(VersionId, SegmentId)>,
     /// A failed sync dropped part of it after its last proof of durability.
     pub dropped: bool,
     /// The device refused a write of it or of a copy.
