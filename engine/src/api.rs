@@ -388,7 +388,7 @@ pub struct Stats {
     pub bytes_put: u64,
     /// Bytes written to the volumes in all: page data, descriptors, headers, copies.
     pub bytes_written: u64,
-    /// Bytes of pages read for gets.
+    /// Bytes of pages that gets asked the device for.
     pub bytes_read: u64,
     /// Pages moved straight between the device and the caller's memory.
     pub direct_pages: u64,

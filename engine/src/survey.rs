@@ -436,9 +436,10 @@ impl Survey {
     #[must_use]
     pub fn usable_bytes(&self) -> u64 {
         let reachable = self.segments.iter().filter(|facts| facts.case.is_some());
+        let there = |volume: &&VolumeFacts| volume.bytes.is_some();
         let blocks = usable_blocks(
             reachable.count() as u64,
-            self.volumes.len(),
+            self.volumes.iter().filter(there).count(),
             self.reference.segment_blocks,
         );
         blocks * BLOCK_BYTES as u64

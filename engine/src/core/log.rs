@@ -367,6 +367,9 @@ impl Core {
         segment.blocks += blocks;
         segment.writing += 1;
         segment.last_commit = commit;
+        if segment.first_commit == Serial::ZERO {
+            segment.first_commit = commit;
+        }
         let Some(bytes) = self.encode_blocks(commit, id, first, bodies) else {
             let write = BlockWrite {
                 commit,
@@ -560,6 +563,8 @@ impl Core {
         if self.config.sync == SyncPolicy::Always {
             self.wait_for_sync(commit, Waiter::Request(request));
         } else {
+            // Only now: a sync that began while it was being written does not cover it.
+            self.note_unsynced();
             self.effects.push(Effect::Finished(request, Ok(())));
         }
     }

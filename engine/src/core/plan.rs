@@ -220,7 +220,7 @@ impl Core {
         Carrying {
             victim: *victim,
             seen: 0,
-            oldest: self.space.oldest_life(),
+            oldest: self.space.oldest_life(self.syncs.synced),
             once: Once::new(&blocks, &unsynced),
             unsynced,
             blocks,

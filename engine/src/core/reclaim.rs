@@ -66,7 +66,8 @@ pub struct Move {
 impl Core {
     /// Free segments that reclaim tries to keep: two, or a sixty-fourth of the store.
     pub(super) fn free_target(&self) -> usize {
-        (self.space.iter().count() / 64).max(2)
+        let present = self.space.iter().filter(|(_, s)| s.state != State::Lost);
+        (present.count() / 64).max(2)
     }
 
     pub(super) fn wants_reclaim(&self) -> bool {

@@ -199,7 +199,6 @@ impl Core {
                 credit = 0;
             }
         }
-        self.note_unsynced();
         self.pump();
     }
 

@@ -61,6 +61,10 @@ pub(crate) struct Segment {
     pub state: State,
     /// The life now on disk; zero when the segment was never written.
     pub sequence: Serial,
+    /// The life before, which a power loss may bring back as long as nothing of this one is durable.
+    pub former: Serial,
+    /// The first commit of this life, once there is one that this run has written.
+    pub first_commit: Serial,
     /// First unused data block.
     pub data_end: u32,
     /// Descriptor blocks given out.
@@ -121,6 +125,8 @@ impl Segment {
         Segment {
             state: State::Free,
             sequence,
+            former: Serial::ZERO,
+            first_commit: Serial::ZERO,
             data_end: HEADER_BLOCKS,
             blocks: 0,
             credits: 0,
@@ -152,6 +158,7 @@ impl Segment {
     fn begin(&mut self, sequence: Serial, stream: Stream) {
         *self = Segment {
             state: State::Open(stream),
+            former: self.sequence,
             ..Segment::free(sequence)
         };
     }
@@ -263,10 +270,16 @@ impl Space {
             .iter()
             .filter(|segment| !matches!(segment.state, State::Lost | State::Unreadable))
             .count();
+        let is_there = |volume: &&VolumeSpace| {
+            let range = volume.base as usize..(volume.base + volume.segments) as usize;
+            let own = segments.get(range).unwrap_or_default();
+            own.iter().any(|segment| segment.state != State::Lost)
+        };
+        let volumes_there = spaces.iter().filter(is_there).count();
         let mut space = Space {
             segment_blocks,
             volumes: spaces,
-            usable_blocks: usable_blocks(present as u64, volumes.len(), segment_blocks),
+            usable_blocks: usable_blocks(present as u64, volumes_there, segment_blocks),
             live_blocks: 0,
             reserved_blocks: 0,
             segments,
@@ -585,13 +598,20 @@ impl Space {
         self.live_blocks -= u64::from(blocks);
     }
 
-    /// The oldest life still on disk, in free segments too.
-    pub(crate) fn oldest_life(&self) -> Option<Serial> {
-        self.segments
-            .iter()
-            .filter(|s| s.state != State::Lost && s.sequence > Serial::ZERO)
-            .map(|s| s.sequence)
-            .min()
+    /// The oldest life that the next open may find, in free segments too: what is on disk, and what a power loss brings back.
+    /// Commits up to `synced` are durable.
+    pub(crate) fn oldest_life(&self, synced: Serial) -> Option<Serial> {
+        let present = self.segments.iter().filter(|s| s.state != State::Lost);
+        let life = |s: &Segment| {
+            let is_durable = s.first_commit > Serial::ZERO && s.first_commit <= synced;
+            match s.state {
+                // Nothing is known of it: any.
+                State::Unreadable if s.sequence == Serial::ZERO => Some(Serial::ZERO),
+                _ if s.former > Serial::ZERO && !is_durable => Some(s.former),
+                _ => Some(s.sequence).filter(|life| *life > Serial::ZERO),
+            }
+        };
+        present.filter_map(life).min()
     }
 }
 
@@ -600,4 +620,64 @@ impl Space {
 pub(crate) struct Changed {
     pub opened: Vec<SegmentId>,
     pub closed: Vec<SegmentId>,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn serial(raw: u64) -> Serial {
+        Serial::from_raw(raw)
+    }
+
+    /// One volume; states and lives.
+    fn space(segments: &[(State, u64)]) -> Space {
+        let segment = |&(state, life)| Segment {
+            state,
+            ..Segment::free(serial(life))
+        };
+        let count = u32::try_from(segments.len()).unwrap();
+        Space::new(64, &[count], segments.iter().map(segment).collect())
+    }
+
+    #[test]
+    fn a_life_counts_until_nothing_can_bring_it_back() {
+        let mut space = space(&[(State::Free, 5), (State::Sealed, 9), (State::Lost, 1)]);
+        assert_eq!(space.oldest_life(Serial::ZERO), Some(serial(5)));
+        space
+            .segment_mut(SegmentId(0))
+            .begin(serial(20), Stream::Put);
+        // Its header may never arrive, and then nor may its first block.
+        assert_eq!(space.oldest_life(serial(19)), Some(serial(5)));
+        space.segment_mut(SegmentId(0)).first_commit = serial(21);
+        assert_eq!(space.oldest_life(serial(20)), Some(serial(5)));
+        assert_eq!(space.oldest_life(serial(21)), Some(serial(9)));
+    }
+
+    #[test]
+    fn a_segment_of_which_nothing_could_be_read_may_hold_any_life() {
+        let known = space(&[(State::Unreadable, 7), (State::Sealed, 9), (State::Free, 0)]);
+        assert_eq!(known.oldest_life(Serial::ZERO), Some(serial(7)));
+        let unknown = space(&[(State::Unreadable, 0), (State::Sealed, 9)]);
+        assert_eq!(unknown.oldest_life(Serial::ZERO), Some(Serial::ZERO));
+    }
+
+    #[test]
+    fn volumes_that_are_gone_take_no_room_from_those_that_are_there() {
+        let there = (State::Free, 0);
+        let gone = (State::Lost, 0);
+        let segments: Vec<Segment> = [[there; 6], [gone; 6]]
+            .as_flattened()
+            .iter()
+            .map(|&(state, life)| Segment {
+                state,
+                ..Segment::free(serial(life))
+            })
+            .collect();
+        let space = Space::new(64, &[6, 6], segments);
+        assert_eq!(space.usable_blocks, usable_blocks(6, 1, 64));
+        assert!(space.usable_blocks > 0);
+    }
 }

@@ -193,6 +193,8 @@ impl Call<'_> {
                 Ok(buffer) if !hung => {
                     pages[job.page] = Err(MissReason::Deadline);
                     self.data.hangs.asked(extent.volume);
+                    let bytes = page_bytes(self.shape) as u64;
+                    Counters::add(&self.data.counters.bytes_read, bytes);
                     ops.push(Op {
                         volume: extent.volume,
                         action: Action::Read {

@@ -14,7 +14,7 @@ use larder_format::{
 use super::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
-use crate::volume::{Access, File, is_alive, places_of};
+use crate::volume::{ANOTHERS, Access, File, check_used, is_alive, is_volume_of, places_of};
 
 /// Whether a volume can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,22 +73,26 @@ enum CopyFault {
 }
 
 impl Opened {
-    fn new(path: &Path, hold: bool) -> Result<Opened, StoreError> {
+    fn new(path: &Path) -> Result<Opened, StoreError> {
         let file = File::open(path, Access::ReadOnly)?;
-        let mut copies = read_copies(&file);
-        // Only what is Larder's is locked: a foreign file is somebody else's to lock.
-        let mut superblock = choose(path, &file, &copies)?;
-        if hold {
-            file.lock_shared(path)?;
-            copies = read_copies(&file);
-            superblock = choose(path, &file, &copies)?;
-        }
+        let copies = read_copies(&file);
+        let superblock = choose(path, &file, &copies)?;
         Ok(Opened {
             path: path.to_owned(),
             file,
             copies,
             superblock,
         })
+    }
+
+    /// Locks it, if that is asked for, and looks again. Only what is this store's is locked: anything else is somebody else's to lock.
+    fn held(mut self, hold: bool) -> Result<Opened, StoreError> {
+        if hold {
+            self.file.lock_shared(&self.path)?;
+            self.copies = read_copies(&self.file);
+            self.superblock = choose(&self.path, &self.file, &self.copies)?;
+        }
+        Ok(self)
     }
 
     fn flaws(&self, volume: usize) -> impl Iterator<Item = Flaw> + '_ {
@@ -168,7 +172,7 @@ fn has_segments(file: &File) -> bool {
 
 impl Opening {
     pub(super) fn new(path: &Path, options: &SurveyOptions) -> Result<Opening, SurveyError> {
-        let first = Opened::new(path, options.hold)?;
+        let first = Opened::new(path)?.held(options.hold)?;
         let reference = match &first.superblock {
             Some(superblock) => superblock.clone(),
             None => named_elsewhere(&first, &options.volumes)?,
@@ -189,6 +193,8 @@ impl Opening {
             let found = opening.find(index, path, options)?;
             opening.add(found);
         }
+        let opened = opening.opened.iter().flatten();
+        check_used(&options.volumes, opened.map(|opened| opened.path.as_path()))?;
         Ok(opening)
     }
 
@@ -206,28 +212,22 @@ impl Opening {
         let usual = PathBuf::from(&entry.path);
         let mut reason = "not found".to_owned();
         for place in places_of(entry, first, &options.volumes) {
-            match Opened::new(&place, options.hold) {
-                Ok(opened) => match &opened.superblock {
-                    Some(superblock)
-                        if superblock.store == self.reference.store
-                            && usize::from(superblock.volume) == index =>
-                    {
-                        return Ok(Ok(opened));
-                    }
-                    // Of those that are named none says which one it is.
-                    None if place == usual || !options.volumes.contains(&place) => {
-                        return Ok(Ok(opened));
-                    }
-                    _ => {
-                        reason = format!(
-                            "{} is a volume of another store, or another volume of this one",
-                            place.display()
-                        );
-                    }
-                },
-                Err(error @ StoreError::Locked { .. }) => return Err(error),
-                Err(error) => reason = error.to_string(),
+            let opened = match Opened::new(&place) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    reason = error.to_string();
+                    continue;
+                }
+            };
+            let is_it = match &opened.superblock {
+                Some(superblock) => is_volume_of(superblock, self.reference.store, index),
+                // Of those that are named none says which one it is.
+                None => place == usual || !options.volumes.contains(&place),
+            };
+            if is_it {
+                return opened.held(options.hold).map(Ok);
             }
+            reason = format!("{}: {ANOTHERS}", place.display());
         }
         Ok(Err(reason))
     }
@@ -336,7 +336,7 @@ impl Opening {
 fn named_elsewhere(first: &Opened, elsewhere: &[PathBuf]) -> Result<Superblock, SurveyError> {
     let named = elsewhere
         .iter()
-        .filter_map(|path| Opened::new(path, false).ok()?.superblock)
+        .filter_map(|path| Opened::new(path).ok()?.superblock)
         .max_by_key(|superblock| superblock.run);
     named.ok_or_else(|| SurveyError::NoSuperblock {
         path: first.path.clone(),

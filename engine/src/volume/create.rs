@@ -169,11 +169,13 @@ impl Plan {
 
     /// What a store becomes that is enlarged to `size`.
     fn grown(superblock: &Superblock, size: u64) -> Result<Plan, StoreError> {
-        let volumes = superblock.volumes.len();
+        let there = superblock.volumes.iter().filter(|entry| !entry.lost);
+        let volumes = there.count();
         let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
         let volume_bytes = size / volumes as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
         let segments = segments_that_fit(volume_bytes, segment_bytes);
-        let most = superblock.volumes.iter().map(|entry| entry.segments).max();
+        let there = superblock.volumes.iter().filter(|entry| !entry.lost);
+        let most = there.map(|entry| entry.segments).max();
         let most = most.unwrap_or(0);
         if segments <= most {
             let needed = (larder_format::SEGMENTS_OFFSET + (u64::from(most) + 1) * segment_bytes)
@@ -542,7 +544,7 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
     }
     let segments = plan.geometry.segments();
     volumes.update(|superblock| {
-        for entry in &mut superblock.volumes {
+        for entry in superblock.volumes.iter_mut().filter(|entry| !entry.lost) {
             entry.segments = segments;
         }
     })?;

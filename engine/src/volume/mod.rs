@@ -330,7 +330,7 @@ impl Found {
 }
 
 /// Why what is found in a volume's place is not it.
-const ANOTHERS: &str = "it is a volume of another store, or another volume of this one";
+pub(crate) const ANOTHERS: &str = "it is a volume of another store, or another volume of this one";
 
 /// Where a further volume may be of the store whose first one is at `first`: at one of the paths named, beside the first one, where it
 /// was last. Volumes that lay in one directory may have moved, or been copied, together: the others there are this one's.
@@ -345,6 +345,26 @@ pub(crate) fn places_of(
     elsewhere.iter().cloned().chain(guess).chain([known])
 }
 
+/// Whoever names a volume means something by it: each must be one of those that are used.
+pub(crate) fn check_used<'a>(
+    named: &[PathBuf],
+    used: impl Iterator<Item = &'a Path>,
+) -> Result<(), StoreError> {
+    let used: Vec<&Path> = used.collect();
+    let is_unused = |path: &&PathBuf| !used.contains(&path.as_path());
+    let Some(path) = named.iter().find(is_unused) else {
+        return Ok(());
+    };
+    let why = match Found::at(path, Access::ReadOnly) {
+        Ok(_) => ANOTHERS.to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(StoreError::Usage(format!(
+        "{} is given as a volume, and the store has none there: {why}",
+        path.display()
+    )))
+}
+
 fn superblock_of(file: &File, path: &Path) -> Result<Superblock, StoreError> {
     file.superblock().map_err(|source| match source {
         SuperblockError::NotLarder => StoreError::NotAStore(path.to_owned()),
@@ -355,7 +375,7 @@ fn superblock_of(file: &File, path: &Path) -> Result<Superblock, StoreError> {
     })
 }
 
-fn is_volume_of(superblock: &Superblock, store: StoreId, index: usize) -> bool {
+pub(crate) fn is_volume_of(superblock: &Superblock, store: StoreId, index: usize) -> bool {
     superblock.store == store && usize::from(superblock.volume) == index
 }
 
@@ -519,7 +539,13 @@ impl Volumes {
             }
             list.push(volume);
         }
-        Ok(Volumes { list })
+        let volumes = Volumes { list };
+        // To a client its owner names all that it has itself, by whatever name.
+        if access != Access::Client {
+            let used = volumes.present().map(|(_, volume)| volume.path.as_path());
+            check_used(elsewhere, used)?;
+        }
+        Ok(volumes)
     }
 
     /// Those that are there.

@@ -4,7 +4,10 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_engine::core::{Config, Core, Effect, InitState, Io, Recovered, RequestId, SegmentInit};
+use larder_engine::catalog::Ask;
+use larder_engine::core::{
+    Config, Core, Effect, InitState, Io, IoId, Recovered, RequestId, SegmentInit,
+};
 use larder_engine::disk::Kind;
 use larder_engine::format::{HEADER_BLOCKS, Run, SEGMENTS_OFFSET, Serial, StoreId};
 use larder_engine::index::{Index, NamespaceSlot};
@@ -35,8 +38,8 @@ fn serve(core: &mut Core) -> usize {
     }
 }
 
-#[test]
-fn row_14_a_clock_that_jumps_freezes_or_goes_back_decides_nothing_but_when() {
+/// A core over so many free segments, syncing once a second.
+fn core_of(segments: u32) -> (Core, NamespaceSlot) {
     let segment = SegmentInit {
         state: InitState::Free,
         sequence: Serial::ZERO,
@@ -46,8 +49,8 @@ fn row_14_a_clock_that_jumps_freezes_or_goes_back_decides_nothing_but_when() {
         proven: Serial::ZERO,
     };
     let recovered = Recovered {
-        volumes: vec![8],
-        segments: vec![segment; 8],
+        volumes: vec![segments],
+        segments: vec![segment; segments as usize],
         namespaces: Vec::new(),
         first: Serial::first_of(Run::FIRST),
         clean: true,
@@ -59,12 +62,19 @@ fn row_14_a_clock_that_jumps_freezes_or_goes_back_decides_nothing_but_when() {
         write_bytes_max: 1 << 30,
         read_only: false,
     };
-    let mut core = Core::new(config, recovered, Arc::new(Index::new(8, 8 * 4096)));
+    let index = Index::new(segments as usize, u64::from(segments) * 4096);
+    let mut core = Core::new(config, recovered, Arc::new(index));
     let slot: NamespaceSlot = core
         .open_namespace(&namespace("m", &[4096]))
         .unwrap()
         .into();
     serve(&mut core);
+    (core, slot)
+}
+
+#[test]
+fn row_14_a_clock_that_jumps_freezes_or_goes_back_decides_nothing_but_when() {
+    let (mut core, slot) = core_of(8);
     let century_ms = 100 * 365 * 86_400_000;
     let mut request = 0;
     let mut write = |core: &mut Core| {
@@ -101,6 +111,46 @@ fn row_14_a_clock_that_jumps_freezes_or_goes_back_decides_nothing_but_when() {
     assert_eq!(serve(&mut core), 1);
     assert!(core.is_idle());
     core.check_invariants().unwrap();
+}
+
+/// What a core asks for, not yet done.
+fn asked(core: &mut Core) -> Vec<(IoId, bool)> {
+    let io = |effect| match effect {
+        Effect::Io { id, io, .. } => Some((id, matches!(io, Io::Sync))),
+        _ => None,
+    };
+    core.take_effects().into_iter().filter_map(io).collect()
+}
+
+#[test]
+fn row_14_a_deletion_that_is_acknowledged_while_a_sync_runs_falls_due_again() {
+    let (mut core, slot) = core_of(8);
+    core.tick(1000);
+    // A page whose descriptor is written before its bytes: a flush waits for these.
+    let ask = Ask {
+        key: chain(1, 1)[0],
+        parent: None,
+        depth: 0,
+    };
+    let (page, _) = core.reserve(slot, &[ask]);
+    serve(&mut core);
+    core.commit(page, &[Some(1)]);
+    serve(&mut core);
+    core.flush(RequestId(1));
+    core.delete(RequestId(2), slot, &chain(2, 1));
+    let deletion = asked(&mut core);
+    assert!(matches!(deletion[..], [(_, false)]), "{deletion:?}");
+    core.landed(page, &[(0, true)]);
+    let sync = asked(&mut core);
+    assert!(matches!(sync[..], [(_, true)]), "{sync:?}");
+    // Acknowledged before the sync ends, which does not cover it.
+    core.io_done(deletion[0].0, true);
+    core.io_done(sync[0].0, true);
+    assert_eq!(serve(&mut core), 0);
+    assert_eq!(core.wakes_at(), Some(2000));
+    core.tick(2000);
+    assert_eq!((serve(&mut core), core.wakes_at()), (1, None));
+    assert!(core.is_idle());
 }
 
 #[test]
@@ -446,6 +496,6 @@ fn row_21_a_file_system_that_buffers_all_the_same_is_noticed_and_served() {
     let store = Store::open(&path, OpenOptions::default()).unwrap();
     let pool = Pool::new(&store, "m", &[65536]);
     assert_eq!(pool.hits(&chain(1, 4)), 4);
-    let absent = larder_engine::GetStatus::Miss(MissReason::Absent);
+    let absent = GetStatus::Miss(MissReason::Absent);
     assert_eq!(pool.get(&chain(2, 1)), [absent]);
 }
