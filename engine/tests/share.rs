@@ -4,6 +4,7 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -677,4 +678,56 @@ fn a_client_that_goes_in_the_middle_of_reading_leaves_no_pin_behind() {
         assert!(pool.put(&keys).iter().all(|status| status.is_present()));
     }
     assert!(owner.stats().reclaimed > 0);
+}
+
+/// What a child process inherits: every description of the store that this process has open.
+fn inherited(home: &Home) -> Vec<OwnedFd> {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers = open.filter_map(|entry| {
+        let entry = entry.unwrap();
+        let is_store = std::fs::read_link(entry.path()).is_ok_and(|path| path == home.path);
+        let number: i32 = entry.file_name().to_str()?.parse().ok()?;
+        is_store.then_some(number)
+    });
+    numbers
+        .map(|number| {
+            // SAFETY: just listed, and the handles that have it open live longer than this call.
+            unsafe { BorrowedFd::borrow_raw(number) }
+                .try_clone_to_owned()
+                .unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn what_a_child_process_has_inherited_holds_up_nobody() {
+    let home = Home::with_store(256 * MIB);
+    let keys = chain(1, 4);
+    let owner = attach(&home);
+    let client = attach(&home);
+    assert_eq!(
+        Pool::new(&client, "m", &[65536]).put(&keys),
+        [PutStatus::Stored; 4]
+    );
+    let inherited = inherited(&home);
+    assert!(inherited.len() > 1);
+    client.close().unwrap();
+    owner.close().unwrap();
+    let store = home.open();
+    assert_eq!(Pool::new(&store, "m", &[65536]).hits(&keys), 4);
+    drop(inherited);
+}
+
+/// A kernel before 5.15 fails what would have to wait on a description that must not.
+#[test]
+fn what_is_written_through_may_wait() {
+    let home = Home::with_store(256 * MIB);
+    let owner = attach(&home);
+    let client = attach(&home);
+    for descriptor in inherited(&home) {
+        let flags = rustix::fs::fcntl_getfl(&descriptor).unwrap();
+        assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK), "{flags:?}");
+    }
+    client.close().unwrap();
+    owner.close().unwrap();
 }

@@ -59,12 +59,21 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Carries out all reads, as many at once as the disk allows; one result each, in order.
 pub fn read_all(disk: &dyn Disk, reads: &[ReadAt]) -> Vec<Result<AlignedBuf, DiskError>> {
+    read_all_until(disk, reads, None)
+}
+
+/// As [`read_all`], but returns at the deadline at the latest: what has not been read then is [`DiskError::Deadline`].
+pub fn read_all_until(
+    disk: &dyn Disk,
+    reads: &[ReadAt],
+    deadline: Option<Instant>,
+) -> Vec<Result<AlignedBuf, DiskError>> {
     let mut results: Vec<Result<AlignedBuf, DiskError>> = Vec::with_capacity(reads.len());
     let mut actions = Vec::with_capacity(reads.len());
     for (read, at) in reads.iter().zip(0..) {
         match AlignedBuf::zeroed(read.bytes) {
             Ok(memory) => {
-                results.push(Err(DiskError::Shutdown));
+                results.push(Err(DiskError::Deadline));
                 let action = Action::Read {
                     offset: read.offset,
                     buffer: Buffer::Owned(memory),
@@ -76,7 +85,7 @@ pub fn read_all(disk: &dyn Disk, reads: &[ReadAt]) -> Vec<Result<AlignedBuf, Dis
             ))),
         }
     }
-    carry_out_all(disk, actions, |at, done| {
+    carry_out_all(disk, actions, deadline, |at, done| {
         results[at] = match (done.result, done.buffer) {
             (Ok(()), Some(memory)) => Ok(memory),
             (Ok(()), None) => Err(DiskError::Shutdown),
@@ -106,16 +115,18 @@ pub fn write_all(disk: &dyn Disk, writes: Vec<WriteAt>) -> Vec<Result<(), DiskEr
         };
         (at, write.volume, action)
     });
-    carry_out_all(disk, actions.collect(), |at, done| {
+    carry_out_all(disk, actions.collect(), None, |at, done| {
         results[at] = done.result;
     });
     results
 }
 
-/// Carries out actions that own their memory, each with a number of its own and a volume, and gives each answer to `take`.
+/// Carries out actions that own their memory, each with a number of its own and a volume, and gives each answer to `take` that
+/// comes before the deadline.
 fn carry_out_all(
     disk: &dyn Disk,
     actions: Vec<(usize, usize, Action)>,
+    deadline: Option<Instant>,
     mut take: impl FnMut(usize, Done),
 ) {
     let mailbox = Arc::new(Mailbox::default());
@@ -124,7 +135,7 @@ fn carry_out_all(
         .map(|(at, volume, action)| Op {
             volume,
             action,
-            deadline: None,
+            deadline,
             tag: at as u64,
             sink: mailbox.clone(),
         })
@@ -133,7 +144,15 @@ fn carry_out_all(
     // SAFETY: every operation owns its buffer.
     unsafe { disk.submit(ops) };
     while left > 0 {
-        for done in mailbox.take(PATIENCE) {
+        let patience = deadline.map_or(PATIENCE, |until| {
+            until.saturating_duration_since(Instant::now())
+        });
+        let answers = mailbox.take(patience);
+        if answers.is_empty() && deadline.is_some_and(|until| until <= Instant::now()) {
+            disk.expire();
+            return;
+        }
+        for done in answers {
             left -= 1;
             if let Ok(at) = usize::try_from(done.tag) {
                 take(at, done);

@@ -20,13 +20,15 @@
 //! flight, so a crash cannot leave such a gap in front of an acknowledged page. What cannot be read is skipped, never taken for
 //! empty.
 
+use std::time::Instant;
+
 use larder_format::{
     BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, Run, SegmentAddress,
     SegmentHeader, SegmentNo, SegmentState, Serial, StoreId, Structure,
 };
 
 use crate::core::BLOCKS_IN_FLIGHT_MAX;
-use crate::disk::mailbox::{ReadAt, read_all};
+use crate::disk::mailbox::{ReadAt, read_all, read_all_until};
 use crate::disk::{Disk, DiskError};
 use crate::memory::AlignedBuf;
 use crate::planted;
@@ -136,12 +138,21 @@ impl Spot {
 
     /// Both header copies, each read by itself: one bad sector must not hide the other.
     pub(crate) fn read_copies(&self, disk: &dyn Disk) -> [Result<SegmentHeader, FaultReason>; 2] {
+        self.read_copies_until(disk, None)
+    }
+
+    /// The same, until a deadline.
+    pub(crate) fn read_copies_until(
+        &self,
+        disk: &dyn Disk,
+        deadline: Option<Instant>,
+    ) -> [Result<SegmentHeader, FaultReason>; 2] {
         let reads = [0, 1].map(|copy| ReadAt {
             volume: self.volume,
             offset: self.offset(copy),
             bytes: BLOCK_BYTES,
         });
-        let mut copies = read_all(disk, &reads).into_iter();
+        let mut copies = read_all_until(disk, &reads, deadline).into_iter();
         let mut next = || {
             let bytes = copies.next().unwrap_or(Err(DiskError::Shutdown));
             let bytes = bytes.map_err(FaultReason::Unreadable)?;

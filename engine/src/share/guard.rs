@@ -66,14 +66,45 @@ fn set(file: &OwnedFd, lock: &libc::flock) -> Result<(), Errno> {
     }
 }
 
-/// Marks a volume as being written by a client, for as long as this description of it is open anywhere.
-pub(crate) fn mark(file: &OwnedFd, client: u32) -> Result<(), Errno> {
-    set(file, &lock(libc::F_WRLCK, FIRST + i64::from(client), 1))
+/// A client's marks. Dropped, to be dropped after its last write is over, they go, also where a child process has inherited the
+/// descriptions that they hang on; otherwise they stay for as long as such a description is open anywhere.
+pub(crate) struct Marked {
+    client: u32,
+    volumes: Vec<Arc<OwnedFd>>,
+}
+
+impl Marked {
+    pub(crate) fn by(client: u32) -> Marked {
+        Marked {
+            client,
+            volumes: Vec::new(),
+        }
+    }
+
+    /// Marks a volume as being written by the client.
+    pub(crate) fn mark(&mut self, file: &Arc<OwnedFd>) -> Result<(), Errno> {
+        set(file, &own(libc::F_WRLCK, self.client))?;
+        self.volumes.push(file.clone());
+        Ok(())
+    }
+}
+
+impl Drop for Marked {
+    fn drop(&mut self) {
+        for volume in &self.volumes {
+            let _ = set(volume, &own(libc::F_UNLCK, self.client));
+        }
+    }
+}
+
+/// A client's own byte.
+fn own(kind: libc::c_int, client: u32) -> libc::flock {
+    lock(kind, FIRST + i64::from(client), 1)
 }
 
 /// Whether a client's writes to a volume may not be over. `file` must be a description that is not the client's own.
 fn is_marked(file: &OwnedFd, client: u32) -> Result<bool, Errno> {
-    let mut probe = lock(libc::F_WRLCK, FIRST + i64::from(client), 1);
+    let mut probe = own(libc::F_WRLCK, client);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
     Ok(i32::from(probe.l_type) != libc::F_UNLCK)
 }

@@ -92,8 +92,9 @@ pub use wire::Report;
 /// How long a process that attaches tries to find or become the owner.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pause between two tries.
+/// Pause between two tries; where nobody becomes owner it grows, each time by an eighth, to the latter: after ten seconds or so.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
+const TRY_AGAIN_MAX: Duration = Duration::from_secs(1);
 
 /// How a store is attached to.
 #[derive(Clone, Debug, Default)]
@@ -219,6 +220,9 @@ fn not_served(path: &Path, error: &ReachError) -> StoreError {
 impl Inner {
     /// Sees to it that there is an owner, for as long as the handle is open.
     fn mind(&self) {
+        let mut pause = TRY_AGAIN;
+        // Why this process could not be the owner, when it said so last.
+        let mut told = String::new();
         loop {
             let client = match &*self.role.read() {
                 Role::Client(client) => Some(client.clone()),
@@ -231,6 +235,7 @@ impl Inner {
             }
             if had_client {
                 self.lose_owner();
+                pause = TRY_AGAIN;
             }
             if self.is_stopped() {
                 return;
@@ -253,13 +258,21 @@ impl Inner {
                     if *stop {
                         return;
                     }
+                    drop(stop);
+                    told.clear();
+                    continue;
                 }
-                Err(NotYet::TryAgain(_)) => self.pause(),
+                Err(NotYet::TryAgain(_)) => {}
                 Err(NotYet::Never(error)) => {
-                    tracing::warn!(%error, "the store has no owner, and this process cannot be it; trying again");
-                    self.pause();
+                    let why = error.to_string();
+                    if why != told {
+                        tracing::warn!(%error, "the store has no owner, and this process cannot be it; trying again");
+                        told = why;
+                    }
                 }
             }
+            self.pause(pause);
+            pause = (pause + pause / 8).min(TRY_AGAIN_MAX);
         }
     }
 
@@ -285,10 +298,10 @@ impl Inner {
         *self.stop.lock()
     }
 
-    fn pause(&self) {
+    fn pause(&self, pause: Duration) {
         let mut stop = self.stop.lock();
         if !*stop {
-            self.stopped.wait_for(&mut stop, TRY_AGAIN);
+            self.stopped.wait_for(&mut stop, pause);
         }
     }
 

@@ -48,6 +48,8 @@ pub(super) struct Client {
     pub(super) remote: Arc<Remote>,
     pub(super) data: DataPath,
     ids: Ids,
+    /// After the data path, which waits for its writes when it is dropped.
+    _marks: guard::Marked,
 }
 
 /// By id given out: what the present owner knows it by.
@@ -196,8 +198,9 @@ impl Client {
         if *volumes.superblock().store.as_bytes() != welcome.store {
             return Err(gone(remote::Gone));
         }
+        let mut marks = guard::Marked::by(remote.client().0);
         for (_, volume) in volumes.present() {
-            guard::mark(&volume.file, remote.client().0).map_err(|error| match error {
+            marks.mark(&volume.file).map_err(|error| match error {
                 // Whoever becomes owner just now looks for marks.
                 Errno::EAGAIN | Errno::EACCES => gone(remote::Gone),
                 error => never(StoreError::io("marking the volume", &volume.path, error)),
@@ -220,6 +223,7 @@ impl Client {
             remote: Arc::new(remote),
             data: DataPath::new(through(disk), welcome.volumes.len(), options.hang_limit),
             ids: Ids::default(),
+            _marks: marks,
         })
     }
 }

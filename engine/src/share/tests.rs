@@ -6,6 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
@@ -207,7 +208,8 @@ fn a_dead_clients_slots_are_not_used_again_while_its_mark_is_there() {
         .open(scene.directory.path().join("store"))
         .unwrap()
         .into();
-    guard::mark(&volume, scene.other.client().0).unwrap();
+    let mut marks = guard::Marked::by(scene.other.client().0);
+    marks.mark(&Arc::new(volume)).unwrap();
     let slots = scene.take_slots();
     scene.other.hang_up();
     let until = Instant::now() + PATIENCE;
@@ -228,7 +230,7 @@ fn a_dead_clients_slots_are_not_used_again_while_its_mark_is_there() {
         2 * PAGES as u64,
         "other slots than {slots:?}"
     );
-    drop(volume);
+    drop(marks);
     until_it_is(0, COUNT);
 }
 
@@ -324,7 +326,8 @@ fn a_client_that_waits_for_what_it_never_carries_out_does_not_hold_up_a_close() 
         panic!("no welcome");
     };
     let volume = OwnedFd::from(File::options().write(true).open(&path).unwrap());
-    guard::mark(&volume, welcome.client.0).unwrap();
+    let mut marks = guard::Marked::by(welcome.client.0);
+    marks.mark(&Arc::new(volume)).unwrap();
     assert!(matches!(ask(&Request::Marked), Reply::Done));
     let reserve = Request::Reserve {
         namespace: id.0,

@@ -117,8 +117,9 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         reads.finish(pages, &mut statuses, &mut findings);
         if let Some(recheck) = &self.data.recheck {
             let disk = self.data.disk.as_ref();
-            for job in recheck.stale(disk, &reads.jobs, |page| miss(statuses[page])) {
-                statuses[job.page] = GetStatus::Miss(MissReason::Stale);
+            let so_far = |page| miss(statuses[page]);
+            for (job, why) in recheck.stale(disk, &reads.jobs, self.deadline, so_far) {
+                statuses[job.page] = GetStatus::Miss(why);
                 findings.retain(|(_, extent, _)| *extent != job.pinned.extent);
             }
         }

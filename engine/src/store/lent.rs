@@ -173,8 +173,9 @@ impl Call<'_> {
         self.finish(jobs, pages, &sink, left, &mut findings);
         if let Some(recheck) = &self.data.recheck {
             let disk = self.data.disk.as_ref();
-            for job in recheck.stale(disk, jobs, |page| pages[page].as_ref().err().copied()) {
-                pages[job.page] = Err(MissReason::Stale);
+            let so_far = |page: usize| pages[page].as_ref().err().copied();
+            for (job, why) in recheck.stale(disk, jobs, self.deadline, so_far) {
+                pages[job.page] = Err(why);
                 findings.retain(|(_, extent, _)| *extent != job.pinned.extent);
             }
         }

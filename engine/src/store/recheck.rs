@@ -1,12 +1,15 @@
 //! Whether segments still are what they were when the store was opened: for a handle that holds no lock, beside a writer.
 
+use std::time::Instant;
+
 use larder_format::{SegmentHeader, Serial, Superblock};
 
 use super::get::{Job, is_without_its_bytes};
 use crate::api::MissReason;
 use crate::core::SegmentInit;
-use crate::disk::Disk;
-use crate::disk::mailbox::read_all;
+use crate::disk::mailbox::read_all_until;
+use crate::disk::{Disk, DiskError};
+use crate::memory::AlignedBuf;
 use crate::recovery::scan::{FaultReason, Spot};
 use crate::recovery::spots_of;
 
@@ -24,43 +27,55 @@ impl Recheck {
         }
     }
 
-    /// Those of the jobs whose segment has begun another life. What was not read is not asked for either: its volume may have
-    /// gone silent. `miss` is what came of a page so far.
+    /// Those of the jobs whose segment has begun another life, or cannot be looked at before the deadline, and what they are missed
+    /// for. What was not read is not asked for either: its volume may have gone silent. `miss` is what came of a page so far.
     pub(super) fn stale<'a>(
         &self,
         disk: &dyn Disk,
         jobs: &'a [Job],
+        deadline: Option<Instant>,
         miss: impl Fn(usize) -> Option<MissReason>,
-    ) -> Vec<&'a Job> {
+    ) -> Vec<(&'a Job, MissReason)> {
         let segment = |job: &Job| job.pinned.extent.place.segment.0 as usize;
         let was_read = |job: &&Job| miss(job.page).is_none_or(is_without_its_bytes);
         let read: Vec<&Job> = jobs.iter().filter(was_read).collect();
         let mut segments: Vec<usize> = read.iter().map(|job| segment(job)).collect();
         segments.sort_unstable();
         segments.dedup();
-        let others = self.in_another_life(disk, segments);
+        let others = self.in_another_life(disk, &segments, deadline);
+        let why = |job: &Job| others.iter().find(|(other, _)| *other == segment(job));
         read.into_iter()
-            .filter(|job| others.contains(&segment(job)))
+            .filter_map(|job| why(job).map(|(_, why)| (job, *why)))
             .collect()
     }
 
-    fn in_another_life(&self, disk: &dyn Disk, mut segments: Vec<usize>) -> Vec<usize> {
+    fn in_another_life(
+        &self,
+        disk: &dyn Disk,
+        segments: &[usize],
+        deadline: Option<Instant>,
+    ) -> Vec<(usize, MissReason)> {
         let reads: Vec<_> = segments
             .iter()
             .map(|&segment| self.spots[segment].headers())
             .collect();
-        let mut headers = read_all(disk, &reads).into_iter();
-        segments.retain(|&segment| {
+        let headers = read_all_until(disk, &reads, deadline);
+        let look = |(&segment, bytes): (&usize, Result<AlignedBuf, DiskError>)| {
             let spot = &self.spots[segment];
-            let copies = match headers.next() {
-                Some(Ok(bytes)) => spot
+            let copies = match bytes {
+                Ok(bytes) => spot
                     .parse_headers(&bytes)
                     .map(|copy| copy.map_err(FaultReason::Damaged)),
-                _ => spot.read_copies(disk),
+                Err(_) => spot.read_copies_until(disk, deadline),
             };
-            !self.is_as_it_was(segment, &copies)
-        });
-        segments
+            let is_late = |copy| matches!(copy, &Err(FaultReason::Unreadable(DiskError::Deadline)));
+            match self.is_as_it_was(segment, &copies) {
+                true => None,
+                false if copies.iter().any(is_late) => Some((segment, MissReason::Deadline)),
+                false => Some((segment, MissReason::Stale)),
+            }
+        };
+        segments.iter().zip(headers).filter_map(look).collect()
     }
 
     fn is_as_it_was(

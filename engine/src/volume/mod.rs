@@ -102,6 +102,10 @@ impl File {
             flags |= OFlags::EXCL;
         }
         let (file, direct) = open_direct(path, flags)?;
+        // Only so that opening does not wait. A kernel before 5.15 fails requests to an io_uring that would have to wait then.
+        rustix::fs::fcntl_getfl(&file)
+            .and_then(|set| rustix::fs::fcntl_setfl(&file, set - OFlags::NONBLOCK))
+            .map_err(|e| StoreError::io("opening the volume", path, e))?;
         let bytes = length(&file, path, is_device)?;
         Ok(File {
             file: Arc::new(file),

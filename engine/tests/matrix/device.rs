@@ -580,6 +580,36 @@ fn row_20_reads_whose_turn_does_not_come_are_given_up_at_the_deadline() {
 }
 
 #[test]
+fn row_20_a_reader_without_the_lock_does_not_outstay_its_deadline() {
+    let home = Home::with_store(SIZE);
+    let keys = chain(1, 3);
+    {
+        let store = home.open();
+        let pool = Pool::new(&store, "m", &[65536]);
+        assert_eq!(pool.put(&keys), [PutStatus::Stored; 3]);
+        store.close().unwrap();
+    }
+    let options = OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    let (store, disk) = open_faulty(&home, options);
+    let pool = Pool::new(&store, "m", &[65536]);
+    // The pages arrive; what says that they still are what they were does not.
+    let is_header = |seen| matches!(seen, Seen::Read { offset, .. } if offset == SEGMENTS_OFFSET);
+    disk.when(Fault::IsHeld, usize::MAX, is_header);
+    let late = MissReason::Deadline;
+    let soon = || Some(Instant::now() + Duration::from_millis(200));
+    assert_eq!(pool.get_until(&keys, soon()), [GetStatus::Miss(late); 3]);
+    let lent = store.get_lent(pool.id, &keys, soon());
+    assert!(lent.iter().all(|page| page.as_ref().err() == Some(&late)));
+    assert!(disk.hits() > 0);
+    disk.calm();
+    assert_eq!(pool.hits(&keys), 3);
+    disk.release();
+}
+
+#[test]
 fn row_20_nobody_waits_for_a_close_that_waits_for_a_silent_device() {
     let home = Home::with_store(SIZE);
     let (store, disk) = open_faulty(&home, OpenOptions::default());

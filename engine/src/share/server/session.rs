@@ -27,6 +27,8 @@ pub(super) struct Session {
 pub(super) struct Connections {
     pub next: u64,
     pub open: BTreeMap<u64, UnixStream>,
+    /// All have been hung up on, and none comes any more.
+    is_over: bool,
 }
 
 pub(super) fn fresh_secret() -> u64 {
@@ -50,7 +52,7 @@ impl Session {
     /// Takes a connection in; `None` when the client has too many, or has gone.
     pub(super) fn add(&self, stream: &UnixStream) -> Option<u64> {
         let mut connections = self.connections.lock();
-        if connections.open.len() >= CONNECTIONS_MAX || self.ledger.is_gone() {
+        if connections.open.len() >= CONNECTIONS_MAX || connections.is_over {
             return None;
         }
         let number = connections.next;
@@ -59,8 +61,11 @@ impl Session {
         Some(number)
     }
 
+    /// Ends all connections, for good.
     pub(super) fn hang_up(&self) {
-        for connection in self.connections.lock().open.values() {
+        let mut connections = self.connections.lock();
+        connections.is_over = true;
+        for connection in connections.open.values() {
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
