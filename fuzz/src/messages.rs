@@ -97,7 +97,9 @@ impl Catalog for Clerk {
         let (mut inner, mut orphans) = (self.inner(), Vec::new());
         let index = inner.machine.index.clone();
         let found = index.longest_prefix(namespace.into(), keys, lease(), &mut orphans);
-        inner.machine.with_core(|core| core.adopt(&orphans));
+        inner
+            .machine
+            .with_core(|core| core.adopt(&orphans, &mut { usize::MAX }));
         found
     }
 
@@ -105,7 +107,9 @@ impl Catalog for Clerk {
         let (mut inner, mut orphans) = (self.inner(), Vec::new());
         let index = inner.machine.index.clone();
         let found = index.contains(namespace.into(), keys, lease(), &mut orphans);
-        inner.machine.with_core(|core| core.adopt(&orphans));
+        inner
+            .machine
+            .with_core(|core| core.adopt(&orphans, &mut { usize::MAX }));
         found
     }
 

@@ -300,7 +300,7 @@ impl World {
             }
         }
         if !orphans.is_empty() {
-            self.with_core(live, |core| core.adopt(&orphans));
+            self.with_core(live, |core| core.adopt(&orphans, &mut { usize::MAX }));
         }
     }
 
@@ -343,7 +343,17 @@ impl World {
     pub fn clear(&mut self, live: &mut Live, namespace: usize) -> (RequestId, u64) {
         let names = self.oracle.names_of(namespace);
         let slot = live.slots[namespace];
-        self.leave(live, &names, |core, request| core.clear(request, slot))
+        let steps = self.dice.below(3);
+        self.leave(live, &names, |core, request| {
+            let (mut found, mut from) = (0, Some(0));
+            for _ in 0..steps {
+                let Some(step) = from else { break };
+                let (some, next) = core.clear_some(slot, step);
+                found += some;
+                from = next;
+            }
+            found + core.clear(request, slot)
+        })
     }
 
     fn leave(

@@ -268,9 +268,10 @@ impl Core {
         }
     }
 
-    /// Links pages whose parents were unknown, as lookups found them.
-    pub fn adopt(&mut self, pairs: &[Adoption]) {
-        self.index.adopt(pairs);
+    /// Links pages whose parents were unknown, as lookups found them, in no more than so many steps along chains, which are
+    /// taken off.
+    pub fn adopt(&mut self, pairs: &[Adoption], steps: &mut usize) {
+        self.index.adopt_within(pairs, steps);
     }
 
     /// Whether nothing is under way: no page, no request, no I/O.

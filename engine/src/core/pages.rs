@@ -162,14 +162,18 @@ impl Core {
         }
     }
 
-    /// A put that names a parent fills it in where an earlier one did not.
+    /// A put that names a parent fills it in where an earlier one did not. What takes a long look along the chain is left to
+    /// lookups: thousands of puts may be asked for at once.
     pub(super) fn adopt_if_missing(&mut self, namespace: NamespaceSlot, ask: &Ask) {
+        const STEPS_MAX: usize = 256;
         if let Some(parent) = ask.parent {
-            self.index.adopt(&[Adoption {
+            let pair = Adoption {
                 namespace,
                 child: ask.key.prefix(),
                 parent: parent.prefix(),
-            }]);
+            };
+            let mut steps = STEPS_MAX;
+            self.index.adopt_within(&[pair], &mut steps);
         }
     }
 

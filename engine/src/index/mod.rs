@@ -64,6 +64,7 @@ mod state;
 mod table;
 mod types;
 
+use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
 use larder_format::KeyPrefix;
@@ -201,11 +202,18 @@ impl Index {
     /// Passed over: a pair of which one is not stored, a child that is no orphan (any more), and a
     /// link that would make a page its own ancestor.
     pub fn adopt(&self, pairs: &[Adoption]) -> usize {
+        let mut steps = usize::MAX;
+        self.adopt_within(pairs, &mut steps)
+    }
+
+    /// As [`Index::adopt`], with no more than so many steps along chains in search of circles, which are taken off: what cannot be
+    /// looked into any more stays an orphan.
+    pub fn adopt_within(&self, pairs: &[Adoption], steps: &mut usize) -> usize {
         let mut linked = 0;
         for pair in pairs.iter().rev() {
             // Looking for a circle may take a walk along a whole chain; readers go on meanwhile.
             let mut state = self.state.upgradable_read();
-            if let Some((child, parent)) = state.can_adopt(pair) {
+            if let Some((child, parent)) = state.can_adopt(pair, steps) {
                 RwLockUpgradableReadGuard::with_upgraded(&mut state, |state| {
                     state.adopt(child, parent);
                 });
@@ -262,7 +270,20 @@ impl Index {
 
     /// Takes out every page of a namespace. `gone` is told of each, and may call the index.
     pub fn remove_namespace(&self, namespace: NamespaceSlot, gone: impl FnMut(Departed)) {
-        self.sweep(|spot| spot.namespace() == namespace, gone);
+        self.sweep(0..u32::MAX, |spot| spot.namespace() == namespace, gone);
+    }
+
+    /// The same a step at a time: looks at some entries from `from` on, which is zero for the first step. Where the next one
+    /// begins, if this was not the last.
+    pub fn remove_some_of(
+        &self,
+        namespace: NamespaceSlot,
+        from: u32,
+        gone: impl FnMut(Departed),
+    ) -> Option<u32> {
+        let end = from.saturating_add(HOLD_SLOTS as u32);
+        let slots = self.sweep(from..end, |spot| spot.namespace() == namespace, gone);
+        (end < slots).then_some(end)
     }
 
     /// Takes out every page that still lies in a segment. `gone` is told of each, and may call the
@@ -270,7 +291,7 @@ impl Index {
     ///
     /// It looks at every entry: for the rare segment whose descriptors can not be read.
     pub fn forget_segment(&self, segment: SegmentId, gone: impl FnMut(Departed)) {
-        self.sweep(|spot| spot.place().segment == segment, gone);
+        self.sweep(0..u32::MAX, |spot| spot.place().segment == segment, gone);
     }
 
     /// Takes out the coldest leaf on which no lease stands at `now_ms`; `None` when there is none.
@@ -441,17 +462,23 @@ impl Index {
         departed
     }
 
-    /// Takes out every page that `picks` accepts: looks for them under the read lock, takes them
-    /// out under the write lock, tells of them under none.
-    fn sweep(&self, picks: impl Fn(Spot) -> bool, mut gone: impl FnMut(Departed)) {
+    /// Takes out every page among some entries that `picks` accepts: looks for them under the read lock, takes them
+    /// out under the write lock, tells of them under none. How many entries there are in all.
+    fn sweep(
+        &self,
+        among: Range<u32>,
+        picks: impl Fn(Spot) -> bool,
+        mut gone: impl FnMut(Departed),
+    ) -> u32 {
         let is_picked = |state: &State, id: PageId| {
             let spot = state.slab().entry(id).spot;
             spot.has(LIVE) && picks(spot)
         };
         let slots = self.state.read().slab().slots() as u32;
         let mut departed = Vec::new();
-        for first in (0..slots).step_by(HOLD_SLOTS) {
-            let hold = (first..slots).take(HOLD_SLOTS).map(PageId);
+        let end = among.end.min(slots);
+        for first in (among.start..end).step_by(HOLD_SLOTS) {
+            let hold = (first..end).take(HOLD_SLOTS).map(PageId);
             let picked: Vec<PageId> = {
                 let state = self.state.read();
                 hold.filter(|id| is_picked(&state, *id)).collect()
@@ -467,6 +494,7 @@ impl Index {
                 departed.drain(..).for_each(&mut gone);
             }
         }
+        slots
     }
 }
 

@@ -261,8 +261,8 @@ impl State {
     // ---- adopting
 
     /// The child and the parent, if the child is an orphan, both are stored, and the link closes no
-    /// circle.
-    pub(super) fn can_adopt(&self, pair: &Adoption) -> Option<(PageId, PageId)> {
+    /// circle, as far as `steps` suffice to see that; those that it takes are taken off.
+    pub(super) fn can_adopt(&self, pair: &Adoption, steps: &mut usize) -> Option<(PageId, PageId)> {
         let child = self.find(pair.namespace, pair.child)?;
         let parent = self.find(pair.namespace, pair.parent)?;
         if !self.slab.entry(child).spot.has(ORPHAN) || child == parent {
@@ -272,6 +272,7 @@ impl State {
         if self.slab.link(child).children > 0 {
             let mut above = parent;
             for _ in 0..ADOPT_WALK_MAX {
+                *steps = steps.checked_sub(1)?;
                 above = self.slab.link(above).parent;
                 if above == PageId::NONE {
                     return Some((child, parent));

@@ -27,6 +27,10 @@ const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
 /// Most pages of a long list that the core is told of in one go: others are not kept from it for longer than that takes.
 const PAGES_AT_ONCE: usize = 2048;
 
+/// Most links of orphans that the core is told of in one go, and most steps along chains for all that a lookup finds.
+const ADOPTED_AT_ONCE: usize = 64;
+const ADOPT_STEPS_MAX: usize = 1 << 20;
+
 /// Answers that threads wait for.
 #[derive(Default)]
 struct Answers {
@@ -277,8 +281,10 @@ impl Local {
     }
 
     fn adopt(&self, orphans: &[Adoption]) {
-        if !orphans.is_empty() {
-            self.with_core(|core| core.adopt(orphans));
+        let mut steps = ADOPT_STEPS_MAX;
+        // From the end, as the index does: the walks are short as long as what lies above is not linked.
+        for some in orphans.rchunks(ADOPTED_AT_ONCE) {
+            self.with_core_by_turns(|core| core.adopt(some, &mut steps));
         }
     }
 }
@@ -404,8 +410,17 @@ impl Catalog for Local {
         if self.shape(namespace).is_none() {
             return Err(StoreError::UnknownNamespace);
         }
+        // In steps: of millions of pages each would otherwise wait for all.
+        let mut found = 0;
+        let mut step = Some(0);
+        while let Some(from) = step {
+            let (some, next) =
+                self.with_core_by_turns(|core| core.clear_some(slot(namespace), from));
+            found += some;
+            step = next;
+        }
         let request = self.new_request();
-        let found = self.with_core(|core| core.clear(request, slot(namespace)));
+        found += self.with_core(|core| core.clear(request, slot(namespace)));
         self.wait_for_request(request).map_err(failure)?;
         Ok(found)
     }

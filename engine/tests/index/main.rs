@@ -335,6 +335,50 @@ fn many_runs_of_one_chain_are_linked_in_time_that_grows_with_their_number() {
     index.check_invariants().unwrap();
 }
 
+/// A head that came last, over a long chain: whether the link closes a circle takes a walk along all of it.
+#[test]
+fn links_that_take_too_many_steps_are_left_for_later() {
+    let index = Index::new(4, AMPLE_BLOCKS);
+    publish_chain(&index, 0, 0, 100);
+    index.publish(&[page(key(2, 0), Parent::Unknown, place(2, 0))]);
+    index.publish(&[page(key(2, 1), after(key(2, 0)), place(2, 1))]);
+    let pair = |chain, depth| Adoption {
+        namespace: NS,
+        child: key(2, 0).prefix(),
+        parent: key(chain, depth).prefix(),
+    };
+    let mut steps = 100;
+    assert_eq!(index.adopt_within(&[pair(0, 99); 3], &mut steps), 1);
+    assert_eq!(steps, 0, "a step for each page up to the head, and past it");
+    index.check_invariants().unwrap();
+
+    let index = Index::new(4, AMPLE_BLOCKS);
+    publish_chain(&index, 0, 0, 100);
+    index.publish(&[page(key(2, 0), Parent::Unknown, place(2, 0))]);
+    index.publish(&[page(key(2, 1), after(key(2, 0)), place(2, 1))]);
+    let mut steps = 99;
+    assert_eq!(index.adopt_within(&[pair(0, 99); 3], &mut steps), 0);
+    assert_eq!(steps, 0);
+    assert_eq!(index.adopt(&[pair(0, 99)]), 1);
+    index.check_invariants().unwrap();
+}
+
+#[test]
+fn a_namespace_that_is_removed_step_by_step_is_gone_after_the_last() {
+    let index = Index::new(1, AMPLE_BLOCKS);
+    for number in 0..100 {
+        publish_chain(&index, number, 0, 100);
+    }
+    let (mut gone, mut steps, mut next) = (0, 0, Some(0));
+    while let Some(from) = next {
+        next = index.remove_some_of(NS, from, |_| gone += 1);
+        steps += 1;
+        index.check_invariants().unwrap();
+    }
+    assert_eq!((gone, index.len()), (10_000, 0));
+    assert!(steps > 1);
+}
+
 #[test]
 fn an_orphan_at_the_seam_of_two_holds_is_reported() {
     let index = Index::new(1, AMPLE_BLOCKS);

@@ -95,7 +95,8 @@ impl Inner<'_> {
 
     fn adopt(&mut self, orphans: &[Adoption]) {
         if !orphans.is_empty() {
-            self.world.with_core(self.live, |core| core.adopt(orphans));
+            self.world
+                .with_core(self.live, |core| core.adopt(orphans, &mut { usize::MAX }));
         }
     }
 
