@@ -161,6 +161,28 @@ impl Spot {
         [next(), next()]
     }
 
+    /// One descriptor block, read once more where what was read is not of this life or a later one: one read that goes astray must
+    /// not cost what the block tells for good.
+    pub(crate) fn parse_twice(
+        &self,
+        disk: &dyn Disk,
+        index: u32,
+        life: Serial,
+        bytes: &[u8],
+    ) -> Result<DescriptorBlock, Damage> {
+        let first = self.parse_block(index, bytes);
+        if first
+            .as_ref()
+            .is_ok_and(|block| block.header.sequence >= life)
+        {
+            return first;
+        }
+        match read_all(disk, &[self.blocks(index, 1)]).pop() {
+            Some(Ok(bytes)) => self.parse_block(index, &bytes),
+            _ => first,
+        }
+    }
+
     /// One descriptor block.
     ///
     /// # Errors
@@ -501,7 +523,7 @@ fn list(
     let mut next = 0;
     if let Some(Ok(bytes)) = bytes {
         for (bytes, index) in bytes.rchunks_exact(BLOCK_BYTES).zip(0..count) {
-            if let Some(case) = parse_listed(spot, bytes, index, &mut scan, &mut holes) {
+            if let Some(case) = parse_listed(disk, spot, bytes, index, &mut scan, &mut holes) {
                 return scan_whole(disk, spot, look, case);
             }
             next = index + 1;
@@ -513,7 +535,8 @@ fn list(
         for bytes in window.blocks() {
             match bytes {
                 Ok(bytes) => {
-                    if let Some(case) = parse_listed(spot, bytes, next, &mut scan, &mut holes) {
+                    if let Some(case) = parse_listed(disk, spot, bytes, next, &mut scan, &mut holes)
+                    {
                         return scan_whole(disk, spot, look, case);
                     }
                 }
@@ -541,6 +564,7 @@ fn list(
 /// Parses one listed block, or the one behind the last. What the segment is instead, when the block is of a newer life, or of
 /// this one and not listed: then records were being added to a sealed segment.
 fn parse_listed(
+    disk: &dyn Disk,
     spot: &Spot,
     bytes: &[u8],
     index: u32,
@@ -549,7 +573,12 @@ fn parse_listed(
 ) -> Option<Case> {
     let sequence = scan.sequence;
     let is_listed = index < scan.block_count;
-    match spot.parse_block(index, bytes) {
+    let block = if is_listed {
+        spot.parse_twice(disk, index, sequence, bytes)
+    } else {
+        spot.parse_block(index, bytes)
+    };
+    match block {
         Ok(block) if block.header.sequence > sequence => return Some(Case::Newer),
         Ok(block) if block.header.sequence == sequence => {
             if is_behind(&scan.blocks, &block) {
@@ -627,6 +656,8 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
                     });
                     continue;
                 }
+                // Where a hole begins, and at the end.
+                Ok(bytes) if gap == 0 => spot.parse_twice(disk, index, sequence, bytes),
                 Ok(bytes) => spot.parse_block(index, bytes),
             };
             match block {

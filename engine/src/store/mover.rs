@@ -48,7 +48,7 @@ pub(crate) fn read_blocks(disk: &dyn Disk, spot: &Spot, victim: &Victim) -> Vict
                 blocks.some_unreadable = true;
                 continue;
             };
-            if let Ok(block) = spot.parse_block(index, bytes)
+            if let Ok(block) = spot.parse_twice(disk, index, victim.sequence, bytes)
                 && block.header.sequence == victim.sequence
             {
                 blocks.whole.push(block);

@@ -147,6 +147,61 @@ fn put_again_while_read(
 }
 
 #[test]
+fn row_04_a_read_of_descriptors_that_goes_astray_costs_no_page() {
+    let home = Home::with_store(SIZE);
+    let keys: Vec<_> = (1..9).map(|seed| chain(seed, 1)).collect();
+    let astray = |disk: &Faulty| {
+        disk.when(Fault::GoesTo(SEGMENTS_OFFSET + 3 * SEGMENT), 1, |seen| {
+            matches!(seen, Seen::Read { offset, bytes }
+                if (offset..offset + bytes as u64).contains(&descriptor(2)))
+        });
+    };
+    {
+        let store = home.open();
+        let pool = Pool::new(&store, "m", &[65536]);
+        for key in &keys {
+            assert_eq!(pool.put(key), [PutStatus::Stored]);
+        }
+        store.flush().unwrap();
+    }
+    // After a kill, after a close, and in reclaim.
+    for _ in 0..2 {
+        let mut disk = None;
+        let store = Store::open_through(&home.path, OpenOptions::default(), |inner| {
+            let faulty = Faulty::new(inner, &home.path);
+            astray(&faulty);
+            disk = Some(faulty.clone());
+            faulty
+        });
+        let store = store.unwrap();
+        assert_eq!(disk.unwrap().hits(), 1);
+        let pool = Pool::new(&store, "m", &[65536]);
+        assert!(keys.iter().all(|key| pool.hits(key) == 1));
+        store.close().unwrap();
+    }
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[65536]);
+    // Beside what is deleted again they are all that their segment holds.
+    let filling = chain(20, 300);
+    pool.put(&filling);
+    store.delete(pool.id, &filling).unwrap();
+    astray(&disk);
+    for seed in 21..60 {
+        if disk.hits() > 0 {
+            break;
+        }
+        // Used, so that they are worth a copy.
+        assert!(keys.iter().all(|key| pool.hits(key) == 1));
+        pool.put(&chain(seed, 60));
+    }
+    assert_eq!(disk.hits(), 1);
+    store.flush().unwrap();
+    assert!(keys.iter().all(|key| pool.hits(key) == 1));
+    assert_eq!(store.stats().damaged, 0);
+    store.check_invariants().unwrap();
+}
+
+#[test]
 fn row_04_a_page_that_lies_elsewhere_by_now_is_read_there() {
     let home = Home::with_store(SIZE);
     let (store, disk) = open_faulty(&home, OpenOptions::default());
