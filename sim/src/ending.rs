@@ -96,6 +96,7 @@ impl World {
     }
 
     pub fn crash(&mut self, live: Live, power: bool) -> Expected {
+        self.lose_begun();
         self.totals.crashes += 1;
         self.count(if power { Class::Power } else { Class::Kill });
         self.count_phases(&live);

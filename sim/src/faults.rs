@@ -140,14 +140,22 @@ impl World {
     pub fn begin_sync(&mut self, volume: usize) -> Option<usize> {
         let covers = self.disk.volumes()[volume].unsynced();
         if self.strikes(Class::SyncLostBefore, self.setup.faults.sync_error) {
-            self.fail_sync(volume, covers);
+            self.losing.push((volume, covers));
             return None;
         }
         Some(covers)
     }
 
+    /// Syncs that have begun lose what they cover: after what was told in the same step has been heard, which they do not concern.
+    pub fn lose_begun(&mut self) {
+        for (volume, covers) in std::mem::take(&mut self.losing) {
+            self.fail_sync(volume, covers);
+        }
+    }
+
     /// A sync of the first `covers` unsynced writes of a volume ends. Whether the device calls it done.
     pub fn sync(&mut self, volume: usize, covers: Option<usize>) -> bool {
+        self.lose_begun();
         let fails =
             covers.is_none() || self.strikes(Class::SyncError, self.setup.faults.sync_error);
         let error = fails.then(|| self.dice.pick(&[EIO, ENOSPC, EDQUOT]));

@@ -128,9 +128,11 @@ impl World {
                 !self.is_undead(*version, *place),
                 "{version:?} of {name:?} came back from the dead at {place:?}"
             );
-            // Nobody remembers the failed sync: a header that it dropped is lost however it reads now.
+            // Nobody remembers the failed sync: a header that it dropped is lost however it reads now. What must survive in a page's
+            // place gives way to the page all the same.
             let known = self.oracle.version_mut(*version);
-            known.rotten |= !known.durable && self.shaken.contains(&place.segment);
+            let is_promised = known.durable && known.in_place_of.is_none();
+            known.rotten |= !is_promised && self.shaken.contains(&place.segment);
             if self.is_intact(*version, *place) {
                 continue;
             }

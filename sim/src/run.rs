@@ -89,6 +89,7 @@ impl World {
                 return end;
             }
             self.step(live, true);
+            self.lose_begun();
         }
         End::Done
     }

@@ -181,6 +181,8 @@ pub struct World {
     pub foreign: Vec<ForeignWrite>,
     /// Those of them that are over, and how they went.
     pub foreign_done: Vec<(ForeignWrite, bool)>,
+    /// Syncs that have just begun and lose what they cover: the volume, and how many unsynced writes.
+    pub losing: Vec<(usize, usize)>,
     /// Pages of a client that had gone were given up: to the core that is a failed write.
     pub gave_up: bool,
     journal: Option<Journal>,
@@ -223,6 +225,7 @@ impl World {
             forgotten: BTreeSet::new(),
             foreign: Vec::new(),
             foreign_done: Vec::new(),
+            losing: Vec::new(),
             gave_up: false,
             journal,
             totals: Totals::default(),

@@ -154,6 +154,7 @@ impl Company {
             world.check(live);
         }
         self.attend(world, live);
+        world.lose_begun();
     }
 
     /// Everybody is gone.
