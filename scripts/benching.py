@@ -55,7 +55,7 @@ class Larder:
     def bench(self, op, page_bytes, work_bytes, *more):
         return [
             self.program, "bench", self.store, "--op", op, "--page-bytes", page_bytes, "--parts", 2,
-            "--pages", work_bytes // page_bytes, "--batch", self.batch, "--json", *more,
+            "--pages", work_bytes // page_bytes, "--batch", self.batch, "--force", "--json", *more,
         ]
 
     def measure(self, op, page_bytes, work_bytes, *more):
@@ -68,7 +68,7 @@ class Larder:
         return result
 
     def look_up(self, keys, *more):
-        out = run([self.program, "bench", self.store, "--op", "exists", "--keys", keys, "--json", *more])
+        out = run([self.program, "bench", self.store, "--op", "exists", "--keys", keys, "--force", "--json", *more])
         return json.loads(out)
 
 

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use larder_engine::memory::backing_page_bytes;
-use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus, Refusal};
-use larder_format::{PageKey, PageShape};
+use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus, Refusal, Store};
+use larder_format::{Namespace, PageKey, PageShape};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
@@ -46,10 +46,16 @@ const EXISTS_PAGE_BYTES: ByteSize = ByteSize(4 << 10);
 /// Page size of `put` and `get` unless given.
 const PAGE_BYTES: ByteSize = ByteSize(4 << 20);
 
+/// What the models of all namespaces begin with that are measured with.
+const NAMESPACE: &str = "bench";
+
 /// Tokens that a bench page stands for; only names the namespace.
 const PAGE_TOKENS: u32 = 64;
 
 /// Measure a store: puts, gets, lookups or loads
+///
+/// The pages that it puts stay in the store. Where there is no room for them beside pages of others it refuses, unless --force says
+/// that these may be dropped, the coldest first.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// The store; it must exist (`larder create --prewrite`)
@@ -79,6 +85,9 @@ pub struct BenchArgs {
     load: load::LoadArgs,
     #[command(flatten)]
     open: OpenArgs,
+    /// Measure also where pages of others are dropped to make room for those of the measurement
+    #[arg(long)]
+    force: bool,
     /// Share the store: as a client of the process that owns it, if one does
     #[arg(long)]
     shared: bool,
@@ -174,6 +183,8 @@ struct Counts {
     unstored_pages: u64,
     /// Pages that should have been there and were not.
     missed_pages: u64,
+    /// Pages that the store dropped meanwhile to make room.
+    evicted_pages: u64,
 }
 
 impl Counts {
@@ -242,6 +253,12 @@ impl Report for BenchReport {
                     "{} missed, {} not stored",
                     counts.missed_pages, counts.unstored_pages
                 ),
+            );
+        }
+        if counts.evicted_pages > 0 {
+            lines.row(
+                "Dropped",
+                format!("{} pages, the coldest, to make room", counts.evicted_pages),
             );
         }
         if let Some(reason) = &self.unstored_reason {
@@ -329,11 +346,19 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         depth: args.open.depth(),
         by_turns: args.turns,
     };
-    let work = |store: &dyn PageStore| measure(&plan, store, &shape, &interrupt);
+    let work = |store: &dyn PageStore, holds_others: bool| {
+        if holds_others && !args.force {
+            spare_others(&args.path, store, &shape, plan.puts())?;
+        }
+        measure(&plan, store, &shape, &interrupt)
+    };
     let report = if args.shared {
-        args.share.with(&args.open, &args.path, work)?
+        // Whose its pages are is known to the owner alone.
+        args.share
+            .with(&args.open, &args.path, |store| work(store, true))?
     } else {
-        args.open.with(&args.path, |store| work(store))?
+        args.open
+            .with(&args.path, |store| work(store, holds_others(store)))?
     };
     report::print(&report, args.json)?;
     Ok(match (report.interrupted, report.counts.is_bad()) {
@@ -376,10 +401,15 @@ fn measure(
     interrupt: &Interrupt,
 ) -> Result<BenchReport, Failure> {
     let slots = usize::try_from(plan.batch).unwrap_or(usize::MAX);
+    // Before anything is written.
+    if plan.op != Op::Put {
+        check_room(plan.path, store, shape, plan.puts())?;
+    }
+    let evicted_before = store.stats().evicted;
     let mut run = Run {
         plan,
         store,
-        namespace: store.namespace(&workload::namespace("bench", PAGE_TOKENS, *shape)?)?,
+        namespace: store.namespace(&workload::namespace(NAMESPACE, PAGE_TOKENS, *shape)?)?,
         buffers: PageBuffers::new(shape, slots)?,
         meter: Meter::new(plan.by_turns),
         counts: Counts::default(),
@@ -392,11 +422,22 @@ fn measure(
     run.buffers.register(store);
     match plan.op {
         Op::Put => run.put(shape)?,
-        Op::Get => run.get(shape)?,
-        Op::Exists => run.exists(shape)?,
+        Op::Get => run.get()?,
+        Op::Exists => run.exists()?,
     }
     run.bar.finish_and_clear();
+    run.counts.evicted_pages = store.stats().evicted.saturating_sub(evicted_before);
     Ok(run.report(shape))
+}
+
+impl Plan<'_> {
+    /// Pages that it puts, at most.
+    fn puts(&self) -> u64 {
+        match self.op {
+            Op::Put | Op::Get => self.pages,
+            Op::Exists => self.keys,
+        }
+    }
 }
 
 impl Run<'_> {
@@ -451,14 +492,14 @@ impl Run<'_> {
     }
 
     /// Reads pages in random order.
-    fn get(&mut self, shape: &PageShape) -> Result<(), Failure> {
+    fn get(&mut self) -> Result<(), Failure> {
         let chains: Vec<Vec<PageKey>> = (0..self.plan.pages.div_ceil(CHAIN_PAGES))
             .map(|number| {
                 let pages = CHAIN_PAGES.min(self.plan.pages - number * CHAIN_PAGES);
                 seeded_chain(self.plan.seed, number, pages)
             })
             .collect();
-        self.provide(&chains, shape)?;
+        self.provide(&chains)?;
         let mut keys = chains.concat();
         keys.shuffle(&mut Pcg64::seed_from_u64(self.plan.seed));
         self.start_bar("getting", self.plan.pages);
@@ -477,12 +518,12 @@ impl Run<'_> {
     }
 
     /// Looks one chain up, with a key at its end that no store holds.
-    fn exists(&mut self, shape: &PageShape) -> Result<(), Failure> {
+    fn exists(&mut self) -> Result<(), Failure> {
         // The number keeps the chain apart from those of `get`, which start with the same seed. The absent key is of a chain
         // that nobody puts: the next of this one is in the store after a run with more keys.
         let mut keys = seeded_chain(self.plan.seed, u64::MAX, self.plan.keys);
         let absent = seeded_chain(self.plan.seed, u64::MAX - 1, 1);
-        self.provide(std::slice::from_ref(&keys), shape)?;
+        self.provide(std::slice::from_ref(&keys))?;
         let expected = keys.len();
         keys.extend(absent);
         self.start_bar("looking up", EXISTS_CALLS);
@@ -504,9 +545,8 @@ impl Run<'_> {
     }
 
     /// Sees to it that the store holds these chains, outside of the figures.
-    fn provide(&mut self, chains: &[Vec<PageKey>], shape: &PageShape) -> Result<(), Failure> {
+    fn provide(&mut self, chains: &[Vec<PageKey>]) -> Result<(), Failure> {
         let pages: u64 = chains.iter().map(|chain| chain.len() as u64).sum();
-        check_room(self.plan.path, self.store, shape, pages)?;
         self.start_bar("filling the store", pages);
         for chain in chains {
             self.put_missing(chain)?;
@@ -611,6 +651,35 @@ fn reason(status: PutStatus) -> String {
         _ => "`larder doctor` and `larder verify` tell more",
     };
     format!("a page was {status:?}: {advice}")
+}
+
+/// Whether a store has namespaces that are not of measurements.
+fn holds_others(store: &Store) -> bool {
+    let is_other = |space: &Namespace| !space.fields().model.starts_with(NAMESPACE);
+    store.namespaces().iter().any(is_other)
+}
+
+/// Pages of others are not dropped for a measurement.
+fn spare_others(
+    path: &Path,
+    store: &dyn PageStore,
+    shape: &PageShape,
+    pages: u64,
+) -> Result<(), Failure> {
+    let stats = store.stats();
+    let page_bytes = u64::from(shape.page_blocks()) * larder_format::BLOCK_BYTES as u64;
+    let needed = pages.saturating_mul(page_bytes);
+    let free = stats.usable_bytes.saturating_sub(stats.live_bytes);
+    if stats.pages == 0 || needed <= free {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{}: the store holds pages of others, and has room for {} more, not for {}: measure a store of its own, ask for fewer pages, \
+         or use --force to have the coldest dropped",
+        path.display(),
+        ByteSize(free),
+        ByteSize(needed),
+    )))
 }
 
 /// Pages that do not fit would leave before they are read.

@@ -20,7 +20,9 @@ use larder_tiers::prompt::{Prompt, Scope};
 use larder_tiers::{Cache, Config, Parts};
 use serde::Serialize;
 
-use super::{BenchArgs, Counts, PAGE_BYTES, PAGE_TOKENS, PUT_WAIT, check_room};
+use super::{
+    BenchArgs, Counts, PAGE_BYTES, PAGE_TOKENS, PUT_WAIT, check_room, holds_others, spare_others,
+};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::l1;
@@ -255,6 +257,9 @@ fn cache(
 ) -> Result<Cache, Failure> {
     let stored = workload::shape(ByteSize(shape.page_bytes().into()), shape.parts())?;
     check_room(&args.path, &**store, &stored, args.pages)?;
+    if holds_others(store) && !args.force {
+        spare_others(&args.path, &**store, &stored, args.pages)?;
+    }
     // The bytes of a page depend on its layers.
     let model = format!("bench-load of {} layers", shape.layers());
     let namespace = workload::namespace(&model, PAGE_TOKENS, stored)?;
