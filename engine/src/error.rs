@@ -74,7 +74,7 @@ pub enum StoreError {
     #[error("the process that owned the store has gone; another one takes over in a moment")]
     OwnerGone,
     /// The superblocks cannot be used.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}; `larder verify` tells what is left")]
     Superblock {
         /// The volume.
         path: PathBuf,
@@ -107,7 +107,7 @@ pub enum StoreError {
     },
     /// A volume is shorter than its geometry.
     #[error(
-        "{path}: is {found} bytes long, the store needs {needed}: truncated? restore the file, or create the store anew"
+        "{path}: is {found} bytes long, the store needs {needed}: truncated? restore the file; of what is left `larder export` saves the pages, for a new store"
     )]
     Truncated {
         /// The volume.

@@ -11,7 +11,7 @@ mod batches;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, IoSlice, Read};
+use std::io::{IoSlice, Read};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -24,6 +24,7 @@ use larder_engine::format::{
     Namespace, PageShape,
 };
 use larder_engine::memory::AlignedBuf;
+use larder_engine::survey::{Condition, Survey, SurveyError, SurveyOptions};
 use larder_engine::{
     NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store,
 };
@@ -31,8 +32,8 @@ use serde::Serialize;
 
 use crate::archive::{ArchiveSource, Fault, FaultReason, read_head};
 use crate::failure::{Ending, Failure};
-use crate::findings::count;
-use crate::interrupt::Interrupt;
+use crate::findings::{self, count};
+use crate::interrupt::{Input, Interrupt};
 use crate::open::OpenArgs;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
@@ -95,6 +96,8 @@ struct ImportReport {
     announced_pages: u64,
     /// Whether nothing was stored.
     dry_run: bool,
+    /// Whether the store was not closed in order: pages that are not durable in it count as absent in a dry run.
+    not_closed: bool,
     /// Pages stored now, or that would be, and the bytes of their payloads.
     stored_pages: u64,
     stored_bytes: u64,
@@ -170,6 +173,12 @@ impl Report for ImportReport {
             );
         }
         lines.row("There already", count(self.duplicate_pages, "page"));
+        if self.not_closed {
+            lines.row(
+                "Not closed",
+                "the store was not closed in order: of its pages only those count here that a sync covers",
+            );
+        }
         for row in &self.refusals {
             let pages = count(row.pages, "page");
             lines.row("Refused", format!("{pages}: {}", row.why.reason));
@@ -254,13 +263,15 @@ fn why(refusal: Refusal) -> Why {
 /// There is no store, somebody has it open, the file is no archive, or it does not fit.
 pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    let input = open(args)?;
+    let input = open(args, &interrupt)?;
     let mut source = ArchiveSource::new(input);
     let head = match read_head(&mut source) {
         Ok(head) => head,
+        Err(_) if interrupt.is_raised() => return Ok(Ending::Interrupted),
         Err(fault) => return headless(args, &fault),
     };
     let report = if args.dry_run {
+        let is_clean = is_clean(args)?;
         let options = OpenOptions {
             read_only: true,
             ..args.open.options()
@@ -268,7 +279,10 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         let store = Store::open(&args.path, options)?;
         let report = import(args, &store, head, source, &interrupt);
         store.close()?;
-        report?
+        ImportReport {
+            not_closed: !is_clean,
+            ..report?
+        }
     } else {
         args.open.with(&args.path, |store| {
             import(args, store, head, source, &interrupt)
@@ -278,13 +292,33 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
     Ok(report.ending())
 }
 
+/// Whether the store was closed in order.
+///
+/// # Errors
+/// Somebody has it open: what it holds then cannot be told without asking the owner.
+fn is_clean(args: &ImportArgs) -> Result<bool, Failure> {
+    let options = SurveyOptions {
+        hold: true,
+        volumes: args.open.options().volumes,
+        ..SurveyOptions::default()
+    };
+    match Survey::new(&args.path, &options) {
+        Ok(survey) => Ok(survey.condition == Condition::Clean),
+        Err(SurveyError::Store(error)) => Err(findings::refusal(error)),
+        Err(error) => Err(Failure::environment(error.to_string())),
+    }
+}
+
 fn is_stdin(args: &ImportArgs) -> bool {
     args.file.as_os_str() == STDIN
 }
 
-fn open(args: &ImportArgs) -> Result<Box<dyn Read + Send>, Failure> {
+fn open(args: &ImportArgs, interrupt: &Interrupt) -> Result<Box<dyn Read + Send>, Failure> {
     if is_stdin(args) {
-        return Ok(Box::new(io::stdin()));
+        return match Input::new(interrupt) {
+            Ok(input) => Ok(Box::new(input)),
+            Err(error) => Err(Failure::environment(format!("standard input: {error}"))),
+        };
     }
     match File::open(&args.file) {
         Ok(file) => Ok(Box::new(file)),
@@ -375,6 +409,8 @@ fn import(
     });
     bar.finish_and_clear();
     stored?;
+    // It ended the reading, where nothing came.
+    report.interrupted |= interrupt.is_raised() && matches!(read, Ok(Err(_)));
     match read {
         Ok(Ok(left_out)) => report.left_out_pages = left_out,
         Ok(Err(fault)) if !report.interrupted => report.damage(&fault),

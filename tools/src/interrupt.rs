@@ -1,17 +1,29 @@
 //! Ctrl-C and `kill`: asks a long command to end cleanly instead of killing it.
 //!
 //! The signals are blocked and a thread waits for them, so that no code runs inside a signal handler. The first one raises
-//! a flag, which commands look at between store calls; the second ends the process at once, which a store survives like
-//! any crash. Children start with nothing blocked.
+//! a flag, which commands look at between store calls; a later one ends the process at once, which a store survives like
+//! any crash. Signals that come together count as one: `timeout` and shells signal a process and then its whole group.
+//! Children start with nothing blocked.
 
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{SigSet, Signal};
 
 /// Exit code after a second signal.
 const EXIT_INTERRUPTED: i32 = 130;
+
+/// Signals that come so close together are one.
+const TOGETHER: Duration = Duration::from_millis(500);
+
+/// How often a wait for input looks whether a signal has come.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Whether the operator has asked the command to end.
 #[derive(Clone)]
@@ -60,8 +72,45 @@ impl Interrupt {
     }
 }
 
+/// Standard input, which ends with an error when a signal has come while it was waited for.
+pub struct Input {
+    stdin: File,
+    interrupt: Interrupt,
+}
+
+impl Input {
+    /// # Errors
+    /// When there is no standard input.
+    pub fn new(interrupt: &Interrupt) -> io::Result<Input> {
+        Ok(Input {
+            stdin: File::from(io::stdin().as_fd().try_clone_to_owned()?),
+            interrupt: interrupt.clone(),
+        })
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let patience = u16::try_from(LOOK_AGAIN.as_millis()).unwrap_or(u16::MAX);
+        while !self.interrupt.is_raised() {
+            let mut waited = [PollFd::new(self.stdin.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut waited, patience) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return self.stdin.read(bytes),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(io::Error::other("interrupted"))
+    }
+}
+
 fn wait(signals: &SigSet, raised: &Raised) {
+    let mut first: Option<Instant> = None;
     while signals.wait().is_ok() {
+        if first.is_some_and(|first| first.elapsed() < TOGETHER) {
+            continue;
+        }
+        first.get_or_insert_with(Instant::now);
         if raised.flag.swap(true, Ordering::SeqCst) {
             std::process::exit(EXIT_INTERRUPTED);
         }

@@ -49,8 +49,9 @@ pub struct RepairReport {
 
 impl RepairReport {
     /// Nothing says any more what the store is.
-    pub fn hopeless() -> RepairReport {
+    pub fn hopeless(dry_run: bool) -> RepairReport {
         RepairReport {
+            dry_run,
             reasons: vec![
                 "beyond repair: without a superblock nothing says what the volume is. If the store has other volumes, name one with \
                  --volume to see what is left on this one"
@@ -152,7 +153,12 @@ impl RepairReport {
             ),
         );
         if !self.given_up_volumes.is_empty() {
-            lines.row("Given up", names_of(&self.given_up_volumes));
+            let label = if self.dry_run {
+                "Would give up"
+            } else {
+                "Given up"
+            };
+            lines.row(label, names_of(&self.given_up_volumes));
         }
         if !self.dry_run && !self.interrupted {
             let left = match self.remaining.len() as u64 {
@@ -249,7 +255,8 @@ fn beyond(flaws: &[Flaw], can_be_degraded: bool) -> String {
         )
     } else {
         format!(
-            "beyond repair: {names}. A store is opened by its first volume: restore that, or create the store anew. Nothing was changed"
+            "beyond repair: {names}. A store is opened by its first volume: restore that; or save with `larder export` the pages that can be read, \
+             and create the store anew. Nothing was changed"
         )
     }
 }

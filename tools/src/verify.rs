@@ -64,6 +64,8 @@ struct VerifyReport {
     /// What was done about it, or would be.
     #[serde(skip_serializing_if = "Option::is_none")]
     repair: Option<RepairReport>,
+    /// Whether the operator ended it before anything was repaired that was to be.
+    not_repaired: bool,
     /// Why nothing could be checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     wreck: Option<String>,
@@ -125,6 +127,10 @@ impl Report for VerifyReport {
             checked.lines(&mut lines);
         }
         let result = match (&self.checked, !self.damage.is_empty()) {
+            (_, true) if self.is_interrupted() && self.repair.is_none() => {
+                count(self.damage.len() as u64, "thing")
+                    + " damaged, found until it was interrupted"
+            }
             (_, true) => count(self.damage.len() as u64, "thing") + " damaged",
             (Some(checked), false) if checked.deep.is_none() => {
                 "sound, as far as structures tell (--deep reads every page)".to_owned()
@@ -139,6 +145,9 @@ impl Report for VerifyReport {
         }
         if let Some(repair) = &self.repair {
             repair.lines(&mut lines);
+        }
+        if self.not_repaired {
+            lines.text("Interrupted before anything was repaired: run it again.");
         }
         lines
     }
@@ -155,7 +164,7 @@ impl VerifyReport {
     }
 
     fn ending(&self) -> Ending {
-        if self.is_interrupted() && self.repair.is_some() {
+        if self.is_interrupted() && (self.repair.is_some() || self.not_repaired) {
             Ending::Interrupted
         } else if self.damaged {
             Ending::Findings
@@ -249,7 +258,8 @@ pub fn run(args: &VerifyArgs) -> Result<Ending, Failure> {
             damaged: true,
             checked: None,
             damage,
-            repair: args.repair.then(RepairReport::hopeless),
+            repair: args.repair.then(|| RepairReport::hopeless(args.dry_run)),
+            not_repaired: false,
             wreck: Some(message),
         },
         Look::Store(survey) => check(args, survey, &interrupt)?,
@@ -295,8 +305,10 @@ fn check(
         checked: Some(checked),
         damage,
         repair: None,
+        not_repaired: false,
         wreck: None,
     };
+    report.not_repaired = args.repair && report.is_interrupted();
     if args.repair && !report.is_interrupted() {
         let plan = Repair::plan(&survey, &bad);
         // The store is opened for writing, which the survey's lock forbids.

@@ -360,12 +360,11 @@ pub(crate) fn check_used<'a>(
         return Ok(());
     };
     let why = match Found::at(path, Access::ReadOnly) {
-        Ok(_) => ANOTHERS.to_owned(),
+        Ok(_) => format!("{}: {ANOTHERS}", path.display()),
         Err(error) => error.to_string(),
     };
     Err(StoreError::Usage(format!(
-        "{} is given as a volume, and the store has none there: {why}",
-        path.display()
+        "one that is named as a volume is none of this store, which keeps those that it was made with: {why}"
     )))
 }
 

@@ -438,11 +438,11 @@ fn ctrl_c_ends_a_replay_cleanly_with_what_it_has_done() {
     let store = directory.path().join("replayed");
     let arguments = replay(&trace, &store, "64KiB");
     let (mut child, mut rest, mut log) = replay_until_acknowledged(&arguments, 40);
-    kill(
-        Pid::from_raw(i32::try_from(child.id()).unwrap()),
-        Signal::SIGINT,
-    )
-    .unwrap();
+    // As `timeout` does it, which signals the process and then its group.
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+        kill(pid, signal).unwrap();
+    }
     rest.read_to_string(&mut log).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     let document: Value = serde_json::from_str(&log[log.find('{').unwrap()..]).unwrap();

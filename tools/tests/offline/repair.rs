@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 use larder_format::{PageKey, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
+use serde_json::Value;
 
 use crate::home::{BLOCK_BYTES, Home, SEGMENT_BYTES, block_offset, chain, flip, larder, overwrite};
 
@@ -228,12 +229,40 @@ fn a_volume_that_is_gone_is_beyond_repair_until_it_is_given_up_for_good() {
         .as_u64()
         .unwrap();
     let options = ["--repair", "--degraded", "--dry-run"];
-    home.says("verify", &options, 1, &["Given up", "volume 1"]);
+    home.says("verify", &options, 1, &["Would give up", "volume 1"]);
     assert!(before == std::fs::read(&home.path).unwrap());
     home.json("verify", &["--repair", "--degraded"], 0);
     let document = home.json("verify", &["--deep"], 0);
     assert_eq!(document["deep"]["good_pages"], left);
     home.with(|pool| assert_eq!(pool.hits(&chains.concat()) as u64, left));
+}
+
+#[test]
+fn a_store_grows_on_the_volumes_that_it_has_and_takes_no_others() {
+    let home = Home::with_volumes(&["second"]);
+    home.with(|pool| pool.put(&chain(1, 50)));
+    let grow = ["--grow", "--size", "600MiB"];
+    let third = home.beside("third");
+    let named = [&grow[..], &["--volume", third.to_str().unwrap()]].concat();
+    home.says("create", &named, 2, &["third", "made with"]);
+    assert!(!third.exists());
+    home.says(
+        "verify",
+        &["--volume", third.to_str().unwrap()],
+        2,
+        &["third"],
+    );
+    std::fs::remove_file(home.beside("second")).unwrap();
+    home.json("verify", &["--repair", "--degraded"], 0);
+    let grown = home
+        .run("create", &[&grow[..], &["--json"]].concat())
+        .stdout;
+    let grown: Value = serde_json::from_slice(&grown).unwrap();
+    let found = home.json("inspect", &[], 0);
+    assert_eq!(grown["usable_bytes"], found["usable_bytes"], "{found}");
+    let length = std::fs::metadata(&home.path).unwrap().len();
+    assert_eq!(grown["capacity_bytes"], length);
+    home.with(|pool| assert_eq!(pool.hits(&chain(1, 50)), 50));
 }
 
 #[test]

@@ -1,9 +1,14 @@
 //! What was exported is what another store has after the import, whatever its shape.
 
 use std::collections::HashMap;
+use std::io::Write;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use larder_engine::PageStore;
 use larder_format::ArchiveItem;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::home::{
     EVEN, Home, RAGGED, archived, chain, items, json, larder, put, put_after, put_from, says, text,
@@ -250,7 +255,7 @@ fn a_pipe_carries_an_archive_from_store_to_store() {
     let source = populated(Home::new());
     let target = Home::new();
     let mut export = larder("export", &source.path, &["-"]);
-    let mut export = export.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut export = export.stdout(Stdio::piped()).spawn().unwrap();
     let mut import = larder("import", &target.path, &["-", "--json"]);
     let output = import
         .stdin(export.stdout.take().unwrap())
@@ -321,4 +326,72 @@ fn what_does_not_fit_is_refused_beforehand_and_forced_in_by_dropping_what_is_col
     half.with(|store| (1..=8).for_each(|seed| put(store, EVEN, &chain(seed, 100))));
     let document = json("import", &half.path, &[text(&archive)], 0);
     assert_eq!(document["duplicate_pages"], 800);
+}
+
+#[test]
+fn a_dry_run_over_a_store_in_use_or_not_closed_says_so() {
+    let source = populated(Home::new());
+    let archive = source.export("archive", &[]);
+    let options = [text(&archive), "--dry-run"];
+    let target = Home::new();
+    {
+        let store = target.open();
+        put(&store, EVEN, &chain(1, 9));
+        says("import", &target.path, &options, 3, &["in use by process"]);
+    }
+    let document = json("import", &target.path, &options, 0);
+    assert_eq!(document["not_closed"], true);
+    target.open().close().unwrap();
+    let document = json("import", &target.path, &options, 0);
+    assert_eq!(document["not_closed"], false);
+}
+
+/// Waits until a process has its signals blocked, so that it takes note of them.
+fn until_it_listens(pid: u32) {
+    let listens = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+        mask & (1 << (Signal::SIGINT as i32 - 1)) != 0
+    };
+    while !listens() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_import_that_waits_for_its_input_is_ended_by_a_signal() {
+    let source = populated(Home::new());
+    let archive = std::fs::read(source.export("archive", &[])).unwrap();
+    // Before the head, and in the midst of the pages.
+    for begun in [0, archive.len() / 2] {
+        let target = Home::new();
+        let mut import = larder("import", &target.path, &["-"]);
+        let mut import = import
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut pipe = import.stdin.take().unwrap();
+        pipe.write_all(&archive[..begun]).unwrap();
+        until_it_listens(import.id());
+        kill(Pid::from_raw(import.id().cast_signed()), Signal::SIGINT).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let status = loop {
+            if let Some(status) = import.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > until {
+                import.kill().unwrap();
+                panic!("it goes on waiting");
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(status.code(), Some(130), "{begun} bytes");
+        drop(pipe);
+        // Closed in order.
+        let document = json("inspect", &target.path, &[], 0);
+        assert_eq!(document["condition"], "clean", "{document}");
+    }
 }
