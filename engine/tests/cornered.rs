@@ -450,6 +450,48 @@ fn emptied_segments_that_stay_pinned_leave_no_store_without_room() {
     }
 }
 
+/// As long as there is a life as old as they are, deletions are carried on: those that take up more room than reclaim keeps free
+/// must neither keep it busy for ever nor everybody else out. What goes away first is what holds them up.
+#[test]
+fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(life.start().is_ok());
+    // Six segments or so that are full and stay so.
+    let stays: Vec<Vec<PageKey>> = (0..70).map(|seed| chain(seed, PAGES)).collect();
+    for keys in &stays {
+        assert!(life.put(keys).is_ok());
+    }
+    let rest = |life: &mut Life<'_>| {
+        let before = life.victims.len();
+        loop {
+            let victims = life.victims.len();
+            assert!(life.reclaim().is_ok());
+            if life.victims.len() == victims {
+                return;
+            }
+            let turned = victims - before;
+            assert!(turned < 4 * SEGMENTS as usize, "{turned} victims in a row");
+        }
+    };
+    for request in 0..60 {
+        // As many as fill two dozen blocks, of pages that are not there.
+        let absent = chain(1000 + request, 1000);
+        let slot = life.slot;
+        let deleted = life.with_core(|core| core.delete(RequestId(request), slot, &absent));
+        assert!(deleted.is_ok());
+        rest(&mut life);
+    }
+    for seed in 500..520 {
+        assert!(life.put(&chain(seed, PAGES)).is_ok());
+        rest(&mut life);
+    }
+    assert!(life.holds(&chain(519, PAGES)));
+    // Deletions take room from pages as long as they are needed, and no longer.
+    let left = stays.iter().filter(|keys| life.holds(keys)).count();
+    assert!(left > stays.len() / 2, "{left} of {}", stays.len());
+}
+
 /// Chats whose turns lie in different segments, so that what is cold has descendants elsewhere, and some of which go on for longer.
 /// `then` comes after each turn, until it says that it is enough.
 fn chat(life: &mut Life<'_>, mut then: impl FnMut(&mut Life<'_>) -> bool) {

@@ -524,10 +524,13 @@ fn several_volumes_share_the_pages_and_come_back_together() {
     assert_eq!(pool.hits(&chain(29, 32)), 32);
     store.check_invariants().unwrap();
     store.close().unwrap();
-    let store = home.open_with(OpenOptions {
+    let named = OpenOptions {
         volumes: vec![moved],
         ..OpenOptions::default()
-    });
+    };
+    let refused = Store::open(&home.path, named).err().unwrap();
+    assert!(refused.to_string().contains("given up"), "{refused}");
+    let store = home.open();
     assert_eq!(Pool::new(&store, "m", &[1 << 20]).hits(&chain(29, 32)), 32);
 }
 

@@ -93,10 +93,29 @@ impl Core {
             return Some(id);
         }
         let room = self.space.data_blocks();
-        self.candidates()
-            .filter(|(_, segment)| room - segment.live.min(room) >= room / GAIN_SHARE)
-            .min_by_key(|(_, segment)| (segment.live, segment.sequence))
-            .map(|(id, _)| id)
+        let gains = |weight: u64| room - weight.min(room) >= room / GAIN_SHARE;
+        let oldest = self.space.oldest_life(self.syncs.synced);
+        // What its deletions take up is to be carried on like its pages.
+        let weight = |segment: &Segment| {
+            let is_needed = oldest.is_some_and(|oldest| oldest < segment.last_commit);
+            let notes = match segment.holds_notes && is_needed {
+                true => u64::from(segment.blocks),
+                false => 0,
+            };
+            segment.live + notes
+        };
+        let lightest = self
+            .candidates()
+            .filter(|(_, segment)| gains(weight(segment)))
+            .min_by_key(|(_, segment)| (weight(segment), segment.sequence));
+        if let Some((id, _)) = lightest {
+            return Some(id);
+        }
+        // Where deletions take up the room, it is the oldest life that has them carried on.
+        let is_held_up = self.candidates().any(|(_, segment)| gains(segment.live));
+        let mut candidates = self.candidates().filter(|_| is_held_up);
+        let oldest = candidates.find(|(_, segment)| Some(segment.sequence) == oldest);
+        oldest.map(|(id, _)| id)
     }
 
     /// The next segment to empty, if any should be.

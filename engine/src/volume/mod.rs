@@ -360,7 +360,7 @@ pub(crate) fn check_used<'a>(
         return Ok(());
     };
     let why = match Found::at(path, Access::ReadOnly) {
-        Ok(_) => format!("{}: {ANOTHERS}", path.display()),
+        Ok(_) => format!("{}: {ANOTHERS}, or one that was given up", path.display()),
         Err(error) => error.to_string(),
     };
     Err(StoreError::Usage(format!(
