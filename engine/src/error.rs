@@ -38,7 +38,7 @@ pub enum StoreError {
     #[error("{0}: is a {1}; a volume is a regular file or a block device")]
     NotAVolume(PathBuf, &'static str),
     /// Somebody else has it open.
-    #[error("{path}: in use by process {pid}{}; stop it first", if *.alive { "" } else { " (or a child of it: that process is gone)" })]
+    #[error("{path}: in use by process {pid}{}; stop it first", if *.alive { "" } else { " (or a child of it, or somebody who is just opening it: that process is gone)" })]
     Locked {
         /// The volume.
         path: PathBuf,

@@ -89,8 +89,10 @@ pub use server::socket_path;
 pub use staging::StagingReport;
 pub use wire::Report;
 
-/// How long a process that attaches tries to find or become the owner.
+/// How long a process that attaches tries to find or become the owner; where somebody is just opening the store, which takes a second
+/// for some millions of pages, the latter.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(10);
+const OPENING_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Pause between two tries; where nobody becomes owner it grows, each time by an eighth, to the latter: after ten seconds or so.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
@@ -164,11 +166,11 @@ impl Store {
                 "a read-only handle needs no owner: open the store read-only instead".to_owned(),
             ));
         }
-        let until = Instant::now() + ATTACH_PATIENCE;
+        let begun = Instant::now();
         let role = loop {
             match Role::find(path, &options, &through) {
                 Ok(role) => break role,
-                Err(NotYet::TryAgain(_)) if Instant::now() < until => {
+                Err(NotYet::TryAgain(error)) if begun.elapsed() < patience_with(&error) => {
                     std::thread::sleep(TRY_AGAIN);
                 }
                 Err(NotYet::TryAgain(error) | NotYet::Never(error)) => return Err(error),
@@ -207,6 +209,15 @@ pub fn report(path: &Path) -> Result<Report, StoreError> {
     let report = remote.report();
     remote.hang_up();
     report.map_err(|_| StoreError::OwnerGone)
+}
+
+/// How long to try again after this. Who opens a store is named in it only once it is recovered: until then it is locked, and the
+/// process named has gone.
+fn patience_with(error: &StoreError) -> Duration {
+    match error {
+        StoreError::Locked { alive: false, .. } => OPENING_PATIENCE,
+        _ => ATTACH_PATIENCE,
+    }
 }
 
 fn not_served(path: &Path, error: &ReachError) -> StoreError {

@@ -373,3 +373,16 @@ fn a_store_is_reached_through_links_to_it() {
         owner.close().unwrap();
     }
 }
+
+/// Whoever recovers a large store has it locked long before it can say so.
+#[test]
+fn who_is_just_opening_a_store_is_waited_for_longer_than_who_holds_it() {
+    let locked = |alive| crate::error::StoreError::Locked {
+        path: PathBuf::from("store"),
+        pid: 1,
+        alive,
+    };
+    assert!(super::patience_with(&locked(false)) > super::patience_with(&locked(true)));
+    let gone = crate::error::StoreError::OwnerGone;
+    assert_eq!(super::patience_with(&gone), super::ATTACH_PATIENCE);
+}
