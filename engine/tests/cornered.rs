@@ -492,6 +492,25 @@ fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
     assert!(left > stays.len() / 2, "{left} of {}", stays.len());
 }
 
+/// Pages that come one by one take a descriptor block each: a segment of them has much to give back, with deletions in it too.
+#[test]
+fn a_deletion_here_and_there_does_not_make_segments_too_dear_to_empty() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(life.start().is_ok());
+    for seed in 0..4000 {
+        assert!(life.put(&chain(seed, 1)).is_ok());
+        if seed % 50 == 0 {
+            let (slot, absent) = (life.slot, chain(10_000 + seed, 1));
+            let deleted = life.with_core(|core| core.delete(RequestId(seed), slot, &absent));
+            assert!(deleted.is_ok());
+        }
+    }
+    assert!(life.holds(&chain(3999, 1)));
+    let view = life.core.space_view();
+    assert!(view.live_blocks > view.usable_blocks / 2, "{view:?}");
+}
+
 /// Chats whose turns lie in different segments, so that what is cold has descendants elsewhere, and some of which go on for longer.
 /// `then` comes after each turn, until it says that it is enough.
 fn chat(life: &mut Life<'_>, mut then: impl FnMut(&mut Life<'_>) -> bool) {

@@ -64,7 +64,7 @@ impl Arena {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// As large as pages of this shape need it.
+    /// The memory, as large as pages of this shape need it; `None` where there is none to be had.
     fn grown<'a>(&self, memory: &'a mut Option<AlignedBuf>, shape: &Shape) -> Option<&'a mut [u8]> {
         let bytes = shape.pages_at_once() * shape.page_bytes;
         if memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
@@ -167,7 +167,6 @@ impl Arena {
     }
 }
 
-/// The arena, large enough for a page; `None` where there is no memory.
 fn parts_mut<'a>(shape: &Shape, page: &'a mut [u8]) -> Vec<IoSliceMut<'a>> {
     let mut rest = page;
     let mut parts = Vec::with_capacity(shape.parts.len());

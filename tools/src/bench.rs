@@ -46,7 +46,7 @@ const EXISTS_PAGE_BYTES: ByteSize = ByteSize(4 << 10);
 /// Page size of `put` and `get` unless given.
 const PAGE_BYTES: ByteSize = ByteSize(4 << 20);
 
-/// What the models of all namespaces begin with that are measured with.
+/// The model of the namespaces that puts, gets and lookups are measured with.
 const NAMESPACE: &str = "bench";
 
 /// Tokens that a bench page stands for; only names the namespace.
@@ -655,7 +655,8 @@ fn reason(status: PutStatus) -> String {
 
 /// Whether a store has namespaces that are not of measurements.
 fn holds_others(store: &Store) -> bool {
-    let is_other = |space: &Namespace| !space.fields().model.starts_with(NAMESPACE);
+    let is_own = |model: &str| model == NAMESPACE || model.starts_with(load::NAMESPACE);
+    let is_other = |space: &Namespace| !is_own(&space.fields().model);
     store.namespaces().iter().any(is_other)
 }
 
@@ -674,7 +675,7 @@ fn spare_others(
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "{}: the store holds pages of others, and has room for {} more, not for {}: measure a store of its own, ask for fewer pages, \
+        "{}: the store holds pages that may be of others, and has room for {} more, not for {}: measure a store of its own, ask for fewer pages, \
          or use --force to have the coldest dropped",
         path.display(),
         ByteSize(free),

@@ -540,7 +540,12 @@ impl Core {
 
     fn finish_note(&mut self, note: &Note, segment: SegmentId, commit: Serial) {
         if !matches!(note.body, NoteBody::Record(Record::Evict { .. })) {
-            self.space.segment_mut(segment).holds_notes = true;
+            let records = match note.body {
+                NoteBody::Namespace(_) => RECORDS_PER_BLOCK,
+                NoteBody::Record(_) => 1,
+            };
+            let notes = &mut self.space.segment_mut(segment).notes;
+            *notes = notes.saturating_add(u32::try_from(records).unwrap_or(u32::MAX));
             self.log.unsynced_notes.push(Written {
                 segment,
                 commit,

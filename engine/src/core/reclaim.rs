@@ -1,4 +1,5 @@
-//! Reclaim: emptying the segment with the fewest live bytes, so that it can be written again.
+//! Reclaim: emptying the segment with the fewest live bytes, so that it can be written again. Deletions that must be carried on count
+//! like pages.
 //!
 //! The steps, each driven by whoever moves the bytes:
 //! [`Core::next_victim`] picks a segment; its descriptor blocks are read; a [`Plan`](super::Plan) says which pages are worth a copy and
@@ -79,7 +80,7 @@ impl Core {
     /// them alone would be emptied into the next one without end.
     fn is_dead(&self, id: SegmentId) -> bool {
         let segment = self.space.segment(id);
-        segment.live == 0 && !segment.holds_notes
+        segment.live == 0 && segment.notes == 0
     }
 
     /// Segments that may become victims.
@@ -95,14 +96,11 @@ impl Core {
         let room = self.space.data_blocks();
         let gains = |weight: u64| room - weight.min(room) >= room / GAIN_SHARE;
         let oldest = self.space.oldest_life(self.syncs.synced);
-        // What its deletions take up is to be carried on like its pages.
+        // Its deletions are to be carried on like its pages.
         let weight = |segment: &Segment| {
             let is_needed = oldest.is_some_and(|oldest| oldest < segment.last_commit);
-            let notes = match segment.holds_notes && is_needed {
-                true => u64::from(segment.blocks),
-                false => 0,
-            };
-            segment.live + notes
+            let notes = if is_needed { segment.notes } else { 0 };
+            segment.live + u64::from(notes).div_ceil(RECORDS_PER_BLOCK as u64)
         };
         let lightest = self
             .candidates()
@@ -111,9 +109,20 @@ impl Core {
         if let Some((id, _)) = lightest {
             return Some(id);
         }
-        // Where deletions take up the room, it is the oldest life that has them carried on.
-        let is_held_up = self.candidates().any(|(_, segment)| gains(segment.live));
-        let mut candidates = self.candidates().filter(|_| is_held_up);
+        // Where deletions take up the room, it is the oldest lives that have them carried on. Those of free segments end by
+        // themselves: the next copies go there.
+        if !self.candidates().any(|(_, segment)| gains(segment.live)) {
+            return None;
+        }
+        let ends = |state: State| {
+            matches!(
+                state,
+                State::Free | State::Releasing | State::Emptied | State::Lost
+            )
+        };
+        let stays = self.space.iter().filter(|(_, s)| !ends(s.state));
+        let oldest = stays.map(|(_, segment)| segment.sequence).min();
+        let mut candidates = self.candidates();
         let oldest = candidates.find(|(_, segment)| Some(segment.sequence) == oldest);
         oldest.map(|(id, _)| id)
     }

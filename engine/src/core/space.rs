@@ -92,8 +92,8 @@ pub(crate) struct Segment {
     /// Of a victim that could not all be read: the life that its free header names. It is above any that a block may carry which the
     /// device would not give.
     pub free_as: Option<Serial>,
-    /// It holds deletions.
-    pub holds_notes: bool,
+    /// Records in it that are carried on when it is emptied, as far as this run has written them; a namespace's counts as a block full.
+    pub notes: u32,
     /// What a failed sync may have lost of it is being written into it again.
     pub healing: bool,
     /// Its first header is being written. Another one must not be before that: the later write could land first.
@@ -140,7 +140,7 @@ impl Segment {
             stuck: false,
             shunned: false,
             free_as: None,
-            holds_notes: false,
+            notes: 0,
             healing: false,
             opening: false,
             headless: false,

@@ -339,6 +339,8 @@ pub(super) struct Reads<'a> {
     deadline: Option<Instant>,
     /// What waits for its turn since the deadline has been given up.
     is_expired: bool,
+    /// Since when the device has said nothing.
+    silent_since: Instant,
 }
 
 impl<'a> Reads<'a> {
@@ -361,6 +363,7 @@ impl<'a> Reads<'a> {
             left: 0,
             deadline,
             is_expired: false,
+            silent_since: Instant::now(),
         };
         reads.begin(jobs, pages);
         reads
@@ -481,6 +484,9 @@ impl<'a> Reads<'a> {
             });
             next = end;
         }
+        if self.left == 0 {
+            self.silent_since = Instant::now();
+        }
         self.left += ops.len();
         self.is_expired = false;
         // SAFETY: the pieces lie in `pages`, which the caller lends for longer than this value lives, and dropping it waits
@@ -556,15 +562,17 @@ impl<'a> Reads<'a> {
         let limit = self.data.hangs.limit();
         let deadline = self.deadline.filter(|_| !self.is_expired);
         let in_time = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let until_hung = limit.saturating_sub(self.silent_since.elapsed());
         let answers = self
             .mailbox
-            .take(in_time.map_or(limit, |time| time.min(limit)));
+            .take(in_time.map_or(until_hung, |time| time.min(until_hung)));
         if answers.is_empty() && deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             self.is_expired = true;
             self.data.disk.expire();
             return;
         }
-        if answers.is_empty() {
+        if answers.is_empty() && self.silent_since.elapsed() >= limit {
+            self.silent_since = Instant::now();
             // The memory is the caller's, so this call waits on; later ones need not.
             for group in self.groups.iter().filter(|group| !group.answered) {
                 let volume = self.jobs[group.jobs.start].pinned.extent.volume;
@@ -587,6 +595,9 @@ impl<'a> Reads<'a> {
             let jobs = group.jobs.clone();
             let volume = self.jobs[jobs.start].pinned.extent.volume;
             self.data.hangs.answered(volume, &result);
+            if !matches!(result, Err(DiskError::Deadline | DiskError::Shutdown)) {
+                self.silent_since = Instant::now();
+            }
             let merged = jobs.len() > 1;
             for job in jobs {
                 self.ready.push(Outcome {

@@ -174,7 +174,10 @@ impl Call<'_> {
         if let Some(recheck) = &self.data.recheck {
             let disk = self.data.disk.as_ref();
             let so_far = |page: usize| pages[page].as_ref().err().copied();
-            for (job, why) in recheck.stale(disk, jobs, self.deadline, so_far) {
+            // As long as for any answer.
+            let limit = Instant::now() + self.data.hangs.limit();
+            let until = self.deadline.map_or(limit, |deadline| deadline.min(limit));
+            for (job, why) in recheck.stale(disk, jobs, Some(until), so_far) {
                 pages[job.page] = Err(why);
                 findings.retain(|(_, extent, _)| *extent != job.pinned.extent);
             }

@@ -11,7 +11,7 @@ pub mod create;
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -355,7 +355,9 @@ pub(crate) fn check_used<'a>(
     used: impl Iterator<Item = &'a Path>,
 ) -> Result<(), StoreError> {
     let used: Vec<&Path> = used.collect();
-    let is_unused = |path: &&PathBuf| !used.contains(&path.as_path());
+    let file = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    let is_same = |a: &Path, b: &Path| a == b || file(a).is_some_and(|a| file(b) == Some(a));
+    let is_unused = |path: &&PathBuf| !used.iter().any(|used| is_same(used, path));
     let Some(path) = named.iter().find(is_unused) else {
         return Ok(());
     };
@@ -544,7 +546,8 @@ impl Volumes {
         }
         let volumes = Volumes { list };
         // To a client its owner names all that it has itself, by whatever name.
-        if access != Access::Client {
+        // With one that is missing and may be, the name may be its.
+        if access != Access::Client && !degraded {
             let used = volumes.present().map(|(_, volume)| volume.path.as_path());
             check_used(elsewhere, used)?;
         }

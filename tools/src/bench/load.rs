@@ -31,6 +31,9 @@ use crate::size::ByteSize;
 use crate::usage::{self, Meter};
 use crate::workload::{self, Words};
 
+/// What the models of the namespaces begin with that loads are measured with.
+pub(super) const NAMESPACE: &str = "bench-load of ";
+
 /// The layers that a page is divided into unless given.
 const LAYERS: NonZeroU32 = NonZeroU32::new(32).expect("not 0");
 
@@ -261,7 +264,7 @@ fn cache(
         spare_others(&args.path, &**store, &stored, args.pages)?;
     }
     // The bytes of a page depend on its layers.
-    let model = format!("bench-load of {} layers", shape.layers());
+    let model = format!("{NAMESPACE}{} layers", shape.layers());
     let namespace = workload::namespace(&model, PAGE_TOKENS, stored)?;
     let shared: Arc<dyn PageStore> = store.clone();
     let l3 = StoreL3::new(shared, &namespace)?.with_puts(PutOptions { wait: PUT_WAIT });

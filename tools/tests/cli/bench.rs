@@ -233,7 +233,7 @@ fn bench_spares_the_pages_of_others_unless_it_is_told_not_to() {
     let shared = [&put[..], &["--shared"]].concat();
     let before = std::fs::read(path).unwrap();
     for arguments in [&put[..], &get, &exists, &shared] {
-        fails(arguments, 2, &[path, "pages of others", "--force"]);
+        fails(arguments, 2, &[path, "may be of others", "--force"]);
         let kept = json(&["inspect", path])["pages"].as_u64().unwrap();
         assert_eq!(kept, there, "{arguments:?}");
     }
