@@ -73,7 +73,9 @@ impl Core {
 
     pub(super) fn wants_reclaim(&self) -> bool {
         let runs_short = self.space.free_segments() < self.free_target();
-        self.has_suspects() || self.pick().is_some_and(|id| runs_short || self.is_dead(id))
+        self.has_suspects()
+            || self.pick().is_some_and(|id| runs_short || self.is_dead(id))
+            || runs_short && self.open_that_holds_up().is_some()
     }
 
     /// Nothing needs to be copied out of it: giving it back early costs nothing. Deletions are carried on and on: a segment of
@@ -106,12 +108,17 @@ impl Core {
             .candidates()
             .filter(|(_, segment)| gains(weight(segment)))
             .min_by_key(|(_, segment)| (weight(segment), segment.sequence));
-        if let Some((id, _)) = lightest {
-            return Some(id);
-        }
-        // Where deletions take up the room, it is the oldest lives that have them carried on. Those of free segments end by
-        // themselves: the next copies go there.
-        if !self.candidates().any(|(_, segment)| gains(segment.live)) {
+        let lightest = lightest.map(|(id, _)| id);
+        let is_candidate = |id: &SegmentId| self.candidates().any(|(other, _)| other == *id);
+        lightest.or_else(|| self.holds_up().filter(is_candidate))
+    }
+
+    /// Where deletions take up the room of segments that would be worth emptying: of the lives that have them carried on, and that do
+    /// not end by themselves, the oldest. That of a free segment does: the next copies go there.
+    fn holds_up(&self) -> Option<SegmentId> {
+        let room = self.space.data_blocks();
+        let gains = |segment: &Segment| room - segment.live.min(room) >= room / GAIN_SHARE;
+        if !self.candidates().any(|(_, segment)| gains(segment)) {
             return None;
         }
         let ends = |state: State| {
@@ -121,10 +128,16 @@ impl Core {
             )
         };
         let stays = self.space.iter().filter(|(_, s)| !ends(s.state));
-        let oldest = stays.map(|(_, segment)| segment.sequence).min();
-        let mut candidates = self.candidates();
-        let oldest = candidates.find(|(_, segment)| Some(segment.sequence) == oldest);
+        let oldest = stays.min_by_key(|(_, segment)| segment.sequence);
         oldest.map(|(id, _)| id)
+    }
+
+    /// What holds up everything else, if it still takes pages.
+    fn open_that_holds_up(&self) -> Option<SegmentId> {
+        let is_open = |id: &SegmentId| matches!(self.space.segment(*id).state, State::Open(_));
+        self.pick()
+            .is_none()
+            .then(|| self.holds_up().filter(is_open))?
     }
 
     /// The next segment to empty, if any should be.
@@ -134,7 +147,15 @@ impl Core {
         // But not for as long as a reader is in it, or one read that hangs would end all puts.
         let coming = self.coming() - self.held_by_readers();
         let runs_short = self.space.free_segments() + coming < self.free_target();
-        let id = self.pick()?;
+        let Some(id) = self.pick() else {
+            if runs_short && let Some(open) = self.open_that_holds_up() {
+                // Sealed, it is the next.
+                self.space.close(open);
+                self.drain(open);
+                self.pump();
+            }
+            return None;
+        };
         if !runs_short && !self.is_dead(id) && !self.space.segment(id).suspect {
             return None;
         }
