@@ -544,8 +544,10 @@ impl Core {
                 NoteBody::Namespace(_) => RECORDS_PER_BLOCK,
                 NoteBody::Record(_) => 1,
             };
-            let notes = &mut self.space.segment_mut(segment).notes;
-            *notes = notes.saturating_add(u32::try_from(records).unwrap_or(u32::MAX));
+            let place = self.space.segment_mut(segment);
+            let records = u32::try_from(records).unwrap_or(u32::MAX);
+            place.notes = place.notes.saturating_add(records);
+            place.is_carried_to |= matches!(note.teller, Teller::Victim(_));
             self.log.unsynced_notes.push(Written {
                 segment,
                 commit,

@@ -67,8 +67,7 @@ pub struct Move {
 impl Core {
     /// Free segments that reclaim tries to keep: two, or a sixty-fourth of the store.
     pub(super) fn free_target(&self) -> usize {
-        let present = self.space.iter().filter(|(_, s)| s.state != State::Lost);
-        (present.count() / 64).max(2)
+        (self.space.segments_there / 64).max(2)
     }
 
     pub(super) fn wants_reclaim(&self) -> bool {
@@ -97,20 +96,30 @@ impl Core {
         }
         let room = self.space.data_blocks();
         let gains = |weight: u64| room - weight.min(room) >= room / GAIN_SHARE;
-        let oldest = self.space.oldest_life(self.syncs.synced);
-        // Its deletions are to be carried on like its pages.
+        // Its deletions are carried on like its pages.
         let weight = |segment: &Segment| {
-            let is_needed = oldest.is_some_and(|oldest| oldest < segment.last_commit);
-            let notes = if is_needed { segment.notes } else { 0 };
-            segment.live + u64::from(notes).div_ceil(RECORDS_PER_BLOCK as u64)
+            segment.live + u64::from(segment.notes).div_ceil(RECORDS_PER_BLOCK as u64)
         };
         let lightest = self
             .candidates()
             .filter(|(_, segment)| gains(weight(segment)))
             .min_by_key(|(_, segment)| (weight(segment), segment.sequence));
-        let lightest = lightest.map(|(id, _)| id);
-        let is_candidate = |id: &SegmentId| self.candidates().any(|(other, _)| other == *id);
-        lightest.or_else(|| self.holds_up().filter(is_candidate))
+        if let Some((id, _)) = lightest {
+            return Some(id);
+        }
+        let is_candidate = |id: &SegmentId| {
+            let segment = self.space.segment(*id);
+            segment.state == State::Sealed && !segment.shunned
+        };
+        // What cannot be emptied may hold the others up for good. Deletions that nobody has carried yet may be of few keys.
+        let first_hand = || {
+            let first_hand = self
+                .candidates()
+                .filter(|(_, segment)| gains(segment.live) && !segment.is_carried_to);
+            let fewest = first_hand.min_by_key(|(_, segment)| (segment.live, segment.sequence));
+            fewest.map(|(id, _)| id)
+        };
+        self.holds_up().filter(is_candidate).or_else(first_hand)
     }
 
     /// Where deletions take up the room of segments that would be worth emptying: of the lives that have them carried on, and that do
@@ -121,13 +130,13 @@ impl Core {
         if !self.candidates().any(|(_, segment)| gains(segment)) {
             return None;
         }
-        let ends = |state: State| {
-            matches!(
-                state,
-                State::Free | State::Releasing | State::Emptied | State::Lost
-            )
+        let ends = |segment: &Segment| match segment.state {
+            State::Free | State::Releasing | State::Lost => true,
+            // Readers may hold one for as long as they like.
+            State::Emptied => segment.carrying > 0 || segment.carried > Serial::ZERO,
+            _ => false,
         };
-        let stays = self.space.iter().filter(|(_, s)| !ends(s.state));
+        let stays = self.space.iter().filter(|(_, s)| !ends(s));
         let oldest = stays.min_by_key(|(_, segment)| segment.sequence);
         oldest.map(|(id, _)| id)
     }

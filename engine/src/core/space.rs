@@ -94,6 +94,8 @@ pub(crate) struct Segment {
     pub free_as: Option<Serial>,
     /// Records in it that are carried on when it is emptied, as far as this run has written them; a namespace's counts as a block full.
     pub notes: u32,
+    /// Some of them have been carried here: there are no two of one key among those.
+    pub is_carried_to: bool,
     /// What a failed sync may have lost of it is being written into it again.
     pub healing: bool,
     /// Its first header is being written. Another one must not be before that: the later write could land first.
@@ -141,6 +143,7 @@ impl Segment {
             shunned: false,
             free_as: None,
             notes: 0,
+            is_carried_to: false,
             healing: false,
             opening: false,
             headless: false,
@@ -215,6 +218,8 @@ pub(crate) struct Space {
     pub segment_blocks: u32,
     pub volumes: Vec<VolumeSpace>,
     segments: Vec<Segment>,
+    /// How many of them are on volumes that are there.
+    pub segments_there: usize,
     /// Most blocks of pages kept at once.
     pub usable_blocks: u64,
     pub live_blocks: u64,
@@ -276,12 +281,15 @@ impl Space {
             own.iter().any(|segment| segment.state != State::Lost)
         };
         let volumes_there = spaces.iter().filter(is_there).count();
+        let lost = |segment: &&Segment| segment.state == State::Lost;
+        let segments_there = segments.len() - segments.iter().filter(lost).count();
         let mut space = Space {
             segment_blocks,
             volumes: spaces,
             usable_blocks: usable_blocks(present as u64, volumes_there, segment_blocks),
             live_blocks: 0,
             reserved_blocks: 0,
+            segments_there,
             segments,
             some_died: false,
             turn: 0,
