@@ -305,6 +305,15 @@ pub(super) fn take_late(queue: &mut VecDeque<Op>) -> VecDeque<Op> {
     late
 }
 
+/// Answers what was taken out of queues because it is late.
+pub(super) fn give_up(late: impl Iterator<Item = VecDeque<Op>>) {
+    let mut answers = Answers::default();
+    for op in late.flatten() {
+        refuse(op, DiskError::Deadline, &mut answers);
+    }
+    answers.deliver();
+}
+
 /// Answers an operation that never became a job.
 pub(super) fn refuse(op: Op, error: DiskError, answers: &mut Answers) {
     let buffer = match op.action {

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 
 use super::job::{
-    AbortOnPanic, Answers, Job, Step, join_others, refuse, submit_by_volume, take_late,
+    AbortOnPanic, Answers, Job, Step, give_up, join_others, refuse, submit_by_volume, take_late,
 };
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 
@@ -101,13 +101,8 @@ impl Disk for Threads {
     }
 
     fn expire(&self) {
-        let mut answers = Answers::default();
-        for lane in self.lanes.iter().flatten() {
-            let late = take_late(&mut lane.inbox.lock().ops);
-            late.into_iter()
-                .for_each(|op| refuse(op, DiskError::Deadline, &mut answers));
-        }
-        answers.deliver();
+        let lanes = self.lanes.iter().flatten();
+        give_up(lanes.map(|lane| take_late(&mut lane.inbox.lock().ops)));
     }
 
     unsafe fn register(&self, _memory: &[Piece]) -> String {

@@ -29,7 +29,7 @@ use io_uring::{IoUring, Probe, opcode};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::job::{Answers, join_others, refuse, submit_by_volume, take_late};
+use super::job::{Answers, give_up, join_others, refuse, submit_by_volume, take_late};
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 
 /// Most operations of one volume with the kernel at once.
@@ -295,13 +295,8 @@ impl Disk for Uring {
     }
 
     fn expire(&self) {
-        let mut answers = Answers::default();
-        for lane in self.lanes.iter().flatten() {
-            let late = take_late(&mut lane.inbox.lock().ops);
-            late.into_iter()
-                .for_each(|op| refuse(op, DiskError::Deadline, &mut answers));
-        }
-        answers.deliver();
+        let lanes = self.lanes.iter().flatten();
+        give_up(lanes.map(|lane| take_late(&mut lane.inbox.lock().ops)));
     }
 
     unsafe fn register(&self, memory: &[Piece]) -> String {
