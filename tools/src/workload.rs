@@ -145,49 +145,44 @@ impl Words {
         lanes
     }
 
+    #[inline(always)]
+    fn fill_step(self, step: usize, bytes: &mut [u8; STEP_BYTES]) {
+        let (words, _) = bytes.as_chunks_mut();
+        for (word, lane) in words.iter_mut().zip(self.step(step)) {
+            *word = lane.to_ne_bytes();
+        }
+    }
+
     fn step_bytes(self, step: usize) -> [u8; STEP_BYTES] {
         let mut bytes = [0; STEP_BYTES];
-        for (out, lane) in bytes.chunks_exact_mut(8).zip(self.step(step)) {
-            out.copy_from_slice(&lane.to_ne_bytes());
-        }
+        self.fill_step(step, &mut bytes);
         bytes
     }
 
     /// Makes them.
     pub fn fill(self, part: &mut [u8]) {
-        let mut steps = part.chunks_exact_mut(STEP_BYTES);
-        let mut count = 0;
-        for (step, out) in steps.by_ref().enumerate() {
-            for (word, lane) in out.chunks_exact_mut(8).zip(self.step(step)) {
-                word.copy_from_slice(&lane.to_ne_bytes());
-            }
-            count = step + 1;
+        let (steps, tail) = part.as_chunks_mut();
+        let count = steps.len();
+        for (step, bytes) in steps.iter_mut().enumerate() {
+            self.fill_step(step, bytes);
         }
-        let tail = steps.into_remainder();
-        let bytes = self.step_bytes(count);
-        tail.copy_from_slice(&bytes[..tail.len()]);
+        tail.copy_from_slice(&self.step_bytes(count)[..tail.len()]);
     }
 
     /// Whether `part` holds these words.
     pub fn match_part(self, part: &[u8]) -> bool {
         let mut step = 0;
         for block in part.chunks(COMPARE_BYTES) {
-            let mut steps = block.chunks_exact(STEP_BYTES);
+            let (steps, tail) = block.as_chunks::<STEP_BYTES>();
             let mut difference = [0; LANES];
-            for bytes in steps.by_ref() {
+            for bytes in steps {
+                let (words, _) = bytes.as_chunks();
                 let expected = self.step(step);
-                for ((difference, word), lane) in difference
-                    .iter_mut()
-                    .zip(bytes.chunks_exact(8))
-                    .zip(expected)
-                {
-                    let mut found = [0; 8];
-                    found.copy_from_slice(word);
-                    *difference |= u64::from_ne_bytes(found) ^ lane;
+                for ((difference, word), lane) in difference.iter_mut().zip(words).zip(expected) {
+                    *difference |= u64::from_ne_bytes(*word) ^ lane;
                 }
                 step += 1;
             }
-            let tail = steps.remainder();
             if difference != [0; LANES] || *tail != self.step_bytes(step)[..tail.len()] {
                 return false;
             }
