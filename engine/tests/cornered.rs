@@ -450,6 +450,28 @@ fn emptied_segments_that_stay_pinned_leave_no_store_without_room() {
     }
 }
 
+/// Has reclaim empty segments until it rests.
+fn rest(life: &mut Life<'_>) {
+    let before = life.victims.len();
+    loop {
+        let victims = life.victims.len();
+        assert!(life.reclaim().is_ok());
+        if life.victims.len() == victims {
+            return;
+        }
+        let turned = victims - before;
+        assert!(turned < 4 * SEGMENTS as usize, "{turned} victims in a row");
+    }
+}
+
+/// Deletes so many pages that are not there that their records fill two dozen blocks.
+fn delete_absent(life: &mut Life<'_>, seed: u64) {
+    let (slot, absent) = (life.slot, chain(seed, 1000));
+    let deleted = life.with_core(|core| core.delete(RequestId(seed), slot, &absent));
+    assert!(deleted.is_ok());
+    rest(life);
+}
+
 /// As long as there is a life as old as they are, deletions are carried on: those that take up more room than reclaim keeps free
 /// must neither keep it busy for ever nor everybody else out. What goes away first is what holds them up.
 #[test]
@@ -462,25 +484,8 @@ fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
     for keys in &stays {
         assert!(life.put(keys).is_ok());
     }
-    let rest = |life: &mut Life<'_>| {
-        let before = life.victims.len();
-        loop {
-            let victims = life.victims.len();
-            assert!(life.reclaim().is_ok());
-            if life.victims.len() == victims {
-                return;
-            }
-            let turned = victims - before;
-            assert!(turned < 4 * SEGMENTS as usize, "{turned} victims in a row");
-        }
-    };
     for request in 0..60 {
-        // As many as fill two dozen blocks, of pages that are not there.
-        let absent = chain(1000 + request, 1000);
-        let slot = life.slot;
-        let deleted = life.with_core(|core| core.delete(RequestId(request), slot, &absent));
-        assert!(deleted.is_ok());
-        rest(&mut life);
+        delete_absent(&mut life, 1000 + request);
     }
     for seed in 500..520 {
         assert!(life.put(&chain(seed, PAGES)).is_ok());
@@ -490,6 +495,47 @@ fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
     // Deletions take room from pages as long as they are needed, and no longer.
     let left = stays.iter().filter(|keys| life.holds(keys)).count();
     assert!(left > stays.len() / 2, "{left} of {}", stays.len());
+}
+
+/// The oldest lives are full of pages that stay, or are still being written: no page in them is dead, and they are emptied all the
+/// same.
+#[test]
+fn deletions_that_fill_a_store_go_with_the_lives_that_hold_them_up() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(life.start().is_ok());
+    for seed in 0..40 {
+        assert!(life.put(&chain(seed, PAGES)).is_ok());
+    }
+    for request in 0..200 {
+        delete_absent(&mut life, 1000 + request);
+    }
+    for seed in 500..520 {
+        assert!(life.put(&chain(seed, PAGES)).is_ok());
+        rest(&mut life);
+    }
+    assert!(life.holds(&chain(519, PAGES)));
+}
+
+/// What it reads from cannot be written again, and holds up deletions; but of those of the same pages only the last are needed.
+#[test]
+fn a_reader_that_stays_does_not_have_deletions_of_the_same_pages_fill_the_store() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(life.start().is_ok());
+    life.to_keep = 1;
+    for seed in 0..200 {
+        assert!(life.put(&chain(seed, PAGES)).is_ok());
+    }
+    assert_eq!(life.kept, 1);
+    for _ in 0..200 {
+        delete_absent(&mut life, 1000);
+    }
+    for seed in 500..520 {
+        assert!(life.put(&chain(seed, PAGES)).is_ok());
+        rest(&mut life);
+    }
+    assert!(life.holds(&chain(519, PAGES)));
 }
 
 /// Pages that come one by one take a descriptor block each: a segment of them has much to give back, with deletions in it too.
