@@ -531,11 +531,22 @@ fn a_reader_that_stays_does_not_have_deletions_of_the_same_pages_fill_the_store(
     for _ in 0..200 {
         delete_absent(&mut life, 1000);
     }
-    for seed in 500..520 {
-        assert!(life.put(&chain(seed, PAGES)).is_ok());
-        rest(&mut life);
+    let goes_on = |life: &mut Life<'_>, seed| {
+        for seed in seed..seed + 20 {
+            assert!(life.put(&chain(seed, PAGES)).is_ok());
+            rest(life);
+        }
+        assert!(life.holds(&chain(seed + 19, PAGES)));
+    };
+    goes_on(&mut life, 500);
+    // Those of different pages all are needed, until it has gone.
+    for request in 0..400 {
+        delete_absent(&mut life, 2000 + request);
     }
-    assert!(life.holds(&chain(519, PAGES)));
+    let held = life.victims[0];
+    life.index.unpin(held);
+    assert!(life.with_core(|core| core.unpinned(held)).is_ok());
+    goes_on(&mut life, 600);
 }
 
 /// Pages that come one by one take a descriptor block each: a segment of them has much to give back, with deletions in it too.
