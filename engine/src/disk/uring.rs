@@ -204,17 +204,10 @@ struct Inbox {
     asleep: bool,
 }
 
-/// Memory to register, and where to say what came of it.
+/// Memory to register as one buffer, and where to say what came of it.
 struct Registration {
-    buffers: Vec<Piece>,
-    reply: mpsc::Sender<Registered>,
-}
-
-/// What came of a registration on one ring.
-struct Registered {
-    buffers: usize,
-    bytes: usize,
-    refusal: Option<io::Error>,
+    buffer: Piece,
+    reply: mpsc::Sender<io::Result<()>>,
 }
 
 impl Uring {
@@ -272,11 +265,12 @@ impl Uring {
         }
     }
 
-    fn register_everywhere(&self, buffers: &[Piece]) -> Vec<Registered> {
+    /// Registers a buffer with every ring that is running; how many they are.
+    fn register_everywhere(&self, buffer: Piece) -> io::Result<usize> {
         let (reply, replies) = mpsc::channel();
         for lane in self.lanes.iter().flatten() {
             let registration = Registration {
-                buffers: buffers.to_vec(),
+                buffer,
                 reply: reply.clone(),
             };
             // A closed lane drops its registration, and with it its end of the channel.
@@ -285,7 +279,9 @@ impl Uring {
             });
         }
         drop(reply);
-        replies.iter().collect()
+        replies
+            .iter()
+            .try_fold(0, |rings, registered| registered.map(|()| rings + 1))
     }
 }
 
@@ -303,8 +299,31 @@ impl Disk for Uring {
         if !self.features.fixed_buffers {
             return "not registered: this kernel's io_uring has no updatable buffer table (5.19 has)".to_owned();
         }
-        let buffers: Vec<Piece> = memory.iter().copied().flat_map(cut).collect();
-        summary(&buffers, &self.register_everywhere(&buffers))
+        let mib = |bytes: usize| bytes >> 20;
+        let wanted: usize = memory.iter().map(|piece| piece.len).sum();
+        let (mut buffers, mut bytes, mut rings) = (0, 0, 0);
+        for buffer in memory.iter().copied().flat_map(cut) {
+            // The rings' threads move nobody's bytes while they pin memory, so they are given little of it at a time, and all of it
+            // is there by then.
+            populate(buffer);
+            match self.register_everywhere(buffer) {
+                Ok(0) => return "not registered: no ring is running".to_owned(),
+                Ok(count) => rings = count,
+                Err(refusal) => {
+                    let (registered, wanted) = (mib(bytes), mib(wanted));
+                    let hint = hint(&refusal);
+                    return format!(
+                        "{registered} of {wanted} MiB registered, plain I/O for the rest: {refusal}; {hint}"
+                    );
+                }
+            }
+            buffers += 1;
+            bytes += buffer.len;
+        }
+        format!(
+            "{} MiB registered, in {buffers} buffers on {rings} rings",
+            mib(bytes)
+        )
     }
 
     fn choice(&self) -> &Choice {
@@ -382,20 +401,23 @@ fn cut(piece: Piece) -> impl Iterator<Item = Piece> {
         })
 }
 
-fn summary(wanted: &[Piece], rings: &[Registered]) -> String {
-    let mib = |bytes: usize| bytes >> 20;
-    let wanted_bytes: usize = wanted.iter().map(|piece| piece.len).sum();
-    let Some(least) = rings.iter().min_by_key(|ring| ring.bytes) else {
-        return "not registered: no ring is running".to_owned();
+/// Has the kernel bring memory in. What it cannot be told so it finds out when it pins it.
+fn populate(piece: Piece) {
+    let into_page = piece.ptr.addr() % rustix::param::page_size();
+    let start = piece.ptr.wrapping_sub(into_page);
+    // SAFETY: the memory is mapped (contract of `Disk::register`), and this changes none of its bytes.
+    let _ = unsafe {
+        rustix::mm::madvise(
+            start.cast(),
+            piece.len + into_page,
+            rustix::mm::Advice::LinuxPopulateWrite,
+        )
     };
-    let Some(refusal) = &least.refusal else {
-        let (buffers, rings) = (least.buffers, rings.len());
-        return format!(
-            "{} MiB registered, in {buffers} buffers on {rings} rings",
-            mib(wanted_bytes)
-        );
-    };
-    let hint = match refusal.raw_os_error() {
+}
+
+/// What to do about memory that was not registered.
+fn hint(refusal: &io::Error) -> &'static str {
+    match refusal.raw_os_error() {
         Some(libc::ENOMEM | libc::EPERM) => {
             "raise the locked-memory limit (ulimit -l, LimitMEMLOCK=)"
         }
@@ -403,7 +425,5 @@ fn summary(wanted: &[Piece], rings: &[Registered]) -> String {
             "the kernel cannot pin this kind of mapping (use anonymous memory)"
         }
         _ => "if it is the locked-memory limit, raise it (ulimit -l, LimitMEMLOCK=)",
-    };
-    let (registered, wanted) = (mib(least.bytes), mib(wanted_bytes));
-    format!("{registered} of {wanted} MiB registered, plain I/O for the rest: {refusal}; {hint}")
+    }
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{CompletionQueue, EnterFlags, IoUring, SubmissionQueue, Submitter, opcode, squeue};
 
-use super::{FIXED_BUFFERS_MAX, Features, Lane, Registered, Registration};
+use super::{FIXED_BUFFERS_MAX, Features, Lane};
 use crate::disk::job::{AbortOnPanic, Answers, Job, Step, refuse};
 use crate::disk::{DiskError, Op, Piece};
 use crate::memory::AlignedBuf;
@@ -178,7 +178,8 @@ impl<'r> Worker<'r> {
         drop(inbox);
 
         for registration in registrations {
-            self.register(&registration);
+            let registered = self.fixed.add(&self.submitter, registration.buffer);
+            let _ = registration.reply.send(registered);
         }
         let mut taken = mem::take(&mut self.taken);
         for op in taken.drain(..) {
@@ -345,23 +346,6 @@ impl<'r> Worker<'r> {
             self.free.push(place);
             job.answer(result, &mut self.answers);
         }
-    }
-
-    fn register(&mut self, registration: &Registration) {
-        let mut registered = Registered {
-            buffers: 0,
-            bytes: 0,
-            refusal: None,
-        };
-        for buffer in &registration.buffers {
-            if let Err(error) = self.fixed.add(&self.submitter, *buffer) {
-                registered.refusal = Some(error);
-                break;
-            }
-            registered.buffers += 1;
-            registered.bytes += buffer.len;
-        }
-        let _ = registration.reply.send(registered);
     }
 
     /// Makes the ring let go of the file and the buffers now: the kernel takes a ring apart later, in its own time.
