@@ -472,6 +472,15 @@ fn delete_absent(life: &mut Life<'_>, seed: u64) {
     rest(life);
 }
 
+/// Puts twenty chains, the last of which is there then.
+fn puts_go_on(life: &mut Life<'_>, seed: u64) {
+    for seed in seed..seed + 20 {
+        assert!(life.put(&chain(seed, PAGES)).is_ok());
+        rest(life);
+    }
+    assert!(life.holds(&chain(seed + 19, PAGES)));
+}
+
 /// As long as there is a life as old as they are, deletions are carried on: those that take up more room than reclaim keeps free
 /// must neither keep it busy for ever nor everybody else out. What goes away first is what holds them up.
 #[test]
@@ -487,11 +496,7 @@ fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
     for request in 0..60 {
         delete_absent(&mut life, 1000 + request);
     }
-    for seed in 500..520 {
-        assert!(life.put(&chain(seed, PAGES)).is_ok());
-        rest(&mut life);
-    }
-    assert!(life.holds(&chain(519, PAGES)));
+    puts_go_on(&mut life, 500);
     // Deletions take room from pages as long as they are needed, and no longer.
     let left = stays.iter().filter(|keys| life.holds(keys)).count();
     assert!(left > stays.len() / 2, "{left} of {}", stays.len());
@@ -510,11 +515,7 @@ fn deletions_that_fill_a_store_go_with_the_lives_that_hold_them_up() {
     for request in 0..200 {
         delete_absent(&mut life, 1000 + request);
     }
-    for seed in 500..520 {
-        assert!(life.put(&chain(seed, PAGES)).is_ok());
-        rest(&mut life);
-    }
-    assert!(life.holds(&chain(519, PAGES)));
+    puts_go_on(&mut life, 500);
 }
 
 /// What it reads from cannot be written again, and holds up deletions; but of those of the same pages only the last are needed.
@@ -531,14 +532,7 @@ fn a_reader_that_stays_does_not_have_deletions_of_the_same_pages_fill_the_store(
     for _ in 0..200 {
         delete_absent(&mut life, 1000);
     }
-    let goes_on = |life: &mut Life<'_>, seed| {
-        for seed in seed..seed + 20 {
-            assert!(life.put(&chain(seed, PAGES)).is_ok());
-            rest(life);
-        }
-        assert!(life.holds(&chain(seed + 19, PAGES)));
-    };
-    goes_on(&mut life, 500);
+    puts_go_on(&mut life, 500);
     // Those of different pages all are needed, until it has gone.
     for request in 0..400 {
         delete_absent(&mut life, 2000 + request);
@@ -546,7 +540,7 @@ fn a_reader_that_stays_does_not_have_deletions_of_the_same_pages_fill_the_store(
     let held = life.victims[0];
     life.index.unpin(held);
     assert!(life.with_core(|core| core.unpinned(held)).is_ok());
-    goes_on(&mut life, 600);
+    puts_go_on(&mut life, 600);
 }
 
 /// Pages that come one by one take a descriptor block each: a segment of them has much to give back, with deletions in it too.
