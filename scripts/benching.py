@@ -23,6 +23,13 @@ def parse_size(text):
     return int(text)
 
 
+def count(text):
+    number = int(text)
+    if number < 1:
+        raise ValueError("less than 1")
+    return number
+
+
 def human(size):
     for unit in reversed(UNITS):
         if size >= UNITS[unit]:

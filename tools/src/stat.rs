@@ -13,6 +13,9 @@ use crate::interrupt::Interrupt;
 use crate::report::{self as output, Lines, Report};
 use crate::size::ByteSize;
 
+/// Shortest pause between two reports: the owner has other things to do.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+
 /// Ask the process that owns a store what it is doing
 #[derive(Args, Debug)]
 pub struct StatArgs {
@@ -158,8 +161,7 @@ impl Report for StatReport {
 
 /// Runs the command.
 pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
-    let pause = args.watch.map(Duration::try_from_secs_f64).transpose();
-    let pause = pause.map_err(|_| Failure::usage("--watch: give seconds, as in --watch 0.5"))?;
+    let pause = args.watch.map(pause).transpose()?;
     let interrupt = Interrupt::watch();
     loop {
         let told = share::report(&args.path)?;
@@ -179,6 +181,16 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
             Some(pause) if !interrupt.wait(pause) && end_report()? => {}
             _ => return Ok(Ending::Done),
         }
+    }
+}
+
+/// How long to wait between two reports.
+fn pause(seconds: f64) -> Result<Duration, Failure> {
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(pause) if pause >= PAUSE_MIN => Ok(pause),
+        _ => Err(Failure::usage(
+            "--watch: give seconds, 0.01 at least, as in --watch 0.5",
+        )),
     }
 }
 

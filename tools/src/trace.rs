@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::iter::Peekable;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -69,18 +70,23 @@ pub struct Trace<R> {
     failed: bool,
 }
 
+/// A trace in a file, of which the first line has been read.
+pub type FileTrace = Peekable<Trace<BufReader<File>>>;
+
 impl Trace<BufReader<File>> {
-    /// Opens a trace.
+    /// Opens a trace, and looks at its first request: what is no trace at all is known before anything is made for it.
     ///
     /// # Errors
-    /// When the file cannot be opened.
-    pub fn open(path: &Path) -> Result<Self, TraceError> {
-        match File::open(path) {
-            Ok(file) => Ok(Trace::new(path, BufReader::new(file))),
-            Err(source) => Err(TraceError::Io {
-                path: path.to_owned(),
-                source,
-            }),
+    /// When the file cannot be read, or does not begin with a request.
+    pub fn open(path: &Path) -> Result<FileTrace, TraceError> {
+        let file = File::open(path).map_err(|source| TraceError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+        let mut trace = Trace::new(path, BufReader::new(file)).peekable();
+        match trace.next_if(Result::is_err) {
+            Some(Err(error)) => Err(error),
+            _ => Ok(trace),
         }
     }
 }
@@ -197,6 +203,25 @@ mod tests {
             Some(Err(TraceError::TooLong { line: 1, .. }))
         ));
         assert!(trace.next().is_none());
+    }
+
+    #[test]
+    fn a_file_that_is_no_trace_is_refused_when_it_is_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t");
+        std::fs::write(&path, "\n\u{7f}ELF").unwrap();
+        let error = Trace::open(&path).err().unwrap();
+        assert!(matches!(error, TraceError::Malformed { line: 2, .. }));
+        std::fs::write(&path, "{\"hash_ids\": [1]}\n\n[").unwrap();
+        let read: Vec<_> = Trace::open(&path).unwrap().collect();
+        assert!(matches!(
+            read[..],
+            [Ok(_), Err(TraceError::Malformed { line: 3, .. })]
+        ));
+        assert!(matches!(
+            Trace::open(directory.path()),
+            Err(TraceError::Io { .. })
+        ));
     }
 
     #[test]

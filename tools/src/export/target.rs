@@ -3,10 +3,10 @@
 //! Defends against half a file (it is written under another name, which goes when the export fails), and against replacing
 //! what nobody meant to lose: files that are there without `--force`, volumes of stores always.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use larder_engine::format::Structure;
@@ -164,14 +164,14 @@ fn check_space(path: &Path, directory: &Path, needed: u64) -> Result<(), Failure
     )))
 }
 
-/// A file beside the one to be made, which goes when it is dropped.
+/// A file beside the one to be made, which goes when it is dropped. It is its user's alone, as a store's volumes are: pages are what
+/// somebody's prompts came to.
 fn temporary(path: &Path, directory: &Path) -> io::Result<NamedTempFile> {
     let mut prefix = path.file_name().unwrap_or_default().to_owned();
     prefix.push(".");
     tempfile::Builder::new()
         .prefix(&prefix)
         .suffix(".tmp")
-        .permissions(Permissions::from_mode(0o666))
         .tempfile_in(directory)
 }
 

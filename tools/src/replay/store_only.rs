@@ -6,8 +6,6 @@
 //!
 //! Defends against continuing the wrong store: its capacity and the shape of its replay pages must be those asked for.
 
-use std::fs::File;
-use std::io::BufReader;
 use std::time::Instant;
 
 use larder_engine::{PageStore, Store};
@@ -22,7 +20,7 @@ use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
 use crate::session::{self, Counts, Session, Witness};
 use crate::size::ByteSize;
-use crate::trace::Trace;
+use crate::trace::{FileTrace, Trace};
 use crate::usage;
 use crate::workload;
 
@@ -174,7 +172,7 @@ pub fn run(
     interrupt: &Interrupt,
 ) -> Result<Ending, Failure> {
     let shape = workload::shape(page_bytes, 1)?;
-    // The trace and the logs are opened first: a mistyped path should not leave a store behind.
+    // The trace and the logs are opened first: a mistyped path, or a file of something else, should not leave a store behind.
     let trace = Trace::open(&args.trace)?;
     let log = args.ack_log.as_deref().map(AckLog::open).transpose()?;
     let acks = Acks {
@@ -198,7 +196,7 @@ pub fn run(
 
 /// What a replay goes by, all of it readable.
 struct Input {
-    trace: Trace<BufReader<File>>,
+    trace: FileTrace,
     acks: Acks,
     history: Option<History>,
     shape: PageShape,

@@ -257,6 +257,12 @@ fn on_disk(shape: &KvShape) -> Result<PageShape, Failure> {
 pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<Ending, Failure> {
     let started = Instant::now();
     // Everything that can be wrong with what was asked for comes before anything is made.
+    if args.trace.exists() && !args.trace.is_file() {
+        return Err(Failure::usage(format!(
+            "{}: not a file; it is read more than once: give a file",
+            args.trace.display()
+        )));
+    }
     drop(Trace::open(&args.trace)?);
     plan.config(Setting::All)?;
     let device = plan.args.device()?;

@@ -335,6 +335,14 @@ fn replay_names_what_is_wrong_with_its_input() {
         !store.exists(),
         "no store is made for a trace that is not there"
     );
+    let other = directory.path().join("other");
+    std::fs::write(&other, "no trace\n").unwrap();
+    fails(
+        &replay(&other, &store, "64KiB"),
+        2,
+        &[text(&other), "line 1", "not a request"],
+    );
+    assert!(!store.exists(), "nor for a file that is no trace");
     let trace = trace_in(&directory, 4, 3);
     std::fs::write(
         &trace,
@@ -536,6 +544,10 @@ fn what_makes_no_sense_is_a_usage_error() {
         2,
         &["--page-bytes"],
     );
+    for pause in ["0", "1e-9", "-1", "inf"] {
+        let watch = format!("--watch={pause}");
+        fails(&["stat", "s", &watch], 2, &["--watch", "0.01"]);
+    }
     assert_eq!(larder(&["--version"]).status.code(), Some(0));
 }
 

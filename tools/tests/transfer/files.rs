@@ -1,5 +1,6 @@
 //! The file that an export makes: never half of one, never over something that is there.
 
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
@@ -39,13 +40,14 @@ fn a_file_that_is_there_is_replaced_only_by_force() {
 }
 
 #[test]
-fn the_file_may_be_read_by_whom_the_umask_lets() {
+fn the_file_is_its_users_alone_as_the_store_is() {
     let source = small();
     let archive = source.export("archive", &[]);
-    let usual = source.beside("usual");
-    std::fs::write(&usual, "").unwrap();
-    let mode = |path: &Path| path.metadata().unwrap().permissions().mode();
-    assert_eq!(mode(&archive), mode(&usual));
+    std::fs::set_permissions(&archive, Permissions::from_mode(0o644)).unwrap();
+    let replaced = source.export("archive", &["--force"]);
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&replaced), 0o600);
+    assert_eq!(mode(&source.path), 0o600);
 }
 
 #[test]
