@@ -23,41 +23,12 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from larder import _larder
+from larder import _larder, weights
 
 logger = logging.getLogger(__name__)
 
 #: Most buffers of a page that are stored as parts of their own; more are joined into one.
 _PARTS_MAX = 8
-
-#: What a server is told that decides the bytes of a page whichever weights it loads, by the names of its arguments. Pools do
-#: not tell all of it: they hold every 8-bit type as plain bytes.
-_TOLD = (
-    "quantization",
-    "modelopt_quant",
-    "quantize_and_serve",
-    "kv_cache_dtype",
-    "qsa_indexer_dtype",
-    "enable_deepseek_v4_fp4_indexer",
-    "dtype",
-    "model_impl",
-    "json_model_override_args",
-    "speculative_algorithm",
-    "speculative_draft_kv_cache_dtype",
-    "speculative_draft_model_quantization",
-)
-
-#: What it is told of which weights these are.
-_TOLD_OF_WEIGHTS = (
-    "model_path",
-    "revision",
-    "load_format",
-    "weight_version",
-    "quantization_param_path",
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-    "uno_lora_path",
-)
 
 #: What a pool says of itself that decides the bytes of a page, by the names of its attributes.
 _SHAPES = (
@@ -126,79 +97,6 @@ def _starts(pool: Any, keys: Sequence[str], indices: torch.Tensor) -> list[int]:
     return indices[:: pool.page_size].tolist()
 
 
-def _places(path: str, revision: Optional[str]) -> list[str]:
-    """Where a model's files are on this machine."""
-    if os.path.exists(path):
-        return [path]
-    try:
-        from huggingface_hub import snapshot_download
-
-        return [snapshot_download(path, revision=revision, local_files_only=True)]
-    except Exception as error:
-        raise ValueError(
-            f"the files of {path} are not on this machine ({error}), so that nothing tells these weights from others: "
-            "set `weights_tag` in the extra config"
-        ) from error
-
-
-def _adapters(args: Any) -> list[tuple[str, str]]:
-    """(name, path) of the LoRA adapters that a server is started with: their keys name both, but not what lies there."""
-    given = getattr(args, "lora_paths", None) or []
-    if isinstance(given, dict):
-        given = [{"lora_name": name, "lora_path": getattr(path, "lora_path", path)} for name, path in given.items()]
-    found = []
-    for adapter in given:
-        if isinstance(adapter, str):
-            name, _, path = adapter.rpartition("=")
-        elif isinstance(adapter, dict):
-            name, path = adapter.get("lora_name"), adapter["lora_path"]
-        else:
-            name, path = adapter.lora_name, adapter.lora_path
-        found.append((str(name or path), str(path)))
-    return sorted(found)
-
-
-def _told(args: Any, names: Sequence[str]) -> dict[str, str]:
-    return {name: str(getattr(args, name)) for name in names if getattr(args, name, None) is not None}
-
-
-def _weights_of_tag(tag: str) -> str:
-    """Somebody's own tag says which weights these are, and not what else decides the bytes of a page."""
-    try:
-        from sglang.srt.runtime_context import get_server_args
-
-        args = get_server_args()
-    except Exception as error:
-        logger.warning("larder: SGLang's arguments are not to be had (%s): `weights_tag` must say all of them", error)
-        return tag
-    return f"{tag}+{_larder.weights_tag(_told(args, _TOLD), [])}"
-
-
-def _derive_weights_tag() -> str:
-    """A tag from SGLang's own arguments and the files they name."""
-    try:
-        from sglang.srt.runtime_context import get_server_args
-
-        args = get_server_args()
-    except Exception as error:
-        raise ValueError(
-            f"SGLang's arguments are not to be had ({error}), so that nothing tells these weights from others: "
-            "set `weights_tag` in the extra config"
-        ) from error
-    told = _told(args, _TOLD + _TOLD_OF_WEIGHTS)
-    places = _places(args.model_path, getattr(args, "revision", None))
-    draft = getattr(args, "speculative_draft_model_path", None)
-    if draft:
-        places += _places(draft, getattr(args, "speculative_draft_model_revision", None))
-    for named in ("quantization_param_path", "uno_lora_path"):
-        if getattr(args, named, None):
-            places += _places(getattr(args, named), None)
-    for name, path in _adapters(args):
-        told[f"adapter {name}"] = path
-        places += _places(path, None)
-    return _larder.weights_tag(told, places)
-
-
 def _is_sharded(pool: Any, name: str) -> bool:
     """Whether tensor-parallel ranks hold different bytes in this pool even where the model's KV is replicated."""
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
@@ -252,11 +150,11 @@ class LarderHiCache(HiCacheStorage):
         if storage_config.should_split_heads:
             raise ValueError("larder: `tp_lcm_size` above the tensor-parallel size is not supported: leave it out")
         config = json.dumps(extra, default=str)
-        weights = extra.get("weights_tag")
+        own = extra.get("weights_tag")
         server = {
             "model": storage_config.model_name or "unnamed",
             # A tag of the wrong type is refused, by its key, with the rest of the configuration.
-            "weights": _derive_weights_tag() if weights is None else _weights_of_tag(str(weights)),
+            "weights": weights.derived() if own is None else weights.of_own(str(own)),
             "tp": (storage_config.tp_rank, storage_config.tp_size),
             "pp": (storage_config.pp_rank, storage_config.pp_size),
             "cp": (storage_config.attn_cp_rank, storage_config.attn_cp_size),
@@ -272,6 +170,12 @@ class LarderHiCache(HiCacheStorage):
         self._flat: set[str] = set()
         for remark in self._backend.remarks:
             logger.warning("larder: %s", remark)
+        if self._one_writes and storage_config.attn_cp_size > 1:
+            logger.warning(
+                "larder: SGLang gives pages to its storage on rank 0 alone, but with context parallelism (attn_cp_size %s) each rank's "
+                "pages are its own: no rank but 0 ever finds one, and no prefix is restored",
+                storage_config.attn_cp_size,
+            )
         counters = self._backend.counters()
         logger.info(
             "larder: attached to %s as %s, %s pages found, weights %s, disk %s, %.1f MiB of RAM for the index",

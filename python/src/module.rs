@@ -370,14 +370,14 @@ fn read_facts(facts: &str) -> PyResult<PoolFacts> {
         .map_err(|error| PyValueError::new_err(format!("the pool's facts: {error}")))
 }
 
-/// A tag of what a server was told and of the weight files at some places.
+/// A tag of what a server was told and of weight files, each of which may lie in one of several places.
 #[pyfunction]
 fn weights_tag(
     py: Python<'_>,
     told: BTreeMap<String, String>,
-    places: Vec<PathBuf>,
+    files: Vec<Vec<PathBuf>>,
 ) -> PyResult<String> {
-    py.detach(|| weights::derive(&told, &places))
+    py.detach(|| weights::derive(&told, &files))
         .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 

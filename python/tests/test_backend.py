@@ -202,6 +202,17 @@ def test_a_draft_that_no_rank_but_the_first_will_ever_find_is_warned_of(opened, 
         assert ("on rank 0 alone" in caplog.text) == warns, (is_mla, draft, tp)
 
 
+def test_context_parallel_ranks_that_find_nothing_are_warned_of(tmp_path, caplog):
+    from larder.sglang import LarderHiCache
+
+    for is_mla, ranks, warns in ((True, 2, True), (True, 1, False), (False, 2, False)):
+        caplog.clear()
+        given = config(tmp_path, is_mla=is_mla, tp=(0, 2))
+        given.attn_cp_size = ranks
+        LarderHiCache(given, {}).close()
+        assert ("attn_cp_size" in caplog.text) == warns, (is_mla, ranks)
+
+
 def test_a_gap_ends_the_hit_and_the_pages_behind_it_are_still_read(opened):
     pool = pools.mha()
     backend = opened(pool)
@@ -614,6 +625,7 @@ def test_a_tag_of_ones_own_stands_for_the_weights_and_for_nothing_else(started):
         {"quantization": "fp8"},
         {"json_model_override_args": '{"rope_scaling": {"factor": 4.0}}'},
         {"speculative_draft_kv_cache_dtype": "fp8_e4m3"},
+        {"kt_method": "AMXINT4"},
     ):
         assert start("mine", **decides) not in (told, "mine"), decides
     assert start("mine", kv_cache_dtype="fp8_e5m2") != start("mine", kv_cache_dtype="fp8_e4m3")
@@ -629,10 +641,76 @@ def test_an_adapter_that_is_replaced_at_its_path_changes_the_tag(started):
     assert start(lora_paths=given) != tag
 
 
-def test_weights_that_cannot_be_told_apart_need_a_tag(started):
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Makes a snapshot of a model in a cache of the hub, the library's own or another, as a download in part leaves it behind."""
+    from huggingface_hub import constants
+
+    own = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(own))
+
+    def download(commit, files, cache=own):
+        folder = cache / "models--org--model"
+        listed = {"files": [{"path": name} for name in (*files, "README.md")]}
+        for file, content in {
+            "refs/main": commit,
+            f"trees/{commit}.json": json.dumps(listed),
+            **{f"snapshots/{commit}/{name}": content for name, content in files.items()},
+        }.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(content)
+
+    return download
+
+
+def test_weights_from_a_hub_need_not_be_all_of_their_snapshot(started, hub):
+    start, _, _ = started
+    hub("c0ffee", {"model.safetensors": "1", "config.json": "{}"})
+    tag = start(model_path="org/model")
+    assert start(model_path="org/model") == tag
+    assert start(model_path="org/model", revision="c0ffee") != tag
+    hub("decade", {"model.safetensors": "22", "config.json": "{}"})
+    assert start(model_path="org/model") != tag
+    with pytest.raises(ValueError, match="`weights_tag`"):
+        start(model_path="org/model", revision="no-such-branch")
+
+
+def test_weights_count_where_they_were_downloaded_to(started, hub, tmp_path):
+    start, _, _ = started
+    models = tmp_path / "models"
+    hub("c0ffee", {"config.json": "{}"})
+    with pytest.raises(ValueError, match="`weights_tag`"):
+        start(model_path="org/model")
+    hub("c0ffee", {"model.safetensors": "1"}, models)
+    tag = start(model_path="org/model", download_dir=str(models))
+    hub("decade", {"model.safetensors": "22"}, models)
+    assert start(model_path="org/model", download_dir=str(models)) != tag
+
+
+def test_files_beside_the_models_change_the_tag(started):
+    start, _, adapter = started
+    for beside in ("kt_weight_path", "uno_lora_path", "speculative_draft_model_path"):
+        (adapter / "model.safetensors").write_bytes(b"1")
+        tag = start(**{beside: str(adapter)})
+        assert start() != tag
+        (adapter / "model.safetensors").write_bytes(b"22")
+        assert start(**{beside: str(adapter)}) != tag, beside
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"model_path": "nobody/no-such-model"},
+        {"load_format": "dummy"},
+        {"load_format": "remote_instance"},
+        {"checkpoint_engine_wait_weights_before_ready": True},
+    ],
+    ids=str,
+)
+def test_weights_that_cannot_be_told_apart_need_a_tag(started, told):
     start, _, _ = started
     with pytest.raises(ValueError, match="`weights_tag`"):
-        start(model_path="nobody/no-such-model")
+        start(**told)
 
 
 def test_head_splitting_is_refused_by_its_key(tmp_path):
