@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use larder_engine::{CreateOptions, GetPage, OpenOptions, PageStore, PutPage, Store, create};
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
@@ -16,7 +16,7 @@ use larder_kernels::{
 };
 use larder_tiers::cache::Time;
 use larder_tiers::config::{PrefetchPolicy, WritePolicy};
-use larder_tiers::core::{LoadBack, OpId, Order, PrefetchState, Request};
+use larder_tiers::core::{Declined, LoadBack, OpId, Order, PrefetchState, Request};
 use larder_tiers::l3::{FilesL3, L3, StoreL3};
 use larder_tiers::prompt::Scope;
 use larder_tiers::{Cache, CacheError, Config, Parts};
@@ -504,4 +504,72 @@ fn in_a_time_of_its_own_a_cache_learns_of_an_end_when_it_has_come_there() {
     bench.cache.drain().unwrap();
     assert_eq!(bench.cache.stats().backed_up, u64::from(PAGES));
     bench.leave();
+}
+
+/// An L3 that has everything, and has lost it when it is first asked for it.
+#[derive(Default)]
+struct Forgetful(AtomicUsize);
+
+impl L3 for Forgetful {
+    fn longest_prefix(&self, keys: &[PageKey]) -> usize {
+        keys.len()
+    }
+
+    fn get(&self, pages: &mut [GetPage<'_, '_>]) -> usize {
+        match self.0.fetch_add(1, Ordering::SeqCst) {
+            0 => 0,
+            _ => pages.len(),
+        }
+    }
+
+    fn put(&self, _: &[PutPage<'_>]) -> usize {
+        0
+    }
+
+    fn touch(&self, _: &[PageKey]) {}
+}
+
+/// In which a read that brings nothing is answered at once, and any other takes ten seconds.
+struct Slow(u64);
+
+impl Time for Slow {
+    fn now_us(&mut self) -> u64 {
+        0
+    }
+
+    fn begun(&mut self, order: &Order) {
+        self.0 += u64::from(matches!(order, Order::Get { .. }));
+    }
+
+    fn read_us(&mut self, _id: OpId, _measured: u64) -> u64 {
+        if self.0 == 1 { 1 } else { 10_000_000 }
+    }
+
+    fn is_over(&mut self, _id: OpId) -> bool {
+        true
+    }
+}
+
+#[test]
+fn reads_that_brought_nothing_do_not_make_l3_look_fast() {
+    let shape = KvShape::mla(2, 8, 2, 4).unwrap();
+    let mut config = config(&shape);
+    config.prefetch.break_even_tokens_per_second = std::num::NonZeroU32::new(1000);
+    let l3 = Some(Arc::<Forgetful>::default() as Arc<dyn L3>);
+    let parts = Bench::parts(&config, shape, Layout::PageFirst, l3, no_faults());
+    let mut cache = Cache::in_time(config, parts, Box::new(Slow(0))).unwrap();
+    let mut prefetch = |first: u64| {
+        let mut prompt = cache.prompt(&Scope::default(), first..first + 9).unwrap();
+        let id = cache.prefetch(&mut prompt).unwrap();
+        cache.drain().unwrap();
+        cache.poll_prefetch(id).unwrap()
+    };
+    assert_eq!(prefetch(0), PrefetchState::Ended(0));
+    assert_eq!(
+        prefetch(100),
+        PrefetchState::Ended(2),
+        "nothing is known yet"
+    );
+    let declined = PrefetchState::Declined(Declined::BreakEven);
+    assert_eq!(prefetch(200), declined);
 }

@@ -37,7 +37,7 @@ mod memory;
 mod time;
 mod workers;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -105,8 +105,6 @@ pub struct Cache {
     time: Box<dyn Time>,
     /// What the device and L3 are done with, and `time` perhaps not; how long a read took, in microseconds.
     ended: Vec<(Done, Option<u64>)>,
-    /// Reads under way: bytes, for their speed.
-    reads: BTreeMap<OpId, u64>,
 }
 
 impl Cache {
@@ -147,7 +145,6 @@ impl Cache {
             forward: Ticket::done(),
             time,
             ended: Vec::new(),
-            reads: BTreeMap::new(),
         })
     }
 
@@ -363,9 +360,11 @@ impl Cache {
         let dones = self.agreed.take()?;
         let count = dones.len();
         for agreed in dones {
-            if let (Some(micros), Some(bytes)) =
-                (agreed.read_micros, self.reads.remove(&agreed.done.id))
+            // One that brought nothing says nothing of how fast pages come.
+            if let (Some(micros), Outcome::Pages(pages @ 1..)) =
+                (agreed.read_micros, agreed.done.outcome)
             {
+                let bytes = pages as u64 * u64::from(self.l2.shape().page_bytes());
                 self.core.observe_read(bytes, micros);
             }
             self.core.complete(agreed.done)?;
@@ -490,15 +489,11 @@ impl Cache {
                 return;
             }
             Order::Exists { id, keys } => (Line::Prefetch, id, Ok(Work::Exists { id, keys })),
-            Order::Get { id, keys, l2 } => {
-                let bytes = keys.len() as u64 * u64::from(self.l2.shape().page_bytes());
-                self.reads.insert(id, bytes);
-                (
-                    Line::Prefetch,
-                    id,
-                    self.lend(&l2).map(|into| Work::Get { id, keys, into }),
-                )
-            }
+            Order::Get { id, keys, l2 } => (
+                Line::Prefetch,
+                id,
+                self.lend(&l2).map(|into| Work::Get { id, keys, into }),
+            ),
             Order::Put {
                 id,
                 keys,

@@ -1,6 +1,6 @@
 //! Leaving: L1, L2, the tree. The leaf sets say who may; whoever decides says who does.
 
-use super::node::{IN_L3, NONE};
+use super::node::IN_L3;
 use super::{NodeId, Tree};
 use crate::runs::{L1, L2, Runs};
 use larder_format::PageKey;
@@ -138,12 +138,5 @@ impl Tree {
     #[must_use]
     pub fn is_in_l3(&self, node: NodeId) -> bool {
         self.place(node).is_some_and(|at| self.node(at).has(IN_L3))
-    }
-
-    /// Whether a node has children.
-    #[must_use]
-    pub fn has_children(&self, node: NodeId) -> bool {
-        self.place(node)
-            .is_some_and(|at| self.node(at).first_child != NONE)
     }
 }
