@@ -749,6 +749,7 @@ fn heard_by_client() -> Vec<u8> {
             client: ClientId(1),
             secret: 2,
             store: [3; 16],
+            group: Some(100),
             run: 4,
             segment_blocks: 64,
             volumes: vec![(Some("volume".to_owned()), 8), (None, u32::MAX)],

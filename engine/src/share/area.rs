@@ -26,7 +26,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use rustix::thread::futex;
@@ -45,6 +45,9 @@ const WORD_BYTES: usize = size_of::<AtomicU32>();
 
 /// Longest area, in bytes: more would not stage anything that less does not.
 const AREA_BYTES_MAX: u64 = 64 << 30;
+
+/// Largest area of pages that the system has set aside: they are cleared when it is made (64 MiB took 16 ms), and a client waits for that.
+const SET_ASIDE_BYTES_MAX: usize = 1 << 30;
 
 /// Longest wait: a moment much further off could not be named.
 const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -102,14 +105,22 @@ impl Area {
         let bytes = bytes.min(AREA_BYTES_MAX);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
-        Area::create_in(bytes, MemfdFlags::HUGETLB)
-            .or_else(|_| Area::create_in(bytes, MemfdFlags::empty()))
+        if bytes <= SET_ASIDE_BYTES_MAX
+            && let Ok(area) = Area::create_in(bytes, MemfdFlags::HUGETLB)
+        {
+            return Ok(area);
+        }
+        Area::create_in(bytes, MemfdFlags::empty())
     }
 
     fn create_in(bytes: usize, flags: MemfdFlags) -> io::Result<Area> {
         let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("larder-staging", flags)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
+        if flags.contains(MemfdFlags::HUGETLB) {
+            // A reservation is no promise: where a control group may have fewer, the first touch of a page would be a SIGBUS.
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
+        }
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Area::map(file, bytes)
     }

@@ -85,6 +85,7 @@ use role::{Client, Decider, Known, NotYet, Role, Through};
 pub use server::answer;
 #[doc(hidden)]
 pub use server::ledger;
+use server::may_give_to;
 pub use server::socket_path;
 pub use staging::StagingReport;
 pub use wire::Report;
@@ -168,7 +169,7 @@ impl Store {
         }
         let begun = Instant::now();
         let role = loop {
-            match Role::find(path, &options, &through) {
+            match Role::find(path, &options, options.group, &through) {
                 Ok(role) => break role,
                 Err(NotYet::TryAgain(error)) if begun.elapsed() < patience_with(&error) => {
                     std::thread::sleep(TRY_AGAIN);
@@ -232,6 +233,8 @@ impl Inner {
     /// Sees to it that there is an owner, for as long as the handle is open.
     fn mind(&self) {
         let mut pause = TRY_AGAIN;
+        // As long as this process has not been told of one, and may, it serves the group that the owner before served.
+        let mut group = self.options.group;
         // Why this process could not be the owner, when it said so last.
         let mut told = String::new();
         loop {
@@ -243,6 +246,8 @@ impl Inner {
             let had_client = client.is_some();
             if let Some(client) = client {
                 client.remote.outlive_owner();
+                let served = client.group.filter(|gid| may_give_to(*gid));
+                group = self.options.group.or(served);
             }
             if had_client {
                 self.lose_owner();
@@ -258,7 +263,7 @@ impl Inner {
                 }
                 return;
             }
-            match Role::find(&self.path, &self.options, &self.through) {
+            match Role::find(&self.path, &self.options, group, &self.through) {
                 Ok(role) => {
                     *self.role.write() = role;
                     self.turns.fetch_add(1, Ordering::AcqRel);
@@ -324,21 +329,22 @@ impl Inner {
     ) -> Option<R> {
         let role = self.role()?;
         let decider = role.decider()?;
-        let known = self.resolve(decider, namespace)?;
+        let known = self.resolve(decider, namespace).ok()?;
         Some(work(decider, known))
     }
 
-    fn resolve(&self, decider: Decider<'_>, namespace: NamespaceId) -> Option<Known> {
+    fn resolve(&self, decider: Decider<'_>, namespace: NamespaceId) -> Result<Known, StoreError> {
         if let Some(known) = decider.ids().get(namespace) {
-            return Some(known);
+            return Ok(known);
         }
-        let space = self.spaces.lock().get(usize::from(namespace.0)).cloned()?;
+        let space = self.spaces.lock().get(usize::from(namespace.0)).cloned();
+        let space = space.ok_or(StoreError::UnknownNamespace)?;
         let known = Known {
-            id: decider.named(&space).ok()?,
+            id: decider.named(&space)?,
             is_shared: self.shares_reads(&space),
         };
         decider.ids().set(namespace, known);
-        Some(known)
+        Ok(known)
     }
 
     /// Whether this process shares its reads of a namespace, while others use it too.
@@ -418,9 +424,13 @@ impl PageStore for SharedStore {
             };
             NamespaceId(u16::try_from(at).unwrap_or(u16::MAX))
         };
-        // Without an owner it is named as soon as there is one.
-        self.inner.with(id, |_, _| ());
-        Ok(id)
+        let role = self.inner.role();
+        let decider = role.as_deref().and_then(Role::decider);
+        match decider.map(|decider| self.inner.resolve(decider, id)) {
+            Some(Err(error @ StoreError::TooManyNamespaces(_))) => Err(error),
+            // Without an owner it is named as soon as there is one.
+            _ => Ok(id),
+        }
     }
 
     fn put(

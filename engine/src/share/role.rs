@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use super::remote::{self, ReachError, Remote};
-use super::server::{OwnReads, Server};
+use super::server::{OwnReads, Server, may_listen, socket_path};
 use super::{AttachOptions, guard, not_served};
 use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
 use crate::catalog::Catalog;
@@ -47,6 +47,8 @@ pub(super) struct Owner {
 pub(super) struct Client {
     pub(super) remote: Arc<Remote>,
     pub(super) data: DataPath,
+    /// The group whose members the owner lets use the store.
+    pub(super) group: Option<u32>,
     ids: Ids,
     /// After the data path, which waits for its writes when it is dropped.
     _marks: guard::Marked,
@@ -88,10 +90,11 @@ pub(super) enum NotYet {
 }
 
 impl Role {
-    /// As the client of whoever owns the store, or as its owner.
+    /// As the client of whoever owns the store, or as its owner, who lets the members of a group use it.
     pub(super) fn find(
         path: &Path,
         options: &AttachOptions,
+        group: Option<u32>,
         through: &Through,
     ) -> Result<Role, NotYet> {
         let unreached = match Client::reach(path, &options.open, through) {
@@ -99,6 +102,12 @@ impl Role {
             Err(Unreached::Nobody(why)) => why,
             Err(Unreached::Failed(error)) => return Err(error),
         };
+        if path.exists() {
+            let socket = socket_path(path);
+            may_listen(&socket).map_err(|error| {
+                NotYet::Never(StoreError::io("serving the catalog", &socket, error))
+            })?;
+        }
         let store =
             Store::open_at_once(path, &options.open, through).map_err(|error| match error {
                 StoreError::Locked { .. } if matches!(unreached, ReachError::Unanswered(_)) => {
@@ -111,8 +120,8 @@ impl Role {
                 error => NotYet::Never(error),
             })?;
         let store = Arc::new(store);
-        let server = Server::start(store.clone(), path, &options.open, options.group)
-            .map_err(NotYet::Never)?;
+        let server =
+            Server::start(store.clone(), path, &options.open, group).map_err(NotYet::Never)?;
         Ok(Role::Owner(Box::new(Owner {
             reads: server.own_reads(),
             server,
@@ -222,6 +231,7 @@ impl Client {
         Ok(Client {
             remote: Arc::new(remote),
             data: DataPath::new(through(disk), welcome.volumes.len(), options.hang_limit),
+            group: welcome.group,
             ids: Ids::default(),
             _marks: marks,
         })

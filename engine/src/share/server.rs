@@ -54,6 +54,7 @@ pub(super) use reads::OwnReads;
 use reads::Reads;
 use session::{Session, fresh_secret};
 pub use socket::socket_path;
+pub(super) use socket::{may_give_to, may_listen};
 pub(super) use socket::{short_path, unix_socket};
 use watch::Watch;
 
@@ -102,6 +103,7 @@ struct Shared {
 /// What every client is told.
 struct Template {
     store: [u8; 16],
+    group: Option<u32>,
     run: u32,
     segment_blocks: u32,
     volumes: Vec<(Option<String>, u32)>,
@@ -151,11 +153,12 @@ impl Server {
             let socket = socket.clone();
             move |error: io::Error| StoreError::io(doing, &socket, error)
         };
-        let listener = socket::listen(&socket, group).map_err(failed("serving the catalog"))?;
         let uid = std::fs::metadata(path)
             .map_err(failed("serving the catalog"))?
             .uid();
-        let (template, probes) = facts(&store);
+        let listener =
+            socket::listen(&socket, uid, group).map_err(failed("serving the catalog"))?;
+        let (template, probes) = facts(&store, group);
         let shared = Arc::new(Shared {
             map: template.map(),
             store,
@@ -254,11 +257,12 @@ impl Drop for Server {
 }
 
 /// What clients are told of the store, and its files.
-fn facts(store: &Store) -> (Template, Vec<Arc<OwnedFd>>) {
+fn facts(store: &Store, group: Option<u32>) -> (Template, Vec<Arc<OwnedFd>>) {
     let volumes = store.volumes();
     let superblock = volumes.superblock();
     let template = Template {
         store: *superblock.store.as_bytes(),
+        group,
         run: superblock.run.get(),
         segment_blocks: superblock.segment_blocks,
         volumes: volumes
@@ -592,6 +596,7 @@ impl Template {
             client: session.id,
             secret: session.secret,
             store: self.store,
+            group: self.group,
             run: self.run,
             segment_blocks: self.segment_blocks,
             volumes: self.volumes.clone(),

@@ -4,8 +4,9 @@
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -352,11 +353,53 @@ fn a_file_in_the_sockets_place_is_left_alone() {
     let (_directory, path) = created();
     let socket = socket_path(&path);
     std::fs::write(&socket, "mine").unwrap();
+    let before = std::fs::read(&path).unwrap();
     let refused = Store::attach(&path, AttachOptions::default())
         .err()
         .unwrap();
     assert!(refused.to_string().contains("no socket"), "{refused}");
     assert_eq!(std::fs::read_to_string(&socket).unwrap(), "mine");
+    // Nor is the store opened for nothing, again and again.
+    assert!(std::fs::read(&path).unwrap() == before);
+}
+
+/// Whose the socket is: mode, user and group.
+fn rights(socket: &Path) -> (u32, u32, u32) {
+    let found = socket.metadata().unwrap();
+    (found.mode() & 0o777, found.uid(), found.gid())
+}
+
+#[test]
+fn whoever_takes_over_lets_those_use_the_store_whom_the_owner_before_let() {
+    let (_directory, path) = created();
+    let gid = rustix::process::getgid().as_raw();
+    let group = AttachOptions {
+        group: Some(gid),
+        ..AttachOptions::default()
+    };
+    let owner = Store::attach(&path, group).unwrap();
+    let (before, socket) = (rights(&socket_path(&path)), socket_path(&path));
+    assert_eq!((before.0, before.2), (0o660, gid));
+    let client = Store::attach(&path, AttachOptions::default()).unwrap();
+    drop(owner);
+    client.wait_for_owner(Instant::now() + Duration::from_secs(120));
+    assert_eq!(client.part(), super::Part::Owner);
+    assert_eq!(rights(&socket), before);
+}
+
+#[test]
+fn a_store_that_root_serves_stays_its_users() {
+    let (directory, path) = created();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: a_store_that_root_serves_stays_its_users, which is for root");
+        return;
+    }
+    let user = 65_534;
+    std::os::unix::fs::chown(&path, Some(user), None).unwrap();
+    std::os::unix::fs::chown(directory.path(), Some(user), None).unwrap();
+    let _owner = Store::attach(&path, AttachOptions::default()).unwrap();
+    let (mode, uid, _) = rights(&socket_path(&path));
+    assert_eq!((mode, uid), (0o600, user));
 }
 
 #[test]

@@ -29,7 +29,7 @@ use crate::index::{Place, SegmentId};
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
 
 /// Version of the messages.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Longest frame, in bytes: a lookup of [`KEYS_MAX`] keys, with room to spare.
 pub const FRAME_BYTES_MAX: usize = 8 << 20;
@@ -214,6 +214,8 @@ pub struct Welcome {
     /// To be shown when another connection is made.
     pub secret: u64,
     pub store: [u8; 16],
+    /// The group whose members may use the store too: whoever owns it next lets them.
+    pub group: Option<u32>,
     pub run: u32,
     pub segment_blocks: u32,
     /// Path and segments of each volume; no path for one that is lost.

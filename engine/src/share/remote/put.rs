@@ -309,6 +309,7 @@ mod tests {
                     client: ClientId(1),
                     secret: 0,
                     store: [0; 16],
+                    group: None,
                     run: 1,
                     segment_blocks: 4096,
                     volumes: vec![(None, 1)],

@@ -1,10 +1,13 @@
 //! The socket file beside a store.
 
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, AtFlags};
 
 /// Where the catalog of the store at `path` is served: beside the file or device, whatever links lead to it.
 pub fn socket_path(path: &Path) -> PathBuf {
@@ -16,13 +19,54 @@ pub fn socket_path(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Binds the socket: whoever holds the store's lock may replace what a former owner left there.
-pub(super) fn listen(socket: &Path, group: Option<u32>) -> io::Result<UnixListener> {
+/// Whether [`listen`] is likely to succeed: to be known before a store is opened, which is much work and changes it.
+///
+/// # Errors
+/// Why it would not.
+pub(in crate::share) fn may_listen(socket: &Path) -> io::Result<()> {
+    let directory = directory_of(socket);
+    rustix::fs::accessat(
+        rustix::fs::CWD,
+        directory,
+        Access::WRITE_OK | Access::EXEC_OK,
+        AtFlags::EACCESS,
+    )?;
+    let Some(left) = left_there(socket)? else {
+        return Ok(());
+    };
+    // inode(7): in a sticky directory only the owner of either takes a file away.
+    let directory = std::fs::metadata(directory)?;
+    let uid = rustix::process::geteuid();
+    let is_sticky = directory.mode() & rustix::fs::Mode::SVTX.bits() != 0;
+    if is_sticky && !uid.is_root() && ![left.uid(), directory.uid()].contains(&uid.as_raw()) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(())
+}
+
+/// The socket that a former owner left.
+fn left_there(socket: &Path) -> io::Result<Option<Metadata>> {
     match std::fs::symlink_metadata(socket) {
-        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(socket)?,
-        Ok(_) => return Err(io::Error::other("no socket: move it away")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
+        Ok(found) if found.file_type().is_socket() => Ok(Some(found)),
+        Ok(_) => Err(io::Error::other("no socket: move it away")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether this process may give a file to a group.
+pub(in crate::share) fn may_give_to(gid: u32) -> bool {
+    let further = rustix::process::getgroups().unwrap_or_default();
+    rustix::process::geteuid().is_root()
+        || rustix::process::getegid().as_raw() == gid
+        || further.iter().any(|group| group.as_raw() == gid)
+}
+
+/// Binds the socket, for the user whose store it is and perhaps a group: whoever holds the store's lock may replace what a former owner
+/// left there.
+pub(super) fn listen(socket: &Path, uid: u32, group: Option<u32>) -> io::Result<UnixListener> {
+    if left_there(socket)?.is_some() {
+        std::fs::remove_file(socket)?;
     }
     let mode = if group.is_some() { 0o660 } else { 0o600 };
     let fd = unix_socket()?;
@@ -31,9 +75,13 @@ pub(super) fn listen(socket: &Path, group: Option<u32>) -> io::Result<UnixListen
     let (_directory, short) = short_path(socket)?;
     let address = rustix::net::SocketAddrUnix::new(short)?;
     rustix::net::bind(&fd, &address)?;
-    if group.is_some() {
+    // Else the store of a user would be root's alone as long as root serves it.
+    let process = rustix::process::geteuid();
+    let uid =
+        (process.is_root() && uid != process.as_raw()).then(|| rustix::fs::Uid::from_raw(uid));
+    if uid.is_some() || group.is_some() {
         let gid = group.map(rustix::fs::Gid::from_raw);
-        rustix::fs::chown(socket, None, gid)?;
+        rustix::fs::chown(socket, uid, gid)?;
         // The process's umask took the group's share away.
         rustix::fs::chmod(socket, rustix::fs::Mode::from_raw_mode(mode))?;
     }
@@ -87,13 +135,17 @@ pub(in crate::share) fn unix_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
+fn directory_of(socket: &Path) -> &Path {
+    socket
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
 /// A name for a socket that fits an address, however long its directory's is; and what must stay open while it is used.
 pub(in crate::share) fn short_path(socket: &Path) -> io::Result<(Option<OwnedFd>, PathBuf)> {
     const ADDRESS_BYTES_MAX: usize = 107;
-    let directory = socket
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let directory = directory_of(socket);
     let name = socket.file_name().unwrap_or_default();
     let whole = directory.join(name);
     if whole.as_os_str().len() <= ADDRESS_BYTES_MAX {
