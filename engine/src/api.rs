@@ -8,9 +8,10 @@ use std::io::{IoSlice, IoSliceMut};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use larder_format::{Namespace, PageKey};
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, Namespace, PageKey};
 use serde::{Deserialize, Serialize};
 
+use crate::core::footprint;
 use crate::disk::probe::Want;
 use crate::error::StoreError;
 use crate::index::NamespaceSlot;
@@ -347,11 +348,15 @@ pub struct Stats {
     pub pages: u64,
     /// Bytes of those pages, padding included.
     pub live_bytes: u64,
-    /// Most bytes of pages the store keeps at once: its capacity less what descriptors, open segments and reclaim need.
+    /// Most bytes that pages may take at once: its capacity less what descriptors, open segments and reclaim need.
     pub usable_bytes: u64,
+    /// Of those, what pages take: their own bytes, and where few of them fit a segment their share of its end, in which none more does.
+    pub taken_bytes: u64,
     /// Bytes of all volumes together.
     pub capacity_bytes: u64,
-    /// Segments in all, and how many of them are free.
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Segments in all.
     pub segments: u64,
     /// Segments that hold nothing.
     pub free_segments: u64,
@@ -407,6 +412,30 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Most pages of this size, in bytes on the device, that the store keeps at once.
+    #[must_use]
+    pub fn usable_pages(&self, page_bytes: u64) -> u64 {
+        self.usable_bytes / self.footprint(page_bytes)
+    }
+
+    /// Pages of this size for which there is room now, without dropping any.
+    #[must_use]
+    pub fn free_pages(&self, page_bytes: u64) -> u64 {
+        self.usable_bytes.saturating_sub(self.taken_bytes) / self.footprint(page_bytes)
+    }
+
+    /// What a page of this size takes of the usable bytes; of one that fits no segment more than there is.
+    #[must_use]
+    pub fn footprint(&self, page_bytes: u64) -> u64 {
+        let blocks =
+            |bytes: u64| u32::try_from(bytes.div_ceil(BLOCK_BYTES as u64)).unwrap_or(u32::MAX);
+        let (segment, page) = (blocks(self.segment_bytes), blocks(page_bytes).max(1));
+        if page >= segment.saturating_sub(HEADER_BLOCKS) {
+            return u64::MAX;
+        }
+        footprint(segment, page) * BLOCK_BYTES as u64
+    }
+
     /// Bytes written to the volumes for each byte put; 1 when nothing was put.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]

@@ -184,7 +184,7 @@ pub enum StoreError {
     NoRoom,
     /// Too many namespaces.
     #[error(
-        "the store knows {0} namespaces, its limit; clear those no longer used and compact the store"
+        "the store knows {0} namespaces, its limit; clear those no longer used, and compact it into a new one (`larder compact --into`)"
     )]
     TooManyNamespaces(usize),
     /// The id belongs to no namespace of this store.

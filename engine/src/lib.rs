@@ -6,7 +6,7 @@
 //! reclaimed. It does no I/O and reads no clock. The *disk* ([`disk`]) moves bytes and decides nothing.
 //!
 //! ```text
-//!   callers' threads         one mutex                       one thread a volume
+//!   callers' threads         one mutex                       threads of its own
 //!  +----------------+  reserve, commit  +------+  I/O requests  +------+
 //!  | handle: put    | ----------------> | core | -------------> | disk | -> volumes
 //!  |         get    | <---------------- |      | <------------- |      |

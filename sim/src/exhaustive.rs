@@ -10,7 +10,7 @@
 //! Moments of a script's first operations belong to the shorter scripts it begins with. What has been seen once, moment or image,
 //! is not looked at again.
 //!
-//! All subsets of the newest 8 blocks over all scripts of three operations (8,880 scripts, 22,449 moments) take about 80 seconds of
+//! All subsets of the newest 8 blocks over all scripts of three operations (8,880 scripts, some 22,500 moments) take about 80 seconds of
 //! one core, of the newest 14 over all scripts of one operation 17: what `tests/run` tries.
 //!
 //! What it does not try: blocks torn inside (the format's tests tear them at every sector), and faults other than a crash.

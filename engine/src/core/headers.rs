@@ -47,7 +47,6 @@ impl Core {
     }
 
     pub(super) fn header_done(&mut self, id: SegmentId, state: SegmentState, good: bool) {
-        self.syncs.trouble |= !good;
         match state {
             SegmentState::Open => {
                 self.space.segment_mut(id).opening = false;
@@ -66,6 +65,7 @@ impl Core {
                     segment.poisoned |= !good;
                     if std::mem::take(&mut segment.healing) {
                         segment.suspect = !good;
+                        self.syncs.trouble |= !good;
                     }
                     self.space.welcome_all();
                     if self.has_suspects() {
@@ -115,6 +115,7 @@ impl Core {
             return;
         }
         segment.suspect = true;
+        self.syncs.trouble = true;
         if segment.live == 0 {
             segment.put_back();
             self.retry_reclaim_later();
@@ -184,7 +185,7 @@ impl Core {
             let segment = self.space.segment_mut(id);
             // One with a failed write has said how far it is to be trusted.
             if !segment.poisoned {
-                segment.proven = segment.last_commit;
+                segment.prove();
             }
             let state = match segment.state {
                 State::Free | State::Releasing => SegmentState::Free,

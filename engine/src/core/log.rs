@@ -85,6 +85,8 @@ impl Queue {
 pub(super) struct BlockWrite {
     commit: Serial,
     segment: SegmentId,
+    /// The commit of what was written before it into this segment.
+    behind: Serial,
     blocks: u32,
     pages: Vec<Ticket>,
     notes: Vec<Note>,
@@ -366,7 +368,7 @@ impl Core {
         let first = segment.blocks;
         segment.blocks += blocks;
         segment.writing += 1;
-        segment.last_commit = commit;
+        let behind = std::mem::replace(&mut segment.last_commit, commit);
         if segment.first_commit == Serial::ZERO {
             segment.first_commit = commit;
         }
@@ -374,6 +376,7 @@ impl Core {
             let write = BlockWrite {
                 commit,
                 segment: id,
+                behind,
                 blocks,
                 pages: queue.pages,
                 notes: queue.notes,
@@ -395,6 +398,7 @@ impl Core {
         let write = BlockWrite {
             commit,
             segment: id,
+            behind,
             blocks,
             pages: queue.pages,
             notes: queue.notes,
@@ -481,6 +485,7 @@ impl Core {
         let BlockWrite {
             commit,
             segment,
+            behind,
             blocks,
             pages,
             notes,
@@ -489,6 +494,7 @@ impl Core {
         self.space.segment_mut(segment).writing -= 1;
         self.mark_dirty(segment);
         if !good {
+            self.space.segment_mut(segment).vouch_no_further(behind);
             self.poison(segment);
         }
         for ticket in pages {

@@ -17,7 +17,8 @@
 //! | `evictions` | when evictions are written down |
 //! | `sync` | when volumes are synced, what a sync proved, what a failed one spoiled |
 //! | `records` | deletions and namespaces |
-//! | `reclaim` | which segment is emptied, which of its pages survive |
+//! | `reclaim` | which segment is emptied, and when it is given back |
+//! | `plan` | which of its pages and records survive |
 //! | `cornered` | which segment is given up when there is no room for copies |
 //! | `offline` | (what only a tool asks that has the store to itself) |
 //!
@@ -68,7 +69,7 @@ pub use reclaim::{Move, Victim};
 pub use records::NAMESPACES_MAX;
 pub(crate) use space::RUN_BYTES;
 use space::{Segment, Space, State, Stream};
-pub use space::{segments_min, usable_blocks};
+pub use space::{footprint, segments_min, usable_blocks};
 use sync::{Syncs, Waiter};
 pub use types::*;
 
@@ -83,6 +84,8 @@ struct NamespaceState {
     record: Option<Namespace>,
     /// Segment that holds the full record.
     home: Option<SegmentId>,
+    /// Whether somebody has named it in this run.
+    is_named: bool,
     page_blocks: u32,
     /// Births below this one were cleared.
     cleared: Serial,
@@ -138,7 +141,7 @@ impl Core {
                         Stream::Copy
                     })
                 }
-                InitState::Open | InitState::Sealed => State::Sealed,
+                InitState::Open | InitState::Closed | InitState::Sealed => State::Sealed,
             };
             let mut segment = Segment::free(init.sequence);
             segment.state = state;
@@ -227,8 +230,10 @@ impl Core {
     #[must_use]
     pub fn space_view(&self) -> SpaceView {
         SpaceView {
+            segment_blocks: self.config.segment_blocks,
             live_blocks: self.space.live_blocks,
             usable_blocks: self.space.usable_blocks,
+            taken_blocks: self.space.taken_blocks,
             segments: self
                 .space
                 .iter()
@@ -289,10 +294,15 @@ impl Core {
     /// The first invariant found broken.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.index.check_invariants()?;
+        if !self.syncs.trouble && self.space.iter().any(|(_, segment)| segment.suspect) {
+            return Err("there are suspects, and nobody looks for them".to_owned());
+        }
         let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
+        let mut taken = 0;
         self.index.each(|page| {
-            *live.entry(page.place.segment).or_default() +=
-                u64::from(self.namespaces[page.namespace.0 as usize].page_blocks);
+            let blocks = self.namespaces[page.namespace.0 as usize].page_blocks;
+            *live.entry(page.place.segment).or_default() += u64::from(blocks);
+            taken += footprint(self.config.segment_blocks, blocks);
         });
         let mut total = 0;
         for (id, segment) in self.space.iter() {
@@ -327,10 +337,16 @@ impl Core {
                 self.space.live_blocks
             ));
         }
-        if self.space.live_blocks > self.space.usable_blocks && self.counters.pages_put > 0 {
+        if taken > self.space.usable_blocks && self.counters.pages_put > 0 {
             return Err(format!(
-                "{} live blocks, {} usable",
-                self.space.live_blocks, self.space.usable_blocks
+                "{taken} blocks taken, {} usable",
+                self.space.usable_blocks
+            ));
+        }
+        if self.space.reserved_blocks == 0 && taken != self.space.taken_blocks {
+            return Err(format!(
+                "{taken} blocks taken, {} counted",
+                self.space.taken_blocks
             ));
         }
         Ok(())

@@ -44,6 +44,11 @@ impl Core {
         )
     }
 
+    /// Whether its descriptors could not all be read when the store was opened.
+    pub(crate) fn is_unreadable(&self, id: SegmentId) -> bool {
+        self.space.segment(id).state == State::Unreadable
+    }
+
     /// As [`Core::plan`], but keeps every page.
     pub(crate) fn plan_whole(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
         let mut carrying = self.begin_carrying(victim, blocks.to_vec());

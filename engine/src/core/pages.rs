@@ -209,7 +209,7 @@ impl Core {
             if in_flight > self.config.write_bytes_max && self.space.reserved_blocks > 0 {
                 return Err(Refusal::Busy);
             }
-            if !self.make_room(u64::from(blocks)) {
+            if !self.make_room(blocks) {
                 return Err(Refusal::NoSpace);
             }
         }
@@ -322,11 +322,9 @@ impl Core {
         }
     }
 
-    /// Evicts the coldest pages until `blocks` more fit under the limit.
-    pub(super) fn make_room(&mut self, blocks: u64) -> bool {
-        while self.space.live_blocks + self.space.reserved_blocks + blocks
-            > self.space.usable_blocks
-        {
+    /// Evicts the coldest pages until one of `blocks` more fits under the limit.
+    pub(super) fn make_room(&mut self, blocks: u32) -> bool {
+        while !self.space.has_room(blocks) {
             if !self.evict_one() {
                 return false;
             }
@@ -456,7 +454,7 @@ impl Core {
         if self.in_flight.get(&name) == Some(&ticket) {
             self.in_flight.remove(&name);
         }
-        self.space.reserved_blocks -= u64::from(page.blocks);
+        self.space.drop_reserved(page.blocks);
         let segment = self.space.segment_mut(page.place.segment);
         segment.pending -= 1;
         if let Some(commit) = page.commit {

@@ -325,12 +325,20 @@ impl Core {
         }
     }
 
+    /// Writes a namespace's record again. One without pages, which nobody has named since the store was opened, is forgotten: servers
+    /// name new ones with every change of theirs, and the store takes so many and no more.
     fn carry_namespace(&mut self, segment: SegmentId, fingerprint: Fingerprint) {
         let Some(&slot) = self.slots.get(&fingerprint) else {
             return;
         };
-        if self.namespaces[slot.0 as usize].home == Some(segment) {
+        let state = &mut self.namespaces[slot.0 as usize];
+        if state.home != Some(segment) {
+            return;
+        }
+        if state.is_named || self.index.pages_of(slot) > 0 {
             self.carry_note(segment, NoteBody::Namespace(slot.0));
+        } else {
+            (state.record, state.home) = (None, None);
         }
     }
 
@@ -438,8 +446,12 @@ impl Core {
             Pass::Elsewhere(left) => {
                 let now = left.min(at_once);
                 let warm = dropping.warm;
-                let is_last = (0..now)
-                    .any(|_| !self.evict_one() || self.frontier.is_some_and(|heat| heat >= warm));
+                // A segment in which nothing counts any more comes back at no cost, and nobody need go for this one's sake.
+                let is_last = (0..now).any(|_| {
+                    self.space.some_died
+                        || !self.evict_one()
+                        || self.frontier.is_some_and(|heat| heat >= warm)
+                });
                 dropping.pass = if is_last || now == left {
                     Pass::Look { is_last }
                 } else {

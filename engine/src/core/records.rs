@@ -28,6 +28,7 @@ impl Core {
         self.settle_page_size(slot, blocks);
         let state = &mut self.namespaces[slot.0 as usize];
         state.record.get_or_insert_with(|| namespace.clone());
+        state.is_named = true;
         if state.home.is_none() && !self.config.read_only {
             self.write_namespace(slot);
         }
@@ -64,6 +65,7 @@ impl Core {
             fingerprint,
             record,
             home,
+            is_named: false,
             page_blocks,
             cleared: Serial::ZERO,
         });

@@ -111,6 +111,8 @@ pub(crate) struct Segment {
     pub extended: bool,
     /// Commits up to here have their payload on the device for certain.
     pub proven: Serial,
+    /// Behind this commit a descriptor write failed: a header that vouches for later ones would call the hole damage.
+    pub hole: Option<Serial>,
     /// A write into it failed: nothing more is acknowledged here.
     pub poisoned: bool,
     /// Commits of pages whose descriptors were written and whose bytes were not. Their groups are complete only when a header
@@ -151,6 +153,7 @@ impl Segment {
             doubted: false,
             extended: false,
             proven: Serial::ZERO,
+            hole: None,
             poisoned: false,
             held: Vec::new(),
             suspect: false,
@@ -169,6 +172,18 @@ impl Segment {
     fn room_for(&self, segment_blocks: u32, data: u32, descriptors: u32) -> bool {
         let used = u64::from(self.data_end) + u64::from(self.blocks) + u64::from(self.credits);
         used + u64::from(data) + u64::from(descriptors) <= u64::from(segment_blocks)
+    }
+
+    /// A descriptor write behind this commit failed.
+    pub(crate) fn vouch_no_further(&mut self, commit: Serial) {
+        self.hole = Some(self.hole.map_or(commit, |hole| hole.min(commit)));
+    }
+
+    /// Everything written into it is on the device. What an earlier header vouched for may be beyond the last block that can be read:
+    /// that is lost, and stays so.
+    pub(crate) fn prove(&mut self) {
+        let through = self.last_commit.min(self.hole.unwrap_or(self.last_commit));
+        self.proven = self.proven.max(through);
     }
 
     /// A victim that could not be emptied is what it was, until there is more room.
@@ -225,6 +240,8 @@ pub(crate) struct Space {
     pub live_blocks: u64,
     /// Blocks given to pages that are not settled yet.
     pub reserved_blocks: u64,
+    /// What both take of the usable blocks: their footprints.
+    pub taken_blocks: u64,
     /// A sealed segment lost its last page: it can be given back at no cost.
     pub some_died: bool,
     turn: usize,
@@ -243,6 +260,16 @@ pub fn usable_blocks(segments: u64, volumes: usize, segment_blocks: u32) -> u64 
             .saturating_sub(kept_back(volumes))
             .saturating_mul(room),
     )
+}
+
+/// Blocks that a page takes of the usable ones: its own, and its share of a segment's end in which no page more of its size fits. Counted
+/// by their own blocks alone, pages of more than a third of a segment would never reach the limit, and fill all segments before.
+#[must_use]
+pub fn footprint(segment_blocks: u32, page_blocks: u32) -> u64 {
+    let room = segment_blocks.saturating_sub(HEADER_BLOCKS);
+    // One block at least tells of them.
+    let fitting = room.saturating_sub(1).checked_div(page_blocks);
+    fitting.map_or(0, |pages| u64::from(room / pages.max(1)))
 }
 
 /// Fewest segments that a store on this many volumes works with.
@@ -289,6 +316,7 @@ impl Space {
             usable_blocks: usable_blocks(present as u64, volumes_there, segment_blocks),
             live_blocks: 0,
             reserved_blocks: 0,
+            taken_blocks: 0,
             segments_there,
             segments,
             some_died: false,
@@ -421,6 +449,7 @@ impl Space {
             segment.credits += credit;
             segment.pending += 1;
             self.reserved_blocks += u64::from(data);
+            self.taken_blocks += self.footprint(data);
             self.turn_left = self.turn_left.saturating_sub(bytes);
             return Some((place, credit == 1));
         }
@@ -447,6 +476,21 @@ impl Space {
             }
         }
         None
+    }
+
+    /// A page that was given an extent is settled.
+    pub(crate) fn drop_reserved(&mut self, blocks: u32) {
+        self.reserved_blocks -= u64::from(blocks);
+        self.taken_blocks -= self.footprint(blocks);
+    }
+
+    /// Whether a page more fits under the limit.
+    pub(crate) fn has_room(&self, blocks: u32) -> bool {
+        self.taken_blocks + self.footprint(blocks) <= self.usable_blocks
+    }
+
+    fn footprint(&self, blocks: u32) -> u64 {
+        footprint(self.segment_blocks, blocks)
     }
 
     /// Whether an open segment takes so many blocks of copies and their descriptors, without a free one.
@@ -593,6 +637,7 @@ impl Space {
     pub(crate) fn add_live(&mut self, id: SegmentId, blocks: u32) {
         self.segment_mut(id).live += u64::from(blocks);
         self.live_blocks += u64::from(blocks);
+        self.taken_blocks += self.footprint(blocks);
     }
 
     pub(crate) fn drop_live(&mut self, id: SegmentId, blocks: u32) {
@@ -604,6 +649,7 @@ impl Space {
         let died = segment.live == 0 && segment.state == State::Sealed;
         self.some_died |= died;
         self.live_blocks -= u64::from(blocks);
+        self.taken_blocks -= self.footprint(blocks);
     }
 
     /// The oldest life that the next open may find, in free segments too: what is on disk, and what a power loss brings back.

@@ -65,7 +65,7 @@ pub(super) struct Syncs {
     unsure: Vec<SegmentId>,
     /// When the first write since the last round was acknowledged.
     unsynced_since_ms: Option<u64>,
-    /// A sync or a header has failed since the store was opened: only then are there suspects to look for.
+    /// There may be suspects: only then they are looked for.
     pub trouble: bool,
     /// After a failed round: no other one before this moment.
     pause_until_ms: Option<u64>,
@@ -172,6 +172,7 @@ impl Core {
         }
     }
 
+    /// Whether a segment that may have lost something is still to be rewritten.
     pub(super) fn has_suspects(&self) -> bool {
         self.syncs.trouble
             && self.space.iter().any(|(_, segment)| {
@@ -196,6 +197,9 @@ impl Core {
             }
             self.start_partial_round();
             return;
+        }
+        if self.syncs.trouble {
+            self.syncs.trouble = self.space.iter().any(|(_, segment)| segment.suspect);
         }
         while self.syncs.round.is_none() && self.syncs.pause_until_ms.is_none() {
             let covers = self.log.complete_through();
@@ -346,7 +350,6 @@ impl Core {
             self.counters.syncs += 1;
         } else {
             self.counters.failed_syncs += 1;
-            self.syncs.trouble = true;
             self.suspect_volume(volume);
         }
         let Some(round) = self.syncs.round.as_mut() else {
@@ -422,6 +425,7 @@ impl Core {
             if segment.state == State::Releasing && segment.is_beyond(synced) {
                 segment.suspect = true;
                 segment.listed = false;
+                self.syncs.trouble = true;
             }
         }
         for id in freed {
@@ -437,7 +441,7 @@ impl Core {
             Waiter::Seal(id, life) => {
                 let segment = self.space.segment_mut(id);
                 if segment.is_draining(life) {
-                    segment.proven = segment.last_commit;
+                    segment.prove();
                     segment.state = State::Sealing;
                     self.write_header(id, SegmentState::Sealed);
                 }
@@ -469,6 +473,7 @@ impl Core {
     }
 
     fn suspect_volume(&mut self, volume: usize) {
+        self.syncs.trouble = true;
         let synced = self.syncs.synced;
         self.space.doubt_carried(synced);
         let touched: Vec<SegmentId> = self

@@ -101,6 +101,8 @@ pub enum InitState {
     Free,
     /// Open when the store was cleanly closed: may be written on.
     Open,
+    /// As `Open`, and takes no more: its header is still to say so.
+    Closed,
     /// Holds pages and takes no more.
     Sealed,
     /// Some of its descriptors could not be read, or its header not be written: what could be read is served, and nothing in it
@@ -174,10 +176,14 @@ pub struct Counters {
 /// Space as it is now, for statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SpaceView {
+    /// Blocks of a segment.
+    pub segment_blocks: u32,
     /// Blocks of indexed pages.
     pub live_blocks: u64,
-    /// Most of them.
+    /// Most blocks that pages may take.
     pub usable_blocks: u64,
+    /// Those that they take, pages on their way among them: see [`footprint`](super::footprint).
+    pub taken_blocks: u64,
     /// Segments of all volumes.
     pub segments: u64,
     /// Those that are free.

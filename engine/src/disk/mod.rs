@@ -16,6 +16,7 @@
 //! |---|---|
 //! | [`uring`] | one io_uring and one thread a volume |
 //! | [`threads`] | `pread`/`pwrite` on a few threads a volume, where io_uring is forbidden |
+//! | `job` | (what both do with one operation: resumed, tried again, given up) |
 //! | [`mailbox`] | (waits for answers) |
 //! | [`probe`] | chooses between them, by trying, with a reason a person can read |
 //!

@@ -392,6 +392,11 @@ impl Index {
         self.state.read().pages()
     }
 
+    /// Stored pages of one namespace.
+    pub fn pages_of(&self, namespace: NamespaceSlot) -> usize {
+        self.state.read().pages_of(namespace)
+    }
+
     /// Whether no page is stored.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -38,6 +38,8 @@ pub(super) struct State {
     slab: Slab,
     cold: Box<dyn Coldness>,
     pages: usize,
+    /// Of those, the pages of each namespace, as far as any had some.
+    of_namespace: Vec<usize>,
     /// Grows when heats are lowered: a stamp drawn before is worthless after.
     epoch: u64,
     /// The next stamp.
@@ -51,6 +53,7 @@ impl State {
             slab: Slab::new(),
             cold: Box::new(Lru::new()),
             pages: 0,
+            of_namespace: Vec::new(),
             epoch: 0,
             clock: AtomicU64::new(u64::from(first.0)),
         }
@@ -63,6 +66,26 @@ impl State {
 
     pub(super) const fn pages(&self) -> usize {
         self.pages
+    }
+
+    /// Pages of one namespace.
+    pub(super) fn pages_of(&self, namespace: NamespaceSlot) -> usize {
+        let count = self.of_namespace.get(usize::from(namespace.0));
+        count.copied().unwrap_or(0)
+    }
+
+    fn count_in(&mut self, namespace: NamespaceSlot) {
+        let at = usize::from(namespace.0);
+        if at >= self.of_namespace.len() {
+            self.of_namespace.resize(at + 1, 0);
+        }
+        self.of_namespace[at] += 1;
+        self.pages += 1;
+    }
+
+    fn count_out(&mut self, namespace: NamespaceSlot) {
+        self.of_namespace[usize::from(namespace.0)] -= 1;
+        self.pages -= 1;
     }
 
     pub(super) const fn epoch(&self) -> u64 {
@@ -205,7 +228,7 @@ impl State {
         }
         self.warm(id, heat, floor);
         let outcome = if returns {
-            self.pages += 1;
+            self.count_in(page.namespace);
             Published::New
         } else {
             Published::Replaced(was.place())
@@ -234,10 +257,10 @@ impl State {
 
     fn insert(&mut self, entry: Entry) -> (PageId, bool) {
         let hash = hash_of(&entry);
+        self.count_in(entry.spot.namespace());
         let id = self.slab.insert(entry);
         let slab = &self.slab;
         let rebuilt = self.table.insert(hash, id, |id| hash_of(slab.entry(id)));
-        self.pages += 1;
         (id, rebuilt)
     }
 
@@ -328,7 +351,7 @@ impl State {
             heat: mark.heat(),
         };
         self.unlink(id, mark.heat(), floor);
-        self.pages -= 1;
+        self.count_out(departed.namespace);
         if self.slab.link(id).children > 0 {
             let ghost = self.slab.entry_mut(id);
             ghost.spot.clear(LIVE | UNPROVEN | ORPHAN);
@@ -437,7 +460,10 @@ impl State {
 
     /// Bytes allocated.
     pub(super) fn ram_bytes(&self) -> usize {
-        self.table.ram_bytes() + self.slab.ram_bytes() + self.cold.ram_bytes()
+        self.table.ram_bytes()
+            + self.slab.ram_bytes()
+            + self.cold.ram_bytes()
+            + self.of_namespace.capacity() * size_of::<usize>()
     }
 
     /// What must hold (see the module), in about a microsecond a page; the first thing that does
@@ -451,6 +477,7 @@ impl State {
     /// Returns the number of pages that point at each slot.
     fn check_slots(&self) -> Result<Vec<u32>, String> {
         let mut children = vec![0_u32; self.slab.slots()];
+        let mut of_namespace = vec![0_usize; self.of_namespace.len()];
         let (mut pages, mut ghosts) = (0, 0);
         for id in self.slab.ids() {
             let entry = self.slab.entry(id);
@@ -460,6 +487,9 @@ impl State {
                 continue;
             }
             *(if is_page { &mut pages } else { &mut ghosts }) += 1;
+            if let Some(count) = of_namespace.get_mut(usize::from(entry.spot.namespace().0)) {
+                *count += usize::from(is_page);
+            }
             let found = self.find_slot(entry.spot.namespace(), entry.key());
             if found != Some(id) {
                 return Err(format!("the key of slot {} leads to {found:?}", id.0));
@@ -477,6 +507,9 @@ impl State {
                 Some(count) => *count += 1,
                 None => return Err(format!("slot {} has a parent beyond the slab", id.0)),
             }
+        }
+        if of_namespace != self.of_namespace {
+            return Err("the pages of namespaces are counted wrongly".to_owned());
         }
         let free = self.slab.free_count();
         if pages != self.pages

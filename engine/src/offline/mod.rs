@@ -111,7 +111,7 @@ impl Owner {
         for id in closed {
             let segment = &mut recovery.recovered.segments[id.0 as usize];
             if segment.state == InitState::Open {
-                segment.state = InitState::Sealed;
+                segment.state = InitState::Closed;
             }
         }
         let spots = spots_of(volumes.superblock());
@@ -157,11 +157,21 @@ impl Owner {
 
     /// Moves everything out of a segment, keeps what is good of it, and gives it back. `rank` orders the pages.
     fn empty<R: Ord>(&self, segment: SegmentId, rank: impl Fn(&Move) -> R) -> Emptied {
-        let Some(victim) = self.local.with_core(|core| core.take_named(segment)) else {
+        let taken = self.local.with_core(|core| {
+            let was_read = !core.is_unreadable(segment);
+            Some((core.take_named(segment)?, was_read))
+        });
+        let Some((victim, was_read)) = taken else {
             return Emptied::NotNow;
         };
         let spot = &self.spots[segment.0 as usize];
         let blocks = read_blocks(self.local.disk.as_ref(), spot, &victim);
+        if blocks.some_unreadable && was_read {
+            // Deletions may lie in what does not answer any more, and would be undone with it.
+            self.local
+                .with_core(|core| core.finish_victim(&victim, false));
+            return Emptied::NotNow;
+        }
         let mut moves = self
             .local
             .with_core(|core| core.plan_whole(&victim, &blocks.whole));

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::IoSlice;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_format::{
     BLOCK_BYTES, Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys,
@@ -28,40 +30,48 @@ const SEGMENT_BYTES: u64 = 16 << 20;
 const PAGE_BYTES: u32 = 64 << 10;
 const GARBAGE: u8 = 0xee;
 
-/// A disk that does not give some blocks until they have been written.
+/// A disk that refuses some reads, by the bytes of the only volume that they ask for.
 struct Ailing {
     disk: Arc<dyn Disk>,
-    path: PathBuf,
-    bad: Mutex<Vec<u64>>,
+    refuses: Box<dyn Fn(Range<u64>) -> bool + Send + Sync>,
 }
 
 impl Ailing {
-    /// Destroys blocks of the only volume, and lets nobody read them.
+    /// Destroys blocks, and lets nobody read them until they have been written.
     fn ail(disk: Arc<dyn Disk>, path: &Path, offsets: &[u64]) -> Arc<dyn Disk> {
-        let file = File::options().write(true).open(path).unwrap();
+        let file = File::options().read(true).write(true).open(path).unwrap();
         for &offset in offsets {
             file.write_all_at(&[GARBAGE; BLOCK_BYTES], offset).unwrap();
         }
-        Arc::new(Ailing {
-            disk,
-            path: path.to_owned(),
-            bad: Mutex::new(offsets.to_vec()),
-        })
+        let bad = Mutex::new(offsets.to_vec());
+        let refuses = Box::new(move |asked: Range<u64>| {
+            let mut bad = bad.lock();
+            bad.retain(|at| {
+                let mut block = [0; BLOCK_BYTES];
+                file.read_exact_at(&mut block, *at).unwrap();
+                block == [GARBAGE; BLOCK_BYTES]
+            });
+            bad.iter().any(|at| asked.contains(at))
+        });
+        Arc::new(Ailing { disk, refuses })
+    }
+
+    /// Lets a block be read once.
+    fn once(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
+        let reads = AtomicU64::new(0);
+        let refuses = Box::new(move |asked: Range<u64>| {
+            asked.contains(&offset) && reads.fetch_add(1, Ordering::Relaxed) > 0
+        });
+        Arc::new(Ailing { disk, refuses })
     }
 
     fn refuses(&self, op: &Op) -> bool {
-        let Action::Read { offset, buffer } = &op.action else {
-            return false;
-        };
-        let file = File::open(&self.path).unwrap();
-        let mut bad = self.bad.lock();
-        bad.retain(|at| {
-            let mut block = [0; BLOCK_BYTES];
-            file.read_exact_at(&mut block, *at).unwrap();
-            block == [GARBAGE; BLOCK_BYTES]
-        });
-        let end = offset + buffer.len() as u64;
-        bad.iter().any(|at| (*offset..end).contains(at))
+        match &op.action {
+            Action::Read { offset, buffer } => {
+                (self.refuses)(*offset..offset + buffer.len() as u64)
+            }
+            _ => false,
+        }
     }
 }
 
@@ -175,12 +185,17 @@ fn block_offset(segment: u64, index: u64) -> u64 {
 
 /// Repairs segment 0 of a store on a disk that does not give these blocks.
 fn repair_without(path: &Path, bad: &[u64]) -> Repaired {
+    repair_through(path, |disk| Ailing::ail(disk, path, bad))
+}
+
+/// Repairs segment 0 of a store on what is made of its disk.
+fn repair_through(path: &Path, through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>) -> Repaired {
     let options = OpenOptions {
         disk: Want::Auto,
         ..OpenOptions::default()
     };
     let (volumes, disk) = open_volumes(path, &options, Access::Exclusive).unwrap();
-    let disk = Ailing::ail(disk, path, bad);
+    let disk = through(disk);
     let segment = SegmentName {
         volume: 0,
         number: 0,
@@ -240,6 +255,30 @@ fn a_segment_of_which_nothing_can_be_read_is_given_back_and_what_lies_in_it_neve
     // The device gives the block again after all.
     file.write_all_at(&last, block_offset(segment, 0)).unwrap();
     check(&path, &[]);
+}
+
+#[test]
+fn a_segment_of_which_a_block_cannot_be_read_any_more_is_left_with_its_deletions() {
+    let directory = tempfile::tempdir().unwrap();
+    let (kept, gone) = (chain(1, 20), chain(2, 20));
+    let path = store_with(directory.path(), &[kept.clone(), gone.clone()]);
+    {
+        let store = crate::Store::open(&path, OpenOptions::default()).unwrap();
+        let id = store.namespace(&namespace()).unwrap();
+        assert_eq!(store.delete(id, &gone).unwrap(), 20);
+        store.close().unwrap();
+    }
+    let (segment, blocks) = written_segment(&path);
+    // The last block has the deletions, and nothing else.
+    let last = block_offset(segment, blocks - 1);
+    let repaired = repair_through(&path, |disk| Ailing::once(disk, last));
+    let first = SegmentName {
+        volume: 0,
+        number: 0,
+    };
+    assert_eq!(repaired.stuck, [first]);
+    assert_eq!((repaired.emptied_segments, repaired.moved_pages), (0, 0));
+    check(&path, &kept);
 }
 
 #[test]

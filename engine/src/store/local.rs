@@ -440,6 +440,8 @@ impl Catalog for Local {
             pages: self.index.len() as u64,
             live_bytes: space.live_blocks * block,
             usable_bytes: space.usable_blocks * block,
+            taken_bytes: space.taken_blocks * block,
+            segment_bytes: u64::from(space.segment_blocks) * block,
             segments: space.segments,
             free_segments: space.free_segments,
             unreadable_segments: space.unreadable_segments,

@@ -513,8 +513,6 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if let Some(keeper) = self.keeper.lock().take() {
-            keeper.stop();
-        }
+        self.stop_threads();
     }
 }

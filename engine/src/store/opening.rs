@@ -98,15 +98,13 @@ fn recover_current<E: Extra>(
 ) -> Result<Recovered<E>, StoreError> {
     loop {
         let superblock = volumes.superblock();
-        let segments: u64 = superblock
-            .volumes
-            .iter()
-            .map(|entry| u64::from(entry.segments))
-            .sum();
-        let blocks = segments * u64::from(superblock.segment_blocks);
+        let entries = || superblock.volumes.iter().zip(&volumes.list);
+        let segments: u64 = entries().map(|(entry, _)| u64::from(entry.segments)).sum();
+        let there = entries().filter(|(_, volume)| volume.is_some());
+        let there: u64 = there.map(|(entry, _)| u64::from(entry.segments)).sum();
         let index = Arc::new(Index::new(
             usize::try_from(segments).unwrap_or(usize::MAX),
-            blocks,
+            there * u64::from(superblock.segment_blocks),
         ));
         let (recovery, pages) =
             recover_pages(disk, &volumes.superblocks(), &index, options.read_only);

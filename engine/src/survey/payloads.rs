@@ -8,9 +8,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::{ControlFlow, Range};
 
-use larder_format::{Fingerprint, PageChecksum};
+use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum};
 
-use super::{Page, Survey};
+use super::{NamespaceFacts, Page, Survey};
+use crate::core::footprint;
 use crate::disk::mailbox::{ReadAhead, ReadAt, read_all};
 use crate::disk::{Disk, DiskError};
 
@@ -69,6 +70,17 @@ impl Survey {
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         self.namespaces.iter().map(|facts| facts.bytes).sum()
+    }
+
+    /// What the live pages take of the usable bytes of a store with segments of this size: see [`footprint`](crate::core::footprint).
+    #[must_use]
+    pub fn taken_bytes(&self) -> u64 {
+        let blocks = |bytes: u64| u32::try_from(bytes / BLOCK_BYTES as u64).unwrap_or(u32::MAX);
+        let taken = |facts: &NamespaceFacts| {
+            let page = blocks(facts.bytes.checked_div(facts.pages).unwrap_or(0));
+            facts.pages * footprint(blocks(self.segment_bytes()), page) * BLOCK_BYTES as u64
+        };
+        self.namespaces.iter().map(taken).sum()
     }
 
     /// Checks the bytes of every live page. `progress` is told how many bytes have been checked, and may end it early; `lost` is

@@ -1,0 +1,158 @@
+//! What a store keeps, and of whom, when there is no room for more.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Home, MIB, Pool, chain, namespace};
+use larder_engine::{
+    AttachOptions, CreateOptions, OpenOptions, PageStore, PutOptions, PutStatus, Store, StoreError,
+    create,
+};
+
+fn waiting() -> PutOptions {
+    PutOptions {
+        wait: Duration::from_secs(60),
+    }
+}
+
+/// Puts a chain page by page into a store that is too small for it, and says how many are there at the end.
+fn kept_of(home: &Home, page_bytes: u64, pages: usize) -> usize {
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[u32::try_from(page_bytes).unwrap()]);
+    let keys = chain(1, pages);
+    let before = store.stats();
+    assert_eq!(
+        before.free_pages(page_bytes),
+        before.usable_pages(page_bytes)
+    );
+    for count in 1..=pages {
+        let statuses = pool.put_from(&keys[..count], count - 1, waiting());
+        assert_eq!(statuses, [PutStatus::Stored]);
+    }
+    store.check_invariants().unwrap();
+    let after = store.stats();
+    assert_eq!(
+        after.pages,
+        after.usable_pages(page_bytes) - after.free_pages(page_bytes)
+    );
+    assert_eq!(after.usable_pages(20 * MIB), 0, "larger than a segment");
+    pool.hits(&keys)
+}
+
+#[test]
+fn pages_of_any_share_of_a_segment_are_kept_as_many_as_there_is_room_for() {
+    // 19 segments of 16 MiB.
+    for (page_bytes, in_a_segment) in [(9, 1), (6, 2), (5, 3), (1, 15)] {
+        let home = Home::with_store(320 * MIB);
+        let page_bytes = page_bytes * MIB;
+        let fitting = home.open().stats().usable_pages(page_bytes);
+        assert!(fitting >= 14 * in_a_segment, "{fitting}");
+        assert!(fitting <= 15 * in_a_segment, "{fitting}");
+        let fitting = usize::try_from(fitting).unwrap();
+        let all = fitting + fitting / 4;
+        // The chain is kept from its head; what cannot be kept is its tail, or what reclaim gave up for it.
+        assert_eq!(kept_of(&home, page_bytes, fitting), fitting);
+        let home = Home::with_store(320 * MIB);
+        let kept = kept_of(&home, page_bytes, all);
+        assert!(
+            kept * 10 >= fitting * 9,
+            "{kept} of {fitting} pages of {page_bytes} bytes"
+        );
+    }
+}
+
+#[test]
+fn a_namespace_without_pages_that_nobody_names_any_more_is_forgotten() {
+    let home = Home::with_store(128 * MIB);
+    {
+        let store = home.open();
+        for model in ["kept", "named", "old"] {
+            assert_eq!(
+                Pool::new(&store, model, &[65536]).put(&chain(1, 1)),
+                [PutStatus::Stored]
+            );
+        }
+        let (named, old) = (
+            Pool::new(&store, "named", &[65536]),
+            Pool::new(&store, "old", &[65536]),
+        );
+        store.clear_namespace(named.id).unwrap();
+        store.clear_namespace(old.id).unwrap();
+        store.close().unwrap();
+    }
+    {
+        let store = home.open();
+        let names = [namespace("named", &[65536]), namespace("new", &[1 << 20])];
+        let [_, new] = names.map(|name| store.namespace(&name).unwrap());
+        let kept = Pool::new(&store, "kept", &[65536]);
+        // Every segment is written again.
+        for seed in 0..40 {
+            assert_eq!(kept.hits(&chain(1, 1)), 1);
+            let pool = Pool {
+                store: &store,
+                id: new,
+                model: "new".to_owned(),
+                parts: vec![1 << 20],
+            };
+            assert!(
+                pool.put(&chain(seed, 16))
+                    .iter()
+                    .all(|status| status.is_present())
+            );
+        }
+        store.close().unwrap();
+    }
+    let store = home.open();
+    let names = store.namespaces();
+    let mut models: Vec<&str> = names
+        .iter()
+        .map(|space| space.fields().model.as_str())
+        .collect();
+    models.sort();
+    assert_eq!(models, ["kept", "named", "new"]);
+}
+
+#[test]
+fn clients_are_told_when_there_are_too_many_namespaces() {
+    let home = Home::with_store(512 * MIB);
+    let attach = || Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let owner = home.open();
+    let numbered = |number: usize| namespace(&number.to_string(), &[4096]);
+    for number in 0..usize::from(u16::MAX) {
+        owner.namespace(&numbered(number)).unwrap();
+    }
+    owner.close().unwrap();
+    let (_owner, client) = (attach(), attach());
+    client.namespace(&numbered(7)).unwrap();
+    for _ in 0..2 {
+        let refused = client.namespace(&namespace("one more", &[4096]));
+        assert!(matches!(refused, Err(StoreError::TooManyNamespaces(_))));
+    }
+}
+
+#[test]
+fn leases_leave_room_in_what_is_left_of_a_store() {
+    let home = Home::new();
+    let beside = |number: u32| home.directory.path().join(number.to_string());
+    let options = CreateOptions {
+        size: 5 * 112 * MIB,
+        segment_size: Some(16 * MIB),
+        volumes: (1..5).map(beside).collect(),
+        ..CreateOptions::default()
+    };
+    create(&home.path, &options).unwrap();
+    drop(home.open());
+    (1..5).for_each(|number| std::fs::remove_file(beside(number)).unwrap());
+    let store = home.open_with(OpenOptions {
+        degraded: true,
+        ..OpenOptions::default()
+    });
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    let room = usize::try_from(store.stats().usable_pages(MIB)).unwrap();
+    let keys = chain(1, room);
+    assert_eq!(pool.put(&keys), vec![PutStatus::Stored; room]);
+    assert_eq!(store.contains(pool.id, &keys), vec![true; room]);
+    assert_eq!(pool.put(&chain(2, 8)), [PutStatus::Stored; 8]);
+}
