@@ -669,17 +669,15 @@ fn spare_others(
 ) -> Result<(), Failure> {
     let stats = store.stats();
     let page_bytes = u64::from(shape.page_blocks()) * larder_format::BLOCK_BYTES as u64;
-    let needed = pages.saturating_mul(page_bytes);
-    let free = stats.usable_bytes.saturating_sub(stats.live_bytes);
-    if stats.pages == 0 || needed <= free {
+    let free = stats.free_pages(page_bytes);
+    if stats.pages == 0 || pages <= free {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "{}: the store holds pages that may be of others, and has room for {} more, not for {}: measure a store of its own, ask for fewer pages, \
-         or use --force to have the coldest dropped",
+        "{}: the store holds pages that may be of others, and has room for {free} more of {}, not for {pages}: measure a store of its own, ask \
+         for fewer pages, or use --force to have the coldest dropped",
         path.display(),
-        ByteSize(free),
-        ByteSize(needed),
+        ByteSize(page_bytes),
     )))
 }
 
@@ -691,9 +689,16 @@ fn check_room(
     pages: u64,
 ) -> Result<(), Failure> {
     let page_bytes_on_disk = u64::from(shape.page_blocks()) * larder_format::BLOCK_BYTES as u64;
-    let room = store.stats().usable_bytes / page_bytes_on_disk;
+    let room = store.stats().usable_pages(page_bytes_on_disk);
     if pages <= room {
         return Ok(());
+    }
+    if room == 0 {
+        return Err(Failure::usage(format!(
+            "{}: {}",
+            path.display(),
+            reason(PutStatus::Refused(Refusal::TooLarge))
+        )));
     }
     Err(Failure::usage(format!(
         "{}: {pages} pages of {} do not fit, the store keeps {room}; ask for fewer, or create a larger store",

@@ -3,7 +3,8 @@
 //! Apart from the binary, so that the Python package, which carries the same command line, runs it in its own process.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -99,16 +100,23 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
     match ended {
         Ok(ending) => ending.exit_code(),
         Err(failure) => {
-            eprintln!("larder: {failure}");
+            complain(&failure);
             failure.exit_code()
         }
     }
+}
+
+/// Says something on stderr. Where that cannot be written, on a full disk or to a reader that is gone, nobody hears it, and the work goes on.
+pub fn complain(message: &dyn fmt::Display) {
+    let _ = writeln!(io::stderr(), "larder: {message}");
 }
 
 /// Sends what the engine logs to stderr, as `LARDER_LOG` says. A process that logs already goes on as it does.
 pub fn log_to_stderr() {
     let filter = EnvFilter::try_from_env("LARDER_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let subscriber = tracing_subscriber::fmt()
+        // Else a line that cannot be written would be a panic of the thread that logs it.
+        .log_internal_errors(false)
         .with_env_filter(filter)
         .with_writer(io::stderr);
     let _ = subscriber.with_ansi(io::stderr().is_terminal()).try_init();

@@ -5,6 +5,7 @@
 //! the same words.
 
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -353,6 +354,14 @@ fn into(
     survey: &Survey,
     interrupt: &Interrupt,
 ) -> Result<CompactReport, Failure> {
+    let identity =
+        |path: &std::path::Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
+    if identity(new).is_some_and(|new| identity(&args.store.path) == Some(new)) {
+        return Err(Failure::usage(format!(
+            "{}: is the store itself; choose another path, or leave --into out to have it put in order where it is",
+            new.display()
+        )));
+    }
     let segments = survey.segments.len() as u64;
     let options = CreateOptions {
         size: args.size.map_or(
@@ -364,13 +373,13 @@ fn into(
         ..CreateOptions::default()
     };
     let planned = larder_engine::create(new, &options).map_err(taken)?;
-    if planned.usable_bytes < survey.live_bytes() {
+    if planned.usable_bytes < survey.taken_bytes() {
         return Err(Failure::usage(format!(
-            "{}: a store of {} keeps {} of pages at most, and there are {}: choose a larger --size",
+            "{}: a store of {} has {} for pages, and they take {}: choose a larger --size",
             new.display(),
             ByteSize(options.size),
             ByteSize(planned.usable_bytes),
-            ByteSize(survey.live_bytes())
+            ByteSize(survey.taken_bytes())
         )));
     }
     let mut report = CompactReport {

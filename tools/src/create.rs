@@ -70,6 +70,9 @@ struct CreateReport {
     dry_run: bool,
     /// Whether the operator ended it early: nothing was made.
     interrupted: bool,
+    /// Whether it was to write over what is there.
+    #[serde(skip)]
+    force: bool,
 }
 
 impl Report for CreateReport {
@@ -78,10 +81,12 @@ impl Report for CreateReport {
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
         if self.interrupted {
-            lines.text(if self.grown {
-                "Interrupted: the store is as it was."
-            } else {
-                "Interrupted: no store was made."
+            lines.text(match (self.grown, self.force) {
+                (true, _) => "Interrupted: the store is as it was.",
+                (false, true) => {
+                    "Interrupted: no store was made, and what --force was to write over is lost. Run it again, or remove what is left."
+                }
+                (false, false) => "Interrupted: no store was made.",
             });
             return lines;
         }
@@ -120,6 +125,7 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
         grown: args.grow,
         dry_run: args.dry_run,
         interrupted,
+        force: args.force,
     };
     report::print(&report, args.json)?;
     Ok(if interrupted {

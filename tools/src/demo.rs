@@ -21,7 +21,7 @@ use larder_engine::{AttachOptions, CreateOptions, OpenOptions, PageStore, Store}
 use larder_format::{PageKey, PageShape};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::Program;
+use crate::cli::{Program, complain};
 use crate::conversations::Turns;
 use crate::device::{self, DeviceSpeed};
 use crate::failure::{Ending, Failure};
@@ -274,10 +274,10 @@ impl Drop for Place {
             return;
         }
         if let Err(error) = std::fs::remove_dir_all(&self.directory) {
-            eprintln!(
-                "larder: {}: {error}; remove it by hand",
+            complain(&format_args!(
+                "{}: {error}; remove it by hand",
                 self.directory.display()
-            );
+            ));
         }
     }
 }

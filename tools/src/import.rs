@@ -11,7 +11,7 @@ mod batches;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{IoSlice, Read};
+use std::io::IoSlice;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -204,8 +204,10 @@ impl Report for ImportReport {
 }
 
 impl ImportReport {
-    fn ending(&self) -> Ending {
-        if self.damaged || self.refused_pages + self.failed_pages > 0 {
+    /// `spares` says that nobody's pages were to be dropped.
+    fn ending(&self, spares: bool) -> Ending {
+        let dropped = spares && self.evicted_pages > 0;
+        if self.damaged || self.refused_pages + self.failed_pages > 0 || dropped {
             Ending::Findings
         } else if self.interrupted {
             Ending::Interrupted
@@ -289,7 +291,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         })?
     };
     report::print(&report, args.json)?;
-    Ok(report.ending())
+    Ok(report.ending(!args.force))
 }
 
 /// Whether the store was closed in order.
@@ -313,20 +315,14 @@ fn is_stdin(args: &ImportArgs) -> bool {
     args.file.as_os_str() == STDIN
 }
 
-fn open(args: &ImportArgs, interrupt: &Interrupt) -> Result<Box<dyn Read + Send>, Failure> {
+fn open(args: &ImportArgs, interrupt: &Interrupt) -> Result<Input, Failure> {
     if is_stdin(args) {
-        return match Input::new(interrupt) {
-            Ok(input) => Ok(Box::new(input)),
-            Err(error) => Err(Failure::environment(format!("standard input: {error}"))),
-        };
+        return Input::stdin(interrupt)
+            .map_err(|error| Failure::environment(format!("standard input: {error}")));
     }
-    match File::open(&args.file) {
-        Ok(file) => Ok(Box::new(file)),
-        Err(error) => Err(Failure::environment(format!(
-            "{}: {error}; check the path",
-            args.file.display()
-        ))),
-    }
+    Input::open(&args.file, interrupt).map_err(|error| {
+        Failure::environment(format!("{}: {error}; check the path", args.file.display()))
+    })
 }
 
 /// Ends the command over a file whose first block is not the head of an archive that this build reads.
@@ -341,7 +337,12 @@ fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
         }
         FaultReason::Unreadable(_) => format!("{file}: {}; check the path", fault.reason),
         FaultReason::CutOff | FaultReason::Surplus => {
-            format!("{file}: is shorter than any archive; check the path")
+            let advice = if is_stdin(args) {
+                "did what was to write it fail?"
+            } else {
+                "check the path"
+            };
+            format!("{file}: is shorter than any archive; {advice}")
         }
         FaultReason::Structure(_) | FaultReason::Payload { .. } => {
             let mut report = ImportReport {
@@ -352,7 +353,7 @@ fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
             };
             report.damage(fault);
             report::print(&report, args.json)?;
-            return Ok(report.ending());
+            return Ok(report.ending(!args.force));
         }
     };
     Err(Failure::environment(message))
@@ -377,7 +378,7 @@ fn import(
     args: &ImportArgs,
     store: &Store,
     head: ArchiveHead,
-    source: ArchiveSource<Box<dyn Read + Send>>,
+    source: ArchiveSource<Input>,
     interrupt: &Interrupt,
 ) -> Result<ImportReport, Failure> {
     let started = Instant::now();
@@ -429,16 +430,17 @@ fn import(
 /// Refuses an archive whose pages, without those that are there already, need more room than is free.
 fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<(), Failure> {
     let stats = store.stats();
-    let free = stats.usable_bytes.saturating_sub(stats.live_bytes);
-    let announced = head.blocks.saturating_mul(BLOCK_BYTES as u64);
+    let free = stats.usable_bytes.saturating_sub(stats.taken_bytes);
+    // A page takes less than twice its own bytes, as long as it fits at all.
+    let announced = head.blocks.saturating_mul(2 * BLOCK_BYTES as u64);
     if announced <= free {
         return Ok(());
     }
     let needed = if is_stdin(args) {
-        announced
+        announced / 2
     } else {
         // A fault here is met again, and told, when the pages themselves are read.
-        new_bytes(args, store).unwrap_or(announced)
+        needed_bytes(args, store).unwrap_or(announced / 2)
     };
     if needed <= free {
         return Ok(());
@@ -457,23 +459,29 @@ fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<()
     )))
 }
 
-/// Bytes of those pages of the archive that the store does not have, found without reading any. Counts up to the first fault.
-fn new_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
+/// Bytes that those pages of the archive take which the store does not have, found without reading any. Counts up to the first fault; what
+/// fits no segment takes nothing.
+fn needed_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
+    let stats = store.stats();
     let known: BTreeMap<Fingerprint, Namespace> = store
         .namespaces()
         .into_iter()
         .map(|namespace| (namespace.fingerprint(), namespace))
         .collect();
-    let file = File::open(&args.file).ok()?;
-    if !file.metadata().ok()?.is_file() {
+    if !args.file.is_file() {
         return None;
     }
-    let mut source = ArchiveSource::new(file);
+    let mut source = ArchiveSource::new(File::open(&args.file).ok()?);
     let (mut bytes, mut page_bytes, mut id) = (0, 0, None);
     while let Ok(Some(item)) = source.item() {
         match item {
             ArchiveItem::Namespace(namespace) => {
-                page_bytes = u64::from(namespace.page_blocks()) * BLOCK_BYTES as u64;
+                let bytes = u64::from(namespace.page_blocks()) * BLOCK_BYTES as u64;
+                page_bytes = if stats.usable_pages(bytes) > 0 {
+                    stats.footprint(bytes)
+                } else {
+                    0
+                };
                 let namespace = known.get(&namespace.fingerprint());
                 id = namespace.and_then(|namespace| store.namespace(namespace).ok());
             }
@@ -561,7 +569,11 @@ impl Home {
         let statuses = if report.dry_run {
             let keys: Vec<_> = pages.iter().map(|page| page.key).collect();
             let there = store.contains(self.id, &keys);
-            there.into_iter().map(would_be).collect()
+            let fits = store.stats().usable_pages(page_bytes as u64) > 0;
+            there
+                .into_iter()
+                .map(|there| would_be(there, fits))
+                .collect()
         } else {
             self.put(store, pages, payloads, page_bytes)
         };
@@ -604,10 +616,10 @@ impl Home {
 }
 
 /// What a put of a page would come to, as far as a look can tell.
-fn would_be(there: bool) -> PutStatus {
-    if there {
-        PutStatus::Duplicate
-    } else {
-        PutStatus::Stored
+fn would_be(there: bool, fits: bool) -> PutStatus {
+    match (there, fits) {
+        (true, _) => PutStatus::Duplicate,
+        (false, true) => PutStatus::Stored,
+        (false, false) => PutStatus::Refused(Refusal::TooLarge),
     }
 }

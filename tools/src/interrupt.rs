@@ -1,4 +1,4 @@
-//! Ctrl-C and `kill`: asks a long command to end cleanly instead of killing it.
+//! Ctrl-C, `kill` and a terminal that is closed: asks a long command to end cleanly instead of killing it.
 //!
 //! The signals are blocked and a thread waits for them, so that no code runs inside a signal handler. The first one raises
 //! a flag, which commands look at between store calls; a later one ends the process at once, which a store survives like
@@ -8,6 +8,8 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +17,9 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{SigSet, Signal};
+use rustix::fs::OFlags;
+
+use crate::cli::complain;
 
 /// Exit code after a second signal.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -37,11 +42,14 @@ struct Raised {
 }
 
 impl Interrupt {
-    /// Starts to watch for SIGINT and SIGTERM. Must be called before the process has other threads: they inherit the
+    /// Starts to watch for SIGINT, SIGTERM and, unless it is ignored (`nohup`), SIGHUP. Must be called before the process has other threads: they inherit the
     /// block. Where signals cannot be blocked they go on ending the process at once.
     pub fn watch() -> Self {
         let raised = Arc::new(Raised::default());
-        let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+        let mut signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+        if !ignores_hangups() {
+            signals.add(Signal::SIGHUP);
+        }
         if signals.thread_block().is_ok() {
             let raise = Arc::clone(&raised);
             let waiter = std::thread::Builder::new()
@@ -72,18 +80,33 @@ impl Interrupt {
     }
 }
 
-/// Standard input, which ends with an error when a signal has come while it was waited for.
+/// A file or a pipe, whose reading ends with an error when a signal has come while it was waited for.
 pub struct Input {
-    stdin: File,
+    file: File,
     interrupt: Interrupt,
 }
 
 impl Input {
     /// # Errors
     /// When there is no standard input.
-    pub fn new(interrupt: &Interrupt) -> io::Result<Input> {
+    pub fn stdin(interrupt: &Interrupt) -> io::Result<Input> {
         Ok(Input {
-            stdin: File::from(io::stdin().as_fd().try_clone_to_owned()?),
+            file: File::from(io::stdin().as_fd().try_clone_to_owned()?),
+            interrupt: interrupt.clone(),
+        })
+    }
+
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn open(path: &Path, interrupt: &Interrupt) -> io::Result<Input> {
+        // Else a pipe that nobody writes to yet is waited for here.
+        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+        let options = File::options()
+            .read(true)
+            .custom_flags(nonblocking)
+            .open(path);
+        Ok(Input {
+            file: options?,
             interrupt: interrupt.clone(),
         })
     }
@@ -93,15 +116,29 @@ impl Read for Input {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let patience = u16::try_from(LOOK_AGAIN.as_millis()).unwrap_or(u16::MAX);
         while !self.interrupt.is_raised() {
-            let mut waited = [PollFd::new(self.stdin.as_fd(), PollFlags::POLLIN)];
+            let mut waited = [PollFd::new(self.file.as_fd(), PollFlags::POLLIN)];
             match poll(&mut waited, patience) {
-                Ok(0) | Err(Errno::EINTR) => {}
-                Ok(_) => return self.stdin.read(bytes),
+                Ok(0) | Err(Errno::EINTR) => continue,
+                Ok(_) => {}
                 Err(error) => return Err(error.into()),
+            }
+            match self.file.read(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read,
             }
         }
         Err(io::Error::other("interrupted"))
     }
+}
+
+/// Whether the process was started with SIGHUP ignored. A signal that is waited for comes even then.
+fn ignores_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask >> (Signal::SIGHUP as u32 - 1) & 1 == 1)
 }
 
 fn wait(signals: &SigSet, raised: &Raised) {
@@ -116,6 +153,6 @@ fn wait(signals: &SigSet, raised: &Raised) {
         }
         drop(raised.lock.lock().unwrap_or_else(PoisonError::into_inner));
         raised.changed.notify_all();
-        eprintln!("larder: ending after the call under way; once more to stop at once");
+        complain(&"ending after the call under way; once more to stop at once");
     }
 }

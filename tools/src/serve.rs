@@ -1,7 +1,7 @@
 //! `larder serve`: owns a store for as long as it runs, so that other processes can attach to it.
 //!
 //! It does nothing that the first process to attach would not do as well; it is there for where none of those should be the
-//! one whose end moves the ownership. Ends on SIGINT or SIGTERM, with the store closed cleanly.
+//! one whose end moves the ownership. Ends on SIGINT, SIGTERM or SIGHUP, with the store closed cleanly.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -122,7 +122,13 @@ impl Report for ReplayReport {
             "Pages hit",
             format!("{} ({:.2} %)", counts.pages_hit, self.hit_rate * 100.0),
         );
-        lines.row("Pages put", counts.pages_put.to_string());
+        lines.row(
+            "Pages put",
+            format!(
+                "{}, and {} that were there",
+                counts.pages_put, counts.duplicate_pages
+            ),
+        );
         lines.row(
             "Pages evicted",
             format!(
@@ -213,7 +219,9 @@ fn replay(
     let namespace = namespace(store, &args.store, MODEL, BLOCK_TOKENS, input.shape)?;
     let namespace = store.namespace(&namespace)?;
     let mut session = Session::new(store, namespace, &input.shape, args.wait)?;
-    let usable_pages = store.stats().usable_bytes / session::page_bytes_on_disk(&input.shape);
+    let usable_pages = store
+        .stats()
+        .usable_pages(session::page_bytes_on_disk(&input.shape));
     let check = input
         .history
         .map(|history| check(&mut session, &history, usable_pages));
@@ -265,7 +273,10 @@ fn replay(
 
 fn ending(report: &ReplayReport) -> Ending {
     let check = report.check.unwrap_or_default();
-    if report.counts.wrong_pages + check.wrong_pages + check.lost_pages > 0 {
+    let counts = &report.counts;
+    let wrong = counts.wrong_pages + check.wrong_pages + check.lost_pages;
+    let unstored = counts.refused_pages + counts.failed_pages;
+    if wrong + unstored + report.damaged_pages > 0 {
         Ending::Findings
     } else if report.interrupted {
         Ending::Interrupted

@@ -389,7 +389,7 @@ impl Replay<'_> {
         let shape = on_disk(&self.plan.scaled)?;
         let namespace = namespace(store, path, MODEL, self.plan.args.page_size, shape)?;
         let before = store.stats();
-        let pages = before.usable_bytes / page_bytes_on_disk(&shape);
+        let pages = before.usable_pages(page_bytes_on_disk(&shape));
         let l3 = self.l3(store, &namespace)?;
         self.drive(setting, Some((&l3, &**store)))?;
         let after = store.stats();

@@ -99,7 +99,7 @@ fn bench_says_why_a_page_was_not_stored() {
     }
     fails(
         &[&["bench", text(&path), "--op", "get"], &large[..]].concat(),
-        3,
+        2,
         &[text(&path), "TooLarge", "--segment-size"],
     );
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod bench;
+mod trouble;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};

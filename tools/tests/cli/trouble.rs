@@ -1,0 +1,188 @@
+//! What a command does where something is in its way: nobody hears it, few pages fit, what it reads never comes.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::process::Stdio;
+
+use larder_engine::format::SEGMENTS_OFFSET;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
+
+use super::{command, directory, fails, json, larder, replay, stderr, store_in, text, trace_in};
+
+const SEGMENT_BYTES: u64 = 16 << 20;
+
+/// Where nothing can be written.
+fn full() -> Stdio {
+    File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap()
+        .into()
+}
+
+#[test]
+fn what_cannot_be_said_on_stderr_ends_nothing() {
+    let directory = directory();
+    let missing = directory.path().join("missing");
+    let mut inspect = command(&["inspect", text(&missing)]);
+    assert_eq!(inspect.stderr(full()).status().unwrap().code(), Some(3));
+    let path = store_in(&directory);
+    json(&[
+        "bench",
+        text(&path),
+        "--op",
+        "put",
+        "--page-bytes",
+        "64KiB",
+        "--pages",
+        "64",
+    ]);
+    // The header that a server will complain of.
+    let file = File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[7; 4096], SEGMENTS_OFFSET).unwrap();
+    let mut owner = command(&["serve", text(&path)])
+        .stdout(Stdio::piped())
+        .stderr(full())
+        .spawn()
+        .unwrap();
+    let mut told = BufReader::new(owner.stdout.take().unwrap());
+    told.read_line(&mut String::new()).unwrap();
+    assert!(json(&["stat", text(&path)])["pages"].as_u64().unwrap() > 0);
+    kill(Pid::from_raw(owner.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(owner.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn pages_of_others_are_spared_also_from_pages_of_which_few_fit_a_segment() {
+    let directory = directory();
+    let path = directory.path().join("store");
+    let trace = trace_in(&directory, 40, 40);
+    let put = json(&replay(&trace, &path, "64KiB"));
+    assert_eq!(put["evicted_pages"], 0);
+    // 15 segments: as many bytes of these as of smaller ones there is room for, but not as many pages.
+    let bench = [
+        "bench",
+        text(&path),
+        "--op",
+        "put",
+        "--page-bytes",
+        "9MiB",
+        "--pages",
+    ];
+    fails(
+        &[&bench[..], &["13"]].concat(),
+        2,
+        &["has room for", "--force"],
+    );
+    assert_eq!(json(&[&bench[..], &["2"]].concat())["evicted_pages"], 0);
+    let archive = directory.path().join("archive");
+    let other = directory.path().join("other");
+    json(&["create", text(&other), "--size", "1GiB"]);
+    let fill = [
+        "bench",
+        text(&other),
+        "--op",
+        "put",
+        "--page-bytes",
+        "9MiB",
+        "--pages",
+        "13",
+    ];
+    json(&fill);
+    json(&["export", text(&other), text(&archive)]);
+    for dry_run in [&[][..], &["--dry-run"]] {
+        let import = [&["import", text(&path), text(&archive)], dry_run].concat();
+        fails(&import, 3, &["no room", "--force"]);
+    }
+}
+
+#[test]
+fn what_fits_no_segment_is_refused_by_a_dry_run_too() {
+    let directory = directory();
+    let (large, archive) = (
+        directory.path().join("large"),
+        directory.path().join("archive"),
+    );
+    json(&[
+        "create",
+        text(&large),
+        "--size",
+        "512MiB",
+        "--segment-size",
+        "64MiB",
+    ]);
+    json(&[
+        "bench",
+        text(&large),
+        "--op",
+        "put",
+        "--page-bytes",
+        "20MiB",
+        "--pages",
+        "2",
+    ]);
+    json(&["export", text(&large), text(&archive)]);
+    let path = store_in(&directory);
+    for dry_run in [&["--dry-run"][..], &[]] {
+        let output = larder(&[&["import", text(&path), text(&archive)], dry_run].concat());
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("larger than a segment"), "{said}");
+    }
+}
+
+#[test]
+fn a_replay_over_damage_or_refusals_ends_with_findings() {
+    let directory = directory();
+    let trace = trace_in(&directory, 8, 4);
+    let path = directory.path().join("store");
+    json(&replay(&trace, &path, "64KiB"));
+    let file = File::options().write(true).open(&path).unwrap();
+    let pages = usize::try_from(SEGMENT_BYTES / 2).unwrap();
+    file.write_all_at(&vec![7; pages], SEGMENTS_OFFSET + (1 << 16))
+        .unwrap();
+    assert_eq!(
+        larder(&replay(&trace, &path, "64KiB")).status.code(),
+        Some(1)
+    );
+    // It has put them anew.
+    json(&replay(&trace, &path, "64KiB"));
+    let small = directory.path().join("small");
+    assert_eq!(
+        larder(&replay(&trace, &small, "17MiB")).status.code(),
+        Some(1)
+    );
+}
+
+#[test]
+fn a_store_is_not_compacted_into_itself() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for itself in [&path, &link] {
+        let into = ["compact", text(&path), "--into", text(itself)];
+        fails(&into, 2, &["is the store itself"]);
+    }
+}
+
+#[test]
+fn an_import_from_a_pipe_in_the_file_system_is_ended_by_one_signal() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let pipe = directory.path().join("pipe");
+    mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let mut import = command(&["import", text(&path), text(&pipe)])
+            .spawn()
+            .unwrap();
+        // Open as soon as somebody reads, and nothing comes.
+        let writer = File::options().write(true).open(&pipe).unwrap();
+        kill(Pid::from_raw(import.id().cast_signed()), signal).unwrap();
+        assert_eq!(import.wait().unwrap().code(), Some(130), "{signal}");
+        drop(writer);
+    }
+}
