@@ -19,6 +19,58 @@
 //!  +-------+
 //! ```
 //!
+//! A page's life, from the tokens that it stands for to its bytes read back:
+//!
+//! ```
+//! use std::io::{IoSlice, IoSliceMut};
+//! use std::num::NonZeroUsize;
+//!
+//! use larder_engine::format::{Namespace, NamespaceFields, PageShape, Rank, TokenUnits, page_keys};
+//! use larder_engine::memory::AlignedBuf;
+//! use larder_engine::{
+//!     CreateOptions, GetPage, GetStatus, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Store, create,
+//! };
+//!
+//! let directory = tempfile::tempdir()?;
+//! let path = directory.path().join("store");
+//! create(&path, &CreateOptions { size: 128 << 20, ..CreateOptions::default() })?;
+//! let store = Store::open(&path, OpenOptions::default())?;
+//!
+//! // What pages must have in common to stand for one another. Here a page is two parts: K and V of 64 tokens.
+//! let part_bytes = 128 << 10;
+//! let pages = store.namespace(&Namespace::new(NamespaceFields {
+//!     model: "some-model".to_owned(),
+//!     weights: "2026-11-23".to_owned(),
+//!     dtype: "bf16".to_owned(),
+//!     layout: "page_first_direct".to_owned(),
+//!     page_tokens: 64,
+//!     shape: PageShape::new(&[part_bytes, part_bytes])?,
+//!     tp: Rank::ALONE,
+//!     pp: Rank::ALONE,
+//!     cp: Rank::ALONE,
+//!     pool: "kv".to_owned(),
+//!     extra: Default::default(),
+//! })?)?;
+//!
+//! let tokens: Vec<u64> = (0..64).collect();
+//! let keys = page_keys(&tokens, NonZeroUsize::new(64).unwrap(), None, TokenUnits::Single);
+//!
+//! // Aligned memory goes straight to the device; any other is copied on the way.
+//! let [k, v] = [AlignedBuf::zeroed(part_bytes as usize)?, AlignedBuf::zeroed(part_bytes as usize)?];
+//! let parts = [IoSlice::new(&k), IoSlice::new(&v)];
+//! let page = PutPage { key: keys[0], parent: None, depth: 0, parts: &parts };
+//! assert_eq!(store.put(pages, &[page], PutOptions::default()), [PutStatus::Stored]);
+//!
+//! // What a lookup finds stays for a while: long enough to be read.
+//! assert_eq!(store.longest_prefix(pages, &keys), 1);
+//! let [mut k, mut v] = [AlignedBuf::zeroed(part_bytes as usize)?, AlignedBuf::zeroed(part_bytes as usize)?];
+//! let mut parts = [IoSliceMut::new(&mut k), IoSliceMut::new(&mut v)];
+//! let page = GetPage { key: keys[0], parts: &mut parts };
+//! assert_eq!(store.get(pages, &mut [page], None), [GetStatus::Hit]);
+//! store.close()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! | module | what it is |
 //! |---|---|
 //! | [`api`] | what a caller sees: the [`PageStore`] trait, statuses, options |

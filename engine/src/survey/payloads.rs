@@ -72,7 +72,7 @@ impl Survey {
         self.namespaces.iter().map(|facts| facts.bytes).sum()
     }
 
-    /// What the live pages take of the usable bytes of a store with segments of this size: see [`footprint`](crate::core::footprint).
+    /// What the live pages take of the usable bytes of a store with segments of this size: see [`footprint`].
     #[must_use]
     pub fn taken_bytes(&self) -> u64 {
         let blocks = |bytes: u64| u32::try_from(bytes / BLOCK_BYTES as u64).unwrap_or(u32::MAX);
