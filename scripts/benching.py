@@ -69,9 +69,9 @@ class Larder:
         return self.checked(json.loads(run(self.bench(op, page_bytes, work_bytes, *more))))
 
     def checked(self, result):
-        self.bad += result["wrong_pages"] + result["missed_pages"] + result["unstored_pages"]
+        self.bad += result["wrong_pages"] + result["pages_missed"] + result["unstored_pages"]
         self.disk = f"{result['disk']} ({result['disk_reason']})" if result["disk_reason"] else result["disk"]
-        self.page_bytes_of_buffers = result["buffer_page_bytes"]
+        self.page_bytes_of_buffers = result["memory_page_bytes"]
         return result
 
     def look_up(self, keys, *more):

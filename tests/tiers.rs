@@ -74,7 +74,7 @@ fn every_write_and_prefetch_policy_gives_right_pages_and_leaks_none() {
             // The longest do not fit L1.
             let (served, not) = (number(all, "requests"), number(all, "too_long_requests"));
             assert!(served + not == REQUESTS as f64 && not > 0.0, "{report:#}");
-            for moved in ["loaded_pages", "backed_up_pages", "put_pages", "prefetches"] {
+            for moved in ["pages_loaded", "pages_backed_up", "pages_put", "prefetches"] {
                 assert!(number(all, moved) > 0.0, "{moved}: {report:#}");
             }
             for found in ["l1_tokens", "l2_tokens"] {
@@ -123,8 +123,8 @@ fn each_tier_finds_more_and_shortens_the_time_to_the_first_token() {
         assert!(ttft >= setting["service"]["p99_seconds"].as_f64().unwrap());
     }
     assert_eq!(number(l1, "l2_tokens"), 0.0);
-    assert_eq!(number(l1, "backed_up_pages"), 0.0);
-    assert_eq!(number(l2, "put_pages") + number(l2, "disk_busy"), 0.0);
+    assert_eq!(number(l1, "pages_backed_up"), 0.0);
+    assert_eq!(number(l2, "pages_put") + number(l2, "disk_busy"), 0.0);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn where_computing_is_faster_nothing_is_read() {
     let all = &settings(&report)[0];
     assert!(number(all, "break_even_prefetches") > 0.0, "{report:#}");
     // It takes a read to know how long one takes.
-    assert!(number(all, "prefetched_pages") < number(all, "put_pages") / 10.0);
+    assert!(number(all, "pages_prefetched") < number(all, "pages_put") / 10.0);
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn every_model_has_pages_that_come_back_right() {
         is_sound(&report);
         assert_eq!(report["model"], model);
         assert!(
-            number(&settings(&report)[0], "loaded_pages") > 0.0,
+            number(&settings(&report)[0], "pages_loaded") > 0.0,
             "{report:#}"
         );
     }

@@ -342,6 +342,9 @@ impl Default for OpenOptions {
 }
 
 /// Counters since the store was opened, and sizes at this moment. Bytes are bytes on the device unless said otherwise.
+///
+/// Serialised, a count says what it counts: what was done ends in its verb (`pages_moved`), what became of pages begins with it
+/// (`evicted_pages`).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
     /// Pages in the store.
@@ -368,26 +371,37 @@ pub struct Stats {
     /// Pages stored by puts.
     pub pages_put: u64,
     /// Pages that puts found already stored.
+    #[serde(rename = "duplicate_pages")]
     pub duplicates: u64,
     /// Pages refused.
+    #[serde(rename = "refused_pages")]
     pub refused: u64,
     /// Pages whose write or sync failed.
+    #[serde(rename = "failed_pages")]
     pub failed: u64,
     /// Pages read and verified.
+    #[serde(rename = "pages_hit")]
     pub hits: u64,
     /// Pages asked for and not stored.
+    #[serde(rename = "pages_missed")]
     pub misses: u64,
     /// Pages dropped to make room.
+    #[serde(rename = "evicted_pages")]
     pub evicted: u64,
     /// Pages deleted, one by one or with their namespace.
+    #[serde(rename = "deleted_pages")]
     pub deleted: u64,
     /// Pages forgotten because their bytes failed the checksum or could not be read.
+    #[serde(rename = "damaged_pages")]
     pub damaged: u64,
     /// Pages forgotten because the crash before this opening cut their write short.
+    #[serde(rename = "unfinished_pages")]
     pub unfinished: u64,
     /// Pages moved by reclaim.
+    #[serde(rename = "pages_moved")]
     pub moved: u64,
     /// Segments reclaimed.
+    #[serde(rename = "freed_segments")]
     pub reclaimed: u64,
     /// Bytes of page data given to puts and written.
     pub bytes_put: u64,
@@ -406,8 +420,9 @@ pub struct Stats {
     /// Syncs that failed.
     pub failed_syncs: u64,
     /// Pages that recovery found and could not yet prove.
+    #[serde(rename = "unproven_pages")]
     pub unproven: u64,
-    /// Which disk, and why.
+    /// Which disk, and why: `kind: reason`.
     pub disk: String,
 }
 

@@ -128,10 +128,21 @@ pub enum StoreError {
     /// Something about the request makes no sense.
     #[error("{0}")]
     Usage(String),
+    /// The size asked for is that of no store, or of one that would not grow.
+    #[error("{reason}: at least {} are needed{}", bytes(*.needed), if *.smaller_segments { ", or smaller segments" } else { "" })]
+    TooSmall {
+        /// What it comes to.
+        reason: String,
+        /// The least that will do, over all volumes.
+        needed: u64,
+        /// Whether smaller segments would do as well.
+        smaller_segments: bool,
+    },
+    /// No size is asked for, and the file has none of its own.
+    #[error("{0}: a size is needed, only a block device has one of its own")]
+    NoSize(PathBuf),
     /// No room.
-    #[error(
-        "{path}: no space: {needed} bytes needed, {free} free; free some, or choose a smaller --size"
-    )]
+    #[error("{path}: no space: {} needed, {} free; free some", bytes(*.needed), bytes(*.free))]
     NoSpace {
         /// The volume.
         path: PathBuf,
@@ -198,7 +209,10 @@ impl StoreError {
     pub fn exit_code(&self) -> u8 {
         match self {
             StoreError::Damaged { .. } | StoreError::Unsound { .. } => 1,
-            StoreError::Usage(_) | StoreError::UnknownNamespace => 2,
+            StoreError::Usage(_)
+            | StoreError::TooSmall { .. }
+            | StoreError::NoSize(_)
+            | StoreError::UnknownNamespace => 2,
             _ => 3,
         }
     }
@@ -228,5 +242,51 @@ fn hint(error: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull => "; free some space",
         io::ErrorKind::ReadOnlyFilesystem => "; remount it writable, or choose another path",
         _ => "",
+    }
+}
+
+/// A size for people, exact and readable: `101711872 bytes (97 MiB)`.
+pub(crate) fn bytes(number: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [
+        ("TiB", 1 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+    ];
+    let exact = count(number, "byte");
+    let Some((name, unit)) = UNITS.iter().find(|(_, unit)| number >= *unit) else {
+        return exact;
+    };
+    if number.is_multiple_of(*unit) {
+        return format!("{exact} ({} {name})", number / unit);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "one decimal for people")]
+    let about = number as f64 / *unit as f64;
+    format!("{exact} ({about:.1} {name})")
+}
+
+/// `1 volume`, `2 volumes`.
+pub(crate) fn count(number: u64, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_exact_and_readable() {
+        let cases = [
+            (0, "0 bytes"),
+            (1, "1 byte"),
+            (1023, "1023 bytes"),
+            (4096, "4096 bytes (4 KiB)"),
+            (101_711_872, "101711872 bytes (97 MiB)"),
+            (3 << 29, "1610612736 bytes (1.5 GiB)"),
+        ];
+        for (number, text) in cases {
+            assert_eq!(bytes(number), text);
+        }
     }
 }

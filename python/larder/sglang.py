@@ -178,12 +178,13 @@ class LarderHiCache(HiCacheStorage):
             )
         counters = self._backend.counters()
         logger.info(
-            "larder: attached to %s as %s, %s pages found, weights %s, disk %s, %.1f MiB of RAM for the index",
+            "larder: attached to %s as %s, %s pages found, weights %s, disk %s: %s, %.1f MiB of RAM for the index",
             self._backend.volume,
             counters.get("part", "nobody"),
             counters.get("pages", 0),
             server["weights"],
             counters.get("disk", "none"),
+            counters.get("disk_reason", "no store yet"),
             int(counters.get("index_bytes", 0)) / 2**20,
         )
 

@@ -270,9 +270,11 @@ fn room(config: &Config, directory: &Path) -> Option<Line> {
     };
     match create(&volume_of(directory), &options) {
         Ok(_) => Some((Level::Ok, "size", format!("{} fit", ByteSize(size)))),
-        Err(error @ (StoreError::Usage(_) | StoreError::NoSpace { .. })) => {
-            Some((Level::Fail, "size", format!("`size`: {error}")))
-        }
+        Err(
+            error @ (StoreError::Usage(_)
+            | StoreError::TooSmall { .. }
+            | StoreError::NoSpace { .. }),
+        ) => Some((Level::Fail, "size", format!("`size`: {error}"))),
         // What is not about the size has a line of its own.
         Err(_) => None,
     }

@@ -51,20 +51,20 @@ pub enum Count {
 }
 
 impl Count {
-    /// By discriminant.
+    /// By discriminant. What the store counts too, over all ranks, has the rank in its name.
     pub const NAMES: [&'static str; 12] = [
         "looked_up",
         "found",
         "read",
         "missed",
-        "damaged",
+        "rank_damaged_pages",
         "late",
         "stored",
         "duplicate",
         "dropped",
         "failed",
-        "direct",
-        "bounced",
+        "rank_direct_pages",
+        "rank_bounced_pages",
     ];
 }
 
@@ -137,7 +137,7 @@ mod tests {
     fn every_count_has_its_name() {
         let meters = Meters::default();
         meters.add(Count::Bounced, 7);
-        assert_eq!(meters.counts().last(), Some(("bounced", 7)));
+        assert_eq!(meters.counts().last(), Some(("rank_bounced_pages", 7)));
         meters.add(Count::LookedUp, 1);
         assert_eq!(meters.counts().next(), Some(("looked_up", 1)));
     }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use larder_format::PageKey;
 use larder_tools::cli;
+use larder_tools::disk::DiskFacts;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -308,15 +309,17 @@ impl Backend {
         counters.set_item("buffer_bytes", self.inner.buffer_bytes())?;
         if let Some((stats, part)) = py.detach(|| self.inner.stats()) {
             counters.set_item("part", format!("{part:?}").to_lowercase())?;
-            counters.set_item("disk", &stats.disk)?;
+            let DiskFacts { disk, disk_reason } = DiskFacts::of(&stats.disk);
+            counters.set_item("disk", disk)?;
+            counters.set_item("disk_reason", disk_reason)?;
             for (name, count) in [
                 ("pages", stats.pages),
                 ("live_bytes", stats.live_bytes),
                 ("usable_bytes", stats.usable_bytes),
                 ("capacity_bytes", stats.capacity_bytes),
                 ("index_bytes", stats.index_bytes),
-                ("evicted", stats.evicted),
-                ("store_damaged", stats.damaged),
+                ("evicted_pages", stats.evicted),
+                ("damaged_pages", stats.damaged),
                 ("bytes_put", stats.bytes_put),
                 ("bytes_written", stats.bytes_written),
                 ("bytes_read", stats.bytes_read),

@@ -83,7 +83,7 @@ def test_both_ways_to_the_pool_move_the_same_bytes_and_are_counted(opened, trans
     assert all(backend.batch_get_v1(chain, pools.indices(pool, range(4, 8))))
     assert all(torch.equal(pools.page_bytes(pool, 4 + at), written[at]) for at in range(4))
     counters = backend.counters()
-    assert (counters["direct"], counters["bounced"]) == ((8, 0) if transfer == "direct" else (0, 8))
+    assert (counters["rank_direct_pages"], counters["rank_bounced_pages"]) == ((8, 0) if transfer == "direct" else (0, 8))
     # Aligned parts are never copied by the engine itself.
     assert counters["bounced_pages"] == 0
 
@@ -314,7 +314,7 @@ def test_a_store_that_is_full_leaves_out_old_pages_and_refuses_nothing(opened):
         assert all(backend.batch_set_v1(keys(4, f"chain {at}"), pools.indices(pool, range(4))))
     counters = backend.counters()
     assert counters["live_bytes"] <= counters["usable_bytes"] < counters["capacity_bytes"]
-    assert counters["evicted"] + counters["dropped"] > 0
+    assert counters["evicted_pages"] + counters["dropped"] > 0
     assert counters["failed"] == 0
 
 
@@ -499,7 +499,7 @@ def test_a_flipped_byte_costs_its_page_and_the_next_set_repairs_it(opened, tmp_p
     pools.wipe(pool)
     assert backend.batch_get_v1(chain, indices) == [True] * 3
     assert pools.page_bytes(pool, 1).numpy().tobytes()[:4096] == needle
-    assert backend.counters()["damaged"] == 1
+    assert backend.counters()["rank_damaged_pages"] == 1
 
 
 def test_a_directory_that_vanishes_does_not_stop_the_server(opened, tmp_path):

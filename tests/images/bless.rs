@@ -174,7 +174,7 @@ fn list(volumes: &[PathBuf], broken: &BTreeSet<String>, absent: Vec<(String, Str
         listed(&survey, &page, whole)
     });
     Listing {
-        clean: document["clean"].as_bool().unwrap(),
+        clean: document["condition"] == "clean",
         verify_code: code.unwrap_or_else(|| panic!("{errors}")),
         findings: findings(&document),
         unfinished_pages: document["deep"]["unfinished_pages"].as_u64().unwrap(),

@@ -20,6 +20,7 @@ use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 use serde::Serialize;
 
+use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::{OpenArgs, ShareArgs};
@@ -130,6 +131,8 @@ pub enum Op {
 /// What was measured.
 #[derive(Serialize)]
 struct BenchReport {
+    /// The store: its first volume.
+    path: PathBuf,
     /// `put`, `get` or `exists`.
     op: Op,
     /// Bytes of a page, all parts together.
@@ -137,16 +140,16 @@ struct BenchReport {
     /// Parts of a page.
     parts: u32,
     /// Pages (for `exists`: keys) asked for in all timed calls.
-    pages: u64,
+    pages_requested: u64,
     /// Pages (keys) of a call.
     batch: u64,
     /// Operations with the kernel at once, per volume.
     depth: u32,
     /// Which disk moved the bytes, and why that one.
-    disk: String,
-    disk_reason: String,
+    #[serde(flatten)]
+    disk: DiskFacts,
     /// Size of the memory pages behind the buffers.
-    buffer_page_bytes: u64,
+    memory_page_bytes: u64,
     /// Time of the store's calls.
     seconds: f64,
     /// Page bytes moved a second of those; 0 for `exists`.
@@ -178,18 +181,18 @@ struct Counts {
     /// Pages whose bytes were wrong, or keys answered wrongly. Must be 0.
     wrong_pages: u64,
     /// Pages stored by the timed puts.
-    stored_pages: u64,
+    pages_put: u64,
     /// Pages that the timed puts could not store.
     unstored_pages: u64,
     /// Pages that should have been there and were not.
-    missed_pages: u64,
+    pages_missed: u64,
     /// Pages that the store dropped meanwhile to make room.
     evicted_pages: u64,
 }
 
 impl Counts {
     fn is_bad(&self) -> bool {
-        self.wrong_pages + self.missed_pages + self.unstored_pages > 0
+        self.wrong_pages + self.pages_missed + self.unstored_pages > 0
     }
 }
 
@@ -218,7 +221,7 @@ impl Report for BenchReport {
         let (p50, p99) = (self.p50_us, self.p99_us);
         lines.row(
             unit,
-            format!("{}; pages of {size} in {parts} parts", self.pages),
+            format!("{}; pages of {size} in {parts} parts", self.pages_requested),
         );
         lines.row(
             "Calls of",
@@ -233,10 +236,13 @@ impl Report for BenchReport {
             ),
         );
         lines.row("CPU", format!("{:.3} s{cpu}", self.cpu_seconds));
-        lines.row("Disk", format!("{} at depth {}", self.disk, self.depth));
+        lines.row(
+            "Disk",
+            format!("{} at depth {}", self.disk.disk, self.depth),
+        );
         lines.row(
             "Buffers",
-            format!("in memory pages of {}", ByteSize(self.buffer_page_bytes)),
+            format!("in memory pages of {}", ByteSize(self.memory_page_bytes)),
         );
         let counts = &self.counts;
         lines.row(
@@ -246,12 +252,12 @@ impl Report for BenchReport {
                 counts.verified_pages, counts.wrong_pages
             ),
         );
-        if counts.missed_pages + counts.unstored_pages > 0 {
+        if counts.pages_missed + counts.unstored_pages > 0 {
             lines.row(
                 "Not there",
                 format!(
                     "{} missed, {} not stored",
-                    counts.missed_pages, counts.unstored_pages
+                    counts.pages_missed, counts.unstored_pages
                 ),
             );
         }
@@ -472,7 +478,7 @@ impl Run<'_> {
                 .iter()
                 .filter(|status| **status == PutStatus::Stored)
                 .count() as u64;
-            self.counts.stored_pages += stored;
+            self.counts.pages_put += stored;
             self.counts.unstored_pages += pages - stored;
             let mut statuses = statuses.into_iter();
             let unstored = statuses.find(|status| *status != PutStatus::Stored);
@@ -535,7 +541,7 @@ impl Run<'_> {
                 .meter
                 .measure(|| self.store.longest_prefix(self.namespace, &keys));
             self.counts.verified_pages += found.min(expected) as u64;
-            self.counts.missed_pages += expected.saturating_sub(found) as u64;
+            self.counts.pages_missed += expected.saturating_sub(found) as u64;
             self.counts.wrong_pages += found.saturating_sub(expected) as u64;
             self.pages += expected as u64;
             self.bar.inc(1);
@@ -588,7 +594,7 @@ impl Run<'_> {
         let statuses = self.buffers.get(self.store, self.namespace, keys, meter);
         for (slot, (key, status)) in keys.iter().zip(statuses).enumerate() {
             if !status.is_hit() {
-                self.counts.missed_pages += 1;
+                self.counts.pages_missed += 1;
             } else if self.buffers.holds(slot, key) {
                 self.counts.verified_pages += 1;
             } else {
@@ -599,9 +605,8 @@ impl Run<'_> {
 
     fn report(&self, shape: &PageShape) -> BenchReport {
         let stats = self.store.stats();
-        let (disk, disk_reason) = stats.disk.split_once(": ").unwrap_or((&stats.disk, ""));
         let moved = match self.plan.op {
-            Op::Put => self.counts.stored_pages,
+            Op::Put => self.counts.pages_put,
             Op::Get => self.counts.verified_pages,
             Op::Exists => 0,
         };
@@ -614,19 +619,19 @@ impl Run<'_> {
         let seconds = self.meter.seconds();
         let cpu_seconds = self.meter.cpu_seconds();
         BenchReport {
+            path: self.plan.path.to_owned(),
             op: self.plan.op,
             page_bytes: shape.page_bytes(),
             parts: self.plan.parts,
-            pages: self.pages,
+            pages_requested: self.pages,
             batch: if self.plan.op == Op::Exists {
                 self.plan.keys
             } else {
                 self.plan.batch
             },
             depth: self.plan.depth,
-            disk: disk.to_owned(),
-            disk_reason: disk_reason.to_owned(),
-            buffer_page_bytes: backing_page_bytes(self.buffers.address()).unwrap_or(0),
+            disk: DiskFacts::of(&stats.disk),
+            memory_page_bytes: backing_page_bytes(self.buffers.address()).unwrap_or(0),
             seconds,
             bytes_per_second: usage::per_second(bytes, seconds),
             pages_per_second: usage::per_second(done, seconds),

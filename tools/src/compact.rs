@@ -52,7 +52,7 @@ struct Layout {
     pages: u64,
     live_bytes: u64,
     /// Segments that hold something, and page data in them that does not count.
-    segments: u64,
+    used_segments: u64,
     dead_bytes: u64,
     /// Pieces of chains that lie in one run, and how many pages one has on average.
     runs: u64,
@@ -88,7 +88,7 @@ struct InPlace {
     planned_pages: u64,
     planned_bytes: u64,
     /// Pages copied, some of them perhaps twice, and segments given back.
-    moved_pages: u64,
+    pages_moved: u64,
     freed_segments: u64,
     /// Pages that found no room to be moved.
     left_pages: u64,
@@ -99,9 +99,9 @@ struct InPlace {
 
 #[derive(Serialize)]
 struct Copy {
-    /// Pages written, and their bytes.
-    pages: u64,
-    bytes: u64,
+    /// Pages put, and their bytes.
+    pages_put: u64,
+    bytes_put: u64,
     /// Pages left out: of namespaces whose records are lost, damaged, cut short by a crash, not taken.
     nameless_pages: u64,
     damaged_pages: u64,
@@ -122,7 +122,7 @@ impl Layout {
         Layout {
             pages,
             live_bytes: survey.live_bytes(),
-            segments: used().count() as u64,
+            used_segments: used().count() as u64,
             dead_bytes: used()
                 .map(|facts| facts.data_bytes.saturating_sub(facts.live_bytes))
                 .sum(),
@@ -140,7 +140,7 @@ impl Layout {
             "{}, {} in {}, {} dead, {:.1} pages in a row",
             count(self.pages, "page"),
             ByteSize(self.live_bytes),
-            count(self.segments, "segment"),
+            count(self.used_segments, "segment"),
             ByteSize(self.dead_bytes),
             self.mean_run_pages
         )
@@ -153,7 +153,7 @@ impl InPlace {
             scattered_chains: done.scattered,
             planned_pages: done.planned_pages,
             planned_bytes: done.planned_bytes,
-            moved_pages: done.moved_pages,
+            pages_moved: done.moved_pages,
             freed_segments: done.freed_segments,
             left_pages: done.left_pages,
             damaged_pages: done.damaged_pages,
@@ -177,7 +177,7 @@ impl InPlace {
             "Done",
             format!(
                 "{} moved, {} given back",
-                count(self.moved_pages, "page"),
+                count(self.pages_moved, "page"),
                 count(self.freed_segments, "segment")
             ),
         );
@@ -201,8 +201,8 @@ impl InPlace {
 impl Copy {
     fn new(copied: &Copied) -> Copy {
         Copy {
-            pages: copied.pages,
-            bytes: copied.bytes,
+            pages_put: copied.pages,
+            bytes_put: copied.bytes,
             nameless_pages: copied.nameless_pages,
             damaged_pages: copied.damaged_pages,
             unfinished_pages: copied.unfinished_pages,
@@ -212,8 +212,8 @@ impl Copy {
     }
 
     fn lines(&self, lines: &mut Lines) {
-        let pages = count(self.pages, "page");
-        lines.row("Copied", format!("{pages}, {}", ByteSize(self.bytes)));
+        let pages = count(self.pages_put, "page");
+        lines.row("Copied", format!("{pages}, {}", ByteSize(self.bytes_put)));
         let reasons = [
             (self.nameless_pages, "of namespaces whose records are lost"),
             (self.damaged_pages, "damaged"),
@@ -428,7 +428,7 @@ fn taken(error: StoreError) -> Failure {
     let (path, what) = match error {
         StoreError::Exists(path) => (path, "already holds a Larder store"),
         StoreError::Foreign(path) => (path, "holds data that is not a Larder store"),
-        error => return error.into(),
+        error => return Failure::sized(error, "--size"),
     };
     let advice = "choose another path, or remove it, as when a compaction was interrupted";
     Failure::environment(format!("{}: {what}; {advice}", path.display()))

@@ -52,7 +52,9 @@ pub struct CreateArgs {
 /// What was made.
 #[derive(Serialize)]
 struct CreateReport {
-    /// The first volume, then the others.
+    /// The first volume, by which the store is opened.
+    path: PathBuf,
+    /// All volumes, the first one first; none when the operator ended it.
     volumes: Vec<PathBuf>,
     /// Segments in all.
     segments: u64,
@@ -116,6 +118,7 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
     let interrupted = made.is_none();
     let created = made.unwrap_or_default();
     let report = CreateReport {
+        path: args.path.clone(),
         volumes: created.volumes,
         segments: created.segments,
         segment_bytes: created.segment_bytes,
@@ -165,6 +168,7 @@ fn create(args: &CreateArgs, interrupt: &Interrupt) -> Result<Option<Created>, F
     bar.finish_and_clear();
     match created {
         Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::Interrupted => Ok(None),
-        created => Ok(Some(created?)),
+        Err(error) => Err(Failure::sized(error, "--size")),
+        Ok(created) => Ok(Some(created)),
     }
 }

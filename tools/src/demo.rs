@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::{Program, complain};
 use crate::conversations::Turns;
 use crate::device::{self, DeviceSpeed};
+use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
@@ -92,8 +93,8 @@ pub struct WorkerArgs {
 /// What the demo showed.
 #[derive(Serialize)]
 struct DemoReport {
-    /// The store, gone unless `kept`.
-    store: PathBuf,
+    /// The store: its first volume, gone unless `kept`.
+    path: PathBuf,
     /// The file system under it.
     filesystem: String,
     /// Whether the store was left in place.
@@ -121,8 +122,9 @@ struct DemoReport {
     /// Pages that a second process asked for beside the first, and how many of them it read from what that one had put.
     second_process_pages_requested: u64,
     second_process_pages_hit: u64,
-    /// Which disk moved the bytes, and why.
-    disk: String,
+    /// Which disk moved the bytes, and why that one.
+    #[serde(flatten)]
+    disk: DiskFacts,
 }
 
 impl Report for DemoReport {
@@ -131,7 +133,7 @@ impl Report for DemoReport {
     fn lines(&self) -> Lines {
         let counts = &self.counts;
         let mut lines = Lines::default();
-        let store = self.store.display();
+        let store = self.path.display();
         let (page, capacity) = (ByteSize(self.page_bytes), ByteSize(self.capacity_bytes));
         lines.text(format!(
             "Served {} turns of made-up conversations from a store of {capacity}",
@@ -187,14 +189,14 @@ impl Report for DemoReport {
             ),
         );
         lines.row("Wrong pages", counts.wrong_pages.to_string());
-        lines.row("I/O", &self.disk).text("");
+        lines.row("I/O", self.disk.to_string()).text("");
         if self.filesystem == "tmpfs" {
             lines.text(
                 "This directory is memory, not a disk: give one on the disk to try with --dir.",
             );
         }
         if self.kept {
-            let directory = self.store.parent().unwrap_or(&self.store).display();
+            let directory = self.path.parent().unwrap_or(&self.path).display();
             lines.text(format!(
                 "The store is kept. Look at it:  larder inspect {store}"
             ));
@@ -345,7 +347,7 @@ fn show(
             reopen_seconds,
         })
     });
-    let disk = store.stats().disk;
+    let disk = DiskFacts::of(&store.stats().disk);
     let closed = store.close();
     // Whoever ends the demo ends the second process as well: that is no failure.
     if interrupt.is_raised() {
@@ -369,7 +371,7 @@ fn summary(
     device: DeviceSpeed,
     before: &Half,
     after: &After,
-    disk: String,
+    disk: DiskFacts,
 ) -> DemoReport {
     let After {
         reopen_seconds,
@@ -381,7 +383,7 @@ fn summary(
     counts.wrong_pages += found.wrong + beside.wrong_pages;
     let per_second = |pages: u64, seconds: f64| usage::per_second(pages * PAGE_BYTES.0, seconds);
     DemoReport {
-        store: place.store(),
+        path: place.store(),
         filesystem: place.filesystem(),
         kept: place.keep,
         capacity_bytes: STORE_BYTES,

@@ -16,9 +16,7 @@ use indicatif::ProgressBar;
 use larder_engine::format::{
     ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint, PageKey,
 };
-use larder_engine::survey::{
-    BadPage, Condition, Page, PayloadFault, RecordId, Survey, SurveyOptions,
-};
+use larder_engine::survey::{BadPage, Page, PayloadFault, RecordId, Survey, SurveyOptions};
 use serde::Serialize;
 
 use crate::archive::{self, ArchiveSink};
@@ -86,12 +84,14 @@ struct ExportReport {
     file_bytes: u64,
     /// Whether anything is damaged.
     damaged: bool,
-    /// Whether the store was in use: then pages may have moved before they were read.
-    in_use: bool,
+    /// How the store was found: `clean`, `not_closed` or `in_use`; in one that is in use pages may have moved before they were read.
+    /// What is left out when nothing says any more what the store is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    condition: Option<&'static str>,
     namespaces: Vec<NamespaceRow>,
     /// Pages in the file, and the bytes of their payloads, padding included.
     pages: u64,
-    bytes: u64,
+    payload_bytes: u64,
     /// Pages left out because they are damaged, and because a crash cut their write short.
     damaged_pages: u64,
     unfinished_pages: u64,
@@ -129,7 +129,7 @@ impl Report for ExportReport {
             let size = ByteSize(self.file_bytes);
             lines.row("Exported to", format!("{}, {size}", file.display()));
             let rate = usage::rate(self.bytes_per_second);
-            let bytes = ByteSize(self.bytes);
+            let bytes = ByteSize(self.payload_bytes);
             lines.row(
                 "Pages",
                 format!("{}, {bytes} in {:.1} s, {rate}", self.pages, self.seconds),
@@ -169,7 +169,7 @@ impl ExportReport {
                 ),
             );
         }
-        if self.in_use {
+        if self.condition == Some(findings::IN_USE) {
             lines.text(
                 "The store is in use: a page that its owner moved or dropped meanwhile counts as damaged here.",
             );
@@ -251,10 +251,10 @@ fn export(
         file: file_bytes.is_some().then(|| args.file.clone()),
         file_bytes: file_bytes.unwrap_or(0),
         damaged: !damage.is_empty(),
-        in_use: survey.condition == Condition::InUse,
+        condition: Some(findings::condition(survey)),
         namespaces: choice.rows(survey),
         pages: outcome.pages,
-        bytes: outcome.bytes,
+        payload_bytes: outcome.bytes,
         damaged_pages: outcome.damaged,
         unfinished_pages: outcome.unfinished,
         chain_complete: choice

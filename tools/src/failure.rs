@@ -71,6 +71,18 @@ impl Failure {
         }
     }
 
+    /// Why no store of the size that `flag` gives can be made.
+    #[must_use]
+    pub fn sized(error: StoreError, flag: &str) -> Self {
+        let hint = match error {
+            StoreError::TooSmall { .. } => format!("give a larger {flag}"),
+            StoreError::NoSpace { .. } => format!("or give a smaller {flag}"),
+            StoreError::NoSize(_) => format!("give {flag}"),
+            error => return error.into(),
+        };
+        Failure::from(error).with_hint(&hint)
+    }
+
     /// The code that the process ends with.
     pub fn exit_code(&self) -> u8 {
         self.code

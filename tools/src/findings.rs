@@ -8,14 +8,24 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use larder_engine::StoreError;
-use larder_engine::survey::{BadPage, Flaw, Survey, SurveyError, SurveyOptions};
+use larder_engine::survey::{BadPage, Condition, Flaw, Survey, SurveyError, SurveyOptions};
 use serde::Serialize;
 
+use crate::archive::{Fault, FaultReason};
 use crate::failure::Failure;
 use crate::report::Lines;
 
 /// What to do about a page whose bytes are lost.
 const PAGE_ADVICE: &str = "the page is lost: reading it is a miss, and putting it again repairs that; `larder verify --repair` drops it";
+
+/// Closed in order.
+pub const CLEAN: &str = "clean";
+
+/// Left open by a process that is gone: the next open recovers it.
+pub const NOT_CLOSED: &str = "not_closed";
+
+/// Open now.
+pub const IN_USE: &str = "in_use";
 
 /// Which store is looked at.
 #[derive(Args, Clone, Debug)]
@@ -30,8 +40,8 @@ pub struct StoreArgs {
 /// Something broken.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// Index of the volume, and its path.
-    volume: usize,
+    /// Index of the volume, when it is of a store; and the path of that, or of the archive.
+    volume: Option<usize>,
     path: PathBuf,
     /// The segment's number on that volume, when it is about one.
     segment: Option<u32>,
@@ -39,7 +49,7 @@ pub struct Finding {
     offset: Option<u64>,
     /// The page's key, when it is about one.
     key: Option<String>,
-    /// One word for programs.
+    /// One word for programs: what is broken.
     kind: &'static str,
     /// What is wrong.
     reason: String,
@@ -83,6 +93,15 @@ impl StoreArgs {
     }
 }
 
+/// How a store was found, in a word.
+pub fn condition(survey: &Survey) -> &'static str {
+    match survey.condition {
+        Condition::Clean => CLEAN,
+        Condition::NotClosed => NOT_CLOSED,
+        Condition::InUse => IN_USE,
+    }
+}
+
 /// Says who has a store open that nobody may have open.
 pub fn refusal(error: StoreError) -> Failure {
     match error {
@@ -105,7 +124,7 @@ pub fn refusal(error: StoreError) -> Failure {
 impl Finding {
     fn of(path: &Path, flaw: &Flaw) -> Finding {
         Finding {
-            volume: flaw.volume,
+            volume: Some(flaw.volume),
             path: path.to_owned(),
             segment: flaw.segment,
             offset: flaw.offset,
@@ -126,7 +145,7 @@ impl Finding {
     pub fn of_page(survey: &Survey, bad: &BadPage) -> Finding {
         let segment = &survey.segments[bad.page.segment];
         Finding {
-            volume: segment.volume,
+            volume: Some(segment.volume),
             path: survey.volumes[segment.volume].path.clone(),
             segment: Some(segment.number),
             offset: Some(bad.page.offset),
@@ -135,6 +154,35 @@ impl Finding {
             reason: bad.fault.to_string(),
             advice: PAGE_ADVICE,
         }
+    }
+
+    /// What is wrong with an archive.
+    pub fn of_archive(path: &Path, fault: &Fault, advice: &'static str) -> Finding {
+        let key = match &fault.reason {
+            FaultReason::Payload { key, .. } => Some(key.to_string()),
+            _ => None,
+        };
+        Finding {
+            volume: None,
+            path: path.to_owned(),
+            segment: None,
+            offset: Some(fault.offset),
+            key,
+            kind: "archive",
+            reason: fault.reason.to_string(),
+            advice,
+        }
+    }
+
+    /// The same in a line of its own.
+    pub fn archive_line(&self) -> String {
+        format!(
+            "{}: offset {}: {}: {}",
+            self.path.display(),
+            self.offset.unwrap_or(0),
+            self.reason,
+            self.advice
+        )
     }
 
     fn line(&self) -> String {

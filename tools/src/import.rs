@@ -24,7 +24,7 @@ use larder_engine::format::{
     Namespace, PageShape,
 };
 use larder_engine::memory::AlignedBuf;
-use larder_engine::survey::{Condition, Survey, SurveyError, SurveyOptions};
+use larder_engine::survey::{Survey, SurveyError, SurveyOptions};
 use larder_engine::{
     NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store,
 };
@@ -32,7 +32,7 @@ use serde::Serialize;
 
 use crate::archive::{ArchiveSource, Fault, FaultReason, read_head};
 use crate::failure::{Ending, Failure};
-use crate::findings::{self, count};
+use crate::findings::{self, Finding, count};
 use crate::interrupt::{Input, Interrupt};
 use crate::open::OpenArgs;
 use crate::report::{self, Lines, Report};
@@ -91,16 +91,17 @@ struct ImportReport {
     /// The archive.
     file: PathBuf,
     /// The store that it was taken from, when, and the pages it was to hold.
-    source_store: String,
+    source_store_id: String,
     created_unix_s: u64,
     announced_pages: u64,
     /// Whether nothing was stored.
     dry_run: bool,
-    /// Whether the store was not closed in order: pages that are not durable in it count as absent in a dry run.
-    not_closed: bool,
+    /// In a dry run how the store was found: `clean`, or `not_closed`, and then pages that are not durable in it count as absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    condition: Option<&'static str>,
     /// Pages stored now, or that would be, and the bytes of their payloads.
-    stored_pages: u64,
-    stored_bytes: u64,
+    pages_put: u64,
+    bytes_put: u64,
     /// Pages that were there already.
     duplicate_pages: u64,
     /// Pages that were not admitted, in all and by reason.
@@ -117,9 +118,9 @@ struct ImportReport {
     bytes_per_second: f64,
     /// Whether the operator ended it.
     interrupted: bool,
-    /// Whether the archive is damaged, and where.
+    /// Whether the archive is damaged, and where that showed: once at most, as nothing is read behind it.
     damaged: bool,
-    damage: Option<DamageRow>,
+    damage: Vec<Finding>,
 }
 
 /// Pages that were not admitted for one reason.
@@ -138,21 +139,12 @@ struct Why {
     reason: &'static str,
 }
 
-/// What is wrong with the archive.
-#[derive(Serialize)]
-struct DamageRow {
-    /// Bytes from its start.
-    offset: u64,
-    reason: String,
-    advice: &'static str,
-}
-
 impl Report for ImportReport {
     const COMMAND: &'static str = "import";
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
-        lines.row("Archive of store", self.source_store.as_str());
+        lines.row("Archive of store", self.source_store_id.as_str());
         let left_out = match self.left_out_pages {
             0 => String::new(),
             pages => format!(", of which {pages} were left out by the export"),
@@ -161,7 +153,7 @@ impl Report for ImportReport {
             "Pages announced",
             format!("{}{left_out}", self.announced_pages),
         );
-        let (stored, bytes) = (self.stored_pages, ByteSize(self.stored_bytes));
+        let (stored, bytes) = (self.pages_put, ByteSize(self.bytes_put));
         if self.dry_run {
             lines.row("Would store", format!("{}, {bytes}", count(stored, "page")));
         } else {
@@ -173,7 +165,7 @@ impl Report for ImportReport {
             );
         }
         lines.row("There already", count(self.duplicate_pages, "page"));
-        if self.not_closed {
+        if self.condition == Some(findings::NOT_CLOSED) {
             lines.row(
                 "Not closed",
                 "the store was not closed in order: of its pages only those count here that a sync covers",
@@ -189,12 +181,8 @@ impl Report for ImportReport {
         if self.evicted_pages > 0 {
             lines.row("Dropped for them", count(self.evicted_pages, "page"));
         }
-        if let Some(damage) = &self.damage {
-            let file = self.file.display();
-            lines.text(format!(
-                "{file}: offset {}: {}: {}",
-                damage.offset, damage.reason, damage.advice
-            ));
+        for damage in &self.damage {
+            lines.text(damage.archive_line());
         }
         if self.interrupted {
             lines.text("Interrupted: what was stored until then stays; run it again for the rest.");
@@ -219,8 +207,8 @@ impl ImportReport {
     fn note(&mut self, status: PutStatus, page_bytes: u64) {
         match status {
             PutStatus::Stored => {
-                self.stored_pages += 1;
-                self.stored_bytes += page_bytes;
+                self.pages_put += 1;
+                self.bytes_put += page_bytes;
             }
             PutStatus::Duplicate => self.duplicate_pages += 1,
             PutStatus::Refused(refusal) => self.refuse(why(refusal), 1),
@@ -273,7 +261,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         Err(fault) => return headless(args, &fault),
     };
     let report = if args.dry_run {
-        let is_clean = is_clean(args)?;
+        let condition = condition(args)?;
         let options = OpenOptions {
             read_only: true,
             ..args.open.options()
@@ -282,7 +270,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         let report = import(args, &store, head, source, &interrupt);
         store.close()?;
         ImportReport {
-            not_closed: !is_clean,
+            condition: Some(condition),
             ..report?
         }
     } else {
@@ -294,18 +282,18 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
     Ok(report.ending(!args.force))
 }
 
-/// Whether the store was closed in order.
+/// Whether the store was closed in order, in a word.
 ///
 /// # Errors
 /// Somebody has it open: what it holds then cannot be told without asking the owner.
-fn is_clean(args: &ImportArgs) -> Result<bool, Failure> {
+fn condition(args: &ImportArgs) -> Result<&'static str, Failure> {
     let options = SurveyOptions {
         hold: true,
         volumes: args.open.options().volumes,
         ..SurveyOptions::default()
     };
     match Survey::new(&args.path, &options) {
-        Ok(survey) => Ok(survey.condition == Condition::Clean),
+        Ok(survey) => Ok(findings::condition(&survey)),
         Err(SurveyError::Store(error)) => Err(findings::refusal(error)),
         Err(error) => Err(Failure::environment(error.to_string())),
     }
@@ -362,15 +350,13 @@ fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
 impl ImportReport {
     fn damage(&mut self, fault: &Fault) {
         self.damaged = true;
-        self.damage = Some(DamageRow {
-            offset: fault.offset,
-            reason: fault.reason.to_string(),
-            advice: if self.dry_run {
-                DRY_RUN_ADVICE
-            } else {
-                ARCHIVE_ADVICE
-            },
-        });
+        let advice = if self.dry_run {
+            DRY_RUN_ADVICE
+        } else {
+            ARCHIVE_ADVICE
+        };
+        let finding = Finding::of_archive(&self.file, fault, advice);
+        self.damage.push(finding);
     }
 }
 
@@ -389,7 +375,7 @@ fn import(
     let mut report = ImportReport {
         path: args.path.clone(),
         file: args.file.clone(),
-        source_store: head.store.to_string(),
+        source_store_id: head.store.to_string(),
         created_unix_s: head.created_unix_s,
         announced_pages: head.pages,
         dry_run: args.dry_run,
@@ -423,7 +409,7 @@ fn import(
     }
     report.evicted_pages = store.stats().evicted.saturating_sub(before.evicted);
     report.seconds = started.elapsed().as_secs_f64();
-    report.bytes_per_second = usage::per_second(report.stored_bytes, report.seconds);
+    report.bytes_per_second = usage::per_second(report.bytes_put, report.seconds);
     Ok(report)
 }
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use larder_engine::format::{KeyPrefix, PageKey};
-use larder_engine::survey::{Condition, Survey, SurveyOptions};
+use larder_engine::survey::{Survey, SurveyOptions};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
@@ -103,8 +103,8 @@ struct InspectReport {
 #[derive(Serialize)]
 struct Summary {
     /// The store's identity.
-    store: String,
-    /// When it was created.
+    store_id: String,
+    /// When it was created, in seconds since 1970.
     created_unix_s: u64,
     /// `clean`, `not_closed` or `in_use`.
     condition: &'static str,
@@ -117,7 +117,9 @@ struct Summary {
     capacity_bytes: u64,
     usable_bytes: u64,
     volumes: Vec<VolumeRow>,
-    segments: SegmentCounts,
+    /// Segments in all, and by what they are.
+    segments: u64,
+    segment_states: SegmentCounts,
     /// Pages that count, their bytes, and how many of them no sync covers.
     pages: u64,
     live_bytes: u64,
@@ -177,13 +179,9 @@ impl Summary {
         let holder = &survey.holder;
         let namespaces = NamespaceRow::all_of(survey);
         Summary {
-            store: survey.store().to_string(),
+            store_id: survey.store().to_string(),
             created_unix_s: survey.created_unix_s(),
-            condition: match survey.condition {
-                Condition::Clean => "clean",
-                Condition::NotClosed => "not_closed",
-                Condition::InUse => "in_use",
-            },
+            condition: findings::condition(survey),
             run: survey.run.get(),
             holder: HolderRow {
                 pid: holder.pid,
@@ -194,7 +192,8 @@ impl Summary {
             capacity_bytes: survey.volumes.iter().filter_map(|facts| facts.bytes).sum(),
             usable_bytes: survey.usable_bytes(),
             volumes: survey.volumes.iter().map(VolumeRow::of).collect(),
-            segments: SegmentCounts::of(survey),
+            segments: survey.segments.len() as u64 + survey.unreachable,
+            segment_states: SegmentCounts::of(survey),
             pages: survey.live().len() as u64,
             live_bytes: survey.live_bytes(),
             unproven_pages: survey.live().filter(|page| !page.proven).count() as u64,
@@ -214,7 +213,7 @@ impl Summary {
             "Store",
             format!(
                 "{}, created {}",
-                self.store,
+                self.store_id,
                 rows::date(self.created_unix_s)
             ),
         );
@@ -227,7 +226,7 @@ impl Summary {
         for (index, volume) in self.volumes.iter().enumerate() {
             lines.row(format!("Volume {index}"), volume.line());
         }
-        let segments = self.segments.line();
+        let segments = self.segment_states.line(self.segments);
         lines.row(
             "Segments",
             format!("{}, {segments}", ByteSize(self.segment_bytes)),
@@ -289,11 +288,11 @@ impl Summary {
         let HolderRow { pid, .. } = self.holder;
         let run = self.run;
         match (self.condition, &self.holder.command) {
-            ("clean", _) => format!("closed in order, run {run}"),
-            ("in_use", Some(command)) => {
+            (findings::CLEAN, _) => format!("closed in order, run {run}"),
+            (findings::IN_USE, Some(command)) => {
                 format!("IN USE by process {pid} ({command}), run {run}: this is one moment's look")
             }
-            ("in_use", None) => format!(
+            (findings::IN_USE, None) => format!(
                 "IN USE by a child of process {pid}, which is gone, or by another tool, run {run}: this is one moment's look"
             ),
             _ => format!(

@@ -15,6 +15,7 @@
 //! | `doctor` | says what this machine offers and what is in the way |
 //! | `serve`, `stat` | own a store for other processes; ask who does |
 //! | `demo` | a first minute with nothing to prepare (`device`: the disk's own speed, `conversations`: its load) |
+//! | [`disk`] | which disk moves a store's bytes, as documents tell it |
 //! | [`size`] | sizes and durations |
 //! | [`trace`] | request traces |
 //! | `open`, `l1`, `workload`, `session` | opening a store and a device, made-up pages, serving requests |
@@ -34,6 +35,7 @@ mod conversations;
 mod create;
 mod demo;
 mod device;
+pub mod disk;
 mod doctor;
 mod export;
 mod failure;

@@ -32,15 +32,15 @@ pub struct RepairReport {
     superblocks: u64,
     headers: u64,
     /// Segments emptied and given back, and pages copied out of them.
-    emptied_segments: u64,
-    moved_pages: u64,
+    freed_segments: u64,
+    pages_moved: u64,
     /// Pages dropped because they were damaged, and because a crash had cut them short.
     dropped_pages: u64,
     unfinished_pages: u64,
     /// Volumes that the store is opened without from here on.
     given_up_volumes: Vec<usize>,
     /// What is damaged still.
-    remaining: Vec<Finding>,
+    remaining_damage: Vec<Finding>,
     /// Why there is something damaged still.
     reasons: Vec<String>,
     /// Whether the operator ended it early.
@@ -63,12 +63,12 @@ impl RepairReport {
 
     /// Whether nothing is damaged any more.
     pub fn is_whole(&self) -> bool {
-        self.remaining.is_empty() && self.reasons.is_empty() && !self.has_plans()
+        self.remaining_damage.is_empty() && self.reasons.is_empty() && !self.has_plans()
     }
 
     /// Something would have been done.
     fn has_plans(&self) -> bool {
-        let things = self.superblocks + self.headers + self.emptied_segments + self.dropped_pages;
+        let things = self.superblocks + self.headers + self.freed_segments + self.dropped_pages;
         self.dry_run && (things > 0 || !self.given_up_volumes.is_empty())
     }
 
@@ -77,8 +77,8 @@ impl RepairReport {
             dry_run: true,
             superblocks: plan.superblocks.len() as u64,
             headers: plan.headers.len() as u64,
-            emptied_segments: plan.segments.len() as u64,
-            moved_pages: plan.pages_to_move,
+            freed_segments: plan.segments.len() as u64,
+            pages_moved: plan.pages_to_move,
             dropped_pages: plan.pages.len() as u64,
             given_up_volumes: volumes_of(&plan.beyond),
             ..RepairReport::default()
@@ -103,8 +103,8 @@ impl RepairReport {
         RepairReport {
             superblocks: repaired.superblocks,
             headers: repaired.headers,
-            emptied_segments: repaired.emptied_segments,
-            moved_pages: repaired.moved_pages,
+            freed_segments: repaired.emptied_segments,
+            pages_moved: repaired.moved_pages,
             dropped_pages: repaired.dropped_pages,
             unfinished_pages: repaired.unfinished_pages,
             reasons,
@@ -119,7 +119,7 @@ impl RepairReport {
         } else {
             self.deeds(lines);
         }
-        findings::list(&self.remaining, lines);
+        findings::list(&self.remaining_damage, lines);
         for reason in &self.reasons {
             lines.text(reason.as_str());
         }
@@ -127,8 +127,8 @@ impl RepairReport {
 
     /// There are reasons against all that there was to do.
     fn is_refused(&self) -> bool {
-        let pages = self.moved_pages + self.dropped_pages + self.unfinished_pages;
-        let things = self.superblocks + self.headers + self.emptied_segments + pages;
+        let pages = self.pages_moved + self.dropped_pages + self.unfinished_pages;
+        let things = self.superblocks + self.headers + self.freed_segments + pages;
         !self.reasons.is_empty() && things == 0 && self.given_up_volumes.is_empty()
     }
 
@@ -140,7 +140,7 @@ impl RepairReport {
         };
         let pages = format!(
             "{} moved, {} dropped",
-            count(self.moved_pages, "good page"),
+            count(self.pages_moved, "good page"),
             count(self.dropped_pages, "damaged page")
         );
         lines.row(
@@ -149,7 +149,7 @@ impl RepairReport {
                 "{}, {}, {}; {pages}",
                 copies(self.superblocks, "superblock"),
                 copies(self.headers, "header"),
-                count(self.emptied_segments, "segment"),
+                count(self.freed_segments, "segment"),
             ),
         );
         if !self.given_up_volumes.is_empty() {
@@ -161,7 +161,7 @@ impl RepairReport {
             lines.row(label, names_of(&self.given_up_volumes));
         }
         if !self.dry_run && !self.interrupted {
-            let left = match self.remaining.len() as u64 {
+            let left = match self.remaining_damage.len() as u64 {
                 0 if self.reasons.is_empty() => "sound".to_owned(),
                 0 => "not all was repaired".to_owned(),
                 left => count(left, "thing") + " damaged still",
@@ -219,7 +219,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     let repaired = repaired.map_err(findings::refusal)?;
     let mut report = RepairReport::done(&repaired);
     report.given_up_volumes = volumes_of(&plan.beyond);
-    report.remaining = remaining(how.store)?;
+    report.remaining_damage = remaining(how.store)?;
     Ok(report)
 }
 

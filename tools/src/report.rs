@@ -2,7 +2,7 @@
 //!
 //! A JSON document is an object that opens with `schema`, the version of all documents' fields, and `command`. Within a
 //! version fields are only added; one that is renamed, removed or changes its meaning raises it. Sizes are bytes, times are
-//! seconds unless a name says otherwise. Nothing else goes to stdout.
+//! seconds unless a name says otherwise. Nothing else goes to stdout. `docs/json.md` lists every field, and how fields are named.
 //!
 //! Defends against a reader that has seen enough: a closed pipe ends the output, not the program.
 

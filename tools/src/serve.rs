@@ -11,6 +11,7 @@ use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{PageStore, Store};
 use serde::Serialize;
 
+use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::{OpenArgs, ShareArgs};
@@ -38,12 +39,15 @@ pub struct ServeArgs {
 
 #[derive(Serialize)]
 struct ServeReport {
+    /// The store: its first volume.
+    path: PathBuf,
     /// Where clients find it.
     socket: PathBuf,
     /// Pages in the store.
     pages: u64,
-    /// Which disk moves the owner's bytes, and why.
-    disk: String,
+    /// Which disk moves the owner's bytes, and why that one.
+    #[serde(flatten)]
+    disk: DiskFacts,
 }
 
 impl Report for ServeReport {
@@ -53,7 +57,7 @@ impl Report for ServeReport {
         let mut lines = Lines::default();
         lines.row("Serving on", self.socket.display().to_string());
         lines.row("Pages", self.pages.to_string());
-        lines.row("Disk", self.disk.clone());
+        lines.row("Disk", self.disk.to_string());
         lines
     }
 }
@@ -78,9 +82,10 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     }
     let stats = store.stats();
     let served = ServeReport {
+        path: args.path.clone(),
         socket: socket_path(&args.path),
         pages: stats.pages,
-        disk: stats.disk,
+        disk: DiskFacts::of(&stats.disk),
     };
     output::print(&served, args.json)?;
     while !interrupt.wait(SLEEP) {}

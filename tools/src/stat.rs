@@ -8,6 +8,7 @@ use clap::Args;
 use larder_engine::share;
 use serde::Serialize;
 
+use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self as output, Lines, Report};
@@ -32,6 +33,8 @@ pub struct StatArgs {
 /// An owner's answer. Counters count since it opened the store.
 #[derive(Serialize)]
 struct StatReport {
+    /// The store: its first volume.
+    path: PathBuf,
     /// The owner's process, and the bytes of its memory that are in RAM.
     pid: u32,
     rss_bytes: u64,
@@ -45,9 +48,12 @@ struct StatReport {
     reads_in_flight: u64,
     puts_in_flight: u64,
     /// Pages of puts that were given up because their client said nothing (it is stopped, say), and whose writes may not be over.
-    pages_adrift: u64,
+    adrift_pages: u64,
+    /// Its `disk` is the disk alone.
     #[serde(flatten)]
     stats: larder_engine::Stats,
+    /// Why that disk.
+    disk_reason: String,
 }
 
 impl Report for StatReport {
@@ -68,12 +74,12 @@ impl Report for StatReport {
                 self.clients, self.reads_in_flight, self.puts_in_flight, self.lingering_clients
             ),
         );
-        if self.pages_adrift > 0 {
+        if self.adrift_pages > 0 {
             lines.row(
                 "Given up",
                 format!(
                     "puts of {} pages by clients that say nothing and may still write: is one stopped?",
-                    self.pages_adrift
+                    self.adrift_pages
                 ),
             );
         }
@@ -154,7 +160,11 @@ impl Report for StatReport {
             format!("{}, {} failed", stats.syncs, stats.failed_syncs),
         );
         lines.row("Index", size(stats.index_bytes));
-        lines.row("Disk", stats.disk.clone());
+        let disk = DiskFacts {
+            disk: stats.disk.clone(),
+            disk_reason: self.disk_reason.clone(),
+        };
+        lines.row("Disk", disk.to_string());
         lines
     }
 }
@@ -165,16 +175,19 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     loop {
         let told = share::report(&args.path)?;
+        let DiskFacts { disk, disk_reason } = DiskFacts::of(&told.stats.disk);
         let report = StatReport {
+            path: args.path.clone(),
             pid: told.pid,
             rss_bytes: told.rss_bytes,
             clients: told.clients,
             lingering_clients: told.lingering,
             reads_in_flight: told.reads_in_flight,
             puts_in_flight: told.puts_in_flight,
-            pages_adrift: told.pages_adrift,
+            adrift_pages: told.pages_adrift,
             staging: told.staging,
-            stats: told.stats,
+            stats: larder_engine::Stats { disk, ..told.stats },
+            disk_reason,
         };
         output::print(&report, args.json)?;
         match pause {

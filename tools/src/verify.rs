@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use clap::Args;
 use larder_engine::offline::Repair;
-use larder_engine::survey::{BadPage, Condition, Payloads, Survey};
+use larder_engine::survey::{BadPage, Payloads, Survey};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
@@ -75,9 +75,9 @@ struct VerifyReport {
 #[derive(Serialize)]
 struct Checked {
     /// The store's identity.
-    store: String,
-    /// Whether it was closed in order; if not, the next open recovers it.
-    clean: bool,
+    store_id: String,
+    /// `clean`, or `not_closed`: the next open recovers it.
+    condition: &'static str,
     /// Segments, and how many of them could be read.
     segments: u64,
     segments_read: u64,
@@ -101,8 +101,8 @@ struct Checked {
 #[derive(Serialize)]
 struct Deep {
     /// Pages looked at, and their bytes.
-    checked_pages: u64,
-    checked_bytes: u64,
+    pages_checked: u64,
+    bytes_checked: u64,
     /// Pages whose bytes are what was put.
     good_pages: u64,
     /// Pages that are lost.
@@ -178,8 +178,8 @@ impl VerifyReport {
 
 impl Checked {
     fn lines(&self, lines: &mut Lines) {
-        lines.row("Store", self.store.as_str());
-        let state = if self.clean {
+        lines.row("Store", self.store_id.as_str());
+        let state = if self.condition == findings::CLEAN {
             "closed in order"
         } else {
             "not closed: the next open recovers it"
@@ -224,8 +224,8 @@ impl Deep {
             "Bytes checked",
             format!(
                 "{} of {} in {:.1} s, {}",
-                ByteSize(self.checked_bytes),
-                count(self.checked_pages, "page"),
+                ByteSize(self.bytes_checked),
+                count(self.pages_checked, "page"),
                 self.seconds,
                 usage::rate(self.bytes_per_second)
             ),
@@ -283,8 +283,8 @@ fn check(
     damage.extend(bad.iter().map(|bad| Finding::of_page(&survey, bad)));
     let segments = &survey.segments;
     let checked = Checked {
-        store: survey.store().to_string(),
-        clean: survey.condition == Condition::Clean,
+        store_id: survey.store().to_string(),
+        condition: findings::condition(&survey),
         segments: segments.len() as u64 + survey.unreachable,
         segments_read: segments.iter().filter(|facts| facts.case.is_some()).count() as u64,
         descriptor_blocks: segments
@@ -359,8 +359,8 @@ fn deep(
         bad: damaged,
     } = counts;
     Ok(Deep {
-        checked_pages: checked,
-        checked_bytes,
+        pages_checked: checked,
+        bytes_checked: checked_bytes,
         good_pages: good,
         damaged_pages: damaged,
         unfinished_pages: unfinished,

@@ -172,7 +172,7 @@ fn a_store_that_cannot_grow_by_a_segment_says_which_size_would_do() {
         let words = [
             "whole segments",
             "never shrinks",
-            "--size 286261248 or more",
+            "286261248 bytes (273 MiB)",
         ];
         fails(&path, &["--grow", "--size", size], 2, &words);
     }

@@ -38,16 +38,22 @@ pub struct StagingReport {
     /// Pages in the area now.
     pub pages: u64,
     /// Pages that a process was told to read into the area.
+    #[serde(rename = "pages_filled")]
     pub fills: u64,
     /// Pages found there.
+    #[serde(rename = "pages_hit")]
     pub hits: u64,
     /// Pages found there while they were still being read.
+    #[serde(rename = "pages_awaited")]
     pub waits: u64,
     /// Waits that were given up: the reading process was too slow.
+    #[serde(rename = "late_pages")]
     pub timeouts: u64,
     /// Copies that failed their checksum and were read from the device instead.
+    #[serde(rename = "mismatched_pages")]
     pub mismatches: u64,
     /// Pages that found no room in the area.
+    #[serde(rename = "crowded_pages")]
     pub crowded: u64,
 }
 

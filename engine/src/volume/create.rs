@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use super::{Access, File, this_holder};
 use crate::core::{segments_min, usable_blocks};
-use crate::error::StoreError;
+use crate::error::{StoreError, bytes, count};
 use crate::memory::AlignedBuf;
 use left::{is_named, is_zero, left_bytes, lock_left, open_left, remove_left, temporary_name};
 
@@ -82,7 +82,8 @@ pub fn default_segment_bytes(size: u64) -> u64 {
 /// Makes a store whose first volume is at `path`.
 ///
 /// # Errors
-/// [`StoreError::Usage`] for sizes that make no store; [`StoreError::Exists`] and [`StoreError::Foreign`] without `force`;
+/// [`StoreError::TooSmall`], [`StoreError::NoSize`] and [`StoreError::Usage`] for sizes that make no store;
+/// [`StoreError::Exists`] and [`StoreError::Foreign`] without `force`;
 /// [`StoreError::Locked`] when the store is in use, with `force` too; [`StoreError::NoSpace`]; and what the system says,
 /// of the kind [`ErrorKind::Interrupted`] when `progress` breaks. Files made by a call that fails are removed.
 pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
@@ -147,15 +148,15 @@ impl Plan {
                 + larder_format::SEGMENTS_OFFSET)
                 * volumes as u64;
             let smallest = segments_that_fit(volume_bytes, SEGMENT_BYTES_MIN);
-            let or_smaller = if u64::from(smallest) * volumes as u64 >= least {
-                ", or smaller segments"
-            } else {
-                ""
-            };
-            return Err(StoreError::Usage(format!(
-                "{size} bytes hold {segments} segments of {segment_bytes} bytes a volume: a store on {volumes} volumes needs {least} in all, \
-                 so give --size {needed} or more{or_smaller}"
-            )));
+            return Err(StoreError::TooSmall {
+                reason: format!(
+                    "{}, and a store on {} needs {least} in all",
+                    held(size, segments, segment_bytes, volumes),
+                    count(volumes as u64, "volume")
+                ),
+                needed,
+                smaller_segments: u64::from(smallest) * volumes as u64 >= least,
+            });
         }
         let blocks = u32::try_from(segment_bytes / BLOCK_BYTES as u64).unwrap_or(u32::MAX);
         let geometry =
@@ -180,10 +181,14 @@ impl Plan {
         if segments <= most {
             let needed = (larder_format::SEGMENTS_OFFSET + (u64::from(most) + 1) * segment_bytes)
                 * volumes as u64;
-            return Err(StoreError::Usage(format!(
-                "{size} bytes hold {segments} segments of {segment_bytes} bytes a volume, and the store has {most}: \
-                 it grows by whole segments, and never shrinks; give --size {needed} or more"
-            )));
+            return Err(StoreError::TooSmall {
+                reason: format!(
+                    "{}, and the store has {most}, which grows by whole segments and never shrinks",
+                    held(size, segments, segment_bytes, volumes)
+                ),
+                needed,
+                smaller_segments: false,
+            });
         }
         let geometry = Geometry::new(superblock.segment_blocks, segments)
             .map_err(|e| StoreError::Usage(e.to_string()))?;
@@ -650,6 +655,17 @@ fn free_bytes(path: &Path) -> u64 {
         .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
+/// What a size comes to, for messages.
+fn held(size: u64, segments: u32, segment_bytes: u64, volumes: usize) -> String {
+    let each = if volumes == 1 { "" } else { " on each volume" };
+    format!(
+        "a size of {} makes {} of {}{each}",
+        bytes(size),
+        count(segments.into(), "segment"),
+        bytes(segment_bytes)
+    )
+}
+
 /// Bytes of all volumes together: those asked for, or else what the devices have.
 fn size_of(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<u64, StoreError> {
     if options.size > 0 {
@@ -658,10 +674,7 @@ fn size_of(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<u64, StoreE
     let mut total = 0;
     for path in paths {
         if !fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device()) {
-            return Err(StoreError::Usage(format!(
-                "{}: a size is needed, only a block device has one of its own; give --size",
-                path.display()
-            )));
+            return Err(StoreError::NoSize(path.clone()));
         }
         total += File::open(path, Access::ReadOnly)?.bytes;
     }

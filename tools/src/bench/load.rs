@@ -6,6 +6,7 @@
 //! computed and backed up first, outside of the figures. A run with the same seed uses the same pages.
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
@@ -23,6 +24,7 @@ use serde::Serialize;
 use super::{
     BenchArgs, Counts, PAGE_BYTES, PAGE_TOKENS, PUT_WAIT, check_room, holds_others, spare_others,
 };
+use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::l1;
@@ -58,6 +60,8 @@ impl LoadArgs {
 /// What was measured.
 #[derive(Serialize)]
 struct LoadReport {
+    /// The store: its first volume.
+    path: PathBuf,
     /// `load`.
     op: &'static str,
     /// What holds L1.
@@ -68,12 +72,13 @@ struct LoadReport {
     parts: u32,
     /// Layers of a page.
     layers: u32,
-    /// Pages loaded.
-    pages: u64,
+    /// Pages that came up into L1.
+    pages_loaded: u64,
     /// Pages of a chain.
     batch: u64,
     /// Which disk moved the bytes, and why that one.
-    disk: String,
+    #[serde(flatten)]
+    disk: DiskFacts,
     /// From below.
     tiers: [TierReport; 2],
     #[serde(flatten)]
@@ -117,7 +122,7 @@ impl TierReport {
 }
 
 impl Report for LoadReport {
-    const COMMAND: &'static str = "bench";
+    const COMMAND: &'static str = "bench load";
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
@@ -127,7 +132,7 @@ impl Report for LoadReport {
             "Pages",
             format!(
                 "{}; of {size} in {parts} parts of {layers} layers, chains of {}",
-                self.pages, self.batch
+                self.pages_loaded, self.batch
             ),
         );
         lines.row("L1", &self.device);
@@ -143,13 +148,13 @@ impl Report for LoadReport {
                 ),
             );
         }
-        lines.row("Disk", &self.disk);
+        lines.row("Disk", self.disk.to_string());
         let counts = &self.counts;
         lines.row(
             "Verified",
             format!(
                 "{} right, {} wrong, {} missed",
-                counts.verified_pages, counts.wrong_pages, counts.missed_pages
+                counts.verified_pages, counts.wrong_pages, counts.pages_missed
             ),
         );
         if self.interrupted {
@@ -233,14 +238,15 @@ fn measure(
     let bytes = pages * u64::from(shape.page_bytes());
     let [prefetches, loads] = &load.up;
     Ok(LoadReport {
+        path: args.path.clone(),
         op: "load",
         device: device.name(),
         page_bytes: shape.page_bytes().into(),
         parts: shape.parts(),
         layers: shape.layers(),
-        pages,
+        pages_loaded: pages,
         batch,
-        disk: store.stats().disk,
+        disk: DiskFacts::of(&store.stats().disk),
         tiers: [
             TierReport::new("L3", "L2", prefetches, bytes),
             TierReport::new("L2", "L1", loads, bytes),
@@ -392,7 +398,7 @@ impl Load {
             Ok(loaded as u64)
         })?;
         let loaded = loaded.min(pages);
-        self.counts.missed_pages += pages - loaded;
+        self.counts.pages_missed += pages - loaded;
         for page in 0..usize::try_from(loaded).unwrap_or(usize::MAX) {
             let mut is_right = true;
             for (at, words) in self.chunks(number, page) {

@@ -22,7 +22,7 @@ pub struct VolumeRow {
     /// `present`, `truncated`, `missing` or `given_up`.
     state: &'static str,
     /// Its length, when it is there.
-    bytes: Option<u64>,
+    volume_bytes: Option<u64>,
     segments: u32,
     /// The run of its superblock, when it has a usable one.
     run: Option<u32>,
@@ -38,7 +38,7 @@ impl VolumeRow {
                 VolumeState::Missing => "missing",
                 VolumeState::GivenUp => "given_up",
             },
-            bytes: facts.bytes,
+            volume_bytes: facts.bytes,
             segments: facts.segments,
             run: facts.run.map(Run::get),
         }
@@ -47,7 +47,7 @@ impl VolumeRow {
     pub fn line(&self) -> String {
         let path = self.path.display();
         let segments = count(u64::from(self.segments), "segment");
-        match (self.state, self.bytes) {
+        match (self.state, self.volume_bytes) {
             ("present", Some(bytes)) => format!("{path}, {}, {segments}", ByteSize(bytes)),
             ("truncated", Some(bytes)) => {
                 format!("{path}, TRUNCATED to {bytes} bytes of {segments}")
@@ -67,9 +67,9 @@ fn state_of(facts: &SegmentFacts, in_use: bool) -> &'static str {
         (Some(Case::Listed), Some(SegmentState::Open)) => "open",
         (Some(Case::Listed), _) => "sealed",
         (Some(Case::Unlisted | Case::Newer), _) if in_use => "open",
-        (Some(Case::Unlisted), _) => "left open",
-        (Some(Case::Newer), _) => "no header",
-        (Some(Case::Hidden), _) if facts.sequence > Serial::ZERO => "no header",
+        (Some(Case::Unlisted), _) => "left_open",
+        (Some(Case::Newer), _) => "no_header",
+        (Some(Case::Hidden), _) if facts.sequence > Serial::ZERO => "no_header",
         (Some(Case::Hidden), _) => "unknown",
     }
 }
@@ -77,7 +77,6 @@ fn state_of(facts: &SegmentFacts, in_use: bool) -> &'static str {
 /// How many segments are what.
 #[derive(Default, Serialize)]
 pub struct SegmentCounts {
-    total: u64,
     /// Never written.
     blank: u64,
     /// Hold nothing that counts.
@@ -97,17 +96,15 @@ impl SegmentCounts {
     pub fn of(survey: &Survey) -> Self {
         let in_use = survey.condition == Condition::InUse;
         let mut counts = SegmentCounts {
-            total: survey.unreachable,
             unreachable: survey.unreachable,
             ..SegmentCounts::default()
         };
         for facts in &survey.segments {
-            counts.total += 1;
             *match state_of(facts, in_use) {
                 "blank" => &mut counts.blank,
                 "free" => &mut counts.free,
                 "open" => &mut counts.open,
-                "left open" => &mut counts.left_open,
+                "left_open" => &mut counts.left_open,
                 "sealed" => &mut counts.sealed,
                 "unreachable" => &mut counts.unreachable,
                 _ => &mut counts.no_header,
@@ -116,7 +113,8 @@ impl SegmentCounts {
         counts
     }
 
-    pub fn line(&self) -> String {
+    /// Of so many in all.
+    pub fn line(&self, total: u64) -> String {
         let parts = [
             (self.open, "open"),
             (self.left_open, "left open"),
@@ -130,7 +128,7 @@ impl SegmentCounts {
         let parts: Vec<String> = parts
             .map(|(number, what)| format!("{number} {what}"))
             .collect();
-        format!("{} in all: {}", self.total, parts.join(", "))
+        format!("{total} in all: {}", parts.join(", "))
     }
 }
 
@@ -151,7 +149,7 @@ pub struct SegmentRow {
     live_pages: u64,
     live_bytes: u64,
     /// Things broken in it.
-    damage: u64,
+    damage_count: u64,
 }
 
 impl SegmentRow {
@@ -174,7 +172,7 @@ impl SegmentRow {
             data_bytes: facts.data_bytes,
             live_pages: facts.live_pages,
             live_bytes: facts.live_bytes,
-            damage: facts.flaws,
+            damage_count: facts.flaws,
         });
         rows.collect()
     }
@@ -183,14 +181,14 @@ impl SegmentRow {
         [
             self.volume.to_string(),
             self.segment.to_string(),
-            self.state.to_owned(),
+            self.state.replace('_', " "),
             self.sequence.clone(),
             self.descriptor_blocks.to_string(),
             self.records.to_string(),
             ByteSize(self.data_bytes).to_string(),
             self.live_pages.to_string(),
             ByteSize(self.live_bytes).to_string(),
-            self.damage.to_string(),
+            self.damage_count.to_string(),
         ]
     }
 }
@@ -199,8 +197,9 @@ impl SegmentRow {
 #[derive(Serialize)]
 pub struct NamespaceRow {
     fingerprint: String,
+    /// Pages that count, and their bytes.
     pages: u64,
-    bytes: u64,
+    live_bytes: u64,
     /// Its full record, when the store holds it.
     record: Option<NamespaceRecord>,
 }
@@ -249,7 +248,7 @@ impl NamespaceRow {
         NamespaceRow {
             fingerprint: facts.fingerprint.to_string(),
             pages: facts.pages,
-            bytes: facts.bytes,
+            live_bytes: facts.bytes,
             record,
         }
     }
@@ -261,7 +260,7 @@ impl NamespaceRow {
             "  {}  {}, {}: {record}",
             self.fingerprint,
             count(self.pages, "page"),
-            ByteSize(self.bytes)
+            ByteSize(self.live_bytes)
         )
     }
 }
@@ -320,12 +319,13 @@ impl ChainRow {
 #[derive(Serialize)]
 pub struct KeyRow {
     key: String,
-    namespace: String,
+    /// Its namespace's.
+    fingerprint: String,
     volume: usize,
     segment: u32,
-    /// Of its payload, in the volume.
+    /// Of its payload, in the volume, and how long that is.
     offset: u64,
-    bytes: u64,
+    payload_bytes: u64,
     /// The first 24 digits of the key before it in its chain.
     parent: Option<String>,
     depth: u32,
@@ -352,11 +352,11 @@ impl KeyRow {
         };
         KeyRow {
             key: page.key.to_string(),
-            namespace: survey.namespaces[page.namespace].fingerprint.to_string(),
+            fingerprint: survey.namespaces[page.namespace].fingerprint.to_string(),
             volume: segment.volume,
             segment: segment.number,
             offset: page.offset,
-            bytes: page.bytes,
+            payload_bytes: page.bytes,
             parent: page.parent.map(|parent| parent.to_string()),
             depth: page.depth,
             birth: page.birth.to_string(),
@@ -368,7 +368,10 @@ impl KeyRow {
     }
 
     pub fn lines(&self, lines: &mut Lines) {
-        lines.text(format!("Page {} of namespace {}", self.key, self.namespace));
+        lines.text(format!(
+            "Page {} of namespace {}",
+            self.key, self.fingerprint
+        ));
         let fate = match &self.removed_by {
             Some(birth) => format!("{}, by the record of birth {birth}", self.fate),
             None => self.fate.to_owned(),
@@ -378,7 +381,7 @@ impl KeyRow {
             "  place",
             format!(
                 "volume {}, segment {}, offset {}, {} bytes",
-                self.volume, self.segment, self.offset, self.bytes
+                self.volume, self.segment, self.offset, self.payload_bytes
             ),
         );
         let parent = self.parent.as_deref().unwrap_or("none known");
@@ -396,7 +399,8 @@ impl KeyRow {
 pub struct RemovalRow {
     /// `deleted`, `evicted` or `cleared`.
     kind: &'static str,
-    namespace: String,
+    /// The namespace's.
+    fingerprint: String,
     /// Pages born before it are gone.
     birth: String,
     commit: String,
@@ -417,7 +421,7 @@ impl RemovalRow {
                 RemovalKind::Evicted => "evicted",
                 RemovalKind::Cleared => "cleared",
             },
-            namespace: removal.namespace.to_string(),
+            fingerprint: removal.namespace.to_string(),
             birth: removal.birth.to_string(),
             commit: removal.commit.to_string(),
             volume: removal.volume,
@@ -428,7 +432,7 @@ impl RemovalRow {
     pub fn line(&self) -> String {
         format!(
             "{} at {}: the record lies in volume {}, segment {}, commit {}, namespace {}",
-            self.kind, self.birth, self.volume, self.segment, self.commit, self.namespace
+            self.kind, self.birth, self.volume, self.segment, self.commit, self.fingerprint
         )
     }
 }

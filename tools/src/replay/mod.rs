@@ -113,7 +113,8 @@ fn create(args: &ReplayArgs, path: &Path, bytes: u64) -> Result<(), Failure> {
         segment_size: args.segment_size.map(|size| size.0),
         ..CreateOptions::default()
     };
-    larder_engine::create(path, &options)?;
+    let made = larder_engine::create(path, &options);
+    made.map_err(|error| Failure::sized(error, "--capacity"))?;
     Ok(())
 }
 

@@ -50,13 +50,13 @@ pub struct Served {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Moved {
     /// L2 to L1.
-    pub loaded_pages: u64,
+    pub pages_loaded: u64,
     /// L1 to L2.
-    pub backed_up_pages: u64,
+    pub pages_backed_up: u64,
     /// L3 to L2, those that came too late or nobody wanted any more included.
-    pub prefetched_pages: u64,
+    pub pages_prefetched: u64,
     /// L2 to L3.
-    pub put_pages: u64,
+    pub pages_put: u64,
     /// Not given to L3: too much was on its way, or the store took it not.
     pub put_refused_pages: u64,
     /// Not copied to L2, which had no room.
@@ -76,10 +76,10 @@ pub struct Moved {
 impl From<&Stats> for Moved {
     fn from(stats: &Stats) -> Moved {
         Moved {
-            loaded_pages: stats.loaded,
-            backed_up_pages: stats.backed_up,
-            prefetched_pages: stats.l3_hits + stats.prefetch_orphans + stats.prefetch_wasted,
-            put_pages: stats.put,
+            pages_loaded: stats.loaded,
+            pages_backed_up: stats.backed_up,
+            pages_prefetched: stats.l3_hits + stats.prefetch_orphans + stats.prefetch_wasted,
+            pages_put: stats.put,
             put_refused_pages: stats.put_refused + stats.put_failed,
             backup_refused_pages: stats.backup_no_room,
             l1_evicted_pages: stats.l1_evicted,
@@ -94,10 +94,10 @@ impl From<&Stats> for Moved {
 impl AddAssign for Moved {
     fn add_assign(&mut self, other: Moved) {
         let pairs = [
-            (&mut self.loaded_pages, other.loaded_pages),
-            (&mut self.backed_up_pages, other.backed_up_pages),
-            (&mut self.prefetched_pages, other.prefetched_pages),
-            (&mut self.put_pages, other.put_pages),
+            (&mut self.pages_loaded, other.pages_loaded),
+            (&mut self.pages_backed_up, other.pages_backed_up),
+            (&mut self.pages_prefetched, other.pages_prefetched),
+            (&mut self.pages_put, other.pages_put),
             (&mut self.put_refused_pages, other.put_refused_pages),
             (&mut self.backup_refused_pages, other.backup_refused_pages),
             (&mut self.l1_evicted_pages, other.l1_evicted_pages),

@@ -6,6 +6,7 @@
 //!
 //! Defends against continuing the wrong store: its capacity and the shape of its replay pages must be those asked for.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use larder_engine::{PageStore, Store};
@@ -15,6 +16,7 @@ use serde::Serialize;
 use super::{BLOCK_TOKENS, ReplayArgs, check_capacity, create_missing, namespace};
 
 use crate::ack_log::{AckLog, History};
+use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
@@ -30,6 +32,8 @@ const MODEL: &str = "replay";
 /// What came of it.
 #[derive(Serialize)]
 struct ReplayReport {
+    /// The store: its first volume.
+    path: PathBuf,
     #[serde(flatten)]
     counts: Counts,
     /// `pages_hit / pages_requested`.
@@ -61,8 +65,9 @@ struct ReplayReport {
     cpu_seconds: f64,
     /// Most memory that the process had resident.
     peak_rss_bytes: u64,
-    /// Which disk moved the bytes, and why.
-    disk: String,
+    /// Which disk moved the bytes, and why that one.
+    #[serde(flatten)]
+    disk: DiskFacts,
     /// The check of `--check-log`.
     #[serde(skip_serializing_if = "Option::is_none")]
     check: Option<CheckReport>,
@@ -163,7 +168,7 @@ impl Report for ReplayReport {
         lines
             .row("Time", usage)
             .row("Peak memory", ByteSize(self.peak_rss_bytes).to_string());
-        lines.row("Disk", &self.disk);
+        lines.row("Disk", self.disk.to_string());
         if self.interrupted {
             lines.text("Interrupted: run it again to go on.");
         }
@@ -249,6 +254,7 @@ fn replay(
     input.acks.flushed()?;
     let stats = store.stats();
     Ok(ReplayReport {
+        path: args.store.clone(),
         counts: session.counts,
         hit_rate: usage::ratio(session.counts.pages_hit, session.counts.pages_requested),
         bytes_read: stats.bytes_read - checked.bytes_read,
@@ -265,7 +271,7 @@ fn replay(
         put_seconds: session.puts.seconds(),
         cpu_seconds: usage::cpu_time().as_secs_f64(),
         peak_rss_bytes: usage::peak_rss_bytes(),
-        disk: stats.disk,
+        disk: DiskFacts::of(&stats.disk),
         check,
         interrupted: interrupt.is_raised(),
     })

@@ -29,6 +29,7 @@ use super::model::{Compute, MODELS, Model};
 use super::server::Build;
 use super::tiers_report::{self, Setting, TiersReport};
 use super::{ReplayArgs, check_capacity, create, create_missing, namespace, speed};
+use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::l1;
@@ -300,7 +301,7 @@ pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<
         store: tiers_report::StoreFigures::default(),
     };
     replay.all(store_bytes, untold)?;
-    let report = TiersReport::new(plan, &speeds, replay.store, &replay.runs, {
+    let report = TiersReport::new(&args.store, plan, &speeds, replay.store, &replay.runs, {
         let seconds = started.elapsed().as_secs_f64();
         tiers_report::Cost {
             seconds,
@@ -399,7 +400,7 @@ impl Replay<'_> {
                 usable_pages: pages,
                 evicted_pages: after.evicted,
                 damaged_pages: after.damaged,
-                disk: after.disk,
+                disk: DiskFacts::of(&after.disk),
             };
         }
         Ok(())

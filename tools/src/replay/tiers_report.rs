@@ -2,6 +2,8 @@
 //!
 //! Bytes are those of pages of full size, times are virtual, unless a name says otherwise.
 
+use std::path::{Path, PathBuf};
+
 use larder_tiers::config::{PrefetchPolicy, WritePolicy};
 use serde::Serialize;
 
@@ -10,6 +12,7 @@ use super::machine::Speeds;
 use super::outcome::{Moved, Quantiles, Timing, seconds};
 use super::shared::Nanos;
 use super::tiers::Plan;
+use crate::disk::DiskFacts;
 use crate::failure::Ending;
 use crate::report::{Lines, Report};
 use crate::size::ByteSize;
@@ -64,8 +67,9 @@ pub struct StoreFigures {
     pub evicted_pages: u64,
     /// Forgotten because their bytes failed their checksum or could not be read.
     pub damaged_pages: u64,
-    /// Which disk moved the bytes, and why.
-    pub disk: String,
+    /// Which disk moved the bytes, and why that one.
+    #[serde(flatten)]
+    pub disk: DiskFacts,
 }
 
 /// What the replay itself took, in real time.
@@ -140,6 +144,8 @@ struct SettingReport {
 /// The document.
 #[derive(Serialize)]
 pub struct TiersReport {
+    /// The store: its first volume.
+    path: PathBuf,
     model: &'static str,
     page_tokens: u32,
     /// Bytes of a page of full size.
@@ -165,6 +171,7 @@ pub struct TiersReport {
 impl TiersReport {
     /// Of these runs.
     pub fn new(
+        path: &Path,
         plan: &Plan<'_>,
         speeds: &Speeds,
         store: StoreFigures,
@@ -188,6 +195,7 @@ impl TiersReport {
             )
         });
         TiersReport {
+            path: path.to_owned(),
             model: args.model().name,
             page_tokens: args.page_size(),
             page_bytes: u64::from(plan.page.page_bytes()),
@@ -299,7 +307,7 @@ impl SettingReport {
 }
 
 impl Report for TiersReport {
-    const COMMAND: &'static str = "replay";
+    const COMMAND: &'static str = "replay tiers";
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
@@ -427,17 +435,17 @@ impl TiersReport {
             of_input(setting.l3_tokens, setting)
         });
         self.across(lines, "L1 to L2", |setting| {
-            bytes(setting.moved.backed_up_pages)
+            bytes(setting.moved.pages_backed_up)
         });
         self.across(lines, "L2 to L1", |setting| {
-            bytes(setting.moved.loaded_pages)
+            bytes(setting.moved.pages_loaded)
         });
-        self.across(lines, "L2 to L3", |setting| bytes(setting.moved.put_pages));
+        self.across(lines, "L2 to L3", |setting| bytes(setting.moved.pages_put));
         self.across(lines, "  not taken", |setting| {
             bytes(setting.moved.put_refused_pages)
         });
         self.across(lines, "L3 to L2", |setting| {
-            bytes(setting.moved.prefetched_pages)
+            bytes(setting.moved.pages_prefetched)
         });
         self.across(lines, "Left L1", |setting| {
             bytes(setting.moved.l1_evicted_pages + setting.moved.l1_dropped_pages)

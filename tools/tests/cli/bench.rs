@@ -10,22 +10,22 @@ fn bench_puts_gets_and_finds_what_it_put() {
     let pages = ["--page-bytes", "128KiB", "--pages", "100", "--batch", "32"];
     let put = json(&[&["bench", path, "--op", "put"], &pages[..]].concat());
     assert_eq!(
-        (&put["stored_pages"], &put["verified_pages"]),
+        (&put["pages_put"], &put["verified_pages"]),
         (&100.into(), &4.into())
     );
     let again = json(&[&["bench", path, "--op", "put"], &pages[..]].concat());
-    assert_eq!(again["stored_pages"], 100, "every run puts new pages");
+    assert_eq!(again["pages_put"], 100, "every run puts new pages");
     for disk in ["uring", "threads"] {
         if disk == "uring" && !io_uring_works() {
             continue;
         }
         let get = json(&[&["bench", path, "--op", "get", "--disk", disk], &pages[..]].concat());
         assert_eq!(
-            (&get["pages"], &get["verified_pages"]),
+            (&get["pages_requested"], &get["verified_pages"]),
             (&100.into(), &100.into())
         );
         assert_eq!(
-            (&get["wrong_pages"], &get["missed_pages"]),
+            (&get["wrong_pages"], &get["pages_missed"]),
             (&0.into(), &0.into())
         );
         assert_eq!(get["disk"], disk);
@@ -39,13 +39,13 @@ fn bench_puts_gets_and_finds_what_it_put() {
         ] {
             assert!(get[figure].as_f64().unwrap() > 0.0, "{figure}");
         }
-        assert!(get["buffer_page_bytes"].as_u64().unwrap() >= 4096);
+        assert!(get["memory_page_bytes"].as_u64().unwrap() >= 4096);
     }
     // A shorter chain is the beginning of a longer one that is there.
     for keys in ["300", "299", "100"] {
         let exists = json(&["bench", path, "--op", "exists", "--keys", keys]);
         assert_eq!(exists["batch"].to_string(), keys);
-        assert_eq!(exists["verified_pages"], exists["pages"]);
+        assert_eq!(exists["verified_pages"], exists["pages_requested"]);
     }
 }
 
@@ -78,7 +78,7 @@ fn bench_by_turns_waits_for_each_call() {
         let mut report = String::new();
         says.read_to_string(&mut report).unwrap();
         let report: Value = serde_json::from_str(&report).unwrap();
-        assert_eq!(report["pages"], 3);
+        assert_eq!(report["pages_requested"], 3);
         assert!(bench.wait().unwrap().success());
     }
     let load = ["bench", text(&path), "--op", "load", "--turns", "--json"];
@@ -119,11 +119,11 @@ fn bench_loads_pages_tier_by_tier_and_compares_them_in_l1() {
             (&"load".into(), &"host memory".into(), &4.into())
         );
         assert_eq!(
-            (&report["pages"], &report["verified_pages"]),
+            (&report["pages_loaded"], &report["verified_pages"]),
             (&50.into(), &50.into())
         );
         assert_eq!(
-            (&report["wrong_pages"], &report["missed_pages"]),
+            (&report["wrong_pages"], &report["pages_missed"]),
             (&0.into(), &0.into())
         );
         for (tier, (from, to)) in [("L3", "L2"), ("L2", "L1")].into_iter().enumerate() {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod bench;
+mod documents;
 mod trouble;
 
 use std::fmt::Write as _;
@@ -67,7 +68,9 @@ fn json(arguments: &[&str]) -> Value {
     );
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(document["schema"], 1);
-    assert_eq!(document["command"], arguments[0]);
+    let command = document["command"].as_str().unwrap();
+    assert_eq!(command.split(' ').next(), Some(arguments[0]));
+    documents::is_documented(&document);
     document
 }
 
@@ -323,6 +326,28 @@ fn replay_refuses_a_store_of_another_size_or_page() {
 }
 
 #[test]
+fn a_store_that_would_be_too_small_names_the_flag_that_says_its_size() {
+    let directory = directory();
+    let trace = trace_in(&directory, 4, 3);
+    let path = directory.path().join("store");
+    let mut small = replay(&trace, &path, "64KiB");
+    small[5] = "64MiB";
+    let create = ["create", text(&path), "--size", "64MiB"];
+    let flags = ["--capacity", "--size"];
+    for (arguments, flag) in [&small[..], &create].into_iter().zip(flags) {
+        let words = ["64 MiB", "1 volume needs 6", "101711872 bytes (97 MiB)"];
+        fails(arguments, 2, &[&words[..], &[flag]].concat());
+        let message = stderr(&larder(arguments));
+        for other in flags.into_iter().filter(|other| *other != flag) {
+            assert!(!message.contains(other), "{arguments:?}: {message}");
+        }
+    }
+    assert!(!path.exists());
+    small[5] = "101711872";
+    assert_eq!(json(&small)["path"], text(&path));
+}
+
+#[test]
 fn replay_names_what_is_wrong_with_its_input() {
     let directory = directory();
     let store = directory.path().join("replayed");
@@ -566,6 +591,7 @@ fn the_demo_survives_its_kill_and_cleans_up() {
         shown["second_process_pages_hit"],
         shown["second_process_pages_requested"]
     );
+    documents::is_complete("demo", &documents::keys_of(&shown), &[]);
     assert_eq!(
         std::fs::read_dir(directory.path()).unwrap().count(),
         0,

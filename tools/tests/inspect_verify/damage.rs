@@ -117,7 +117,7 @@ fn with_both_header_copies_gone_the_descriptor_blocks_still_tell_every_page() {
     assert_eq!(document["pages"], 20);
     assert_eq!(document["deep"]["good_pages"], 20);
     let document = home.json("inspect", &["--segments"], 1);
-    assert_eq!(document["segments"]["no_header"], 1);
+    assert_eq!(document["segment_states"]["no_header"], 1);
     // An open for writing repairs that.
     home.with(|_| ());
     home.json("verify", &["--deep"], 0);

@@ -43,7 +43,7 @@ fn before_and_after_are_told_and_every_page_is_there() {
         "{document:#}"
     );
     assert_eq!(after["dead_bytes"], 0);
-    assert_eq!(document["in_place"]["moved_pages"], 540);
+    assert_eq!(document["in_place"]["pages_moved"], 540);
     assert_eq!(
         home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
         540
@@ -75,8 +75,8 @@ fn into_a_new_store_everything_is_written_in_order_and_the_old_one_stays() {
     let before = std::fs::read(&home.path).unwrap();
     let new = home.beside("new");
     let document = compact(&home, &["--into", new.to_str().unwrap()], 0);
-    assert_eq!(document["copied"]["pages"], 540);
-    assert_eq!(document["after"]["segments"], 3);
+    assert_eq!(document["copied"]["pages_put"], 540);
+    assert_eq!(document["after"]["used_segments"], 3);
     assert!(document["after"]["mean_run_pages"].as_f64().unwrap() > 40.0);
     assert!(before == std::fs::read(&home.path).unwrap());
     let Home { directory, .. } = home;

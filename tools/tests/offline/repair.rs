@@ -30,15 +30,15 @@ fn repair(home: &Home, survivors: &[PageKey], lost: &[PageKey]) {
     );
     let done = home.json("verify", &["--repair"], 0);
     let repaired = &done["repair"];
-    assert_eq!(repaired["remaining"].as_array().unwrap().len(), 0);
-    for planned in ["emptied_segments", "moved_pages", "dropped_pages"] {
+    assert_eq!(repaired["remaining_damage"].as_array().unwrap().len(), 0);
+    for planned in ["freed_segments", "pages_moved", "dropped_pages"] {
         assert!(
             repaired[planned].as_u64() <= dry["repair"][planned].as_u64(),
             "{planned}: {done:#}, planned {dry:#}"
         );
     }
     let document = home.json("verify", &["--deep"], 0);
-    assert_eq!(document["clean"], true);
+    assert_eq!(document["condition"], "clean");
     assert_eq!(document["deep"]["good_pages"], survivors.len() as u64);
     home.with(|pool| {
         assert_eq!(pool.hits(survivors), survivors.len());

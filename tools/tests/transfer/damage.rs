@@ -36,7 +36,7 @@ fn a_damaged_page_is_left_out_and_named_and_the_others_are_taken() {
     );
     let target = Home::new();
     let document = json("import", &target.path, &[text(&file)], 0);
-    assert_eq!(document["stored_pages"], 29);
+    assert_eq!(document["pages_put"], 29);
     assert_eq!(document["left_out_pages"], 1);
     assert_eq!(target.having(EVEN, &keys), 29);
 }
@@ -78,7 +78,7 @@ fn a_write_that_a_crash_cut_short_is_left_out_and_is_no_damage() {
     assert_eq!(document["unfinished_pages"], 1);
     assert_eq!(document["pages"], 9);
     let document = json("import", &Home::new().path, &[text(&file)], 0);
-    assert_eq!(document["stored_pages"], 9);
+    assert_eq!(document["pages_put"], 9);
     // Of a chain that was asked for it is a gap all the same.
     let key = keys[9].to_string();
     let options = [text(&file), "--force", "--key", &key];
@@ -128,7 +128,7 @@ fn pages_of_a_namespace_whose_record_is_lost_go_to_stores_that_know_it() {
     let friend = Home::new();
     friend.with(|store| store.namespace(&RAGGED.namespace()).map(|_| ()).unwrap());
     let document = json("import", &friend.path, &[text(&file)], 0);
-    assert_eq!(document["stored_pages"], 12);
+    assert_eq!(document["pages_put"], 12);
     assert_eq!(friend.having(RAGGED, &keys), 12);
 }
 
@@ -160,9 +160,9 @@ fn an_archive_cut_off_anywhere_gives_what_is_whole_and_says_where_it_ends() {
         let target = Home::new();
         let document = json("import", &target.path, &[text(&archive)], 1);
         assert_eq!(document["damaged"], true);
-        assert_eq!(document["damage"]["offset"], cut);
+        assert_eq!(document["damage"][0]["offset"], cut);
         assert!(
-            document["damage"]["reason"]
+            document["damage"][0]["reason"]
                 .as_str()
                 .unwrap()
                 .contains("cut off")
@@ -175,7 +175,7 @@ fn an_archive_cut_off_anywhere_gives_what_is_whole_and_says_where_it_ends() {
             _ => 0,
         };
         let expected: u64 = structures.iter().map(pages).sum();
-        assert_eq!(document["stored_pages"], expected, "cut at {cut}");
+        assert_eq!(document["pages_put"], expected, "cut at {cut}");
         assert_eq!(target.having(RAGGED, &chain(1, 150)) as u64, expected);
     }
 }
@@ -197,13 +197,13 @@ fn a_damaged_archive_is_taken_up_to_the_damage_and_the_rest_from_a_good_copy() {
         flip(&archive, place);
         let target = Home::new();
         let document = json("import", &target.path, &[text(&archive)], 1);
-        assert_eq!(document["damage"]["offset"], offset);
-        let reason = document["damage"]["reason"].as_str().unwrap();
+        assert_eq!(document["damage"][0]["offset"], offset);
+        let reason = document["damage"][0]["reason"].as_str().unwrap();
         assert!(reason.contains(word), "{reason}");
-        assert_eq!(document["stored_pages"], stored);
+        assert_eq!(document["pages_put"], stored);
         flip(&archive, place);
         let document = json("import", &target.path, &[text(&archive)], 0);
-        assert_eq!(document["stored_pages"], 150 - stored);
+        assert_eq!(document["pages_put"], 150 - stored);
         assert_eq!(document["duplicate_pages"], stored);
         assert_eq!(target.having(RAGGED, &chain(1, 150)), 150);
     }
@@ -218,8 +218,8 @@ fn a_dry_run_finds_the_damage_of_an_archive() {
     let target = Home::new();
     let options = [text(&archive), "--dry-run"];
     let document = json("import", &target.path, &options, 1);
-    assert_eq!(document["damage"]["offset"], second);
-    assert_eq!(document["stored_pages"], 62);
+    assert_eq!(document["damage"][0]["offset"], second);
+    assert_eq!(document["pages_put"], 62);
     assert!(target.pages().is_empty());
 }
 
@@ -231,8 +231,8 @@ fn bytes_behind_the_end_of_an_archive_are_damage() {
     let file = File::options().append(true).open(&archive).unwrap();
     std::io::Write::write_all(&mut &file, b"x").unwrap();
     let document = json("import", &Home::new().path, &[text(&archive)], 1);
-    assert_eq!(document["damage"]["offset"], length);
-    assert_eq!(document["stored_pages"], 150);
+    assert_eq!(document["damage"][0]["offset"], length);
+    assert_eq!(document["pages_put"], 150);
     assert_eq!(archived_before(&archive, length), 150);
 }
 
@@ -263,6 +263,6 @@ fn what_is_no_archive_is_refused_and_a_damaged_head_is_damage() {
     let archive = archive_of_three_blocks(&source);
     flip(&archive, 300);
     let document = json("import", &target.path, &[text(&archive)], 1);
-    assert_eq!(document["damage"]["offset"], 0);
-    assert_eq!(document["stored_pages"], 0);
+    assert_eq!(document["damage"][0]["offset"], 0);
+    assert_eq!(document["pages_put"], 0);
 }

@@ -44,7 +44,7 @@ fn pages_go_between_stores_of_any_shape_whole_and_with_their_places_in_their_cha
         let archive = source.export("archive", &[]);
         let target = Home::shaped(volumes, segments, segment_bytes);
         let document = json("import", &target.path, &[text(&archive)], 0);
-        assert_eq!(document["stored_pages"], pages.len());
+        assert_eq!(document["pages_put"], pages.len());
         assert_eq!(document["refused_pages"], 0);
         assert_eq!(target.pages(), pages);
         for seed in 1..=4 {
@@ -67,7 +67,7 @@ fn an_archive_imported_twice_stores_nothing_more() {
     let target = Home::new();
     json("import", &target.path, &[text(&archive)], 0);
     let document = json("import", &target.path, &[text(&archive)], 0);
-    assert_eq!(document["stored_pages"], 0);
+    assert_eq!(document["pages_put"], 0);
     assert_eq!(document["duplicate_pages"], source.pages().len());
 }
 
@@ -115,7 +115,7 @@ fn a_namespace_is_exported_alone_and_one_that_is_not_there_is_a_usage_error() {
     assert_eq!(document["file_bytes"], file.metadata().unwrap().len());
     let target = Home::new();
     let document = json("import", &target.path, &[text(&file)], 0);
-    assert_eq!(document["stored_pages"], 20);
+    assert_eq!(document["pages_put"], 20);
     let other = source.beside("other");
     let nowhere = "0".repeat(32);
     let options = [text(&other), "--namespace", &nowhere];
@@ -223,7 +223,7 @@ fn an_empty_store_makes_an_archive_of_nothing() {
     assert_eq!(items(&archive).len(), 2);
     let target = Home::new();
     let document = json("import", &target.path, &[text(&archive)], 0);
-    assert_eq!(document["stored_pages"], 0);
+    assert_eq!(document["pages_put"], 0);
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn a_dry_run_counts_and_stores_nothing() {
     let document = json("import", &target.path, &[text(&archive), "--dry-run"], 0);
     assert_eq!(document["dry_run"], true);
     assert_eq!(document["duplicate_pages"], 5);
-    assert_eq!(document["stored_pages"], source.pages().len() - 5);
+    assert_eq!(document["pages_put"], source.pages().len() - 5);
     assert!(
         before == std::fs::read(&target.path).unwrap(),
         "it was changed"
@@ -319,7 +319,7 @@ fn what_does_not_fit_is_refused_beforehand_and_forced_in_by_dropping_what_is_col
     assert_eq!(target.pages(), before);
     let document = json("import", &target.path, &[text(&archive), "--force"], 0);
     assert_eq!(document["duplicate_pages"], 400);
-    assert_eq!(document["stored_pages"], 400);
+    assert_eq!(document["pages_put"], 400);
     assert!(document["evicted_pages"].as_u64().unwrap() > 0);
     // What is there already needs no room.
     let half = Home::new();
@@ -340,10 +340,10 @@ fn a_dry_run_over_a_store_in_use_or_not_closed_says_so() {
         says("import", &target.path, &options, 3, &["in use by process"]);
     }
     let document = json("import", &target.path, &options, 0);
-    assert_eq!(document["not_closed"], true);
+    assert_eq!(document["condition"], "not_closed");
     target.open().close().unwrap();
     let document = json("import", &target.path, &options, 0);
-    assert_eq!(document["not_closed"], false);
+    assert_eq!(document["condition"], "clean");
 }
 
 /// Waits until a process has its signals blocked, so that it takes note of them.

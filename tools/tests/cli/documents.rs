@@ -1,0 +1,220 @@
+//! docs/json.md against what the commands print: no key is printed that is not in its command's section, and none stands there that
+//! is not printed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileExt;
+
+use larder_format::SUPERBLOCK_OFFSETS;
+
+use super::*;
+
+const PAGE: &str = include_str!("../../../docs/json.md");
+
+/// Whose keys are those of a namespace's owner.
+const FREE: &str = "extra";
+
+/// Keys that nothing here brings about.
+const ABSENT: [(&str, &str); 1] = [("replay tiers", "ttft_refused")];
+
+/// The keys of the page's tables, by section.
+fn sections() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
+    let mut sections: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    let mut section = "";
+    for line in PAGE.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            section = title.strip_prefix("larder ").unwrap_or(title);
+        }
+        let key = line.strip_prefix("| `").and_then(|row| row.split_once('`'));
+        if let Some((key, _)) = key {
+            sections.entry(section).or_default().insert(key);
+        }
+    }
+    sections
+}
+
+/// Every key of a document, at any depth.
+pub fn keys_of(value: &Value) -> BTreeSet<String> {
+    match value {
+        Value::Object(fields) => {
+            let inner = fields.iter().filter(|(key, _)| *key != FREE);
+            let inner = inner.flat_map(|(_, value)| keys_of(value));
+            fields.keys().cloned().chain(inner).collect()
+        }
+        Value::Array(elements) => elements.iter().flat_map(keys_of).collect(),
+        _ => BTreeSet::new(),
+    }
+}
+
+#[track_caller]
+pub fn is_documented(document: &Value) {
+    let command = document["command"].as_str().unwrap();
+    knows(command, &keys_of(document));
+}
+
+#[track_caller]
+fn knows(command: &str, keys: &BTreeSet<String>) {
+    let sections = sections();
+    let own = sections.get(command);
+    let own = own.unwrap_or_else(|| panic!("docs/json.md has no section on {command}"));
+    let known = [own, &sections[""], &sections["Findings"]];
+    for key in keys {
+        let is_known = known.iter().any(|section| section.contains(key.as_str()));
+        assert!(
+            is_known,
+            "docs/json.md does not say what `{key}` of {command} is"
+        );
+    }
+}
+
+/// The section of a command has no key but those that were printed, and those that could not be expected.
+#[track_caller]
+pub fn is_complete(command: &str, printed: &BTreeSet<String>, absent: &[(&str, &str)]) {
+    for key in &sections()[command] {
+        let is_printed = printed.contains(*key) || absent.contains(&(command, key));
+        assert!(
+            is_printed,
+            "docs/json.md has `{key}`, which {command} does not print"
+        );
+    }
+}
+
+/// The keys that commands have printed.
+#[derive(Default)]
+struct Printed(BTreeMap<String, BTreeSet<String>>);
+
+impl Printed {
+    /// Runs a command that must end with `code`; the last object that it prints.
+    #[track_caller]
+    fn run(&mut self, arguments: &[&str], code: i32) -> Value {
+        let output = command(arguments).arg("--json").output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        self.note(arguments[0], &output.stdout)
+    }
+
+    #[track_caller]
+    fn note(&mut self, command: &str, text: &[u8]) -> Value {
+        let objects = serde_json::Deserializer::from_slice(text).into_iter::<Value>();
+        let objects: Vec<Value> = objects.map(Result::unwrap).collect();
+        for object in &objects {
+            // What comes before the document of a command says not whose it is.
+            let command = object["command"].as_str().unwrap_or(command);
+            let keys = keys_of(object);
+            knows(command, &keys);
+            self.0.entry(command.to_owned()).or_default().extend(keys);
+        }
+        objects.into_iter().next_back().unwrap()
+    }
+}
+
+fn flip(path: &Path, offset: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(path);
+    let file = file.unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
+}
+
+/// What a command prints on stdout before it goes on: a document.
+fn first_document(child: &mut Child) -> String {
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut document = String::new();
+    while !document.ends_with("\n}\n") {
+        assert!(lines.read_line(&mut document).unwrap() > 0, "{document}");
+    }
+    document
+}
+
+#[test]
+fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
+    let directory = directory();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let mut printed = Printed::default();
+    let size = ["--size", "97MiB"];
+
+    // A store with pages of a replay.
+    let trace = trace_in(&directory, 4, 3);
+    let (trace, store, acks) = (text(&trace), &at("store"), &at("acks"));
+    let replay = ["replay", trace, "--store", store, "--capacity", "97MiB"];
+    let pages = ["--page-bytes", "64KiB"];
+    let log = ["--ack-log", acks];
+    printed.run(&[&replay[..], &pages, &log].concat(), 0);
+    let log = ["--limit", "0", "--check-log", acks];
+    printed.run(&[&replay[..], &pages, &log].concat(), 0);
+    let acks = std::fs::read_to_string(acks).unwrap();
+    let key = acks.split_whitespace().nth(1).unwrap();
+
+    for view in [&["--segments"][..], &["--chains"], &["--key", key]] {
+        printed.run(&[&["inspect", store][..], view].concat(), 0);
+    }
+    printed.run(&["verify", store, "--deep"], 0);
+    printed.run(&["compact", store], 0);
+    printed.run(&["compact", store, "--into", &at("compacted")], 0);
+    printed.run(&["doctor", text(directory.path())], 0);
+
+    let archive = &at("archive");
+    printed.run(&["export", store, archive, "--key", key], 0);
+    let empty = &at("empty");
+    printed.run(&[&["create", empty][..], &size].concat(), 0);
+    printed.run(&["import", empty, archive, "--dry-run"], 0);
+    let length = std::fs::metadata(archive).unwrap().len();
+    flip(Path::new(archive), length / 2);
+    printed.run(&["import", empty, archive], 1);
+
+    // Pages that the other store has no segments for.
+    let large = &at("large");
+    let segments = ["--size", "256MiB", "--segment-size", "32MiB"];
+    printed.run(&[&["create", large][..], &segments].concat(), 0);
+    let one = ["--page-bytes", "20MiB", "--pages", "1", "--batch", "1"];
+    printed.run(&[&["bench", large, "--op", "put"][..], &one].concat(), 0);
+    printed.run(&["export", large, archive, "--force"], 0);
+    let refused = printed.run(&["import", empty, archive], 1);
+    assert_eq!(refused["refusals"][0]["kind"], "too_large");
+
+    let few = ["--page-bytes", "64KiB", "--pages", "4", "--batch", "2"];
+    let turns = ["bench", empty, "--op", "get", "--turns"];
+    printed.run(&[&turns[..], &few].concat(), 0);
+    let load = ["bench", empty, "--op", "load", "--layers", "4"];
+    printed.run(&[&load[..], &few].concat(), 0);
+
+    let mut owner = command(&["serve", empty, "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let served = first_document(&mut owner);
+    let told = larder(&["stat", empty, "--json"]);
+    // Ended before anything is judged: what fails here leaves nothing running.
+    let pid = Pid::from_raw(i32::try_from(owner.id()).unwrap());
+    kill(pid, Signal::SIGTERM).unwrap();
+    assert!(owner.wait().unwrap().success());
+    printed.note("serve", served.as_bytes());
+    let told = printed.note("stat", &told.stdout);
+    assert!(["uring", "threads"].contains(&told["disk"].as_str().unwrap()));
+
+    // Pages of 32 MiB, of which 8 KiB are moved.
+    let tiered = &at("tiered");
+    let tiers = ["replay", trace, "--store", tiered, "--capacity", "512GiB"];
+    let pools = ["--l1", "5GiB", "--l2", "20GiB", "--page-size", "256"];
+    let virtual_time = ["--scale", "4096", "--rate", "0.0005", "--only"];
+    printed.run(&[&tiers[..], &pools, &virtual_time].concat(), 0);
+
+    // Damage that can be mended, and then none.
+    flip(Path::new(store), SUPERBLOCK_OFFSETS[0] + 73);
+    printed.run(&["inspect", store], 1);
+    printed.run(&["verify", store, "--repair", "--dry-run"], 1);
+    flip(Path::new(store), SUPERBLOCK_OFFSETS[1] + 73);
+    for arguments in [&["inspect", store][..], &["verify", store]] {
+        printed.run(arguments, 1);
+    }
+    printed.run(&["export", store, archive, "--force"], 1);
+
+    for (command, keys) in &printed.0 {
+        is_complete(command, keys, &ABSENT);
+    }
+    let commands = printed.0.keys().map(String::as_str);
+    let commands: BTreeSet<&str> = commands.chain(["demo"]).collect();
+    for section in sections().keys() {
+        let is_of_all = ["", "Findings"].contains(section);
+        assert!(is_of_all || commands.contains(section), "{section}");
+    }
+}
