@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../tests/support/honest.rs"]
+mod honest;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use honest::skipped;
 use larder_engine::disk::probe::{Want, direct_io, open_disk};
 use larder_engine::disk::threads::Threads;
 use larder_engine::disk::uring::{Features, Uring};
@@ -21,18 +25,23 @@ use rustix::fs::{FlockOperation, OFlags};
 
 const BLOCK: usize = 4096;
 
+/// What io_uring can do here; `None` where there is none.
+fn io_uring() -> Option<Features> {
+    let features = Features::probe();
+    features
+        .inspect_err(|error| skipped("the disk on io_uring", error))
+        .ok()
+}
+
 /// Opens each kind of disk in turn.
 fn on_each_disk(test: impl Fn(&dyn Fn(Vec<Option<Arc<OwnedFd>>>, u32) -> Arc<dyn Disk>)) {
     test(&|files, depth| {
         Arc::new(Threads::open(DiskOptions { files, depth }, "tested".to_owned()).unwrap())
     });
-    match Features::probe() {
-        Ok(features) => {
-            test(&|files, depth| {
-                Arc::new(Uring::open(DiskOptions { files, depth }, features).unwrap())
-            });
-        }
-        Err(error) => eprintln!("no io_uring here, tested with threads only: {error}"),
+    if let Some(features) = io_uring() {
+        test(&|files, depth| {
+            Arc::new(Uring::open(DiskOptions { files, depth }, features).unwrap())
+        });
     }
 }
 
@@ -241,9 +250,7 @@ fn reads_beside_a_registration(features: Features) -> (Duration, Duration) {
 /// The kernel brings the memory in and clears it, which takes it a hundred times as long as to pin it.
 #[test]
 fn reads_are_answered_while_memory_is_registered() {
-    let Ok(features) = Features::probe() else {
-        return;
-    };
+    let Some(features) = io_uring() else { return };
     // A machine that is busy may hold any read up now and then, though not each time.
     let runs: Vec<_> = (0..20)
         .map_while(|_| {
@@ -256,9 +263,7 @@ fn reads_are_answered_while_memory_is_registered() {
 
 #[test]
 fn memory_that_cannot_be_registered_is_named_and_still_used() {
-    let Ok(features) = Features::probe() else {
-        return;
-    };
+    let Some(features) = io_uring() else { return };
     let disk = Uring::open(
         DiskOptions {
             files: vec![Some(file(512))],

@@ -6,6 +6,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use common::honest::skipped;
 use common::{Home, MIB, Pool, chain};
 use larder_engine::{GetStatus, OpenOptions, PageStore, PutStatus, Store};
 use rustix::fs::{SeekFrom, seek};
@@ -47,7 +48,8 @@ fn wait_until_written(home: &Home, left: u64) {
 fn an_unused_store_is_written_but_for_the_last_free_segments() {
     let home = Home::with_store(256 * MIB);
     if unwritten(&home) == 0 {
-        println!("skipped: this filesystem does not tell what was never written");
+        let why = "this filesystem does not tell what was never written";
+        skipped("the blocks of an unused store", why);
         return;
     }
     let store = open(&home);

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use common::honest::skipped;
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_engine::share::wire::{
     MAGIC, PlaceGrant, Reply, Request, VERSION, parse, receive, send,
@@ -528,7 +529,7 @@ fn a_device_is_shared_like_a_file() {
     let file = std::fs::File::create(&home.path).unwrap();
     file.set_len(256 * MIB).unwrap();
     let Some(device) = Loop::over(&home.path) else {
-        eprintln!("skipped: no loop device can be made here");
+        skipped("a store on a device, shared", "no loop device can be made");
         return;
     };
     let options = CreateOptions {

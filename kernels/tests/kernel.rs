@@ -22,6 +22,7 @@ use larder_kernels::{
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
+use support::honest::skipped;
 use support::{Case, cases, expected, noise};
 
 const SHIM: &str = include_str!("../cu/cpu_shim.h");
@@ -180,7 +181,8 @@ impl Kernel {
             .output();
         match compiled {
             Err(error) => {
-                eprintln!("SKIPPED: no C++ compiler ({compiler}: {error}): the kernel was not run");
+                let why = format!("there is no C++ compiler {compiler}: {error}");
+                skipped("the copy kernel as C++", why);
                 None
             }
             Ok(output) => {

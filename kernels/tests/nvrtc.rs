@@ -5,6 +5,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../tests/support/honest.rs"]
+mod honest;
+
+use honest::skipped;
 use larder_kernels::cuda::cache::Cache;
 use larder_kernels::cuda::image::{Origin, PTX, best, cubin_name, stamp};
 use larder_kernels::cuda::nvrtc::{Compiled, Nvrtc, NvrtcError, Target};
@@ -12,7 +16,7 @@ use larder_kernels::kernel::{KvCopyArgs, SOURCE};
 
 fn nvrtc() -> Option<Nvrtc> {
     Nvrtc::find()
-        .inspect_err(|error| println!("SKIPPED: {error}: nothing was compiled"))
+        .inspect_err(|error| skipped("what NVRTC makes of the kernels", error))
         .ok()
 }
 
@@ -43,7 +47,7 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
     println!("NVRTC {:?}", nvrtc.version());
     for arch in ["sm_80", "sm_90", "sm_100"] {
         if arch == "sm_100" && nvrtc.version() < (12, 8) {
-            println!("SKIPPED: this NVRTC does not know {arch}");
+            skipped(&format!("kernels for {arch}"), "this NVRTC knows none");
             continue;
         }
         let Compiled { image, log } = cubin(&nvrtc, SOURCE, arch).unwrap();

@@ -12,6 +12,7 @@ mod support;
 
 use device::Device;
 use serde_json::Value;
+use support::honest::skipped;
 use support::stage::{AMPLE, Promise, Stage, is_used_up, kills};
 
 /// A device under the stage's store; `None`, with a visible line, where none can be had.
@@ -24,7 +25,8 @@ fn device_under(stage: &mut Stage) -> Option<Device> {
             Some(device)
         }
         Err(error) => {
-            println!("SKIPPED: cannot mount a FUSE file system ({error}): no power loss was tried");
+            let why = format!("no FUSE file system can be mounted: {error}");
+            skipped("power losses and bad sectors", why);
             None
         }
     }

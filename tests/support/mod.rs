@@ -1,6 +1,7 @@
 //! What the whole-system tests share: the binary, a directory on a real disk, traces, a stage for kills.
 #![allow(dead_code)]
 
+pub mod honest;
 pub mod sparse;
 pub mod stage;
 
@@ -45,10 +46,8 @@ pub fn chat_trace() -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    println!(
-        "SKIPPED: no {}: this part needs the public chat trace",
-        path.display()
-    );
+    let why = format!("there is no {}", path.display());
+    honest::skipped("the public chat trace", why);
     None
 }
 

@@ -17,6 +17,7 @@ use larder_engine::{
     SyncPolicy, create,
 };
 
+use super::common::honest::skipped;
 use super::common::{Home, MIB, Pool, chain, namespace};
 use super::faulty::{Fault, Seen};
 use super::{SIZE, open_faulty, read};
@@ -468,8 +469,9 @@ fn row_19_without_lockable_memory_or_descriptors_a_store_works_or_says_what_is_m
 
 #[test]
 fn row_21_a_file_system_that_buffers_all_the_same_is_noticed_and_served() {
+    const UNTESTED: &str = "a file system that buffers all the same";
     let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
-        eprintln!("skipped: there is no /dev/shm to write to");
+        skipped(UNTESTED, "there is no /dev/shm to write to");
         return;
     };
     let path = directory.path().join("store");
@@ -479,7 +481,7 @@ fn row_21_a_file_system_that_buffers_all_the_same_is_noticed_and_served() {
     };
     match create(&path, &options) {
         Err(StoreError::NoSpace { .. }) => {
-            eprintln!("skipped: /dev/shm has no room for {SIZE} bytes");
+            skipped(UNTESTED, format!("/dev/shm has no room for {SIZE} bytes"));
             return;
         }
         created => created.unwrap(),

@@ -15,6 +15,7 @@ use larder_kernels::kernel::SOURCE;
 use larder_kernels::{ForeignStream, Tensor, Tensors};
 
 use super::compute::{Compute, Threads};
+use super::honest::skipped;
 
 const SHIM: &str = include_str!("../../cu/cpu_shim.h");
 pub const FAKE: &str = include_str!("../../cu/fake_driver.cc");
@@ -150,9 +151,8 @@ fn compile(directory: &Path) -> bool {
         .output();
     match compiled {
         Err(error) => {
-            eprintln!(
-                "SKIPPED: no C++ compiler ({compiler}: {error}): the CUDA device was not run"
-            );
+            let why = format!("there is no C++ compiler {compiler}: {error}");
+            skipped("the CUDA device on a fake driver", why);
             false
         }
         Ok(output) => {

@@ -9,6 +9,8 @@
 
 pub mod compute;
 pub mod driver;
+#[path = "../../../tests/support/honest.rs"]
+pub mod honest;
 pub mod timeline;
 
 use std::ptr::NonNull;
