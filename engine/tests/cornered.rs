@@ -421,9 +421,9 @@ fn what_is_warm_is_copied_also_past_half_a_segment() {
     written.pop_last();
     let (last, mut kept) = written.pop_last().unwrap();
     delete(&mut life, &kept.pop().unwrap());
-    let mut seeds = 90..;
+    let mut seeds = 90..1000;
     while life.victims.is_empty() {
-        put(&mut life, seeds.next().unwrap());
+        put(&mut life, seeds.next().expect("nothing is ever reclaimed"));
     }
     assert_eq!((&life.victims[..], life.given_up), (&[last][..], 0));
     assert!(kept.len() * PAGES * PAGE_BLOCKS as usize > SEGMENT_BLOCKS as usize / 2);

@@ -107,9 +107,9 @@ fn an_idle_owner_and_its_clients() {
     }
     assert!(clients.iter().any(|client| client.stats().staged_pages > 0));
     // What clients give back after a get they do not wait to see taken.
-    while owner.report().unwrap().reads_in_flight > 0 {
-        std::thread::yield_now();
-    }
+    common::honest::eventually("what was read is given back", || {
+        owner.report().unwrap().reads_in_flight == 0
+    });
     owner.flush().unwrap();
     owner.flush().unwrap();
     let settling = SETTLING + 8 * SETTLING_OF_A_CLIENT;

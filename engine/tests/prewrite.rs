@@ -4,17 +4,12 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
-
-use common::honest::skipped;
+use common::honest::{eventually, skipped};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::{GetStatus, OpenOptions, PageStore, PutStatus, Store};
 use rustix::fs::{SeekFrom, seek};
 
 const PARTS: [u32; 2] = [128 << 10, 128 << 10];
-
-/// How long a test waits for the background.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn open(home: &Home) -> Store {
     home.open_with(OpenOptions {
@@ -37,11 +32,8 @@ fn unwritten(home: &Home) -> u64 {
 }
 
 fn wait_until_written(home: &Home, left: u64) {
-    let until = Instant::now() + PATIENCE;
-    while unwritten(home) > left {
-        assert!(Instant::now() < until, "{} bytes left", unwritten(home));
-        std::thread::yield_now();
-    }
+    let what = format!("{left} bytes or fewer are left to write");
+    eventually(&what, || unwritten(home) <= left);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use common::honest::skipped;
+use common::honest::{PATIENCE, eventually, skipped};
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_engine::share::wire::{
     MAGIC, PlaceGrant, Reply, Request, VERSION, parse, receive, send,
@@ -25,19 +25,8 @@ use larder_engine::{
 };
 use nix::fcntl::{FcntlArg, fcntl};
 
-const PATIENCE: Duration = Duration::from_secs(20);
-
 fn attach(home: &Home) -> SharedStore {
     Store::attach(&home.path, AttachOptions::default()).unwrap()
-}
-
-/// Asks again and again until it is so: another thread is on its way there.
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < until, "never happened: {what}");
-        std::thread::yield_now();
-    }
 }
 
 #[test]

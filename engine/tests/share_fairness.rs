@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
+use common::honest::{PATIENCE, eventually};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::{Action, Buffer, Choice, Disk, Op, Piece};
 use larder_engine::format::PageKey;
@@ -65,6 +66,15 @@ struct Gate {
     stops_after: Option<u64>,
 }
 
+/// Opens a gate, also when a test fails: a scope waits for its threads.
+struct Opening<'a>(&'a Gate);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
 struct Gated {
     inner: Arc<dyn Disk>,
     gate: Arc<Gate>,
@@ -82,9 +92,8 @@ impl Gate {
     fn wait_for(&self, bytes: u64) {
         let held = self.held.lock().unwrap();
         let come = |_: &mut _| self.bytes.load(Ordering::SeqCst) < bytes;
-        let limit = Duration::from_secs(60);
-        let (_held, outcome) = self.changed.wait_timeout_while(held, limit, come).unwrap();
-        assert!(!outcome.timed_out(), "the flood does not come");
+        let waited = self.changed.wait_timeout_while(held, PATIENCE, come);
+        assert!(!waited.unwrap().1.timed_out(), "the flood does not come");
     }
 
     fn open(&self) {
@@ -160,6 +169,7 @@ fn a_client_that_floods_the_store_with_puts_holds_its_share_and_no_more() {
     // Two clients and the owner: a third each.
     let share = BUDGET / 3;
     std::thread::scope(|scope| {
+        let opening = Opening(&gate);
         let floods: Vec<_> = (0..4)
             .map(|thread| {
                 let flooding = &flooding;
@@ -179,7 +189,7 @@ fn a_client_that_floods_the_store_with_puts_holds_its_share_and_no_more() {
         }
         assert!(gate.bytes.load(Ordering::SeqCst) <= share);
         assert!(owner.report().unwrap().puts_in_flight > 0);
-        gate.open();
+        drop(opening);
         for flood in floods {
             assert_eq!(flood.join().unwrap(), vec![PutStatus::Stored; 30]);
         }
@@ -202,7 +212,8 @@ fn a_put_of_more_than_a_clients_share_is_stored_all_the_same() {
 /// Puts pages until all of them are there: one that was to be written where somebody else's write has failed fails with it.
 fn put_all(store: &SharedStore, keys: &[PageKey]) {
     let pool = Pool::new(store, "m", &PARTS);
-    while !pool.put(keys).iter().all(|status| status.is_present()) {}
+    let are_there = || pool.put(keys).iter().all(|status| status.is_present());
+    eventually("all pages of a chain are there", are_there);
 }
 
 #[test]
@@ -218,6 +229,7 @@ fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
     let (stopped, gate) = attach_gated(&home, gate);
     let keys: Vec<_> = (1..=20).map(|seed| chain(seed, 10)).collect();
     std::thread::scope(|scope| {
+        let opening = Opening(&gate);
         let put = scope.spawn(|| Pool::new(&stopped, "m", &PARTS).put(&keys[0]));
         gate.wait_for(3 * PAGE);
         let (told, hears) = mpsc::channel();
@@ -239,7 +251,7 @@ fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
         });
         let outcome = hears.recv_timeout(Duration::from_secs(60));
         let told = owner.report().unwrap();
-        gate.open();
+        drop(opening);
         outcome.expect("the others are held up");
         assert_eq!((told.puts_in_flight, told.pages_adrift), (2, 10));
         others.join().unwrap();
@@ -261,6 +273,7 @@ fn a_call_that_waits_for_its_device_holds_up_no_other_when_the_owner_goes() {
     let owner = attach(&home);
     let (client, gate) = attach_gated(&home, Gate::closed());
     std::thread::scope(|scope| {
+        let opening = Opening(&gate);
         let put = scope.spawn(|| Pool::new(&client, "m", &PARTS).put(&chain(1, 4)));
         gate.wait_for(PAGE);
         drop(owner);
@@ -268,14 +281,14 @@ fn a_call_that_waits_for_its_device_holds_up_no_other_when_the_owner_goes() {
         scope.spawn({
             let client = &client;
             move || {
-                while client.part() != Part::Nobody {
-                    std::thread::yield_now();
-                }
+                eventually("the client knows that the owner is gone", || {
+                    client.part() == Part::Nobody
+                });
                 told.send(Pool::new(client, "m", &PARTS).hits(&chain(1, 4)))
             }
         });
         let outcome = hears.recv_timeout(Duration::from_secs(60));
-        gate.open();
+        drop(opening);
         assert_eq!(outcome, Ok(0), "the others are held up");
         put.join().unwrap();
     });

@@ -4,10 +4,11 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use common::honest::{PATIENCE, Process, eventually};
 use common::{Home, MIB, Pool, chain, fill, namespace};
 use larder_engine::format::{Namespace, PageKey, Rank};
 use larder_engine::memory::AlignedBuf;
@@ -17,7 +18,6 @@ use larder_engine::{
 };
 
 const ROLE: &str = "LARDER_TEST_SHARED_READER";
-const PATIENCE: Duration = Duration::from_secs(20);
 
 fn attach_with(home: &Home, shared_reads: SharedReads, staging_bytes: u64) -> SharedStore {
     let open = OpenOptions {
@@ -121,7 +121,7 @@ fn a_process_of_its_own_reads_from_what_another_one_read() {
         &home,
         "a_process_of_its_own_reads_from_what_another_one_read",
     );
-    assert!(other.wait().unwrap().success());
+    assert!(other.0.wait().unwrap().success());
     assert_eq!(owner.stats().bytes_read, 200 * 65536);
 }
 
@@ -129,13 +129,13 @@ fn attach_path(path: &Path) -> SharedStore {
     Store::attach(path, AttachOptions::default()).unwrap()
 }
 
-fn reader(home: &Home, test: &str) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+fn reader(home: &Home, test: &str) -> Process {
+    let started = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(ROLE, &home.path)
         .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
+        .spawn();
+    Process(started.unwrap())
 }
 
 #[test]
@@ -162,18 +162,16 @@ fn readers_that_are_killed_in_the_middle_cost_nobody_a_page() {
             "readers_that_are_killed_in_the_middle_cost_nobody_a_page",
         );
         let before = owner.report().unwrap().staging.fills;
-        let until = Instant::now() + PATIENCE;
-        while owner.report().unwrap().staging.fills < before + 200 * (round % 3) + 1 {
-            assert!(Instant::now() < until, "it does not read");
-            std::thread::yield_now();
-        }
+        let enough = before + 200 * (round % 3) + 1;
+        eventually("the other process reads", || {
+            owner.report().unwrap().staging.fills >= enough
+        });
         std::thread::scope(|scope| {
             for pool in &pools {
                 scope.spawn(|| assert_eq!(pool.hits(&keys), keys.len(), "round {round}"));
             }
-            other.kill().unwrap();
+            other.0.kill().unwrap();
         });
-        other.wait().unwrap();
     }
     let until = Instant::now() + PATIENCE;
     loop {

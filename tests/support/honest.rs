@@ -1,8 +1,10 @@
-//! What every test owes whoever reads its output: what it leaves out it says, and what it waits for it does not wait for without end.
+//! What every test owes whoever reads its output: what it leaves out it says, what it waits for it does not wait for without end,
+//! and nothing that it started outlives it.
 #![allow(dead_code)]
 
 use std::fmt::Display;
 use std::io::Write;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// How long anything is waited for: longer than a busy machine takes for it.
@@ -32,5 +34,15 @@ pub fn found<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         }
         assert!(Instant::now() < until, "it never came to this: {what}");
         std::thread::yield_now();
+    }
+}
+
+/// A process that ends with its test, whatever becomes of that.
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }

@@ -1,6 +1,9 @@
 //! Clients that do not do what they should with the staging area, and what that does to others: nothing.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../../tests/support/honest.rs"]
+mod honest;
+
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -8,8 +11,9 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use honest::eventually;
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
 
 use super::area::{Look, SlotId};
@@ -27,7 +31,6 @@ use crate::{
 const PAGES: usize = 24;
 const COUNT: u64 = PAGES as u64;
 const PAGE_BYTES: u32 = 5000;
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A store with [`PAGES`] pages in it, its owner, a client, and what only the protocol holds back from misbehaving.
 struct Scene {
@@ -163,11 +166,7 @@ impl Scene {
 
     /// Asks until it is so: what clients give back they do not wait to see taken.
     fn until(&self, what: &str, is_so: impl Fn(super::StagingReport) -> bool) {
-        let until = Instant::now() + PATIENCE;
-        while !is_so(self.told()) {
-            assert!(Instant::now() < until, "never: {what}; {:?}", self.told());
-            std::thread::yield_now();
-        }
+        eventually(what, || is_so(self.told()));
     }
 }
 
@@ -213,15 +212,10 @@ fn a_dead_clients_slots_are_not_used_again_while_its_mark_is_there() {
     marks.mark(&Arc::new(volume)).unwrap();
     let slots = scene.take_slots();
     scene.other.hang_up();
-    let until = Instant::now() + PATIENCE;
     let until_it_is = |lingering: u32, pages: u64| {
-        while scene.owner.report().unwrap().lingering != lingering || scene.told().pages != pages {
-            assert!(
-                Instant::now() < until,
-                "not {lingering} lingering, {pages} pages"
-            );
-            std::thread::yield_now();
-        }
+        eventually(&format!("{lingering} lingering, {pages} pages"), || {
+            scene.owner.report().unwrap().lingering == lingering && scene.told().pages == pages
+        });
     };
     until_it_is(1, COUNT);
     scene.get(&scene.client);

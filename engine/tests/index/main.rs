@@ -2,6 +2,8 @@
 //! writer.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "../../../tests/support/honest.rs"]
+mod honest;
 mod model;
 mod race;
 

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use larder_engine::index::{Heat, Index, Parent, Place, Publish, SegmentId};
 
+use super::honest::{PATIENCE, eventually};
 use super::model::name_of;
 use super::{AMPLE_BLOCKS, HEAT_END, NS, after, chain, key, lease, page, place};
 
@@ -123,15 +125,24 @@ impl Writer<'_> {
             );
             self.stored.insert((chain, depth), to);
         }
-        while self.index.pins(SegmentId(victim)) > 0 {
-            std::thread::yield_now();
-        }
+        eventually("the readers leave a segment", || {
+            self.index.pins(SegmentId(victim)) == 0
+        });
         for start in 0..RACE_BLOCKS {
             self.disk
                 .block(place(victim, start))
                 .store(0, Ordering::Release);
         }
         (self.open, self.filled) = (victim, 0);
+    }
+}
+
+/// Ends the readers, also when the writer fails: a scope waits for its threads.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -184,9 +195,12 @@ fn a_pinned_page_stays_under_its_reader_while_the_writer_moves_and_evicts() {
             open: 0,
             filled: 0,
         };
+        let ending = Done(&done);
         let mut round = 0;
+        let until = Instant::now() + PATIENCE;
         // A busy machine may let a reader in late.
         while round < 6000 || have_read.load(Ordering::Relaxed) < readers.len() {
+            assert!(Instant::now() < until, "a reader never reads anything");
             round += 1;
             if writer.filled + RACE_DEPTHS > RACE_BLOCKS {
                 writer.reclaim();
@@ -201,7 +215,7 @@ fn a_pinned_page_stays_under_its_reader_while_the_writer_moves_and_evicts() {
                 std::thread::yield_now();
             }
         }
-        done.store(true, Ordering::Relaxed);
+        drop(ending);
         for reader in readers {
             reader.join().unwrap();
         }

@@ -10,6 +10,7 @@ use larder_engine::{
     PutStatus, Refusal, SharedStore, Store, StoreError, create,
 };
 
+use super::common::honest::eventually;
 use super::common::{Home, MIB, Pool, chain, fill};
 use super::faulty::{Fault, Faulty, Seen};
 use super::{SEGMENT, SIZE, descriptor, find, flip, open_faulty};
@@ -583,9 +584,7 @@ fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {
         });
         disk.wait_until_held();
         let _release = Release(&disk);
-        while disk.hits() < 2 {
-            std::thread::yield_now();
-        }
+        eventually("the second read is held", || disk.hits() == 2);
         assert!(
             !is_over.load(Ordering::SeqCst),
             "a get returns under the device's hands"
@@ -677,9 +676,9 @@ fn row_20_nobody_waits_for_a_close_that_waits_for_a_silent_device() {
         disk.wait_until_held();
         let release = Release(&disk);
         let closer = scope.spawn(|| store.close());
-        while store.longest_prefix(pool.id, &keys) > 0 {
-            std::thread::yield_now();
-        }
+        eventually("the store is being closed", || {
+            store.longest_prefix(pool.id, &keys) == 0
+        });
         let closed = GetStatus::Miss(MissReason::Closed);
         assert_eq!(pool.get(&keys), [closed; 3]);
         assert_eq!(

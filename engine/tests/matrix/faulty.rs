@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
 
+use super::common::honest::PATIENCE;
+
 /// What an operation is, to whoever decides about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
@@ -125,12 +127,10 @@ impl Faulty {
 
     /// Waits until an operation is held.
     pub fn wait_until_held(&self) {
-        let state = self.state();
-        drop(
-            self.changed
-                .wait_while(state, |state| state.held.is_empty())
-                .unwrap(),
-        );
+        let is_none = |state: &mut State| state.held.is_empty();
+        let changed = &self.changed;
+        let waited = changed.wait_timeout_while(self.state(), PATIENCE, is_none);
+        assert!(!waited.unwrap().1.timed_out(), "nothing is ever held");
     }
 
     /// Lets what is held go on.
