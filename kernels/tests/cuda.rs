@@ -25,6 +25,7 @@ use support::driver::{
     CHILD, FAKE, Locked, Steering, child, compute, default_stream, device_tensors, fake, has_gpu,
     in_a_process_of_its_own, lacking,
 };
+use support::honest::found;
 use support::{Case, Pools, cases, expected, host_tensors, tensors_of};
 
 fn open(choice: Choice, piece_bytes: u64) -> CudaDevice {
@@ -325,7 +326,7 @@ fn tickets_settle_layer_by_layer_and_the_cpu_need_not_wait() {
     }
     for load in &loads {
         for layer in 0..case.shape.layers() {
-            while load.layer(layer).unwrap().is_none() {}
+            found("the layer settles", || load.layer(layer).unwrap());
             let before = layer
                 .checked_sub(1)
                 .map(|before| load.layer(before).unwrap().is_some());
@@ -463,7 +464,9 @@ fn everything() -> Result<(), DeviceError> {
         .store(transfer, &Ticket::done())
         .map_err(|refused| refused.error)?;
     device.hold(default, &storing.gates()[0].layer(0))?;
-    while !storing.gates()[0].layer(0).poll()? {}
+    let gate = storing.gates()[0].layer(0);
+    let poll = || gate.poll().map(|is_open| is_open.then_some(())).transpose();
+    found("the first gate opens", poll)?;
     let at = ChunkAt {
         part: 0,
         layer: 0,

@@ -22,6 +22,7 @@ use support::driver::{
     Steering, compute, device_tensors, has_gpu, in_a_process_of_its_own,
     in_a_process_that_may_lose_its_device,
 };
+use support::honest::found;
 use support::row_at;
 
 /// Halves of L1, each with a stream that computes on it, so that one is loaded while the other is read.
@@ -380,18 +381,16 @@ fn a_device_that_dies_under_load_fails_what_is_in_flight_and_the_host_serves_on(
         Steering::new().fail_after(200);
     }
     // Behind the fault, so that it cannot come too late; until somebody notices.
-    let refused = loop {
+    let refused = found("a load is refused", || {
         let after = device.record(compute.stream());
         match after.map(|after| device.load(transfer(), &after)) {
             Ok(Ok(loading)) => in_flight.push(loading),
-            Ok(Err(refused)) => break refused.error,
-            Err(error) => break error,
+            Ok(Err(refused)) => return Some(refused.error),
+            Err(error) => return Some(error),
         }
         let newest = in_flight.last().unwrap().gates()[0].layer(0);
-        if let Err(error) = newest.wait() {
-            break error;
-        }
-    };
+        newest.wait().err()
+    });
     assert!(
         matches!(refused, DeviceError::Dead(_) | DeviceError::Driver { .. }),
         "{refused}"

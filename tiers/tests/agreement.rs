@@ -2,12 +2,16 @@
 //! that stops is an error.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
+#[path = "../../tests/support/honest.rs"]
+mod honest;
+
 use std::collections::HashSet;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use honest::{Process, found};
 use larder_engine::{GetPage, PutPage};
 use larder_format::PageKey;
 use larder_kernels::host::{Faults, Moment};
@@ -356,14 +360,14 @@ fn child() {
     while cache.poll().is_ok() {}
 }
 
-fn start_child(place: &Path, act: &str) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+fn start_child(place: &Path, act: &str) -> Process {
+    let started = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child"])
         .env(PLACE, place)
         .env(ACT, act)
         .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
+        .spawn();
+    Process(started.unwrap())
 }
 
 #[test]
@@ -371,7 +375,8 @@ fn trees_of_ranks_that_are_processes_are_equal_after_every_step() {
     let place = tempfile::tempdir().unwrap();
     let mut child = start_child(place.path(), "play");
     play_together(place.path(), 0);
-    assert!(child.wait().unwrap().success(), "the other process failed");
+    let ended = child.0.wait().unwrap();
+    assert!(ended.success(), "the other process failed");
 }
 
 #[test]
@@ -383,14 +388,10 @@ fn a_process_that_is_stopped_is_an_error_for_the_others_cache_within_the_timeout
     for _ in 0..100 {
         cache.poll().unwrap();
     }
-    let pid = Pid::from_child(&child);
+    let pid = Pid::from_child(&child.0);
     kill_process(pid, Signal::STOP).unwrap();
-    let error = loop {
-        // What it had said before it was stopped still counts.
-        if let Err(error) = cache.poll() {
-            break error;
-        }
-    };
+    // What it had said before it was stopped still counts.
+    let error = found("the process is missed", || cache.poll().err());
     let wanted = RanksError::Stalled {
         ranks: vec![1],
         timeout: SHORT,
@@ -403,5 +404,5 @@ fn a_process_that_is_stopped_is_an_error_for_the_others_cache_within_the_timeout
     assert!(cache.poll().is_err());
     assert_eq!(cache.core().free_pages(), (30, 40));
     kill_process(pid, Signal::CONT).unwrap();
-    child.wait().unwrap();
+    child.0.wait().unwrap();
 }

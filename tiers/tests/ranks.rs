@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
+#[path = "../../tests/support/honest.rs"]
+mod honest;
+
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use honest::found;
 use larder_tiers::ranks::{
     Call, RANKS_MAX, Ranks, RanksError, Reduce, SocketRank, Timeouts, VALUES_MAX, threads,
 };
@@ -418,12 +422,7 @@ fn a_socket_that_a_killed_host_left_behind_is_taken_over_and_one_in_use_is_not()
 
 /// A rank that speaks for itself: joins, as the messages are written down.
 fn greet(path: &Path, rank: u8, size: u8, magic: &[u8; 8]) -> UnixStream {
-    let mut stream = loop {
-        match UnixStream::connect(path) {
-            Ok(stream) => break stream,
-            Err(_) => std::thread::yield_now(),
-        }
-    };
+    let mut stream = found("somebody listens", || UnixStream::connect(path).ok());
     let message = [&[0][..], magic, &[1, rank, size]].concat();
     stream.write_all(&framed(&message)).unwrap();
     stream
