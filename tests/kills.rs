@@ -10,7 +10,7 @@ use std::process::Command;
 
 use rand::RngExt;
 use serde_json::Value;
-use support::stage::{AMPLE, Promise, Stage, is_used_up, kills};
+use support::stage::{AMPLE, Promise, Stage, is_used_up, kills, stages_max};
 
 /// Starts commands and kills them in the middle, and checks the store after each, until `enough`. Some are killed over what the
 /// one before left, without a look in between. Returns how many were killed.
@@ -43,9 +43,10 @@ fn writer(stage: &mut Stage) -> Command {
 
 /// Kills writers in stores with room for all that they write: then no page may be missing.
 fn nothing_is_missing(volumes: usize, kills: usize, seed: u64) {
-    let (mut left, mut stages) = (kills, seed..);
+    let (mut left, mut stages) = (kills, seed..seed + stages_max(kills));
     while left > 0 {
-        let mut stage = Stage::new(volumes, AMPLE, stages.next().unwrap());
+        let stage = stages.next().expect("commands end before they are killed");
+        let mut stage = Stage::new(volumes, AMPLE, stage);
         let killed = survives(&mut stage, writer, |killed, report| {
             assert_eq!(report["check"]["missing_pages"], 0, "{report:#}");
             killed >= left || is_used_up(killed, report)
@@ -73,12 +74,13 @@ const LOST_PAGES_MAX: u64 = 16 << 20 >> 16;
 fn kills_of_a_full_store_leave_it_sound_and_cost_at_most_the_newest_of_two_segments_each() {
     let mut stage = Stage::new(1, "512MiB", 3000);
     // Filled first, so that every later page costs another one its place.
-    let mut missing = 0;
-    while missing == 0 {
+    let is_full = (0..20).any(|_| {
         let writer = writer(&mut stage);
         stage.finish(writer);
-        missing = stage.check()["check"]["missing_pages"].as_u64().unwrap();
-    }
+        let missing = stage.check()["check"]["missing_pages"].as_u64();
+        missing.unwrap() > 0
+    });
+    assert!(is_full, "all that is put stays");
     let enough = kills(15);
     survives(&mut stage, writer, |killed, report| {
         let lost = report["check"]["lost_pages"].as_u64().unwrap();

@@ -10,6 +10,7 @@ use std::process::Stdio;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use support::honest::eventually;
 use support::{chat_trace, directory, json, larder, make_trace};
 
 /// Requests of the made trace.
@@ -317,10 +318,10 @@ fn a_replay_that_is_asked_to_end_says_what_it_did() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    while !store.exists() {
-        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
-        std::thread::yield_now();
-    }
+    eventually("it makes its store", || {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended by itself");
+        store.exists()
+    });
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
     kill(pid, Signal::SIGINT).unwrap();
     let mut text = String::new();

@@ -13,7 +13,7 @@ mod support;
 use device::Device;
 use serde_json::Value;
 use support::honest::skipped;
-use support::stage::{AMPLE, Promise, Stage, is_used_up, kills};
+use support::stage::{AMPLE, Promise, Stage, is_used_up, kills, stages_max};
 
 /// A device under the stage's store; `None`, with a visible line, where none can be had.
 fn device_under(stage: &mut Stage) -> Option<Device> {
@@ -69,10 +69,12 @@ fn power_losses(stage: &mut Stage, enough: usize) -> Option<(usize, u64)> {
 
 #[test]
 fn what_was_flushed_survives_power_loss_whatever_became_of_unsynced_blocks() {
-    let (mut left, mut stages) = (kills(40), 4000..);
+    let mut left = kills(40);
+    let mut stages = 4000..4000 + stages_max(left);
     let mut lost_blocks = 0;
     while left > 0 {
-        let mut stage = Stage::new(1, AMPLE, stages.next().unwrap());
+        let stage = stages.next().expect("commands end before the power does");
+        let mut stage = Stage::new(1, AMPLE, stage);
         let Some((losses, lost)) = power_losses(&mut stage, left) else {
             return;
         };

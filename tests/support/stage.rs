@@ -15,6 +15,7 @@ use rustix::fs::inotify;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
+use super::honest::PATIENCE;
 use super::{larder, make_trace};
 
 /// Longest life of a command that is killed after a time rather than after some progress.
@@ -130,22 +131,26 @@ impl Stage {
             .unwrap();
         let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
         let started = Instant::now();
-        let lives = loop {
-            let left = (!by_growth).then(|| delay.saturating_sub(started.elapsed()));
-            let patience = left.map(|left| Timespec::try_from(left).unwrap());
+        let (lives, stands_still) = loop {
+            let left = if by_growth {
+                PATIENCE
+            } else {
+                delay.saturating_sub(started.elapsed())
+            };
+            let patience = Timespec::try_from(left).unwrap();
             let mut events = [
                 PollFd::new(&ended, PollFlags::IN),
                 PollFd::new(&watch, PollFlags::IN),
             ];
-            let ready = poll(&mut events, patience.as_ref()).unwrap();
+            let ready = poll(&mut events, Some(&patience)).unwrap();
             if !events[0].revents().is_empty() {
-                break false;
+                break (false, false);
             }
             if !events[1].revents().is_empty() {
                 rustix::io::read(&watch, &mut [0_u8; 4096]).unwrap();
             }
             if ready == 0 || (by_growth && length(&self.log) >= until) {
-                break true;
+                break (true, by_growth && ready == 0);
             }
         };
         if lives {
@@ -153,6 +158,8 @@ impl Stage {
         }
         let output = child.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
+        let what = "neither goes on nor ends";
+        assert!(!stands_still, "{command:?} {what}: {errors}");
         assert!(lives || output.status.success(), "{command:?}: {errors}");
         lives
     }
@@ -211,6 +218,11 @@ fn text(path: &Path) -> &str {
 
 fn length(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |found| found.len())
+}
+
+/// Most stages that so many kills take: some are used up before anything is killed on them.
+pub fn stages_max(kills: usize) -> u64 {
+    20 + kills as u64
 }
 
 /// How many kills a test is to make: `LARDER_KILLS`, or else `usual`.

@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "../../tests/support/honest.rs"]
+mod honest;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use honest::eventually;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -207,13 +211,14 @@ fn smaller_segments_are_advised_only_where_they_would_do() {
 /// Ends a command that writes every block once it has begun; what it printed.
 #[track_caller]
 fn interrupted(path: &Path, arguments: &[&str], signal: Signal, begun: &dyn Fn() -> bool) -> Value {
-    let child = create(path, arguments)
+    let mut child = create(path, arguments)
         .args(["--prewrite", "--json"])
         .spawn()
         .unwrap();
-    while !begun() {
-        std::thread::yield_now();
-    }
+    eventually("it begins to write", || {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended by itself");
+        begun()
+    });
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));

@@ -5,4 +5,6 @@
 mod damage;
 mod files;
 mod home;
+#[path = "../../../tests/support/honest.rs"]
+mod honest;
 mod round_trips;

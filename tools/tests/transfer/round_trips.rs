@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::Write;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::process::{Child, Stdio};
 
 use larder_engine::PageStore;
 use larder_format::ArchiveItem;
@@ -13,6 +12,7 @@ use nix::unistd::Pid;
 use crate::home::{
     EVEN, Home, RAGGED, archived, chain, items, json, larder, put, put_after, put_from, says, text,
 };
+use crate::honest::{Process, eventually, found};
 
 /// Two namespaces, chains of several lengths, one with two branches.
 fn populated(home: Home) -> Home {
@@ -347,16 +347,15 @@ fn a_dry_run_over_a_store_in_use_or_not_closed_says_so() {
 }
 
 /// Waits until a process has its signals blocked, so that it takes note of them.
-fn until_it_listens(pid: u32) {
-    let listens = || {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+fn until_it_listens(child: &mut Child) {
+    let status = format!("/proc/{}/status", child.id());
+    eventually("it has its signals blocked", || {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended by itself");
+        let status = std::fs::read_to_string(&status).unwrap();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
         let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
         mask & (1 << (Signal::SIGINT as i32 - 1)) != 0
-    };
-    while !listens() {
-        std::thread::yield_now();
-    }
+    });
 }
 
 #[test]
@@ -367,27 +366,17 @@ fn an_import_that_waits_for_its_input_is_ended_by_a_signal() {
     for begun in [0, archive.len() / 2] {
         let target = Home::new();
         let mut import = larder("import", &target.path, &["-"]);
-        let mut import = import
+        let import = import
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+            .spawn();
+        let Process(import) = &mut Process(import.unwrap());
         let mut pipe = import.stdin.take().unwrap();
         pipe.write_all(&archive[..begun]).unwrap();
-        until_it_listens(import.id());
+        until_it_listens(import);
         kill(Pid::from_raw(import.id().cast_signed()), Signal::SIGINT).unwrap();
-        let until = Instant::now() + Duration::from_secs(60);
-        let status = loop {
-            if let Some(status) = import.try_wait().unwrap() {
-                break status;
-            }
-            if Instant::now() > until {
-                import.kill().unwrap();
-                panic!("it goes on waiting");
-            }
-            std::thread::yield_now();
-        };
+        let status = found("it ends", || import.try_wait().unwrap());
         assert_eq!(status.code(), Some(130), "{begun} bytes");
         drop(pipe);
         // Closed in order.
