@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from types import SimpleNamespace
 
@@ -51,7 +52,9 @@ def together(count, work, *arguments):
 def meet(rank, count, path):
     """Nobody leaves before all have come: when the owner of a store goes, it is another's for a moment, and nobody's."""
     (path / f"come {rank}").touch()
+    until = time.monotonic() + PATIENCE
     while len(list(path.glob("come *"))) < count:
+        assert time.monotonic() < until, "some never come"
         os.sched_yield()
 
 
@@ -149,17 +152,22 @@ def store_until_killed(said, path):
         at += 1
 
 
+def hear(heard):
+    assert heard.poll(PATIENCE), "nothing is acknowledged any more"
+    return heard.recv()
+
+
 @pytest.mark.parametrize("has_survivor", [False, True], ids=["alone", "beside a client"])
 def test_what_was_acknowledged_survives_a_kill(tmp_path, has_survivor):
     heard, said = FORK.Pipe(duplex=False)
     process = FORK.Process(target=store_until_killed, args=(said, tmp_path), daemon=True)
     process.start()
     said.close()
-    acknowledged = [heard.recv()]
+    acknowledged = [hear(heard)]
     pool = pools.mha()
     survivor = make(tmp_path, pool) if has_survivor else None
     while len(acknowledged) < 20:
-        acknowledged.append(heard.recv())
+        acknowledged.append(hear(heard))
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     while heard.poll():
