@@ -5,7 +5,10 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use larder_engine::disk::{Action, Choice, Disk, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, Body, Fingerprint, OpenState, PageRecord, Record, SegmentState, Serial, Structure,
 };
@@ -18,7 +21,7 @@ use larder_fuzz::examine::{live_on, look, open_and_read, read_all};
 use larder_fuzz::feed::Feed;
 use larder_fuzz::forge::{Forged, bodies, key, page, prefix, serial};
 use larder_fuzz::machine::{Image, Machine, segment_range};
-use larder_fuzz::memory_disk::Block;
+use larder_fuzz::memory_disk::{Block, MemoryDisk};
 use larder_fuzz::raw::{MemoryFile, survey};
 use larder_fuzz::sample::{
     REAL_SEGMENT_BLOCKS, SMALL_SEGMENT_BLOCKS, Truth, fresh, namespaces, sample,
@@ -218,7 +221,7 @@ fn pages_that_are_their_own_ancestors_are_served_evicted_and_surveyed() {
 }
 
 #[test]
-fn a_comb_of_long_chains_opens_in_time_that_grows_with_its_pages() {
+fn a_comb_of_long_chains_is_opened_with_every_page_under_its_parent() {
     // One chain of half of the pages; then pages that name its end as their parent, each the parent of another one, told
     // after it: looking for a circle at each would walk the whole chain each time.
     let half = 100_000;
@@ -341,34 +344,93 @@ fn a_page_in_doubt_that_claims_a_gigabyte_is_not_read_in_one_piece() {
     look(&image);
     // The disk refuses a transfer above its limit.
     let index = image.index();
-    let disk = larder_fuzz::memory_disk::MemoryDisk::new(image.volumes.clone());
+    let disk = MemoryDisk::new(image.volumes.clone());
     image.recover(&*disk, &index, false);
     assert_eq!(index.len(), 1);
 }
 
-#[test]
-fn a_segment_of_missing_blocks_is_told_in_time_that_grows_with_them() {
-    const BLOCKS: u32 = 200_000;
-    let image = |state: Option<SegmentState>| {
-        let mut image = fresh(&[6], 1 << 18);
-        let mut forged = Forged::sealed(0, serial(2, 0), 20, Vec::new());
-        let end = segment_range(1 << 18, 0).end;
-        // One block in 900 is there, and tells that those between were written.
-        for index in (0..BLOCKS).step_by(900) {
-            let block = forged.block_of(index, Body::Records(Vec::new()));
-            image.volumes[0].put(end - 1 - u64::from(index), block);
+/// A disk in memory that counts what is read from it.
+struct Counting {
+    disk: Arc<MemoryDisk>,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Disk for Counting {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        for op in &ops {
+            if let Action::Read { buffer, .. } = &op.action {
+                self.reads.fetch_add(1, Ordering::Relaxed);
+                self.bytes.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+            }
         }
-        if let Some(state) = state {
-            forged.state = Some(state);
-            let mut header = forged.header(state);
-            header.blocks = BLOCKS;
-            put_header(&mut image, &header);
-        }
-        image.superblocks[0].state = OpenState::Open;
-        image
+        // SAFETY: the contract of this call is that of the other disk's.
+        unsafe { self.disk.submit(ops) };
+    }
+
+    unsafe fn register(&self, memory: &[Piece]) -> String {
+        // SAFETY: as above.
+        unsafe { self.disk.register(memory) }
+    }
+
+    fn choice(&self) -> &Choice {
+        self.disk.choice()
+    }
+
+    fn shutdown(&self) {}
+}
+
+/// Of so many descriptor blocks one is there, and tells that those before it were written.
+const ONE_IN: u32 = 900;
+
+/// A segment of so many descriptor blocks, most of them missing.
+fn missing_blocks(blocks: u32, state: Option<SegmentState>) -> Image {
+    let mut image = fresh(&[6], 1 << 18);
+    let mut forged = Forged::sealed(0, serial(2, 0), 20, Vec::new());
+    let end = segment_range(1 << 18, 0).end;
+    for index in (0..blocks).step_by(ONE_IN as usize) {
+        let block = forged.block_of(index, Body::Records(Vec::new()));
+        image.volumes[0].put(end - 1 - u64::from(index), block);
+    }
+    if let Some(state) = state {
+        forged.state = Some(state);
+        let mut header = forged.header(state);
+        header.blocks = blocks;
+        put_header(&mut image, &header);
+    }
+    image.superblocks[0].state = OpenState::Open;
+    image
+}
+
+/// How many faults an opening tells of; how many reads it takes, and of how many bytes.
+fn opening_of(image: &Image) -> (u64, [u64; 2]) {
+    let disk = Counting {
+        disk: MemoryDisk::new(image.volumes.clone()),
+        reads: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
     };
+    let recovery = image.recover(&disk, &image.index(), false);
+    let work = [disk.reads.into_inner(), disk.bytes.into_inner()];
+    (recovery.damage.len() as u64, work)
+}
+
+#[test]
+fn a_segment_of_missing_blocks_is_told_with_reads_that_grow_with_them() {
+    const BLOCKS: u32 = 200_000;
     for state in [None, Some(SegmentState::Open), Some(SegmentState::Sealed)] {
-        let image = image(state);
+        let image = missing_blocks(BLOCKS, state);
+        let (told, work) = opening_of(&image);
+        let missing = u64::from(BLOCKS - BLOCKS.div_ceil(ONE_IN));
+        // Only a sealed segment's header vouches for them.
+        let is_sealed = state == Some(SegmentState::Sealed);
+        assert_eq!(told, if is_sealed { missing } else { 0 }, "{state:?}");
+        let (_, quarter) = opening_of(&missing_blocks(BLOCKS / 4, state));
+        for (all, quarter) in work.into_iter().zip(quarter) {
+            assert!(
+                all < 5 * quarter,
+                "{state:?}: {quarter} of a quarter, {all} of all"
+            );
+        }
         open_and_read(image.clone(), &Truth::default()).unwrap();
         survey(&MemoryFile::of(&image).path());
     }
