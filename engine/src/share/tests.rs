@@ -11,9 +11,9 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use honest::eventually;
+use honest::{PATIENCE, eventually, skipped};
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
 
 use super::area::{Look, SlotId};
@@ -376,7 +376,7 @@ fn whoever_takes_over_lets_those_use_the_store_whom_the_owner_before_let() {
     assert_eq!((before.0, before.2), (0o660, gid));
     let client = Store::attach(&path, AttachOptions::default()).unwrap();
     drop(owner);
-    client.wait_for_owner(Instant::now() + Duration::from_secs(120));
+    client.wait_for_owner(Instant::now() + PATIENCE);
     assert_eq!(client.part(), super::Part::Owner);
     assert_eq!(rights(&socket), before);
 }
@@ -385,7 +385,7 @@ fn whoever_takes_over_lets_those_use_the_store_whom_the_owner_before_let() {
 fn a_store_that_root_serves_stays_its_users() {
     let (directory, path) = created();
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: a_store_that_root_serves_stays_its_users, which is for root");
+        skipped("a store that root serves for a user", "this is not root");
         return;
     }
     let user = 65_534;
