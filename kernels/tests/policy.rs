@@ -16,7 +16,7 @@ use larder_kernels::cuda::{Choice, CudaOptions};
 use larder_kernels::{
     CudaDevice, Device, DeviceError, Direction, KvShape, Layout, PagePair, Ticket,
 };
-use support::driver::{CHILD, Steering, child, fake, has_gpu, in_a_process_of_its_own, lacking};
+use support::driver::{Steering, child, fake, has_gpu, in_a_process_of_its_own, lacking};
 use support::{Case, Pools};
 
 fn steering() -> &'static Steering {
@@ -259,20 +259,18 @@ fn a_driver_that_refuses_batches_is_not_asked_for_any() {
     assert_eq!(went(&device, &case(Direction::Store, false)), COPIES);
 }
 
-/// Not a test of its own: what the process of the next one does.
 #[test]
+#[ignore = "what the process of the next test does"]
 fn goes_on_without_batches() {
-    if std::env::var_os(CHILD).is_some() && !has_gpu() {
-        steering().speeds([90, 1, 90]);
-        let device = open(None).unwrap();
-        assert_eq!(went(&device, &case(Direction::Store, false)), COPIES);
-        let always = CudaOptions {
-            choice: Choice::Always(Way::Batch),
-            ..CudaOptions::default()
-        };
-        let device = CudaDevice::open(&always).unwrap();
-        assert_eq!(went(&device, &case(Direction::Load, false)), COPIES);
-    }
+    steering().speeds([90, 1, 90]);
+    let device = open(None).unwrap();
+    assert_eq!(went(&device, &case(Direction::Store, false)), COPIES);
+    let always = CudaOptions {
+        choice: Choice::Always(Way::Batch),
+        ..CudaOptions::default()
+    };
+    let device = CudaDevice::open(&always).unwrap();
+    assert_eq!(went(&device, &case(Direction::Load, false)), COPIES);
 }
 
 #[test]

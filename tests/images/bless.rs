@@ -3,10 +3,10 @@
 use super::*;
 
 #[test]
+#[ignore = "writes the samples of the current version, with LARDER_BLESS"]
 fn bless() {
-    if std::env::var_os("LARDER_BLESS").is_none() {
-        return;
-    }
+    // Not by whoever runs all tests that are ignored.
+    assert!(std::env::var_os("LARDER_BLESS").is_some());
     for sample in SAMPLES {
         let directory = directory();
         let volumes: Vec<PathBuf> = (0..sample.volumes)

@@ -3,8 +3,8 @@
 //! `tests/images/` holds, for each sample, its volumes in small (`tests/support/sparse.rs`) and a list of what is in it: every
 //! page, keys that are not there, and what `verify --deep` says. What a page holds follows from its key ([`content`]).
 //!
-//! `LARDER_BLESS=1 cargo test -p larder --test images bless` writes the samples of the current version: for a new version, never to
-//! make a failing test of a released one pass.
+//! `LARDER_BLESS=1 cargo test -p larder --test images -- --ignored bless` writes the samples of the current version: for a new
+//! version, never to make a failing test of a released one pass.
 #![allow(clippy::unwrap_used)]
 
 mod bless;

@@ -21,7 +21,7 @@ const SHIM: &str = include_str!("../../cu/cpu_shim.h");
 pub const FAKE: &str = include_str!("../../cu/fake_driver.cc");
 
 /// Set in the processes that tests start: there the tests below do what they are named after.
-pub const CHILD: &str = "LARDER_TEST_CUDA_CHILD";
+const CHILD: &str = "LARDER_TEST_CUDA_CHILD";
 
 /// Set on a machine with a GPU: the real driver is used, and has to be there.
 const REQUIRE: &str = "LARDER_REQUIRE_GPU";
@@ -167,9 +167,11 @@ fn compile(directory: &Path) -> bool {
     }
 }
 
+/// Runs a test, or what is ignored as none, in a process with a fake driver.
 pub fn child(test: &str, directory: &Path, variables: &[(&str, &str)]) -> Output {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .args(["--include-ignored", "--exact", test])
+        .args(["--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
         .env("LD_LIBRARY_PATH", directory)
         .env_remove("LARDER_NVRTC_DIR")
