@@ -55,11 +55,10 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-#[test]
-fn every_row_of_the_matrix_names_tests_that_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+/// The names of all tests.
+fn tests() -> BTreeSet<String> {
     let mut files = Vec::new();
-    sources(&root, &mut files);
+    sources(&root(), &mut files);
     let mut tests = BTreeSet::new();
     for file in files {
         let text = std::fs::read_to_string(file).unwrap();
@@ -74,33 +73,88 @@ fn every_row_of_the_matrix_names_tests_that_exist() {
             is_test = line == "#[test]" || is_test && line.starts_with('#');
         }
     }
-    let matrix = std::fs::read_to_string(root.join("tests/matrix.md")).unwrap();
-    let mut rows = BTreeSet::new();
-    for line in matrix.lines() {
+    tests
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap()
+}
+
+/// A row of the matrix: what each of its cells names in code.
+struct Row {
+    number: u32,
+    tests: Vec<String>,
+    at_random: Vec<String>,
+    counted: Vec<String>,
+}
+
+fn matrix() -> Vec<Row> {
+    let matrix = read("tests/matrix.md");
+    let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let Some(number) = cells.get(1).and_then(|cell| cell.parse::<u32>().ok()) else {
-            continue;
+        let code = |cell: &str| {
+            cell.split('`')
+                .skip(1)
+                .step_by(2)
+                .map(str::to_owned)
+                .collect()
         };
-        rows.insert(number);
-        let named: Vec<&str> = cells[3].split('`').skip(1).step_by(2).collect();
-        for name in &named {
-            assert!(
-                tests.contains(*name),
-                "row {number}: no test is named {name}"
-            );
+        Some(Row {
+            number: cells.get(1)?.parse().ok()?,
+            tests: code(cells[3]),
+            at_random: code(cells[4]),
+            counted: code(cells[5]),
+        })
+    };
+    matrix.lines().filter_map(row).collect()
+}
+
+#[test]
+fn every_row_of_the_matrix_names_tests_that_exist() {
+    let tests = tests();
+    let rows = matrix();
+    for row in &rows {
+        let number = row.number;
+        for name in &row.tests {
+            let exists = tests.contains(name);
+            assert!(exists, "row {number}: no test is named {name}");
         }
         let own = format!("row_{number:02}_");
-        assert!(
-            named.iter().any(|name| name.starts_with(&own)),
-            "row {number} has no test of its own"
-        );
+        let has_own = row.tests.iter().any(|name| name.starts_with(&own));
+        assert!(has_own, "row {number} has no test of its own");
     }
-    assert!(rows.into_iter().eq(1..=25));
+    assert!(rows.iter().map(|row| row.number).eq(1..=25));
     // And none is missing from the table.
     for test in tests.iter().filter(|test| test.starts_with("row_")) {
         assert!(
-            matrix.contains(&format!("`{test}`")),
+            rows.iter().any(|row| row.tests.contains(test)),
             "{test} is not in the matrix"
         );
     }
+}
+
+#[test]
+fn every_planted_bug_and_every_counter_that_the_matrix_names_exists() {
+    let planted = read("engine/src/planted.rs");
+    let counters = [read("engine/src/api.rs"), read("engine/src/share/wire.rs")].concat();
+    let has = |text: &str, wanted: &str| text.lines().any(|line| line.trim().starts_with(wanted));
+    let (mut bugs, mut counted) = (0, 0);
+    for row in matrix() {
+        let is_bug = |name: &&String| name.starts_with(|first: char| first.is_ascii_uppercase());
+        for name in row.at_random.iter().filter(is_bug) {
+            let exists = has(&planted, &format!("{name},"));
+            assert!(exists, "row {}: no planted bug is named {name}", row.number);
+            bugs += 1;
+        }
+        for name in &row.counted {
+            let exists = has(&counters, &format!("pub {name}: "));
+            assert!(exists, "row {}: nothing counts {name}", row.number);
+            counted += 1;
+        }
+    }
+    assert!(bugs > 5 && counted > 5, "{bugs} bugs, {counted} counters");
 }
