@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use support::honest::eventually;
-use support::{chat_trace, directory, json, larder, make_trace};
+use support::{chat_trace, directory, fails, json, larder, make_trace};
 
 /// Requests of the made trace.
 const REQUESTS: usize = 150;
@@ -240,14 +240,6 @@ fn the_chat_trace_goes_through_all_tiers() {
 #[test]
 fn what_makes_no_sense_is_refused_before_anything_is_made() {
     let (directory, trace, store) = stage();
-    let fails = |arguments: &[&str], code: i32, words: &[&str]| {
-        let output = larder(arguments).output().unwrap();
-        let message = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(code), "{message}");
-        for word in words {
-            assert!(message.contains(word), "no `{word}` in: {message}");
-        }
-    };
     let with = |more: &[&'static str]| -> Vec<String> {
         arguments(&trace, &store, more)
             .into_iter()

@@ -1,5 +1,6 @@
 //! Makes the samples of the current version.
 
+use super::support::{flip, overwrite};
 use super::*;
 
 #[test]
@@ -210,16 +211,4 @@ fn offset_of(volumes: &[PathBuf], key: &PageKey) -> u64 {
     let records = document["key"]["records"].as_array().expect(&errors);
     let live = records.iter().find(|record| record["fate"] == "live");
     live.unwrap()["offset"].as_u64().unwrap()
-}
-
-fn overwrite(path: &Path, offset: u64, bytes: &[u8]) {
-    let file = File::options().write(true).open(path).unwrap();
-    file.write_all_at(bytes, offset).unwrap();
-}
-
-fn flip(path: &Path, offset: u64) {
-    let file = File::options().read(true).open(path).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).unwrap();
-    overwrite(path, offset, &[byte[0] ^ 0x10]);
 }

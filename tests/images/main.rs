@@ -15,7 +15,6 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read};
-use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -28,13 +27,13 @@ use larder_engine::{
 };
 use larder_format::{
     BLOCK_BYTES, Holder, Namespace, NamespaceFields, PageKey, PageShape, Rank, SEGMENTS_OFFSET,
-    SUPERBLOCK_OFFSETS, SegmentState, Superblock, TokenUnits, page_keys,
+    SUPERBLOCK_OFFSETS, SegmentState, Superblock,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use support::honest::{Process, found};
 use support::sparse::{pack, unpack};
-use support::{directory, larder, make_trace};
+use support::{chain, directory, larder, make_trace};
 
 const SEGMENT_BYTES: u64 = 16 << 20;
 
@@ -132,11 +131,6 @@ fn content(model: &str, key: &PageKey) -> Vec<Vec<u8>> {
     let part =
         |(part, &bytes): (usize, &u32)| (0..bytes as usize).map(|at| byte(part, at)).collect();
     parts.iter().enumerate().map(part).collect()
-}
-
-fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
-    let tokens: Vec<u64> = (0..pages).map(|page| seed << 24 | page).collect();
-    page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
 }
 
 fn put(store: &Store, model: &str, keys: &[PageKey]) {

@@ -1,15 +1,21 @@
-//! What the whole-system tests share: the binary, a directory on a real disk, traces, a stage for kills.
+//! What the whole-system tests and those of the tools share: the binary and what it says, a directory on a real disk, stores, ways
+//! to break them, traces, a stage for kills.
 #![allow(dead_code)]
 
+pub mod home;
 pub mod honest;
 pub mod sparse;
 pub mod stage;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
+use larder_format::{PageKey, TokenUnits, page_keys};
 use serde_json::Value;
 
 /// A directory on the disk that the build is on, so that direct I/O is real.
@@ -27,13 +33,86 @@ pub fn larder(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs `larder` with `--json`, which must succeed; its document.
+/// Runs `larder`, which must end with `code`.
+#[track_caller]
+pub fn ends(arguments: &[&str], code: i32) -> Output {
+    let output = larder(arguments).output().unwrap();
+    let said = text_of(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+    assert!(!said.contains("panicked"), "{arguments:?}: {said}");
+    output
+}
+
+/// Runs `larder` with `--json`, which must end with `code`; its document.
+#[track_caller]
+pub fn report(arguments: &[&str], code: i32) -> Value {
+    let output = ends(&[arguments, &["--json"]].concat(), code);
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["schema"], 1);
+    let command = document["command"].as_str().unwrap();
+    assert_eq!(command.split(' ').next(), Some(arguments[0]));
+    document
+}
+
+/// The same for what must succeed.
 #[track_caller]
 pub fn json(arguments: &[&str]) -> Value {
-    let output = larder(arguments).arg("--json").output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {errors}");
-    serde_json::from_slice(&output.stdout).unwrap()
+    report(arguments, 0)
+}
+
+/// Runs `larder`, which must end with `code` and say all of `words`.
+#[track_caller]
+pub fn says(arguments: &[&str], code: i32, words: &[&str]) {
+    let said = text_of(&ends(arguments, code));
+    has_all(&said, words);
+}
+
+/// The same for words on standard error; what is said there.
+#[track_caller]
+pub fn fails(arguments: &[&str], code: i32, words: &[&str]) -> String {
+    let message = stderr(&ends(arguments, code));
+    has_all(&message, words);
+    message
+}
+
+#[track_caller]
+fn has_all(said: &str, words: &[&str]) {
+    for word in words {
+        assert!(said.contains(word), "no `{word}` in: {said}");
+    }
+}
+
+fn text_of(output: &Output) -> String {
+    let bytes = [&output.stdout[..], &output.stderr].concat();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The keys of a chain; those of different seeds share nothing.
+pub fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
+    let tokens: Vec<u64> = (0..pages).map(|page| seed << 24 | page).collect();
+    page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
+}
+
+/// Changes one bit.
+pub fn flip(path: &Path, offset: u64) {
+    let file = File::open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    overwrite(path, offset, &[byte[0] ^ 0x10]);
+}
+
+pub fn overwrite(path: &Path, offset: u64, bytes: &[u8]) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+    file.sync_all().unwrap();
 }
 
 /// One request of a trace: the ids of its blocks.

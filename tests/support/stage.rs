@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 use super::honest::PATIENCE;
-use super::{larder, make_trace};
+use super::{larder, make_trace, text};
 
 /// Longest life of a command that is killed after a time rather than after some progress.
 const DELAY_MAX: Duration = Duration::from_millis(120);
@@ -210,10 +210,6 @@ pub const AMPLE: &str = "2GiB";
 /// count as used until reclaim has come round to them. So do as many pages as a few segments hold.
 pub fn is_used_up(kills: usize, report: &Value) -> bool {
     kills >= 20 || report["check"]["acknowledged_pages"].as_u64().unwrap() > 2000
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 fn length(path: &Path) -> u64 {

@@ -2,16 +2,17 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-#[path = "../../tests/support/honest.rs"]
-mod honest;
+#[path = "../../tests/support/mod.rs"]
+mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 
-use honest::eventually;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use support::honest::eventually;
+use support::{directory, ends, larder, stderr, text};
 use tempfile::TempDir;
 
 const STORE_SIZE: &str = "256MiB";
@@ -19,51 +20,30 @@ const STORE_SIZE: &str = "256MiB";
 /// So much that a signal comes before every block is written.
 const SLOW_SIZE: &str = "2GiB";
 
-/// A directory on the disk that the build is on, so that direct I/O is real.
-fn directory() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+/// The arguments of a creation.
+fn creation<'a>(path: &'a Path, options: &[&'a str]) -> Vec<&'a str> {
+    [&["create", text(path)], options].concat()
 }
 
-fn create(path: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
-    command
-        .arg("create")
-        .arg(path)
-        .args(arguments)
-        .env_remove("LARDER_LOG")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
+fn start(path: &Path, options: &[&str]) -> Child {
+    let mut larder = larder(&creation(path, options));
+    let larder = larder.stdout(Stdio::piped()).stderr(Stdio::piped());
+    larder.spawn().unwrap()
 }
 
 #[track_caller]
-fn creates(path: &Path, arguments: &[&str]) {
-    let output = create(path, arguments).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+fn creates(path: &Path, options: &[&str]) {
+    ends(&creation(path, options), 0);
 }
 
 /// Runs a creation that must end with `code` and a message that holds all of `words`, also as a dry run.
 #[track_caller]
-fn fails(path: &Path, arguments: &[&str], code: i32, words: &[&str]) -> String {
-    let dry = create(path, arguments).arg("--dry-run").output().unwrap();
-    assert_eq!(dry.status.code(), Some(code), "{}", stderr(&dry));
-    let output = create(path, arguments).output().unwrap();
-    let message = stderr(&output);
-    assert_eq!(output.status.code(), Some(code), "{message}");
+fn fails(path: &Path, options: &[&str], code: i32, words: &[&str]) -> String {
+    let creation = creation(path, options);
+    let dry = ends(&[&creation[..], &["--dry-run"]].concat(), code);
+    let message = support::fails(&creation, code, words);
     assert_eq!(message, stderr(&dry));
-    for word in words {
-        assert!(message.contains(word), "no `{word}` in: {message}");
-    }
     message
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// A path to make a store at, and the name that it has meanwhile.
@@ -125,7 +105,7 @@ fn of_creations_at_once_one_makes_the_store_and_the_others_say_so() {
     let (path, temporary) = names(&directory);
     for _ in 0..5 {
         let creations: Vec<Child> = (0..4)
-            .map(|_| create(&path, &["--size", STORE_SIZE]).spawn().unwrap())
+            .map(|_| start(&path, &["--size", STORE_SIZE]))
             .collect();
         let mut made = 0;
         for creation in creations {
@@ -211,10 +191,7 @@ fn smaller_segments_are_advised_only_where_they_would_do() {
 /// Ends a command that writes every block once it has begun; what it printed.
 #[track_caller]
 fn interrupted(path: &Path, arguments: &[&str], signal: Signal, begun: &dyn Fn() -> bool) -> Value {
-    let mut child = create(path, arguments)
-        .args(["--prewrite", "--json"])
-        .spawn()
-        .unwrap();
+    let mut child = start(path, &[arguments, &["--prewrite", "--json"]].concat());
     eventually("it begins to write", || {
         assert_eq!(child.try_wait().unwrap(), None, "it ended by itself");
         begun()

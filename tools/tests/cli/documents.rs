@@ -2,10 +2,10 @@
 //! is not printed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::FileExt;
 
 use larder_format::SUPERBLOCK_OFFSETS;
 
+use super::support::flip;
 use super::*;
 
 const PAGE: &str = include_str!("../../../docs/json.md");
@@ -46,12 +46,6 @@ pub fn keys_of(value: &Value) -> BTreeSet<String> {
 }
 
 #[track_caller]
-pub fn is_documented(document: &Value) {
-    let command = document["command"].as_str().unwrap();
-    knows(command, &keys_of(document));
-}
-
-#[track_caller]
 fn knows(command: &str, keys: &BTreeSet<String>) {
     let sections = sections();
     let own = sections.get(command);
@@ -86,7 +80,7 @@ impl Printed {
     /// Runs a command that must end with `code`; the last object that it prints.
     #[track_caller]
     fn run(&mut self, arguments: &[&str], code: i32) -> Value {
-        let output = command(arguments).arg("--json").output().unwrap();
+        let output = larder(arguments).arg("--json").output().unwrap();
         let said = stderr(&output);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
         self.note(arguments[0], &output.stdout)
@@ -105,14 +99,6 @@ impl Printed {
         }
         objects.into_iter().next_back().unwrap()
     }
-}
-
-fn flip(path: &Path, offset: u64) {
-    let file = std::fs::File::options().read(true).write(true).open(path);
-    let file = file.unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).unwrap();
-    file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
 }
 
 /// What a command prints on stdout before it goes on: a document.
@@ -177,12 +163,12 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let load = ["bench", empty, "--op", "load", "--layers", "4"];
     printed.run(&[&load[..], &few].concat(), 0);
 
-    let mut owner = command(&["serve", empty, "--json"])
+    let mut owner = larder(&["serve", empty, "--json"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let served = first_document(&mut owner);
-    let told = larder(&["stat", empty, "--json"]);
+    let told = larder(&["stat", empty, "--json"]).output().unwrap();
     // Ended before anything is judged: what fails here leaves nothing running.
     let pid = Pid::from_raw(i32::try_from(owner.id()).unwrap());
     kill(pid, Signal::SIGTERM).unwrap();

@@ -4,78 +4,29 @@
 
 mod bench;
 mod documents;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
 mod trouble;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 
 use larder_engine::{OpenOptions, PageStore, Store};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use support::honest::{Process, skipped};
+use support::{directory, ends, fails, json, larder, report, says, stderr, text};
 use tempfile::TempDir;
 
 const STORE_SIZE: &str = "256MiB";
 
-/// A directory on the disk that the build is on, so that direct I/O is real.
-fn directory() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
-    command
-        .args(arguments)
-        .env_remove("LARDER_LOG")
-        .stdin(Stdio::null());
-    command
-}
-
-fn larder(arguments: &[&str]) -> Output {
-    command(arguments).output().unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
-/// Runs a command that must end with `code` and a message on stderr that holds all of `words`.
-#[track_caller]
-fn fails(arguments: &[&str], code: i32, words: &[&str]) {
-    let output = larder(arguments);
-    let message = stderr(&output);
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
-    for word in words {
-        assert!(
-            message.contains(word),
-            "{arguments:?}: no `{word}` in: {message}"
-        );
-    }
-    assert!(!message.contains("panicked"), "{message}");
-}
-
-/// Runs a command with `--json` that must succeed.
-#[track_caller]
-fn json(arguments: &[&str]) -> Value {
-    let output = command(arguments).arg("--json").output().unwrap();
-    assert_eq!(
-        output.status.code(),
-        Some(0),
-        "{arguments:?}: {}",
-        stderr(&output)
-    );
-    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(document["schema"], 1);
-    let command = document["command"].as_str().unwrap();
-    assert_eq!(command.split(' ').next(), Some(arguments[0]));
-    documents::is_documented(&document);
-    document
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
+/// What `larder doctor` prints; how it ends depends on the machine.
+fn doctor(arguments: &[&str]) -> String {
+    let output = larder(&[&["doctor"], arguments].concat()).output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
 }
 
 fn store_in(directory: &TempDir) -> PathBuf {
@@ -128,9 +79,8 @@ fn create_says_what_it_made() {
     assert_eq!(created["volumes"], serde_json::json!([path]));
     assert!(created["usable_bytes"].as_u64().unwrap() > 128 << 20);
     assert_eq!(path.metadata().unwrap().len(), 256 << 20);
-    let people = larder(&["create", text(&path), "--size", STORE_SIZE, "--force"]);
-    let people = String::from_utf8(people.stdout).unwrap();
-    assert!(people.contains("Capacity          256 MiB\n"), "{people}");
+    let again = ["create", text(&path), "--size", STORE_SIZE, "--force"];
+    says(&again, 0, &["Capacity          256 MiB\n"]);
 }
 
 #[test]
@@ -255,12 +205,12 @@ fn a_store_in_use_names_its_holder() {
         3,
         &[text(&path), "in use", &pid],
     );
-    let doctor = String::from_utf8(larder(&["doctor", text(&path)]).stdout).unwrap();
-    assert!(doctor.contains(&format!("yes, by {pid}")), "{doctor}");
+    let said = doctor(&[text(&path)]);
+    assert!(said.contains(&format!("yes, by {pid}")), "{said}");
     store.close().unwrap();
     drop(store);
-    let doctor = String::from_utf8(larder(&["doctor", text(&path)]).stdout).unwrap();
-    assert!(doctor.contains("closed cleanly"), "{doctor}");
+    let said = doctor(&[text(&path)]);
+    assert!(said.contains("closed cleanly"), "{said}");
 }
 
 #[test]
@@ -337,7 +287,7 @@ fn a_store_that_would_be_too_small_names_the_flag_that_says_its_size() {
     for (arguments, flag) in [&small[..], &create].into_iter().zip(flags) {
         let words = ["64 MiB", "1 volume needs 6", "101711872 bytes (97 MiB)"];
         fails(arguments, 2, &[&words[..], &[flag]].concat());
-        let message = stderr(&larder(arguments));
+        let message = stderr(&larder(arguments).output().unwrap());
         for other in flags.into_iter().filter(|other| *other != flag) {
             assert!(!message.contains(other), "{arguments:?}: {message}");
         }
@@ -393,7 +343,7 @@ fn replay_until_acknowledged(
     arguments: &[&str],
     pages: usize,
 ) -> (Child, BufReader<std::process::ChildStdout>, String) {
-    let mut child = command(arguments)
+    let mut child = larder(arguments)
         .args(["--ack-log", "/dev/stdout", "--json"])
         .stdout(Stdio::piped())
         .spawn()
@@ -456,13 +406,10 @@ fn a_page_that_is_owed_and_missing_is_a_finding() {
     std::fs::write(&acks, format!("put {}\n", "ab".repeat(32))).unwrap();
     let arguments = [
         &replay(&trace, &store, "64KiB")[..],
-        &["--check-log", text(&acks), "--json"],
+        &["--check-log", text(&acks)],
     ]
     .concat();
-    let output = larder(&arguments);
-    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(document["check"]["lost_pages"], 1);
+    assert_eq!(report(&arguments, 1)["check"]["lost_pages"], 1);
 }
 
 #[test]
@@ -482,8 +429,8 @@ fn ctrl_c_ends_a_replay_cleanly_with_what_it_has_done() {
     let document: Value = serde_json::from_str(&log[log.find('{').unwrap()..]).unwrap();
     assert_eq!(document["interrupted"], true);
     assert!(document["requests"].as_u64().unwrap() < 2000, "{document}");
-    let doctor = String::from_utf8(larder(&["doctor", text(&store)]).stdout).unwrap();
-    assert!(doctor.contains("closed cleanly"), "{doctor}");
+    let said = doctor(&[text(&store)]);
+    assert!(said.contains("closed cleanly"), "{said}");
 }
 
 #[test]
@@ -508,7 +455,7 @@ fn doctor_judges_the_place_it_is_asked_about() {
             "{fact}"
         );
     }
-    let lines = String::from_utf8(larder(&["doctor", text(directory.path())]).stdout).unwrap();
+    let lines = doctor(&[text(directory.path())]);
     assert_eq!(lines.lines().count(), facts.len());
     assert!(
         lines
@@ -528,7 +475,7 @@ fn a_reader_that_is_gone_ends_the_output_and_nothing_else() {
     ] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let output = command(arguments).stdout(writer).output().unwrap();
+        let output = larder(arguments).stdout(writer).output().unwrap();
         assert_eq!(stderr(&output), "", "{arguments:?}");
         assert_ne!(output.status.code(), Some(101), "{arguments:?}");
     }
@@ -538,26 +485,24 @@ fn a_reader_that_is_gone_ends_the_output_and_nothing_else() {
 fn a_watch_ends_when_its_reader_is_gone() {
     let directory = directory();
     let path = store_in(&directory);
-    let mut owner = command(&["serve", text(&path)])
+    let owner = larder(&["serve", text(&path)])
         .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .spawn();
+    let mut owner = Process(owner.unwrap());
     let mut served = String::new();
-    let mut told = BufReader::new(owner.stdout.take().unwrap());
+    let mut told = BufReader::new(owner.0.stdout.take().unwrap());
     told.read_line(&mut served).unwrap();
     for arguments in [&["--json"][..], &[]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let watch = ["stat", text(&path), "--watch", "0.01"];
-        let output = command(&[&watch[..], arguments].concat())
+        let output = larder(&[&watch[..], arguments].concat())
             .stdout(writer)
             .output()
             .unwrap();
         assert_eq!(stderr(&output), "", "{served}");
         assert_eq!(output.status.code(), Some(0));
     }
-    owner.kill().unwrap();
-    owner.wait().unwrap();
 }
 
 #[test]
@@ -574,7 +519,7 @@ fn what_makes_no_sense_is_a_usage_error() {
         let watch = format!("--watch={pause}");
         fails(&["stat", "s", &watch], 2, &["--watch", "0.01"]);
     }
-    assert_eq!(larder(&["--version"]).status.code(), Some(0));
+    ends(&["--version"], 0);
 }
 
 #[test]

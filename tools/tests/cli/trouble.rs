@@ -3,14 +3,19 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use larder_engine::format::SEGMENTS_OFFSET;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 
-use super::{command, directory, fails, json, larder, replay, stderr, store_in, text, trace_in};
+use super::{directory, fails, json, larder, replay, stderr, store_in, text, trace_in};
+
+/// Runs `larder` to its end.
+fn run(arguments: &[&str]) -> Output {
+    larder(arguments).output().unwrap()
+}
 
 const SEGMENT_BYTES: u64 = 16 << 20;
 
@@ -27,7 +32,7 @@ fn full() -> Stdio {
 fn what_cannot_be_said_on_stderr_ends_nothing() {
     let directory = directory();
     let missing = directory.path().join("missing");
-    let mut inspect = command(&["inspect", text(&missing)]);
+    let mut inspect = larder(&["inspect", text(&missing)]);
     assert_eq!(inspect.stderr(full()).status().unwrap().code(), Some(3));
     let path = store_in(&directory);
     json(&[
@@ -43,7 +48,7 @@ fn what_cannot_be_said_on_stderr_ends_nothing() {
     // The header that a server will complain of.
     let file = File::options().write(true).open(&path).unwrap();
     file.write_all_at(&[7; 4096], SEGMENTS_OFFSET).unwrap();
-    let mut owner = command(&["serve", text(&path)])
+    let mut owner = larder(&["serve", text(&path)])
         .stdout(Stdio::piped())
         .stderr(full())
         .spawn()
@@ -127,7 +132,7 @@ fn what_fits_no_segment_is_refused_by_a_dry_run_too() {
     json(&["export", text(&large), text(&archive)]);
     let path = store_in(&directory);
     for dry_run in [&["--dry-run"][..], &[]] {
-        let output = larder(&[&["import", text(&path), text(&archive)], dry_run].concat());
+        let output = run(&[&["import", text(&path), text(&archive)], dry_run].concat());
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(said.contains("larger than a segment"), "{said}");
@@ -144,17 +149,11 @@ fn a_replay_over_damage_or_refusals_ends_with_findings() {
     let pages = usize::try_from(SEGMENT_BYTES / 2).unwrap();
     file.write_all_at(&vec![7; pages], SEGMENTS_OFFSET + (1 << 16))
         .unwrap();
-    assert_eq!(
-        larder(&replay(&trace, &path, "64KiB")).status.code(),
-        Some(1)
-    );
+    assert_eq!(run(&replay(&trace, &path, "64KiB")).status.code(), Some(1));
     // It has put them anew.
     json(&replay(&trace, &path, "64KiB"));
     let small = directory.path().join("small");
-    assert_eq!(
-        larder(&replay(&trace, &small, "17MiB")).status.code(),
-        Some(1)
-    );
+    assert_eq!(run(&replay(&trace, &small, "17MiB")).status.code(), Some(1));
 }
 
 #[test]
@@ -176,7 +175,7 @@ fn an_import_from_a_pipe_in_the_file_system_is_ended_by_one_signal() {
     let pipe = directory.path().join("pipe");
     mkfifo(&pipe, Mode::S_IRWXU).unwrap();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        let mut import = command(&["import", text(&path), text(&pipe)])
+        let mut import = larder(&["import", text(&path), text(&pipe)])
             .spawn()
             .unwrap();
         // Open as soon as somebody reads, and nothing comes.

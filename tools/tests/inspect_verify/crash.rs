@@ -6,7 +6,9 @@ use std::os::unix::fs::FileExt;
 use larder_engine::PageStore;
 use serde_json::Value;
 
-use crate::home::{BLOCK_BYTES, Home, block_offset, chain, finding, flip, overwrite};
+use crate::home::{BLOCK_BYTES, block_offset, finding};
+use crate::support::home::Home;
+use crate::support::{chain, flip, overwrite};
 
 #[test]
 fn after_a_crash_a_page_whose_bytes_never_landed_is_unfinished_and_not_damage() {

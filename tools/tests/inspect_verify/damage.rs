@@ -6,10 +6,9 @@ use std::os::unix::fs::FileExt;
 use larder_engine::{OpenOptions, Store, StoreError};
 use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 
-use crate::home::{
-    BLOCK_BYTES, Home, SEGMENT_BYTES, SEGMENTS, block_offset, chain, finding, flip, larder,
-    overwrite,
-};
+use crate::home::{BLOCK_BYTES, block_offset, finding};
+use crate::support::home::{Home, SEGMENT_BYTES, SEGMENTS};
+use crate::support::{chain, ends, flip, overwrite, text};
 
 #[test]
 fn a_flipped_bit_in_a_page_is_found_by_deep_verification_alone_and_names_the_page() {
@@ -240,10 +239,7 @@ fn the_volumes_of_a_copied_store_are_the_copies() {
     let first = place.join(home.path.file_name().unwrap());
     let second = place.join("second");
     flip(&second, SEGMENTS_OFFSET + 2 * BLOCK_BYTES + 9);
-    let finds = |code| {
-        let output = larder("verify", &first, &["--deep", "--json"]);
-        assert_eq!(output.status.code(), Some(code), "{output:?}");
-    };
+    let finds = |code| ends(&["verify", text(&first), "--deep"], code);
     finds(1);
     // One that cannot say what it is is still the one beside it.
     for offset in SUPERBLOCK_OFFSETS {

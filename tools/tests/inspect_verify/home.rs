@@ -1,67 +1,20 @@
-//! What the tests share: stores in a directory of their own, pages in them, and ways to break them.
+//! What the tests share: pages in their stores, and where things lie in these.
 #![allow(dead_code)]
 
-use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
-use std::num::NonZeroUsize;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use larder_engine::memory::AlignedBuf;
-use larder_engine::{
-    CreateOptions, GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus,
-    Store, SyncPolicy, create,
-};
-use larder_format::{
-    Namespace, NamespaceFields, PageKey, PageShape, Rank, SEGMENTS_OFFSET, TokenUnits, page_keys,
-};
+use larder_engine::{GetPage, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Store};
+use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
 use serde_json::Value;
-use tempfile::TempDir;
 
-pub const SEGMENT_BYTES: u64 = 16 << 20;
-
-/// Segments of each volume.
-pub const SEGMENTS: u64 = 8;
+use crate::support::home::{Home, SEGMENT_BYTES};
 
 pub const BLOCK_BYTES: u64 = 4096;
 pub const PAGE_BYTES: u32 = 64 << 10;
 
-/// A directory on a real filesystem, and the path of a store in it.
-pub struct Home {
-    pub directory: TempDir,
-    pub path: PathBuf,
-}
-
 impl Home {
-    /// A new store: one volume.
-    pub fn new() -> Home {
-        Home::with_volumes(&[])
-    }
-
-    /// A new store with further volumes of these names.
-    pub fn with_volumes(further: &[&str]) -> Home {
-        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let path = directory.path().join("store");
-        let volumes: Vec<PathBuf> = further
-            .iter()
-            .map(|name| directory.path().join(name))
-            .collect();
-        let options = CreateOptions {
-            size: (SEGMENTS_OFFSET + SEGMENTS * SEGMENT_BYTES) * (1 + further.len() as u64),
-            segment_size: Some(SEGMENT_BYTES),
-            volumes,
-            ..CreateOptions::default()
-        };
-        create(&path, &options).unwrap();
-        Home { directory, path }
-    }
-
-    pub fn beside(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
     /// Works on the store and closes it in order.
     pub fn with<T>(&self, work: impl FnOnce(&Pool<'_>) -> T) -> T {
         let store = self.open();
@@ -76,63 +29,12 @@ impl Home {
         work(&Pool::new(&store))
     }
 
-    /// Opens it so that nothing is synced unless a flush asks for it.
-    pub fn open(&self) -> Store {
-        let options = OpenOptions {
-            sync: SyncPolicy::Relaxed,
-            ..OpenOptions::default()
-        };
-        Store::open(&self.path, options).unwrap()
-    }
-
-    pub fn run(&self, command: &str, options: &[&str]) -> Output {
-        larder(command, &self.path, options)
-    }
-
-    /// Runs a command with `--json` that must end with `code`.
+    /// Runs a command with `--json` that must end with `code`: with 1 where it says that there is damage.
     #[track_caller]
     pub fn json(&self, command: &str, options: &[&str], code: i32) -> Value {
-        let output = self.run(command, &[options, &["--json"]].concat());
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        let stdout = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(
-            output.status.code(),
-            Some(code),
-            "{command} {options:?}: {stdout}{stderr}"
-        );
-        let document: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(document["schema"], 1);
-        assert_eq!(document["command"], command);
+        let document = self.report(command, options, code);
         assert_eq!(document["damaged"], code == 1);
         document
-    }
-
-    /// Runs a command for people that must end with `code` and print all of `words`.
-    #[track_caller]
-    pub fn says(&self, command: &str, options: &[&str], code: i32, words: &[&str]) {
-        let output = self.run(command, options);
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8(text).unwrap();
-        assert_eq!(
-            output.status.code(),
-            Some(code),
-            "{command} {options:?}: {text}"
-        );
-        for word in words {
-            assert!(
-                text.contains(word),
-                "{command} {options:?}: no `{word}` in: {text}"
-            );
-        }
-    }
-
-    /// Where the payload of the key's live page begins.
-    #[track_caller]
-    pub fn offset_of(&self, key: &PageKey) -> u64 {
-        let document = self.json("inspect", &["--key", &key.to_string()], 0);
-        let records = document["key"]["records"].as_array().unwrap().clone();
-        let live = records.iter().find(|record| record["fate"] == "live");
-        live.unwrap()["offset"].as_u64().unwrap()
     }
 
     /// The first segment that was written, and how many descriptor blocks it has.
@@ -145,21 +47,6 @@ impl Home {
             written["descriptor_blocks"].as_u64().unwrap(),
         )
     }
-}
-
-pub fn larder(command: &str, path: &Path, options: &[&str]) -> Output {
-    larder_command(command, path, options).output().unwrap()
-}
-
-pub fn larder_command(command: &str, path: &Path, options: &[&str]) -> Command {
-    let mut larder = Command::new(env!("CARGO_BIN_EXE_larder"));
-    larder
-        .arg(command)
-        .arg(path)
-        .args(options)
-        .env_remove("LARDER_LOG")
-        .stdin(Stdio::null());
-    larder
 }
 
 /// A namespace in an open store.
@@ -253,27 +140,6 @@ impl<'a> Pool<'a> {
     pub fn delete(&self, key: PageKey) {
         assert_eq!(self.store.delete(self.id, &[key]).unwrap(), 1);
     }
-}
-
-/// The keys of a chain; those of different seeds share nothing.
-pub fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
-    let tokens: Vec<u64> = (0..pages).map(|page| seed << 24 | page).collect();
-    page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
-}
-
-/// Changes one bit.
-pub fn flip(path: &Path, offset: u64) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).unwrap();
-    file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
-    file.sync_all().unwrap();
-}
-
-pub fn overwrite(path: &Path, offset: u64, bytes: &[u8]) {
-    let file = File::options().write(true).open(path).unwrap();
-    file.write_all_at(bytes, offset).unwrap();
-    file.sync_all().unwrap();
 }
 
 /// Where descriptor block `index` of the segment at `segment_offset` lies.

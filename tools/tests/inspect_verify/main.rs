@@ -5,4 +5,6 @@
 mod crash;
 mod damage;
 mod home;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
 mod views;

@@ -6,7 +6,9 @@ use larder_engine::PageStore;
 use larder_format::SUPERBLOCK_OFFSETS;
 use serde_json::Value;
 
-use crate::home::{Home, PAGE_BYTES, Pool, SEGMENTS, chain, flip, larder, larder_command};
+use crate::home::{PAGE_BYTES, Pool};
+use crate::support::home::{Home, SEGMENTS};
+use crate::support::{chain, ends, fails, flip, text};
 
 #[test]
 fn a_store_closed_in_order_is_sound_and_every_page_put_is_checked() {
@@ -92,14 +94,9 @@ fn what_is_no_store_is_refused_with_a_reason() {
     ];
     for (path, reason) in cases {
         for command in ["inspect", "verify"] {
-            let output = larder(command, path, &[]);
-            let message = String::from_utf8(output.stderr).unwrap();
-            assert_eq!(output.status.code(), Some(3), "{command}: {message}");
-            assert!(
-                message.contains(reason) && message.contains(path.to_str().unwrap()),
-                "{message}"
-            );
-            assert!(output.stdout.is_empty());
+            let arguments = [command, text(path)];
+            fails(&arguments, 3, &[reason, text(path)]);
+            assert!(ends(&arguments, 3).stdout.is_empty());
         }
     }
     assert_eq!(std::fs::read(&short).unwrap(), b"hello");
@@ -108,12 +105,9 @@ fn what_is_no_store_is_refused_with_a_reason() {
 #[test]
 fn a_volume_that_is_not_the_first_one_names_the_first() {
     let home = Home::with_volumes(&["second"]);
-    let output = larder("inspect", &home.beside("second"), &[]);
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(3), "{message}");
-    assert!(
-        message.contains("not the first volume") && message.contains(home.path.to_str().unwrap())
-    );
+    let second = home.beside("second");
+    let words = ["not the first volume", text(&home.path)];
+    fails(&["inspect", text(&second)], 3, &words);
 }
 
 #[test]
@@ -210,7 +204,8 @@ fn neither_command_changes_a_byte() {
 fn a_reader_that_has_seen_enough_ends_the_output_and_nothing_else() {
     let home = Home::new();
     for (command, options) in [("inspect", &["--segments"][..]), ("verify", &["--json"])] {
-        let mut child = larder_command(command, &home.path, options)
+        let mut child = home
+            .larder(command, options)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -3,7 +3,9 @@
 use larder_format::PageKey;
 use serde_json::Value;
 
-use crate::home::{Home, block_offset, chain, flip, larder};
+use crate::home::block_offset;
+use crate::support::home::Home;
+use crate::support::{chain, flip};
 
 fn chains() -> Vec<Vec<PageKey>> {
     (1..=9).map(|seed| chain(seed, 60)).collect()
@@ -15,23 +17,10 @@ fn scattered() -> Home {
     home
 }
 
-#[track_caller]
-fn compact(home: &Home, options: &[&str], code: i32) -> Value {
-    let output = larder("compact", &home.path, &[options, &["--json"]].concat());
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{options:?}: {errors}");
-    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(
-        (&document["schema"], &document["command"]),
-        (&1.into(), &"compact".into())
-    );
-    document
-}
-
 #[test]
 fn before_and_after_are_told_and_every_page_is_there() {
     let home = scattered();
-    let document = compact(&home, &[], 0);
+    let document = home.report("compact", &[], 0);
     let (before, after) = (&document["before"], &document["after"]);
     assert_eq!(
         (&before["pages"], &after["pages"]),
@@ -61,11 +50,15 @@ fn before_and_after_are_told_and_every_page_is_there() {
 fn a_dry_run_changes_no_byte() {
     let home = scattered();
     let before = std::fs::read(&home.path).unwrap();
-    let document = compact(&home, &["--dry-run"], 0);
+    let document = home.report("compact", &["--dry-run"], 0);
     assert_eq!(document["in_place"]["planned_pages"], 540);
     assert_eq!(document["after"], Value::Null);
     let new = home.beside("new");
-    compact(&home, &["--dry-run", "--into", new.to_str().unwrap()], 0);
+    home.report(
+        "compact",
+        &["--dry-run", "--into", new.to_str().unwrap()],
+        0,
+    );
     assert!(before == std::fs::read(&home.path).unwrap() && !new.exists());
 }
 
@@ -74,7 +67,7 @@ fn into_a_new_store_everything_is_written_in_order_and_the_old_one_stays() {
     let home = scattered();
     let before = std::fs::read(&home.path).unwrap();
     let new = home.beside("new");
-    let document = compact(&home, &["--into", new.to_str().unwrap()], 0);
+    let document = home.report("compact", &["--into", new.to_str().unwrap()], 0);
     assert_eq!(document["copied"]["pages_put"], 540);
     assert_eq!(document["after"]["used_segments"], 3);
     assert!(document["after"]["mean_run_pages"].as_f64().unwrap() > 40.0);
@@ -110,7 +103,7 @@ fn a_damaged_store_is_sent_to_repair_and_not_touched() {
     home.says("compact", &[], 1, &["1 damaged place", "verify --repair"]);
     assert!(before == std::fs::read(&home.path).unwrap());
     home.json("verify", &["--repair"], 0);
-    compact(&home, &[], 0);
+    home.report("compact", &[], 0);
     home.json("verify", &["--deep"], 0);
 }
 
@@ -118,7 +111,7 @@ fn a_damaged_store_is_sent_to_repair_and_not_touched() {
 fn a_page_found_damaged_on_the_way_is_dropped_and_told() {
     let home = scattered();
     flip(&home.path, home.offset_of(&chains()[3][3]) + 99);
-    let document = compact(&home, &[], 1);
+    let document = home.report("compact", &[], 1);
     assert_eq!(document["in_place"]["damaged_pages"], 1);
     assert_eq!(
         home.json("verify", &["--deep"], 0)["deep"]["good_pages"],

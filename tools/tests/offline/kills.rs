@@ -1,16 +1,19 @@
 //! SIGKILL of `compact` and of `verify --repair` at random moments: no page is lost or wrong, and running it again finishes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use larder_format::{PageKey, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rand::{RngExt, SeedableRng};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 
-use crate::home::{BLOCK_BYTES, Home, block_offset, chain, flip, larder_command};
+use crate::home::{BLOCK_BYTES, block_offset};
+use crate::support::home::Home;
+use crate::support::honest::{PATIENCE, Process};
+use crate::support::{chain, flip};
 
 /// Kills of each command; `LARDER_KILLS` asks for more.
 const KILLS: u32 = 20;
@@ -22,23 +25,26 @@ fn kills() -> u32 {
 
 /// Runs a command and stops it with `signal` when so many writes to the store have been seen. Returns how many were seen when it
 /// ended, and its exit code, if it has one.
-fn run(path: &Path, command: &[&str], writes: usize, signal: Signal) -> (usize, Option<i32>) {
+fn run(home: &Home, command: &[&str], writes: usize, signal: Signal) -> (usize, Option<i32>) {
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
-    inotify::add_watch(&watch, path, inotify::WatchFlags::MODIFY).unwrap();
-    let mut child = larder_command(command[0], path, &command[1..])
+    inotify::add_watch(&watch, &home.path, inotify::WatchFlags::MODIFY).unwrap();
+    let started = home
+        .larder(command[0], &command[1..])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let pid = rustix::process::Pid::from_child(&child);
+        .spawn();
+    let Process(child) = &mut Process(started.unwrap());
+    let pid = rustix::process::Pid::from_child(child);
     let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    let patience = Timespec::try_from(PATIENCE).unwrap();
     let mut seen = 0;
     while seen < writes {
         let mut events = [
             PollFd::new(&watch, PollFlags::IN),
             PollFd::new(&ended, PollFlags::IN),
         ];
-        poll(&mut events, None).unwrap();
+        let ready = poll(&mut events, Some(&patience)).unwrap();
+        assert!(ready > 0, "{command:?} neither goes on nor ends");
         if !events[1].revents().is_empty() {
             break;
         }
@@ -46,7 +52,7 @@ fn run(path: &Path, command: &[&str], writes: usize, signal: Signal) -> (usize, 
         rustix::io::read(&watch, &mut ignored).unwrap();
         seen += 1;
     }
-    stop(&child, signal);
+    stop(child, signal);
     (seen, child.wait().unwrap().code())
 }
 
@@ -98,14 +104,14 @@ fn so_does_one_of_a_store_on_two_volumes() {
 
 fn compaction_survives_kills(further: &[&str], seed: u64) {
     let (home, keys) = scattered(further);
-    let (writes, code) = run(&home.path, &["compact"], usize::MAX, Signal::SIGKILL);
+    let (writes, code) = run(&home, &["compact"], usize::MAX, Signal::SIGKILL);
     assert_eq!(code, Some(0));
     let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(seed);
     let mut killed = 0;
     for round in 0..kills() {
         restore(&home, further);
         let after = random.random_range(0..writes);
-        let (_, code) = run(&home.path, &["compact"], after, Signal::SIGKILL);
+        let (_, code) = run(&home, &["compact"], after, Signal::SIGKILL);
         killed += u32::from(code.is_none());
         let document = home.json("verify", &["--deep"], 0);
         assert_eq!(
@@ -151,7 +157,7 @@ fn a_repair_killed_at_any_moment_is_run_again_and_ends_the_same() {
     flip(&copy, SUPERBLOCK_OFFSETS[0] + 73);
     restore(&home, &[]);
     let command = ["verify", "--repair"];
-    let (writes, code) = run(&home.path, &command, usize::MAX, Signal::SIGKILL);
+    let (writes, code) = run(&home, &command, usize::MAX, Signal::SIGKILL);
     assert_eq!(code, Some(0));
     let whole = home.json("verify", &["--deep"], 0);
     let good = whole["deep"]["good_pages"].as_u64().unwrap();
@@ -161,7 +167,7 @@ fn a_repair_killed_at_any_moment_is_run_again_and_ends_the_same() {
     for round in 0..kills() {
         restore(&home, &[]);
         let after = random.random_range(0..writes);
-        let (_, code) = run(&home.path, &command, after, Signal::SIGKILL);
+        let (_, code) = run(&home, &command, after, Signal::SIGKILL);
         killed += u32::from(code.is_none());
         home.says("verify", &["--repair"], 0, &[]);
         let document = home.json("verify", &["--deep"], 0);
@@ -181,7 +187,7 @@ fn a_repair_killed_at_any_moment_is_run_again_and_ends_the_same() {
 #[test]
 fn an_interrupted_compaction_closes_the_store_in_order() {
     let (home, keys) = scattered(&[]);
-    let (_, code) = run(&home.path, &["compact"], 5, Signal::SIGINT);
+    let (_, code) = run(&home, &["compact"], 5, Signal::SIGINT);
     // It may have been past its last page already.
     assert!(matches!(code, Some(130 | 0)), "{code:?}");
     let document = home.json("verify", &["--deep"], 0);

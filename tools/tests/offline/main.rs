@@ -7,3 +7,5 @@ mod compact;
 mod home;
 mod kills;
 mod repair;
+#[path = "../../../tests/support/mod.rs"]
+mod support;

@@ -5,9 +5,10 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 use larder_format::{PageKey, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
-use serde_json::Value;
 
-use crate::home::{BLOCK_BYTES, Home, SEGMENT_BYTES, block_offset, chain, flip, larder, overwrite};
+use crate::home::{BLOCK_BYTES, block_offset};
+use crate::support::home::{Home, SEGMENT_BYTES};
+use crate::support::{chain, flip, overwrite};
 
 /// A store of three chains of 20 pages in one segment.
 fn store() -> (Home, Vec<PageKey>) {
@@ -254,10 +255,7 @@ fn a_store_grows_on_the_volumes_that_it_has_and_takes_no_others() {
     );
     std::fs::remove_file(home.beside("second")).unwrap();
     home.json("verify", &["--repair", "--degraded"], 0);
-    let grown = home
-        .run("create", &[&grow[..], &["--json"]].concat())
-        .stdout;
-    let grown: Value = serde_json::from_slice(&grown).unwrap();
+    let grown = home.report("create", &grow, 0);
     let found = home.json("inspect", &[], 0);
     assert_eq!(grown["usable_bytes"], found["usable_bytes"], "{found}");
     let length = std::fs::metadata(&home.path).unwrap().len();
@@ -298,10 +296,8 @@ fn a_store_without_any_superblock_is_beyond_repair_and_that_is_said() {
 fn a_store_in_use_is_not_repaired() {
     let (home, _) = store();
     let store = home.open();
-    let output = larder("verify", &home.path, &["--repair"]);
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(3), "{message}");
-    assert!(message.contains(&format!("in use by process {}", std::process::id())));
+    let by = format!("in use by process {}", std::process::id());
+    home.says("verify", &["--repair"], 3, &[&by]);
     drop(store);
     home.says("verify", &["--dry-run"], 2, &["--repair"]);
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use larder_engine::PageStore;
 use larder_format::{ArchiveItem, ArchivedNamespace, BLOCK_BYTES};
 
-use crate::home::{
-    EVEN, Home, RAGGED, archived, chain, flip, items, json, overwrite, put, says, text,
-};
+use crate::home::{EVEN, RAGGED, archived, items, put};
+use crate::support::home::Home;
+use crate::support::{chain, flip, overwrite, text};
 
 #[test]
 fn a_damaged_page_is_left_out_and_named_and_the_others_are_taken() {
@@ -17,7 +17,7 @@ fn a_damaged_page_is_left_out_and_named_and_the_others_are_taken() {
     source.with(|store| put(store, EVEN, &keys));
     flip(&source.path, source.offset_of(&keys[7]) + 40_000);
     let file = source.beside("archive");
-    let document = json("export", &source.path, &[text(&file)], 1);
+    let document = source.report("export", &[text(&file)], 1);
     assert_eq!(document["damaged"], true);
     assert_eq!(document["damaged_pages"], 1);
     assert_eq!(document["pages"], 29);
@@ -27,15 +27,9 @@ fn a_damaged_page_is_left_out_and_named_and_the_others_are_taken() {
     assert_eq!(damage[0]["key"], keys[7].to_string());
     let key = keys[7].to_string();
     let options = [text(&file), "--force"];
-    says(
-        "export",
-        &source.path,
-        &options,
-        1,
-        &["1 page damaged", &key, "checksum"],
-    );
+    source.says("export", &options, 1, &["1 page damaged", &key, "checksum"]);
     let target = Home::new();
-    let document = json("import", &target.path, &[text(&file)], 0);
+    let document = target.report("import", &[text(&file)], 0);
     assert_eq!(document["pages_put"], 29);
     assert_eq!(document["left_out_pages"], 1);
     assert_eq!(target.having(EVEN, &keys), 29);
@@ -47,7 +41,7 @@ fn damage_in_structures_is_told_because_pages_may_be_missing_for_it() {
     source.with(|store| put(store, EVEN, &chain(1, 10)));
     flip(&source.path, 73);
     let file = source.beside("archive");
-    let document = json("export", &source.path, &[text(&file)], 1);
+    let document = source.report("export", &[text(&file)], 1);
     assert_eq!(document["damage"][0]["kind"], "superblock");
     assert_eq!(document["pages"], 10);
 }
@@ -59,7 +53,7 @@ fn without_a_superblock_nothing_is_exported_and_both_copies_are_named() {
     flip(&source.path, 73);
     flip(&source.path, (64 << 10) + 73);
     let file = source.beside("archive");
-    let document = json("export", &source.path, &[text(&file)], 1);
+    let document = source.report("export", &[text(&file)], 1);
     assert_eq!(document["damage"].as_array().unwrap().len(), 2);
     assert_eq!(document["file"], serde_json::Value::Null);
     assert!(!file.exists());
@@ -74,15 +68,15 @@ fn a_write_that_a_crash_cut_short_is_left_out_and_is_no_damage() {
     drop(store);
     overwrite(&source.path, source.offset_of(&keys[6]), &[0; 64 << 10]);
     let file = source.beside("archive");
-    let document = json("export", &source.path, &[text(&file)], 0);
+    let document = source.report("export", &[text(&file)], 0);
     assert_eq!(document["unfinished_pages"], 1);
     assert_eq!(document["pages"], 9);
-    let document = json("import", &Home::new().path, &[text(&file)], 0);
+    let document = Home::new().report("import", &[text(&file)], 0);
     assert_eq!(document["pages_put"], 9);
     // Of a chain that was asked for it is a gap all the same.
     let key = keys[9].to_string();
     let options = [text(&file), "--force", "--key", &key];
-    let document = json("export", &source.path, &options, 1);
+    let document = source.report("export", &options, 1);
     assert_eq!(document["chain_complete"], false);
     assert_eq!(document["damaged"], false);
 }
@@ -106,11 +100,11 @@ fn pages_of_a_namespace_whose_record_is_lost_go_to_stores_that_know_it() {
     source.with(|store| put(store, RAGGED, &keys));
     lose_namespace_records(&source.path);
     let file = source.beside("archive");
-    let document = json("export", &source.path, &[text(&file)], 1);
+    let document = source.report("export", &[text(&file)], 1);
     assert_eq!(document["namespaces"][0]["name"], serde_json::Value::Null);
     assert_eq!(document["pages"], 12);
     let options = [text(&file), "--force"];
-    says("export", &source.path, &options, 1, &["its record is lost"]);
+    source.says("export", &options, 1, &["its record is lost"]);
     let unnamed = |item: &ArchiveItem| {
         matches!(
             item,
@@ -120,14 +114,14 @@ fn pages_of_a_namespace_whose_record_is_lost_go_to_stores_that_know_it() {
     assert!(items(&file).iter().any(|(_, item)| unnamed(item)));
 
     let stranger = Home::new();
-    let document = json("import", &stranger.path, &[text(&file)], 1);
+    let document = stranger.report("import", &[text(&file)], 1);
     assert_eq!(document["refusals"][0]["kind"], "unknown_namespace");
     assert_eq!(document["refused_pages"], 12);
     assert!(stranger.pages().is_empty());
 
     let friend = Home::new();
     friend.with(|store| store.namespace(&RAGGED.namespace()).map(|_| ()).unwrap());
-    let document = json("import", &friend.path, &[text(&file)], 0);
+    let document = friend.report("import", &[text(&file)], 0);
     assert_eq!(document["pages_put"], 12);
     assert_eq!(friend.having(RAGGED, &keys), 12);
 }
@@ -158,7 +152,7 @@ fn an_archive_cut_off_anywhere_gives_what_is_whole_and_says_where_it_ends() {
     for cut in cuts.into_iter().filter(|cut| *cut > BLOCK_BYTES as u64) {
         std::fs::write(&archive, &whole[..usize::try_from(cut).unwrap()]).unwrap();
         let target = Home::new();
-        let document = json("import", &target.path, &[text(&archive)], 1);
+        let document = target.report("import", &[text(&archive)], 1);
         assert_eq!(document["damaged"], true);
         assert_eq!(document["damage"][0]["offset"], cut);
         assert!(
@@ -196,13 +190,13 @@ fn a_damaged_archive_is_taken_up_to_the_damage_and_the_rest_from_a_good_copy() {
     for (place, offset, stored, word) in places {
         flip(&archive, place);
         let target = Home::new();
-        let document = json("import", &target.path, &[text(&archive)], 1);
+        let document = target.report("import", &[text(&archive)], 1);
         assert_eq!(document["damage"][0]["offset"], offset);
         let reason = document["damage"][0]["reason"].as_str().unwrap();
         assert!(reason.contains(word), "{reason}");
         assert_eq!(document["pages_put"], stored);
         flip(&archive, place);
-        let document = json("import", &target.path, &[text(&archive)], 0);
+        let document = target.report("import", &[text(&archive)], 0);
         assert_eq!(document["pages_put"], 150 - stored);
         assert_eq!(document["duplicate_pages"], stored);
         assert_eq!(target.having(RAGGED, &chain(1, 150)), 150);
@@ -217,7 +211,7 @@ fn a_dry_run_finds_the_damage_of_an_archive() {
     flip(&archive, second + 500);
     let target = Home::new();
     let options = [text(&archive), "--dry-run"];
-    let document = json("import", &target.path, &options, 1);
+    let document = target.report("import", &options, 1);
     assert_eq!(document["damage"][0]["offset"], second);
     assert_eq!(document["pages_put"], 62);
     assert!(target.pages().is_empty());
@@ -230,7 +224,7 @@ fn bytes_behind_the_end_of_an_archive_are_damage() {
     let length = archive.metadata().unwrap().len();
     let file = File::options().append(true).open(&archive).unwrap();
     std::io::Write::write_all(&mut &file, b"x").unwrap();
-    let document = json("import", &Home::new().path, &[text(&archive)], 1);
+    let document = Home::new().report("import", &[text(&archive)], 1);
     assert_eq!(document["damage"][0]["offset"], length);
     assert_eq!(document["pages_put"], 150);
     assert_eq!(archived_before(&archive, length), 150);
@@ -251,18 +245,18 @@ fn what_is_no_archive_is_refused_and_a_damaged_head_is_damage() {
     let target = Home::new();
     let file = target.beside("file");
     std::fs::write(&file, vec![b'x'; 10_000]).unwrap();
-    let refused = |words: &[&str]| says("import", &target.path, &[text(&file)], 3, words);
+    let refused = |words: &[&str]| target.says("import", &[text(&file)], 3, words);
     refused(&["no archive", "check the path"]);
     std::fs::write(&file, b"short").unwrap();
     refused(&["shorter than any archive"]);
     std::fs::remove_file(&file).unwrap();
     refused(&["check the path"]);
     let options = [text(&target.path)];
-    says("import", &target.path, &options, 3, &["no archive"]);
+    target.says("import", &options, 3, &["no archive"]);
     let source = Home::new();
     let archive = archive_of_three_blocks(&source);
     flip(&archive, 300);
-    let document = json("import", &target.path, &[text(&archive)], 1);
+    let document = target.report("import", &[text(&archive)], 1);
     assert_eq!(document["damage"][0]["offset"], 0);
     assert_eq!(document["pages_put"], 0);
 }

@@ -9,7 +9,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::fs::inotify;
 
-use crate::home::{EVEN, Home, archived, chain, json, larder, put, says, text};
+use crate::home::{EVEN, archived, put};
+use crate::support::home::Home;
+use crate::support::honest::found;
+use crate::support::{chain, fails, overwrite, text};
 
 fn small() -> Home {
     let home = Home::new();
@@ -32,9 +35,9 @@ fn a_file_that_is_there_is_replaced_only_by_force() {
     let file = source.beside("archive");
     std::fs::write(&file, "precious").unwrap();
     let words = ["is there already", "--force"];
-    says("export", &source.path, &[text(&file)], 3, &words);
+    source.says("export", &[text(&file)], 3, &words);
     assert_eq!(std::fs::read(&file).unwrap(), b"precious");
-    json("export", &source.path, &[text(&file), "--force"], 0);
+    source.report("export", &[text(&file), "--force"], 0);
     assert_eq!(archived(&file).len(), 10);
     assert_eq!(names(source.directory.path()), ["archive", "store"]);
 }
@@ -55,24 +58,18 @@ fn no_volume_of_a_store_is_ever_replaced() {
     let (source, other) = (small(), small());
     let before = std::fs::read(&source.path).unwrap();
     let own = [text(&source.path), "--force"];
-    says("export", &source.path, &own, 3, &["is a volume of"]);
+    source.says("export", &own, 3, &["is a volume of"]);
     let others = [text(&source.path), "--force"];
-    says("export", &other.path, &others, 3, &["is a volume of"]);
+    other.says("export", &others, 3, &["is a volume of"]);
     assert!(before == std::fs::read(&source.path).unwrap());
-    let two = Home::shaped(2, 5, 16 << 20);
+    let two = Home::shaped(&["volume-1"], 5, 16 << 20);
     let second = two.beside("volume-1");
     // Also when nothing in it says any more what it is.
     for offset in [0, 64 << 10] {
-        crate::home::overwrite(&second, offset, &[0; 4096]);
+        overwrite(&second, offset, &[0; 4096]);
     }
     let second = [text(&second), "--force"];
-    says(
-        "export",
-        &two.path,
-        &second,
-        3,
-        &["is a volume of the store"],
-    );
+    two.says("export", &second, 3, &["is a volume of the store"]);
 }
 
 #[test]
@@ -81,19 +78,18 @@ fn places_where_no_file_can_be_are_refused_before_any_work() {
     let directory = source.beside("directory");
     std::fs::create_dir(&directory).unwrap();
     let options = [text(&directory), "--force"];
-    says("export", &source.path, &options, 3, &["no regular file"]);
+    source.says("export", &options, 3, &["no regular file"]);
     let nowhere = directory.join("missing/archive");
-    says("export", &source.path, &[text(&nowhere)], 3, &["archive"]);
+    source.says("export", &[text(&nowhere)], 3, &["archive"]);
     let source = source.beside("no-store");
-    says("export", &source, &[text(&nowhere)], 3, &["check the path"]);
+    let export = ["export", text(&source), text(&nowhere)];
+    fails(&export, 3, &["check the path"]);
 }
 
 #[test]
 fn the_report_of_an_export_to_standard_output_goes_to_standard_error() {
     let source = small();
-    let output = larder("export", &source.path, &["-", "--json"])
-        .output()
-        .unwrap();
+    let output = source.larder("export", &["-", "--json"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     let report: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
     assert_eq!(report["pages"], 10);
@@ -107,7 +103,7 @@ fn the_report_of_an_export_to_standard_output_goes_to_standard_error() {
 fn an_export_to_a_reader_that_goes_away_fails_and_says_so() {
     let source = Home::new();
     source.with(|store| (1..=5).for_each(|seed| put(store, EVEN, &chain(seed, 100))));
-    let mut export = larder("export", &source.path, &["-"]);
+    let mut export = source.larder("export", &["-"]);
     let mut child = export
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -122,23 +118,26 @@ fn an_export_to_a_reader_that_goes_away_fails_and_says_so() {
 
 /// Starts an export and sends it a signal as soon as its file is begun; its exit code, unless the signal killed it.
 fn interrupted_export(source: &Home, file: &Path, signal: Signal) -> Option<i32> {
-    let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+    let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+    let watch = inotify::init(flags).unwrap();
     let directory = source.directory.path();
     inotify::add_watch(&watch, directory, inotify::WatchFlags::CREATE).unwrap();
-    let mut export = larder("export", &source.path, &[text(file)]);
+    let mut export = source.larder("export", &[text(file)]);
     let mut child = export
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    rustix::io::read(&watch, &mut [0_u8; 4096]).unwrap();
+    found("its file is begun", || {
+        rustix::io::read(&watch, &mut [0_u8; 4096]).ok()
+    });
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
     child.wait().unwrap().code()
 }
 
 #[test]
 fn an_export_that_is_interrupted_or_killed_makes_no_file() {
-    let source = Home::shaped(1, 16, 16 << 20);
+    let source = Home::shaped(&[], 16, 16 << 20);
     source.with(|store| (1..=10).for_each(|seed| put(store, EVEN, &chain(seed, 240))));
     let file = source.beside("archive");
     for (signal, code) in [(Signal::SIGINT, Some(130)), (Signal::SIGKILL, None)] {

@@ -1,25 +1,21 @@
-//! What the tests share: stores, pages whose bytes follow from their keys, archives taken apart, and ways to break things.
+//! What the tests share: pages whose bytes follow from their keys, and archives taken apart.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
-use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use larder_engine::survey::{Survey, SurveyOptions};
-use larder_engine::{
-    CreateOptions, GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus,
-    Store, SyncPolicy, create,
-};
+use larder_engine::{GetPage, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Store};
 use larder_format::{
     ArchiveItem, ArchiveReader, ArchivedPage, BLOCK_BYTES, Namespace, NamespaceFields, PageKey,
-    PageShape, Rank, SEGMENTS_OFFSET, TokenUnits, page_keys,
+    PageShape, Rank,
 };
-use serde_json::Value;
-use tempfile::TempDir;
+
+use crate::support::home::Home;
+use crate::support::text;
 
 /// Namespaces of the tests: pages in one aligned part, and in two that end within a block.
 pub const EVEN: Model = Model("even", &[64 << 10]);
@@ -64,52 +60,13 @@ impl Model {
     }
 }
 
-/// A store in a directory of its own, on a real filesystem.
-pub struct Home {
-    pub directory: TempDir,
-    pub path: PathBuf,
-}
-
 impl Home {
-    /// One volume of eight segments of 16 MiB.
-    pub fn new() -> Home {
-        Home::shaped(1, 8, 16 << 20)
-    }
-
-    pub fn shaped(volumes: usize, segments: u64, segment_bytes: u64) -> Home {
-        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let path = directory.path().join("store");
-        let options = CreateOptions {
-            size: (SEGMENTS_OFFSET + segments * segment_bytes) * volumes as u64,
-            segment_size: Some(segment_bytes),
-            volumes: (1..volumes)
-                .map(|volume| directory.path().join(format!("volume-{volume}")))
-                .collect(),
-            ..CreateOptions::default()
-        };
-        create(&path, &options).unwrap();
-        Home { directory, path }
-    }
-
-    pub fn beside(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
     /// Works on the store and closes it in order.
     pub fn with<T>(&self, work: impl FnOnce(&Store) -> T) -> T {
         let store = self.open();
         let value = work(&store);
         store.close().unwrap();
         value
-    }
-
-    /// Opens it so that nothing is synced unless a flush asks for it.
-    pub fn open(&self) -> Store {
-        let options = OpenOptions {
-            sync: SyncPolicy::Relaxed,
-            ..OpenOptions::default()
-        };
-        Store::open(&self.path, options).unwrap()
     }
 
     /// Which of the pages the store has; what it gives must be right.
@@ -138,17 +95,11 @@ impl Home {
         pages
     }
 
-    /// Where the payload of the key's live page begins.
-    pub fn offset_of(&self, key: &PageKey) -> u64 {
-        let survey = Survey::new(&self.path, &SurveyOptions::default()).unwrap();
-        survey.live().find(|page| page.key == *key).unwrap().offset
-    }
-
     /// Exports the whole store; the archive.
     #[track_caller]
     pub fn export(&self, name: &str, options: &[&str]) -> PathBuf {
         let file = self.beside(name);
-        json("export", &self.path, &[&[text(&file)], options].concat(), 0);
+        self.report("export", &[&[text(&file)], options].concat(), 0);
         file
     }
 }
@@ -204,59 +155,6 @@ pub fn put(store: &Store, model: Model, keys: &[PageKey]) {
     put_from(store, model, keys, 0);
 }
 
-/// The keys of a chain; those of different seeds share nothing.
-pub fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
-    let tokens: Vec<u64> = (0..pages).map(|page| seed << 24 | page).collect();
-    page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
-}
-
-pub fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-pub fn larder(command: &str, path: &Path, options: &[&str]) -> Command {
-    let mut larder = Command::new(env!("CARGO_BIN_EXE_larder"));
-    larder
-        .arg(command)
-        .arg(path)
-        .args(options)
-        .env_remove("LARDER_LOG")
-        .stdin(Stdio::null());
-    larder
-}
-
-/// Runs a command with `--json` that must end with `code`.
-#[track_caller]
-pub fn json(command: &str, path: &Path, options: &[&str], code: i32) -> Value {
-    let output = larder(command, path, options)
-        .arg("--json")
-        .output()
-        .unwrap();
-    let (stdout, stderr) = texts(&output);
-    assert_eq!(output.status.code(), Some(code), "{stdout}{stderr}");
-    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(document["schema"], 1);
-    assert_eq!(document["command"], command);
-    document
-}
-
-/// Runs a command for people that must end with `code` and print all of `words`.
-#[track_caller]
-pub fn says(command: &str, path: &Path, options: &[&str], code: i32, words: &[&str]) {
-    let output = larder(command, path, options).output().unwrap();
-    let (stdout, stderr) = texts(&output);
-    assert_eq!(output.status.code(), Some(code), "{stdout}{stderr}");
-    for word in words {
-        let said = stdout.contains(word) || stderr.contains(word);
-        assert!(said, "no `{word}` in: {stdout}{stderr}");
-    }
-}
-
-fn texts(output: &Output) -> (String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (text(&output.stdout), text(&output.stderr))
-}
-
 /// The structures of an archive, each with its offset.
 pub fn items(archive: &Path) -> Vec<(u64, ArchiveItem)> {
     let file = File::open(archive).unwrap();
@@ -280,17 +178,4 @@ pub fn archived(archive: &Path) -> Vec<ArchivedPage> {
         _ => None,
     });
     pages.flatten().collect()
-}
-
-/// Changes one bit.
-pub fn flip(path: &Path, offset: u64) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).unwrap();
-    file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
-}
-
-pub fn overwrite(path: &Path, offset: u64, bytes: &[u8]) {
-    let file = File::options().write(true).open(path).unwrap();
-    file.write_all_at(bytes, offset).unwrap();
 }

@@ -5,6 +5,6 @@
 mod damage;
 mod files;
 mod home;
-#[path = "../../../tests/support/honest.rs"]
-mod honest;
 mod round_trips;
+#[path = "../../../tests/support/mod.rs"]
+mod support;

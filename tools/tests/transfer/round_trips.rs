@@ -9,10 +9,10 @@ use larder_format::ArchiveItem;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::home::{
-    EVEN, Home, RAGGED, archived, chain, items, json, larder, put, put_after, put_from, says, text,
-};
-use crate::honest::{Process, eventually, found};
+use crate::home::{EVEN, RAGGED, archived, items, put, put_after, put_from};
+use crate::support::home::Home;
+use crate::support::honest::{Process, eventually, found};
+use crate::support::{chain, text};
 
 /// Two namespaces, chains of several lengths, one with two branches.
 fn populated(home: Home) -> Home {
@@ -33,17 +33,17 @@ fn populated(home: Home) -> Home {
 #[test]
 fn pages_go_between_stores_of_any_shape_whole_and_with_their_places_in_their_chains() {
     let shapes = [
-        (1, 8, 16 << 20),
-        (2, 5, 16 << 20),
-        (1, 6, 24 << 20),
-        (3, 4, 16 << 20),
+        (&[][..], 8, 16 << 20),
+        (&["second"], 5, 16 << 20),
+        (&[], 6, 24 << 20),
+        (&["second", "third"], 4, 16 << 20),
     ];
     let mut source = populated(Home::new());
     let pages = source.pages();
-    for (volumes, segments, segment_bytes) in shapes {
+    for (further, segments, segment_bytes) in shapes {
         let archive = source.export("archive", &[]);
-        let target = Home::shaped(volumes, segments, segment_bytes);
-        let document = json("import", &target.path, &[text(&archive)], 0);
+        let target = Home::shaped(further, segments, segment_bytes);
+        let document = target.report("import", &[text(&archive)], 0);
         assert_eq!(document["pages_put"], pages.len());
         assert_eq!(document["refused_pages"], 0);
         assert_eq!(target.pages(), pages);
@@ -54,7 +54,7 @@ fn pages_go_between_stores_of_any_shape_whole_and_with_their_places_in_their_cha
             );
             assert_eq!(target.having(RAGGED, &chain(seed, 5)), 5);
         }
-        json("verify", &target.path, &["--deep"], 0);
+        target.report("verify", &["--deep"], 0);
         // The next one takes what this one took.
         source = target;
     }
@@ -65,8 +65,8 @@ fn an_archive_imported_twice_stores_nothing_more() {
     let source = populated(Home::new());
     let archive = source.export("archive", &[]);
     let target = Home::new();
-    json("import", &target.path, &[text(&archive)], 0);
-    let document = json("import", &target.path, &[text(&archive)], 0);
+    target.report("import", &[text(&archive)], 0);
+    let document = target.report("import", &[text(&archive)], 0);
     assert_eq!(document["pages_put"], 0);
     assert_eq!(document["duplicate_pages"], source.pages().len());
 }
@@ -106,7 +106,7 @@ fn a_namespace_is_exported_alone_and_one_that_is_not_there_is_a_usage_error() {
     let source = populated(Home::new());
     let file = source.beside("archive");
     let options = [text(&file), "--namespace", &RAGGED.fingerprint()];
-    let document = json("export", &source.path, &options, 0);
+    let document = source.report("export", &options, 0);
     assert_eq!(document["pages"], 20);
     assert_eq!(
         document["namespaces"][0]["fingerprint"],
@@ -114,20 +114,19 @@ fn a_namespace_is_exported_alone_and_one_that_is_not_there_is_a_usage_error() {
     );
     assert_eq!(document["file_bytes"], file.metadata().unwrap().len());
     let target = Home::new();
-    let document = json("import", &target.path, &[text(&file)], 0);
+    let document = target.report("import", &[text(&file)], 0);
     assert_eq!(document["pages_put"], 20);
     let other = source.beside("other");
     let nowhere = "0".repeat(32);
     let options = [text(&other), "--namespace", &nowhere];
-    says(
+    source.says(
         "export",
-        &source.path,
         &options,
         2,
         &["no namespace", "inspect --namespaces"],
     );
     let options = [text(&other), "--namespace", "ragged"];
-    says("export", &source.path, &options, 2, &["fingerprint", "all"]);
+    source.says("export", &options, 2, &["fingerprint", "all"]);
     assert!(!other.exists());
 }
 
@@ -139,19 +138,13 @@ fn a_key_brings_its_ancestors_and_nothing_else() {
     let file = source.beside("archive");
     let key = branch[14].to_string();
     let options = [text(&file), "--key", &key];
-    let document = json("export", &source.path, &options, 0);
+    let document = source.report("export", &options, 0);
     assert_eq!(document["chain_complete"], true);
     let keys: Vec<_> = archived(&file).iter().map(|page| page.key).collect();
     assert_eq!(keys, branch[..15]);
     let nowhere = chain(77, 1)[0].to_string();
     let options = [text(&file), "--force", "--key", &nowhere];
-    says(
-        "export",
-        &source.path,
-        &options,
-        2,
-        &["is not in the store"],
-    );
+    source.says("export", &options, 2, &["is not in the store"]);
 }
 
 #[test]
@@ -177,13 +170,13 @@ fn a_chain_that_is_not_stored_whole_is_exported_from_where_it_is_and_said_so() {
     let file = source.beside("archive");
     let key = keys[8].to_string();
     let options = [text(&file), "--key", &key];
-    says("export", &source.path, &options, 1, &["not stored whole"]);
+    source.says("export", &options, 1, &["not stored whole"]);
     let found: Vec<_> = archived(&file).iter().map(|page| page.key).collect();
     assert_eq!(found, keys[4..]);
     assert_eq!(archived(&file)[0].depth, 4);
     // A store takes a page whose parent it does not have.
     let target = Home::new();
-    json("import", &target.path, &[text(&file)], 0);
+    target.report("import", &[text(&file)], 0);
     assert_eq!(target.having(EVEN, &keys), 5);
 }
 
@@ -201,7 +194,7 @@ fn circles_that_callers_claimed_are_exported_once_and_taken() {
     let file = source.beside("circle");
     let key = keys[1].to_string();
     let options = [text(&file), "--key", &key];
-    let document = json("export", &source.path, &options, 1);
+    let document = source.report("export", &options, 1);
     assert_eq!(
         (&document["pages"], &document["chain_complete"]),
         (&3.into(), &false.into())
@@ -209,7 +202,7 @@ fn circles_that_callers_claimed_are_exported_once_and_taken() {
     let archive = source.export("archive", &[]);
     assert_eq!(archived(&archive).len(), 4);
     let target = Home::new();
-    json("import", &target.path, &[text(&archive)], 0);
+    target.report("import", &[text(&archive)], 0);
     assert_eq!(
         target.having(RAGGED, &keys) + target.having(RAGGED, &other),
         4
@@ -222,7 +215,7 @@ fn an_empty_store_makes_an_archive_of_nothing() {
     let archive = source.export("archive", &[]);
     assert_eq!(items(&archive).len(), 2);
     let target = Home::new();
-    let document = json("import", &target.path, &[text(&archive)], 0);
+    let document = target.report("import", &[text(&archive)], 0);
     assert_eq!(document["pages_put"], 0);
 }
 
@@ -238,14 +231,14 @@ fn pages_larger_than_a_batch_and_than_a_read_go_through() {
         items(&archive).iter().filter(|item| blocks(item)).count(),
         3
     );
-    let target = Home::shaped(1, 6, 32 << 20);
-    json("import", &target.path, &[text(&archive)], 0);
+    let target = Home::shaped(&[], 6, 32 << 20);
+    target.report("import", &[text(&archive)], 0);
     assert_eq!(target.having(LARGE, &keys), 3);
     // A page that no segment holds is refused with its reason; smaller ones would go in.
     const HUGE: crate::home::Model = crate::home::Model("huge", &[20 << 20]);
     target.with(|store| put(store, HUGE, &keys[..1]));
     let archive = target.export("huge", &["--namespace", &HUGE.fingerprint()]);
-    let document = json("import", &Home::new().path, &[text(&archive)], 1);
+    let document = Home::new().report("import", &[text(&archive)], 1);
     assert_eq!(document["refusals"][0]["kind"], "too_large");
     assert_eq!(document["refused_pages"], 1);
 }
@@ -254,9 +247,9 @@ fn pages_larger_than_a_batch_and_than_a_read_go_through() {
 fn a_pipe_carries_an_archive_from_store_to_store() {
     let source = populated(Home::new());
     let target = Home::new();
-    let mut export = larder("export", &source.path, &["-"]);
+    let mut export = source.larder("export", &["-"]);
     let mut export = export.stdout(Stdio::piped()).spawn().unwrap();
-    let mut import = larder("import", &target.path, &["-", "--json"]);
+    let mut import = target.larder("import", &["-", "--json"]);
     let output = import
         .stdin(export.stdout.take().unwrap())
         .output()
@@ -273,7 +266,7 @@ fn a_dry_run_counts_and_stores_nothing() {
     let target = Home::new();
     target.with(|store| put(store, RAGGED, &chain(2, 5)));
     let before = std::fs::read(&target.path).unwrap();
-    let document = json("import", &target.path, &[text(&archive), "--dry-run"], 0);
+    let document = target.report("import", &[text(&archive), "--dry-run"], 0);
     assert_eq!(document["dry_run"], true);
     assert_eq!(document["duplicate_pages"], 5);
     assert_eq!(document["pages_put"], source.pages().len() - 5);
@@ -293,13 +286,7 @@ fn a_store_in_use_is_exported_as_far_as_it_is_written() {
     assert_eq!(archived(&archive).len(), 9);
     let target = Home::new();
     let _in_use = target.open();
-    says(
-        "import",
-        &target.path,
-        &[text(&archive)],
-        3,
-        &["in use by process"],
-    );
+    target.says("import", &[text(&archive)], 3, &["in use by process"]);
 }
 
 #[test]
@@ -315,16 +302,16 @@ fn what_does_not_fit_is_refused_beforehand_and_forced_in_by_dropping_what_is_col
     });
     let before = target.pages();
     let words = ["no room", "25 MiB", "--force"];
-    says("import", &target.path, &[text(&archive)], 3, &words);
+    target.says("import", &[text(&archive)], 3, &words);
     assert_eq!(target.pages(), before);
-    let document = json("import", &target.path, &[text(&archive), "--force"], 0);
+    let document = target.report("import", &[text(&archive), "--force"], 0);
     assert_eq!(document["duplicate_pages"], 400);
     assert_eq!(document["pages_put"], 400);
     assert!(document["evicted_pages"].as_u64().unwrap() > 0);
     // What is there already needs no room.
     let half = Home::new();
     half.with(|store| (1..=8).for_each(|seed| put(store, EVEN, &chain(seed, 100))));
-    let document = json("import", &half.path, &[text(&archive)], 0);
+    let document = half.report("import", &[text(&archive)], 0);
     assert_eq!(document["duplicate_pages"], 800);
 }
 
@@ -337,12 +324,12 @@ fn a_dry_run_over_a_store_in_use_or_not_closed_says_so() {
     {
         let store = target.open();
         put(&store, EVEN, &chain(1, 9));
-        says("import", &target.path, &options, 3, &["in use by process"]);
+        target.says("import", &options, 3, &["in use by process"]);
     }
-    let document = json("import", &target.path, &options, 0);
+    let document = target.report("import", &options, 0);
     assert_eq!(document["condition"], "not_closed");
     target.open().close().unwrap();
-    let document = json("import", &target.path, &options, 0);
+    let document = target.report("import", &options, 0);
     assert_eq!(document["condition"], "clean");
 }
 
@@ -365,7 +352,7 @@ fn an_import_that_waits_for_its_input_is_ended_by_a_signal() {
     // Before the head, and in the midst of the pages.
     for begun in [0, archive.len() / 2] {
         let target = Home::new();
-        let mut import = larder("import", &target.path, &["-"]);
+        let mut import = target.larder("import", &["-"]);
         let import = import
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -380,7 +367,7 @@ fn an_import_that_waits_for_its_input_is_ended_by_a_signal() {
         assert_eq!(status.code(), Some(130), "{begun} bytes");
         drop(pipe);
         // Closed in order.
-        let document = json("inspect", &target.path, &[], 0);
+        let document = target.report("inspect", &[], 0);
         assert_eq!(document["condition"], "clean", "{document}");
     }
 }
