@@ -102,22 +102,24 @@ impl Role {
             Err(Unreached::Nobody(why)) => why,
             Err(Unreached::Failed(error)) => return Err(error),
         };
-        if path.exists() {
-            let socket = socket_path(path);
-            may_listen(&socket).map_err(|error| {
-                NotYet::Never(StoreError::io("serving the catalog", &socket, error))
-            })?;
-        }
+        // An owner that cannot serve would open it for nothing, again and again.
+        let socket = socket_path(path);
+        let may_serve = || {
+            may_listen(&socket)
+                .map_err(|error| StoreError::io("serving the catalog", &socket, error))
+        };
         let store =
-            Store::open_at_once(path, &options.open, through).map_err(|error| match error {
-                StoreError::Locked { .. } if matches!(unreached, ReachError::Unanswered(_)) => {
-                    NotYet::TryAgain(not_served(path, &unreached))
+            Store::open_at_once(path, &options.open, may_serve, through).map_err(|error| {
+                match error {
+                    StoreError::Locked { .. } if matches!(unreached, ReachError::Unanswered(_)) => {
+                        NotYet::TryAgain(not_served(path, &unreached))
+                    }
+                    StoreError::Locked { .. } | StoreError::ClientsWriting(_) => {
+                        NotYet::TryAgain(error)
+                    }
+                    error if error.is_busy() => NotYet::TryAgain(error),
+                    error => NotYet::Never(error),
                 }
-                StoreError::Locked { .. } | StoreError::ClientsWriting(_) => {
-                    NotYet::TryAgain(error)
-                }
-                error if error.is_busy() => NotYet::TryAgain(error),
-                error => NotYet::Never(error),
             })?;
         let store = Arc::new(store);
         let server =

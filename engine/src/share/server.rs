@@ -30,7 +30,6 @@ mod watch;
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -153,9 +152,7 @@ impl Server {
             let socket = socket.clone();
             move |error: io::Error| StoreError::io(doing, &socket, error)
         };
-        let uid = std::fs::metadata(path)
-            .map_err(failed("serving the catalog"))?
-            .uid();
+        let uid = owner_of(&store).map_err(failed("serving the catalog"))?;
         let listener =
             socket::listen(&socket, uid, group).map_err(failed("serving the catalog"))?;
         let (template, probes) = facts(&store, group);
@@ -257,6 +254,14 @@ impl Drop for Server {
 }
 
 /// What clients are told of the store, and its files.
+/// Whose the store is: the user of its first volume, which is locked.
+fn owner_of(store: &Store) -> io::Result<u32> {
+    let volumes = store.volumes();
+    let first = volumes.present().next();
+    let (_, volume) = first.ok_or(io::ErrorKind::NotFound)?;
+    Ok(rustix::fs::fstat(&volume.file)?.st_uid)
+}
+
 fn facts(store: &Store, group: Option<u32>) -> (Template, Vec<Arc<OwnedFd>>) {
     let volumes = store.volumes();
     let superblock = volumes.superblock();

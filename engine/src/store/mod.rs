@@ -210,16 +210,21 @@ impl Store {
         } else {
             Access::Exclusive
         };
-        Store::open_with(path, &options, access, through)
+        Store::open_with(path, &options, access, || Ok(()), through)
     }
 
     fn open_with(
         path: &Path,
         options: &OpenOptions,
         access: Access,
+        may_open: impl FnOnce() -> Result<(), StoreError>,
         through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
     ) -> Result<Store, StoreError> {
         let (volumes, disk) = open_volumes(path, options, access)?;
+        if let Err(error) = may_open() {
+            disk.shutdown();
+            return Err(error);
+        }
         let opening: Opening = Opening::new(volumes, through(disk), options)?;
         for damage in &opening.recovery.damage {
             tracing::warn!(
@@ -292,13 +297,15 @@ impl Store {
         })
     }
 
-    /// Opens as its owner a store that nobody else has open at this moment.
+    /// Opens as its owner a store that nobody else has open at this moment. What may be in the way is asked for once it is locked, and
+    /// before anything is read or written.
     pub(crate) fn open_at_once(
         path: &Path,
         options: &OpenOptions,
+        may_open: impl FnOnce() -> Result<(), StoreError>,
         through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
     ) -> Result<Store, StoreError> {
-        Store::open_with(path, options, Access::AtOnce, through)
+        Store::open_with(path, options, Access::AtOnce, may_open, through)
     }
 
     /// As [`PageStore::get`], shared with clients.

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags};
+use rustix::fs::{Access, AtFlags, Gid, Mode, OFlags, Uid};
 
 /// Where the catalog of the store at `path` is served: beside the file or device, whatever links lead to it.
 pub fn socket_path(path: &Path) -> PathBuf {
@@ -37,7 +37,7 @@ pub(in crate::share) fn may_listen(socket: &Path) -> io::Result<()> {
     // inode(7): in a sticky directory only the owner of either takes a file away.
     let directory = std::fs::metadata(directory)?;
     let uid = rustix::process::geteuid();
-    let is_sticky = directory.mode() & rustix::fs::Mode::SVTX.bits() != 0;
+    let is_sticky = directory.mode() & Mode::SVTX.bits() != 0;
     if is_sticky && !uid.is_root() && ![left.uid(), directory.uid()].contains(&uid.as_raw()) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
@@ -63,30 +63,63 @@ pub(in crate::share) fn may_give_to(gid: u32) -> bool {
 }
 
 /// Binds the socket, for the user whose store it is and perhaps a group: whoever holds the store's lock may replace what a former owner
-/// left there.
+/// left there. Where that fails nothing is left.
 pub(super) fn listen(socket: &Path, uid: u32, group: Option<u32>) -> io::Result<UnixListener> {
-    if left_there(socket)?.is_some() {
-        std::fs::remove_file(socket)?;
+    let process = rustix::process::geteuid();
+    // Else the store of a user would be root's alone as long as root serves it.
+    let uid = (process.is_root() && uid != process.as_raw()).then(|| Uid::from_raw(uid));
+    let gid = group.map(Gid::from_raw);
+    let mode = Mode::from_raw_mode(if gid.is_some() { 0o660 } else { 0o600 });
+    let is_given = uid.is_some() || gid.is_some();
+    let (_directory, path) = if is_given {
+        // The same directory at every step, whatever becomes of its name.
+        let (directory, path) = path_through_directory(socket)?;
+        (Some(directory), path)
+    } else {
+        short_path(socket)?
+    };
+    if left_there(&path)?.is_some() {
+        std::fs::remove_file(&path)?;
     }
-    let mode = if group.is_some() { 0o660 } else { 0o600 };
     let fd = unix_socket()?;
     // Before it has a name: the file is made with these permissions.
-    rustix::fs::fchmod(&fd, rustix::fs::Mode::from_raw_mode(mode))?;
-    let (_directory, short) = short_path(socket)?;
-    let address = rustix::net::SocketAddrUnix::new(short)?;
-    rustix::net::bind(&fd, &address)?;
-    // Else the store of a user would be root's alone as long as root serves it.
-    let process = rustix::process::geteuid();
-    let uid =
-        (process.is_root() && uid != process.as_raw()).then(|| rustix::fs::Uid::from_raw(uid));
-    if uid.is_some() || group.is_some() {
-        let gid = group.map(rustix::fs::Gid::from_raw);
-        rustix::fs::chown(socket, uid, gid)?;
-        // The process's umask took the group's share away.
-        rustix::fs::chmod(socket, rustix::fs::Mode::from_raw_mode(mode))?;
+    rustix::fs::fchmod(&fd, mode)?;
+    rustix::net::bind(&fd, &rustix::net::SocketAddrUnix::new(&path)?)?;
+    let given = if is_given {
+        give(&path, mode, uid, gid)
+    } else {
+        Ok(())
+    };
+    if let Err(error) = given.and_then(|()| Ok(rustix::net::listen(&fd, 128)?)) {
+        let _ = std::fs::remove_file(&path);
+        return Err(error);
     }
-    rustix::net::listen(&fd, 128)?;
     Ok(UnixListener::from(fd))
+}
+
+/// Gives a socket that this process has just bound to a user and a group. What is given away is the file that was bound, or nothing:
+/// whoever may write to the directory may have put something else in its place meanwhile.
+fn give(socket: &Path, mode: Mode, uid: Option<Uid>, gid: Option<Gid>) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(socket, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&file)?;
+    let is_socket = rustix::fs::FileType::from_raw_mode(found.st_mode).is_socket();
+    let own = rustix::process::geteuid().as_raw();
+    if !is_socket || found.st_uid != own || found.st_nlink != 1 {
+        return Err(io::Error::other(
+            "something else was put in the socket's place",
+        ));
+    }
+    // The process's umask took the group's share away.
+    rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?;
+    match rustix::fs::chownat(&file, "", uid, gid, AtFlags::EMPTY_PATH) {
+        // A root that may not: it serves root alone.
+        Err(error) if gid.is_none() => {
+            tracing::warn!(%error, "the store's user cannot use it while root serves it");
+            Ok(())
+        }
+        given => Ok(given?),
+    }
 }
 
 /// Whether whoever connected is a member of a group, or was when it did.
@@ -145,20 +178,20 @@ fn directory_of(socket: &Path) -> &Path {
 /// A name for a socket that fits an address, however long its directory's is; and what must stay open while it is used.
 pub(in crate::share) fn short_path(socket: &Path) -> io::Result<(Option<OwnedFd>, PathBuf)> {
     const ADDRESS_BYTES_MAX: usize = 107;
-    let directory = directory_of(socket);
-    let name = socket.file_name().unwrap_or_default();
-    let whole = directory.join(name);
+    let whole = directory_of(socket).join(socket.file_name().unwrap_or_default());
     if whole.as_os_str().len() <= ADDRESS_BYTES_MAX {
         return Ok((None, whole));
     }
-    let handle = rustix::fs::open(
-        directory,
-        rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )?;
-    let number = handle.as_raw_fd();
-    let path = PathBuf::from(format!("/proc/self/fd/{number}")).join(name);
-    Ok((Some(handle), path))
+    let (directory, path) = path_through_directory(socket)?;
+    Ok((Some(directory), path))
+}
+
+/// A path that leads to the directory that has this name now, and that directory.
+fn path_through_directory(socket: &Path) -> io::Result<(OwnedFd, PathBuf)> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(directory_of(socket), flags, Mode::empty())?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    Ok((directory, path.join(socket.file_name().unwrap_or_default())))
 }
 
 #[cfg(test)]
@@ -177,5 +210,31 @@ mod tests {
         assert!(is_member(&peer, primary));
         assert!(further.iter().all(|gid| is_member(&peer, *gid)));
         assert!(!is_member(&peer, u32::MAX - 1));
+    }
+
+    #[test]
+    fn nothing_but_the_socket_itself_is_given_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let (socket, other) = (directory.path().join("s"), directory.path().join("other"));
+        std::fs::write(&other, "mine").unwrap();
+        let own = std::fs::metadata(&other).unwrap();
+        let (uid, gid) = (Uid::from_raw(own.uid()), Gid::from_raw(own.gid()));
+        let mode = Mode::from_raw_mode(0o660);
+        let give = || give(&socket, mode, Some(uid), Some(gid));
+        std::os::unix::fs::symlink(&other, &socket).unwrap();
+        assert!(give().is_err());
+        std::fs::remove_file(&socket).unwrap();
+        std::fs::hard_link(&other, &socket).unwrap();
+        assert!(give().is_err());
+        assert_eq!(std::fs::metadata(&other).unwrap().mode(), own.mode());
+        std::fs::remove_file(&socket).unwrap();
+        let bound = UnixListener::bind(&socket).unwrap();
+        let twice = directory.path().join("twice");
+        std::fs::hard_link(&socket, &twice).unwrap();
+        assert!(give().is_err());
+        std::fs::remove_file(&twice).unwrap();
+        give().unwrap();
+        assert_eq!(std::fs::metadata(&socket).unwrap().mode() & 0o777, 0o660);
+        drop(bound);
     }
 }
