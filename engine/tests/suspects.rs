@@ -13,7 +13,7 @@ use common::memory::{self, Block, Memory, STORE, superblock};
 use common::{chain, namespace};
 use larder_engine::PutStatus;
 use larder_engine::api::PutFailure;
-use larder_engine::catalog::{Ask, Grant, ReservationId};
+use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
 use larder_engine::core::{Core, Effect, Fault, Io, RequestId, Victim};
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
@@ -55,6 +55,7 @@ struct Store {
     /// What the next sync loses; it succeeds where there is nothing.
     lost: Option<BTreeSet<u64>>,
     core: Core,
+    index: Arc<Index>,
     run: Run,
     settled: BTreeMap<ReservationId, Vec<PutStatus>>,
     finished: BTreeMap<RequestId, Result<(), Fault>>,
@@ -81,26 +82,54 @@ impl Store {
 
     fn over(superblocks: &[Option<&Superblock>]) -> Store {
         let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+        let mut store = Store::on(disk, BTreeMap::new(), superblocks);
+        store.name("m");
+        store
+    }
+
+    /// Recovers what is on a disk.
+    fn on(
+        disk: Memory,
+        durable: BTreeMap<u64, Block>,
+        superblocks: &[Option<&Superblock>],
+    ) -> Store {
         let index = index(superblocks.len() as u32);
         let recovered = recover(&disk, superblocks, &index, false).recovered;
         let config = memory::config(SEGMENT_BLOCKS);
         let run = recovered.first.run();
-        let mut store = Store {
+        Store {
             disk,
-            durable: BTreeMap::new(),
+            durable,
             unsynced: BTreeSet::new(),
             lost: None,
-            core: Core::new(config, recovered, index),
+            core: Core::new(config, recovered, index.clone()),
+            index,
             run,
             settled: BTreeMap::new(),
             finished: BTreeMap::new(),
             requests: 0,
             now_ms: 0,
-        };
-        let page = namespace("m", &[BLOCK_BYTES as u32]);
-        store.core.open_namespace(&page).unwrap();
-        store.carry_out();
-        store
+        }
+    }
+
+    fn name(&mut self, model: &str) {
+        let page = namespace(model, &[BLOCK_BYTES as u32]);
+        self.core.open_namespace(&page).unwrap();
+        self.carry_out();
+    }
+
+    /// The process ends without a word, and the next one opens the store.
+    fn reopen(self) -> Store {
+        let crashed = superblock(self.run, OpenState::Open, SEGMENTS, SEGMENT_BLOCKS);
+        Store::on(self.disk, self.durable, &[Some(&crashed)])
+    }
+
+    /// The bytes of these pages turn out to be others.
+    fn spoil(&mut self, keys: &[PageKey]) {
+        for key in keys {
+            let place = self.index.locate(SLOT, key).unwrap().place;
+            self.core.found(SLOT, key, place, Finding::Mismatch);
+        }
     }
 
     fn write(&mut self, offset: u64, bytes: &[u8]) {
@@ -377,5 +406,42 @@ fn what_a_plan_has_queued_before_it_is_broken_off_is_written() {
     store.core.flush(RequestId(2));
     store.carry_out();
     assert_eq!(store.finished[&RequestId(2)], Err(Fault::Sync));
+    assert!(store.core.is_idle());
+}
+
+/// Its record is carried out of a segment beside the last of its pages, which leave before a failed sync has the copy written again.
+#[test]
+fn a_namespace_that_nobody_wants_any_more_keeps_nothing_from_being_synced() {
+    let keys = chain(1, 39);
+    let mut store = Store::new();
+    keys.iter().for_each(|key| store.put(*key));
+    store.name("other");
+    assert_eq!(store.flush(), Ok(()));
+
+    let mut store = store.reopen();
+    store.name("other");
+    assert_eq!(store.flush(), Ok(()));
+    let is_first = |key: &&PageKey| {
+        let found = store.index.locate(SLOT, key).unwrap();
+        found.place.segment == store.index.locate(SLOT, &keys[0]).unwrap().place.segment
+    };
+    let in_first = keys.iter().filter(is_first).count();
+    let (first, rest) = keys.split_at(in_first);
+    assert!(!rest.is_empty());
+    store.spoil(first);
+    let victim = store.core.next_victim().unwrap();
+    let blocks = store.blocks_of(&victim);
+    assert_eq!(store.core.plan(&victim, &blocks), []);
+    store.carry_out();
+    store.spoil(rest);
+    store.lost = Some(BTreeSet::new());
+    assert!(store.core.finish_victim(&victim, true));
+    store.carry_out();
+    assert_eq!(store.core.counters().failed_syncs, 1);
+    for _ in 0..5 {
+        store.reclaim();
+        store.pause();
+    }
+    assert_eq!(store.flush(), Ok(()));
     assert!(store.core.is_idle());
 }

@@ -325,20 +325,19 @@ impl Core {
         }
     }
 
-    /// Writes a namespace's record again. One without pages, which nobody has named since the store was opened, is forgotten: servers
-    /// name new ones with every change of theirs, and the store takes so many and no more.
+    /// Writes a namespace's record again. One that nobody wants is forgotten at the next opening: servers name new ones with every
+    /// change of theirs, and the store takes so many and no more.
     fn carry_namespace(&mut self, segment: SegmentId, fingerprint: Fingerprint) {
         let Some(&slot) = self.slots.get(&fingerprint) else {
             return;
         };
-        let state = &mut self.namespaces[slot.0 as usize];
-        if state.home != Some(segment) {
+        if self.namespaces[slot.0 as usize].home != Some(segment) {
             return;
         }
-        if state.is_named || self.index.pages_of(slot) > 0 {
+        if self.is_wanted(slot) {
             self.carry_note(segment, NoteBody::Namespace(slot.0));
         } else {
-            (state.record, state.home) = (None, None);
+            self.namespaces[slot.0 as usize].home = None;
         }
     }
 

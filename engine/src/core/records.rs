@@ -93,10 +93,17 @@ impl Core {
     pub(super) fn write_homeless(&mut self) {
         for slot in 0..self.namespaces.len() {
             let state = &self.namespaces[slot];
-            if state.home.is_none() && state.record.is_some() {
-                self.write_namespace(NamespaceSlot(u16::try_from(slot).unwrap_or(u16::MAX)));
+            let is_homeless = state.home.is_none() && state.record.is_some();
+            let slot = NamespaceSlot(u16::try_from(slot).unwrap_or(u16::MAX));
+            if is_homeless && self.is_wanted(slot) {
+                self.write_namespace(slot);
             }
         }
+    }
+
+    /// Whether a namespace has pages, or somebody has named it since the store was opened.
+    pub(super) fn is_wanted(&self, slot: NamespaceSlot) -> bool {
+        self.namespaces[slot.0 as usize].is_named || self.index.pages_of(slot) > 0
     }
 
     /// The namespaces of the store, as far as their full records are known.

@@ -105,6 +105,8 @@ pub struct Cache {
     time: Box<dyn Time>,
     /// What the device and L3 are done with, and `time` perhaps not; how long a read took, in microseconds.
     ended: Vec<(Done, Option<u64>)>,
+    /// Reads under way: the pages they ask for.
+    reads: HashMap<OpId, usize>,
 }
 
 impl Cache {
@@ -145,6 +147,7 @@ impl Cache {
             forward: Ticket::done(),
             time,
             ended: Vec::new(),
+            reads: HashMap::new(),
         })
     }
 
@@ -360,11 +363,12 @@ impl Cache {
         let dones = self.agreed.take()?;
         let count = dones.len();
         for agreed in dones {
-            // One that brought nothing says nothing of how fast pages come.
-            if let (Some(micros), Outcome::Pages(pages @ 1..)) =
-                (agreed.read_micros, agreed.done.outcome)
+            // One that did not bring what was asked for says nothing of how fast pages come.
+            let asked = self.reads.remove(&agreed.done.id);
+            if let (Some(micros), Some(asked)) = (agreed.read_micros, asked)
+                && agreed.done.outcome == Outcome::Pages(asked)
             {
-                let bytes = pages as u64 * u64::from(self.l2.shape().page_bytes());
+                let bytes = asked as u64 * u64::from(self.l2.shape().page_bytes());
                 self.core.observe_read(bytes, micros);
             }
             self.core.complete(agreed.done)?;
@@ -489,11 +493,14 @@ impl Cache {
                 return;
             }
             Order::Exists { id, keys } => (Line::Prefetch, id, Ok(Work::Exists { id, keys })),
-            Order::Get { id, keys, l2 } => (
-                Line::Prefetch,
-                id,
-                self.lend(&l2).map(|into| Work::Get { id, keys, into }),
-            ),
+            Order::Get { id, keys, l2 } => {
+                self.reads.insert(id, keys.len());
+                (
+                    Line::Prefetch,
+                    id,
+                    self.lend(&l2).map(|into| Work::Get { id, keys, into }),
+                )
+            }
             Order::Put {
                 id,
                 keys,
