@@ -445,3 +445,40 @@ fn a_namespace_that_nobody_wants_any_more_keeps_nothing_from_being_synced() {
     assert_eq!(store.flush(), Ok(()));
     assert!(store.core.is_idle());
 }
+
+/// Two groups in flight in one segment: the later one lands, and its page is acknowledged, before the earlier one fails.
+fn behind_a_hole(can_be_filled: bool) -> (bool, usize) {
+    let keys = chain(1, 3);
+    let mut store = Store::new();
+    store.put(keys[0]);
+    let (lost, _) = store.submit(keys[1]);
+    let descriptor = store.core.take_effects();
+    let (behind, _) = store.submit(keys[2]);
+    store.carry_out();
+    assert_eq!(store.land(behind), [PutStatus::Stored]);
+    for effect in descriptor {
+        if let Effect::Io { id, .. } = effect {
+            store.core.io_done(id, false);
+        }
+    }
+    store.core.landed(lost, &[(0, true)]);
+    if !can_be_filled {
+        store.refuse_writes();
+    }
+    store.carry_out();
+    assert_eq!(store.flush(), Ok(()));
+
+    let index = index(1);
+    let crashed = superblock(store.run, OpenState::Open, SEGMENTS, SEGMENT_BLOCKS);
+    let recovery = recover(&store.disk, &[Some(&crashed)], &index, false);
+    assert!(index.locate(SLOT, &keys[0]).is_some());
+    assert!(index.locate(SLOT, &keys[1]).is_none());
+    let found = index.locate(SLOT, &keys[2]).unwrap();
+    (!found.unproven, recovery.damage.len())
+}
+
+#[test]
+fn what_lies_behind_a_descriptor_write_that_failed_is_vouched_for_where_it_is_written_over() {
+    assert_eq!(behind_a_hole(true), (true, 0));
+    assert_eq!(behind_a_hole(false), (false, 0));
+}

@@ -139,7 +139,9 @@ impl World {
         if let Content::Bytes(before) = self.disk.volumes()[volume].visible(at)
             && let Ok(before) = DescriptorBlock::check(&before[..])
         {
-            // What a crash left behind the last block that recovery found may be written over by a later run.
+            // What a crash left behind the last block that recovery found may be written over by a later run, and what a failed write
+            // left by nothing.
+            let is_blank = matches!(&block.body, Body::Records(records) if records.is_empty());
             let spot = self.spot(volume, header.segment.0);
             let is_other = before.at(&BlockAddress {
                 store: self.store,
@@ -153,6 +155,7 @@ impl World {
                     || is_other.is_ok_and(|before| {
                         before.header.sequence != header.sequence
                             || before.header.commit.run() < header.commit.run()
+                            || is_blank && before.header.commit == header.commit
                     }),
                 "a descriptor block is written twice in one life"
             );

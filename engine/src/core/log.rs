@@ -13,6 +13,7 @@ use larder_format::{
 };
 
 use super::evictions::Evictions;
+use super::space::Hole;
 use super::{Core, Effect, Io, IoId, RequestId, SyncPolicy, Ticket, Waiter};
 use crate::catalog::ReservationId;
 use crate::index::SegmentId;
@@ -87,6 +88,8 @@ pub(super) struct BlockWrite {
     segment: SegmentId,
     /// The commit of what was written before it into this segment.
     behind: Serial,
+    /// Number of its first block.
+    first: u32,
     blocks: u32,
     pages: Vec<Ticket>,
     notes: Vec<Note>,
@@ -95,6 +98,8 @@ pub(super) struct BlockWrite {
 #[derive(Debug)]
 pub(super) enum IoContext {
     Blocks(BlockWrite),
+    /// Empty blocks, behind this commit.
+    Fill(SegmentId, Serial),
     Header(SegmentId, SegmentState),
     Sync(usize),
 }
@@ -377,6 +382,7 @@ impl Core {
                 commit,
                 segment: id,
                 behind,
+                first,
                 blocks,
                 pages: queue.pages,
                 notes: queue.notes,
@@ -399,6 +405,7 @@ impl Core {
             commit,
             segment: id,
             behind,
+            first,
             blocks,
             pages: queue.pages,
             notes: queue.notes,
@@ -473,7 +480,10 @@ impl Core {
                 index,
                 commit,
                 data_end,
-                synced: self.syncs.synced,
+                // A block's mark is below its own commit.
+                synced: Some(self.syncs.synced)
+                    .filter(|synced| *synced < commit)
+                    .unwrap_or(Serial::ZERO),
             };
             let out: &mut [u8; BLOCK_BYTES] = out.try_into().ok()?;
             DescriptorBlock { header, body }.encode(out);
@@ -486,6 +496,7 @@ impl Core {
             commit,
             segment,
             behind,
+            first,
             blocks,
             pages,
             notes,
@@ -494,7 +505,18 @@ impl Core {
         self.space.segment_mut(segment).writing -= 1;
         self.mark_dirty(segment);
         if !good {
-            self.space.segment_mut(segment).vouch_no_further(behind);
+            let place = self.space.segment_mut(segment);
+            if place.extended {
+                // No header lists it.
+                place.vouch_no_further(behind);
+            } else {
+                place.holes.push(Hole {
+                    first,
+                    blocks,
+                    commit,
+                    behind,
+                });
+            }
             self.poison(segment);
         }
         for ticket in pages {
@@ -525,6 +547,44 @@ impl Core {
             self.log.resolve(commit, 1);
         }
         self.drain(segment);
+    }
+
+    /// Writes empty blocks where descriptor writes failed, once in all: a header that vouches for what lies behind would call a hole
+    /// damage. Whether there was something to write.
+    pub(super) fn fill_holes(&mut self, id: SegmentId) -> bool {
+        let holes = std::mem::take(&mut self.space.segment_mut(id).holes);
+        let mut any = false;
+        for hole in holes {
+            let bodies = vec![Body::Records(Vec::new()); hole.blocks as usize];
+            let Some(bytes) = self.encode_blocks(hole.commit, id, hole.first, bodies) else {
+                self.space.segment_mut(id).vouch_no_further(hole.behind);
+                continue;
+            };
+            let end = u64::from(self.config.segment_blocks - hole.first - hole.blocks);
+            let offset = self.space.offset_of(id) + end * BLOCK_BYTES as u64;
+            let volume = self.space.volume_of(id);
+            self.space.segment_mut(id).writing += 1;
+            self.counters.blocks_written += u64::from(hole.blocks);
+            let io = self.log.io(IoContext::Fill(id, hole.behind));
+            self.effects.push(Effect::Io {
+                id: io,
+                volume,
+                io: Io::Write { offset, bytes },
+            });
+            any = true;
+        }
+        any
+    }
+
+    /// A hole is filled, or cannot be.
+    pub(super) fn hole_filled(&mut self, id: SegmentId, behind: Serial, good: bool) {
+        self.mark_dirty(id);
+        let segment = self.space.segment_mut(id);
+        segment.writing -= 1;
+        if !good {
+            segment.vouch_no_further(behind);
+        }
+        self.drain(id);
     }
 
     /// The header that a segment's blocks and notes waited for is written, or its write failed.

@@ -29,6 +29,8 @@
 //! - `synced` never passes a commit whose bytes a failed sync may have lost;
 //! - a page whose bytes failed after its descriptor was written is never vouched for: its group stays incomplete until a header
 //!   says so (`Segment::held`);
+//! - where a descriptor write failed empty blocks are written before the segment is sealed; no header vouches for what lies behind a hole
+//!   that could not be filled (`Segment::hole`);
 //! - nothing in a segment is acknowledged before its first header is written: recovery finds it by that, or by its first block;
 //! - a segment is given back only after everything carried out of it is synced, and nobody holds a pin of it; it is written again only
 //!   when the header that says so is durable: else a power loss leaves the old life with the new one's bytes;
@@ -252,6 +254,9 @@ impl Core {
     pub fn io_done(&mut self, id: IoId, good: bool) {
         match self.log.take_io(id) {
             Some(log::IoContext::Blocks(write)) => self.blocks_done(write, good),
+            Some(log::IoContext::Fill(segment, behind)) => {
+                self.hole_filled(segment, behind, good);
+            }
             Some(log::IoContext::Header(segment, state)) => {
                 self.mark_dirty(segment);
                 // A header is a hint: what it says is found in the blocks too. A failed one costs a scan at the next open.

@@ -111,7 +111,9 @@ pub(crate) struct Segment {
     pub extended: bool,
     /// Commits up to here have their payload on the device for certain.
     pub proven: Serial,
-    /// Behind this commit a descriptor write failed: a header that vouches for later ones would call the hole damage.
+    /// Descriptor writes that failed, and are still to be filled.
+    pub holes: Vec<Hole>,
+    /// Behind this commit there is a hole that could not be filled.
     pub hole: Option<Serial>,
     /// A write into it failed: nothing more is acknowledged here.
     pub poisoned: bool,
@@ -122,6 +124,17 @@ pub(crate) struct Segment {
     pub suspect: bool,
     /// It is free, and lent or was: it is not lent again.
     pub lent: bool,
+}
+
+/// Descriptor blocks whose write failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hole {
+    pub first: u32,
+    pub blocks: u32,
+    /// The group that they were of.
+    pub commit: Serial,
+    /// The commit of what was written before them.
+    pub behind: Serial,
 }
 
 impl Segment {
@@ -153,6 +166,7 @@ impl Segment {
             doubted: false,
             extended: false,
             proven: Serial::ZERO,
+            holes: Vec::new(),
             hole: None,
             poisoned: false,
             held: Vec::new(),
@@ -174,7 +188,7 @@ impl Segment {
         used + u64::from(data) + u64::from(descriptors) <= u64::from(segment_blocks)
     }
 
-    /// A descriptor write behind this commit failed.
+    /// A hole behind this commit stays: no header may vouch for what lies behind it.
     pub(crate) fn vouch_no_further(&mut self, commit: Serial) {
         self.hole = Some(self.hole.map_or(commit, |hole| hole.min(commit)));
     }

@@ -520,6 +520,10 @@ impl Core {
         if segment.state != State::Draining || !segment.is_quiet() || queued {
             return;
         }
+        if self.fill_holes(id) {
+            return;
+        }
+        let segment = self.space.segment_mut(id);
         let (suspect, last_commit) = (segment.suspect, segment.last_commit);
         let seal = Waiter::Seal(id, segment.sequence);
         if !segment.held.is_empty() || self.log.is_unlisted(id) {
