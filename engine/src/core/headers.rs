@@ -2,7 +2,7 @@
 
 use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentNo, SegmentState, Serial};
 
-use super::space::State;
+use super::segment::State;
 use super::{Core, Effect, Io, log};
 use crate::index::SegmentId;
 use crate::memory::AlignedBuf;

@@ -55,7 +55,8 @@ mod tests {
     use larder_format::Run;
 
     use super::*;
-    use crate::core::space::{Changed, Segment, Space, Stream};
+    use crate::core::segment::{Segment, Stream};
+    use crate::core::space::{Changed, Space};
 
     const SEGMENTS: usize = 8;
 

@@ -13,7 +13,7 @@ use larder_format::{
 };
 
 use super::evictions::Evictions;
-use super::space::Hole;
+use super::segment::Hole;
 use super::{Core, Effect, Io, IoId, RequestId, SyncPolicy, Ticket, Waiter};
 use crate::catalog::ReservationId;
 use crate::index::SegmentId;
@@ -397,10 +397,6 @@ impl Core {
         let parts = queue.pages.len() + 1;
         self.log.blocks_in_flight += blocks;
         self.counters.blocks_written += u64::from(blocks);
-        // Block `i` lies `i + 1` blocks before the segment's end, so that a group's last block comes first.
-        let end = u64::from(self.config.segment_blocks - first - blocks) * BLOCK_BYTES as u64;
-        let offset = self.space.offset_of(id) + end;
-        let volume = self.space.volume_of(id);
         let write = BlockWrite {
             commit,
             segment: id,
@@ -410,13 +406,22 @@ impl Core {
             pages: queue.pages,
             notes: queue.notes,
         };
-        let io = self.log.io(IoContext::Blocks(write));
+        self.write_blocks(id, first + blocks, bytes, IoContext::Blocks(write));
+        parts
+    }
+
+    /// Writes descriptor blocks of a segment, of which the last is the one before number `end`.
+    fn write_blocks(&mut self, id: SegmentId, end: u32, bytes: AlignedBuf, context: IoContext) {
+        // Block `i` lies `i + 1` blocks before the segment's end, so that a group's last block comes first.
+        let place = u64::from(self.config.segment_blocks - end) * BLOCK_BYTES as u64;
+        let offset = self.space.offset_of(id) + place;
+        let volume = self.space.volume_of(id);
+        let io = self.log.io(context);
         self.effects.push(Effect::Io {
             id: io,
             volume,
             io: Io::Write { offset, bytes },
         });
-        parts
     }
 
     fn bodies(&self, queue: &Queue, evictions: Vec<Record>) -> Vec<Body> {
@@ -560,17 +565,10 @@ impl Core {
                 self.space.segment_mut(id).vouch_no_further(hole.behind);
                 continue;
             };
-            let end = u64::from(self.config.segment_blocks - hole.first - hole.blocks);
-            let offset = self.space.offset_of(id) + end * BLOCK_BYTES as u64;
-            let volume = self.space.volume_of(id);
             self.space.segment_mut(id).writing += 1;
             self.counters.blocks_written += u64::from(hole.blocks);
-            let io = self.log.io(IoContext::Fill(id, hole.behind));
-            self.effects.push(Effect::Io {
-                id: io,
-                volume,
-                io: Io::Write { offset, bytes },
-            });
+            let context = IoContext::Fill(id, hole.behind);
+            self.write_blocks(id, hole.first + hole.blocks, bytes, context);
             any = true;
         }
         any

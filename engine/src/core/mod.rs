@@ -10,7 +10,8 @@
 //! | `types` | (what goes in and comes out) |
 //! | `pages` | which pages are admitted, and what becomes of each |
 //! | `headers` | what a segment's header says |
-//! | `space` | which segment a page goes to; the life of a segment |
+//! | `space` | which segment a page goes to, how much is kept |
+//! | `segment` | (what a segment is, and what is known of it) |
 //! | `log` | when descriptors are written |
 //! | `publish` | when a page becomes visible |
 //! | `lending` | which free segments somebody may write beforehand |
@@ -47,6 +48,7 @@ mod plan;
 mod publish;
 mod reclaim;
 mod records;
+mod segment;
 mod space;
 mod sync;
 mod types;
@@ -69,8 +71,9 @@ pub use plan::Plan;
 pub(crate) use reclaim::GAIN_SHARE;
 pub use reclaim::{Move, Victim};
 pub use records::NAMESPACES_MAX;
+use segment::{Segment, State, Stream};
 pub(crate) use space::RUN_BYTES;
-use space::{Segment, Space, State, Stream};
+use space::Space;
 pub use space::{footprint, segments_min, usable_blocks};
 use sync::{Syncs, Waiter};
 pub use types::*;

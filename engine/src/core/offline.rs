@@ -6,7 +6,7 @@
 
 use larder_format::{DescriptorBlock, HEADER_BLOCKS};
 
-use super::space::{State, Stream};
+use super::segment::{State, Stream};
 use super::{Core, Move, Victim};
 use crate::index::SegmentId;
 

@@ -2,7 +2,8 @@
 
 use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, SegmentState, Serial};
 
-use super::space::{Changed, Segment, State, Stream};
+use super::segment::{Segment, State, Stream};
+use super::space::Changed;
 use super::sync::Waiter;
 use super::{Core, Effect, SyncPolicy, Ticket, log};
 use crate::api::{PutFailure, PutStatus, Refusal};

@@ -23,7 +23,7 @@ use larder_format::{PageKey, PageRecord, RECORDS_PER_BLOCK, SegmentState, Serial
 
 use super::log::{Note, NoteBody, Teller};
 use super::pages::{NewPage, Origin};
-use super::space::{Segment, State};
+use super::segment::{Segment, State};
 use super::{Core, Effect};
 use crate::api::PutStatus;
 use crate::catalog::{Finding, Grant, ReservationId};

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use larder_format::{SegmentState, Serial};
 
-use super::space::State;
+use super::segment::State;
 use super::{Core, Effect, Fault, Io, RequestId, SyncPolicy, log};
 use crate::api::{PutFailure, PutStatus};
 use crate::catalog::ReservationId;
