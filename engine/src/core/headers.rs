@@ -143,7 +143,7 @@ impl Core {
         self.space.segment_mut(id).listed = listed;
         self.counters.reclaimed += 1;
         self.write_homeless();
-        self.effects.push(Effect::Room);
+        self.has_more_room = true;
         if self.wants_reclaim() {
             self.effects.push(Effect::Reclaim);
         }

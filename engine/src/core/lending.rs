@@ -6,7 +6,7 @@
 
 use larder_format::{BLOCK_BYTES, Serial};
 
-use super::{Core, Effect};
+use super::Core;
 use crate::index::SegmentId;
 
 /// A free segment that its holder alone may write.
@@ -46,7 +46,7 @@ impl Core {
         debug_assert_eq!(self.space.segment(lent.segment).sequence, Serial::ZERO);
         self.space.take_back(lent.segment);
         self.write_homeless();
-        self.effects.push(Effect::Room);
+        self.has_more_room = true;
     }
 }
 

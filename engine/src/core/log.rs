@@ -283,7 +283,9 @@ impl Core {
         let tickets = reservation.tickets.clone();
         let runs = std::mem::take(&mut reservation.runs);
         for run in runs {
-            self.log.queues.entry(run.segment).or_default().credits += run.credits;
+            let queue = self.log.queues.entry(run.segment).or_default();
+            queue.credits += run.credits;
+            queue.pages.reserve(run.records as usize);
         }
         let mut given_up = Vec::new();
         for (index, ticket) in tickets.into_iter().enumerate() {
@@ -433,11 +435,14 @@ impl Core {
             NoteBody::Record(record) => Some(*record),
             NoteBody::Namespace(_) => None,
         });
-        let records: Vec<Record> = pages.chain(notes).chain(evictions).collect();
-        let mut bodies: Vec<Body> = records
-            .chunks(RECORDS_PER_BLOCK)
-            .map(|chunk| Body::Records(chunk.to_vec()))
-            .collect();
+        let mut records = pages.chain(notes).chain(evictions);
+        let block = || {
+            let mut block = Vec::with_capacity(RECORDS_PER_BLOCK);
+            block.extend(records.by_ref().take(RECORDS_PER_BLOCK));
+            block
+        };
+        let blocks = std::iter::repeat_with(block).take_while(|block| !block.is_empty());
+        let mut bodies: Vec<Body> = blocks.map(Body::Records).collect();
         for note in &queue.notes {
             if let NoteBody::Namespace(slot) = note.body
                 && let Some(record) = &self.namespaces[slot as usize].record

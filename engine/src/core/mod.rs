@@ -57,6 +57,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use larder_format::{Fingerprint, KeyPrefix, Namespace, Serial};
+use rapidhash::quality::RandomState;
 use slotmap::{SlotMap, new_key_type};
 
 use crate::api::SyncPolicy;
@@ -109,10 +110,12 @@ pub struct Core {
     pending: SlotMap<Ticket, Pending>,
     /// Puts under way, so that a second put of a key shares the first one's outcome. One that a deletion overtook is not
     /// among them: it will not be there for a later put.
-    in_flight: HashMap<(NamespaceSlot, KeyPrefix), Ticket>,
+    in_flight: HashMap<(NamespaceSlot, KeyPrefix), Ticket, RandomState>,
     reservations: BTreeMap<ReservationId, Reservation>,
     next_reservation: u64,
     effects: Vec<Effect>,
+    /// Space or write budget has become available since the last effects were taken.
+    has_more_room: bool,
     counters: Counters,
     /// When a victim that could not be emptied is tried again, should nothing change before.
     retry_reclaim_ms: Option<u64>,
@@ -171,10 +174,11 @@ impl Core {
             namespaces: Vec::new(),
             slots: HashMap::new(),
             pending: SlotMap::with_key(),
-            in_flight: HashMap::new(),
+            in_flight: HashMap::default(),
             reservations: BTreeMap::new(),
             next_reservation: 0,
             effects: Vec::new(),
+            has_more_room: false,
             counters: Counters::default(),
             retry_reclaim_ms: None,
             frontier: None,
@@ -222,6 +226,9 @@ impl Core {
 
     /// What is to be done because of everything since the last call.
     pub fn take_effects(&mut self) -> Vec<Effect> {
+        if std::mem::take(&mut self.has_more_room) {
+            self.effects.push(Effect::Room);
+        }
         std::mem::take(&mut self.effects)
     }
 

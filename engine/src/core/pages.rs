@@ -462,7 +462,7 @@ impl Core {
             self.log.resolve(commit, 1);
         }
         self.drain(page.place.segment);
-        self.effects.push(Effect::Room);
+        self.has_more_room = true;
         page
     }
 

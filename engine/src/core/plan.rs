@@ -252,9 +252,7 @@ impl Core {
                 Body::Records(records) => {
                     looked_at += records.len();
                     for record in records {
-                        if once.admits(record) {
-                            self.plan_record(victim.segment, *oldest, record, pages);
-                        }
+                        self.plan_record(victim.segment, *oldest, record, once, pages);
                     }
                 }
             }
@@ -262,12 +260,12 @@ impl Core {
         let is_suspect = self.space.segment(victim.segment).suspect;
         for body in unsynced.drain(..) {
             match body {
-                NoteBody::Record(record) if once.admits(&record) => {
-                    self.plan_record(victim.segment, *oldest, &record, pages);
+                NoteBody::Record(record) => {
+                    self.plan_record(victim.segment, *oldest, &record, once, pages);
                 }
                 // Where it is needed it is written again.
                 NoteBody::Namespace(_) if is_suspect => self.carry_note(victim.segment, body),
-                NoteBody::Record(_) | NoteBody::Namespace(_) => {}
+                NoteBody::Namespace(_) => {}
             }
         }
         true
@@ -278,9 +276,12 @@ impl Core {
         segment: SegmentId,
         oldest: Option<Serial>,
         record: &Record,
+        once: &mut Once,
         moves: &mut Vec<Move>,
     ) {
         match record {
+            // Most victims hold no page any more.
+            Record::Page(_) if self.space.segment(segment).live == 0 => {}
             Record::Page(record) => {
                 let Some(&namespace) = self.slots.get(&record.namespace) else {
                     return;
@@ -312,13 +313,13 @@ impl Core {
             } => {
                 let lay_in = self.space.id_of(usize::from(*volume), number.0);
                 let there = lay_in.is_some_and(|id| self.space.segment(id).sequence == *sequence);
-                if there && lay_in != Some(segment) {
+                if there && lay_in != Some(segment) && once.admits(record) {
                     self.log.evictions.keep(*record);
                 }
             }
             Record::Delete { birth, .. } | Record::Clear { birth, .. } => {
                 let needed = oldest.is_some_and(|oldest| oldest < *birth);
-                if needed && !planted!(DroppedDeletion) {
+                if needed && once.admits(record) && !planted!(DroppedDeletion) {
                     self.carry_note(segment, NoteBody::Record(*record));
                 }
             }

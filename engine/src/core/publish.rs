@@ -13,10 +13,10 @@ impl Core {
         if self.log.ready.is_empty() {
             return;
         }
-        let ready = std::mem::take(&mut self.log.ready);
+        let mut ready = std::mem::take(&mut self.log.ready);
         let mut batch = Vec::with_capacity(ready.len());
         let mut published = Vec::with_capacity(ready.len());
-        for ticket in ready {
+        for ticket in ready.drain(..) {
             let page = &self.pending[ticket];
             let cleared = page.birth < self.namespaces[page.namespace.0 as usize].cleared;
             match page.origin {
@@ -40,6 +40,10 @@ impl Core {
         let outcomes = self.index.publish(&batch);
         for (ticket, outcome) in published.into_iter().zip(outcomes) {
             self.settle_stored(ticket, Some(outcome));
+        }
+        // Its memory is used again.
+        if self.log.ready.is_empty() {
+            self.log.ready = ready;
         }
     }
 

@@ -13,7 +13,7 @@ use parking_lot::RwLockReadGuard;
 
 use super::slab::{LIVE, Mark, ORPHAN, PageId, UNPROVEN};
 use super::state::State;
-use super::table::{self, Guess};
+use super::table::Guess;
 use super::types::{Adoption, Heat, Lease, Located, NamespaceSlot, SegmentId};
 use super::{Index, Stamp};
 
@@ -315,9 +315,10 @@ fn locate(state: &State, id: PageId) -> Option<Located> {
 fn find_all(state: &State, namespace: NamespaceSlot, keys: &[PageKey], ids: &mut [PageId]) {
     let mut hashes = [0; HOLD_KEYS];
     let hashes = &mut hashes[..keys.len()];
+    let names = state.names();
     let mut fetched = 0;
     for (key, hash) in keys.iter().zip(&mut *hashes) {
-        *hash = table::hash(namespace, key.prefix().as_bytes());
+        *hash = names.hash(namespace, key.prefix());
         fetched ^= state.table().fetch(*hash);
     }
     std::hint::black_box(fetched);

@@ -21,8 +21,8 @@
 //! - At most 64 bytes of RAM a page at any moment of its growth, from 200,000 pages up: 32 of
 //!   entry, 8 of links, 6.4 to 9.6 of table, and 8 for each leaf. RAM follows the highest number of
 //!   pages there ever were.
-//! - No clock, no randomness, no order that hangs on an address: the same calls give the same
-//!   results.
+//! - No clock, no order that hangs on an address: the same calls give the same results. Randomness
+//!   only where a name falls in the table, so that nobody who chooses keys can have them heap up.
 //!
 //! # Faults it defends against
 //!

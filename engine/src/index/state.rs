@@ -14,7 +14,7 @@ use super::coldness::{Coldness, Lru, Standing};
 use super::slab::{
     Entry, HEAT_END, LIVE, Link, Mark, ORPHAN, PageId, QUEUED, Slab, Spot, UNPROVEN,
 };
-use super::table::{self, Table};
+use super::table::{NameHasher, Table};
 use super::types::{
     Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published,
 };
@@ -34,6 +34,7 @@ pub(super) struct Arrived {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State {
+    names: NameHasher,
     table: Table,
     slab: Slab,
     cold: Box<dyn Coldness>,
@@ -49,6 +50,7 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(capacity_blocks: u64, first: Heat) -> Self {
         Self {
+            names: NameHasher::new(),
             table: Table::new(capacity_blocks),
             slab: Slab::new(),
             cold: Box::new(Lru::new()),
@@ -119,9 +121,13 @@ impl State {
         &self.table
     }
 
+    pub(super) const fn names(&self) -> NameHasher {
+        self.names
+    }
+
     /// The slot of that name: a stored page's or a ghost's.
     fn find_slot(&self, namespace: NamespaceSlot, key: KeyPrefix) -> Option<PageId> {
-        let hash = table::hash(namespace, key.as_bytes());
+        let hash = self.names.hash(namespace, key);
         self.table
             .find(hash, |id| self.slab.entry(id).is(namespace, key.as_bytes()))
     }
@@ -167,7 +173,7 @@ impl State {
     /// Brings into the cache what making these pages visible looks at first, so that no page waits for another page's miss.
     pub(super) fn fetch(&self, pages: &[Publish]) {
         let lines = pages.iter().map(|page| {
-            let hash = table::hash(page.namespace, page.key.as_bytes());
+            let hash = self.names.hash(page.namespace, page.key);
             self.table.fetch(hash)
         });
         std::hint::black_box(lines.fold(0, |all, line| all ^ line));
@@ -256,11 +262,14 @@ impl State {
     }
 
     fn insert(&mut self, entry: Entry) -> (PageId, bool) {
-        let hash = hash_of(&entry);
+        let names = self.names;
+        let hash = hash_of(names, &entry);
         self.count_in(entry.spot.namespace());
         let id = self.slab.insert(entry);
         let slab = &self.slab;
-        let rebuilt = self.table.insert(hash, id, |id| hash_of(slab.entry(id)));
+        let rebuilt = self
+            .table
+            .insert(hash, id, |id| hash_of(names, slab.entry(id)));
         (id, rebuilt)
     }
 
@@ -381,7 +390,7 @@ impl State {
     }
 
     fn drop_slot(&mut self, id: PageId) {
-        let hash = hash_of(self.slab.entry(id));
+        let hash = hash_of(self.names, self.slab.entry(id));
         let was_there = self.table.remove(hash, id);
         debug_assert!(was_there, "slot {} is not in the table", id.0);
         self.slab.free(id);
@@ -606,8 +615,8 @@ fn head_of(above: &mut [PageId], mut at: PageId) -> PageId {
     }
 }
 
-fn hash_of(entry: &Entry) -> u64 {
-    table::hash(entry.spot.namespace(), entry.key().as_bytes())
+fn hash_of(names: NameHasher, entry: &Entry) -> u64 {
+    names.hash(entry.spot.namespace(), entry.key())
 }
 
 #[cfg(test)]

@@ -21,6 +21,10 @@
 //! much each of the two gained was not told apart. RAM just after growth is 9.6 bytes a page here,
 //! 11.4 there by arithmetic.
 
+use std::hash::{BuildHasher, RandomState};
+
+use larder_format::KeyPrefix;
+
 use super::slab::PageId;
 use super::types::NamespaceSlot;
 
@@ -45,19 +49,33 @@ const FILL_MAX: usize = 10;
 const TAG_SHIFT: u32 = 32;
 const SHARD_SHIFT: u32 = 40;
 
-/// Hash of a page's name.
+/// Hashes the names of pages.
 ///
 /// Page keys are SHA-256 outputs, so their bits would serve as they are; one multiplication spreads
 /// the same key in several namespaces (ranks, pools) and keeps a caller's home-made keys from
-/// heaping up.
-#[inline]
-pub(super) fn hash(namespace: NamespaceSlot, key: &[u8; 12]) -> u64 {
-    let [a, b, c, d, e, f, g, h, i, j, k, l] = *key;
-    let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-    let high = u64::from(u32::from_le_bytes([i, j, k, l])) | u64::from(namespace.0) << 32;
-    let product =
-        u128::from(low ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(high ^ 0x8bb8_4b93_962e_acc9);
-    product as u64 ^ (product >> 64) as u64
+/// heaping up. Each hasher has secrets of its own: whoever chooses keys does not know where they
+/// fall.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NameHasher {
+    secrets: [u64; 2],
+}
+
+impl NameHasher {
+    pub(crate) fn new() -> NameHasher {
+        let random = RandomState::new();
+        NameHasher {
+            secrets: [random.hash_one(0), random.hash_one(1)],
+        }
+    }
+
+    #[inline]
+    pub(crate) fn hash(&self, namespace: NamespaceSlot, key: KeyPrefix) -> u64 {
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *key.as_bytes();
+        let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        let high = u64::from(u32::from_le_bytes([i, j, k, l])) | u64::from(namespace.0) << 32;
+        let product = u128::from(low ^ self.secrets[0]) * u128::from(high ^ self.secrets[1]);
+        product as u64 ^ (product >> 64) as u64
+    }
 }
 
 /// The tag of a hash, repeated in every byte; never 0.
