@@ -244,7 +244,7 @@ impl World {
     fn check_synced(&self, live: &Live, commit: Serial, page: &Described) {
         let info = self.oracle.name(page.name);
         let slot = live.slots[info.namespace];
-        let located = live.index.locate(slot, &info.key);
+        let located = slot.and_then(|slot| live.index.locate(slot, &info.key));
         let version = self.oracle.version(page.version);
         let is_there = located
             .is_some_and(|found| found.place == page.place && found.checksum == version.checksum);
@@ -294,17 +294,12 @@ impl World {
 
     /// By slot, which namespace it is.
     pub fn namespaces_by_slot(&self, live: &Live) -> Vec<usize> {
-        let slots = live
-            .slots
-            .iter()
-            .map(|slot| usize::from(slot.0))
-            .max()
-            .map_or(0, |max| max + 1);
-        let mut namespaces = vec![usize::MAX; slots];
-        for (namespace, slot) in live.slots.iter().enumerate() {
-            namespaces[usize::from(slot.0)] = namespace;
-        }
-        namespaces
+        let known = live.slots.iter().enumerate();
+        let mut known: Vec<_> = known
+            .filter_map(|(namespace, slot)| Some(((*slot)?, namespace)))
+            .collect();
+        known.sort_unstable();
+        known.into_iter().map(|(_, namespace)| namespace).collect()
     }
 
     /// Checks what must hold between any two steps: what is cheap at each, the rest once in a while.

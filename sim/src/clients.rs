@@ -16,6 +16,9 @@ use crate::world::{Flight, Live, World};
 /// Most pages written by one operation.
 const MERGE: usize = 4;
 
+/// After so many draws of namespaces that nobody has named in a run somebody names one.
+const UNNAMED_IN_A_ROW: usize = 8;
+
 pub enum Task {
     Put(Put),
     Get(Get),
@@ -101,6 +104,19 @@ impl World {
         (namespace, names[from..to].to_vec())
     }
 
+    /// The same, of a namespace that somebody has named in this run; once in a while somebody names another one.
+    fn draw_named(&mut self, live: &mut Live, batch: usize) -> (usize, Vec<Name>) {
+        for _ in 0..UNNAMED_IN_A_ROW {
+            let drawn = self.draw_names(batch);
+            if live.named[drawn.0] {
+                return drawn;
+            }
+        }
+        let (namespace, names) = self.draw_names(batch);
+        self.name_namespace(live, namespace);
+        (namespace, names)
+    }
+
     pub fn current(&self, live: &Live, name: Name) -> Option<VersionId> {
         self.current_at(live, name).map(|(version, _)| version)
     }
@@ -108,7 +124,7 @@ impl World {
     /// The same, and the segment that it lies in.
     fn current_at(&self, live: &Live, name: Name) -> Option<(VersionId, SegmentId)> {
         let info = self.oracle.name(name);
-        let found = live.index.locate(live.slots[info.namespace], &info.key)?;
+        let found = live.index.locate(live.slots[info.namespace]?, &info.key)?;
         let version = self.oracle.find(name, found.checksum)?;
         Some((version, found.place.segment))
     }
@@ -120,18 +136,18 @@ impl World {
         match what {
             0..450 => {
                 let count = 1 + self.dice.below(batch);
-                let (namespace, names) = self.draw_names(count);
+                let (namespace, names) = self.draw_named(live, count);
                 self.begin_put(live, client, namespace, names, false);
             }
             450..700 => self.begin_get(live, client),
             700..800 => self.look_up(live),
             800..840 => {
-                let (namespace, names) = self.draw_names(64);
+                let (namespace, names) = self.draw_named(live, 64);
                 let keys: Vec<_> = names
                     .iter()
                     .map(|name| self.oracle.name(*name).key)
                     .collect();
-                live.index.touch(live.slots[namespace], &keys);
+                live.index.touch(live.slot(namespace), &keys);
             }
             840..880 => self.begin_delete(live, client),
             880..883 => self.begin_clear(live, client),
@@ -182,7 +198,7 @@ impl World {
         names: Vec<Name>,
         asks: &[Ask],
     ) -> Put {
-        let slot = live.slots[namespace];
+        let slot = live.slot(namespace);
         let before = names.iter().map(|name| self.current_at(live, *name));
         let before = before.collect();
         let left = departed(live);
@@ -216,12 +232,12 @@ impl World {
     }
 
     fn begin_get(&mut self, live: &mut Live, client: usize) {
-        let (namespace, names) = self.draw_names(16);
+        let (namespace, names) = self.draw_named(live, 16);
         let keys: Vec<_> = names
             .iter()
             .map(|name| self.oracle.name(*name).key)
             .collect();
-        let found = live.index.pin(live.slots[namespace], &keys);
+        let found = live.index.pin(live.slot(namespace), &keys);
         let mut pages = Vec::new();
         for (name, located) in names.into_iter().zip(found) {
             let Some(located) = located else {
@@ -275,7 +291,7 @@ impl World {
     }
 
     fn look_up(&mut self, live: &mut Live) {
-        let (namespace, names) = self.draw_names(64);
+        let (namespace, names) = self.draw_named(live, 64);
         let keys: Vec<_> = names
             .iter()
             .map(|name| self.oracle.name(*name).key)
@@ -286,7 +302,7 @@ impl World {
             blocks_per_page: self.setup.namespaces[namespace].shape().page_blocks(),
         };
         let mut orphans = Vec::new();
-        let slot = live.slots[namespace];
+        let slot = live.slot(namespace);
         if self.dice.chance(0.5) {
             let found = live.index.longest_prefix(slot, &keys, lease, &mut orphans);
             for (at, name) in names.iter().enumerate().take(found + 1) {
@@ -306,13 +322,16 @@ impl World {
 
     fn begin_delete(&mut self, live: &mut Live, client: usize) {
         let count = 1 + self.dice.below(4);
-        let (namespace, names) = self.draw_names(count);
+        let (namespace, names) = self.draw_named(live, count);
         let (request, _) = self.delete(live, namespace, &names);
         live.clients[client] = Some(Task::Request(request, Request::Delete));
     }
 
     fn begin_clear(&mut self, live: &mut Live, client: usize) {
         let namespace = self.dice.below(self.setup.namespaces.len());
+        if !live.named[namespace] {
+            return;
+        }
         let (request, _) = self.clear(live, namespace);
         live.clients[client] = Some(Task::Request(request, Request::Delete));
     }
@@ -333,7 +352,7 @@ impl World {
             .iter()
             .map(|name| self.oracle.name(*name).key)
             .collect();
-        let slot = live.slots[namespace];
+        let slot = live.slot(namespace);
         self.leave(live, names, |core, request| {
             core.delete(request, slot, &keys)
         })
@@ -342,7 +361,7 @@ impl World {
     /// Has a namespace cleared. How many pages were there.
     pub fn clear(&mut self, live: &mut Live, namespace: usize) -> (RequestId, u64) {
         let names = self.oracle.names_of(namespace);
-        let slot = live.slots[namespace];
+        let slot = live.slot(namespace);
         let steps = self.dice.below(3);
         self.leave(live, &names, |core, request| {
             let (mut found, mut from) = (0, Some(0));
@@ -520,7 +539,7 @@ impl World {
             live.clients[client] = Some(Task::Get(get));
             return;
         }
-        let slot = live.slots[get.namespace];
+        let slot = live.slot(get.namespace);
         for page in &get.pages {
             // With `LateRead` a get goes on without what has not arrived.
             let Some(outcome) = &page.outcome else {

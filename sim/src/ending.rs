@@ -411,6 +411,7 @@ impl World {
         for _ in 0..puts {
             let name = Name(self.dice.below(self.oracle.names()));
             let namespace = self.oracle.name(name).namespace;
+            self.name_namespace(live, namespace);
             self.put_for_good(live, namespace, name);
         }
         assert!(self.flush_for_good(live), "the last flush fails");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_engine::core::Core;
 use larder_engine::format::OpenState;
-use larder_engine::index::Index;
+use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::recovery::{Recovery, known_to_all, recover};
 
 use crate::classes::Class;
@@ -62,13 +62,19 @@ impl World {
             return Opening::CutShort;
         }
         let first = recovery.recovered.first;
+        let namespaces = self.namespaces_of(&recovery);
         let core = Core::new(self.config(), recovery.recovered, index.clone());
         let mut live = Live::new(core, index, self.setup.clients, first);
-        for namespace in self.setup.namespaces.clone() {
-            let id = self
-                .with_core(&mut live, |core| core.open_namespace(&namespace))
-                .expect("few namespaces");
-            live.slots.push(id.into());
+        live.slots = vec![None; self.setup.namespaces.len()];
+        for (slot, namespace) in (0..).map(NamespaceSlot).zip(namespaces) {
+            live.slots[namespace] = Some(slot);
+        }
+        live.named = vec![false; self.setup.namespaces.len()];
+        let first = self.dice.below(live.named.len());
+        for namespace in 0..live.named.len() {
+            if namespace == first || self.dice.chance(self.setup.named) {
+                self.name_namespace(&mut live, namespace);
+            }
         }
         live.unproven = self
             .snapshot(&live.index, &self.namespaces_by_slot(&live))
@@ -78,6 +84,29 @@ impl World {
         self.with_core(&mut live, Core::start);
         self.check_all(&live);
         Opening::Open(Box::new(live))
+    }
+
+    /// Somebody needs a namespace, which costs nothing if it was named before.
+    pub fn name_namespace(&mut self, live: &mut Live, namespace: usize) {
+        let named = self.setup.namespaces[namespace].clone();
+        // It may have been forgotten meanwhile, and what is written now is not durable yet.
+        let slot = live.slots[namespace];
+        if slot.is_none_or(|slot| live.index.pages_of(slot) == 0) {
+            self.recorded.remove(&namespace);
+        }
+        let id = self
+            .with_core(live, |core| core.open_namespace(&named))
+            .expect("few namespaces");
+        live.slots[namespace] = Some(id.into());
+        live.named[namespace] = true;
+    }
+
+    /// By slot, which namespace recovery found.
+    fn namespaces_of(&self, recovery: &Recovery) -> Vec<usize> {
+        let found = recovery.recovered.namespaces.iter();
+        found
+            .map(|init| self.namespace_of(init.fingerprint))
+            .collect()
     }
 
     fn empty_index(&self) -> Arc<Index> {
@@ -105,13 +134,9 @@ impl World {
                 recovery.damage
             );
         }
-        let namespaces: Vec<usize> = recovery
-            .recovered
-            .namespaces
-            .iter()
-            .map(|init| self.namespace_of(init.fingerprint))
-            .collect();
+        let namespaces = self.namespaces_of(recovery);
         let pages = self.snapshot(index, &namespaces);
+        self.check_records(recovery, &namespaces, expected);
         let mut bad = BTreeSet::new();
         for (name, (version, place, unproven)) in &pages {
             self.totals.unproven += u64::from(*unproven);
@@ -180,16 +205,32 @@ impl World {
         }
     }
 
+    /// A namespace with pages keeps its record, whether somebody names it or not.
+    fn check_records(&mut self, recovery: &Recovery, namespaces: &[usize], expected: &Expected) {
+        let found = recovery.recovered.namespaces.iter().zip(namespaces);
+        let recorded = found.filter(|(init, _)| init.record.is_some());
+        let recorded: BTreeSet<usize> = recorded.map(|(_, namespace)| *namespace).collect();
+        let faults = &self.setup.faults;
+        if !faults.spoils() && !faults.misleads() && !faults.fail_writes() {
+            for name in expected.names.keys() {
+                let namespace = self.oracle.name(*name).namespace;
+                assert!(
+                    recorded.contains(&namespace) || !self.recorded.contains(&namespace),
+                    "namespace {namespace} has pages, and its record is lost"
+                );
+            }
+        }
+        self.recorded.retain(|known| recorded.contains(known));
+        if expected.exactly {
+            self.recorded.extend(recorded);
+        }
+    }
+
     /// A reader beside the owner sees whole pages only.
     fn check_reader(&mut self, recovery: &Recovery) {
         let index = self.empty_index();
         let reader = self.recover(&index, true);
-        let namespaces: Vec<usize> = reader
-            .recovered
-            .namespaces
-            .iter()
-            .map(|init| self.namespace_of(init.fingerprint))
-            .collect();
+        let namespaces = self.namespaces_of(&reader);
         for (name, (version, place, _)) in self.snapshot(&index, &namespaces) {
             let known = self.oracle.version(version);
             let faults = &self.setup.faults;

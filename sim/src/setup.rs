@@ -204,6 +204,8 @@ pub struct Setup {
     pub volumes: Vec<u32>,
     pub segment_blocks: u32,
     pub namespaces: Vec<Namespace>,
+    /// How many of them are named as a run begins; of the others some are later, and some not at all.
+    pub named: f64,
     pub chains: usize,
     pub depth: usize,
     pub sync: SyncPolicy,
@@ -239,6 +241,7 @@ impl Setup {
             volumes,
             segment_blocks,
             namespaces,
+            named: dice.pick(&[0.3, 0.7, 1.0, 1.0]),
             chains: 4 + dice.below(20),
             depth: 2 + dice.below(12),
             sync: match dice.below(4) {

@@ -112,7 +112,10 @@ pub struct Described {
 pub struct Live {
     pub core: Core,
     pub index: Arc<Index>,
-    pub slots: Vec<NamespaceSlot>,
+    /// By namespace; `None` while this run knows nothing of it.
+    pub slots: Vec<Option<NamespaceSlot>>,
+    /// Whether somebody has named it in this run.
+    pub named: Vec<bool>,
     pub clients: Vec<Option<Task>>,
     pub keeper: Keeper,
     pub flights: Vec<InFlight>,
@@ -177,6 +180,8 @@ pub struct World {
     /// Segments that some earlier run left so, or a header of which was spoiled: what is read there may not be what is durable, and
     /// nobody knows.
     pub forgotten: BTreeSet<SegmentId>,
+    /// Namespaces whose records are on the device for certain, for as long as they have pages.
+    pub recorded: BTreeSet<usize>,
     /// Writes of other processes.
     pub foreign: Vec<ForeignWrite>,
     /// Those of them that are over, and how they went.
@@ -223,6 +228,7 @@ impl World {
             torn_inside: false,
             shaken: BTreeSet::new(),
             forgotten: BTreeSet::new(),
+            recorded: BTreeSet::new(),
             foreign: Vec::new(),
             foreign_done: Vec::new(),
             losing: Vec::new(),
@@ -430,6 +436,12 @@ impl World {
 }
 
 impl Live {
+    /// The slot of a namespace that is named.
+    pub fn slot(&self, namespace: usize) -> NamespaceSlot {
+        assert!(self.named[namespace], "nobody has named it");
+        self.slots[namespace].expect("it is named")
+    }
+
     pub fn new(core: Core, index: Arc<Index>, clients: usize, mark: Serial) -> Live {
         Live {
             core,
@@ -437,6 +449,7 @@ impl Live {
             unproven: BTreeMap::new(),
             index,
             slots: Vec::new(),
+            named: Vec::new(),
             clients: (0..clients).map(|_| None).collect(),
             keeper: Keeper::Idle,
             flights: Vec::new(),

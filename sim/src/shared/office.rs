@@ -466,7 +466,7 @@ impl Company {
 
 fn namespace_at(live: &Live, namespace: NamespaceId) -> usize {
     let slot: NamespaceSlot = namespace.into();
-    let found = live.slots.iter().position(|known| *known == slot);
+    let found = live.slots.iter().position(|known| *known == Some(slot));
     found.expect("a namespace of the run")
 }
 
@@ -478,7 +478,7 @@ impl World {
                 continue;
             };
             let info = self.oracle.name(*name);
-            let found = live.index.locate(live.slots[info.namespace], &info.key);
+            let found = live.index.locate(live.slot(info.namespace), &info.key);
             let known = self.oracle.version(*version);
             let Some(found) = found.filter(|found| found.checksum == known.checksum) else {
                 continue;

@@ -80,7 +80,8 @@ impl Inner<'_> {
     /// Which of the run's namespaces it is.
     fn namespace(&self, namespace: NamespaceId) -> Option<usize> {
         let slots = &self.live.slots;
-        slots.iter().position(|known| *known == slot(namespace))
+        let wanted = Some(slot(namespace));
+        slots.iter().position(|known| *known == wanted)
     }
 
     fn lease(&self, namespace: NamespaceId) -> Lease {

@@ -79,6 +79,8 @@ fn company_for(world: &mut World) -> Company {
     let setup = &mut world.setup;
     setup.steps = steps;
     setup.clients = 1 + world.dice.below(2);
+    // Clients ask for any.
+    setup.named = 1.0;
     if world.dice.chance(0.7) {
         setup.faults = Faults {
             kill: setup.faults.kill,
@@ -119,7 +121,7 @@ impl Company {
 
     /// A client that has lost its owner, or somebody else, is the owner.
     fn take_over(&mut self, world: &mut World, live: &Live) {
-        self.slots.clone_from(&live.slots);
+        self.slots = live.slots.iter().copied().flatten().collect();
         self.office = Some(Office::default());
         let is_free = |client: &&mut Client| matches!(client.part, Part::Nobody);
         if let Some(client) = self.clients.iter_mut().find(is_free) {
