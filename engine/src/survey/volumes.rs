@@ -14,7 +14,7 @@ use larder_format::{
 use super::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
-use crate::volume::{ANOTHERS, Access, File, check_used, is_alive, is_volume_of, places_of};
+use crate::volume::{ANOTHERS, Access, File, check_used, is_alive, is_volume_of, places_of, suits};
 
 /// Whether a volume can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,6 +211,7 @@ impl Opening {
         }
         let usual = PathBuf::from(&entry.path);
         let mut reason = "not found".to_owned();
+        let mut best: Option<Opened> = None;
         for place in places_of(entry, first, &options.volumes) {
             let opened = match Opened::new(&place) {
                 Ok(opened) => opened,
@@ -224,12 +225,28 @@ impl Opening {
                 // Of those that are named none says which one it is.
                 None => place == usual || !options.volumes.contains(&place),
             };
-            if is_it {
-                return opened.held(options.hold).map(Ok);
+            if !is_it {
+                reason = format!("{}: {ANOTHERS}", place.display());
+                continue;
             }
-            reason = format!("{}: {ANOTHERS}", place.display());
+            let run = |opened: &Opened| Some(opened.superblock.as_ref()?.run);
+            let suits = |opened: &Opened| run(opened).map(|run| suits(run, self.reference.run));
+            // Where one lies that cannot say what it is, another copy of it is not looked for.
+            let is_last = options.volumes.contains(&place) || opened.superblock.is_none();
+            if best
+                .as_ref()
+                .is_none_or(|best| suits(best) < suits(&opened))
+            {
+                best = Some(opened);
+            }
+            if is_last {
+                break;
+            }
         }
-        Ok(Err(reason))
+        match best {
+            Some(opened) => opened.held(options.hold).map(Ok),
+            None => Ok(Err(reason)),
+        }
     }
 
     fn add(&mut self, found: Result<Opened, String>) {

@@ -349,6 +349,13 @@ pub(crate) fn places_of(
     elsewhere.iter().cloned().chain(guess).chain([known])
 }
 
+/// How well the run of a volume suits the first one's: of the copies of a volume that are found where nobody named one the best is used,
+/// and the first of equals. The first volume is told of a new run before the others are, so one that is ahead of it is another store's:
+/// it, or the first one, was copied. One that is behind may be an old copy.
+pub(crate) fn suits(run: Run, first: Run) -> impl Ord {
+    (run <= first, run)
+}
+
 /// Whoever names a volume means something by it: each must be one of those that are used.
 pub(crate) fn check_used<'a>(
     named: &[PathBuf],
@@ -500,7 +507,7 @@ impl Volumes {
             return Err(StoreError::NotFirstVolume(path.to_owned(), name));
         }
         let entries = first.superblock.volumes.clone();
-        let store = first.superblock.store;
+        let Superblock { store, run, .. } = first.superblock;
         let mut list = vec![Some(first)];
         for (index, entry) in entries.iter().enumerate().skip(1) {
             if entry.lost {
@@ -508,33 +515,42 @@ impl Volumes {
                 continue;
             }
             let mut reason = "not found".to_owned();
-            let mut volume = None;
+            let mut best: Option<(PathBuf, Found)> = None;
             for place in places_of(entry, path, elsewhere) {
+                let is_named = elsewhere.contains(&place);
                 match Found::at(&place, access) {
                     Ok(found) if found.is(store, index) => {
-                        volume = match Volume::take(&place, access, found) {
-                            Ok(volume) if is_volume_of(&volume.superblock, store, index) => {
-                                Some(volume)
-                            }
-                            Ok(_) => {
-                                ANOTHERS.clone_into(&mut reason);
-                                None
-                            }
-                            Err(StoreError::Truncated { .. }) if degraded => None,
-                            // It is there, and somebody else uses it, or did just now: that is no reason to go without it.
-                            Err(error) => return Err(error),
-                        };
-                        break;
+                        let suits = |found: &Found| suits(found.superblock.run, run);
+                        if best
+                            .as_ref()
+                            .is_none_or(|(_, best)| suits(best) < suits(&found))
+                        {
+                            best = Some((place, found));
+                        }
+                        if is_named {
+                            break;
+                        }
                     }
                     Ok(_) => ANOTHERS.clone_into(&mut reason),
                     // One that cannot say what it is, where it should be. Another copy of it is not looked for: its store is another.
-                    Err(error @ StoreError::Superblock { .. }) if !elsewhere.contains(&place) => {
+                    Err(error @ StoreError::Superblock { .. }) if !is_named => {
                         reason = error.to_string();
                         break;
                     }
                     Err(error) => reason = error.to_string(),
                 }
             }
+            let volume = match best.map(|(place, found)| Volume::take(&place, access, found)) {
+                None => None,
+                Some(Ok(volume)) if is_volume_of(&volume.superblock, store, index) => Some(volume),
+                Some(Ok(_)) => {
+                    ANOTHERS.clone_into(&mut reason);
+                    None
+                }
+                Some(Err(StoreError::Truncated { .. })) if degraded => None,
+                // It is there, and somebody else uses it, or did just now: that is no reason to go without it.
+                Some(Err(error)) => return Err(error),
+            };
             if volume.is_none() && !degraded {
                 return Err(StoreError::VolumeMissing {
                     index,

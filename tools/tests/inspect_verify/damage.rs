@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use larder_engine::{OpenOptions, Store, StoreError};
+use larder_engine::{OpenOptions, PageStore, Store, StoreError};
 use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 
-use crate::home::{BLOCK_BYTES, block_offset, finding};
+use crate::home::{BLOCK_BYTES, Pool, block_offset, finding};
 use crate::support::home::{Home, SEGMENT_BYTES, SEGMENTS};
-use crate::support::{chain, ends, flip, overwrite, text};
+use crate::support::{chain, ends, flip, overwrite, report, text};
 
 #[test]
 fn a_flipped_bit_in_a_page_is_found_by_deep_verification_alone_and_names_the_page() {
@@ -254,6 +254,44 @@ fn the_volumes_of_a_copied_store_are_the_copies() {
         home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
         400
     );
+}
+
+#[test]
+fn an_old_copy_beside_the_first_volume_does_not_stand_in_for_one_that_was_moved() {
+    let home = Home::with_volumes(&["second"]);
+    home.with(|pool| pool.put(&chain(1, 100)));
+    // As who moves a volume to another disk does, and keeps the old one for safety.
+    let disk = home.beside("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let moved = disk.join("second");
+    std::fs::copy(home.beside("second"), &moved).unwrap();
+    let named = OpenOptions {
+        volumes: vec![moved.clone()],
+        ..OpenOptions::default()
+    };
+    let store = Store::open(&home.path, named).unwrap();
+    Pool::new(&store).put(&chain(2, 100));
+    store.close().unwrap();
+    let finds = |path| report(&["verify", text(path), "--deep"], 0)["deep"]["good_pages"].clone();
+    assert_eq!(finds(&home.path), 200);
+    ends(&["verify", text(&home.path), "--repair", "--degraded"], 0);
+    home.with(|pool| pool.put(&chain(3, 100)));
+    assert_eq!(finds(&home.path), 300);
+    assert_eq!(
+        home.json("inspect", &[], 0)["volumes"][1]["path"],
+        text(&moved)
+    );
+    // Of two copies of a store in which each volume lies beside the first one neither takes the other's, however far that has come.
+    let copy = home.beside("copy");
+    std::fs::create_dir(&copy).unwrap();
+    let first = copy.join(home.path.file_name().unwrap());
+    std::fs::copy(&home.path, &first).unwrap();
+    std::fs::copy(&moved, copy.join("second")).unwrap();
+    home.with(|pool| pool.put(&chain(4, 100)));
+    let store = Store::open(&first, OpenOptions::default()).unwrap();
+    store.close().unwrap();
+    assert_eq!(finds(&home.path), 400);
+    assert_eq!(finds(&first), 300);
 }
 
 #[test]
