@@ -103,4 +103,27 @@ mod tests {
         assert_eq!(lent, [3, 4, 5, 6, 7]);
         assert_eq!(opened(&mut space).len(), SEGMENTS);
     }
+
+    #[test]
+    fn segments_that_are_opened_and_given_back_meanwhile_change_nothing_of_that() {
+        let mut space = space(0);
+        let mut serials = || Some(Serial::first_of(Run::FIRST));
+        let mut used = Vec::new();
+        let mut lent = Vec::new();
+        while let Some(id) = space.lend_unused() {
+            space.take_back(id);
+            lent.push(id);
+            // The one that has just come back is opened, and its room is given back.
+            let mut changed = Changed::default();
+            space.place_page(Stream::Copy, 4000, |_| false, &mut serials, &mut changed);
+            for id in changed.opened {
+                space.close(id);
+                space.release(id);
+                used.push(id);
+            }
+        }
+        assert_eq!(lent.len(), SEGMENTS);
+        assert_eq!(used, lent);
+        assert_eq!(opened(&mut space).len(), SEGMENTS);
+    }
 }

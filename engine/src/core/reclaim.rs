@@ -71,17 +71,13 @@ impl Core {
     }
 
     pub(super) fn wants_reclaim(&self) -> bool {
-        let runs_short = self.space.free_segments() < self.free_target();
-        self.has_suspects()
-            || self.pick().is_some_and(|id| runs_short || self.is_dead(id))
-            || runs_short && self.open_that_holds_up().is_some()
-    }
-
-    /// Nothing needs to be copied out of it: giving it back early costs nothing. Deletions are carried on and on: a segment of
-    /// them alone would be emptied into the next one without end.
-    fn is_dead(&self, id: SegmentId) -> bool {
-        let segment = self.space.segment(id);
-        segment.live == 0 && segment.notes == 0
+        if self.has_suspects() {
+            return true;
+        }
+        if self.space.free_segments() < self.free_target() {
+            return self.pick().is_some() || self.open_that_holds_up().is_some();
+        }
+        self.candidates().any(|(_, segment)| segment.is_dead())
     }
 
     /// Segments that may become victims.
@@ -165,7 +161,8 @@ impl Core {
             }
             return None;
         };
-        if !runs_short && !self.is_dead(id) && !self.space.segment(id).suspect {
+        let segment = self.space.segment(id);
+        if !runs_short && !segment.is_dead() && !segment.suspect {
             return None;
         }
         let given_up = self.to_give_up(id);

@@ -123,6 +123,12 @@ pub(crate) struct Hole {
 }
 
 impl Segment {
+    /// Nothing needs to be copied out of it: giving it back early costs nothing. Deletions are carried on and on: a segment of
+    /// them alone would be emptied into the next one without end.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.live == 0 && self.notes == 0
+    }
+
     pub(crate) fn free(sequence: Serial) -> Segment {
         Segment {
             state: State::Free,

@@ -26,6 +26,8 @@ pub(crate) struct VolumeSpace {
     /// Written to since its last good sync.
     pub dirty: bool,
     free: VecDeque<SegmentId>,
+    /// How many from the front on are not to be lent: they were, or were used.
+    unlendable: usize,
     open: [Option<SegmentId>; STREAMS],
 }
 
@@ -85,6 +87,15 @@ fn kept_back(volumes: usize) -> u64 {
     (STREAMS * volumes) as u64 + 2
 }
 
+impl VolumeSpace {
+    /// The free segment that is opened next.
+    fn pop_free(&mut self) -> Option<SegmentId> {
+        let id = self.free.pop_front()?;
+        self.unlendable = self.unlendable.saturating_sub(1);
+        Some(id)
+    }
+}
+
 impl Space {
     /// `volumes` are the segment counts; `segments` the state of each, in the order of the volumes.
     pub(crate) fn new(segment_blocks: u32, volumes: &[u32], segments: Vec<Segment>) -> Space {
@@ -96,6 +107,7 @@ impl Space {
                 segments: count,
                 dirty: false,
                 free: VecDeque::new(),
+                unlendable: 0,
                 open: [None; STREAMS],
             });
             base += count;
@@ -372,7 +384,7 @@ impl Space {
             return None;
         }
         let sequence = serials()?;
-        let id = self.volumes[volume].free.pop_front()?;
+        let id = self.volumes[volume].pop_free()?;
         self.segment_mut(id).begin(sequence, stream);
         self.volumes[volume].open[slot] = Some(id);
         changed.opened.push(id);
@@ -420,12 +432,12 @@ impl Space {
             let segment = &segments[id.0 as usize];
             segment.sequence == Serial::ZERO && !segment.lent
         };
-        let (volume, place) = self
-            .volumes
-            .iter()
-            .enumerate()
-            .find_map(|(at, volume)| Some((at, volume.free.iter().position(is_unused)?)))?;
-        let id = self.volumes[volume].free.remove(place)?;
+        let id = self.volumes.iter_mut().find_map(|volume| {
+            let from = volume.unlendable;
+            let place = volume.free.range(from..).position(is_unused);
+            volume.unlendable = place.map_or(volume.free.len(), |place| from + place);
+            volume.free.remove(volume.unlendable)
+        })?;
         self.segment_mut(id).lent = true;
         Some(id)
     }
@@ -433,7 +445,9 @@ impl Space {
     /// Puts a lent segment back, to be opened next.
     pub(crate) fn take_back(&mut self, id: SegmentId) {
         let volume = self.volume_of(id);
-        self.volumes[volume].free.push_front(id);
+        let volume = &mut self.volumes[volume];
+        volume.free.push_front(id);
+        volume.unlendable += 1;
     }
 
     pub(crate) fn add_live(&mut self, id: SegmentId, blocks: u32) {

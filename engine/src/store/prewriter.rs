@@ -101,7 +101,7 @@ impl Work {
         while let Some(lent) = self.local.with_core(Core::lend_unused) {
             let outcome = self.write_unwritten(&lent, &mut written);
             self.local.with_core(|core| core.take_back(lent));
-            if outcome.is_none() {
+            if outcome.is_none() || *self.stop.asked.lock() {
                 return;
             }
         }
