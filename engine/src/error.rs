@@ -60,6 +60,14 @@ pub enum StoreError {
         /// What became of the attempt.
         reason: String,
     },
+    /// Whoever serves the store's catalog speaks another version of the protocol, or something else.
+    #[error("{path}: {reason}")]
+    NotUnderstood {
+        /// The store.
+        path: PathBuf,
+        /// What it said.
+        reason: String,
+    },
     /// Whoever serves the store's catalog does not serve it to this process.
     #[error(
         "{path}: {reason}; run as the user who owns the store, or have it served with --group; if its owner has been stopped, let it go on"
@@ -240,6 +248,9 @@ fn hint(error: &io::Error) -> &'static str {
         io::ErrorKind::NotFound => "; check the path",
         io::ErrorKind::PermissionDenied => "; run as the store's owner, or change its permissions",
         io::ErrorKind::StorageFull => "; free some space",
+        io::ErrorKind::FileTooLarge => {
+            "; raise the limit on files (ulimit -f), or choose a filesystem that takes larger ones"
+        }
         io::ErrorKind::ReadOnlyFilesystem => "; remount it writable, or choose another path",
         _ => "",
     }

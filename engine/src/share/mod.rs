@@ -204,7 +204,8 @@ impl Store {
 /// Asks a running owner what it is doing.
 ///
 /// # Errors
-/// [`StoreError::NotServed`] when nobody serves the store's catalog, [`StoreError::Unanswered`] when not to this process.
+/// [`StoreError::NotServed`] when nobody serves the store's catalog, [`StoreError::Unanswered`] when not to this process,
+/// [`StoreError::NotUnderstood`] when another release does.
 pub fn report(path: &Path) -> Result<Report, StoreError> {
     let (remote, _) = Remote::reach(path).map_err(|error| not_served(path, &error))?;
     let report = remote.report();
@@ -225,7 +226,8 @@ fn not_served(path: &Path, error: &ReachError) -> StoreError {
     let (path, reason) = (path.to_owned(), error.to_string());
     match error {
         ReachError::Unanswered(_) => StoreError::Unanswered { path, reason },
-        _ => StoreError::NotServed { path, reason },
+        ReachError::Version(_) | ReachError::Nonsense => StoreError::NotUnderstood { path, reason },
+        ReachError::Nobody(_) => StoreError::NotServed { path, reason },
     }
 }
 

@@ -74,10 +74,10 @@ pub(super) enum ReachError {
     #[error("its owner does not answer this process: {0}")]
     Unanswered(io::Error),
     #[error(
-        "the owner of the store speaks version {0} of the catalog protocol, this is version {VERSION}: use the same release"
+        "the owner of the store speaks version {0} of the catalog protocol, this is version {VERSION}: use the same release for all processes"
     )]
     Version(u32),
-    #[error("the owner's greeting makes no sense")]
+    #[error("the owner's greeting makes no sense: is something else on its socket?")]
     Nonsense,
 }
 

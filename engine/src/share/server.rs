@@ -52,6 +52,7 @@ use ledger::Awaited;
 pub(super) use reads::OwnReads;
 use reads::Reads;
 use session::{Session, fresh_secret};
+use socket::FileId;
 pub use socket::socket_path;
 pub(super) use socket::{may_give_to, may_listen};
 pub(super) use socket::{short_path, unix_socket};
@@ -73,6 +74,7 @@ pub(super) struct Server {
     /// Whoever takes connections, and whoever watches over clients; none once it has been stopped.
     threads: Vec<JoinHandle<()>>,
     socket: PathBuf,
+    bound: FileId,
 }
 
 struct Shared {
@@ -86,12 +88,14 @@ struct Shared {
     uid: u32,
     gid: Option<u32>,
     sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
-    /// Threads of connections and of clients that have gone.
+    /// Threads of connections, and of clients that have gone.
     threads: Mutex<Vec<JoinHandle<()>>>,
     reads: Reads,
     watch: Watch,
     next_client: AtomicU32,
     lingering: AtomicU32,
+    /// The last thread that was asked for was not to be had.
+    lacks_threads: AtomicBool,
     /// A client's puts ended before its writes were over.
     abandoned: AtomicBool,
     stop: AtomicBool,
@@ -153,7 +157,7 @@ impl Server {
             move |error: io::Error| StoreError::io(doing, &socket, error)
         };
         let uid = owner_of(&store).map_err(failed("serving the catalog"))?;
-        let listener =
+        let (listener, bound) =
             socket::listen(&socket, uid, group).map_err(failed("serving the catalog"))?;
         let (template, probes) = facts(&store, group);
         let shared = Arc::new(Shared {
@@ -170,6 +174,7 @@ impl Server {
             watch: Watch::default(),
             next_client: AtomicU32::new(fresh_number()),
             lingering: AtomicU32::new(0),
+            lacks_threads: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             stopped: Condvar::new(),
@@ -179,6 +184,7 @@ impl Server {
             shared: shared.clone(),
             threads: Vec::new(),
             socket: socket.clone(),
+            bound,
         };
         let start = |name: &str, work: fn(&Arc<Shared>)| {
             let shared = shared.clone();
@@ -203,7 +209,7 @@ impl Server {
         if threads.is_empty() {
             return over();
         }
-        let _ = std::fs::remove_file(&self.socket);
+        socket::remove(&self.socket, self.bound);
         self.shared.stop.store(true, Ordering::SeqCst);
         {
             let _guard = self.shared.stopping.lock();
@@ -297,6 +303,7 @@ fn fresh_number() -> u32 {
 
 impl Shared {
     fn accept(self: &Arc<Shared>) {
+        let mut fails = false;
         while !self.stop.load(Ordering::SeqCst) {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
@@ -304,17 +311,20 @@ impl Shared {
                 Err(_) if self.stop.load(Ordering::SeqCst) => return,
                 Err(error) => {
                     // Out of descriptors or memory: whoever connects is made to wait.
-                    tracing::warn!(%error, "the catalog cannot take a connection");
+                    if !std::mem::replace(&mut fails, true) {
+                        tracing::warn!(%error, "the catalog cannot take a connection; trying again until it can");
+                    }
                     self.pause(LINGER_LOOK);
                     continue;
                 }
             };
+            fails = false;
             if !self.may_connect(&stream) {
                 tracing::warn!("refused a connection to the catalog from another user");
                 continue;
             }
             let shared = self.clone();
-            self.spawn("larder-client", move || shared.serve(stream));
+            self.spawn("larder-client", move || shared.serve(Arc::new(stream)));
         }
     }
 
@@ -325,8 +335,14 @@ impl Shared {
         let mut threads = self.threads.lock();
         threads.retain(|thread| !thread.is_finished());
         match thread {
-            Ok(thread) => threads.push(thread),
-            Err(error) => tracing::warn!(%error, "the catalog has no thread for a client"),
+            Ok(thread) => {
+                threads.push(thread);
+                self.lacks_threads.store(false, Ordering::Relaxed);
+            }
+            Err(error) if !self.lacks_threads.swap(true, Ordering::Relaxed) => {
+                tracing::warn!(%error, "the catalog has no thread for a client; raise the limit on threads (ulimit -u, TasksMax=)");
+            }
+            Err(_) => {}
         }
     }
 
@@ -348,13 +364,13 @@ impl Shared {
     }
 
     /// Serves one connection to its end.
-    fn serve(self: &Arc<Shared>, mut stream: UnixStream) {
+    fn serve(&self, stream: Arc<UnixStream>) {
         let mut buffer = Vec::new();
         let Some(Greeted {
             session,
             connection,
             is_first,
-        }) = self.greet(&mut stream, &mut buffer)
+        }) = self.greet(&stream, &mut buffer)
         else {
             return;
         };
@@ -366,15 +382,15 @@ impl Shared {
             // What was said on it and not read is lost: the client must not wait for what follows from that.
             session.hang_up();
         }
+        session.connections.lock().open.remove(&connection);
+        drop(stream);
         if is_first {
             self.leave(&session);
-        } else {
-            session.connections.lock().open.remove(&connection);
         }
     }
 
     /// The first message of a connection.
-    fn greet(self: &Arc<Shared>, stream: &mut UnixStream, buffer: &mut Vec<u8>) -> Option<Greeted> {
+    fn greet(&self, stream: &Arc<UnixStream>, buffer: &mut Vec<u8>) -> Option<Greeted> {
         let until = Instant::now() + GREETING_PATIENCE;
         if !receive(&mut Until { stream, until }, buffer).ok()? {
             return None;
@@ -383,7 +399,7 @@ impl Shared {
             Ok(greeting) => greeting,
             Err(last_words) => {
                 if let Some(reply) = last_words {
-                    let _ = send(stream, buffer, &reply);
+                    let _ = send(&mut &**stream, buffer, &reply);
                 }
                 return None;
             }
@@ -403,7 +419,7 @@ impl Shared {
             }
         };
         let connection = session.add(stream);
-        let sent = connection.is_some() && send(stream, buffer, &reply).is_ok();
+        let sent = connection.is_some() && send(&mut &**stream, buffer, &reply).is_ok();
         if !sent || self.stop.load(Ordering::SeqCst) {
             if is_first {
                 self.leave(&session);
@@ -461,19 +477,17 @@ impl Shared {
         }
     }
 
-    /// A client has gone: what it held is given back, as soon as that is safe.
-    fn leave(self: &Arc<Shared>, session: &Arc<Session>) {
+    /// A client has gone: what it held is given back, as soon as that is safe. On the thread of its first connection, which waits for
+    /// that: a thread more might not be had.
+    fn leave(&self, session: &Session) {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
         let left = session.ledger.leave(self.store.catalog(), &self.map);
         let has_fills = self.leave_slots(session);
         if left.is_due || has_fills {
-            let (shared, session) = (self.clone(), session.clone());
             self.lingering.fetch_add(1, Ordering::Relaxed);
-            self.spawn("larder-linger", move || {
-                shared.outlive(&session);
-                shared.lingering.fetch_sub(1, Ordering::Relaxed);
-            });
+            self.outlive(session);
+            self.lingering.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Clients that do not do what they should with the staging area, and what that does to others: nothing.
+//! Clients that do not do what they should with the staging area, and what that does to others: nothing. And what who meets no owner is told.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../tests/support/honest.rs"]
@@ -17,7 +17,7 @@ use honest::{PATIENCE, eventually, skipped};
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
 
 use super::area::{Look, SlotId};
-use super::remote::Remote;
+use super::remote::{ReachError, Remote};
 use super::staging::Slot;
 use super::wire::{MAGIC, Reply, Request, VERSION, parse, receive, send};
 use super::{SharedStore, guard, socket_path};
@@ -422,4 +422,13 @@ fn who_is_just_opening_a_store_is_waited_for_longer_than_who_holds_it() {
     assert!(super::patience_with(&locked(false)) > super::patience_with(&locked(true)));
     let gone = crate::error::StoreError::OwnerGone;
     assert_eq!(super::patience_with(&gone), super::ATTACH_PATIENCE);
+}
+
+#[test]
+fn whoever_meets_another_release_is_told_of_that_and_of_no_other_way() {
+    let said = |error| super::not_served(Path::new("store"), &error).to_string();
+    let other = said(ReachError::Version(1));
+    assert!(other.contains("same release") && !other.contains("larder serve"));
+    let nobody = said(ReachError::Nobody(std::io::ErrorKind::NotFound.into()));
+    assert!(nobody.contains("larder serve"));
 }

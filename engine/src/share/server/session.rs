@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -26,7 +27,7 @@ pub(super) struct Session {
 #[derive(Default)]
 pub(super) struct Connections {
     pub next: u64,
-    pub open: BTreeMap<u64, UnixStream>,
+    pub open: BTreeMap<u64, Arc<UnixStream>>,
     /// All have been hung up on, and none comes any more.
     is_over: bool,
 }
@@ -50,14 +51,14 @@ impl Session {
     }
 
     /// Takes a connection in; `None` when the client has too many, or has gone.
-    pub(super) fn add(&self, stream: &UnixStream) -> Option<u64> {
+    pub(super) fn add(&self, stream: &Arc<UnixStream>) -> Option<u64> {
         let mut connections = self.connections.lock();
         if connections.open.len() >= CONNECTIONS_MAX || connections.is_over {
             return None;
         }
         let number = connections.next;
         connections.next += 1;
-        connections.open.insert(number, stream.try_clone().ok()?);
+        connections.open.insert(number, stream.clone());
         Some(number)
     }
 

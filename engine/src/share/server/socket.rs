@@ -64,7 +64,11 @@ pub(in crate::share) fn may_give_to(gid: u32) -> bool {
 
 /// Binds the socket, for the user whose store it is and perhaps a group: whoever holds the store's lock may replace what a former owner
 /// left there. Where that fails nothing is left.
-pub(super) fn listen(socket: &Path, uid: u32, group: Option<u32>) -> io::Result<UnixListener> {
+pub(super) fn listen(
+    socket: &Path,
+    uid: u32,
+    group: Option<u32>,
+) -> io::Result<(UnixListener, FileId)> {
     let process = rustix::process::geteuid();
     // Else the store of a user would be root's alone as long as root serves it.
     let uid = (process.is_root() && uid != process.as_raw()).then(|| Uid::from_raw(uid));
@@ -94,7 +98,24 @@ pub(super) fn listen(socket: &Path, uid: u32, group: Option<u32>) -> io::Result<
         let _ = std::fs::remove_file(&path);
         return Err(error);
     }
-    Ok(UnixListener::from(fd))
+    Ok((UnixListener::from(fd), file_id(&path)?))
+}
+
+/// Which file a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId(u64, u64);
+
+fn file_id(path: &Path) -> io::Result<FileId> {
+    let found = std::fs::symlink_metadata(path)?;
+    Ok(FileId(found.dev(), found.ino()))
+}
+
+/// Removes the file of a socket that this process has bound. One that somebody has put in its place stays: of another store, whose owner
+/// nobody would reach any more.
+pub(super) fn remove(socket: &Path, own: FileId) {
+    if file_id(socket).is_ok_and(|found| found == own) {
+        let _ = std::fs::remove_file(socket);
+    }
 }
 
 /// Gives a socket that this process has just bound to a user and a group. What is given away is the file that was bound, or nothing:
@@ -236,5 +257,20 @@ mod tests {
         give().unwrap();
         assert_eq!(std::fs::metadata(&socket).unwrap().mode() & 0o777, 0o660);
         drop(bound);
+    }
+
+    #[test]
+    fn the_socket_of_another_owner_in_its_place_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("store.sock");
+        let uid = rustix::process::geteuid().as_raw();
+        let (_own, own) = listen(&socket, uid, None).unwrap();
+        std::fs::remove_file(&socket).unwrap();
+        remove(&socket, own);
+        let (_other, other) = listen(&socket, uid, None).unwrap();
+        remove(&socket, own);
+        assert!(UnixStream::connect(&socket).is_ok());
+        remove(&socket, other);
+        assert!(!socket.exists());
     }
 }
