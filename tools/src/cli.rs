@@ -8,6 +8,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use nix::sys::signal::{SigSet, Signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -82,6 +83,8 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         }
     };
     log_to_stderr();
+    // A file that may not become larger (`ulimit -f`) is an error to be told of, and no end without a word.
+    let _ = SigSet::from_iter([Signal::SIGXFSZ]).thread_block();
     let ended = match &cli.command {
         Command::Create(args) => create::run(args),
         Command::Inspect(args) => inspect::run(args),

@@ -114,10 +114,11 @@ fn pass(
                 }
             }
         };
-        let threads: Vec<_> = buffers
+        let start = |buffer| std::thread::Builder::new().spawn_scoped(scope, worker(buffer));
+        let threads = buffers
             .into_iter()
-            .map(|buffer| scope.spawn(worker(buffer)))
-            .collect();
+            .map(start)
+            .collect::<io::Result<Vec<_>>>()?;
         let panicked = || Err(io::Error::other("a measuring thread panicked"));
         threads
             .into_iter()

@@ -62,6 +62,13 @@ impl Failure {
         }
     }
 
+    /// A thread could not be started.
+    #[must_use]
+    pub fn thread(error: &std::io::Error) -> Self {
+        Failure::environment(format!("starting a thread: {error}"))
+            .with_hint("raise the limit on threads: ulimit -u, TasksMax=")
+    }
+
     /// The same, with something more to know.
     #[must_use]
     pub fn with_hint(self, hint: &str) -> Self {

@@ -387,7 +387,12 @@ fn import(
     let (batches, steps) = sync_channel(BATCHES_AHEAD);
     let (spare, spares) = channel();
     let (stored, read) = std::thread::scope(|scope| {
-        let reader = scope.spawn(move || Batches::new(source, batches, spares).read());
+        let reader = std::thread::Builder::new()
+            .spawn_scoped(scope, move || Batches::new(source, batches, spares).read());
+        let reader = match reader {
+            Ok(reader) => reader,
+            Err(error) => return (Err(Failure::thread(&error)), Ok(Ok(0))),
+        };
         let stored = take(store, &steps, &spare, &mut report, &bar, interrupt);
         // The reader stops when nobody takes what it reads.
         drop(steps);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{PageStore, Store};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
@@ -62,6 +63,17 @@ impl Report for ServeReport {
     }
 }
 
+/// Each connection of a client costs a descriptor, and the usual limit is low for the sake of old programs.
+fn take_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // What is left of it is told when a connection cannot be taken.
+    let _ = setrlimit(Resource::Nofile, all);
+}
+
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
@@ -72,6 +84,7 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
             running.pid
         )));
     }
+    take_descriptors();
     let store = Store::attach(&args.path, args.share.options(&args.open, args.group))?;
     if store.part() != Part::Owner {
         store.close()?;

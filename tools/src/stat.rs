@@ -86,16 +86,19 @@ impl Report for StatReport {
         lines.row(
             "Pages",
             format!(
-                "{}, {} of {} usable",
+                "{}, {}; {} of {} usable are taken",
                 stats.pages,
                 size(stats.live_bytes),
+                size(stats.taken_bytes),
                 size(stats.usable_bytes)
             ),
         );
-        lines.row(
-            "Segments",
-            format!("{}, {} free", stats.segments, stats.free_segments),
-        );
+        let unreadable = match stats.unreadable_segments {
+            0 => String::new(),
+            some => format!(", {some} that the disk does not give or take"),
+        };
+        let (segments, free) = (stats.segments, stats.free_segments);
+        lines.row("Segments", format!("{segments}, {free} free{unreadable}"));
         lines.row(
             "Put",
             format!(

@@ -14,7 +14,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::{Action, Buffer, DiskError, Done, Op, PIECES_MAX, Piece, Sink};
 use crate::memory::AlignedBuf;
@@ -24,6 +26,9 @@ const BLOCK_BYTES: u64 = 4096;
 
 /// Times an operation is tried again because it was interrupted, refused for the moment or cancelled.
 const TRANSIENT_RETRIES_MAX: u32 = 64;
+
+/// How long nothing more is said in the log of writes that fail.
+const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 /// Times a read that fails with `EIO` is tried in all.
 pub(crate) const EIO_READS_MAX: u32 = 3;
@@ -61,6 +66,8 @@ pub(super) struct Job {
     tag: u64,
     sink: Arc<dyn Sink>,
     work: Work,
+    /// It is no read.
+    changes: bool,
     owned: Option<AlignedBuf>,
     transient_retries: u32,
     failed_reads: u32,
@@ -88,6 +95,7 @@ impl Job {
             refuse(op, DiskError::Deadline, answers);
             return None;
         }
+        let changes = !matches!(op.action, Action::Read { .. });
         let (work, owned) = match op.action {
             Action::Read { offset, buffer } => {
                 let (transfer, owned) = Transfer::new(offset, buffer);
@@ -103,6 +111,7 @@ impl Job {
             tag: op.tag,
             sink: op.sink,
             work,
+            changes,
             owned,
             transient_retries: 0,
             failed_reads: 0,
@@ -286,6 +295,30 @@ pub fn carry_out(op: Op, kernel: impl FnMut(Step<'_>) -> Result<usize, i32>) {
         job.answer(result, &mut answers);
     }
     answers.deliver();
+}
+
+/// Says in the log that a volume does not take writes or syncs: what fails is answered, but nobody who reads that knows the reason.
+#[derive(Default)]
+pub(super) struct Refusals {
+    /// When that was said last.
+    said: Mutex<Option<Instant>>,
+}
+
+impl Refusals {
+    /// A job is over.
+    pub(super) fn note(&self, volume: usize, job: &Job, result: Result<(), DiskError>) {
+        let Err(error @ (DiskError::Os(_) | DiskError::NoProgress)) = result else {
+            return;
+        };
+        if !job.changes {
+            return;
+        }
+        let mut said = self.said.lock();
+        if said.is_none_or(|said| said.elapsed() >= REFUSAL_PAUSE) {
+            *said = Some(Instant::now());
+            tracing::warn!(volume, %error, "the volume does not take a write or a sync (said once a minute, however many)");
+        }
+    }
 }
 
 fn is_late(op: &Op, now: Instant) -> bool {

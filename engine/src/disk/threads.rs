@@ -19,7 +19,8 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 
 use super::job::{
-    AbortOnPanic, Answers, Job, Step, give_up, join_others, refuse, submit_by_volume, take_late,
+    AbortOnPanic, Answers, Job, Refusals, Step, give_up, join_others, refuse, submit_by_volume,
+    take_late,
 };
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 
@@ -35,6 +36,8 @@ pub struct Threads {
 
 /// What the threads of one volume share.
 struct Lane {
+    volume: usize,
+    refusals: Refusals,
     file: Arc<OwnedFd>,
     inbox: Mutex<Inbox>,
     filled: Condvar,
@@ -60,7 +63,7 @@ impl Threads {
             },
         };
         for (volume, file) in options.files.into_iter().enumerate() {
-            let lane = file.map(|file| Arc::new(Lane::new(file)));
+            let lane = file.map(|file| Arc::new(Lane::new(volume, file)));
             disk.lanes.push(lane.clone());
             for worker in 0..options.depth.clamp(1, THREADS_MAX) {
                 let Some(lane) = lane.clone() else { break };
@@ -129,12 +132,14 @@ impl Drop for Threads {
 }
 
 impl Lane {
-    fn new(file: Arc<OwnedFd>) -> Self {
+    fn new(volume: usize, file: Arc<OwnedFd>) -> Self {
         let inbox = Inbox {
             ops: VecDeque::new(),
             open: true,
         };
         Self {
+            volume,
+            refusals: Refusals::default(),
             file,
             inbox: Mutex::new(inbox),
             filled: Condvar::new(),
@@ -164,6 +169,7 @@ fn serve(lane: &Lane) {
             refuse(op, DiskError::Shutdown, &mut answers);
         } else if let Some(mut job) = Job::admit(op, &mut answers) {
             let result = job.run(|step| call(&lane.file, step));
+            lane.refusals.note(lane.volume, &job, result);
             job.answer(result, &mut answers);
         }
         answers.deliver();

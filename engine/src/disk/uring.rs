@@ -29,7 +29,7 @@ use io_uring::{IoUring, Probe, opcode};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::job::{Answers, give_up, join_others, refuse, submit_by_volume, take_late};
+use super::job::{Answers, Refusals, give_up, join_others, refuse, submit_by_volume, take_late};
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 
 /// Most operations of one volume with the kernel at once.
@@ -192,6 +192,8 @@ pub struct Uring {
 
 /// What submitters and the thread of one volume's ring share.
 struct Lane {
+    volume: usize,
+    refusals: Refusals,
     inbox: Mutex<Inbox>,
     /// An eventfd that the ring reads from whenever its thread may sleep.
     bell: OwnedFd,
@@ -231,7 +233,7 @@ impl Uring {
                 disk.lanes.push(None);
                 continue;
             };
-            let lane = Arc::new(Lane::new()?);
+            let lane = Arc::new(Lane::new(volume)?);
             let (started, outcome) = mpsc::channel();
             let thread = std::thread::Builder::new()
                 .name(format!("larder-ring-{volume}"))
@@ -346,7 +348,7 @@ impl Drop for Uring {
 }
 
 impl Lane {
-    fn new() -> Result<Self, io::Error> {
+    fn new(volume: usize) -> Result<Self, io::Error> {
         // Blocking, so that the ring's read waits for the bell instead of failing.
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let inbox = Inbox {
@@ -356,6 +358,8 @@ impl Lane {
             asleep: false,
         };
         Ok(Self {
+            volume,
+            refusals: Refusals::default(),
             inbox: Mutex::new(inbox),
             bell,
         })

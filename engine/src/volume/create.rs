@@ -385,7 +385,7 @@ impl Target {
     /// Gives the file its length and its blocks.
     fn allocate(&self, bytes: u64) -> Result<(), StoreError> {
         let failed = |doing, error: Errno| match error {
-            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => StoreError::NoSpace {
+            Errno::NOSPC | Errno::DQUOT => StoreError::NoSpace {
                 path: self.path.clone(),
                 needed: bytes,
                 free: free_bytes(&self.path),

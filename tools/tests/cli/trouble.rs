@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use larder_engine::format::SEGMENTS_OFFSET;
 use nix::sys::signal::{Signal, kill};
@@ -26,6 +26,39 @@ fn full() -> Stdio {
         .open("/dev/full")
         .unwrap()
         .into()
+}
+
+/// `larder` that may write nothing beyond a mebibyte of any file: nowhere in a store's segments.
+fn limited(arguments: &[&str]) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]);
+    shell.arg(env!("CARGO_BIN_EXE_larder")).args(arguments);
+    shell.env_remove("LARDER_LOG");
+    shell
+}
+
+#[test]
+fn a_volume_that_does_not_take_writes_is_named_with_the_reason() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let larger = ["create", text(&path), "--grow", "--size", "512MiB"];
+    let output = limited(&larger).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("File too large"));
+    for disk in ["uring", "threads"] {
+        let put = ["bench", text(&path), "--op", "put", "--pages", "2"];
+        let mut bench = limited(&[&put[..], &["--page-bytes", "64KiB", "--disk", disk]].concat());
+        let mut bench = bench.stderr(Stdio::piped()).spawn().unwrap();
+        let said = BufReader::new(bench.stderr.take().unwrap()).lines();
+        let warning = said
+            .map_while(Result::ok)
+            .find(|line| line.contains("does not take a write"));
+        bench.kill().unwrap();
+        bench.wait().unwrap();
+        let warning = warning.unwrap();
+        assert!(warning.contains("volume=0"), "{warning}");
+        assert!(warning.contains("File too large"), "{warning}");
+    }
 }
 
 #[test]

@@ -344,6 +344,7 @@ impl<'r> Worker<'r> {
     fn finish(&mut self, place: usize, result: Result<(), DiskError>) {
         if let Some(job) = self.jobs[place].take() {
             self.free.push(place);
+            self.lane.refusals.note(self.lane.volume, &job, result);
             job.answer(result, &mut self.answers);
         }
     }
