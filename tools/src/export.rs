@@ -6,6 +6,7 @@
 
 mod target;
 
+use std::collections::HashSet;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -16,7 +17,9 @@ use indicatif::ProgressBar;
 use larder_engine::format::{
     ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint, PageKey,
 };
-use larder_engine::survey::{BadPage, Page, PayloadFault, RecordId, Survey, SurveyOptions};
+use larder_engine::survey::{
+    BadPage, Condition, Page, PayloadFault, RecordId, Survey, SurveyOptions,
+};
 use serde::Serialize;
 
 use crate::archive::{self, ArchiveSink};
@@ -95,6 +98,8 @@ struct ExportReport {
     /// Pages left out because they are damaged, and because a crash cut their write short.
     damaged_pages: u64,
     unfinished_pages: u64,
+    /// Pages left out because the store's owner moved or dropped them meanwhile.
+    departed_pages: u64,
     /// With `--key`: whether it and every page before it are in the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     chain_complete: Option<bool>,
@@ -159,19 +164,15 @@ impl ExportReport {
                 format!("{}, {pages}: {name}", namespace.fingerprint),
             );
         }
-        if self.damaged_pages + self.unfinished_pages > 0 {
+        if self.damaged_pages + self.unfinished_pages + self.departed_pages > 0 {
             lines.row(
                 "Left out",
                 format!(
-                    "{} damaged, {} cut short by a crash",
+                    "{} damaged, {} cut short by a crash, {} moved or dropped by the store's owner meanwhile",
                     count(self.damaged_pages, "page"),
-                    self.unfinished_pages
+                    self.unfinished_pages,
+                    self.departed_pages
                 ),
-            );
-        }
-        if self.condition == Some(findings::IN_USE) {
-            lines.text(
-                "The store is in use: a page that its owner moved or dropped meanwhile counts as damaged here.",
             );
         }
         if self.chain_complete == Some(false) {
@@ -233,19 +234,24 @@ fn export(
     let choice = Choice::new(args, survey)?;
     let template = "exporting {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     let bar = report::progress(Some(choice.bytes()), template);
-    let mut damage = Finding::all_of(survey);
     let mut progress = Progress {
         bar: &bar,
         interrupt,
-        damage: &mut damage,
+        bad: Vec::new(),
         outcome: Outcome::default(),
     };
     let needed = archive::bytes_max(choice.sections.len(), choice.pages(), choice.bytes());
     let made = target.make(needed, |out| write(survey, &choice, out, &mut progress));
-    let outcome = progress.outcome;
+    let Progress { bad, outcome, .. } = progress;
     bar.finish_and_clear();
     let file_bytes = made?;
     let seconds = started.elapsed().as_secs_f64();
+    let failed = bad.len();
+    let there = still_there(args, survey, bad);
+    let departed = failed - there.len();
+    let (unfinished, damaged): (Vec<_>, Vec<_>) = there.into_iter().partition(is_unfinished);
+    let mut damage = Finding::all_of(survey);
+    damage.extend(damaged.iter().map(|bad| Finding::of_page(survey, bad)));
     Ok(ExportReport {
         path: args.store.path.clone(),
         file: file_bytes.is_some().then(|| args.file.clone()),
@@ -255,8 +261,9 @@ fn export(
         namespaces: choice.rows(survey),
         pages: outcome.pages,
         payload_bytes: outcome.bytes,
-        damaged_pages: outcome.damaged,
-        unfinished_pages: outcome.unfinished,
+        damaged_pages: damaged.len() as u64,
+        unfinished_pages: unfinished.len() as u64,
+        departed_pages: departed as u64,
         chain_complete: choice
             .complete
             .map(|complete| complete && outcome.pages == choice.pages()),
@@ -266,6 +273,26 @@ fn export(
         damage,
         wreck: None,
     })
+}
+
+/// Of the pages whose bytes were not theirs, those that have none. The owner of a store in use may have moved or dropped a page between
+/// the look and the read, so such a store is looked at once more: what it still has where the bytes were read is lost.
+fn still_there(args: &ExportArgs, survey: &Survey, bad: Vec<BadPage>) -> Vec<BadPage> {
+    if bad.is_empty() || survey.condition != Condition::InUse {
+        return bad;
+    }
+    let Ok(Look::Store(now)) = args.store.look(|options| options) else {
+        return bad;
+    };
+    let place = |page: &Page| (page.segment, page.offset, page.commit, page.birth);
+    let live: HashSet<_> = now.live().map(|page| place(&page)).collect();
+    let is_there = |bad: &BadPage| live.contains(&place(&bad.page));
+    bad.into_iter().filter(is_there).collect()
+}
+
+/// Whether a crash cut the write of a page short whose bytes are not its own.
+fn is_unfinished(bad: &BadPage) -> bool {
+    !bad.page.proven && matches!(bad.fault, PayloadFault::Mismatch { .. })
 }
 
 /// The pages to export.
@@ -383,14 +410,13 @@ impl Section {
 struct Outcome {
     pages: u64,
     bytes: u64,
-    damaged: u64,
-    unfinished: u64,
 }
 
 struct Progress<'a> {
     bar: &'a ProgressBar,
     interrupt: &'a Interrupt,
-    damage: &'a mut Vec<Finding>,
+    /// Pages whose bytes were not theirs.
+    bad: Vec<BadPage>,
     outcome: Outcome,
 }
 
@@ -415,7 +441,7 @@ fn write(
         sink.namespace(namespace)?;
         let mut written = Ok(());
         survey.read_pages(&section.pages, |page, bytes| {
-            written = progress.page(survey, page, bytes, &mut sink);
+            written = progress.page(page, bytes, &mut sink);
             if written.is_err() || progress.interrupt.is_raised() {
                 ControlFlow::Break(())
             } else {
@@ -427,15 +453,13 @@ fn write(
             return Ok(None);
         }
     }
-    let left_out = progress.outcome.damaged + progress.outcome.unfinished;
-    let (_, bytes) = sink.end(left_out)?;
+    let (_, bytes) = sink.end(progress.bad.len() as u64)?;
     Ok(Some(bytes))
 }
 
 impl Progress<'_> {
     fn page(
         &mut self,
-        survey: &Survey,
         page: &Page,
         bytes: Result<&[u8], PayloadFault>,
         sink: &mut ArchiveSink<&mut dyn Write>,
@@ -454,13 +478,7 @@ impl Progress<'_> {
                 outcome.pages += 1;
                 outcome.bytes += page.bytes;
             }
-            Err(PayloadFault::Mismatch { .. }) if !page.proven => outcome.unfinished += 1,
-            Err(fault) => {
-                outcome.damaged += 1;
-                let page = *page;
-                self.damage
-                    .push(Finding::of_page(survey, &BadPage { page, fault }));
-            }
+            Err(fault) => self.bad.push(BadPage { page: *page, fault }),
         }
         Ok(())
     }

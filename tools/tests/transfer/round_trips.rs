@@ -1,7 +1,7 @@
 //! What was exported is what another store has after the import, whatever its shape.
 
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Child, Stdio};
 
 use larder_engine::PageStore;
@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::home::{EVEN, RAGGED, archived, items, put, put_after, put_from};
-use crate::support::home::Home;
+use crate::support::home::{Home, SEGMENT_BYTES};
 use crate::support::honest::{Process, eventually, found};
 use crate::support::{chain, text};
 
@@ -287,6 +287,39 @@ fn a_store_in_use_is_exported_as_far_as_it_is_written() {
     let target = Home::new();
     let _in_use = target.open();
     target.says("import", &[text(&archive)], 3, &["in use by process"]);
+}
+
+#[test]
+fn pages_that_the_owner_drops_while_they_are_exported_are_left_out_and_are_no_damage() {
+    // Of more than is read ahead.
+    let source = Home::shaped(&[], 24, SEGMENT_BYTES);
+    let store = source.open();
+    (1..=30).for_each(|seed| put(&store, EVEN, &chain(seed, 100)));
+    store.flush().unwrap();
+    let mut export = source.larder("export", &["-", "--json"]);
+    let mut child = export
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // What is exported has been chosen by the time the first bytes come, and all the rest waits for room in the pipe.
+    let mut out = child.stdout.take().unwrap();
+    let mut begun = vec![0; 4096];
+    out.read_exact(&mut begun).unwrap();
+    (101..=160).for_each(|seed| put(&store, EVEN, &chain(seed, 100)));
+    store.flush().unwrap();
+    out.read_to_end(&mut begun).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    let count = |name: &str| report[name].as_u64().unwrap();
+    assert!(count("departed_pages") > 0, "{report}");
+    assert_eq!(count("pages") + count("departed_pages"), 3000);
+    assert_eq!(count("damaged_pages"), 0);
+    assert_eq!(report["damage"], serde_json::json!([]));
+    let file = source.beside("archive");
+    std::fs::write(&file, &begun).unwrap();
+    assert_eq!(archived(&file).len() as u64, count("pages"));
 }
 
 #[test]
