@@ -6,7 +6,8 @@
 //!   stored for lack of room. SGLang gives up the rest of a node at the first `false`, so that this is kept for pages that
 //!   really failed;
 //! - where there is no room the tail of a chain is left out, never its head, and what follows in later calls with it;
-//! - a call starts no more reads or writes after the configured time; no call touches a pool after [`Backend::close`] began.
+//! - a call starts no more reads or writes after the configured time; none that comes after [`Backend::close`] began touches a pool, and
+//!   that says whether those before it are over.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -26,7 +27,9 @@ mod tests;
 mod write;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -47,8 +50,8 @@ use crate::trial::{Trial, Way};
 /// How long a call waits for another owner when the store's has gone.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a close waits for calls under way and for the store.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(8);
+/// How long a close waits for calls under way, which may take eight seconds, and for the store.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(16);
 
 /// Alignment that goes straight to the device, in bytes.
 const ALIGN: usize = 4096;
@@ -154,6 +157,8 @@ impl Place {
 /// See the module.
 pub struct Backend {
     place: RwLock<Place>,
+    /// No call begins any more.
+    closing: AtomicBool,
     retry: Mutex<Option<retry::Retry>>,
     server: Server,
     timeout: Duration,
@@ -199,6 +204,7 @@ impl Backend {
     fn new(place: Place, server: Server, config: &Config) -> Backend {
         Backend {
             place: RwLock::new(place),
+            closing: AtomicBool::new(false),
             retry: Mutex::default(),
             server,
             timeout: config.timeout,
@@ -282,7 +288,7 @@ impl Backend {
     /// Takes the store that there is at last; gives it back when it comes too late.
     fn enter(&self, store: SharedStore) -> Result<(), SharedStore> {
         let mut place = self.place.write();
-        if !matches!(*place, Place::Empty) {
+        if !matches!(*place, Place::Empty) || self.is_closing() {
             return Err(store);
         }
         for pool in self.pools.read().values() {
@@ -294,8 +300,18 @@ impl Backend {
         Ok(())
     }
 
+    /// The store, unless there is none, or it is being entered or left just now.
     fn attached(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
-        RwLockReadGuard::try_map(self.place.read(), Place::store).ok()
+        let place = self.place.try_read()?;
+        if self.is_closing() {
+            return None;
+        }
+        RwLockReadGuard::try_map(place, Place::store).ok()
+    }
+
+    /// Whether a close has begun.
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
     }
 
     /// The store, with somebody in it who decides. When its owner has just gone another one is waited for.
@@ -494,25 +510,33 @@ impl Backend {
 
     /// Waits for calls under way and leaves the store. Later calls miss. Idempotent. Says whether all of it was done in
     /// time; what was not goes on by itself, and the store recovers from its end as from any.
-    pub fn close(&self) -> bool {
+    pub fn close(self: &Arc<Self>) -> bool {
+        let left = self.leave();
+        left.is_ok_and(|left| left.recv_timeout(CLOSE_PATIENCE).is_ok())
+    }
+
+    /// Begins to close, and goes on with it whatever becomes of the caller, who may wait for the word that it is done.
+    ///
+    /// # Errors
+    /// There is no thread to do it on. Calls miss all the same.
+    pub fn leave(self: &Arc<Self>) -> io::Result<Receiver<()>> {
+        self.closing.store(true, Ordering::SeqCst);
         self.retry.lock().take();
-        let Some(mut place) = self.place.try_write_for(CLOSE_PATIENCE) else {
-            return false;
-        };
-        let Place::Attached(store) = std::mem::replace(&mut *place, Place::Closed) else {
-            return true;
-        };
-        drop(place);
-        let (done, wait) = std::sync::mpsc::channel();
-        let leaving = std::thread::Builder::new()
+        let (done, left) = mpsc::channel();
+        let backend = self.clone();
+        std::thread::Builder::new()
             .name("larder-close".to_owned())
             .spawn(move || {
-                if let Err(error) = store.close() {
+                // Behind the calls under way.
+                let place = std::mem::replace(&mut *backend.place.write(), Place::Closed);
+                if let Place::Attached(store) = place
+                    && let Err(error) = store.close()
+                {
                     tracing::warn!(%error, "the store was not closed cleanly");
                 }
                 let _ = done.send(());
-            });
-        leaving.is_ok() && wait.recv_timeout(CLOSE_PATIENCE).is_ok()
+            })?;
+        Ok(left)
     }
 }
 

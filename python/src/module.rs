@@ -36,6 +36,15 @@ struct Backend {
     remarks: Vec<String>,
 }
 
+impl Drop for Backend {
+    /// One that was not closed: leaving the store may wait for the device, and whoever drops this has the interpreter's lock.
+    fn drop(&mut self) {
+        if !self.inner.is_closing() {
+            let _ = self.inner.leave();
+        }
+    }
+}
+
 /// Keys until the first that is none: what cannot be a key is not stored.
 fn parse_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<PageKey>> {
     let mut parsed = Vec::with_capacity(keys.len()?);

@@ -55,6 +55,9 @@ impl Backend {
         let until = Instant::now() + PATIENCE;
         let mut deleted = 0;
         loop {
+            if self.is_closing() {
+                return Err(StoreError::Closed);
+            }
             let place = self.place.read();
             let store = match &*place {
                 Place::Attached(store) => store,

@@ -18,7 +18,7 @@ impl Backend {
     /// Reads pages into the host pool; whether each is there now.
     pub fn get(&self, pool: &str, keys: &[PageKey], indices: &[i64]) -> Vec<bool> {
         self.with_slots(pool, keys.len(), indices, |registered, pool, pages| {
-            // SAFETY: SGLang keeps the pool mapped until `close`, which waits for this call, and touches none of these slots before
+            // SAFETY: SGLang keeps the pool mapped until `close` has said that this call is over, and touches none of these slots before
             // it returns; `pages` names each of them once.
             let memory = pages.iter().map(|&page| unsafe { pool.pieces_mut(page) });
             self.read(registered, keys, memory.collect())

@@ -256,6 +256,28 @@ fn a_closed_backend_touches_nothing_and_stays_closed() {
 }
 
 #[test]
+fn a_close_that_a_call_holds_up_is_done_behind_it_and_no_other_call_begins() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut memory = Memories::new(2);
+    let backend = backend(directory.path(), &mut memory);
+    let chain = keys(2, 1);
+    let store = |backend: &Backend| backend.set("kv", &chain, &[0, 1], Chain::default());
+    assert_eq!(store(&backend), [true; 2]);
+    let call = backend.place.read();
+    let left = backend.leave().unwrap();
+    assert_eq!(backend.get("kv", &chain, &[0, 1]), [false; 2]);
+    assert_eq!(store(&backend), [false; 2]);
+    assert!(matches!(backend.clear(), Err(StoreError::Closed)));
+    assert!(left.try_recv().is_err());
+    drop(call);
+    left.recv_timeout(Duration::from_secs(60)).unwrap();
+    let next = self::backend(directory.path(), &mut memory);
+    assert_eq!(next.stats().unwrap().1, Part::Owner);
+    assert_eq!(next.get("kv", &chain, &[0, 1]), [true; 2]);
+    assert!(next.close());
+}
+
+#[test]
 fn a_store_that_comes_late_is_used_from_then_on() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");

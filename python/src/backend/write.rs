@@ -21,7 +21,7 @@ impl Backend {
     /// Stores pages of the host pool; whether there is nothing left to do for each.
     pub fn set(&self, pool: &str, keys: &[PageKey], indices: &[i64], chain: Chain) -> Vec<bool> {
         self.with_slots(pool, keys.len(), indices, |registered, pool, pages| {
-            // SAFETY: SGLang keeps the pool mapped until `close`, which waits for this call, and holds these slots' locks until it
+            // SAFETY: SGLang keeps the pool mapped until `close` has said that this call is over, and holds these slots' locks until it
             // has been answered.
             let memory = pages.iter().map(|&page| unsafe { pool.pieces(page) });
             self.write(registered, keys, &memory.collect::<Vec<_>>(), chain)
