@@ -229,8 +229,10 @@ impl Opening {
                 reason = format!("{}: {ANOTHERS}", place.display());
                 continue;
             }
-            let run = |opened: &Opened| Some(opened.superblock.as_ref()?.run);
-            let suits = |opened: &Opened| run(opened).map(|run| suits(run, self.reference.run));
+            let suits = |opened: &Opened| {
+                let superblock = opened.superblock.as_ref();
+                superblock.map(|superblock| suits(superblock, &self.reference))
+            };
             // Where one lies that cannot say what it is, another copy of it is not looked for.
             let is_last = options.volumes.contains(&place) || opened.superblock.is_none();
             if best

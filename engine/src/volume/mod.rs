@@ -349,11 +349,16 @@ pub(crate) fn places_of(
     elsewhere.iter().cloned().chain(guess).chain([known])
 }
 
-/// How well the run of a volume suits the first one's: of the copies of a volume that are found where nobody named one the best is used,
-/// and the first of equals. The first volume is told of a new run before the others are, so one that is ahead of it is another store's:
-/// it, or the first one, was copied. One that is behind may be an old copy.
-pub(crate) fn suits(run: Run, first: Run) -> impl Ord {
-    (run <= first, run)
+/// How well a volume suits the first one, as their superblocks say: of the copies of a volume that are found where nobody named one the
+/// best is used, and the first of equals. The first volume is told of a new run before the others are, so one that is ahead of it is
+/// another store's: it, or the first one, was copied. One that is behind may be an old copy, and so may one that was not enlarged.
+pub(crate) fn suits(found: &Superblock, first: &Superblock) -> impl Ord + use<> {
+    let segments = |of: &Superblock| {
+        let entry = of.volumes.get(usize::from(found.volume));
+        entry.map(|entry| entry.segments)
+    };
+    let is_enlarged = segments(found) == segments(first);
+    (found.run <= first.run, found.run, is_enlarged)
 }
 
 /// Whoever names a volume means something by it: each must be one of those that are used.
@@ -393,10 +398,11 @@ pub(crate) fn is_volume_of(superblock: &Superblock, store: StoreId, index: usize
 
 impl Volume {
     fn open(path: &Path, access: Access) -> Result<Volume, StoreError> {
-        Volume::take(path, access, Found::at(path, access)?)
+        Volume::take(path, access, Found::at(path, access)?, 0)
     }
 
-    fn take(path: &Path, access: Access, found: Found) -> Result<Volume, StoreError> {
+    /// Makes a volume of what was found, which must be so many bytes at least.
+    fn take(path: &Path, access: Access, found: Found, least: u64) -> Result<Volume, StoreError> {
         let Found {
             mut file,
             superblock,
@@ -424,11 +430,12 @@ impl Volume {
                     path: path.to_owned(),
                     source,
                 })?;
-        if file.bytes < geometry.volume_bytes() {
+        let needed = geometry.volume_bytes().max(least);
+        if file.bytes < needed {
             return Err(StoreError::Truncated {
                 path: path.to_owned(),
                 found: file.bytes,
-                needed: geometry.volume_bytes(),
+                needed,
             });
         }
         Ok(Volume {
@@ -507,7 +514,8 @@ impl Volumes {
             return Err(StoreError::NotFirstVolume(path.to_owned(), name));
         }
         let entries = first.superblock.volumes.clone();
-        let Superblock { store, run, .. } = first.superblock;
+        let reference = first.superblock.clone();
+        let store = reference.store;
         let mut list = vec![Some(first)];
         for (index, entry) in entries.iter().enumerate().skip(1) {
             if entry.lost {
@@ -520,7 +528,7 @@ impl Volumes {
                 let is_named = elsewhere.contains(&place);
                 match Found::at(&place, access) {
                     Ok(found) if found.is(store, index) => {
-                        let suits = |found: &Found| suits(found.superblock.run, run);
+                        let suits = |found: &Found| suits(&found.superblock, &reference);
                         if best
                             .as_ref()
                             .is_none_or(|(_, best)| suits(best) < suits(&found))
@@ -540,7 +548,15 @@ impl Volumes {
                     Err(error) => reason = error.to_string(),
                 }
             }
-            let volume = match best.map(|(place, found)| Volume::take(&place, access, found)) {
+            // Of an old copy from before the store was enlarged a part would be missing.
+            let least = u16::try_from(index).ok().and_then(|index| {
+                let geometry = reference.geometry(index).ok()?;
+                Some(geometry.volume_bytes())
+            });
+            let take = |(place, found): (PathBuf, Found)| {
+                Volume::take(&place, access, found, least.unwrap_or(0))
+            };
+            let volume = match best.map(take) {
                 None => None,
                 Some(Ok(volume)) if is_volume_of(&volume.superblock, store, index) => Some(volume),
                 Some(Ok(_)) => {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use larder_engine::{OpenOptions, PageStore, Store, StoreError};
 use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 
-use crate::home::{BLOCK_BYTES, Pool, block_offset, finding};
+use crate::home::{BLOCK_BYTES, block_offset, finding};
 use crate::support::home::{Home, SEGMENT_BYTES, SEGMENTS};
 use crate::support::{chain, ends, flip, overwrite, report, text};
 
@@ -256,8 +256,19 @@ fn the_volumes_of_a_copied_store_are_the_copies() {
     );
 }
 
+/// What a moved volume is named to.
+enum FirstUse {
+    Open,
+    Grow,
+}
+
 #[test]
 fn an_old_copy_beside_the_first_volume_does_not_stand_in_for_one_that_was_moved() {
+    move_a_volume(&FirstUse::Open);
+    move_a_volume(&FirstUse::Grow);
+}
+
+fn move_a_volume(first_use: &FirstUse) {
     let home = Home::with_volumes(&["second"]);
     home.with(|pool| pool.put(&chain(1, 100)));
     // As who moves a volume to another disk does, and keeps the old one for safety.
@@ -265,13 +276,23 @@ fn an_old_copy_beside_the_first_volume_does_not_stand_in_for_one_that_was_moved(
     std::fs::create_dir(&disk).unwrap();
     let moved = disk.join("second");
     std::fs::copy(home.beside("second"), &moved).unwrap();
-    let named = OpenOptions {
-        volumes: vec![moved.clone()],
-        ..OpenOptions::default()
-    };
-    let store = Store::open(&home.path, named).unwrap();
-    Pool::new(&store).put(&chain(2, 100));
-    store.close().unwrap();
+    // Named once, to whatever opens the store for writing.
+    let named = ["--volume", text(&moved)];
+    match first_use {
+        FirstUse::Grow => {
+            let larger = ["create", text(&home.path), "--grow", "--size", "512MiB"];
+            ends(&[&larger[..], &named].concat(), 0);
+        }
+        FirstUse::Open => {
+            let named = OpenOptions {
+                volumes: vec![moved.clone()],
+                ..OpenOptions::default()
+            };
+            let store = Store::open(&home.path, named).unwrap();
+            store.close().unwrap();
+        }
+    }
+    home.with(|pool| pool.put(&chain(2, 100)));
     let finds = |path| report(&["verify", text(path), "--deep"], 0)["deep"]["good_pages"].clone();
     assert_eq!(finds(&home.path), 200);
     ends(&["verify", text(&home.path), "--repair", "--degraded"], 0);
