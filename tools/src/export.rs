@@ -17,9 +17,7 @@ use indicatif::ProgressBar;
 use larder_engine::format::{
     ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint, PageKey,
 };
-use larder_engine::survey::{
-    BadPage, Condition, Page, PayloadFault, RecordId, Survey, SurveyOptions,
-};
+use larder_engine::survey::{BadPage, Page, PayloadFault, RecordId, Survey, SurveyOptions};
 use serde::Serialize;
 
 use crate::archive::{self, ArchiveSink};
@@ -247,7 +245,11 @@ fn export(
     let file_bytes = made?;
     let seconds = started.elapsed().as_secs_f64();
     let failed = bad.len();
-    let there = still_there(args, survey, bad);
+    // What was ended early tells of nothing but that.
+    let there = match file_bytes {
+        Some(_) => still_there(args, bad),
+        None => Vec::new(),
+    };
     let departed = failed - there.len();
     let (unfinished, damaged): (Vec<_>, Vec<_>) = there.into_iter().partition(is_unfinished);
     let mut damage = Finding::all_of(survey);
@@ -263,7 +265,11 @@ fn export(
         payload_bytes: outcome.bytes,
         damaged_pages: damaged.len() as u64,
         unfinished_pages: unfinished.len() as u64,
-        departed_pages: departed as u64,
+        departed_pages: if file_bytes.is_some() {
+            departed as u64
+        } else {
+            0
+        },
         chain_complete: choice
             .complete
             .map(|complete| complete && outcome.pages == choice.pages()),
@@ -275,10 +281,10 @@ fn export(
     })
 }
 
-/// Of the pages whose bytes were not theirs, those that have none. The owner of a store in use may have moved or dropped a page between
-/// the look and the read, so such a store is looked at once more: what it still has where the bytes were read is lost.
-fn still_there(args: &ExportArgs, survey: &Survey, bad: Vec<BadPage>) -> Vec<BadPage> {
-    if bad.is_empty() || survey.condition != Condition::InUse {
+/// Of the pages whose bytes were not theirs, those that have none. An owner, who may have come only meanwhile, may have moved or dropped a
+/// page between the look and the read, so the store is looked at once more: what it still has where the bytes were read is lost.
+fn still_there(args: &ExportArgs, bad: Vec<BadPage>) -> Vec<BadPage> {
+    if bad.is_empty() {
         return bad;
     }
     let Ok(Look::Store(now)) = args.store.look(|options| options) else {

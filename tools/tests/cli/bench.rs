@@ -152,7 +152,7 @@ fn bench_loads_pages_tier_by_tier_and_compares_them_in_l1() {
     );
 }
 
-fn io_uring_works() -> bool {
+pub fn io_uring_works() -> bool {
     let doctor: Value = serde_json::from_str(&doctor(&["--json"])).unwrap();
     doctor["facts"]
         .as_array()

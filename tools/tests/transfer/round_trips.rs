@@ -293,9 +293,7 @@ fn a_store_in_use_is_exported_as_far_as_it_is_written() {
 fn pages_that_the_owner_drops_while_they_are_exported_are_left_out_and_are_no_damage() {
     // Of more than is read ahead.
     let source = Home::shaped(&[], 24, SEGMENT_BYTES);
-    let store = source.open();
-    (1..=30).for_each(|seed| put(&store, EVEN, &chain(seed, 100)));
-    store.flush().unwrap();
+    source.with(|store| (1..=30).for_each(|seed| put(store, EVEN, &chain(seed, 100))));
     let mut export = source.larder("export", &["-", "--json"]);
     let mut child = export
         .stdout(Stdio::piped())
@@ -306,6 +304,7 @@ fn pages_that_the_owner_drops_while_they_are_exported_are_left_out_and_are_no_da
     let mut out = child.stdout.take().unwrap();
     let mut begun = vec![0; 4096];
     out.read_exact(&mut begun).unwrap();
+    let store = source.open();
     (101..=160).for_each(|seed| put(&store, EVEN, &chain(seed, 100)));
     store.flush().unwrap();
     out.read_to_end(&mut begun).unwrap();
