@@ -211,6 +211,10 @@ impl World {
         let recorded = found.filter(|(init, _)| init.record.is_some());
         let recorded: BTreeSet<usize> = recorded.map(|(_, namespace)| *namespace).collect();
         let faults = &self.setup.faults;
+        if self.superblocks.iter().any(Option::is_none) {
+            // They may have lain on the volume that is lost.
+            self.recorded.clear();
+        }
         if !faults.spoils() && !faults.misleads() && !faults.fail_writes() {
             for name in expected.names.keys() {
                 let namespace = self.oracle.name(*name).namespace;
