@@ -244,13 +244,11 @@ fn export(
     bar.finish_and_clear();
     let file_bytes = made?;
     let seconds = started.elapsed().as_secs_f64();
-    let failed = bad.len();
     // What was ended early tells of nothing but that.
-    let there = match file_bytes {
-        Some(_) => still_there(args, bad),
-        None => Vec::new(),
+    let (there, departed) = match file_bytes {
+        Some(_) => departed(args, bad),
+        None => (Vec::new(), 0),
     };
-    let departed = failed - there.len();
     let (unfinished, damaged): (Vec<_>, Vec<_>) = there.into_iter().partition(is_unfinished);
     let mut damage = Finding::all_of(survey);
     damage.extend(damaged.iter().map(|bad| Finding::of_page(survey, bad)));
@@ -265,11 +263,7 @@ fn export(
         payload_bytes: outcome.bytes,
         damaged_pages: damaged.len() as u64,
         unfinished_pages: unfinished.len() as u64,
-        departed_pages: if file_bytes.is_some() {
-            departed as u64
-        } else {
-            0
-        },
+        departed_pages: departed,
         chain_complete: choice
             .complete
             .map(|complete| complete && outcome.pages == choice.pages()),
@@ -281,19 +275,22 @@ fn export(
     })
 }
 
-/// Of the pages whose bytes were not theirs, those that have none. An owner, who may have come only meanwhile, may have moved or dropped a
-/// page between the look and the read, so the store is looked at once more: what it still has where the bytes were read is lost.
-fn still_there(args: &ExportArgs, bad: Vec<BadPage>) -> Vec<BadPage> {
+/// Of the pages whose bytes were not theirs, those that have none, and how many others there are. An owner, who may have come only
+/// meanwhile, may have moved or dropped a page between the look and the read, so the store is looked at once more: what it still has where
+/// the bytes were read is lost.
+fn departed(args: &ExportArgs, bad: Vec<BadPage>) -> (Vec<BadPage>, u64) {
     if bad.is_empty() {
-        return bad;
+        return (bad, 0);
     }
     let Ok(Look::Store(now)) = args.store.look(|options| options) else {
-        return bad;
+        return (bad, 0);
     };
     let place = |page: &Page| (page.segment, page.offset, page.commit, page.birth);
     let live: HashSet<_> = now.live().map(|page| place(&page)).collect();
-    let is_there = |bad: &BadPage| live.contains(&place(&bad.page));
-    bad.into_iter().filter(is_there).collect()
+    let (there, departed): (Vec<_>, Vec<_>) = bad
+        .into_iter()
+        .partition(|bad| live.contains(&place(&bad.page)));
+    (there, departed.len() as u64)
 }
 
 /// Whether a crash cut the write of a page short whose bytes are not its own.
