@@ -206,8 +206,8 @@ pub trait Allocator: Catalog {
     /// See [`Putting::commit`].
     fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]);
 
-    /// Says of which granted pages, by their index in the asks, the write is over, and whether it went well.
-    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]);
+    /// Says of some reservations which granted pages' writes are over.
+    fn landed(&self, reservations: &[Landed]);
 
     /// Takes a pin for each of these segments, in which pages are on their way: until [`Catalog::unpin`] what is written there by
     /// whoever was granted it spoils nobody else's pages, whatever the reservation comes to.
@@ -253,9 +253,7 @@ impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
     }
 
     fn landed(&mut self, reservations: &[Landed]) {
-        for (reservation, pages) in reservations {
-            self.allocator.landed(*reservation, pages);
-        }
+        self.allocator.landed(reservations);
     }
 
     /// This process decides.

@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use larder_engine::catalog::{
-    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, NamespaceShape, Pinned, Putting,
-    ReservationId, SegmentMap,
+    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
+    Putting, ReservationId, SegmentMap,
 };
 use larder_engine::format::{Namespace, PageKey};
 use larder_engine::index::{Lease, NamespaceSlot, Place, SegmentId};
@@ -22,8 +22,8 @@ use larder_engine::share::answer::{Answer, Desk, Greeting, Later, count, done, g
 use larder_engine::share::keys::blob;
 use larder_engine::share::ledger::{Awaited, Ledger};
 use larder_engine::share::wire::{
-    ClientId, Failure, MAGIC, PinnedPage, PlaceGrant, Reply, Request, VERSION, Welcome, parse,
-    receive, send,
+    ClientId, Failure, LandedPut, MAGIC, PinnedPage, PlaceGrant, Reply, Request, VERSION, Welcome,
+    parse, receive, send,
 };
 use larder_engine::{NamespaceId, PutStatus, Stats, StoreError};
 
@@ -188,9 +188,13 @@ impl Allocator for Clerk {
         machine.with_core(|core| core.commit(reservation, checksums));
     }
 
-    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
+    fn landed(&self, reservations: &[Landed]) {
         let machine = &mut self.inner().machine;
-        machine.with_core(|core| core.landed(reservation, pages));
+        machine.with_core(|core| {
+            for (reservation, pages) in reservations {
+                core.landed(*reservation, pages);
+            }
+        });
     }
 
     fn keep(&self, segments: &[SegmentId]) {
@@ -645,9 +649,13 @@ fn request<'a>(
                 .collect(),
         },
         11 => Request::Landed {
-            reservation,
-            pages: (0..feed.below(8))
-                .map(|_| (feed.awkward() as u32 % 16, feed.byte() < 200))
+            puts: (0..1 + feed.below(3) as u64)
+                .map(|back| LandedPut {
+                    reservation: reservation.wrapping_sub(back),
+                    pages: (0..feed.below(8))
+                        .map(|_| (feed.awkward() as u32 % 16, feed.byte() < 200))
+                        .collect(),
+                })
                 .collect(),
         },
         12 => Request::Wait {
@@ -707,8 +715,10 @@ fn heard_by_owner() -> Vec<u8> {
             checksums: vec![Some(7), None, Some(9)],
         },
         Request::Landed {
-            reservation: u64::from(RUN) << 32,
-            pages: vec![(0, true), (1, true), (2, false)],
+            puts: vec![LandedPut {
+                reservation: u64::from(RUN) << 32,
+                pages: vec![(0, true), (1, true), (2, false)],
+            }],
         },
         Request::Wait {
             reservations: vec![u64::from(RUN) << 32],

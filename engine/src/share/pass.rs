@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -37,17 +38,22 @@ impl Write for Giving<'_> {
 }
 
 /// Reads from a socket, and keeps the last file that came along; others are closed.
-pub(super) struct Taking<'a> {
-    pub stream: &'a UnixStream,
+pub(super) struct Taking {
+    pub stream: Arc<UnixStream>,
     pub file: Option<OwnedFd>,
 }
 
-impl Read for Taking<'_> {
+impl Read for Taking {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut iov = [IoSliceMut::new(bytes)];
-        let got = recvmsg(self.stream, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let got = recvmsg(
+            &self.stream,
+            &mut iov,
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(files) = message {
                 self.file = files.last().or_else(|| self.file.take());
@@ -69,6 +75,7 @@ mod tests {
     #[test]
     fn a_file_comes_with_its_message_and_with_no_other() {
         let (one, other) = UnixStream::pair().unwrap();
+        let other = Arc::new(other);
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         for given in [Some(file.as_fd()), None] {
@@ -78,7 +85,7 @@ mod tests {
             };
             send(&mut giving, &mut Vec::new(), &Reply::Area).unwrap();
             let mut taking = Taking {
-                stream: &other,
+                stream: other.clone(),
                 file: None,
             };
             let mut buffer = Vec::new();

@@ -35,7 +35,7 @@ use super::area::Area;
 use super::keys::blob;
 use super::wire::{
     ClientId, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, VERSION, Welcome,
-    WireError, arrives,
+    WireError,
 };
 use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
@@ -127,14 +127,14 @@ impl Remote {
             Err(_) => return Err(ReachError::Nonsense),
         };
         // From here on it is only listened to, for as long as it takes.
-        first.stream.set_read_timeout(None)?;
+        first.stream().set_read_timeout(None)?;
         let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
         let remote = Remote {
             path: path.to_owned(),
             client: welcome.client,
             secret: welcome.secret,
             map: SegmentMap::new(&segments, welcome.segment_blocks),
-            first: first.stream,
+            first: first.stream().clone(),
             lines: Mutex::default(),
             given: Condvar::new(),
             looking: Mutex::new(()),
@@ -225,7 +225,7 @@ impl Remote {
         if self.is_lost() {
             return Err(Gone);
         }
-        lines.streams.push(line.stream.clone());
+        lines.streams.push(line.stream().clone());
         Ok(line)
     }
 
@@ -239,7 +239,7 @@ impl Remote {
 
     /// Waits for an answer that may take its time, as long as the owner is there.
     fn hear_in_time(&self, line: &mut Line) -> Result<Reply, WireError> {
-        while !arrives(&line.stream, Some(LOOK_AFTER))? {
+        while !line.is_answered(LOOK_AFTER)? {
             self.look_after_owner();
         }
         line.hear(ANSWER_PATIENCE).map(|(reply, _)| reply)

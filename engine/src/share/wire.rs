@@ -29,7 +29,7 @@ use crate::index::{Place, SegmentId};
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
 
 /// Version of the messages.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Longest frame, in bytes: a lookup of [`KEYS_MAX`] keys, with room to spare.
 pub const FRAME_BYTES_MAX: usize = 8 << 20;
@@ -114,11 +114,10 @@ pub enum Request<'a> {
         #[serde(deserialize_with = "few")]
         checksums: Vec<Option<u64>>,
     },
-    /// Told. Of no pages: the put goes on, and is not to be given up.
+    /// Told.
     Landed {
-        reservation: u64,
         #[serde(deserialize_with = "few")]
-        pages: Vec<(u32, bool)>,
+        puts: Vec<LandedPut>,
     },
     /// Answered when every page of these reservations, each named once and at most [`KEYS_MAX`] pages in all, is settled.
     Wait {
@@ -250,6 +249,14 @@ impl PinnedPage {
             unproven: self.unproven,
         }
     }
+}
+
+/// Pages of a reservation whose writes are over, and whether each went well. Of none: the put goes on, and is not to be given up.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LandedPut {
+    pub reservation: u64,
+    #[serde(deserialize_with = "few")]
+    pub pages: Vec<(u32, bool)>,
 }
 
 /// As [`Grant`](crate::catalog::Grant), by place.

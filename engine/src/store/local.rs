@@ -13,8 +13,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::api::{NamespaceId, PutStatus, Stats};
 use crate::catalog::{
-    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, NamespaceShape, Pinned, Putting,
-    ReservationId, SegmentMap,
+    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
+    Putting, ReservationId, SegmentMap,
 };
 use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId};
 use crate::disk::{Action, Buffer, Disk, Done, Op, Sink};
@@ -473,8 +473,12 @@ impl Allocator for Local {
         self.with_core(|core| core.commit(reservation, checksums));
     }
 
-    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
-        self.with_core(|core| core.landed(reservation, pages));
+    fn landed(&self, reservations: &[Landed]) {
+        self.with_core(|core| {
+            for (reservation, pages) in reservations {
+                core.landed(*reservation, pages);
+            }
+        });
     }
 
     fn keep(&self, segments: &[SegmentId]) {
@@ -607,7 +611,7 @@ mod tests {
         let (reservation, grants) = local.reserve(id, &[ask]);
         assert!(matches!(grants[0], Grant::Write(_)));
         local.commit(reservation, &[Some(1)]);
-        local.landed(reservation, &[(0, true)]);
+        local.landed(&[(reservation, vec![(0, true)])]);
         let (told, hears) = mpsc::channel();
         std::thread::spawn(move || told.send(local.wait(reservation)));
         let statuses = hears.recv_timeout(Duration::from_secs(60));

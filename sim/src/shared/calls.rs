@@ -5,7 +5,7 @@ use larder_engine::catalog::{Finding, Grant, ReservationId};
 use larder_engine::index::{Located, SegmentId};
 use larder_engine::planted;
 use larder_engine::share::keys::blob;
-use larder_engine::share::wire::{ClientId, Failure, PlaceGrant, Reply, Request, parse};
+use larder_engine::share::wire::{ClientId, Failure, LandedPut, PlaceGrant, Reply, Request, parse};
 
 use super::Company;
 use super::client::Client;
@@ -209,8 +209,10 @@ impl Company {
         let reservation = number;
         let request = if world.dice.chance(0.5) {
             Request::Landed {
-                reservation,
-                pages: (0..4).map(|at| (at, true)).collect(),
+                puts: vec![LandedPut {
+                    reservation,
+                    pages: (0..4).map(|at| (at, true)).collect(),
+                }],
             }
         } else {
             Request::Commit {
@@ -299,8 +301,10 @@ impl Company {
         } else if window.outstanding == 0 && !window.told && may_tell {
             window.told = true;
             let landed = Request::Landed {
-                reservation,
-                pages: std::mem::take(&mut window.landed),
+                puts: vec![LandedPut {
+                    reservation,
+                    pages: std::mem::take(&mut window.landed),
+                }],
             };
             self.send(world, slot, line, &landed);
         } else {

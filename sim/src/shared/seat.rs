@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use larder_engine::catalog::{
-    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, NamespaceShape, Pinned, Putting,
-    ReservationId, SegmentMap,
+    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
+    Putting, ReservationId, SegmentMap,
 };
 use larder_engine::format::{Namespace, PageKey};
 use larder_engine::index::{Adoption, Lease, NamespaceSlot, SegmentId};
@@ -228,14 +228,20 @@ impl Allocator for Seat<'_> {
         world.with_core(live, |core| core.commit(reservation, checksums));
     }
 
-    fn landed(&self, reservation: ReservationId, pages: &[(usize, bool)]) {
+    fn landed(&self, reservations: &[Landed]) {
         let mut inner = self.inner();
         let Inner { world, live, .. } = &mut *inner;
-        world.note(reservation.0, || {
-            format!("{reservation:?} landed {pages:?}")
+        for (reservation, pages) in reservations {
+            world.note(reservation.0, || {
+                format!("{reservation:?} landed {pages:?}")
+            });
+            live.failures += pages.iter().filter(|(_, good)| !good).count() as u64;
+        }
+        world.with_core(live, |core| {
+            for (reservation, pages) in reservations {
+                core.landed(*reservation, pages);
+            }
         });
-        live.failures += pages.iter().filter(|(_, good)| !good).count() as u64;
-        world.with_core(live, |core| core.landed(reservation, pages));
     }
 
     fn keep(&self, segments: &[SegmentId]) {

@@ -1,6 +1,6 @@
 //! One connection to an owner, and its buffer.
 
-use std::io;
+use std::io::{self, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -18,7 +18,8 @@ const LOOKED_FOR: Duration = Duration::from_micros(50);
 
 /// See the module.
 pub(super) struct Line {
-    pub(super) stream: Arc<UnixStream>,
+    /// What was said together is read together.
+    reader: BufReader<Taking>,
     pub(super) buffer: Vec<u8>,
 }
 
@@ -30,14 +31,28 @@ impl Line {
         stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
         stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
         rustix::net::connect(&stream, &rustix::net::SocketAddrUnix::new(short)?)?;
+        let stream = Arc::new(stream);
         Ok(Line {
-            stream: Arc::new(stream),
+            reader: BufReader::new(Taking { stream, file: None }),
             buffer: Vec::new(),
         })
     }
 
+    pub(super) fn stream(&self) -> &Arc<UnixStream> {
+        &self.reader.get_ref().stream
+    }
+
+    /// Whether an answer is there within `patience`, or the end.
+    pub(super) fn is_answered(&self, patience: Duration) -> io::Result<bool> {
+        Ok(!self.reader.buffer().is_empty() || arrives(self.stream(), Some(patience))?)
+    }
+
     pub(super) fn tell(&mut self, request: &Request<'_>) -> Result<(), WireError> {
-        send(&mut &*self.stream, &mut self.buffer, request)
+        send(
+            &mut &*self.reader.get_ref().stream,
+            &mut self.buffer,
+            request,
+        )
     }
 
     /// Asks what takes no time to answer.
@@ -60,7 +75,7 @@ impl Line {
         let until = Instant::now() + LOOKED_FOR;
         loop {
             std::thread::yield_now();
-            if arrives(&self.stream, Some(Duration::ZERO))? || Instant::now() >= until {
+            if self.is_answered(Duration::ZERO)? || Instant::now() >= until {
                 return Ok(());
             }
         }
@@ -71,19 +86,15 @@ impl Line {
         &mut self,
         patience: Duration,
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
-        if !arrives(&self.stream, Some(patience))? {
+        if !self.is_answered(patience)? {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
-        let mut taking = Taking {
-            stream: &self.stream,
-            file: None,
-        };
-        if !receive(&mut taking, &mut self.buffer)? {
+        if !receive(&mut self.reader, &mut self.buffer)? {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         let reply = parse(&self.buffer)?;
         self.buffer.clear();
         self.buffer.shrink_to(256 << 10);
-        Ok((reply, taking.file))
+        Ok((reply, self.reader.get_mut().file.take()))
     }
 }

@@ -10,7 +10,7 @@ use super::{ANSWER_PATIENCE, Line, Remote};
 use crate::api::{NamespaceId, PutStatus, Refusal};
 use crate::catalog::{Ask, Grant, Landed, Putting, ReservationId};
 use crate::share::keys::blob;
-use crate::share::wire::{KEYS_MAX, PlaceGrant, Reply, Request, arrives, send};
+use crate::share::wire::{KEYS_MAX, LandedPut, PlaceGrant, Reply, Request, send};
 
 /// How often a put says that it goes on, while it says nothing else.
 const STAY_EVERY: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ impl<'a> RemotePut<'a> {
 
     fn say(&mut self) {
         if let Some(line) = &mut self.line
-            && (&*line.stream).write_all(&self.unsaid).is_err()
+            && (&**line.stream()).write_all(&self.unsaid).is_err()
         {
             self.lose();
         }
@@ -91,13 +91,15 @@ impl<'a> RemotePut<'a> {
             return;
         }
         self.stayed = Instant::now();
-        let granted: Vec<ReservationId> = self.granted.keys().copied().collect();
-        for reservation in granted {
-            self.note(&Request::Landed {
-                reservation: reservation.0,
-                pages: Vec::new(),
-            });
+        if self.granted.is_empty() {
+            return;
         }
+        let under_way = self.granted.keys().map(|reservation| LandedPut {
+            reservation: reservation.0,
+            pages: Vec::new(),
+        });
+        let puts = under_way.collect();
+        self.note(&Request::Landed { puts });
     }
 
     /// Asks for a reservation.
@@ -121,7 +123,7 @@ impl<'a> RemotePut<'a> {
     /// Whether an answer is there, or none will come.
     fn is_answered(&self) -> bool {
         let line = self.line.as_ref();
-        line.is_none_or(|line| arrives(&line.stream, Some(Duration::ZERO)).unwrap_or(true))
+        line.is_none_or(|line| line.is_answered(Duration::ZERO).unwrap_or(true))
     }
 
     fn lose(&mut self) {
@@ -186,16 +188,20 @@ impl Putting for RemotePut<'_> {
     }
 
     fn landed(&mut self, reservations: &[Landed]) {
-        for (reservation, pages) in reservations {
-            if self.granted.contains_key(reservation) {
-                let pages = pages.iter();
-                let over = pages.map(|&(at, good)| (u32::try_from(at).unwrap_or(u32::MAX), good));
-                self.note(&Request::Landed {
-                    reservation: reservation.0,
-                    pages: over.collect(),
-                });
-                self.unlanded -= 1;
+        let known = |(reservation, _): &&Landed| self.granted.contains_key(reservation);
+        let known = reservations.iter().filter(known);
+        let landed = known.map(|(reservation, pages)| {
+            let over = pages.iter();
+            let over = over.map(|&(at, good)| (u32::try_from(at).unwrap_or(u32::MAX), good));
+            LandedPut {
+                reservation: reservation.0,
+                pages: over.collect(),
             }
+        });
+        let puts: Vec<LandedPut> = landed.collect();
+        if !puts.is_empty() {
+            self.unlanded -= puts.len();
+            self.note(&Request::Landed { puts });
         }
         // What comes after the last is said with it.
         if self.unlanded > 0 {
@@ -319,8 +325,10 @@ mod tests {
                     reservation: 0,
                     grants: vec![PlaceGrant::Refused(Refusal::NoSpace); links.len()],
                 },
-                Request::Landed { reservation, pages } if pages.is_empty() => {
-                    stays.send(reservation).unwrap();
+                Request::Landed { puts } => {
+                    for put in puts.iter().filter(|put| put.pages.is_empty()) {
+                        stays.send(put.reservation).unwrap();
+                    }
                     continue;
                 }
                 _ => continue,

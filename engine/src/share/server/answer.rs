@@ -9,11 +9,13 @@ use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::ledger::{Awaited, Ledger};
 use crate::api::{NamespaceId, PutStatus, Refusal};
-use crate::catalog::{Allocator, Ask, Extent, Grant, SegmentMap};
+use crate::catalog::{Allocator, Ask, Extent, Grant, Landed, SegmentMap};
 use crate::error::StoreError;
 use crate::share::guard::Marks;
 use crate::share::keys::keys_of;
-use crate::share::wire::{ClientId, Failure, MAGIC, PlaceGrant, Reply, Request, VERSION, parse};
+use crate::share::wire::{
+    ClientId, Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, VERSION, parse,
+};
 
 /// Longest wait for room that one request may ask for.
 const ROOM_PATIENCE_MAX: Duration = Duration::from_secs(1);
@@ -183,11 +185,11 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
                 }
                 return Answer::Nothing;
             }
-            Request::Landed { reservation, pages } => {
-                let landed = ledger.landed(catalog, self.map, reservation, &pages);
-                if let Some((core, pages)) = landed {
-                    catalog.landed(core, &pages);
-                }
+            Request::Landed { puts } => {
+                let of_core =
+                    |put: &LandedPut| ledger.landed(catalog, self.map, put.reservation, &put.pages);
+                let landed: Vec<Landed> = puts.iter().filter_map(of_core).collect();
+                catalog.landed(&landed);
                 return Answer::Nothing;
             }
             Request::Wait { reservations } => match ledger.wait(&reservations) {

@@ -33,8 +33,8 @@ use crate::index::{Place, SegmentId};
 use crate::planted;
 use crate::share::guard::Marks;
 use crate::share::wire::{ClientId, KEYS_MAX};
-use put::Put;
 pub use put::{Awaited, LOOKS, Look};
+use put::{Put, Unlanded};
 
 /// Pages that one client reads at once.
 const PINS_MAX: u64 = 1 << 20;
@@ -207,7 +207,7 @@ impl Ledger {
                 // There is nothing to commit.
                 committed: true,
                 awaited: false,
-                unlanded: BTreeMap::new(),
+                unlanded: Unlanded::default(),
                 given_up: false,
                 looks: 0,
                 page_bytes,
@@ -216,21 +216,14 @@ impl Ledger {
             return Some((number, vec![Grant::Refused(Refusal::Busy); all]));
         }
         let (reservation, mut grants) = catalog.reserve(namespace, asks);
-        let unlanded: BTreeMap<usize, SegmentId> = grants
-            .iter()
-            .enumerate()
-            .filter_map(|(index, grant)| match grant {
-                Grant::Write(extent) => Some((index, extent.place.segment)),
-                Grant::Settles | Grant::Refused(_) => None,
-            })
-            .collect();
+        let unlanded = Unlanded::of(&grants);
         let number = held.add(Put {
             reservation: Some(reservation),
             asks: asks.len(),
             beyond: beyond.len(),
             committed: false,
             awaited: false,
-            bytes: page_bytes * unlanded.len() as u64,
+            bytes: page_bytes * unlanded.left() as u64,
             unlanded,
             given_up: false,
             looks: 0,
@@ -267,7 +260,7 @@ impl Ledger {
         let mut over = Vec::new();
         let mut segments = Vec::new();
         for (at, good) in pages {
-            if let Some(segment) = put.unlanded.remove(&at) {
+            if let Some(segment) = put.unlanded.land(at) {
                 over.push((at, good));
                 segments.push(segment);
             }
@@ -318,7 +311,7 @@ impl Ledger {
         let mut held = self.held.lock();
         if let Some(put) = held.puts.remove(&number) {
             held.put_bytes -= put.bytes;
-            held.adrift.extend(put.unlanded.into_values());
+            held.adrift.extend(put.unlanded.segments());
         }
     }
 
@@ -390,7 +383,7 @@ impl Ledger {
         held.put_bytes = 0;
         let mut unawaited = Vec::new();
         for put in std::mem::take(&mut held.puts).into_values() {
-            held.adrift.extend(put.unlanded.into_values());
+            held.adrift.extend(put.unlanded.segments());
             unawaited.extend(put.reservation.filter(|_| !put.awaited));
         }
         unawaited
@@ -400,8 +393,8 @@ impl Ledger {
     pub fn kept(&self) -> Vec<SegmentId> {
         let held = self.held.lock();
         let given_up = held.puts.values().filter(|put| put.given_up);
-        let unlanded = given_up.flat_map(|put| put.unlanded.values());
-        unlanded.chain(&held.adrift).copied().collect()
+        let unlanded = given_up.flat_map(|put| put.unlanded.segments());
+        unlanded.chain(held.adrift.iter().copied()).collect()
     }
 }
 

@@ -1,8 +1,6 @@
 //! A put of a client: how far it is, and how it is given up.
 
-use std::collections::BTreeMap;
-
-use crate::catalog::{Allocator, ReservationId};
+use crate::catalog::{Allocator, Grant, ReservationId};
 use crate::index::SegmentId;
 use crate::planted;
 
@@ -21,7 +19,7 @@ pub(super) struct Put {
     /// Somebody waits for its statuses.
     pub(super) awaited: bool,
     /// Granted pages whose writes are not over, and where they go.
-    pub(super) unlanded: BTreeMap<usize, SegmentId>,
+    pub(super) unlanded: Unlanded,
     /// To the core these have failed; they are pinned instead.
     pub(super) given_up: bool,
     /// Looks at it since anything was heard of it.
@@ -29,6 +27,47 @@ pub(super) struct Put {
     pub(super) page_bytes: u64,
     /// Bytes that count against the client's share: of pages that are not written, or not committed.
     pub(super) bytes: u64,
+}
+
+/// Granted pages whose writes are not over.
+#[derive(Debug, Default)]
+pub(super) struct Unlanded {
+    /// By position in the asks, where each goes.
+    to: Vec<Option<SegmentId>>,
+    left: usize,
+}
+
+impl Unlanded {
+    pub(super) fn of(grants: &[Grant]) -> Unlanded {
+        let to = grants.iter().map(|grant| match grant {
+            Grant::Write(extent) => Some(extent.place.segment),
+            Grant::Settles | Grant::Refused(_) => None,
+        });
+        let to: Vec<_> = to.collect();
+        let left = to.iter().flatten().count();
+        Unlanded { to, left }
+    }
+
+    /// The write of a page is over: where it went, once.
+    pub(super) fn land(&mut self, ask: usize) -> Option<SegmentId> {
+        let segment = self.to.get_mut(ask)?.take()?;
+        self.left -= 1;
+        Some(segment)
+    }
+
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
+
+    fn asks(&self) -> Vec<usize> {
+        let by_ask = self.to.iter().enumerate();
+        by_ask.filter_map(|(ask, to)| to.map(|_| ask)).collect()
+    }
+
+    /// Where they go: a segment for each.
+    pub(super) fn segments(&self) -> impl Iterator<Item = SegmentId> {
+        self.to.iter().flatten().copied()
+    }
 }
 
 /// A put to be given up, and what the core is to be told for that.
@@ -66,7 +105,7 @@ pub struct Awaited {
 impl Put {
     /// The core waits for something that the client has to say.
     pub(super) fn is_under_way(&self) -> bool {
-        let is_open = !self.committed || !self.unlanded.is_empty();
+        let is_open = !self.committed || self.unlanded.left() > 0;
         self.reservation.is_some() && is_open && !self.given_up
     }
 
@@ -76,12 +115,12 @@ impl Put {
         if !self.is_under_way() {
             return None;
         }
-        let unlanded: Vec<usize> = self.unlanded.keys().copied().collect();
+        let unlanded = self.unlanded.asks();
         if planted!(UnkeptExtents) {
-            self.unlanded.clear();
+            self.unlanded = Unlanded::default();
         }
         // They have pages under way until the core is told: none is given to anybody else before it is pinned.
-        let segments: Vec<SegmentId> = self.unlanded.values().copied().collect();
+        let segments: Vec<SegmentId> = self.unlanded.segments().collect();
         catalog.keep(&segments);
         self.given_up = true;
         Some(GivenUp {
@@ -116,6 +155,6 @@ impl GivenUp {
             catalog.commit(self.reservation, &vec![None; self.asks]);
         }
         let over: Vec<(usize, bool)> = self.unlanded.into_iter().map(|at| (at, false)).collect();
-        catalog.landed(self.reservation, &over);
+        catalog.landed(&[(self.reservation, over)]);
     }
 }

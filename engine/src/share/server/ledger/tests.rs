@@ -118,7 +118,7 @@ fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_ar
     // It is only slow.
     let landed = ledger.landed(catalog, &home.map, put, &[(0, true)]);
     let (reservation, pages) = landed.unwrap();
-    catalog.landed(reservation, &pages);
+    catalog.landed(&[(reservation, pages)]);
     looks(LOOKS - 1);
     assert!(ledger.kept().is_empty());
 
@@ -133,7 +133,7 @@ fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_ar
         matches!(again.1[0], Grant::Write(other) if other.place.segment != extent.place.segment)
     );
     catalog.commit(again.0, &[None]);
-    catalog.landed(again.0, &[(0, false)]);
+    catalog.landed(&[(again.0, vec![(0, false)])]);
     catalog.wait(again.0);
 
     assert!(ledger.commit(put).is_none());
