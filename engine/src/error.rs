@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use larder_format::{Damage, SuperblockError};
 
+use crate::disk::DiskError;
 use crate::disk::probe::DiskOpenError;
 
 /// A store could not be created, opened or used.
@@ -81,6 +82,16 @@ pub enum StoreError {
     /// The owner of a shared store has gone.
     #[error("the process that owned the store has gone; another one takes over in a moment")]
     OwnerGone,
+    /// Reads failed for reasons that lie in this process.
+    #[error(
+        "{path}: could not be read by this process: {source}; that says nothing of the store. Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=)"
+    )]
+    NotRead {
+        /// The first volume.
+        path: PathBuf,
+        /// What became of the first such read.
+        source: DiskError,
+    },
     /// The superblocks cannot be used.
     #[error("{path}: {source}; `larder verify` tells what is left")]
     Superblock {

@@ -34,7 +34,7 @@ use larder_format::{
 use crate::core::{NamespaceInit, usable_blocks};
 use crate::disk::mailbox::ReadAt;
 use crate::disk::probe::{Want, open_disk};
-use crate::disk::{Disk, DiskOptions};
+use crate::disk::{Disk, DiskOptions, Witness};
 use crate::error::StoreError;
 use crate::recovery::scan::{Disbelief, Spot};
 use crate::recovery::{Fate, Found, Whole};
@@ -351,7 +351,7 @@ pub struct Survey {
     pub removals: Vec<Removal>,
     spots: Vec<Spot>,
     records: Records,
-    disk: Arc<dyn Disk>,
+    disk: Arc<Witness>,
     /// Held for their locks.
     opened: Vec<Option<Opened>>,
 }
@@ -370,8 +370,18 @@ impl Survey {
     /// Looks at the store whose first volume is at `path`.
     ///
     /// # Errors
-    /// [`SurveyError`]: it is no store, of a newer version, without a superblock, or in use although it must not be.
+    /// [`SurveyError`]: it is no store, of a newer version, without a superblock, or in use although it must not be; or this process
+    /// cannot read it.
     pub fn new(path: &Path, options: &SurveyOptions) -> Result<Survey, SurveyError> {
+        Survey::through(path, options, |disk| disk)
+    }
+
+    /// The same through a disk that is put before the store's own.
+    pub(crate) fn through(
+        path: &Path,
+        options: &SurveyOptions,
+        through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
+    ) -> Result<Survey, SurveyError> {
         let opening = Opening::new(path, options)?;
         let files = opening.opened.iter();
         let disk = open_disk(
@@ -399,7 +409,7 @@ impl Survey {
             unfinished_blocks: 0,
             removals: Vec::new(),
             records: Records::default(),
-            disk,
+            disk: Arc::new(Witness::new(through(disk))),
             opened: opening.opened,
         };
         let claimed = survey.volumes.iter().map(|facts| u64::from(facts.segments));
@@ -411,6 +421,13 @@ impl Survey {
                 break;
             }
         }
+        survey
+            .disk
+            .verdict()
+            .map_err(|source| StoreError::NotRead {
+                path: path.to_owned(),
+                source,
+            })?;
         Ok(survey)
     }
 

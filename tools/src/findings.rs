@@ -15,6 +15,9 @@ use crate::archive::{Fault, FaultReason};
 use crate::failure::Failure;
 use crate::report::Lines;
 
+/// Most findings that people are told one by one: a destroyed device has millions.
+const LISTED_MAX: usize = 1000;
+
 /// What to do about a page whose bytes are lost.
 const PAGE_ADVICE: &str = "the page is lost: reading it is a miss, and putting it again repairs that; `larder verify --repair` drops it";
 
@@ -207,8 +210,12 @@ pub fn list(findings: &[Finding], lines: &mut Lines) {
     }
     lines.text("");
     lines.text(format!("Damage ({}):", findings.len()));
-    for finding in findings {
+    for finding in findings.iter().take(LISTED_MAX) {
         lines.text(finding.line());
+    }
+    let unlisted = findings.len().saturating_sub(LISTED_MAX);
+    if unlisted > 0 {
+        lines.text(format!("  and {unlisted} more: --json lists all"));
     }
     let kinds: BTreeSet<(&str, &str)> = findings
         .iter()
@@ -247,4 +254,41 @@ pub fn table<const N: usize>(headings: [&str; N], rows: &[[String; N]], lines: &
 pub fn count(number: u64, thing: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {thing}{plural}")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_list_for_people_has_an_end() {
+        let finding = Finding {
+            volume: Some(0),
+            path: PathBuf::from("store"),
+            segment: None,
+            offset: None,
+            key: None,
+            kind: "payload",
+            reason: "lost".to_owned(),
+            advice: PAGE_ADVICE,
+        };
+        for (damaged, last) in [
+            (LISTED_MAX, "  store: lost"),
+            (LISTED_MAX + 7, "  and 7 more: --json lists all"),
+        ] {
+            let mut lines = Lines::default();
+            list(&vec![finding.clone(); damaged], &mut lines);
+            let mut told = Vec::new();
+            lines.write(&mut told).unwrap();
+            let told = String::from_utf8(told).unwrap();
+            let told: Vec<&str> = told.lines().collect();
+            let advice = told.iter().position(|text| *text == "What to do:");
+            let listed = advice.map(|at| (told[at - 1], at));
+            let beyond = usize::from(damaged > LISTED_MAX);
+            assert_eq!(listed, Some((last, LISTED_MAX + beyond + 2)));
+            assert_eq!(told[1], format!("Damage ({damaged}):"));
+        }
+    }
 }

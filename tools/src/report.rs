@@ -50,7 +50,11 @@ impl Lines {
         self
     }
 
-    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+    /// Writes them, values in a column.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let width = |line: &Line| {
             if let Line::Row(label, _) = line {
                 label.chars().count()

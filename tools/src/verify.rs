@@ -347,7 +347,7 @@ fn deep(
     let path = args.store.path.display();
     let counts = checked.map_err(|error| {
         Failure::environment(format!(
-            "{path}: no memory to read the pages with: {error}; free some"
+            "{path}: the pages cannot be read by this process: {error}; that says nothing of them. Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=)"
         ))
     })?;
     let seconds = started.elapsed().as_secs_f64();

@@ -18,6 +18,7 @@
 //! | [`threads`] | `pread`/`pwrite` on a few threads a volume, where io_uring is forbidden |
 //! | `job` | (what both do with one operation: resumed, tried again, given up) |
 //! | [`mailbox`] | (waits for answers) |
+//! | `witness` | (notices what failed because of this process, and says nothing of the volumes) |
 //! | [`probe`] | chooses between them, by trying, with a reason a person can read |
 //!
 //! [`carry_out`] is what they all do with one operation, for a simulated disk that brings its own system calls.
@@ -29,8 +30,10 @@ pub mod mailbox;
 pub mod probe;
 pub mod threads;
 pub mod uring;
+mod witness;
 
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,6 +41,7 @@ use std::time::Instant;
 use crate::memory::AlignedBuf;
 pub(crate) use job::EIO_READS_MAX;
 pub use job::{Step, carry_out};
+pub(crate) use witness::Witness;
 
 /// Largest transfer that neighbouring extents are merged into, in bytes. Larger single pages are not split: one
 /// 16 MiB read ran at the device's full speed from huge-page buffers.
@@ -140,6 +144,37 @@ pub enum DiskError {
     /// The disk was shut down before the operation was started.
     #[error("the disk is shut down")]
     Shutdown,
+}
+
+impl DiskError {
+    /// Whether this process, or what it is allowed, is why: no worker threads, no memory, no permission.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        match self {
+            DiskError::Os(errno) => matches!(
+                *errno,
+                libc::ECANCELED
+                    | libc::EAGAIN
+                    | libc::EINTR
+                    | libc::ENOMEM
+                    | libc::EPERM
+                    | libc::EACCES
+            ),
+            DiskError::NoProgress => false,
+            DiskError::Deadline | DiskError::Shutdown => true,
+        }
+    }
+
+    /// Nothing, when it speaks of the volume.
+    ///
+    /// # Errors
+    /// Itself, when it speaks of this process.
+    pub(crate) fn of_the_volume(&self) -> io::Result<()> {
+        match self {
+            error if !error.is_of_this_process() => Ok(()),
+            DiskError::Os(errno) => Err(io::Error::from_raw_os_error(*errno)),
+            error => Err(io::Error::other(*error)),
+        }
+    }
 }
 
 /// Moves bytes between memory and the volumes of one store.

@@ -15,7 +15,7 @@ use crate::catalog::{Catalog, SegmentMap};
 use crate::core::{Config, Core};
 use crate::disk::mailbox::{WriteAt, write_all};
 use crate::disk::probe::open_disk;
-use crate::disk::{Disk, DiskOptions};
+use crate::disk::{Disk, DiskOptions, Witness};
 use crate::error::StoreError;
 use crate::index::Index;
 use crate::memory::AlignedBuf;
@@ -62,7 +62,7 @@ impl<E: Extra> Opening<E> {
         disk: Arc<dyn Disk>,
         options: &OpenOptions,
     ) -> Result<Opening<E>, StoreError> {
-        match recover_current(disk.as_ref(), &mut volumes, options) {
+        match recover_current(&disk, &mut volumes, options) {
             Ok((index, recovery, pages)) => Ok(Opening {
                 volumes,
                 disk,
@@ -92,10 +92,11 @@ impl<E> Opening<E> {
 type Recovered<E> = (Arc<Index>, Recovery, Vec<Found<E>>);
 
 fn recover_current<E: Extra>(
-    disk: &dyn Disk,
+    disk: &Arc<dyn Disk>,
     volumes: &mut Volumes,
     options: &OpenOptions,
 ) -> Result<Recovered<E>, StoreError> {
+    let disk = Witness::new(disk.clone());
     loop {
         let superblock = volumes.superblock();
         let entries = || superblock.volumes.iter().zip(&volumes.list);
@@ -107,7 +108,11 @@ fn recover_current<E: Extra>(
             there * u64::from(superblock.segment_blocks),
         ));
         let (recovery, pages) =
-            recover_pages(disk, &volumes.superblocks(), &index, options.read_only);
+            recover_pages(&disk, &volumes.superblocks(), &index, options.read_only);
+        disk.verdict().map_err(|source| StoreError::NotRead {
+            path: volumes.first_path(),
+            source,
+        })?;
         let newest = volumes.newest_run();
         if newest.max(recovery.highest_run).next().is_none() && !options.read_only {
             return Err(StoreError::RunsExhausted(volumes.first_path()));

@@ -88,7 +88,7 @@ impl Survey {
     /// may end it early.
     ///
     /// # Errors
-    /// When there is no memory to read into.
+    /// When this process cannot read, or has no memory for it: that says nothing of the pages.
     pub fn read_pages(
         &self,
         pages: &[RecordId],
@@ -316,7 +316,10 @@ impl<'a> Assembly<'a> {
                     again = bytes;
                     &again
                 }
-                Err(error) => return Ok(each(&page, Err(PayloadFault::Unreadable(error)))),
+                Err(error) => {
+                    error.of_the_volume()?;
+                    return Ok(each(&page, Err(PayloadFault::Unreadable(error))));
+                }
             },
         };
         let namespace = self.survey.namespaces[page.namespace].fingerprint;

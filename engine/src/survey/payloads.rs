@@ -87,7 +87,7 @@ impl Survey {
     /// told of pages that are lost, volume by volume in the order in which they lie.
     ///
     /// # Errors
-    /// When there is no memory for the reads.
+    /// When this process cannot read, or has no memory for it: that says nothing of the pages.
     pub fn check_payloads(
         &self,
         mut progress: impl FnMut(u64) -> ControlFlow<()>,
@@ -113,11 +113,19 @@ impl Survey {
             let (Some((lane, range)), Some(result)) = (under_way.pop_front(), reads.take()) else {
                 return Ok(counts);
             };
+            let mut unread = None;
             lanes[lane].take(range, result.ok(), &mut |page, outcome| {
-                if let Some(fault) = counts.note(&page, outcome) {
+                if let Err(PayloadFault::Unreadable(error)) = outcome
+                    && let Err(error) = error.of_the_volume()
+                {
+                    unread = Some(error);
+                } else if let Some(fault) = counts.note(&page, outcome) {
                     lost(BadPage { page, fault });
                 }
             });
+            if let Some(error) = unread {
+                return Err(error);
+            }
             if progress(counts.checked_bytes).is_break() {
                 return Ok(counts);
             }

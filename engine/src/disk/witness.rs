@@ -1,0 +1,216 @@
+//! A disk for whoever judges a store by what can be read of it.
+//!
+//! A read that this process could not carry out (io_uring without worker threads, no memory, a security module) says nothing of
+//! the store: what was not read must not pass for damage, and a store of which parts were not read must not be opened.
+
+use std::sync::{Arc, OnceLock};
+
+use super::{Choice, Disk, DiskError, Done, Op, Piece, Sink};
+
+/// Passes everything on, and remembers the first read or write that failed because of this process.
+pub(crate) struct Witness {
+    disk: Arc<dyn Disk>,
+    seen: Arc<OnceLock<DiskError>>,
+}
+
+impl Witness {
+    pub(crate) fn new(disk: Arc<dyn Disk>) -> Witness {
+        Witness {
+            disk,
+            seen: Arc::default(),
+        }
+    }
+
+    /// Whether every answer so far speaks of the volumes.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub(crate) fn verdict(&self) -> Result<(), DiskError> {
+        self.seen.get().map_or(Ok(()), |error| Err(*error))
+    }
+}
+
+/// Hears the answers first.
+struct Hearing {
+    sink: Arc<dyn Sink>,
+    seen: Arc<OnceLock<DiskError>>,
+}
+
+impl Sink for Hearing {
+    fn done(&self, answers: Vec<Done>) {
+        let errors = answers.iter().filter_map(|done| done.result.err());
+        if let Some(error) = { errors }.find(DiskError::is_of_this_process) {
+            let _ = self.seen.set(error);
+        }
+        self.sink.done(answers);
+    }
+}
+
+impl Disk for Witness {
+    unsafe fn submit(&self, mut ops: Vec<Op>) {
+        for op in &mut ops {
+            op.sink = Arc::new(Hearing {
+                sink: op.sink.clone(),
+                seen: self.seen.clone(),
+            });
+        }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.disk.submit(ops) };
+    }
+
+    fn expire(&self) {
+        self.disk.expire();
+    }
+
+    unsafe fn register(&self, memory: &[Piece]) -> String {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.disk.register(memory) }
+    }
+
+    fn choice(&self) -> &Choice {
+        self.disk.choice()
+    }
+
+    fn shutdown(&self) {
+        self.disk.shutdown();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::IoSlice;
+    use std::ops::ControlFlow;
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use larder_format::PageKey;
+
+    use super::*;
+    use crate::disk::Action;
+    use crate::error::StoreError;
+    use crate::share::tests::{created, namespace};
+    use crate::survey::{Survey, SurveyError, SurveyOptions};
+    use crate::{OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Store};
+
+    const PAGE_BYTES: usize = 65536;
+
+    /// Carries out so many reads, and answers every further one with an error.
+    struct Refusing {
+        disk: Arc<dyn Disk>,
+        reads: Arc<AtomicU64>,
+        carried_out: u64,
+        errno: i32,
+    }
+
+    impl Disk for Refusing {
+        unsafe fn submit(&self, ops: Vec<Op>) {
+            let is_carried_out = |op: &mut Op| {
+                !matches!(op.action, Action::Read { .. })
+                    || self.reads.fetch_add(1, Ordering::Relaxed) < self.carried_out
+            };
+            let mut refused = ops;
+            let ops = refused.extract_if(.., is_carried_out).collect();
+            // SAFETY: the caller's promise, passed on.
+            unsafe { self.disk.submit(ops) };
+            for op in refused {
+                op.sink.done(vec![Done {
+                    tag: op.tag,
+                    result: Err(DiskError::Os(self.errno)),
+                    buffer: None,
+                }]);
+            }
+        }
+
+        unsafe fn register(&self, memory: &[Piece]) -> String {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { self.disk.register(memory) }
+        }
+
+        fn choice(&self) -> &Choice {
+            self.disk.choice()
+        }
+
+        fn shutdown(&self) {
+            self.disk.shutdown();
+        }
+    }
+
+    fn refusing(carried_out: u64, errno: i32) -> impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk> {
+        counting(Arc::default(), carried_out, errno)
+    }
+
+    fn counting(
+        reads: Arc<AtomicU64>,
+        carried_out: u64,
+        errno: i32,
+    ) -> impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk> {
+        move |disk| {
+            Arc::new(Refusing {
+                disk,
+                reads,
+                carried_out,
+                errno,
+            })
+        }
+    }
+
+    /// A store with a page in it, closed.
+    fn stored() -> (tempfile::TempDir, PathBuf) {
+        let (directory, path) = created();
+        let store = Store::open(&path, OpenOptions::default()).unwrap();
+        let id = store.namespace(&namespace(65536)).unwrap();
+        let page = PutPage {
+            key: PageKey::from_bytes([1; 32]),
+            parent: None,
+            depth: 0,
+            parts: &[IoSlice::new(&[7; PAGE_BYTES])],
+        };
+        let stored = store.put(id, &[page], PutOptions::default());
+        assert_eq!(stored, [PutStatus::Stored]);
+        store.close().unwrap();
+        (directory, path)
+    }
+
+    #[test]
+    fn a_store_that_this_process_cannot_read_is_not_opened_and_keeps_its_pages() {
+        let (_directory, path) = stored();
+        let before = std::fs::read(&path).unwrap();
+        for carried_out in [0, 3] {
+            let through = refusing(carried_out, libc::ECANCELED);
+            let opened = Store::open_through(&path, OpenOptions::default(), through);
+            let error = opened.err().unwrap();
+            assert!(matches!(error, StoreError::NotRead { .. }), "{error}");
+        }
+        // But for who opened it last.
+        let segments = usize::try_from(larder_format::SEGMENTS_OFFSET).unwrap();
+        assert!(std::fs::read(&path).unwrap()[segments..] == before[segments..]);
+        let store = Store::open(&path, OpenOptions::default()).unwrap();
+        let id = store.namespace(&namespace(65536)).unwrap();
+        let is_there = store.contains(id, &[PageKey::from_bytes([1; 32])]);
+        assert_eq!(is_there, [true]);
+        store.close().unwrap();
+    }
+
+    #[test]
+    fn what_this_process_cannot_read_is_not_called_damage() {
+        let (_directory, path) = stored();
+        let options = SurveyOptions::default();
+        let unread = Survey::through(&path, &options, refusing(2, libc::ENOMEM));
+        let error = unread.err().unwrap();
+        let is_told = matches!(error, SurveyError::Store(StoreError::NotRead { .. }));
+        assert!(is_told, "{error}");
+
+        let counted = Arc::new(AtomicU64::new(0));
+        let whole = Survey::through(&path, &options, counting(counted.clone(), u64::MAX, 0));
+        drop(whole.unwrap());
+        let structures = counted.load(Ordering::Relaxed);
+        for (errno, is_damage) in [(libc::EPERM, false), (libc::EIO, true)] {
+            let survey = Survey::through(&path, &options, refusing(structures, errno)).unwrap();
+            let mut lost = 0;
+            let checked = survey.check_payloads(|_| ControlFlow::Continue(()), |_| lost += 1);
+            assert_eq!((checked.is_ok(), lost), (is_damage, u64::from(is_damage)));
+        }
+    }
+}
