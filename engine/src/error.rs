@@ -84,7 +84,7 @@ pub enum StoreError {
     OwnerGone,
     /// Reads failed for reasons that lie in this process.
     #[error(
-        "{path}: could not be read by this process: {source}; that says nothing of the store. Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=)"
+        "{path}: could not be read by this process: {source}; that says nothing of the store. Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it read the volumes"
     )]
     NotRead {
         /// The first volume.

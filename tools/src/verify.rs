@@ -347,7 +347,7 @@ fn deep(
     let path = args.store.path.display();
     let counts = checked.map_err(|error| {
         Failure::environment(format!(
-            "{path}: the pages cannot be read by this process: {error}; that says nothing of them. Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=)"
+            "{path}: the pages cannot be read by this process: {error}; that says nothing of them. Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it read the volumes"
         ))
     })?;
     let seconds = started.elapsed().as_secs_f64();

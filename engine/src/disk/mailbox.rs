@@ -80,9 +80,11 @@ pub fn read_all_until(
                 };
                 actions.push((at, read.volume, action));
             }
-            Err(error) => results.push(Err(DiskError::Os(
-                error.raw_os_error().unwrap_or(libc::ENOMEM),
-            ))),
+            Err(error) => {
+                let error = DiskError::Os(error.raw_os_error().unwrap_or(libc::ENOMEM));
+                disk.not_tried(error);
+                results.push(Err(error));
+            }
         }
     }
     carry_out_all(disk, actions, deadline, |at, done| {

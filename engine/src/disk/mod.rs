@@ -187,6 +187,9 @@ pub trait Disk: Send + Sync {
     /// operation has been answered.
     unsafe fn submit(&self, ops: Vec<Op>);
 
+    /// Hears of a read that there was no memory to ask for. A disk that only moves bytes has nothing to do.
+    fn not_tried(&self, _: DiskError) {}
+
     /// Answers, on the caller's thread, what waits for its turn and must not be started any more because its deadline has
     /// passed. A disk on which nothing waits has nothing to do.
     fn expire(&self) {}

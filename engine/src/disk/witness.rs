@@ -58,6 +58,12 @@ impl Disk for Witness {
         unsafe { self.disk.submit(ops) };
     }
 
+    fn not_tried(&self, error: DiskError) {
+        if error.is_of_this_process() {
+            let _ = self.seen.set(error);
+        }
+    }
+
     fn expire(&self) {
         self.disk.expire();
     }
@@ -89,9 +95,12 @@ mod tests {
 
     use super::*;
     use crate::disk::Action;
+    use crate::disk::mailbox::{ReadAt, read_all};
     use crate::error::StoreError;
     use crate::share::tests::{created, namespace};
+    use crate::store::opening::open_volumes;
     use crate::survey::{Survey, SurveyError, SurveyOptions};
+    use crate::volume::Access;
     use crate::{OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Store};
 
     const PAGE_BYTES: usize = 65536;
@@ -154,6 +163,24 @@ mod tests {
                 errno,
             })
         }
+    }
+
+    #[test]
+    fn a_read_that_there_is_no_memory_for_is_noticed() {
+        let (_directory, path) = created();
+        let options = OpenOptions::default();
+        let (volumes, disk) = open_volumes(&path, &options, Access::ReadOnly).unwrap();
+        let disk = Witness::new(disk);
+        let bytes = 1 << 60;
+        let read = ReadAt {
+            volume: 0,
+            offset: 0,
+            bytes,
+        };
+        assert!(read_all(&disk, &[read])[0].is_err());
+        assert!(disk.verdict().is_err());
+        disk.shutdown();
+        drop(volumes);
     }
 
     /// A store with a page in it, closed.

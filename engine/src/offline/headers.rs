@@ -26,7 +26,19 @@ pub(super) fn restore(
             continue;
         };
         let spot = &spots[id.0 as usize];
-        let Some((copy, header)) = bad_copy(&spot.read_copies(disk)) else {
+        let copies = spot.read_copies(disk);
+        for copy in &copies {
+            // The one that was not read may be the newer.
+            if let Err(FaultReason::Unreadable(source)) = copy
+                && source.is_of_this_process()
+            {
+                return Err(StoreError::NotRead {
+                    path: volume.path.clone(),
+                    source: *source,
+                });
+            }
+        }
+        let Some((copy, header)) = bad_copy(&copies) else {
             continue;
         };
         let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES)

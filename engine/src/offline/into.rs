@@ -44,7 +44,7 @@ pub struct Copied {
 /// Puts every live page of the surveyed store into `store`, chain by chain, parents before children.
 ///
 /// # Errors
-/// When the other store knows too many namespaces, or its last flush fails.
+/// When the other store knows too many namespaces, or its last flush fails; or this process cannot read.
 pub fn copy_into(
     survey: &Survey,
     store: &dyn PageStore,
@@ -70,7 +70,7 @@ pub fn copy_into(
             id: store.namespace(namespace)?,
         };
         for steps in steps.chunks(batch.pages_at_once()) {
-            batch.copy(steps, &mut copied);
+            batch.copy(steps, &mut copied)?;
             done += steps.len() as u64 * batch.page_bytes();
             copied.interrupted = progress(done, total).is_break();
             if copied.interrupted {
@@ -104,7 +104,7 @@ impl Batch<'_> {
         usize::try_from(MOVE_BYTES / self.page_bytes().max(1)).map_or(1, |pages| pages.max(1))
     }
 
-    fn copy(&self, steps: &[Step], copied: &mut Copied) {
+    fn copy(&self, steps: &[Step], copied: &mut Copied) -> Result<(), StoreError> {
         let found: Vec<&Found<Whole>> = steps.iter().map(|step| &self.pages[step.page]).collect();
         let reads: Vec<ReadAt> = found
             .iter()
@@ -116,7 +116,11 @@ impl Batch<'_> {
             match bytes {
                 Ok(bytes) if self.is_whole(page, &bytes) => good.push((page, bytes)),
                 Ok(_) if !page.proven => copied.unfinished_pages += 1,
-                _ => copied.damaged_pages += 1,
+                Err(source) if source.is_of_this_process() => {
+                    let path = self.survey.volumes[0].path.clone();
+                    return Err(StoreError::NotRead { path, source });
+                }
+                Ok(_) | Err(_) => copied.damaged_pages += 1,
             }
         }
         for status in self.put(&good) {
@@ -127,6 +131,7 @@ impl Batch<'_> {
                 copied.refused_pages += 1;
             }
         }
+        Ok(())
     }
 
     fn is_whole(&self, page: &Found<Whole>, bytes: &[u8]) -> bool {

@@ -233,7 +233,7 @@ pub(super) fn repair_on(
         .collect();
     let (mut owner, _) = Owner::begin(opening, &segments, options)?;
     done.headers += 2 * owner.adopted;
-    drop_pages(&owner, &plan.pages);
+    drop_pages(&owner, &plan.pages)?;
     empty_all(&owner, &segments, plan.bytes_to_move, &mut done, progress)?;
     let counters = owner.local.with_core(|core| core.counters());
     done.moved_pages = counters.moved;
@@ -247,7 +247,7 @@ pub(super) fn repair_on(
 }
 
 /// Drops those pages that are damaged still.
-fn drop_pages(owner: &Owner, pages: &[DamagedPage]) {
+fn drop_pages(owner: &Owner, pages: &[DamagedPage]) -> Result<(), StoreError> {
     let slots: HashMap<Fingerprint, NamespaceSlot> = (0..)
         .zip(&owner.namespaces)
         .map(|(slot, (fingerprint, _))| (*fingerprint, NamespaceSlot(slot)))
@@ -270,18 +270,22 @@ fn drop_pages(owner: &Owner, pages: &[DamagedPage]) {
             let largest = rest.iter().map(|(slot, ..)| page_bytes(owner, *slot)).max();
             let count = (READ_BYTES / largest.unwrap_or(READ_BYTES).max(1)).max(1);
             let (now, later) = rest.split_at(count.min(rest.len()));
-            drop_batch(owner, now);
+            drop_batch(owner, now)?;
             rest = later;
         }
         owner.local.with_core(crate::core::Core::write_evictions);
     }
+    Ok(())
 }
 
 fn page_bytes(owner: &Owner, slot: NamespaceSlot) -> usize {
     owner.namespaces[usize::from(slot.0)].1 as usize * BLOCK_BYTES
 }
 
-fn drop_batch(owner: &Owner, pages: &[(NamespaceSlot, Place, DamagedPage)]) {
+fn drop_batch(
+    owner: &Owner,
+    pages: &[(NamespaceSlot, Place, DamagedPage)],
+) -> Result<(), StoreError> {
     let reads: Vec<ReadAt> = pages
         .iter()
         .map(|(slot, place, _)| {
@@ -305,12 +309,17 @@ fn drop_batch(owner: &Owner, pages: &[(NamespaceSlot, Place, DamagedPage)]) {
                 }
             }
             Err(error) if is_of_the_medium(&error) => Finding::Unreadable,
+            Err(source) if source.is_of_this_process() => {
+                let path = owner.volumes.first_path();
+                return Err(StoreError::NotRead { path, source });
+            }
             Err(_) => continue,
         };
         owner
             .local
             .with_core(|core| core.found(*slot, &page.key, *place, finding));
     }
+    Ok(())
 }
 
 /// Empties segments, those with the least in them first; where there is no room, makes some out of what is dead elsewhere.

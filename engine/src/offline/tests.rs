@@ -34,6 +34,7 @@ const GARBAGE: u8 = 0xee;
 struct Ailing {
     disk: Arc<dyn Disk>,
     refuses: Box<dyn Fn(Range<u64>) -> bool + Send + Sync>,
+    errno: i32,
 }
 
 impl Ailing {
@@ -53,7 +54,12 @@ impl Ailing {
             });
             bad.iter().any(|at| asked.contains(at))
         });
-        Arc::new(Ailing { disk, refuses })
+        let errno = libc::EIO;
+        Arc::new(Ailing {
+            disk,
+            refuses,
+            errno,
+        })
     }
 
     /// Lets a block be read once.
@@ -62,7 +68,26 @@ impl Ailing {
         let refuses = Box::new(move |asked: Range<u64>| {
             asked.contains(&offset) && reads.fetch_add(1, Ordering::Relaxed) > 0
         });
-        Arc::new(Ailing { disk, refuses })
+        let errno = libc::EIO;
+        Arc::new(Ailing {
+            disk,
+            refuses,
+            errno,
+        })
+    }
+
+    /// Does not carry out the first read of a block.
+    fn cancel(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
+        let reads = AtomicU64::new(0);
+        let refuses = Box::new(move |asked: Range<u64>| {
+            asked.contains(&offset) && reads.fetch_add(1, Ordering::Relaxed) == 0
+        });
+        let errno = libc::ECANCELED;
+        Arc::new(Ailing {
+            disk,
+            refuses,
+            errno,
+        })
     }
 
     fn refuses(&self, op: &Op) -> bool {
@@ -82,7 +107,7 @@ impl Disk for Ailing {
             if self.refuses(&op) {
                 op.sink.done(vec![Done {
                     tag: op.tag,
-                    result: Err(DiskError::Os(libc::EIO)),
+                    result: Err(DiskError::Os(self.errno)),
                     buffer: None,
                 }]);
             } else {
@@ -190,6 +215,13 @@ fn repair_without(path: &Path, bad: &[u64]) -> Repaired {
 
 /// Repairs segment 0 of a store on what is made of its disk.
 fn repair_through(path: &Path, through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>) -> Repaired {
+    try_repair(path, through).unwrap()
+}
+
+fn try_repair(
+    path: &Path,
+    through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
+) -> Result<Repaired, StoreError> {
     let options = OpenOptions {
         disk: Want::Auto,
         ..OpenOptions::default()
@@ -206,7 +238,7 @@ fn repair_through(path: &Path, through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Di
         ..Repair::default()
     };
     let mut progress = |_, _| ControlFlow::Continue(());
-    repair_on(volumes, disk, &options, &plan, &mut progress).unwrap()
+    repair_on(volumes, disk, &options, &plan, &mut progress)
 }
 
 /// The store is sound and holds exactly these pages.
@@ -317,6 +349,21 @@ fn an_unreadable_header_copy_is_written_anew_from_its_twin() {
         let (segment, _) = written_segment(&path);
         let repaired = repair_without(&path, &[segment + copy * BLOCK_BYTES as u64]);
         assert_eq!(repaired.moved_pages, 20);
+        check(&path, &keys);
+    }
+}
+
+#[test]
+fn a_header_copy_that_this_process_cannot_read_is_not_taken_for_a_bad_one() {
+    for copy in 0..2 {
+        let directory = tempfile::tempdir().unwrap();
+        let keys = chain(1, 20);
+        let path = store_with(directory.path(), std::slice::from_ref(&keys));
+        let (segment, _) = written_segment(&path);
+        let offset = segment + copy * BLOCK_BYTES as u64;
+        let repaired = try_repair(&path, |disk| Ailing::cancel(disk, offset));
+        let error = repaired.err().unwrap();
+        assert!(matches!(error, StoreError::NotRead { .. }), "{error}");
         check(&path, &keys);
     }
 }
