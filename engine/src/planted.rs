@@ -1,14 +1,14 @@
 //! Bugs that can be switched on, to see that the simulation notices them: the test of the tests.
 //!
 //! Owns the list of them (`Bug`) and which one is on (`plant`): at most one, for the calling thread, which is all that a
-//! simulated store runs on. The places that hold a bug ask `planted!`. Without the feature `planted`, which no tool and no
-//! library turns on, that is the word `false`, and nothing else of this module exists.
+//! simulated store runs on. The places that hold a bug ask `planted!`. In a build without debug assertions, such as a release,
+//! that is the word `false`, and nothing else of this module exists.
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 pub use switch::{Bug, is_planted, plant};
 
 /// Whether this bug is on.
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! planted {
@@ -18,7 +18,7 @@ macro_rules! planted {
 }
 
 /// Whether this bug is on: never, in this build.
-#[cfg(not(feature = "planted"))]
+#[cfg(not(debug_assertions))]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! planted {
@@ -27,7 +27,7 @@ macro_rules! planted {
     };
 }
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 mod switch {
     use std::cell::Cell;
 

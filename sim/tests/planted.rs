@@ -1,5 +1,6 @@
 //! The test of the tests: each bug of `larder_engine::planted` is switched on, and a run of the simulation must fail. A bug
 //! that no run notices is a promise that nobody checks.
+#![cfg(debug_assertions)]
 #![allow(clippy::unwrap_used)]
 
 use std::panic::catch_unwind;

@@ -1,13 +1,13 @@
 //! Bugs that can be switched on, to see that the model test notices them: the test of the tests.
 //!
 //! Owns the list of them (`Bug`) and which one is on (`plant`): at most one, for the calling thread. The places that hold a bug
-//! ask `planted!`. Without the feature `planted` that is the word `false`, and nothing else of this module exists.
+//! ask `planted!`. In a build without debug assertions that is the word `false`, and nothing else of this module exists.
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 pub use switch::{Bug, is_planted, plant};
 
 /// Whether this bug is on.
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 macro_rules! planted {
     ($bug:ident) => {
         $crate::planted::is_planted($crate::planted::Bug::$bug)
@@ -15,7 +15,7 @@ macro_rules! planted {
 }
 
 /// Whether this bug is on: never, in this build.
-#[cfg(not(feature = "planted"))]
+#[cfg(not(debug_assertions))]
 macro_rules! planted {
     ($bug:ident) => {
         false
@@ -24,7 +24,7 @@ macro_rules! planted {
 
 pub(crate) use planted;
 
-#[cfg(feature = "planted")]
+#[cfg(debug_assertions)]
 mod switch {
     use std::cell::Cell;
 

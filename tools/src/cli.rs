@@ -2,6 +2,7 @@
 //!
 //! Apart from the binary, so that the Python package, which carries the same command line, runs it in its own process.
 
+use std::env;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -9,7 +10,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use nix::sys::signal::{SigSet, Signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::{
     bench, compact, create, demo, doctor, export, import, inspect, replay, serve, stat, verify,
@@ -61,7 +64,7 @@ impl Program {
     /// # Errors
     /// When the system does not say which that is.
     pub fn running() -> io::Result<Program> {
-        Ok(Program::new(std::env::current_exe()?, Vec::new()))
+        Ok(Program::new(env::current_exe()?, Vec::new()))
     }
 
     pub(crate) fn command(&self) -> std::process::Command {
@@ -116,11 +119,17 @@ pub fn complain(message: &dyn fmt::Display) {
 
 /// Sends what the engine logs to stderr, as `LARDER_LOG` says. A process that logs already goes on as it does.
 pub fn log_to_stderr() {
-    let filter = EnvFilter::try_from_env("LARDER_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    let subscriber = tracing_subscriber::fmt()
+    let asked = env::var("LARDER_LOG")
+        .ok()
+        .and_then(|asked| asked.parse::<Targets>().ok());
+    let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+    let lines = tracing_subscriber::fmt::layer()
         // Else a line that cannot be written would be a panic of the thread that logs it.
         .log_internal_errors(false)
-        .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
-    let _ = subscriber.with_ansi(io::stderr().is_terminal()).try_init();
+    let _ = tracing_subscriber::registry()
+        .with(filter)
+        .with(lines)
+        .try_init();
 }

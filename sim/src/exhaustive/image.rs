@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
+use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 
 use crate::dice::mix;
 use crate::disk::Block;
@@ -39,18 +40,10 @@ fn block_of(offset: u64) -> usize {
 
 /// Zero for a block of zeros, wherever it is.
 fn print(at: usize, bytes: &Block) -> u128 {
-    if bytes.iter().all(|byte| *byte == 0) {
+    if *bytes == [0; BLOCK_BYTES] {
         return 0;
     }
-    let lane = |salt: u64| {
-        bytes
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .fold(mix(at as u64, salt), |sum, word| {
-                mix(sum, u64::from_le_bytes(*word))
-            })
-    };
+    let lane = |salt| rapidhash_v3_seeded(bytes, &RapidSecrets::seed(mix(at as u64, salt)));
     u128::from(lane(1)) << 64 | u128::from(lane(2))
 }
 
