@@ -117,7 +117,7 @@ impl Core {
         segment.suspect = true;
         self.syncs.trouble = true;
         if segment.live == 0 {
-            segment.put_back();
+            self.space.put_back(id);
             self.retry_reclaim_later();
         }
     }

@@ -312,6 +312,7 @@ impl Core {
         if !self.syncs.trouble && self.space.iter().any(|(_, segment)| segment.suspect) {
             return Err("there are suspects, and nobody looks for them".to_owned());
         }
+        self.space.check_lists()?;
         let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
         let mut taken = 0;
         self.index.each(|page| {

@@ -87,7 +87,9 @@ impl Core {
     }
 
     fn pick(&self) -> Option<SegmentId> {
-        if let Some((id, _)) = self.candidates().find(|(_, segment)| segment.suspect) {
+        if self.syncs.trouble
+            && let Some((id, _)) = self.candidates().find(|(_, segment)| segment.suspect)
+        {
             return Some(id);
         }
         let room = self.space.data_blocks();
@@ -268,7 +270,7 @@ impl Core {
         let segment = self.space.segment_mut(victim.segment);
         let is_stuck = std::mem::take(&mut segment.stuck);
         if !moved_all {
-            segment.put_back();
+            self.space.put_back(victim.segment);
             self.retry_reclaim_later();
             // What a plan that was broken off has queued.
             self.pump();
@@ -288,14 +290,14 @@ impl Core {
         let segment = self.space.segment_mut(victim.segment);
         let is_unsaid = segment.is_unsaid();
         if is_stuck && !is_unsaid {
-            segment.put_back();
-            if segment.suspect {
+            let suspect = segment.suspect;
+            self.space.put_back(victim.segment);
+            if suspect {
                 self.heal(victim.segment);
             }
             return false;
         }
-        segment.state = State::Emptied;
-        segment.stuck = is_stuck;
+        self.space.empty(victim.segment).stuck = is_stuck;
         if is_unsaid {
             // Marks vouch for what lies in a segment until its free header is durable: first a header has to say which of
             // its pages are not there.
@@ -341,8 +343,9 @@ impl Core {
             return;
         }
         if std::mem::take(&mut segment.stuck) {
-            segment.put_back();
-            if segment.suspect {
+            let suspect = segment.suspect;
+            self.space.put_back(id);
+            if suspect {
                 self.heal(id);
             }
             return;

@@ -191,15 +191,6 @@ impl Segment {
         self.proven = self.proven.max(through);
     }
 
-    /// A victim that could not be emptied is what it was, until there is more room.
-    pub(crate) fn put_back(&mut self) {
-        self.shunned = true;
-        self.state = match self.free_as {
-            Some(_) => State::Unreadable,
-            None => State::Sealed,
-        };
-    }
-
     /// It is still in this life, takes no more, and nothing is under way in it.
     pub(crate) fn is_draining(&self, life: Serial) -> bool {
         self.state == State::Draining && self.sequence == life && self.is_quiet()

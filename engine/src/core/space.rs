@@ -48,6 +48,10 @@ pub(crate) struct Space {
     pub taken_blocks: u64,
     /// A sealed segment lost its last page: it can be given back at no cost.
     pub some_died: bool,
+    /// Those on their way back: emptied, or being released.
+    coming: Vec<SegmentId>,
+    /// Those that are shunned, and some that no longer are.
+    shunned: Vec<SegmentId>,
     turn: usize,
     turn_left: u64,
 }
@@ -134,6 +138,8 @@ impl Space {
             segments_there,
             segments,
             some_died: false,
+            coming: Vec::new(),
+            shunned: Vec::new(),
             turn: 0,
             turn_left: RUN_BYTES,
         };
@@ -352,9 +358,34 @@ impl Space {
 
     /// There is room again: what reclaim got nowhere with is worth another try.
     pub(crate) fn welcome_all(&mut self) {
-        for segment in &mut self.segments {
-            segment.shunned = false;
+        for id in std::mem::take(&mut self.shunned) {
+            self.segment_mut(id).shunned = false;
         }
+    }
+
+    /// A victim has been emptied: it is on its way back.
+    pub(crate) fn empty(&mut self, id: SegmentId) -> &mut Segment {
+        self.coming.push(id);
+        let segment = self.segment_mut(id);
+        segment.state = State::Emptied;
+        segment
+    }
+
+    /// A victim that could not be emptied, or not be given back, is what it was until there is more room.
+    pub(crate) fn put_back(&mut self, id: SegmentId) {
+        self.coming.retain(|other| *other != id);
+        self.shunned.push(id);
+        let segment = self.segment_mut(id);
+        segment.shunned = true;
+        segment.state = match segment.free_as {
+            Some(_) => State::Unreadable,
+            None => State::Sealed,
+        };
+    }
+
+    /// Those on their way back.
+    pub(crate) fn coming(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        self.coming.iter().map(|id| (*id, self.segment(*id)))
     }
 
     fn open_with_room(
@@ -420,6 +451,7 @@ impl Space {
         let segment = self.segment(id);
         let sequence = segment.free_as.unwrap_or(segment.sequence);
         *self.segment_mut(id) = Segment::free(sequence);
+        self.coming.retain(|other| *other != id);
         self.welcome_all();
         let volume = self.volume_of(id);
         self.volumes[volume].free.push_back(id);
@@ -466,6 +498,24 @@ impl Space {
         self.some_died |= died;
         self.live_blocks -= u64::from(blocks);
         self.taken_blocks -= self.footprint(blocks);
+    }
+
+    /// The lists of segments hold those that they are of.
+    pub(crate) fn check_lists(&self) -> Result<(), String> {
+        for (id, segment) in self.iter() {
+            let comes = matches!(segment.state, State::Emptied | State::Releasing);
+            let listed = self.coming.iter().filter(|other| **other == id).count();
+            if listed != usize::from(comes) {
+                return Err(format!(
+                    "segment {id:?}: {:?}, and {listed} times among those on their way back",
+                    segment.state
+                ));
+            }
+            if segment.shunned && !self.shunned.contains(&id) {
+                return Err(format!("segment {id:?}: shunned for good"));
+            }
+        }
+        Ok(())
     }
 
     /// The oldest life that the next open may find, in free segments too: what is on disk, and what a power loss brings back.

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use larder_format::{SegmentState, Serial};
 
-use super::segment::State;
+use super::segment::{Segment, State};
 use super::{Core, Effect, Fault, Io, RequestId, SyncPolicy, log};
 use crate::api::{PutFailure, PutStatus};
 use crate::catalog::ReservationId;
@@ -250,21 +250,22 @@ impl Core {
 
     /// Segments that will be free by themselves.
     pub(super) fn coming(&self) -> usize {
+        self.on_their_way().count()
+    }
+
+    fn on_their_way(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        let header_is_under_way = |id: &SegmentId| !self.syncs.unfreed.contains(id);
         self.space
-            .iter()
-            .filter(|(_, s)| matches!(s.state, State::Emptied | State::Releasing))
-            .filter(|(id, _)| !self.syncs.unfreed.contains(id))
-            .count()
+            .coming()
+            .filter(move |(id, _)| header_is_under_way(id))
     }
 
     /// Emptied segments that only pins hold: a device that is silent may hold a reader for as long as it likes, and a process that is
     /// stopped may hold what it was to write to.
     pub(super) fn held_by_readers(&self) -> usize {
-        self.space
-            .iter()
+        self.on_their_way()
             .filter(|(_, s)| s.state == State::Emptied)
             .filter(|(_, s)| s.carrying == 0 && s.carried == Serial::ZERO)
-            .filter(|(id, _)| !self.syncs.unfreed.contains(id))
             .count()
     }
 
@@ -412,7 +413,7 @@ impl Core {
         freed.append(&mut self.syncs.freed);
         let on_their_way = self
             .space
-            .iter()
+            .coming()
             .filter(|(id, segment)| {
                 let is_known = freed.contains(id) || self.syncs.unfreed.contains(id);
                 segment.state == State::Releasing && !is_known

@@ -260,8 +260,12 @@ impl Table {
         }
     }
 
-    /// Gives every shard the lines that its share of `entries` needs, so that filling them rehashes nothing.
+    /// Gives every shard the lines that its share of `entries` needs, so that filling them rehashes nothing. Of so few that most
+    /// shards get none, each makes its own.
     pub(super) fn expect(&mut self, entries: usize) {
+        if entries < self.shards.len() {
+            return;
+        }
         // A little less than full: shards get more or less than their share.
         let lines = entries / self.shards.len() / (FILL_MAX - 1) + 1;
         for shard in &mut self.shards {
