@@ -103,11 +103,16 @@ pub fn payload(name: &Name, put: u32) -> Vec<u8> {
     for part in 0..shape.parts() {
         let start = shape.part_offset(part) as usize;
         let end = start + shape.part_bytes(part) as usize;
-        for chunk in bytes[start..end].chunks_mut(8) {
+        let mut next = || {
             word = word
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
+            word.to_le_bytes()
+        };
+        let (words, rest) = bytes[start..end].as_chunks_mut();
+        words.iter_mut().for_each(|bytes| *bytes = next());
+        if !rest.is_empty() {
+            rest.copy_from_slice(&next()[..rest.len()]);
         }
     }
     bytes

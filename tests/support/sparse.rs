@@ -7,34 +7,71 @@
 //! Numbers are little-endian. The zeros at the end of a block are left out as well.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+
+use rustix::fs::{Advice, SeekFrom, fadvise, seek};
+use rustix::io::Errno;
 
 const MAGIC: &[u8; 16] = b"LARDER VOLUME 1\n";
 
 const BLOCK_BYTES: usize = 4096;
 
-/// The volume at `path` in small.
+/// Bytes read at once.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// The volume at `path` in small. Two volumes that hold the same have the same.
 pub fn pack(path: &Path) -> Vec<u8> {
-    let bytes = std::fs::read(path).unwrap();
+    let file = File::open(path).unwrap();
+    // Reading ahead would make data of holes.
+    fadvise(&file, 0, None, Advice::Random).unwrap();
+    let length = file.metadata().unwrap().len();
     let mut packed = MAGIC.to_vec();
-    packed.extend((bytes.len() as u64).to_le_bytes());
-    for (index, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
-        let Some(last) = block.iter().rposition(|byte| *byte != 0) else {
-            continue;
-        };
-        packed.extend(((index * BLOCK_BYTES) as u64).to_le_bytes());
-        packed.extend(u32::try_from(last + 1).unwrap().to_le_bytes());
-        packed.extend(&block[..=last]);
+    packed.extend(length.to_le_bytes());
+    let mut from = 0;
+    while let Some(data) = piece_of_data(&file, from) {
+        from = data.end;
+        let end = data.end.min(length);
+        let mut bytes = vec![0; usize::try_from(end - data.start).unwrap()];
+        file.read_exact_at(&mut bytes, data.start).unwrap();
+        for (at, block) in (data.start..)
+            .step_by(BLOCK_BYTES)
+            .zip(bytes.chunks(BLOCK_BYTES))
+        {
+            pack_block(at, block, &mut packed);
+        }
     }
     packed
+}
+
+/// Whole blocks behind an offset that are no hole, or not all of it.
+fn piece_of_data(file: &File, from: u64) -> Option<Range<u64>> {
+    let start = match seek(file, SeekFrom::Data(from)) {
+        Err(Errno::NXIO) => return None,
+        found => found.unwrap(),
+    };
+    let end = seek(file, SeekFrom::Hole(start)).unwrap();
+    let start = start / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    let end = end.next_multiple_of(BLOCK_BYTES as u64);
+    Some(start..end.min(start + PIECE_BYTES))
+}
+
+fn pack_block(at: u64, block: &[u8], packed: &mut Vec<u8>) {
+    if *block == [0; BLOCK_BYTES][..block.len()] {
+        return;
+    }
+    let last = block.iter().rposition(|byte| *byte != 0).unwrap();
+    packed.extend(at.to_le_bytes());
+    packed.extend(u32::try_from(last + 1).unwrap().to_le_bytes());
+    packed.extend(&block[..=last]);
 }
 
 /// Makes the volume at `path` that was packed, as a sparse file.
 pub fn unpack(packed: &[u8], path: &Path) {
     let (magic, mut rest) = packed.split_first_chunk::<16>().unwrap();
     assert_eq!(magic, MAGIC);
-    let file = File::create_new(path).unwrap();
+    let file = File::create(path).unwrap();
     file.set_len(number(&mut rest)).unwrap();
     while !rest.is_empty() {
         let offset = number(&mut rest);

@@ -406,7 +406,7 @@ fn measure(
     shape: &PageShape,
     interrupt: &Interrupt,
 ) -> Result<BenchReport, Failure> {
-    let slots = usize::try_from(plan.batch).unwrap_or(usize::MAX);
+    let slots = usize::try_from(plan.batch.min(plan.puts())).unwrap_or(usize::MAX);
     // Before anything is written.
     if plan.op != Op::Put {
         check_room(plan.path, store, shape, plan.puts())?;

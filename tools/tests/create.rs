@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use support::honest::eventually;
+use support::sparse::pack;
 use support::{directory, ends, larder, stderr, text};
 use tempfile::TempDir;
 
@@ -70,9 +71,9 @@ fn what_a_killed_creation_did_not_leave_is_kept() {
     }
     std::fs::remove_file(&temporary).unwrap();
     creates(&temporary, &["--size", STORE_SIZE]);
-    let store = std::fs::read(&temporary).unwrap();
+    let store = pack(&temporary);
     refused();
-    assert!(std::fs::read(&temporary).unwrap() == store);
+    assert!(pack(&temporary) == store);
     let elsewhere = directory.path().join("elsewhere");
     std::fs::rename(&temporary, &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, &temporary).unwrap();
@@ -221,9 +222,9 @@ fn a_store_whose_growth_is_ended_is_as_it_was() {
     let directory = directory();
     let (path, _) = names(&directory);
     creates(&path, &["--size", STORE_SIZE]);
-    let before = std::fs::read(&path).unwrap();
-    let begun = || path.metadata().unwrap().len() > before.len() as u64;
+    let (before, length) = (pack(&path), path.metadata().unwrap().len());
+    let begun = || path.metadata().unwrap().len() > length;
     let grow = ["--grow", "--size", SLOW_SIZE];
     interrupted(&path, &grow, Signal::SIGINT, &begun);
-    assert!(std::fs::read(&path).unwrap() == before);
+    assert!(pack(&path) == before);
 }

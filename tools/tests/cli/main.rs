@@ -18,6 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use support::honest::{Process, skipped};
+use support::sparse::pack;
 use support::{directory, ends, fails, json, larder, report, says, stderr, text};
 use tempfile::TempDir;
 
@@ -132,21 +133,15 @@ fn sizes_that_make_no_store_are_usage_errors_and_leave_nothing() {
 fn an_existing_store_is_destroyed_only_by_force() {
     let directory = directory();
     let path = store_in(&directory);
-    let before = std::fs::read(&path).unwrap();
+    let before = pack(&path);
     fails(
         &["create", text(&path), "--size", STORE_SIZE],
         3,
         &[text(&path), "already holds a Larder store", "--force"],
     );
-    assert!(
-        std::fs::read(&path).unwrap() == before,
-        "the store was changed"
-    );
+    assert!(pack(&path) == before, "the store was changed");
     json(&["create", text(&path), "--size", STORE_SIZE, "--force"]);
-    assert!(
-        std::fs::read(&path).unwrap() != before,
-        "the store was not made anew"
-    );
+    assert!(pack(&path) != before, "the store was not made anew");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::home::block_offset;
 use crate::support::home::Home;
+use crate::support::sparse::pack;
 use crate::support::{chain, flip};
 
 fn chains() -> Vec<Vec<PageKey>> {
@@ -49,7 +50,7 @@ fn before_and_after_are_told_and_every_page_is_there() {
 #[test]
 fn a_dry_run_changes_no_byte() {
     let home = scattered();
-    let before = std::fs::read(&home.path).unwrap();
+    let before = pack(&home.path);
     let document = home.report("compact", &["--dry-run"], 0);
     assert_eq!(document["in_place"]["planned_pages"], 540);
     assert_eq!(document["after"], Value::Null);
@@ -59,19 +60,19 @@ fn a_dry_run_changes_no_byte() {
         &["--dry-run", "--into", new.to_str().unwrap()],
         0,
     );
-    assert!(before == std::fs::read(&home.path).unwrap() && !new.exists());
+    assert!(before == pack(&home.path) && !new.exists());
 }
 
 #[test]
 fn into_a_new_store_everything_is_written_in_order_and_the_old_one_stays() {
     let home = scattered();
-    let before = std::fs::read(&home.path).unwrap();
+    let before = pack(&home.path);
     let new = home.beside("new");
     let document = home.report("compact", &["--into", new.to_str().unwrap()], 0);
     assert_eq!(document["copied"]["pages_put"], 540);
     assert_eq!(document["after"]["used_segments"], 3);
     assert!(document["after"]["mean_run_pages"].as_f64().unwrap() > 40.0);
-    assert!(before == std::fs::read(&home.path).unwrap());
+    assert!(before == pack(&home.path));
     let Home { directory, .. } = home;
     let home = Home {
         directory,
@@ -99,9 +100,9 @@ fn a_damaged_store_is_sent_to_repair_and_not_touched() {
     let home = scattered();
     let (segment, _) = home.written_segment();
     flip(&home.path, block_offset(segment, 3) + 200);
-    let before = std::fs::read(&home.path).unwrap();
+    let before = pack(&home.path);
     home.says("compact", &[], 1, &["1 damaged place", "verify --repair"]);
-    assert!(before == std::fs::read(&home.path).unwrap());
+    assert!(before == pack(&home.path));
     home.json("verify", &["--repair"], 0);
     home.report("compact", &[], 0);
     home.json("verify", &["--deep"], 0);

@@ -13,6 +13,7 @@ use rustix::fs::inotify;
 use crate::home::{BLOCK_BYTES, block_offset};
 use crate::support::home::Home;
 use crate::support::honest::{PATIENCE, Process};
+use crate::support::sparse::{pack, unpack};
 use crate::support::{chain, flip};
 
 /// Kills of each command; `LARDER_KILLS` asks for more.
@@ -74,7 +75,7 @@ fn scattered(further: &[&str]) -> (Home, Vec<PageKey>) {
         chains[7][40..].iter().for_each(|key| pool.delete(*key));
     });
     for name in std::iter::once(&"store").chain(further) {
-        std::fs::copy(home.beside(name), copy_of(&home, name)).unwrap();
+        unpack(&pack(&home.beside(name)), &copy_of(&home, name));
     }
     let mut keys = chains.concat();
     keys.truncate(460);
@@ -88,7 +89,7 @@ fn copy_of(home: &Home, name: &str) -> PathBuf {
 /// Makes the volumes again what their copies are.
 fn restore(home: &Home, further: &[&str]) {
     for name in std::iter::once(&"store").chain(further) {
-        std::fs::copy(copy_of(home, name), home.beside(name)).unwrap();
+        unpack(&pack(&copy_of(home, name)), &home.beside(name));
     }
 }
 

@@ -8,6 +8,7 @@ use larder_format::{PageKey, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 
 use crate::home::{BLOCK_BYTES, block_offset};
 use crate::support::home::{Home, SEGMENT_BYTES};
+use crate::support::sparse::pack;
 use crate::support::{chain, flip, overwrite};
 
 /// A store of three chains of 20 pages in one segment.
@@ -22,13 +23,10 @@ fn store() -> (Home, Vec<PageKey>) {
 #[track_caller]
 fn repair(home: &Home, survivors: &[PageKey], lost: &[PageKey]) {
     home.json("verify", &["--deep"], 1);
-    let before = std::fs::read(&home.path).unwrap();
+    let before = pack(&home.path);
     let dry = home.json("verify", &["--repair", "--dry-run"], 1);
     assert_eq!(dry["repair"]["dry_run"], true);
-    assert!(
-        before == std::fs::read(&home.path).unwrap(),
-        "a dry run changed the store"
-    );
+    assert!(before == pack(&home.path), "a dry run changed the store");
     let done = home.json("verify", &["--repair"], 0);
     let repaired = &done["repair"];
     assert_eq!(repaired["remaining_damage"].as_array().unwrap().len(), 0);
@@ -186,11 +184,11 @@ fn the_repair_of_a_sound_store_changes_nothing() {
     let crashed = Home::new();
     crashed.crash_after(|pool| pool.put(&chain(1, 10)));
     for home in [&home, &crashed] {
-        let before = std::fs::read(&home.path).unwrap();
+        let before = pack(&home.path);
         let document = home.json("verify", &["--repair"], 0);
         assert_eq!(document["repair"]["headers"], 0);
         home.says("verify", &["--repair"], 0, &["sound"]);
-        assert!(before == std::fs::read(&home.path).unwrap());
+        assert!(before == pack(&home.path));
     }
 }
 
@@ -220,10 +218,10 @@ fn a_volume_that_is_gone_is_beyond_repair_until_it_is_given_up_for_good() {
     for offset in SUPERBLOCK_OFFSETS {
         flip(&home.beside("second"), offset + 73);
     }
-    let before = std::fs::read(&home.path).unwrap();
+    let before = pack(&home.path);
     let words = ["beyond repair: volume 1", "--repair --degraded"];
     home.says("verify", &["--repair"], 1, &words);
-    assert!(before == std::fs::read(&home.path).unwrap());
+    assert!(before == pack(&home.path));
     std::fs::remove_file(home.beside("second")).unwrap();
     home.says("verify", &["--repair"], 1, &words);
     let left = home.json("verify", &["--deep"], 1)["deep"]["good_pages"]
@@ -231,7 +229,7 @@ fn a_volume_that_is_gone_is_beyond_repair_until_it_is_given_up_for_good() {
         .unwrap();
     let options = ["--repair", "--degraded", "--dry-run"];
     home.says("verify", &options, 1, &["Would give up", "volume 1"]);
-    assert!(before == std::fs::read(&home.path).unwrap());
+    assert!(before == pack(&home.path));
     home.json("verify", &["--repair", "--degraded"], 0);
     let document = home.json("verify", &["--deep"], 0);
     assert_eq!(document["deep"]["good_pages"], left);
@@ -285,11 +283,11 @@ fn a_store_without_any_superblock_is_beyond_repair_and_that_is_said() {
     for offset in SUPERBLOCK_OFFSETS {
         flip(&home.path, offset + 73);
     }
-    let before = std::fs::read(&home.path).unwrap();
+    let before = pack(&home.path);
     for options in [&["--repair"][..], &["--repair", "--degraded"]] {
         home.says("verify", options, 1, &["beyond repair", "--volume"]);
     }
-    assert!(before == std::fs::read(&home.path).unwrap());
+    assert!(before == pack(&home.path));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use rustix::fs::inotify;
 use crate::home::{EVEN, archived, put};
 use crate::support::home::Home;
 use crate::support::honest::found;
+use crate::support::sparse::pack;
 use crate::support::{chain, fails, overwrite, text};
 
 fn small() -> Home {
@@ -56,12 +57,12 @@ fn the_file_is_its_users_alone_as_the_store_is() {
 #[test]
 fn no_volume_of_a_store_is_ever_replaced() {
     let (source, other) = (small(), small());
-    let before = std::fs::read(&source.path).unwrap();
+    let before = pack(&source.path);
     let own = [text(&source.path), "--force"];
     source.says("export", &own, 3, &["is a volume of"]);
     let others = [text(&source.path), "--force"];
     other.says("export", &others, 3, &["is a volume of"]);
-    assert!(before == std::fs::read(&source.path).unwrap());
+    assert!(before == pack(&source.path));
     let two = Home::shaped(&["volume-1"], 5, 16 << 20);
     let second = two.beside("volume-1");
     // Also when nothing in it says any more what it is.

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use crate::home::{EVEN, RAGGED, archived, items, put, put_after, put_from};
 use crate::support::home::{Home, SEGMENT_BYTES};
 use crate::support::honest::{Process, eventually, found};
+use crate::support::sparse::pack;
 use crate::support::{chain, text};
 
 /// Two namespaces, chains of several lengths, one with two branches.
@@ -265,15 +266,12 @@ fn a_dry_run_counts_and_stores_nothing() {
     let archive = source.export("archive", &[]);
     let target = Home::new();
     target.with(|store| put(store, RAGGED, &chain(2, 5)));
-    let before = std::fs::read(&target.path).unwrap();
+    let before = pack(&target.path);
     let document = target.report("import", &[text(&archive), "--dry-run"], 0);
     assert_eq!(document["dry_run"], true);
     assert_eq!(document["duplicate_pages"], 5);
     assert_eq!(document["pages_put"], source.pages().len() - 5);
-    assert!(
-        before == std::fs::read(&target.path).unwrap(),
-        "it was changed"
-    );
+    assert!(before == pack(&target.path), "it was changed");
 }
 
 #[test]
