@@ -55,9 +55,10 @@ class Larder:
         self.disk = ""
         self.page_bytes_of_buffers = 0
 
-    def create(self, size, segment_size):
-        """An empty store, prewritten, in place of what is there."""
-        run([self.program, "create", self.store, "--size", size, "--segment-size", segment_size, "--prewrite", "--force"])
+    def create(self, size, segment_size, prewrite=True):
+        """An empty store in place of what is there, in the same blocks, of which none needs to be written once more."""
+        command = [self.program, "create", self.store, "--size", size, "--segment-size", segment_size, "--force"]
+        run(command + ["--prewrite"] if prewrite else command)
 
     def bench(self, op, page_bytes, work_bytes, *more):
         return [
