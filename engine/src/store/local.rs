@@ -434,10 +434,11 @@ impl Catalog for Local {
     fn stats(&self) -> Stats {
         let core = self.core.lock();
         let (counters, space) = (core.counters(), core.space_view());
+        let pages = self.index.len() as u64;
         drop(core);
         let block = BLOCK_BYTES as u64;
         Stats {
-            pages: self.index.len() as u64,
+            pages,
             live_bytes: space.live_blocks * block,
             usable_bytes: space.usable_blocks * block,
             taken_bytes: space.taken_blocks * block,
