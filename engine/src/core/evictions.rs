@@ -93,7 +93,7 @@ impl Core {
         let records = Vec::from(std::mem::take(&mut self.log.evictions.0));
         let mut left = records.len();
         for chunk in records.chunks(RECORDS_PER_BLOCK) {
-            let Some(segment) = self.place_note(1) else {
+            let Some(segment) = self.place_note(1, 0) else {
                 self.log
                     .evictions
                     .0
@@ -103,10 +103,7 @@ impl Core {
             left -= chunk.len();
             let mut credit = 1;
             for record in chunk {
-                let note = Note {
-                    body: NoteBody::Record(*record),
-                    teller: Teller::Nobody,
-                };
+                let note = Note::new(NoteBody::Record(*record), Teller::Nobody);
                 self.log.queue_note(segment, note, credit);
                 credit = 0;
             }

@@ -30,12 +30,28 @@ const GROUPS_MAX: usize = 8;
 /// further than that past the last block it finds.
 pub(crate) const BLOCKS_IN_FLIGHT_MAX: u32 = 512;
 
+/// Least number of writes that a record which is no page is given. On a store of more volumes there is one more than volumes: each
+/// write that fails costs the segment that it went to, so a device that takes none may not be asked until nothing is left.
+const NOTE_WRITES_MIN: usize = 3;
+
 /// A record that is no page.
 #[derive(Debug)]
 pub(super) struct Note {
     pub body: NoteBody,
     /// Who is told when it is written.
     pub teller: Teller,
+    /// Writes of it that have failed.
+    pub failed: usize,
+}
+
+impl Note {
+    pub(super) fn new(body: NoteBody, teller: Teller) -> Note {
+        Note {
+            body,
+            teller,
+            failed: 0,
+        }
+    }
 }
 
 /// Who waits for a note.
@@ -78,6 +94,30 @@ impl Queue {
     /// Records that it takes up in blocks: a namespace has a block of its own.
     pub(super) fn records(&self) -> usize {
         self.pages.len() + self.notes.len() - self.namespaces
+    }
+
+    /// Leaves so many records, which fill their blocks; all else, namespaces too, fits what is left of the promise.
+    fn split_off(&mut self, records: usize) -> Queue {
+        let pages = self.pages.split_off(records.min(self.pages.len()));
+        let mut room = records - self.pages.len();
+        let mut stays = |note: &Note| {
+            let stays = room > 0 && matches!(note.body, NoteBody::Record(_));
+            room -= usize::from(stays);
+            stays
+        };
+        let (notes, later) = std::mem::take(&mut self.notes)
+            .into_iter()
+            .partition(&mut stays);
+        self.notes = notes;
+        let blocks = u32::try_from(records / RECORDS_PER_BLOCK).unwrap_or(u32::MAX);
+        let credits = self.credits.saturating_sub(blocks);
+        self.credits -= credits;
+        Queue {
+            pages,
+            notes: later,
+            namespaces: std::mem::take(&mut self.namespaces),
+            credits,
+        }
     }
 }
 
@@ -347,16 +387,8 @@ impl Core {
     fn write_queue(&mut self, commit: Serial, id: SegmentId, mut queue: Queue) -> usize {
         let allowed =
             (BLOCKS_IN_FLIGHT_MAX - self.log.blocks_in_flight) as usize * RECORDS_PER_BLOCK;
-        if queue.pages.len() > allowed {
-            // What goes now fills its blocks; all else, notes too, fits what is left of the promise.
-            let now = u32::try_from(allowed / RECORDS_PER_BLOCK).unwrap_or(u32::MAX);
-            let rest = Queue {
-                pages: queue.pages.split_off(allowed),
-                notes: std::mem::take(&mut queue.notes),
-                namespaces: std::mem::take(&mut queue.namespaces),
-                credits: queue.credits.saturating_sub(now),
-            };
-            queue.credits -= rest.credits;
+        if queue.records() > allowed {
+            let rest = queue.split_off(allowed);
             self.log.queues.insert(id, rest);
         }
         let evictions = self.evictions_for(id, &mut queue);
@@ -545,7 +577,7 @@ impl Core {
             } else if is_found {
                 self.finish_note(&note, segment, commit);
             } else {
-                self.replace_note(note);
+                self.retry_note(note);
             }
         }
         if extends || waits {
@@ -597,13 +629,23 @@ impl Core {
             if good {
                 self.finish_note(&note, segment, commit);
             } else {
-                self.replace_note(note);
+                self.retry_note(note);
             }
         }
         let blocks = self.log.unlisted_blocks.remove(&segment);
         for commit in blocks.into_iter().flatten() {
             self.log.unhold(commit);
             self.log.resolve(commit, 1);
+        }
+    }
+
+    /// A note's write failed: it is written elsewhere, on another volume where there is one, or given up.
+    fn retry_note(&mut self, mut note: Note) {
+        note.failed += 1;
+        if note.failed < NOTE_WRITES_MIN.max(self.space.volumes.len() + 1) {
+            self.replace_note(note);
+        } else {
+            self.fail_note(&note);
         }
     }
 

@@ -345,10 +345,7 @@ impl Core {
     /// Writes a record of the victim again. The victim is not given back before the copy is synced; without room for it
     /// the victim stays as it is until the next try.
     fn carry_note(&mut self, segment: SegmentId, body: NoteBody) {
-        let note = Note {
-            body,
-            teller: Teller::Victim(segment),
-        };
+        let note = Note::new(body, Teller::Victim(segment));
         match (self.queue_anywhere(note), body) {
             (Ok(()), _) => self.space.segment_mut(segment).carrying += 1,
             // Pages do not need it; it is written again as soon as there is room.

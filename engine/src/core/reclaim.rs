@@ -328,9 +328,9 @@ impl Core {
             segment.extended = true;
             segment.healing = true;
             for body in notes {
-                let teller = Teller::Nobody;
                 let credits = std::mem::take(&mut blocks);
-                self.log.queue_note(id, Note { body, teller }, credits);
+                self.log
+                    .queue_note(id, Note::new(body, Teller::Nobody), credits);
             }
         }
         self.pump();

@@ -76,14 +76,11 @@ impl Core {
     /// Queues the full record of a namespace. Without room it stays unwritten, and is tried again when it is next opened:
     /// pages do not need it.
     pub(super) fn write_namespace(&mut self, slot: NamespaceSlot) {
-        if let Some(segment) = self.place_note(1) {
+        if let Some(segment) = self.place_note(1, 0) {
             self.namespaces[slot.0 as usize].home = Some(segment);
             self.log.queue_note(
                 segment,
-                Note {
-                    body: NoteBody::Namespace(slot.0),
-                    teller: Teller::Nobody,
-                },
+                Note::new(NoteBody::Namespace(slot.0), Teller::Nobody),
                 1,
             );
         }
@@ -206,7 +203,7 @@ impl Core {
         }
         self.log.expect_notes(request, records.len());
         for chunk in records.chunks(RECORDS_PER_BLOCK) {
-            let Some(segment) = self.place_note(1) else {
+            let Some(segment) = self.place_note(1, 0) else {
                 self.log.drop_request(request);
                 self.effects
                     .push(Effect::Finished(request, Err(Fault::NoRoom)));
@@ -214,10 +211,7 @@ impl Core {
             };
             let mut credit = 1;
             for record in chunk {
-                let note = Note {
-                    body: NoteBody::Record(*record),
-                    teller: Teller::Request(request),
-                };
+                let note = Note::new(NoteBody::Record(*record), Teller::Request(request));
                 self.log.queue_note(segment, note, credit);
                 credit = 0;
             }
@@ -225,13 +219,14 @@ impl Core {
         self.pump();
     }
 
-    /// Room for descriptor blocks that carry no pages, in an open segment; promises them.
-    pub(super) fn place_note(&mut self, blocks: u32) -> Option<SegmentId> {
+    /// Room for descriptor blocks that carry no pages, in an open segment; promises them. Looks first at the volume that is so many
+    /// `turns` after the one whose turn it is.
+    pub(super) fn place_note(&mut self, blocks: u32, turns: usize) -> Option<SegmentId> {
         let mut changed = Changed::default();
         let log = &mut self.log;
         let placed = self
             .space
-            .place_records(blocks, &mut || log.next_serial(), &mut changed)
+            .place_records(blocks, turns, &mut || log.next_serial(), &mut changed)
             .or_else(|| self.space.extend_sealed(blocks));
         self.after_change(changed);
         placed
@@ -243,7 +238,7 @@ impl Core {
         let spare = self.log.queue_with_spare().filter(|_| is_record);
         let placed = match spare {
             Some(segment) => Some((segment, 0)),
-            None => self.place_note(1).map(|segment| (segment, 1)),
+            None => self.place_note(1, note.failed).map(|segment| (segment, 1)),
         };
         let Some((segment, credits)) = placed else {
             return Err(note);
@@ -255,7 +250,7 @@ impl Core {
         Ok(())
     }
 
-    /// A note's write failed: it is written elsewhere, or its request fails.
+    /// A note cannot be written where it was to be: it is written elsewhere, or given up where there is no room.
     pub(super) fn replace_note(&mut self, note: Note) {
         if let Err(note) = self.queue_anywhere(note) {
             self.fail_note(&note);

@@ -276,17 +276,19 @@ impl Space {
         None
     }
 
-    /// Finds room for `descriptors` descriptor blocks that carry no pages, and promises them.
+    /// Finds room for `descriptors` descriptor blocks that carry no pages, and promises them: first on the volume that is so many
+    /// `turns` after the one whose turn it is.
     pub(crate) fn place_records(
         &mut self,
         descriptors: u32,
+        turns: usize,
         serials: &mut impl FnMut() -> Option<Serial>,
         changed: &mut Changed,
     ) -> Option<SegmentId> {
         let volumes = self.volumes.len();
         for stream in [Stream::Put, Stream::Copy] {
             for step in 0..volumes {
-                let volume = (self.turn + step) % volumes;
+                let volume = (self.turn + turns + step) % volumes;
                 if let Some(id) =
                     self.open_with_room(volume, stream, 0, |_| descriptors, serials, changed)
                 {

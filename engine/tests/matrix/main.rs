@@ -10,6 +10,7 @@ mod device;
 mod faulty;
 mod medium;
 mod place;
+mod records;
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;

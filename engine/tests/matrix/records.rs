@@ -1,0 +1,76 @@
+//! What becomes of records that are no pages when the disk is slow or takes none: rows 3 and 7.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
+use larder_engine::{OpenOptions, PageStore, PutStatus};
+
+use super::common::honest::eventually;
+use super::common::{Home, MIB, Pool, chain};
+use super::faulty::{Fault, Seen};
+use super::open_faulty;
+
+const EIO: i32 = 5;
+
+#[test]
+fn row_03_deletions_that_gather_are_not_written_at_once_so_that_a_hole_is_no_longer_than_recovery_looks()
+ {
+    const PAGES: usize = 40_960;
+    let home = Home::with_store(512 * MIB);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[4096]);
+    let keys = chain(1, PAGES);
+    for from in (0..PAGES).step_by(4096) {
+        let statuses = pool.put_from(&keys[..from + 4096], from, Default::default());
+        assert!(statuses.iter().all(|status| *status == PutStatus::Stored));
+    }
+    let longest = Arc::new(AtomicUsize::new(0));
+    let seen_longest = longest.clone();
+    disk.when(Fault::Waits, 1, move |seen| {
+        if let Seen::Write { offset, bytes } = seen
+            && offset >= SEGMENTS_OFFSET
+        {
+            seen_longest.fetch_max(bytes / BLOCK_BYTES, Ordering::Relaxed);
+        }
+        false
+    });
+    // As many as are on their way at once: the rest gathers.
+    disk.when(Fault::IsHeld, 8, |seen| matches!(seen, Seen::Write { .. }));
+    std::thread::scope(|scope| {
+        let deleted = scope.spawn(|| store.delete(pool.id, &keys).unwrap());
+        eventually("all of it is deleted", || store.stats().pages == 0);
+        disk.release();
+        assert_eq!(deleted.join().unwrap(), PAGES as u64);
+    });
+    let longest = longest.load(Ordering::Relaxed);
+    assert!((100..=512).contains(&longest), "{longest} blocks");
+    drop(store);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[4096]);
+    assert_eq!(store.longest_prefix(pool.id, &keys), 0);
+}
+
+#[test]
+fn row_07_a_deletion_that_the_device_does_not_take_is_given_up_and_costs_few_segments() {
+    let home = Home::with_store(512 * MIB);
+    let keys = chain(1, 8);
+    {
+        let (store, disk) = open_faulty(&home, OpenOptions::default());
+        let pool = Pool::new(&store, "m", &[65536]);
+        assert_eq!(pool.put(&keys), [PutStatus::Stored; 8]);
+        let before = store.stats().free_segments;
+        disk.when(Fault::Fails(EIO), usize::MAX, |seen| {
+            matches!(seen, Seen::Write { .. })
+        });
+        assert!(store.delete(pool.id, &keys[7..]).is_err());
+        let lost = before - store.stats().free_segments;
+        assert!(lost <= 3, "{lost} of {before} free segments");
+        disk.calm();
+        assert_eq!(store.delete(pool.id, &keys[6..7]).unwrap(), 1);
+        store.check_invariants().unwrap();
+    }
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    assert_eq!(store.longest_prefix(pool.id, &keys), 6);
+}
