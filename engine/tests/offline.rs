@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use common::{Home, MIB, Pool, chain};
-use larder_engine::format::PageKey;
+use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
 use larder_engine::offline::{Compacted, compact, copy_into};
 use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, Store, StoreError, create};
@@ -226,6 +226,29 @@ fn dead_space_is_given_back_and_what_was_deleted_stays_deleted() {
     for keys in &chains[..4] {
         assert_eq!(store.longest_prefix(pool.id, keys), 32);
         assert_eq!(pool.hits(&keys[32..]), 0);
+    }
+}
+
+#[test]
+fn a_header_that_a_crash_cut_short_keeps_nobody_from_compacting() {
+    use std::os::unix::fs::FileExt;
+    for copy in 0..2 {
+        let chains = chains(4, 40);
+        let home = Home::with_store(256 * MIB);
+        let store = home.open();
+        put_in_turns(&Pool::new(&store, "m", PARTS), &chains);
+        drop(store);
+        let file = std::fs::File::options()
+            .write(true)
+            .open(&home.path)
+            .unwrap();
+        let torn = SEGMENTS_OFFSET + copy * 4096 + 100;
+        file.write_all_at(&[0xa5], torn).unwrap();
+        let found = survey(&home.path);
+        assert_eq!((found.flaws.len(), found.unfinished_blocks), (0, 1));
+        assert!(compact_all(&home.path).moved_pages > 0);
+        assert_eq!(survey(&home.path).unfinished_blocks, 0);
+        assert_all_there(&home, &chains);
     }
 }
 

@@ -648,7 +648,7 @@ impl Run<'_> {
 }
 
 /// Why a page was not stored, and what to do.
-fn reason(status: PutStatus) -> String {
+pub(crate) fn reason(status: PutStatus) -> String {
     let advice = match status {
         PutStatus::Refused(Refusal::TooLarge) => {
             "it does not fit a segment of this store; choose smaller --page-bytes, or create a store with a larger --segment-size"

@@ -96,6 +96,8 @@ pub struct Session<'a> {
     pub puts: Meter,
     /// What became of the pages so far.
     pub counts: Counts,
+    /// What the store said of the first page that it did not store.
+    pub unstored: Option<PutStatus>,
 }
 
 impl<'a> Session<'a> {
@@ -120,6 +122,7 @@ impl<'a> Session<'a> {
             gets: Meter::default(),
             puts: Meter::default(),
             counts: Counts::default(),
+            unstored: None,
         })
     }
 
@@ -180,6 +183,8 @@ impl<'a> Session<'a> {
                 PutStatus::Failed(_) => self.counts.failed_pages += 1,
             }
         }
+        let is_unstored = |status: &&PutStatus| !status.is_present();
+        self.unstored = self.unstored.or(statuses.iter().find(is_unstored).copied());
         let present = batch
             .iter()
             .zip(statuses)

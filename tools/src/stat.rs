@@ -204,9 +204,9 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
 fn pause(seconds: f64) -> Result<Duration, Failure> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(pause) if pause >= PAUSE_MIN => Ok(pause),
-        _ => Err(Failure::usage(
-            "--watch: give seconds, 0.01 at least, as in --watch 0.5",
-        )),
+        _ => Err(Failure::usage(format!(
+            "--watch {seconds}: not a time to wait; give seconds, 0.01 at least, as in --watch 0.5"
+        ))),
     }
 }
 

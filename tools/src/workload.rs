@@ -15,7 +15,10 @@ use std::num::NonZeroUsize;
 
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus};
-use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
+use larder_format::{
+    Namespace, NamespaceFields, PARTS_MAX, PageKey, PageShape, Rank, ShapeError, TokenUnits,
+    page_keys,
+};
 
 use crate::failure::Failure;
 use crate::size::ByteSize;
@@ -62,17 +65,22 @@ pub fn chain_after(seed: &[u64], pages: u64) -> Vec<PageKey> {
 pub fn shape(page_bytes: ByteSize, parts: u32) -> Result<PageShape, Failure> {
     let usage = |reason: &dyn std::fmt::Display| {
         Failure::usage(format!(
-            "pages of {} bytes in {parts} parts: {reason}; choose other --page-bytes or --parts",
-            page_bytes.0
+            "pages of {} bytes in {parts} parts: {reason}; choose other --page-bytes{}",
+            page_bytes.0,
+            if parts == 1 { "" } else { " or --parts" }
         ))
     };
+    if parts as usize > PARTS_MAX {
+        return Err(usage(&ShapeError::Count {
+            found: parts as usize,
+        }));
+    }
     if parts == 0 || !page_bytes.0.is_multiple_of(u64::from(parts)) {
         return Err(usage(&"a page is divided into equal parts"));
     }
     let part_bytes = u32::try_from(page_bytes.0 / u64::from(parts))
         .map_err(|_| usage(&"a page is less than 1 GiB"))?;
-    // A shape has at most a handful of parts; cutting the list off keeps an absurd count from being allocated.
-    let part_bytes = vec![part_bytes; parts.min(1 << 10) as usize];
+    let part_bytes = vec![part_bytes; parts as usize];
     PageShape::new(&part_bytes).map_err(|error| usage(&error))
 }
 
@@ -238,7 +246,7 @@ impl PageBuffers {
         let memory = memory.and_then(AlignedBuf::zeroed).map_err(|error| {
             let bytes = ByteSize((slots as u64).saturating_mul(slot_bytes as u64));
             Failure::environment(format!(
-                "no memory for {slots} pages ({bytes}): {error}; choose a smaller batch"
+                "no memory for {slots} pages ({bytes}): {error}; raise the limit on it, or ask for fewer or smaller pages"
             ))
         })?;
         let memory = memory.leak();
@@ -427,10 +435,7 @@ mod tests {
                 .err()
                 .unwrap()
                 .to_string();
-            assert!(
-                error.contains("choose other --page-bytes or --parts"),
-                "{error}"
-            );
+            assert!(error.contains("choose other --page-bytes"), "{error}");
         }
         assert_eq!(shape(ByteSize(4 << 20), 2).unwrap().part_bytes(1), 2 << 20);
     }

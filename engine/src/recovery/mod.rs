@@ -240,6 +240,9 @@ pub(crate) fn recover_pages<E: Extra>(
     gathered.prove(scans.values_mut());
     for spot in &present {
         let summary = &scans[&(spot.volume, spot.number)];
+        if !clean && summary.was_open_in(newest_run) {
+            gathered.forget_torn_headers(spot);
+        }
         let disbelieved = summary.disbelieved.iter();
         gathered
             .damage
@@ -325,6 +328,12 @@ pub(crate) struct SegmentSummary {
 }
 
 impl SegmentSummary {
+    /// Whether it was open in the run that a crash ended. The crash may have cut short a write of its header: either copy may be
+    /// anything, and the next opening writes both.
+    pub(crate) fn was_open_in(&self, run: Run) -> bool {
+        matches!(self.case, Case::Unlisted | Case::Newer) && self.sequence.run() >= run
+    }
+
     fn init(
         &self,
         spot: &Spot,
@@ -386,6 +395,17 @@ impl<E: Extra> Gathered<E> {
             damage: Vec::new(),
             highest: Serial::ZERO,
         }
+    }
+
+    /// Copies of this segment's header that are not whole are no damage. One that the device does not give is.
+    fn forget_torn_headers(&mut self, spot: &Spot) {
+        let headers = spot.headers();
+        let headers = headers.offset..headers.offset + headers.bytes as u64;
+        self.damage.retain(|damage| {
+            (damage.volume, damage.segment) != (spot.volume, spot.number)
+                || !headers.contains(&damage.fault.offset)
+                || matches!(damage.fault.reason, FaultReason::Unreadable(_))
+        });
     }
 
     /// Takes in what one segment holds.

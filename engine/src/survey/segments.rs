@@ -233,8 +233,7 @@ impl Survey {
     /// either copy may be anything; of others, of any run, two whole copies may say different things: an open seals what earlier
     /// runs left, and reclaim frees it or adds to its list.
     fn is_left_by_crash(&self, summary: &SegmentSummary, both_whole: bool) -> bool {
-        let was_open = matches!(summary.case, Case::Unlisted | Case::Newer)
-            && summary.sequence.run() >= self.run;
+        let was_open = summary.was_open_in(self.run);
         self.condition != Condition::Clean && (was_open || both_whole)
     }
 

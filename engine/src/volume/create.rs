@@ -579,7 +579,7 @@ fn absolute(path: &Path) -> Result<String, StoreError> {
     let fits = text.filter(|text| text.len() <= larder_format::VOLUME_PATH_BYTES_MAX);
     fits.ok_or_else(|| {
         StoreError::Usage(format!(
-            "{}: a volume's path is UTF-8 and at most {} bytes long; use a shorter one, or a link",
+            "{}: a volume's path, links followed, is UTF-8 and at most {} bytes long; choose a shorter one",
             path.display(),
             larder_format::VOLUME_PATH_BYTES_MAX
         ))

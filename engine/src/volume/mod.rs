@@ -583,6 +583,9 @@ impl Volumes {
             let used = volumes.present().map(|(_, volume)| volume.path.as_path());
             check_used(elsewhere, used)?;
         }
+        if access == Access::Exclusive {
+            elsewhere.iter().try_for_each(|path| check_place(path))?;
+        }
         Ok(volumes)
     }
 
@@ -667,6 +670,18 @@ fn place_of(path: &Path) -> Option<String> {
     let path = fs::canonicalize(path).ok()?;
     let text = path.into_os_string().into_string().ok();
     text.filter(|text| text.len() <= larder_format::VOLUME_PATH_BYTES_MAX)
+}
+
+/// Whoever names a volume counts on its being found there from then on.
+pub(crate) fn check_place(path: &Path) -> Result<(), StoreError> {
+    if place_of(path).is_some() {
+        return Ok(());
+    }
+    Err(StoreError::Usage(format!(
+        "{}: a volume's path, links followed, is UTF-8 and at most {} bytes long; choose a shorter one",
+        path.display(),
+        larder_format::VOLUME_PATH_BYTES_MAX
+    )))
 }
 
 /// This process, as a superblock records it.

@@ -71,7 +71,7 @@ pub struct ReplayArgs {
     /// Flush after every so many requests, and write to --ack-log only what is flushed: what survives power loss too
     #[arg(long, value_name = "REQUESTS", conflicts_with = "l1", value_parser = clap::value_parser!(u64).range(1..))]
     flush_every: Option<u64>,
-    /// First check the store against such a file, also one that --ack-log continues
+    /// First check the store against such a file, also one that --ack-log continues; it must have all that was put into the store
     #[arg(long, value_name = "FILE", conflicts_with = "l1")]
     check_log: Option<PathBuf>,
     #[command(flatten)]

@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::{BLOCK_TOKENS, ReplayArgs, check_capacity, create_missing, namespace};
 
 use crate::ack_log::{AckLog, History};
+use crate::bench;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
@@ -68,6 +69,8 @@ struct ReplayReport {
     /// Which disk moved the bytes, and why that one.
     #[serde(flatten)]
     disk: DiskFacts,
+    /// Why the first of the pages that were not stored was not, and what to do.
+    unstored_reason: Option<String>,
     /// The check of `--check-log`.
     #[serde(skip_serializing_if = "Option::is_none")]
     check: Option<CheckReport>,
@@ -151,6 +154,9 @@ impl Report for ReplayReport {
             counts.lapsed_pages
         );
         lines.row("Other losses", lost);
+        if let Some(reason) = &self.unstored_reason {
+            lines.row("Why not stored", reason.clone());
+        }
         let speed = |bytes, seconds| {
             format!(
                 "{} at {}",
@@ -272,6 +278,7 @@ fn replay(
         cpu_seconds: usage::cpu_time().as_secs_f64(),
         peak_rss_bytes: usage::peak_rss_bytes(),
         disk: DiskFacts::of(&stats.disk),
+        unstored_reason: session.unstored.map(bench::reason),
         check,
         interrupted: interrupt.is_raised(),
     })

@@ -39,6 +39,23 @@ fn limited(arguments: &[&str]) -> Command {
 }
 
 #[test]
+fn a_replay_says_why_pages_were_not_stored() {
+    let directory = directory();
+    let (trace, store) = (
+        trace_in(&directory, 2, 2),
+        directory.path().join("replayed"),
+    );
+    let arguments = [&replay(&trace, &store, "16MiB")[..], &["--json"]].concat();
+    let output = run(&arguments);
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["wrong_pages"], 0);
+    assert_eq!(report["refused_pages"], report["pages_requested"]);
+    let reason = report["unstored_reason"].as_str().unwrap();
+    assert!(reason.contains("--page-bytes"), "{reason}");
+}
+
+#[test]
 fn a_volume_that_does_not_take_writes_is_named_with_the_reason() {
     let directory = directory();
     let path = store_in(&directory);

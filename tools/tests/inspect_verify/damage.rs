@@ -228,6 +228,31 @@ fn a_missing_volume_is_damage_until_its_new_place_is_named() {
 }
 
 #[test]
+fn a_volume_that_could_not_be_found_again_is_not_taken_from_its_new_place() {
+    use std::os::unix::ffi::OsStrExt;
+    let home = Home::with_volumes(&["second"]);
+    home.with(|pool| pool.put(&chain(1, 100)));
+    let long = "a".repeat(200);
+    for name in [long.as_bytes(), b"v\xff"] {
+        let moved = home.path.with_file_name(std::ffi::OsStr::from_bytes(name));
+        std::fs::rename(home.beside("second"), &moved).unwrap();
+        let named = OpenOptions {
+            volumes: vec![moved.clone()],
+            ..OpenOptions::default()
+        };
+        let error = Store::open(&home.path, named.clone()).err().unwrap();
+        assert!(error.to_string().contains("shorter"), "{error}");
+        // Who only reads need not find it again.
+        let reader = OpenOptions {
+            read_only: true,
+            ..named
+        };
+        drop(Store::open(&home.path, reader).unwrap());
+        std::fs::rename(&moved, home.beside("second")).unwrap();
+    }
+}
+
+#[test]
 fn the_volumes_of_a_copied_store_are_the_copies() {
     let home = Home::with_volumes(&["second"]);
     home.with(|pool| (1..=4).for_each(|seed| pool.put(&chain(seed, 100))));
