@@ -19,7 +19,7 @@ use larder_format::{
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::{Access, File, this_holder};
+use super::{Access, File, not_to_be_recorded, this_holder};
 use crate::core::{segments_min, usable_blocks};
 use crate::error::{StoreError, bytes, count};
 use crate::memory::AlignedBuf;
@@ -577,13 +577,7 @@ fn absolute(path: &Path) -> Result<String, StoreError> {
         .map_err(|e| StoreError::io("resolving the path", path, e))?;
     let text = path.to_str().map(str::to_owned);
     let fits = text.filter(|text| text.len() <= larder_format::VOLUME_PATH_BYTES_MAX);
-    fits.ok_or_else(|| {
-        StoreError::Usage(format!(
-            "{}: a volume's path, links followed, is UTF-8 and at most {} bytes long; choose a shorter one",
-            path.display(),
-            larder_format::VOLUME_PATH_BYTES_MAX
-        ))
-    })
+    fits.ok_or_else(|| not_to_be_recorded(&path))
 }
 
 fn parent_of(path: &Path) -> Option<PathBuf> {

@@ -673,15 +673,19 @@ fn place_of(path: &Path) -> Option<String> {
 }
 
 /// Whoever names a volume counts on its being found there from then on.
-pub(crate) fn check_place(path: &Path) -> Result<(), StoreError> {
-    if place_of(path).is_some() {
-        return Ok(());
-    }
-    Err(StoreError::Usage(format!(
+fn check_place(path: &Path) -> Result<(), StoreError> {
+    place_of(path)
+        .map(drop)
+        .ok_or_else(|| not_to_be_recorded(path))
+}
+
+/// A superblock has no room for the path of this volume.
+fn not_to_be_recorded(path: &Path) -> StoreError {
+    StoreError::Usage(format!(
         "{}: a volume's path, links followed, is UTF-8 and at most {} bytes long; choose a shorter one",
         path.display(),
         larder_format::VOLUME_PATH_BYTES_MAX
-    )))
+    ))
 }
 
 /// This process, as a superblock records it.
