@@ -148,9 +148,13 @@ impl<'a> Session<'a> {
     fn read_prefix(&mut self, keys: &[PageKey]) -> usize {
         let mut hit = 0;
         for batch in keys.chunks(self.buffers.slots()) {
-            let statuses = self
-                .buffers
-                .get(self.store, self.namespace, batch, &mut self.gets);
+            let statuses = self.buffers.get(
+                self.store,
+                self.namespace,
+                batch,
+                batch.len(),
+                &mut self.gets,
+            );
             for (slot, (key, status)) in batch.iter().zip(&statuses).enumerate() {
                 self.counts.lapsed_pages += u64::from(!status.is_hit());
                 if status.is_hit() && !self.buffers.holds(slot, key) {
@@ -172,6 +176,7 @@ impl<'a> Session<'a> {
             self.store,
             self.namespace,
             batch,
+            batch.len(),
             self.options,
             &mut self.puts,
         );
@@ -196,9 +201,13 @@ impl<'a> Session<'a> {
     pub fn check(&mut self, keys: &[PageKey]) -> Checked {
         let mut checked = Checked::default();
         for batch in keys.chunks(self.buffers.slots()) {
-            let statuses =
-                self.buffers
-                    .get(self.store, self.namespace, batch, &mut Meter::default());
+            let statuses = self.buffers.get(
+                self.store,
+                self.namespace,
+                batch,
+                batch.len(),
+                &mut Meter::default(),
+            );
             for (slot, (key, status)) in batch.iter().zip(statuses).enumerate() {
                 let count = match (status.is_hit(), self.buffers.holds(slot, key)) {
                     (false, _) => &mut checked.missing,

@@ -297,16 +297,18 @@ impl PageBuffers {
             .all(|part| Words::of(key, part).match_part(&bytes[self.part_range(part)]))
     }
 
-    /// Makes the bytes of `pages`, at most as many as there are slots, and puts them; the meter counts the store's call alone.
+    /// Makes the bytes of `pages`, at most as many as there are slots, and then puts them, `batch` a call. The meter counts the
+    /// store's calls alone.
     pub fn put(
         &mut self,
         store: &dyn PageStore,
         namespace: NamespaceId,
         pages: &[Link],
+        batch: usize,
         options: PutOptions,
         meter: &mut Meter,
     ) -> Vec<PutStatus> {
-        assert!(pages.len() <= self.slots, "a batch fits the buffers");
+        assert!(pages.len() <= self.slots, "the pages fit the buffers");
         for (slot, page) in pages.iter().enumerate() {
             self.fill(slot, &page.key);
         }
@@ -326,19 +328,23 @@ impl PageBuffers {
                 parts,
             })
             .collect();
-        meter.measure(|| store.put(namespace, &pages, options))
+        let calls = pages.chunks(batch);
+        calls
+            .flat_map(|pages| meter.measure(|| store.put(namespace, pages, options)))
+            .collect()
     }
 
-    /// Reads the pages `keys`, at most as many as there are slots; page `i` goes to slot `i`. The meter counts the store's
-    /// call alone.
+    /// Reads the pages `keys`, at most as many as there are slots, `batch` a call; page `i` goes to slot `i`. The meter counts
+    /// the store's calls alone.
     pub fn get(
         &mut self,
         store: &dyn PageStore,
         namespace: NamespaceId,
         keys: &[PageKey],
+        batch: usize,
         meter: &mut Meter,
     ) -> Vec<GetStatus> {
-        assert!(keys.len() <= self.slots, "a batch fits the buffers");
+        assert!(keys.len() <= self.slots, "the pages fit the buffers");
         let part_count = self.shape.parts();
         let ranges: Vec<_> = (0..part_count).map(|part| self.part_range(part)).collect();
         let mut parts = Vec::with_capacity(keys.len() * part_count);
@@ -359,7 +365,10 @@ impl PageBuffers {
             .zip(parts.chunks_exact_mut(part_count))
             .map(|(key, parts)| GetPage { key: *key, parts })
             .collect();
-        meter.measure(|| store.get(namespace, &mut pages, None))
+        let calls = pages.chunks_mut(batch);
+        calls
+            .flat_map(|pages| meter.measure(|| store.get(namespace, pages, None)))
+            .collect()
     }
 }
 
