@@ -63,6 +63,12 @@ impl Interrupt {
         Interrupt(raised)
     }
 
+    /// Signals act as they do elsewhere.
+    #[cfg(test)]
+    pub fn never() -> Self {
+        Interrupt(Arc::default())
+    }
+
     /// Whether a signal has come.
     pub fn is_raised(&self) -> bool {
         self.0.flag.load(Ordering::SeqCst)
@@ -127,8 +133,20 @@ impl Read for Input {
                 read => return read,
             }
         }
-        Err(io::Error::other("interrupted"))
+        Err(io::Error::other(EndAskedFor))
     }
+}
+
+/// What reading [`Input`] ends with when a signal has come.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+struct EndAskedFor;
+
+/// Whether reading [`Input`] ended because a signal had come.
+pub fn is_end_asked_for(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .is_some_and(<dyn std::error::Error + Send + Sync>::is::<EndAskedFor>)
 }
 
 /// Whether the process was started with SIGHUP ignored. A signal that is waited for comes even then.

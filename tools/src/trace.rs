@@ -2,14 +2,16 @@
 //!
 //! A hash id stands for a whole prefix of 512-token blocks up to and including its own. The trace is read as a stream,
 //! one line in memory at a time. Defends against input that is not a trace: lines have a length limit, and every error names
-//! the file, the line and what to do. Blank lines are skipped. Does not interpret timestamps and lengths.
+//! the file, the line and what to do. Blank lines are skipped. A trace that comes through a pipe ends where it is waited for
+//! when the operator asks for an end. Does not interpret timestamps and lengths.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::iter::Peekable;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+
+use crate::interrupt::{self, Input, Interrupt};
 
 /// Longest line, in bytes; the longest of the published traces has a thousandth of it.
 const LINE_BYTES_MAX: u64 = 16 << 20;
@@ -71,19 +73,19 @@ pub struct Trace<R> {
 }
 
 /// A trace in a file, of which the first line has been read.
-pub type FileTrace = Peekable<Trace<BufReader<File>>>;
+pub type FileTrace = Peekable<Trace<BufReader<Input>>>;
 
-impl Trace<BufReader<File>> {
+impl Trace<BufReader<Input>> {
     /// Opens a trace, and looks at its first request: what is no trace at all is known before anything is made for it.
     ///
     /// # Errors
     /// When the file cannot be read, or does not begin with a request.
-    pub fn open(path: &Path) -> Result<FileTrace, TraceError> {
-        let file = File::open(path).map_err(|source| TraceError::Io {
+    pub fn open(path: &Path, interrupt: &Interrupt) -> Result<FileTrace, TraceError> {
+        let input = Input::open(path, interrupt).map_err(|source| TraceError::Io {
             path: path.to_owned(),
             source,
         })?;
-        let mut trace = Trace::new(path, BufReader::new(file)).peekable();
+        let mut trace = Trace::new(path, BufReader::new(input)).peekable();
         match trace.next_if(Result::is_err) {
             Some(Err(error)) => Err(error),
             _ => Ok(trace),
@@ -103,16 +105,19 @@ impl<R: BufRead> Trace<R> {
         }
     }
 
-    /// Reads the next line into `text`; false at the end.
+    /// Reads the next line into `text`; false at the end, and when the operator has asked for an end.
     fn read_line(&mut self) -> Result<bool, TraceError> {
         self.text.clear();
         self.line += 1;
         let mut limited = self.input.by_ref().take(LINE_BYTES_MAX + 1);
         let read = limited.read_until(b'\n', &mut self.text);
-        let read = read.map_err(|source| TraceError::Io {
-            path: self.path.clone(),
-            source,
-        })?;
+        let read = match read {
+            Err(error) if interrupt::is_end_asked_for(&error) => return Ok(false),
+            read => read.map_err(|source| TraceError::Io {
+                path: self.path.clone(),
+                source,
+            })?,
+        };
         if read as u64 > LINE_BYTES_MAX {
             return Err(TraceError::TooLong {
                 path: self.path.clone(),
@@ -210,23 +215,23 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("t");
         std::fs::write(&path, "\n\u{7f}ELF").unwrap();
-        let error = Trace::open(&path).err().unwrap();
+        let error = Trace::open(&path, &Interrupt::never()).err().unwrap();
         assert!(matches!(error, TraceError::Malformed { line: 2, .. }));
         std::fs::write(&path, "{\"hash_ids\": [1]}\n\n[").unwrap();
-        let read: Vec<_> = Trace::open(&path).unwrap().collect();
+        let read: Vec<_> = Trace::open(&path, &Interrupt::never()).unwrap().collect();
         assert!(matches!(
             read[..],
             [Ok(_), Err(TraceError::Malformed { line: 3, .. })]
         ));
         assert!(matches!(
-            Trace::open(directory.path()),
+            Trace::open(directory.path(), &Interrupt::never()),
             Err(TraceError::Io { .. })
         ));
     }
 
     #[test]
     fn a_trace_that_is_not_there_is_an_error_that_names_it() {
-        let error = Trace::open(Path::new("/nonexistent/trace.jsonl"))
+        let error = Trace::open(Path::new("/nonexistent/trace.jsonl"), &Interrupt::never())
             .err()
             .unwrap();
         assert!(

@@ -190,13 +190,16 @@ pub fn run(
 ) -> Result<Ending, Failure> {
     let shape = workload::shape(page_bytes, 1)?;
     // The trace and the logs are opened first: a mistyped path, or a file of something else, should not leave a store behind.
-    let trace = Trace::open(&args.trace)?;
+    let trace = Trace::open(&args.trace, interrupt)?;
     let log = args.ack_log.as_deref().map(AckLog::open).transpose()?;
     let acks = Acks {
         log,
         unflushed: args.flush_every.map(|_| Vec::new()),
     };
     let history = args.check_log.as_deref().map(History::read).transpose()?;
+    if interrupt.is_raised() {
+        return Ok(Ending::Interrupted);
+    }
     create_missing(args, args.capacity.0)?;
     let input = Input {
         trace,

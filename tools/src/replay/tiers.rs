@@ -264,7 +264,7 @@ pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<
             args.trace.display()
         )));
     }
-    drop(Trace::open(&args.trace)?);
+    drop(Trace::open(&args.trace, interrupt)?);
     plan.config(Setting::All)?;
     let device = plan.args.device()?;
     let store_bytes = plan.scaled_bytes(args.capacity.0)?;
@@ -435,7 +435,7 @@ impl Replay<'_> {
         let limit = self.args.limit.map_or(usize::MAX, |limit| {
             usize::try_from(limit).unwrap_or(usize::MAX)
         });
-        let requests = Trace::open(&self.args.trace)?.take(limit);
+        let requests = Trace::open(&self.args.trace, self.interrupt)?.take(limit);
         let bar = report::progress(
             self.args.limit,
             "{msg}: {pos} requests, {per_sec}, {elapsed}",

@@ -1,7 +1,7 @@
 //! What a command does where something is in its way: nobody hears it, few pages fit, what it reads never comes.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Output, Stdio};
 
@@ -224,19 +224,31 @@ fn a_store_is_not_compacted_into_itself() {
 }
 
 #[test]
-fn an_import_from_a_pipe_in_the_file_system_is_ended_by_one_signal() {
+fn what_reads_a_pipe_in_the_file_system_is_ended_by_one_signal() {
     let directory = directory();
     let path = store_in(&directory);
+    let replayed = directory.path().join("replayed");
     let pipe = directory.path().join("pipe");
     mkfifo(&pipe, Mode::S_IRWXU).unwrap();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        let mut import = larder(&["import", text(&path), text(&pipe)])
-            .spawn()
-            .unwrap();
-        // Open as soon as somebody reads, and nothing comes.
-        let writer = File::options().write(true).open(&pipe).unwrap();
-        kill(Pid::from_raw(import.id().cast_signed()), signal).unwrap();
-        assert_eq!(import.wait().unwrap().code(), Some(130), "{signal}");
-        drop(writer);
+    let import = vec!["import", text(&path), text(&pipe)];
+    let replay = replay(&pipe, &replayed, "64KiB");
+    for (command, first) in [
+        (&import, ""),
+        (&replay, ""),
+        (&replay, "{\"hash_ids\": [1]}\n{"),
+    ] {
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            let mut reader = larder(command).spawn().unwrap();
+            // Open as soon as somebody reads, and no more than this comes.
+            let mut writer = File::options().write(true).open(&pipe).unwrap();
+            writer.write_all(first.as_bytes()).unwrap();
+            kill(Pid::from_raw(reader.id().cast_signed()), signal).unwrap();
+            assert_eq!(
+                reader.wait().unwrap().code(),
+                Some(130),
+                "{command:?} {signal}"
+            );
+            drop(writer);
+        }
     }
 }
