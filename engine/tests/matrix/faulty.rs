@@ -35,7 +35,7 @@ pub enum Fault {
 }
 
 struct Rule {
-    names: Box<dyn Fn(Seen) -> bool + Send>,
+    names: Box<dyn Fn(usize, Seen) -> bool + Send>,
     fault: Fault,
     times: usize,
 }
@@ -52,7 +52,7 @@ struct State {
 
 pub struct Faulty {
     inner: Arc<dyn Disk>,
-    /// The volume, to read and undo what is written to it.
+    /// The first volume, to read and undo what is written to it.
     file: std::fs::File,
     state: Mutex<State>,
     changed: Condvar,
@@ -108,6 +108,16 @@ impl Faulty {
 
     /// From now on the next `times` operations that `names` names come to grief.
     pub fn when(&self, fault: Fault, times: usize, names: impl Fn(Seen) -> bool + Send + 'static) {
+        self.when_on(fault, times, move |_, seen| names(seen));
+    }
+
+    /// The same, of a store of several volumes: `names` is told which.
+    pub fn when_on(
+        &self,
+        fault: Fault,
+        times: usize,
+        names: impl Fn(usize, Seen) -> bool + Send + 'static,
+    ) {
         self.state().rules.push(Rule {
             names: Box::new(names),
             fault,
@@ -147,18 +157,18 @@ impl Faulty {
         let rule = state
             .rules
             .iter_mut()
-            .find(|rule| rule.times > 0 && (rule.names)(what));
+            .find(|rule| rule.times > 0 && (rule.names)(op.volume as usize, what));
         let fault = rule.map(|rule| {
             rule.times -= 1;
             rule.fault
         });
         match (what, fault) {
-            (Seen::Write { offset, bytes }, None) => {
+            (Seen::Write { offset, bytes }, None) if op.volume == 0 => {
                 let mut before = vec![0; bytes];
                 self.file.read_exact_at(&mut before, offset).unwrap();
                 state.before.push((offset, before));
             }
-            (Seen::Sync, None) => state.before.clear(),
+            (Seen::Sync, None) if op.volume == 0 => state.before.clear(),
             (_, fault) => {
                 state.hits += usize::from(fault.is_some());
                 if let Some(Fault::Drops(_)) = fault {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
-use larder_engine::{OpenOptions, PageStore, PutStatus};
+use larder_engine::{CreateOptions, OpenOptions, PageStore, PutStatus, create};
 
 use super::common::honest::eventually;
 use super::common::{Home, MIB, Pool, chain};
@@ -73,4 +73,37 @@ fn row_07_a_deletion_that_the_device_does_not_take_is_given_up_and_costs_few_seg
     let store = home.open();
     let pool = Pool::new(&store, "m", &[65536]);
     assert_eq!(store.longest_prefix(pool.id, &keys), 6);
+}
+
+#[test]
+fn row_07_a_deletion_is_written_on_the_one_volume_that_takes_it() {
+    const VOLUMES: usize = 5;
+    let keys = chain(1, 8);
+    for sound in 0..VOLUMES {
+        let home = Home::new();
+        let beside = |number| home.directory.path().join(format!("volume {number}"));
+        let options = CreateOptions {
+            size: 640 * MIB,
+            segment_size: Some(16 * MIB),
+            volumes: (1..VOLUMES).map(beside).collect(),
+            ..CreateOptions::default()
+        };
+        create(&home.path, &options).unwrap();
+        {
+            let (store, disk) = open_faulty(&home, OpenOptions::default());
+            let pool = Pool::new(&store, "m", &[65536]);
+            assert_eq!(pool.put(&keys), [PutStatus::Stored; 8]);
+            disk.when_on(Fault::Fails(EIO), usize::MAX, move |volume, seen| {
+                volume != sound && matches!(seen, Seen::Write { .. })
+            });
+            for last in (4..8).rev() {
+                let deleted = store.delete(pool.id, &keys[last..=last]);
+                assert_eq!(deleted.unwrap(), 1, "volume {sound}, page {last}");
+            }
+            store.check_invariants().unwrap();
+        }
+        let store = home.open();
+        let pool = Pool::new(&store, "m", &[65536]);
+        assert_eq!(store.longest_prefix(pool.id, &keys), 4, "volume {sound}");
+    }
 }
