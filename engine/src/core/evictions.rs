@@ -93,7 +93,7 @@ impl Core {
         let records = Vec::from(std::mem::take(&mut self.log.evictions.0));
         let mut left = records.len();
         for chunk in records.chunks(RECORDS_PER_BLOCK) {
-            let Some(segment) = self.place_note(1, 0) else {
+            let Some(segment) = self.place_note(1) else {
                 self.log
                     .evictions
                     .0

@@ -479,6 +479,7 @@ impl Core {
             self.respool(id);
             return;
         }
+        self.space.turn_from(id);
         let segment = self.space.segment_mut(id);
         let was_poisoned = std::mem::replace(&mut segment.poisoned, true);
         if matches!(segment.state, State::Open(_)) {

@@ -76,7 +76,7 @@ impl Core {
     /// Queues the full record of a namespace. Without room it stays unwritten, and is tried again when it is next opened:
     /// pages do not need it.
     pub(super) fn write_namespace(&mut self, slot: NamespaceSlot) {
-        if let Some(segment) = self.place_note(1, 0) {
+        if let Some(segment) = self.place_note(1) {
             self.namespaces[slot.0 as usize].home = Some(segment);
             self.log.queue_note(
                 segment,
@@ -203,7 +203,7 @@ impl Core {
         }
         self.log.expect_notes(request, records.len());
         for chunk in records.chunks(RECORDS_PER_BLOCK) {
-            let Some(segment) = self.place_note(1, 0) else {
+            let Some(segment) = self.place_note(1) else {
                 self.log.drop_request(request);
                 self.effects
                     .push(Effect::Finished(request, Err(Fault::NoRoom)));
@@ -219,14 +219,13 @@ impl Core {
         self.pump();
     }
 
-    /// Room for descriptor blocks that carry no pages, in an open segment; promises them. Looks first at the volume that is so many
-    /// `turns` after the one whose turn it is.
-    pub(super) fn place_note(&mut self, blocks: u32, turns: usize) -> Option<SegmentId> {
+    /// Room for descriptor blocks that carry no pages, in an open segment; promises them.
+    pub(super) fn place_note(&mut self, blocks: u32) -> Option<SegmentId> {
         let mut changed = Changed::default();
         let log = &mut self.log;
         let placed = self
             .space
-            .place_records(blocks, turns, &mut || log.next_serial(), &mut changed)
+            .place_records(blocks, &mut || log.next_serial(), &mut changed)
             .or_else(|| self.space.extend_sealed(blocks));
         self.after_change(changed);
         placed
@@ -238,7 +237,7 @@ impl Core {
         let spare = self.log.queue_with_spare().filter(|_| is_record);
         let placed = match spare {
             Some(segment) => Some((segment, 0)),
-            None => self.place_note(1, note.failed).map(|segment| (segment, 1)),
+            None => self.place_note(1).map(|segment| (segment, 1)),
         };
         let Some((segment, credits)) = placed else {
             return Err(note);

@@ -276,19 +276,23 @@ impl Space {
         None
     }
 
-    /// Finds room for `descriptors` descriptor blocks that carry no pages, and promises them: first on the volume that is so many
-    /// `turns` after the one whose turn it is.
+    /// A write into this segment failed: what comes next goes to the volume behind its own, that written again first of all.
+    pub(crate) fn turn_from(&mut self, id: SegmentId) {
+        self.turn = (self.volume_of(id) + 1) % self.volumes.len();
+        self.turn_left = RUN_BYTES;
+    }
+
+    /// Finds room for `descriptors` descriptor blocks that carry no pages, and promises them.
     pub(crate) fn place_records(
         &mut self,
         descriptors: u32,
-        turns: usize,
         serials: &mut impl FnMut() -> Option<Serial>,
         changed: &mut Changed,
     ) -> Option<SegmentId> {
         let volumes = self.volumes.len();
         for stream in [Stream::Put, Stream::Copy] {
             for step in 0..volumes {
-                let volume = (self.turn + turns + step) % volumes;
+                let volume = (self.turn + step) % volumes;
                 if let Some(id) =
                     self.open_with_room(volume, stream, 0, |_| descriptors, serials, changed)
                 {

@@ -157,7 +157,7 @@ impl Faulty {
         let rule = state
             .rules
             .iter_mut()
-            .find(|rule| rule.times > 0 && (rule.names)(op.volume as usize, what));
+            .find(|rule| rule.times > 0 && (rule.names)(op.volume, what));
         let fault = rule.map(|rule| {
             rule.times -= 1;
             rule.fault

@@ -75,20 +75,26 @@ fn row_07_a_deletion_that_the_device_does_not_take_is_given_up_and_costs_few_seg
     assert_eq!(store.longest_prefix(pool.id, &keys), 6);
 }
 
+/// A store on so many volumes of 128 MiB.
+fn on_volumes(count: usize) -> Home {
+    let home = Home::new();
+    let beside = |number| home.directory.path().join(format!("volume {number}"));
+    let options = CreateOptions {
+        size: count as u64 * 128 * MIB,
+        segment_size: Some(16 * MIB),
+        volumes: (1..count).map(beside).collect(),
+        ..CreateOptions::default()
+    };
+    create(&home.path, &options).unwrap();
+    home
+}
+
 #[test]
 fn row_07_a_deletion_is_written_on_the_one_volume_that_takes_it() {
     const VOLUMES: usize = 5;
     let keys = chain(1, 8);
     for sound in 0..VOLUMES {
-        let home = Home::new();
-        let beside = |number| home.directory.path().join(format!("volume {number}"));
-        let options = CreateOptions {
-            size: 640 * MIB,
-            segment_size: Some(16 * MIB),
-            volumes: (1..VOLUMES).map(beside).collect(),
-            ..CreateOptions::default()
-        };
-        create(&home.path, &options).unwrap();
+        let home = on_volumes(VOLUMES);
         {
             let (store, disk) = open_faulty(&home, OpenOptions::default());
             let pool = Pool::new(&store, "m", &[65536]);
@@ -105,5 +111,26 @@ fn row_07_a_deletion_is_written_on_the_one_volume_that_takes_it() {
         let store = home.open();
         let pool = Pool::new(&store, "m", &[65536]);
         assert_eq!(store.longest_prefix(pool.id, &keys), 4, "volume {sound}");
+    }
+}
+
+#[test]
+fn row_07_pages_whose_volume_takes_no_writes_are_stored_on_another() {
+    const VOLUMES: usize = 3;
+    for failing in 0..VOLUMES {
+        let home = on_volumes(VOLUMES);
+        let (store, disk) = open_faulty(&home, OpenOptions::default());
+        let pool = Pool::new(&store, "m", &[65536]);
+        disk.when_on(Fault::Fails(EIO), usize::MAX, move |volume, seen| {
+            volume == failing && matches!(seen, Seen::Write { .. })
+        });
+        // Far more than goes to one volume before the next has its turn.
+        let chains: Vec<_> = (0..50).map(|seed| chain(seed, 8)).collect();
+        for keys in &chains {
+            assert_eq!(pool.put(keys), [PutStatus::Stored; 8], "volume {failing}");
+        }
+        assert!(disk.hits() > 0);
+        assert!(chains.iter().all(|keys| pool.hits(keys) == 8));
+        store.check_invariants().unwrap();
     }
 }
