@@ -102,14 +102,14 @@ pub enum StoreError {
     },
     /// A volume of the store is not where it should be.
     #[error(
-        "volume {index} of the store is missing ({path}: {reason}); bring it back, or name its new path with --volume; with `larder verify --repair --degraded` its pages are given up for good"
+        "volume {index} of the store is missing ({reason}); bring it back, or name its new path with --volume; with `larder verify --repair --degraded` its pages are given up for good"
     )]
     VolumeMissing {
         /// Its place in the store.
         index: usize,
         /// Where it was expected.
         path: PathBuf,
-        /// What was found instead.
+        /// What was found instead, and where.
         reason: String,
     },
     /// A volume has not seen what the others have.
@@ -248,6 +248,24 @@ impl StoreError {
         }
     }
 
+    /// Whether opening a volume failed for a reason that says nothing of the volume: it may be there, and whole.
+    pub(crate) fn says_nothing_of_the_volume(&self) -> bool {
+        let errno = match self {
+            StoreError::Io { source, .. } => source.raw_os_error(),
+            StoreError::Superblock {
+                source: SuperblockError::Unreadable(errno),
+                ..
+            } => Some(*errno),
+            _ => None,
+        };
+        errno.is_some_and(|errno| {
+            matches!(
+                errno,
+                libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::EROFS | libc::ETXTBSY
+            ) || DiskError::Os(errno).is_of_this_process()
+        })
+    }
+
     /// Somebody else has the device.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::ResourceBusy)
@@ -255,6 +273,9 @@ impl StoreError {
 }
 
 fn hint(error: &io::Error) -> &'static str {
+    if let Some(libc::EMFILE) = error.raw_os_error() {
+        return "; raise the limit on open files (ulimit -n)";
+    }
     match error.kind() {
         io::ErrorKind::NotFound => "; check the path",
         io::ErrorKind::PermissionDenied => "; run as the store's owner, or change its permissions",

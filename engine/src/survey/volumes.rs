@@ -212,9 +212,14 @@ impl Opening {
         let usual = PathBuf::from(&entry.path);
         let mut reason = "not found".to_owned();
         let mut best: Option<Opened> = None;
+        let mut unseen = None;
         for place in places_of(entry, first, &options.volumes) {
             let opened = match Opened::new(&place) {
                 Ok(opened) => opened,
+                Err(error) if error.says_nothing_of_the_volume() => {
+                    unseen = Some(error);
+                    continue;
+                }
                 Err(error) => {
                     reason = error.to_string();
                     continue;
@@ -245,9 +250,10 @@ impl Opening {
                 break;
             }
         }
-        match best {
-            Some(opened) => opened.held(options.hold).map(Ok),
-            None => Ok(Err(reason)),
+        match (best, unseen) {
+            (Some(opened), _) => opened.held(options.hold).map(Ok),
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(Err(reason)),
         }
     }
 
@@ -280,7 +286,9 @@ impl Opening {
             }
             Err(_) if entry.lost => facts.state = VolumeState::GivenUp,
             Err(reason) => {
-                let reason = FlawReason::Missing(reason.clone());
+                let path = format!("{}: ", entry.path);
+                let reason = reason.strip_prefix(&path).unwrap_or(reason);
+                let reason = FlawReason::Missing(reason.to_owned());
                 self.flaws.push(Flaw::of_volume(index, reason));
             }
         }

@@ -524,6 +524,7 @@ impl Volumes {
             }
             let mut reason = "not found".to_owned();
             let mut best: Option<(PathBuf, Found)> = None;
+            let mut unseen = None;
             for place in places_of(entry, path, elsewhere) {
                 let is_named = elsewhere.contains(&place);
                 match Found::at(&place, access) {
@@ -539,7 +540,8 @@ impl Volumes {
                             break;
                         }
                     }
-                    Ok(_) => ANOTHERS.clone_into(&mut reason),
+                    Ok(_) => reason = format!("{}: {ANOTHERS}", place.display()),
+                    Err(error) if error.says_nothing_of_the_volume() => unseen = Some(error),
                     // One that cannot say what it is, where it should be. Another copy of it is not looked for: its store is another.
                     Err(error @ StoreError::Superblock { .. }) if !is_named => {
                         reason = error.to_string();
@@ -547,6 +549,12 @@ impl Volumes {
                     }
                     Err(error) => reason = error.to_string(),
                 }
+            }
+            // What cannot be looked at is not missing: nobody is to go without it.
+            if let Some(error) = unseen
+                && best.is_none()
+            {
+                return Err(error);
             }
             // Of an old copy from before the store was enlarged a part would be missing.
             let least = u16::try_from(index).ok().and_then(|index| {
@@ -560,7 +568,7 @@ impl Volumes {
                 None => None,
                 Some(Ok(volume)) if is_volume_of(&volume.superblock, store, index) => Some(volume),
                 Some(Ok(_)) => {
-                    ANOTHERS.clone_into(&mut reason);
+                    reason = format!("{}: {ANOTHERS}", entry.path);
                     None
                 }
                 Some(Err(StoreError::Truncated { .. })) if degraded => None,

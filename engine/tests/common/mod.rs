@@ -35,10 +35,17 @@ impl Home {
     }
 
     pub fn with_store(size: u64) -> Home {
+        Home::on_volumes(1, size)
+    }
+
+    /// A store on `count` volumes of `size` bytes each.
+    pub fn on_volumes(count: usize, size: u64) -> Home {
         let home = Home::new();
+        let beside = |number| home.directory.path().join(format!("volume {number}"));
         let options = CreateOptions {
-            size,
+            size: count as u64 * size,
             segment_size: Some(16 * MIB),
+            volumes: (1..count).map(beside).collect(),
             ..CreateOptions::default()
         };
         create(&home.path, &options).unwrap();

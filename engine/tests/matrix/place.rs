@@ -422,7 +422,7 @@ fn row_19_without_lockable_memory_or_descriptors_a_store_works_or_says_what_is_m
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let test = "place::row_19_without_lockable_memory_or_descriptors_a_store_works_or_says_what_is_missing";
     in_a_process_of_its_own(test, || {
-        let home = Home::with_store(SIZE);
+        let home = Home::on_volumes(3, SIZE);
         setrlimit(
             Resource::Memlock,
             Rlimit {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
-use larder_engine::{CreateOptions, OpenOptions, PageStore, PutStatus, create};
+use larder_engine::{OpenOptions, PageStore, PutStatus};
 
 use super::common::honest::eventually;
 use super::common::{Home, MIB, Pool, chain};
@@ -75,26 +75,12 @@ fn row_07_a_deletion_that_the_device_does_not_take_is_given_up_and_costs_few_seg
     assert_eq!(store.longest_prefix(pool.id, &keys), 6);
 }
 
-/// A store on so many volumes of 128 MiB.
-fn on_volumes(count: usize) -> Home {
-    let home = Home::new();
-    let beside = |number| home.directory.path().join(format!("volume {number}"));
-    let options = CreateOptions {
-        size: count as u64 * 128 * MIB,
-        segment_size: Some(16 * MIB),
-        volumes: (1..count).map(beside).collect(),
-        ..CreateOptions::default()
-    };
-    create(&home.path, &options).unwrap();
-    home
-}
-
 #[test]
 fn row_07_a_deletion_is_written_on_the_one_volume_that_takes_it() {
     const VOLUMES: usize = 5;
     let keys = chain(1, 8);
     for sound in 0..VOLUMES {
-        let home = on_volumes(VOLUMES);
+        let home = Home::on_volumes(VOLUMES, 128 * MIB);
         {
             let (store, disk) = open_faulty(&home, OpenOptions::default());
             let pool = Pool::new(&store, "m", &[65536]);
@@ -118,7 +104,7 @@ fn row_07_a_deletion_is_written_on_the_one_volume_that_takes_it() {
 fn row_07_pages_whose_volume_takes_no_writes_are_stored_on_another() {
     const VOLUMES: usize = 3;
     for failing in 0..VOLUMES {
-        let home = on_volumes(VOLUMES);
+        let home = Home::on_volumes(VOLUMES, 128 * MIB);
         let (store, disk) = open_faulty(&home, OpenOptions::default());
         let pool = Pool::new(&store, "m", &[65536]);
         disk.when_on(Fault::Fails(EIO), usize::MAX, move |volume, seen| {

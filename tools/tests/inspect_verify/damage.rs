@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 use larder_engine::{OpenOptions, PageStore, Store, StoreError};
 use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
@@ -225,6 +226,36 @@ fn a_missing_volume_is_damage_until_its_new_place_is_named() {
     let elsewhere = elsewhere.to_str().unwrap();
     let document = home.json("verify", &["--deep", "--volume", elsewhere], 0);
     assert_eq!(document["deep"]["good_pages"], 400);
+}
+
+#[test]
+fn a_volume_that_this_process_may_not_open_is_not_missing_and_not_given_up() {
+    let home = Home::with_volumes(&["second"]);
+    home.with(|pool| (1..=4).for_each(|seed| pool.put(&chain(seed, 100))));
+    for command in [
+        "inspect",
+        "verify",
+        "verify --repair",
+        "verify --repair --degraded",
+    ] {
+        let limited = format!("ulimit -n 4; exec \"$0\" {command} \"$1\"");
+        let mut shell = Command::new("sh");
+        shell.args([
+            "-c",
+            &limited,
+            env!("CARGO_BIN_EXE_larder"),
+            text(&home.path),
+        ]);
+        let output = shell.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{command}: {said}");
+        assert!(said.contains("second: "), "{command}: {said}");
+        assert!(said.contains("Too many open files"), "{command}: {said}");
+    }
+    assert_eq!(
+        home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
+        400
+    );
 }
 
 #[test]
