@@ -228,3 +228,48 @@ fn a_store_whose_growth_is_ended_is_as_it_was() {
     interrupted(&path, &grow, Signal::SIGINT, &begun);
     assert!(pack(&path) == before);
 }
+
+#[test]
+fn a_growth_after_one_that_was_killed_has_its_own_size_and_writes_all_that_it_adds() {
+    let directory = directory();
+    let (path, _) = names(&directory);
+    creates(&path, &["--size", STORE_SIZE]);
+    let length = || path.metadata().unwrap().len();
+    let before = length();
+    let mut killed = start(&path, &["--grow", "--size", SLOW_SIZE, "--prewrite"]);
+    eventually("it begins to grow", || length() > before);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let grown = 1 << 29;
+    let size = grown.to_string();
+    creates(&path, &["--grow", "--size", &size, "--prewrite"]);
+    assert_eq!(length(), grown);
+    // What is allocated and was never written is a hole to the kernel.
+    let file = std::fs::File::open(&path).unwrap();
+    match rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(before)) {
+        Ok(hole) => assert_eq!(hole, grown),
+        Err(error) => assert_eq!(error, rustix::io::Errno::INVAL),
+    }
+    ends(&["verify", text(&path)], 0);
+}
+
+#[test]
+fn of_growths_at_once_each_finds_the_store_as_the_last_one_left_it() {
+    let directory = directory();
+    let (path, _) = names(&directory);
+    creates(&path, &["--size", STORE_SIZE]);
+    for round in 0..8_u64 {
+        let size = ((288 + 16 * round) << 20).to_string();
+        let growths = [(); 4].map(|()| start(&path, &["--grow", "--size", &size]));
+        let mut grown = 0;
+        for growth in growths {
+            let output = growth.wait_with_output().unwrap();
+            let said = stderr(&output);
+            let late = said.contains("never shrinks") || said.contains("in use");
+            assert!(output.status.success() || late, "{said}");
+            grown += u32::from(output.status.success());
+        }
+        assert_eq!(grown, 1);
+    }
+    ends(&["verify", text(&path)], 0);
+}

@@ -74,9 +74,10 @@ enum CopyFault {
 
 impl Opened {
     fn new(path: &Path) -> Result<Opened, StoreError> {
-        let file = File::open(path, Access::ReadOnly)?;
+        let mut file = File::open(path, Access::ReadOnly)?;
         let copies = read_copies(&file);
         let superblock = choose(path, &file, &copies)?;
+        file.measure(path)?;
         Ok(Opened {
             path: path.to_owned(),
             file,
@@ -91,6 +92,7 @@ impl Opened {
             self.file.lock_shared(&self.path)?;
             self.copies = read_copies(&self.file);
             self.superblock = choose(&self.path, &self.file, &self.copies)?;
+            self.file.measure(&self.path)?;
         }
         Ok(self)
     }

@@ -199,14 +199,18 @@ impl Plan {
         })
     }
 
-    /// Adds the blocks that a volume lacks.
-    fn enlarge(&self, target: &Target, options: &CreateOptions<'_>) -> Result<(), StoreError> {
-        let bytes = target.file.bytes;
-        target.allocate(self.volume_bytes.max(bytes))?;
+    /// Gives a volume, of which the first `from` bytes are the store's, the blocks that it lacks. What its file has beyond is of an
+    /// enlargement that was killed.
+    fn enlarge(
+        &self,
+        target: &Target,
+        from: u64,
+        options: &CreateOptions<'_>,
+    ) -> Result<(), StoreError> {
+        target.allocate(self.volume_bytes)?;
         if !options.prewrite {
             return Ok(());
         }
-        let from = bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
         let total = self.volume_bytes.saturating_sub(from);
         prewrite(target, from..self.volume_bytes, 0, total, options)
     }
@@ -535,16 +539,16 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
     }
     let targets = volumes
         .present()
-        .map(|(_, volume)| Target::of(volume))
-        .collect::<Result<Vec<_>, _>>()?;
+        .map(|(_, volume)| Ok((Target::of(volume)?, volume.geometry()?.volume_bytes())))
+        .collect::<Result<Vec<_>, StoreError>>()?;
     let enlarged = targets
         .iter()
-        .try_for_each(|target| plan.enlarge(target, options));
+        .try_for_each(|(target, from)| plan.enlarge(target, *from, options));
     // A superblock may say that there is more once its file is sure to be that long.
     let durable = enlarged.and_then(|()| volumes.present().try_for_each(|(_, v)| v.sync()));
     if let Err(error) = durable {
         // None says so yet.
-        targets.iter().for_each(Target::shrink);
+        targets.iter().for_each(|(target, _)| target.shrink());
         return Err(error);
     }
     let segments = plan.geometry.segments();

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_format::{
-    BLOCK_BYTES, Holder, Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError,
+    BLOCK_BYTES, Geometry, Holder, Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError,
     VolumeEntry, newest,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -113,6 +113,13 @@ impl File {
             bytes,
             is_device,
         })
+    }
+
+    /// Takes its length again. Somebody may be enlarging the store: a superblock that says so is written when the file is that long, so
+    /// a length counts that was taken after the superblock was read.
+    pub(crate) fn measure(&mut self, path: &Path) -> Result<(), StoreError> {
+        self.bytes = length(&self.file, path, self.is_device)?;
+        Ok(())
     }
 
     /// The same device, claimed: nobody else who wants it alone can open it, and it cannot be mounted.
@@ -396,6 +403,14 @@ pub(crate) fn is_volume_of(superblock: &Superblock, store: StoreId, index: usize
     superblock.store == store && usize::from(superblock.volume) == index
 }
 
+fn geometry_of(superblock: &Superblock, path: &Path) -> Result<Geometry, StoreError> {
+    let geometry = superblock.geometry(superblock.volume);
+    geometry.map_err(|source| StoreError::Superblock {
+        path: path.to_owned(),
+        source,
+    })
+}
+
 impl Volume {
     fn open(path: &Path, access: Access) -> Result<Volume, StoreError> {
         Volume::take(path, access, Found::at(path, access)?, 0)
@@ -423,14 +438,9 @@ impl Volume {
             Some(_) => superblock_of(&file, path)?,
             None => superblock,
         };
-        let geometry =
-            superblock
-                .geometry(superblock.volume)
-                .map_err(|source| StoreError::Superblock {
-                    path: path.to_owned(),
-                    source,
-                })?;
+        let geometry = geometry_of(&superblock, path)?;
         let needed = geometry.volume_bytes().max(least);
+        file.measure(path)?;
         if file.bytes < needed {
             return Err(StoreError::Truncated {
                 path: path.to_owned(),
@@ -445,6 +455,11 @@ impl Volume {
             superblock,
             direct: file.direct,
         })
+    }
+
+    /// Where its segments lie, as its superblock says.
+    pub(crate) fn geometry(&self) -> Result<Geometry, StoreError> {
+        geometry_of(&self.superblock, &self.path)
     }
 
     /// Writes bytes at an offset, synchronously.
