@@ -104,11 +104,11 @@ pub mod survey;
 pub mod volume;
 
 pub use api::{
-    GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
-    PutPage, PutStatus, Refusal, SharedReads, Stats, SyncPolicy,
+    GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutFailure,
+    PutOptions, PutPage, PutStatus, Refusal, SharedReads, Stats, SyncPolicy,
 };
 pub use error::StoreError;
 pub use larder_format as format;
 pub use share::{AttachOptions, SharedStore};
 pub use store::Store;
-pub use volume::create::{CreateOptions, create};
+pub use volume::create::{CreateOptions, Created, create};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use larder_engine::memory::backing_page_bytes;
-use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus, Refusal, Store};
+use larder_engine::{NamespaceId, PageStore, PutFailure, PutOptions, PutStatus, Refusal, Store};
 use larder_format::{Namespace, PageKey, PageShape};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -421,10 +421,12 @@ fn measure(
     let calls = (ROW_BYTES / batch.saturating_mul(shape.page_bytes())).max(1);
     let row = batch.saturating_mul(calls).min(plan.puts());
     let [batch, row] = [batch, row].map(|pages| usize::try_from(pages).unwrap_or(usize::MAX));
-    // Before anything is written.
-    if plan.op != Op::Put {
-        check_room(plan.path, store, shape, plan.puts())?;
-    }
+    // Before anything is written. Pages that are put may leave behind others, but not while their own call goes on.
+    let together = match plan.op {
+        Op::Put => plan.batch.min(plan.pages),
+        Op::Get | Op::Exists => plan.puts(),
+    };
+    check_room(plan.path, store, shape, together)?;
     let evicted_before = store.stats().evicted;
     let mut run = Run {
         plan,
@@ -674,13 +676,28 @@ impl Run<'_> {
 
 /// Why a page was not stored, and what to do.
 pub(crate) fn reason(status: PutStatus) -> String {
-    let advice = match status {
-        PutStatus::Refused(Refusal::TooLarge) => {
-            "it does not fit a segment of this store; choose smaller --page-bytes, or create a store with a larger --segment-size"
-        }
-        _ => "`larder doctor` and `larder verify` tell more",
+    let why = match status {
+        PutStatus::Stored => "nothing is wrong",
+        PutStatus::Duplicate => "it was there",
+        PutStatus::Refused(why) => match why {
+            Refusal::TooLarge => {
+                return "a page does not fit a segment of this store; choose smaller --page-bytes, or create a store with a larger \
+                        --segment-size"
+                    .to_owned();
+            }
+            Refusal::NoSpace => "there was no room for it in time",
+            Refusal::Busy => "too much was being written",
+            Refusal::WrongShape => "its parts are not of the namespace's shape",
+            Refusal::ReadOnly => "the store is open for reading alone",
+            Refusal::Closed => "the store is closed, or a volume has failed for good",
+            Refusal::Exhausted => {
+                "the store's serial numbers for this run are used up: open it again"
+            }
+        },
+        PutStatus::Failed(PutFailure::Write) => "the device did not take it",
+        PutStatus::Failed(PutFailure::Sync) => "the device failed the sync that it waited for",
     };
-    format!("a page was {status:?}: {advice}")
+    format!("a page was not stored: {why}; `larder doctor` and `larder verify` tell more")
 }
 
 /// Whether a store has namespaces that are not of measurements.
@@ -731,7 +748,7 @@ fn check_room(
         )));
     }
     Err(Failure::usage(format!(
-        "{}: {pages} pages of {} do not fit, the store keeps {room}; ask for fewer, or create a larger store",
+        "{}: {pages} pages of {} do not fit together, the store keeps {room}; ask for fewer (--pages, --batch), or create a larger store",
         path.display(),
         ByteSize(shape.page_bytes()),
     )))

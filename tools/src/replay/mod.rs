@@ -30,9 +30,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use larder_engine::{CreateOptions, PageStore, Store};
-use larder_format::{BLOCK_BYTES, Namespace, PageShape};
+use larder_engine::{CreateOptions, Created, PageStore, PutStatus, Refusal, Store};
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, Namespace, PageShape};
 
+use crate::bench;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::OpenArgs;
@@ -95,27 +96,37 @@ pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
     }
 }
 
-/// Makes the store where there is none; whether it did.
-fn create_missing(args: &ReplayArgs, bytes: u64) -> Result<bool, Failure> {
+/// Makes the store where there is none; whether it did. A store in which no page of this shape fits is not made.
+fn create_missing(args: &ReplayArgs, bytes: u64, shape: &PageShape) -> Result<bool, Failure> {
     let there = args.store.try_exists();
     if there.map_err(|error| {
         Failure::environment(format!("{}: {error}; check the path", args.store.display()))
     })? {
         return Ok(false);
     }
-    create(args, &args.store, bytes)?;
+    let planned = create(args, &args.store, bytes, true)?;
+    let page_blocks = u64::from(shape.page_blocks()) + 1;
+    if (page_blocks + u64::from(HEADER_BLOCKS)) * BLOCK_BYTES as u64 > planned.segment_bytes {
+        return Err(does_not_fit(&args.store));
+    }
+    create(args, &args.store, bytes, false)?;
     Ok(true)
 }
 
-fn create(args: &ReplayArgs, path: &Path, bytes: u64) -> Result<(), Failure> {
+/// No page of what is replayed fits the store.
+fn does_not_fit(store: &Path) -> Failure {
+    let why = bench::reason(PutStatus::Refused(Refusal::TooLarge));
+    Failure::usage(format!("{}: {why}", store.display()))
+}
+
+fn create(args: &ReplayArgs, path: &Path, bytes: u64, dry_run: bool) -> Result<Created, Failure> {
     let options = CreateOptions {
         size: bytes,
         segment_size: args.segment_size.map(|size| size.0),
+        dry_run,
         ..CreateOptions::default()
     };
-    let made = larder_engine::create(path, &options);
-    made.map_err(|error| Failure::sized(error, "--capacity"))?;
-    Ok(())
+    larder_engine::create(path, &options).map_err(|error| Failure::sized(error, "--capacity"))
 }
 
 fn check_capacity(args: &ReplayArgs, store: &Store, bytes: u64) -> Result<(), Failure> {

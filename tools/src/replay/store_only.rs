@@ -13,7 +13,7 @@ use larder_engine::{PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use serde::Serialize;
 
-use super::{BLOCK_TOKENS, ReplayArgs, check_capacity, create_missing, namespace};
+use super::{BLOCK_TOKENS, ReplayArgs, check_capacity, create_missing, does_not_fit, namespace};
 
 use crate::ack_log::{AckLog, History};
 use crate::bench;
@@ -200,7 +200,7 @@ pub fn run(
     if interrupt.is_raised() {
         return Ok(Ending::Interrupted);
     }
-    create_missing(args, args.capacity.0)?;
+    create_missing(args, args.capacity.0, &shape)?;
     let input = Input {
         trace,
         acks,
@@ -236,6 +236,9 @@ fn replay(
     let usable_pages = store
         .stats()
         .usable_pages(session::page_bytes_on_disk(&input.shape));
+    if usable_pages == 0 {
+        return Err(does_not_fit(&args.store));
+    }
     let check = input
         .history
         .map(|history| check(&mut session, &history, usable_pages));

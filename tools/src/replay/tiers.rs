@@ -268,7 +268,7 @@ pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<
     plan.config(Setting::All)?;
     let device = plan.args.device()?;
     let store_bytes = plan.scaled_bytes(args.capacity.0)?;
-    let is_new = create_missing(args, store_bytes)
+    let is_new = create_missing(args, store_bytes, &on_disk(&plan.scaled)?)
         .map_err(|failure| failure.with_hint("the store is scaled as its pages are: --scale"))?;
     if !args.store.is_file() {
         return Err(Failure::usage(format!(
@@ -327,7 +327,7 @@ impl Untold {
             Failure::environment(format!("{}: {error}", args.store.display())).with_hint(hint)
         })?;
         let path = directory.path().join("store");
-        create(args, &path, bytes).map_err(|failure| failure.with_hint(hint))?;
+        create(args, &path, bytes, false).map_err(|failure| failure.with_hint(hint))?;
         Ok(Untold {
             path,
             _directory: directory,

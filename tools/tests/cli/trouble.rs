@@ -39,20 +39,26 @@ fn limited(arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn a_replay_says_why_pages_were_not_stored() {
+fn pages_that_fit_no_segment_are_refused_before_anything_is_made_or_written() {
     let directory = directory();
     let (trace, store) = (
         trace_in(&directory, 2, 2),
         directory.path().join("replayed"),
     );
-    let arguments = [&replay(&trace, &store, "16MiB")[..], &["--json"]].concat();
-    let output = run(&arguments);
-    assert_eq!(output.status.code(), Some(1));
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(report["wrong_pages"], 0);
-    assert_eq!(report["refused_pages"], report["pages_requested"]);
-    let reason = report["unstored_reason"].as_str().unwrap();
-    assert!(reason.contains("--page-bytes"), "{reason}");
+    let words = ["does not fit a segment", "--page-bytes"];
+    fails(&replay(&trace, &store, "16MiB"), 2, &words);
+    assert!(!store.exists());
+    json(&replay(&trace, &store, "15MiB"));
+    fails(&replay(&trace, &store, "16MiB"), 2, &["--page-bytes"]);
+    let made = store_in(&directory);
+    fails(&replay(&trace, &made, "16MiB"), 2, &["--page-bytes"]);
+    let put = ["bench", text(&made), "--op", "put", "--pages", "512"];
+    let more = ["--batch", "512", "--page-bytes", "16MiB"];
+    fails(&[&put[..], &more].concat(), 2, &words);
+    // Of one call some would have gone before the last has come.
+    let more = ["--batch", "512", "--page-bytes", "1MiB"];
+    let words = ["do not fit together", "--batch"];
+    fails(&[&put[..], &more].concat(), 2, &words);
 }
 
 #[test]
@@ -207,8 +213,16 @@ fn a_replay_over_damage_or_refusals_ends_with_findings() {
     assert_eq!(run(&replay(&trace, &path, "64KiB")).status.code(), Some(1));
     // It has put them anew.
     json(&replay(&trace, &path, "64KiB"));
-    let small = directory.path().join("small");
-    assert_eq!(run(&replay(&trace, &small, "17MiB")).status.code(), Some(1));
+    // A segment each, more than there are, and nobody waits for reclaim.
+    let (trace, path) = (trace_in(&directory, 2, 30), directory.path().join("small"));
+    let impatient = ["--wait", "0s", "--json"];
+    let output = run(&[&replay(&trace, &path, "15MiB")[..], &impatient].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["wrong_pages"], 0);
+    assert!(report["refused_pages"].as_u64() > Some(0));
+    let reason = report["unstored_reason"].as_str().unwrap();
+    assert!(reason.contains("no room for it in time"), "{reason}");
 }
 
 #[test]
