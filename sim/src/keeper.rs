@@ -69,7 +69,12 @@ impl World {
             },
             Keeper::Reading(victim) => {
                 let Some(blocks) = self.read_victim(&victim) else {
-                    return Keeper::Finishing(victim, false);
+                    self.with_core(live, |core| core.put_back_unread(&victim));
+                    return if live.stopping {
+                        Keeper::Idle
+                    } else {
+                        Keeper::Looking
+                    };
                 };
                 self.note(blocks.len() as u64, || {
                     format!("{} blocks read", blocks.len())

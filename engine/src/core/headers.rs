@@ -95,6 +95,7 @@ impl Core {
             self.header_failed(id);
             return;
         }
+        self.space.strand(id, false);
         self.resolve_held(id);
         if self.space.segment(id).listed {
             self.release_when_carried(id);

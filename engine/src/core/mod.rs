@@ -353,10 +353,10 @@ impl Core {
                 self.space.live_blocks
             ));
         }
-        if taken > self.space.usable_blocks && self.counters.pages_put > 0 {
+        if taken > self.space.usable_blocks_max && self.counters.pages_put > 0 {
             return Err(format!(
                 "{taken} blocks taken, {} usable",
-                self.space.usable_blocks
+                self.space.usable_blocks_max
             ));
         }
         if self.space.reserved_blocks == 0 && taken != self.space.taken_blocks {

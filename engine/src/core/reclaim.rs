@@ -263,6 +263,13 @@ impl Core {
         }
     }
 
+    /// A victim's descriptors could not all be read, and may be another time. Until then it is left alone, and another one may be
+    /// emptied.
+    pub fn put_back_unread(&mut self, victim: &Victim) {
+        self.space.put_back(victim.segment);
+        self.retry_reclaim_later();
+    }
+
     /// A victim's pages have been moved, as far as they could be. `moved_all` is false when some found no room: then the
     /// victim is tried again later, and so it is when a record found none. Pages that no readable descriptor named are
     /// forgotten as damaged. Returns whether the victim is on its way back.
@@ -292,6 +299,7 @@ impl Core {
         if is_stuck && !is_unsaid {
             let suspect = segment.suspect;
             self.space.put_back(victim.segment);
+            self.retry_reclaim_later();
             if suspect {
                 self.heal(victim.segment);
             }
@@ -345,6 +353,7 @@ impl Core {
         if std::mem::take(&mut segment.stuck) {
             let suspect = segment.suspect;
             self.space.put_back(id);
+            self.retry_reclaim_later();
             if suspect {
                 self.heal(id);
             }

@@ -74,6 +74,8 @@ pub(crate) struct Segment {
     pub stuck: bool,
     /// Reclaim got nowhere with it for lack of room, and lets it be until there is more.
     pub shunned: bool,
+    /// The header that gives it back, or lets it be given back, could not be written when that was last tried.
+    pub stranded: bool,
     /// Of a victim that could not all be read: the life that its free header names. It is above any that a block may carry which the
     /// device would not give.
     pub free_as: Option<Serial>,
@@ -147,6 +149,7 @@ impl Segment {
             carrying: 0,
             stuck: false,
             shunned: false,
+            stranded: false,
             free_as: None,
             notes: 0,
             is_carried_to: false,

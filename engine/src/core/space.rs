@@ -41,6 +41,10 @@ pub(crate) struct Space {
     pub segments_there: usize,
     /// Most blocks of pages kept at once.
     pub usable_blocks: u64,
+    /// The same when no segment is stranded.
+    pub usable_blocks_max: u64,
+    /// Volumes and segments that this counts on.
+    counted: (usize, u64),
     pub live_blocks: u64,
     /// Blocks given to pages that are not settled yet.
     pub reserved_blocks: u64,
@@ -128,10 +132,13 @@ impl Space {
         let volumes_there = spaces.iter().filter(is_there).count();
         let lost = |segment: &&Segment| segment.state == State::Lost;
         let segments_there = segments.len() - segments.iter().filter(lost).count();
+        let usable = usable_blocks(present as u64, volumes_there, segment_blocks);
         let mut space = Space {
             segment_blocks,
             volumes: spaces,
-            usable_blocks: usable_blocks(present as u64, volumes_there, segment_blocks),
+            usable_blocks: usable,
+            usable_blocks_max: usable,
+            counted: (volumes_there, present as u64),
             live_blocks: 0,
             reserved_blocks: 0,
             taken_blocks: 0,
@@ -377,8 +384,22 @@ impl Space {
         segment
     }
 
+    /// Whether the header that gives a segment back could not be written. One that is stranded may be so for good: it is not waited for,
+    /// and the store keeps as much less as if it had never been. Else what is left would be full of live pages, and nothing in it worth
+    /// reclaiming.
+    pub(crate) fn strand(&mut self, id: SegmentId, stranded: bool) {
+        if std::mem::replace(&mut self.segment_mut(id).stranded, stranded) == stranded {
+            return;
+        }
+        let (volumes, segments) = self.counted;
+        let out = self.coming().filter(|(_, s)| s.stranded).count() as u64;
+        self.usable_blocks =
+            usable_blocks(segments.saturating_sub(out), volumes, self.segment_blocks);
+    }
+
     /// A victim that could not be emptied, or not be given back, is what it was until there is more room.
     pub(crate) fn put_back(&mut self, id: SegmentId) {
+        self.strand(id, false);
         self.coming.retain(|other| *other != id);
         self.shunned.push(id);
         let segment = self.segment_mut(id);

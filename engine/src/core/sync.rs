@@ -243,6 +243,7 @@ impl Core {
     /// there nobody can be told that anything is durable: then not only when segments run short.
     pub(super) fn header_failed(&mut self, id: SegmentId) {
         self.syncs.unfreed.push(id);
+        self.space.strand(id, true);
         if self.space.segment(id).is_unsaid() {
             self.retry_reclaim_later();
         }
@@ -254,10 +255,7 @@ impl Core {
     }
 
     fn on_their_way(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
-        let header_is_under_way = |id: &SegmentId| !self.syncs.unfreed.contains(id);
-        self.space
-            .coming()
-            .filter(move |(id, _)| header_is_under_way(id))
+        self.space.coming().filter(|(_, segment)| !segment.stranded)
     }
 
     /// Emptied segments that only pins hold: a device that is silent may hold a reader for as long as it likes, and a process that is
@@ -279,6 +277,9 @@ impl Core {
         let unsure = self.syncs.unsure.iter().position(|other| *other == id);
         if let Some(at) = unsure {
             self.syncs.unsure.swap_remove(at);
+        }
+        if good {
+            self.space.strand(id, false);
         }
         if good && unsure.is_some() {
             self.space.segment_mut(id).listed = false;

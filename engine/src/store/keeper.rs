@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use larder_format::{StoreId, Superblock};
+use larder_format::{DescriptorBlock, StoreId, Superblock};
 
 use super::local::Local;
 use super::mover::{batch, move_pages, read_blocks};
@@ -91,7 +91,21 @@ fn run(local: &Local, place: Place) {
         drop(errands);
         local.with_core(|_| ());
         while let Some(victim) = local.with_core(Core::next_victim) {
-            let moved_all = empty(local, place, &victim);
+            let spot = Spot {
+                store: place.store,
+                volume: victim.volume,
+                number: victim.number,
+                segment_blocks: place.segment_blocks,
+            };
+            let blocks = read_blocks(local.disk.as_ref(), &spot, &victim);
+            if blocks.some_unreadable {
+                local.with_core(|core| core.put_back_unread(&victim));
+                if local.errands.lock().stop {
+                    break;
+                }
+                continue;
+            }
+            let moved_all = empty(local, &victim, blocks.whole);
             let released = local.with_core(|core| core.finish_victim(&victim, moved_all));
             if !released || local.errands.lock().stop {
                 break;
@@ -100,20 +114,10 @@ fn run(local: &Local, place: Place) {
     }
 }
 
-/// Moves what is worth it out of a victim; false when some page found no room, or when something could not be read that a
-/// later try may be able to.
-fn empty(local: &Local, place: Place, victim: &Victim) -> bool {
-    let spot = Spot {
-        store: place.store,
-        volume: victim.volume,
-        number: victim.number,
-        segment_blocks: place.segment_blocks,
-    };
-    let blocks = read_blocks(local.disk.as_ref(), &spot, victim);
-    if blocks.some_unreadable {
-        return false;
-    }
-    let mut plan = local.with_core(|core| core.begin_plan(victim, blocks.whole));
+/// Moves what is worth it out of a victim with these descriptor blocks; false when some page found no room, or when something could not
+/// be read that a later try may be able to.
+fn empty(local: &Local, victim: &Victim, blocks: Vec<DescriptorBlock>) -> bool {
+    let mut plan = local.with_core(|core| core.begin_plan(victim, blocks));
     let moves = loop {
         let go_on = |core: &mut Core| core.go_on_planning(&mut plan, PLANNED_AT_ONCE);
         if let Some(moves) = local.with_core_by_turns(go_on) {
