@@ -219,7 +219,8 @@ pub trait Allocator: Catalog {
     /// Counts the moments at which space or write budget became available.
     fn room(&self) -> u64;
 
-    /// Waits until [`Allocator::room`] is no longer `seen`, at most until `deadline`; false when that passed first.
+    /// Waits until [`Allocator::room`] is no longer `seen`, or for a while after which it is worth another try all the same, at most until
+    /// `deadline`; false when that passed first.
     fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool;
 }
 

@@ -163,3 +163,22 @@ fn leases_leave_room_in_what_is_left_of_a_store() {
     assert_eq!(store.contains(pool.id, &keys), vec![true; room]);
     assert_eq!(pool.put(&chain(2, 8)), [PutStatus::Stored; 8]);
 }
+
+#[test]
+fn a_put_that_waits_for_what_is_leased_goes_on_when_the_lease_lapses() {
+    let home = Home::with_store(128 * MIB);
+    let store = home.open_with(OpenOptions {
+        lease: Duration::from_millis(300),
+        ..OpenOptions::default()
+    });
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    let keys = chain(1, usize::try_from(store.stats().usable_pages(MIB)).unwrap());
+    for at in 0..keys.len() {
+        let put = pool.put_from(&keys[..=at], at, waiting());
+        assert_eq!(put, [PutStatus::Stored]);
+    }
+    // All others are its ancestors.
+    assert_eq!(store.contains(pool.id, &keys[keys.len() - 1..]), [true]);
+    let put = pool.put_from(&chain(2, 1), 0, waiting());
+    assert_eq!(put, [PutStatus::Stored]);
+}

@@ -167,7 +167,11 @@ impl Core {
         }
         if self.interval_due().is_some_and(|due| due <= self.now_ms) {
             self.syncs.unsynced_since_ms = None;
-            self.wait_for_sync(self.log.last_commit, Waiter::Interval);
+            // One that waits since before, as long as there are suspects, is served no sooner than a new one.
+            let mut waiters = self.syncs.waiters.values().flatten();
+            if !self.has_suspects() || !waiters.any(|waiter| *waiter == Waiter::Interval) {
+                self.wait_for_sync(self.log.last_commit, Waiter::Interval);
+            }
             self.pump();
         }
     }

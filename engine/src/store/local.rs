@@ -24,6 +24,9 @@ use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
 /// How often a waiting request looks at the clock for the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
 
+/// How long a put waits for room before it looks whether there is some: a lease that lapses tells nobody.
+const ROOM_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Most pages of a long list that the core is told of in one go: others are not kept from it for longer than that takes.
 const PAGES_AT_ONCE: usize = 2048;
 
@@ -495,10 +498,11 @@ impl Allocator for Local {
     }
 
     fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool {
+        let until = deadline.min(Instant::now() + ROOM_PATIENCE);
         let mut answers = self.answers.lock();
         while answers.room == seen {
-            if self.answered.wait_until(&mut answers, deadline).timed_out() {
-                return answers.room != seen;
+            if self.answered.wait_until(&mut answers, until).timed_out() {
+                return answers.room != seen || until < deadline;
             }
         }
         true
