@@ -80,7 +80,9 @@ pub enum StoreError {
         reason: String,
     },
     /// The owner of a shared store has gone.
-    #[error("the process that owned the store has gone; another one takes over in a moment")]
+    #[error(
+        "the process that owned the store has gone; another one takes over in a moment: try again"
+    )]
     OwnerGone,
     /// Reads failed for reasons that lie in this process.
     #[error(

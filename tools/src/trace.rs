@@ -136,7 +136,9 @@ impl<R: BufRead> Trace<R> {
             let malformed = |error: serde_json::Error| TraceError::Malformed {
                 path: self.path.clone(),
                 line: self.line,
-                reason: error.to_string(),
+                reason: error
+                    .to_string()
+                    .replace(" at line 1 column ", " at column "),
             };
             return serde_json::from_slice(text).map(Some).map_err(malformed);
         }
