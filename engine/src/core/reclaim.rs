@@ -12,6 +12,11 @@
 //! which must not be lost, go into gaps of sealed segments, whose headers are written again to list them ([`Plan`](super::Plan),
 //! `Space::extend_sealed`).
 //!
+//! What a device refuses is done without. A segment whose free header cannot be written is tried again now and then and is not waited
+//! for, and the store keeps as much less as if it were not there (`Space::strand`): with the limit of all segments, those that are left would
+//! fill with live pages, of which none is worth reclaiming. A victim whose descriptors cannot be read is put back, and the next one is
+//! emptied.
+//!
 //! What the constants stand on (exact page-LRU over a one-hour chat trace of 288,500 block references, simulated 2026-11): copies in a
 //! segment of their own are essential: mixed with new pages they doubled the write amplification (1.2 to 1.9 in the
 //! steady state); with 87.5 % of the room in use it is 1.19 with 63 segments and 1.09 with 255, at 90 % 1.3 to 1.6; picking the victim by

@@ -776,6 +776,29 @@ fn row_07_segments_whose_header_the_device_does_not_take_are_done_without() {
 }
 
 #[test]
+fn row_07_pages_whose_volume_takes_no_writes_are_stored_on_another() {
+    const VOLUMES: usize = 3;
+    for failing in 0..VOLUMES {
+        let home = Home::on_volumes(VOLUMES, 128 * MIB);
+        let (store, disk) = open_faulty(&home, OpenOptions::default());
+        let pool = Pool::new(&store, "m", &[131_072]);
+        disk.when_on(Fault::Fails(EIO), usize::MAX, move |volume, seen| {
+            volume == failing && matches!(seen, Seen::Write { .. })
+        });
+        // Where the namespace is written first a segment has begun whose groups wait for a header. A volume that has never taken
+        // anything is done without for as long as one likes: several times what the two others keep.
+        let calls = if failing == 0 { 50 } else { 600 };
+        for seed in 0..calls {
+            let statuses = pool.put(&chain(seed, 8));
+            assert_eq!(statuses, [PutStatus::Stored; 8], "{failing}, call {seed}");
+        }
+        assert!(disk.hits() > 0);
+        assert!((calls - 50..calls).all(|seed| pool.hits(&chain(seed, 8)) == 8));
+        store.check_invariants().unwrap();
+    }
+}
+
+#[test]
 fn row_06_segments_whose_descriptors_cannot_be_read_do_not_keep_others_from_being_emptied() {
     const BAD: u64 = 4;
     let home = Home::with_store(2 * SIZE);
