@@ -7,8 +7,8 @@
 //! window neighbouring pages are written together, each stretch as soon as its checksums are there: what the processor has
 //! just read the device finds in the cache, where caches serve devices, and memory is read once instead of twice. Only of the first
 //! bytes of a call the checksums are computed while they are being written, for until then the device has nothing to do. The
-//! descriptors go out while the page data is still in flight. A page whose write failed is written once more, in another segment, and on the next volume where
-//! there are several.
+//! descriptors go out while the page data is still in flight. A page whose write failed is written once more, in another segment,
+//! and on the next volume where there are several.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
