@@ -167,18 +167,29 @@ fn leases_leave_room_in_what_is_left_of_a_store() {
 #[test]
 fn a_put_that_waits_for_what_is_leased_goes_on_when_the_lease_lapses() {
     let home = Home::with_store(128 * MIB);
-    let store = home.open_with(OpenOptions {
-        lease: Duration::from_millis(300),
-        ..OpenOptions::default()
-    });
-    let pool = Pool::new(&store, "m", &[1 << 20]);
-    let keys = chain(1, usize::try_from(store.stats().usable_pages(MIB)).unwrap());
-    for at in 0..keys.len() {
-        let put = pool.put_from(&keys[..=at], at, waiting());
+    let attach = || {
+        let open = OpenOptions {
+            lease: Duration::from_millis(300),
+            ..OpenOptions::default()
+        };
+        let options = AttachOptions {
+            open,
+            ..AttachOptions::default()
+        };
+        Store::attach(&home.path, options).unwrap()
+    };
+    let (owner, client) = (attach(), attach());
+    let room = usize::try_from(owner.stats().usable_pages(MIB)).unwrap();
+    for (seed, store) in (0..).step_by(2).zip([&owner, &client]) {
+        let pool = Pool::new(store, "m", &[1 << 20]);
+        let keys = chain(seed, room);
+        for at in 0..keys.len() {
+            let put = pool.put_from(&keys[..=at], at, waiting());
+            assert_eq!(put, [PutStatus::Stored]);
+        }
+        // All others are its ancestors.
+        assert_eq!(store.contains(pool.id, &keys[room - 1..]), [true]);
+        let put = pool.put_from(&chain(seed + 1, 1), 0, waiting());
         assert_eq!(put, [PutStatus::Stored]);
     }
-    // All others are its ancestors.
-    assert_eq!(store.contains(pool.id, &keys[keys.len() - 1..]), [true]);
-    let put = pool.put_from(&chain(2, 1), 0, waiting());
-    assert_eq!(put, [PutStatus::Stored]);
 }

@@ -251,25 +251,22 @@ impl Putting for RemotePut<'_> {
     }
 
     fn wait_for_room(&mut self, seen: u64, deadline: Instant) -> bool {
-        loop {
-            let now = Instant::now();
-            if now >= deadline || self.remote.is_lost() {
-                return false;
+        let now = Instant::now();
+        if now >= deadline || self.remote.is_lost() {
+            return false;
+        }
+        let patience = (deadline - now).min(ROOM_SLICE);
+        self.note(&Request::WaitForRoom {
+            seen,
+            patience_ms: u32::try_from(patience.as_millis()).unwrap_or(0).max(1),
+        });
+        self.say();
+        match self.hear(Some(ROOM_SLICE + ANSWER_PATIENCE)) {
+            Some(Reply::Room { room }) => {
+                self.remote.room.store(room, Ordering::Relaxed);
+                room != seen || Instant::now() < deadline
             }
-            let patience = (deadline - now).min(ROOM_SLICE);
-            self.note(&Request::WaitForRoom {
-                seen,
-                patience_ms: u32::try_from(patience.as_millis()).unwrap_or(0).max(1),
-            });
-            self.say();
-            match self.hear(Some(ROOM_SLICE + ANSWER_PATIENCE)) {
-                Some(Reply::Room { room }) if room != seen => {
-                    self.remote.room.store(room, Ordering::Relaxed);
-                    return true;
-                }
-                Some(Reply::Room { .. }) => {}
-                _ => return false,
-            }
+            _ => false,
         }
     }
 }
