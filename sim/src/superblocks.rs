@@ -4,11 +4,15 @@
 //! What must hold: a volume opens as long as one of its copies is sound, and shows no older state than that copy. A volume none
 //! of whose copies is sound may be lost: then the store is opened without it, or refused where it was the first.
 
-use larder_engine::format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
+use larder_engine::format::{
+    BLOCK_BYTES, Body, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
+};
+use larder_engine::index::Place;
 
 use crate::classes::Class;
 use crate::disk::{Content, contents};
 use crate::ending::Expected;
+use crate::oracle::VersionId;
 use crate::setup::Faults;
 use crate::world::World;
 
@@ -133,8 +137,28 @@ impl World {
             stands_alone
                 && self.volume_of(place.segment).0 != volume
                 && self.is_intact(version, place)
+                && self.is_told_of(version, place)
         });
         expected.exactly = false;
+    }
+
+    /// Whether a descriptor says that a page lies there: its bytes may outlive a power loss that this does not.
+    fn is_told_of(&self, version: VersionId, place: Place) -> bool {
+        let (volume, number) = self.volume_of(place.segment);
+        let spot = self.spot(volume, number);
+        let checksum = self.oracle.version(version).checksum;
+        let is_it = |record: &Record| matches!(record, Record::Page(page) if page.start == place.start && page.checksum == checksum);
+        (0..self.setup.segment_blocks).any(|index| {
+            let at = spot.blocks(index, 1).offset / BLOCK_BYTES as u64;
+            let at = usize::try_from(at).unwrap_or(usize::MAX);
+            let Content::Bytes(bytes) = self.disk.volumes()[volume].visible(at).clone() else {
+                return false;
+            };
+            match spot.parse_block(index, &bytes[..]).map(|block| block.body) {
+                Ok(Body::Records(records)) => records.iter().any(is_it),
+                _ => false,
+            }
+        })
     }
 
     /// Changes the superblocks of all volumes, one after the other.
