@@ -1,7 +1,8 @@
 //! The fault matrix on real files: one test and more for each class of fault that a file, a disk or a caller can bring. The
 //! classes that are about crashes are in the simulation's tests; `tests/matrix.md` lists all of them.
 //!
-//! `device` what the disk does wrong, `medium` what lies wrong on the volume, `place` where and how a store is opened.
+//! `device` what the disk does wrong, `refusing` what of it fails for good, `medium` what lies wrong on the volume, `records` what becomes
+//! of records that are no pages, `place` where and how a store is opened.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]
@@ -11,6 +12,7 @@ mod faulty;
 mod medium;
 mod place;
 mod records;
+mod refusing;
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
