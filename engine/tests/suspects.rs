@@ -280,10 +280,15 @@ impl Store {
     }
 }
 
-/// Syncs fail, so many in a row, and then a later one that would have made the free header durable. The first takes the bytes of a
-/// page that was refused, since another descriptor behind its own could not be written, the others the headers of its segment.
-fn is_refused_page_vouched_for(failures: usize) -> bool {
-    let keys = chain(1, 4);
+/// Where the headers of its first segment lie.
+fn headers() -> BTreeSet<u64> {
+    BTreeSet::from([SEGMENTS_OFFSET, SEGMENTS_OFFSET + BLOCK_BYTES as u64])
+}
+
+/// Syncs fail, so many in a row. The first takes the bytes of the second page, that was refused, since another descriptor behind its own
+/// could not be written, the others the headers of its segment. Then one is good, and lets go of the segment, whose free header no
+/// sync has covered.
+fn after_failed_syncs(keys: &[PageKey], failures: usize) -> Store {
     let mut store = Store::new();
     store.put(keys[0]);
     let (refused, place) = store.submit(keys[1]);
@@ -299,36 +304,55 @@ fn is_refused_page_vouched_for(failures: usize) -> bool {
     assert_eq!(store.core.counters().failed_syncs, 1);
     store.reclaim();
 
-    let headers = BTreeSet::from([SEGMENTS_OFFSET, SEGMENTS_OFFSET + BLOCK_BYTES as u64]);
     for _ in 1..failures {
-        store.lost = Some(headers.clone());
+        store.lost = Some(headers());
         assert_eq!(store.flush(), Err(Fault::Sync));
         store.reclaim();
     }
-    // One sync is good: it lets go of the segment, whose free header no sync has covered then.
     store.pause();
     assert_eq!(store.core.counters().syncs, 1);
-    // Its descriptor carries the mark.
-    store.put(keys[3]);
-    store.lost = Some(headers);
-    assert_eq!(store.flush(), Err(Fault::Sync));
+    store
+}
 
-    // The power goes before any header is written again for good.
-    store.lose_power();
+/// Of each page, whether it is there after a crash, and proven.
+fn are_proven(store: &Store, keys: &[PageKey]) -> Vec<Option<bool>> {
     let index = index(1);
     let crashed = superblock(store.run, OpenState::Open, SEGMENTS, SEGMENT_BLOCKS);
     recover(&store.disk, &[Some(&crashed)], &index, false);
-    let kept = index.locate(SLOT, &keys[0]);
-    assert!(kept.is_some_and(|found| !found.unproven));
-    index
-        .locate(SLOT, &keys[1])
-        .is_some_and(|found| !found.unproven)
+    let found = keys.iter().map(|key| index.locate(SLOT, key));
+    found
+        .map(|found| found.map(|found| !found.unproven))
+        .collect()
 }
 
 #[test]
 fn no_mark_vouches_for_what_failed_syncs_lost() {
     for failures in 1..4 {
-        assert!(!is_refused_page_vouched_for(failures), "{failures}");
+        let keys = chain(1, 4);
+        let mut store = after_failed_syncs(&keys, failures);
+        // Its descriptor would carry the mark.
+        store.put(keys[3]);
+        store.lost = Some(headers());
+        assert_eq!(store.flush(), Err(Fault::Sync));
+        // The power goes before any header is written again for good.
+        store.lose_power();
+        let proven = are_proven(&store, &keys[..2]);
+        assert_eq!(proven, [Some(false), Some(false)], "{failures}");
+    }
+}
+
+#[test]
+fn the_mark_goes_on_with_the_sync_that_makes_the_free_header_durable() {
+    for failures in 1..4 {
+        let keys = chain(1, 5);
+        let mut store = after_failed_syncs(&keys, failures);
+        store.put(keys[3]);
+        assert_eq!(store.flush(), Ok(()));
+        // Its descriptor carries the mark.
+        store.put(keys[4]);
+        let proven = are_proven(&store, &keys);
+        let found = [Some(true), None, None, Some(true), Some(false)];
+        assert_eq!(proven, found, "{failures}");
     }
 }
 

@@ -11,8 +11,14 @@ impl Core {
     pub(super) fn write_header(&mut self, id: SegmentId, state: SegmentState) {
         let header = self.header(id, state);
         // Opening and sealing write both copies; one suffices to mark a segment free, and leaves the other to a reader
-        // that looks at this moment.
-        let copies = if state == SegmentState::Free { 1 } else { 2 };
+        // that looks at this moment. But not where no header before it has said what is not to be believed.
+        let segment = self.space.segment(id);
+        let is_said = segment.held.is_empty() && !segment.suspect;
+        let copies = if state == SegmentState::Free && is_said {
+            1
+        } else {
+            2
+        };
         let Some(bytes) = encode_headers(&header, copies) else {
             // Without memory for two blocks: a header is a hint, the descriptor blocks tell the same.
             self.header_done(id, state, false);
@@ -42,7 +48,7 @@ impl Core {
             blocks: segment.blocks,
             data_end: segment.data_end,
             proven: segment.proven,
-            synced: self.syncs.synced,
+            synced: self.syncs.mark,
         }
     }
 
@@ -56,18 +62,15 @@ impl Core {
                 let segment = self.space.segment_mut(id);
                 let in_doubt = std::mem::take(&mut segment.doubted);
                 segment.listed = good && !in_doubt;
-                if segment.state == State::Emptied {
-                    self.told_of_emptied(id, good);
-                    return;
-                }
                 segment.state = State::Sealed;
                 if std::mem::take(&mut segment.extended) {
                     segment.poisoned |= !good;
                     if std::mem::take(&mut segment.healing) {
                         segment.suspect = !good;
-                        self.syncs.trouble |= !good;
                     }
-                    self.space.welcome_all();
+                    if good {
+                        self.space.welcome();
+                    }
                     if self.has_suspects() {
                         self.effects.push(Effect::Reclaim);
                     }
@@ -75,8 +78,6 @@ impl Core {
                 }
                 if good {
                     self.resolve_held(id);
-                } else {
-                    self.doubt_held(id);
                 }
                 if self.wants_reclaim() {
                     self.effects.push(Effect::Reclaim);
@@ -84,57 +85,25 @@ impl Core {
             }
             SegmentState::Free => {
                 self.space.segment_mut(id).listed = good;
+                if good {
+                    self.resolve_held(id);
+                }
                 self.free_at_next_sync(id, good);
             }
         }
     }
 
-    /// The header of an emptied suspect is written, or its write failed.
-    fn told_of_emptied(&mut self, id: SegmentId, good: bool) {
-        if !good {
-            self.header_failed(id);
-            return;
-        }
-        self.space.strand(id, false);
-        self.resolve_held(id);
-        if self.space.segment(id).listed {
-            self.release_when_carried(id);
-        } else {
-            self.write_header(id, SegmentState::Sealed);
-        }
-        // It may have been put back.
-        if self.wants_reclaim() {
-            self.effects.push(Effect::Reclaim);
-        }
-    }
-
-    /// Nothing on the device says which of its pages are not there: the others are better off elsewhere. An empty one has nothing
-    /// but its header to write again, later.
-    fn doubt_held(&mut self, id: SegmentId) {
-        let segment = self.space.segment_mut(id);
-        if segment.held.is_empty() && !segment.suspect {
-            return;
-        }
-        segment.suspect = true;
-        self.syncs.trouble = true;
-        if segment.live == 0 {
-            self.space.put_back(id);
-            self.retry_reclaim_later();
-        }
-    }
-
-    /// What groups waited for in this segment is over.
+    /// A header says what is not to be believed of this segment.
     fn resolve_held(&mut self, id: SegmentId) {
         for commit in std::mem::take(&mut self.space.segment_mut(id).held) {
-            self.log.unhold(commit);
-            self.log.resolve(commit, 1);
+            self.syncs.unhold(commit);
         }
     }
 
-    /// Leaves a group incomplete until a header of this segment is written.
+    /// Keeps the mark below a commit until a header of this segment is written.
     pub(super) fn hold(&mut self, id: SegmentId, commit: Serial) {
         self.space.segment_mut(id).held.push(commit);
-        self.log.hold(commit);
+        self.syncs.hold(commit);
     }
 
     /// A segment's free header is durable: it may be written again.
@@ -184,8 +153,8 @@ impl Core {
         let mut headers = Vec::new();
         for id in lively {
             let segment = self.space.segment_mut(id);
-            // One with a failed write has said how far it is to be trusted.
-            if !segment.poisoned {
+            // One with a failed write has said how far it is to be trusted; of a suspect that has been emptied nothing is.
+            if !segment.poisoned && !segment.suspect {
                 segment.prove();
             }
             let state = match segment.state {

@@ -523,8 +523,8 @@ impl Core {
                 commit,
                 data_end,
                 // A block's mark is below its own commit.
-                synced: Some(self.syncs.synced)
-                    .filter(|synced| *synced < commit)
+                synced: Some(self.syncs.mark)
+                    .filter(|mark| *mark < commit)
                     .unwrap_or(Serial::ZERO),
             };
             let out: &mut [u8; BLOCK_BYTES] = out.try_into().ok()?;
@@ -545,7 +545,7 @@ impl Core {
         } = write;
         self.log.blocks_in_flight -= blocks;
         self.space.segment_mut(segment).writing -= 1;
-        self.mark_dirty(segment);
+        self.mark_dirty(segment, good);
         if !good {
             let place = self.space.segment_mut(segment);
             if place.extended {
@@ -613,7 +613,7 @@ impl Core {
 
     /// A hole is filled, or cannot be.
     pub(super) fn hole_filled(&mut self, id: SegmentId, behind: Serial, good: bool) {
-        self.mark_dirty(id);
+        self.mark_dirty(id, good);
         let segment = self.space.segment_mut(id);
         segment.writing -= 1;
         if !good {

@@ -28,7 +28,7 @@
 //! - a page becomes visible only when its bytes *and* its descriptor are on the device (`settle`);
 //! - after a failed write nothing in its segment that was not yet visible is acknowledged;
 //! - `synced` never passes a commit whose bytes a failed sync may have lost;
-//! - a page whose bytes failed after its descriptor was written is never vouched for: its group stays incomplete until a header
+//! - a page whose bytes failed after its descriptor was written is never vouched for: the mark stays below its commit until a header
 //!   says so (`Segment::held`);
 //! - where a descriptor write failed empty blocks are written before the segment is sealed; no header vouches for what lies behind a hole
 //!   that could not be filled (`Segment::hole`);
@@ -211,7 +211,10 @@ impl Core {
         self.sync_when_due();
         if self.retry_reclaim_ms.is_some_and(|at| at <= self.now_ms) {
             self.retry_reclaim_ms = None;
-            self.space.welcome_all();
+            self.space.welcome_after_a_while();
+            if self.space.stranded > 0 {
+                self.retry_reclaim_later();
+            }
             self.effects.push(Effect::Reclaim);
         }
     }
@@ -268,7 +271,7 @@ impl Core {
                 self.hole_filled(segment, behind, good);
             }
             Some(log::IoContext::Header(segment, state)) => {
-                self.mark_dirty(segment);
+                self.mark_dirty(segment, good);
                 // A header is a hint: what it says is found in the blocks too. A failed one costs a scan at the next open.
                 self.header_done(segment, state, good);
             }
@@ -309,7 +312,8 @@ impl Core {
     /// The first invariant found broken.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.index.check_invariants()?;
-        if !self.syncs.trouble && self.space.iter().any(|(_, segment)| segment.suspect) {
+        let suspects = self.space.iter().filter(|(_, segment)| segment.suspect);
+        if suspects.count() != self.suspects().count() {
             return Err("there are suspects, and nobody looks for them".to_owned());
         }
         self.space.check_lists()?;

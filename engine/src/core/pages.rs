@@ -393,7 +393,7 @@ impl Core {
             page.landed = Some(good);
             let segment = page.place.segment;
             self.counters.blocks_written += u64::from(page.blocks);
-            self.mark_dirty(segment);
+            self.mark_dirty(segment, good);
             if !good {
                 self.poison(segment);
             }
@@ -429,7 +429,7 @@ impl Core {
         let page = &mut self.pending[ticket];
         if page.landed == Some(false)
             && !planted!(UnheldGroup)
-            && let Some(commit) = page.commit.take()
+            && let Some(commit) = page.commit
         {
             let segment = page.place.segment;
             self.hold(segment, commit);
@@ -466,10 +466,11 @@ impl Core {
         page
     }
 
-    pub(super) fn mark_dirty(&mut self, segment: SegmentId) {
+    /// Something has been written into a segment. What the device refused needs no sync: nobody relies on it.
+    pub(super) fn mark_dirty(&mut self, segment: SegmentId, good: bool) {
         let volume = self.space.volume_of(segment);
         if volume == 0 || !planted!(ForgottenVolume) {
-            self.space.volumes[volume].dirty = true;
+            self.space.volumes[volume].dirty |= good;
         }
     }
 

@@ -145,6 +145,7 @@ fn deleted_by(record: &Record) -> Option<(Fingerprint, Option<PageKey>)> {
 impl Core {
     /// Begins to plan what is to be moved out of a victim whose descriptor blocks are these.
     pub fn begin_plan(&mut self, victim: &Victim, blocks: Vec<DescriptorBlock>) -> Plan {
+        self.answers_again(victim.segment);
         Plan {
             carrying: self.begin_carrying(victim, blocks),
             stage: Stage::Carry,

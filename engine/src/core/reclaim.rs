@@ -12,10 +12,10 @@
 //! which must not be lost, go into gaps of sealed segments, whose headers are written again to list them ([`Plan`](super::Plan),
 //! `Space::extend_sealed`).
 //!
-//! What a device refuses is done without. A segment whose free header cannot be written is tried again now and then and is not waited
-//! for, and the store keeps as much less as if it were not there (`Space::strand`): with the limit of all segments, those that are left would
-//! fill with live pages, of which none is worth reclaiming. A victim whose descriptors cannot be read is put back, and the next one is
-//! emptied.
+//! What a device refuses is done without. A segment whose free header cannot be written, and a victim whose descriptors cannot be read, is
+//! tried again now and then and is not waited for, and the store keeps as much less as if it were not there (`Space::strand`): with the
+//! limit of all segments, those that are left would fill with live pages, of which none is worth reclaiming. So it goes on without a
+//! volume that dies, and has its room back when that does its work again.
 //!
 //! What the constants stand on (exact page-LRU over a one-hour chat trace of 288,500 block references, simulated 2026-11): copies in a
 //! segment of their own are essential: mixed with new pages they doubled the write amplification (1.2 to 1.9 in the
@@ -76,7 +76,7 @@ impl Core {
     }
 
     pub(super) fn wants_reclaim(&self) -> bool {
-        if self.has_suspects() {
+        if self.has_suspects() || self.overdue().is_some() {
             return true;
         }
         if self.space.free_segments() < self.free_target() {
@@ -87,14 +87,27 @@ impl Core {
 
     /// Segments that may become victims.
     pub(super) fn candidates(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
-        let may = |(_, s): &(SegmentId, &Segment)| s.state == State::Sealed && !s.shunned;
-        self.space.iter().filter(may)
+        self.space.iter().filter(|(_, s)| s.is_candidate())
+    }
+
+    /// A suspect that may become a victim.
+    pub(super) fn suspect(&self) -> Option<SegmentId> {
+        let mut suspects = self.suspects();
+        suspects.find_map(|(id, segment)| segment.is_candidate().then_some(id))
+    }
+
+    /// A segment that is to be emptied however many are free.
+    fn overdue(&self) -> Option<SegmentId> {
+        if self.syncs.held.is_empty() && self.space.stranded == 0 {
+            return None;
+        }
+        let mut candidates = self.candidates();
+        let found = candidates.find(|(_, segment)| segment.is_overdue());
+        found.map(|(id, _)| id)
     }
 
     fn pick(&self) -> Option<SegmentId> {
-        if self.syncs.trouble
-            && let Some((id, _)) = self.candidates().find(|(_, segment)| segment.suspect)
-        {
+        if let Some(id) = self.suspect().or_else(|| self.overdue()) {
             return Some(id);
         }
         let room = self.space.data_blocks();
@@ -110,10 +123,7 @@ impl Core {
         if let Some((id, _)) = lightest {
             return Some(id);
         }
-        let is_candidate = |id: &SegmentId| {
-            let segment = self.space.segment(*id);
-            segment.state == State::Sealed && !segment.shunned
-        };
+        let is_candidate = |id: &SegmentId| self.space.segment(*id).is_candidate();
         // What cannot be emptied may hold the others up for good. Deletions that nobody has carried yet may be of few keys.
         let first_hand = || {
             let first_hand = self
@@ -155,7 +165,7 @@ impl Core {
     /// The next segment to empty, if any should be.
     pub fn next_victim(&mut self) -> Option<Victim> {
         // One that is on its way back counts as free: reclaiming further segments meanwhile would only add copies.
-        self.retry_freeing();
+        self.retry_freeing_when_due();
         // But not for as long as a reader is in it, or one read that hangs would end all puts.
         let coming = self.coming() - self.held_by_readers();
         let runs_short = self.space.free_segments() + coming < self.free_target();
@@ -169,7 +179,8 @@ impl Core {
             return None;
         };
         let segment = self.space.segment(id);
-        if !runs_short && !segment.is_dead() && !segment.suspect {
+        let must_go = segment.is_dead() || segment.suspect || segment.is_overdue();
+        if !runs_short && !must_go {
             return None;
         }
         let given_up = self.to_give_up(id);
@@ -271,8 +282,36 @@ impl Core {
     /// A victim's descriptors could not all be read, and may be another time. Until then it is left alone, and another one may be
     /// emptied.
     pub fn put_back_unread(&mut self, victim: &Victim) {
+        let segment = self.space.segment(victim.segment);
+        if segment.is_unsure() && segment.stranded {
+            self.do_without(victim);
+        }
         self.space.put_back(victim.segment);
+        self.space.strand(victim.segment, true);
         self.retry_reclaim_later();
+        self.pump();
+    }
+
+    /// A suspect that cannot be read however often it is tried: with its device gone nothing would ever be durable again. What a failed
+    /// sync may have lost of its records is written elsewhere, and its pages are forgotten.
+    fn do_without(&mut self, victim: &Victim) {
+        let segment = self.space.segment_mut(victim.segment);
+        segment.stuck = false;
+        segment.rewritten = true;
+        let mut carrying = self.begin_carrying(victim, Vec::new());
+        self.carry_some(&mut carrying, usize::MAX);
+        self.forget_pages(victim.segment);
+    }
+
+    fn forget_pages(&mut self, id: SegmentId) {
+        let (space, namespaces, counters) = (&mut self.space, &self.namespaces, &mut self.counters);
+        self.index.forget_segment(id, |page| {
+            space.drop_live(
+                page.place.segment,
+                namespaces[page.namespace.0 as usize].page_blocks,
+            );
+            counters.damaged += 1;
+        });
     }
 
     /// A victim's pages have been moved, as far as they could be. `moved_all` is false when some found no room: then the
@@ -289,57 +328,58 @@ impl Core {
             return false;
         }
         if segment.live > 0 {
-            let (space, namespaces, counters) =
-                (&mut self.space, &self.namespaces, &mut self.counters);
-            self.index.forget_segment(victim.segment, |page| {
-                space.drop_live(
-                    page.place.segment,
-                    namespaces[page.namespace.0 as usize].page_blocks,
-                );
-                counters.damaged += 1;
-            });
+            self.forget_pages(victim.segment);
         }
-        let segment = self.space.segment_mut(victim.segment);
-        let is_unsaid = segment.is_unsaid();
-        if is_stuck && !is_unsaid {
-            let suspect = segment.suspect;
-            self.space.put_back(victim.segment);
-            self.retry_reclaim_later();
-            if suspect {
-                self.heal(victim.segment);
-            }
+        if is_stuck {
+            self.put_back_stuck(victim.segment);
             return false;
         }
-        self.space.empty(victim.segment).stuck = is_stuck;
-        if is_unsaid {
-            // Marks vouch for what lies in a segment until its free header is durable: first a header has to say which of
-            // its pages are not there.
-            self.write_header(victim.segment, SegmentState::Sealed);
-        }
+        self.space.empty(victim.segment);
         self.release_when_carried(victim.segment);
         self.pump();
-        !is_stuck
+        true
     }
 
-    pub(super) fn retry_reclaim_later(&mut self) {
-        self.retry_reclaim_ms = Some(self.now_ms.saturating_add(RETRY_MS));
+    /// A segment stays what it is, since one of its records finds no room elsewhere.
+    fn put_back_stuck(&mut self, id: SegmentId) {
+        self.space.put_back(id);
+        self.retry_reclaim_later();
+        let segment = self.space.segment_mut(id);
+        segment.rewritten = false;
+        if segment.suspect {
+            self.heal(id);
+        }
+    }
+
+    /// Has reclaim look again after a while. When that is.
+    pub(super) fn retry_reclaim_later(&mut self) -> u64 {
+        let due = self.now_ms.saturating_add(RETRY_MS);
+        self.retry_reclaim_ms = Some(due);
+        due
     }
 
     /// A suspect segment that holds no page any more, and whose records found no room elsewhere: those that a failed sync may have
-    /// lost are written into it again, behind the others, and it is as good as new.
+    /// lost are written into it again, behind the others. It is as good as new when its header says so, and that it had pages that are
+    /// not to be believed.
     fn heal(&mut self, id: SegmentId) {
         let notes = self.log.unsynced_notes_in(id);
         let is_record = |note: &&NoteBody| matches!(note, NoteBody::Record(_));
         let records = notes.iter().filter(is_record).count();
         let blocks = records.div_ceil(RECORDS_PER_BLOCK) + notes.len() - records;
         let mut blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-        if notes.is_empty() {
-            self.space.segment_mut(id).suspect = false;
-        } else if self.space.promise_blocks(id, blocks) {
+        if self.space.promise_blocks(id, blocks) {
+            let is_empty = notes.is_empty();
             let segment = self.space.segment_mut(id);
-            segment.state = State::Draining;
             segment.extended = true;
             segment.healing = true;
+            segment.state = if is_empty {
+                State::Sealing
+            } else {
+                State::Draining
+            };
+            if is_empty {
+                self.write_header(id, SegmentState::Sealed);
+            }
             for body in notes {
                 let credits = std::mem::take(&mut blocks);
                 self.log
@@ -352,16 +392,11 @@ impl Core {
     /// Moves an emptied segment on once every record carried out of it has been written.
     pub(super) fn release_when_carried(&mut self, id: SegmentId) {
         let segment = self.space.segment_mut(id);
-        if segment.state != State::Emptied || segment.carrying > 0 || segment.is_unsaid() {
+        if segment.state != State::Emptied || segment.carrying > 0 {
             return;
         }
         if std::mem::take(&mut segment.stuck) {
-            let suspect = segment.suspect;
-            self.space.put_back(id);
-            self.retry_reclaim_later();
-            if suspect {
-                self.heal(id);
-            }
+            self.put_back_stuck(id);
             return;
         }
         let carried = segment.carried;
@@ -380,15 +415,10 @@ impl Core {
         }
         // Zero says that only readers hold it now.
         segment.carried = Serial::ZERO;
-        // Its header is being written again: two of them must not be on their way at once.
-        if segment.is_unsaid() {
-            return;
-        }
         if !self.index.await_readers(id) && !planted!(MissingPin) {
             return;
         }
         segment.state = State::Releasing;
-        segment.suspect = false;
         self.log.forget_notes_in(id);
         self.write_header(id, SegmentState::Free);
     }

@@ -74,7 +74,7 @@ pub(crate) struct Segment {
     pub stuck: bool,
     /// Reclaim got nowhere with it for lack of room, and lets it be until there is more.
     pub shunned: bool,
-    /// The header that gives it back, or lets it be given back, could not be written when that was last tried.
+    /// When it was last tried the header that gives it back could not be written, or the descriptors that say what is in it not be read.
     pub stranded: bool,
     /// Of a victim that could not all be read: the life that its free header names. It is above any that a block may carry which the
     /// device would not give.
@@ -104,11 +104,13 @@ pub(crate) struct Segment {
     pub hole: Option<Serial>,
     /// A write into it failed: nothing more is acknowledged here.
     pub poisoned: bool,
-    /// Commits of pages whose descriptors were written and whose bytes were not. Their groups are complete only when a header
-    /// says that these pages are not proven: a `synced` mark would vouch for them.
+    /// Commits of pages whose descriptors were written and whose bytes were not, until a header says that they are not proven. A mark
+    /// must not reach them: it would vouch for them.
     pub held: Vec<Serial>,
     /// A sync failed after writes into it: every page must be read back and rewritten.
     pub suspect: bool,
+    /// Of a suspect: that has been done, or what it held is forgotten.
+    pub rewritten: bool,
     /// It is free, and lent or was: it is not lent again.
     pub lent: bool,
 }
@@ -165,6 +167,7 @@ impl Segment {
             poisoned: false,
             held: Vec::new(),
             suspect: false,
+            rewritten: false,
             lent: false,
         }
     }
@@ -204,9 +207,21 @@ impl Segment {
         self.last_commit > synced.max(self.proven)
     }
 
-    /// A failed sync may have lost what it holds, and no header says so yet.
-    pub(crate) fn is_unsaid(&self) -> bool {
-        self.suspect && !self.listed
+    /// It may become a victim.
+    pub(crate) fn is_candidate(&self) -> bool {
+        self.state == State::Sealed && !self.shunned
+    }
+
+    /// Nothing on the device says which of its pages are not there, since its header could not be written: the mark stands still for it,
+    /// and its other pages are better off elsewhere. Or its descriptors could not be read when it was last tried, and it holds no page:
+    /// when they can be, the store has a segment more.
+    pub(crate) fn is_overdue(&self) -> bool {
+        !self.held.is_empty() || self.stranded && self.live == 0
+    }
+
+    /// What a failed sync may have lost of it may be nowhere else.
+    pub(crate) fn is_unsure(&self) -> bool {
+        self.suspect && (!self.rewritten || self.carrying > 0 || self.stuck)
     }
 
     /// Nothing is under way here any more.

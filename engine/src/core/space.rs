@@ -45,6 +45,8 @@ pub(crate) struct Space {
     pub usable_blocks_max: u64,
     /// Volumes and segments that this counts on.
     counted: (usize, u64),
+    /// How many segments are stranded.
+    pub stranded: u64,
     pub live_blocks: u64,
     /// Blocks given to pages that are not settled yet.
     pub reserved_blocks: u64,
@@ -139,6 +141,7 @@ impl Space {
             usable_blocks: usable,
             usable_blocks_max: usable,
             counted: (volumes_there, present as u64),
+            stranded: 0,
             live_blocks: 0,
             reserved_blocks: 0,
             taken_blocks: 0,
@@ -194,10 +197,6 @@ impl Space {
             .iter()
             .enumerate()
             .map(|(index, segment)| (SegmentId(u32::try_from(index).unwrap_or(u32::MAX)), segment))
-    }
-
-    pub(crate) fn segments_mut(&mut self) -> impl Iterator<Item = &mut Segment> {
-        self.segments.iter_mut()
     }
 
     pub(crate) fn volume_of(&self, id: SegmentId) -> usize {
@@ -369,37 +368,75 @@ impl Space {
         }
     }
 
-    /// There is room again: what reclaim got nowhere with is worth another try.
-    pub(crate) fn welcome_all(&mut self) {
-        for id in std::mem::take(&mut self.shunned) {
+    /// There is room again: what reclaim got nowhere with for lack of it is worth another try.
+    pub(crate) fn welcome(&mut self) {
+        let segments = &mut self.segments;
+        self.shunned.retain(|id| {
+            let segment = &mut segments[id.0 as usize];
+            segment.shunned &= segment.stranded;
+            segment.shunned
+        });
+    }
+
+    /// Time has passed: what the device did not give it may give now. That is seen by one segment of each volume.
+    pub(crate) fn welcome_after_a_while(&mut self) {
+        self.welcome();
+        let mut shunned = std::mem::take(&mut self.shunned);
+        for id in self.take_first_of_each(&mut shunned) {
+            self.segment_mut(id).shunned = false;
+        }
+        self.shunned = shunned;
+    }
+
+    /// A volume gives what it did not give before.
+    pub(crate) fn welcome_stranded(&mut self, volume: usize) {
+        let shunned = std::mem::take(&mut self.shunned);
+        let is_there = |id: &SegmentId| self.volume_of(*id) == volume;
+        let (welcome, shunned): (Vec<_>, Vec<_>) = shunned.into_iter().partition(is_there);
+        self.shunned = shunned;
+        for id in welcome {
             self.segment_mut(id).shunned = false;
         }
     }
 
+    /// Takes the first segment of each volume out of a list.
+    pub(crate) fn take_first_of_each(&self, list: &mut Vec<SegmentId>) -> Vec<SegmentId> {
+        let mut taken = vec![false; self.volumes.len()];
+        let is_first =
+            |id: &mut SegmentId| !std::mem::replace(&mut taken[self.volume_of(*id)], true);
+        list.extract_if(.., is_first).collect()
+    }
+
     /// A victim has been emptied: it is on its way back.
-    pub(crate) fn empty(&mut self, id: SegmentId) -> &mut Segment {
+    pub(crate) fn empty(&mut self, id: SegmentId) {
         self.coming.push(id);
         let segment = self.segment_mut(id);
         segment.state = State::Emptied;
-        segment
+        segment.rewritten = true;
     }
 
-    /// Whether the header that gives a segment back could not be written. One that is stranded may be so for good: it is not waited for,
-    /// and the store keeps as much less as if it had never been. Else what is left would be full of live pages, and nothing in it worth
-    /// reclaiming.
-    pub(crate) fn strand(&mut self, id: SegmentId, stranded: bool) {
+    /// Whether a segment could not be given back, since its free header could not be written, or not be emptied, since its descriptors
+    /// could not be read. One that is stranded may be so for good: it is not waited for, and the store keeps as much less as if it had
+    /// never been. Else what is left would be full of live pages, and nothing in it worth reclaiming.
+    ///
+    /// Whether that is new.
+    pub(crate) fn strand(&mut self, id: SegmentId, stranded: bool) -> bool {
         if std::mem::replace(&mut self.segment_mut(id).stranded, stranded) == stranded {
-            return;
+            return false;
+        }
+        if stranded {
+            self.stranded += 1;
+        } else {
+            self.stranded -= 1;
         }
         let (volumes, segments) = self.counted;
-        let out = self.coming().filter(|(_, s)| s.stranded).count() as u64;
-        self.usable_blocks =
-            usable_blocks(segments.saturating_sub(out), volumes, self.segment_blocks);
+        let left = segments.saturating_sub(self.stranded);
+        self.usable_blocks = usable_blocks(left, volumes, self.segment_blocks);
+        true
     }
 
     /// A victim that could not be emptied, or not be given back, is what it was until there is more room.
     pub(crate) fn put_back(&mut self, id: SegmentId) {
-        self.strand(id, false);
         self.coming.retain(|other| *other != id);
         self.shunned.push(id);
         let segment = self.segment_mut(id);
@@ -446,7 +483,7 @@ impl Space {
         self.segment_mut(id).begin(sequence, stream);
         self.volumes[volume].open[slot] = Some(id);
         changed.opened.push(id);
-        self.welcome_all();
+        self.welcome();
         let fits = self
             .segment(id)
             .room_for(self.segment_blocks, data, descriptors(id));
@@ -479,7 +516,7 @@ impl Space {
         let sequence = segment.free_as.unwrap_or(segment.sequence);
         *self.segment_mut(id) = Segment::free(sequence);
         self.coming.retain(|other| *other != id);
-        self.welcome_all();
+        self.welcome();
         let volume = self.volume_of(id);
         self.volumes[volume].free.push_back(id);
     }
@@ -541,6 +578,10 @@ impl Space {
             if segment.shunned && !self.shunned.contains(&id) {
                 return Err(format!("segment {id:?}: shunned for good"));
             }
+        }
+        let stranded = self.segments.iter().filter(|s| s.stranded).count() as u64;
+        if stranded != self.stranded {
+            return Err(format!("{stranded} stranded, {} counted", self.stranded));
         }
         Ok(())
     }

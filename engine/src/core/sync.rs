@@ -1,20 +1,24 @@
 //! Syncs: what is durable, who waits for it, and what a failed sync costs.
 //!
-//! A round syncs every volume written since its last good sync, and then proves all groups that were complete when it
-//! began. Rounds are started only for somebody who waits: a flush, a put under `always`, a segment to be sealed
+//! A round syncs every volume that something was written to since its last sync, and then proves all groups that were complete when
+//! it began. Rounds are started only for somebody who waits: a flush, a put under `always`, a segment to be sealed
 //! or given back, the interval.
 //!
 //! After a failed sync the kernel may have dropped what it could not write and call the next sync good, so the next one
 //! proves nothing. Every segment of that volume written since the last good sync becomes *suspect*: reclaim reads each of
 //! its pages back, verifies it and writes it anew. Until that is done `synced` stands still and flushes fail, and so does
-//! whoever waited for one. Only segments that reclaim has emptied since are given back meanwhile, by *partial* rounds: without them a
+//! whoever waited for one. After that nothing on the volume is waited for: one whose every sync fails is in no round before something is
+//! written to it again. A suspect that cannot be read however often it is tried is done without, its pages forgotten. Only segments that reclaim has emptied since are given back meanwhile, by *partial* rounds: without them a
 //! full store would have nowhere to write anew.
 //!
-//! What was lost still has its descriptors, and a `synced` mark past them would vouch for it, also for pages that nobody was told of: those
-//! that another write's failure spoiled. So an emptied suspect counts as one until a header says that its pages are not proven, and a
-//! sync that begins then makes that header durable with the mark. A further failed sync may lose the header too, and it is written again.
+//! What callers are told and what recovery is told are two things. What was lost still has its descriptors, and a *mark* past them, in a
+//! header or block, would vouch for it: for what a failed sync took, and for pages that nobody was told of, whose bytes the device had
+//! refused after their descriptors were written. So the mark stands still until headers say of all of these that they are not proven,
+//! and a sync that begins then makes those headers durable with it. A further failed sync may lose a header too, and it is written
+//! again. A device may never take one: that keeps back the mark, and neither flushes nor reclaim. The price is paid by the next opening
+//! after a crash, to which more pages are unproven than need be.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder_format::{SegmentState, Serial};
 
@@ -42,6 +46,8 @@ pub(super) enum Waiter {
 #[derive(Debug)]
 struct Round {
     covers: Serial,
+    /// Where the mark goes when it has been good.
+    vouches: Serial,
     left: usize,
     failed: bool,
     /// There are suspects: it proves what was written since the last failure, and nothing before.
@@ -54,6 +60,10 @@ struct Round {
 pub(super) struct Syncs {
     /// Every commit up to here is durable on every volume.
     pub synced: Serial,
+    /// The same as recovery is told it, in headers and blocks: a commit that it has reached vouches for all pages of that group.
+    pub mark: Serial,
+    /// Commits that the mark must not reach, and how many pages of each group are not to be believed.
+    pub held: BTreeMap<Serial, usize>,
     waiters: BTreeMap<Serial, Vec<Waiter>>,
     round: Option<Round>,
     /// Segments whose free headers no round has covered yet. Writing such a segment now would, after a power loss, leave its old
@@ -61,12 +71,14 @@ pub(super) struct Syncs {
     freed: Vec<SegmentId>,
     /// Segments on their way back whose headers could not be written.
     unfreed: Vec<SegmentId>,
+    /// When they are written again.
+    unfreed_due_ms: u64,
     /// Segments whose free headers were on their way when a sync failed: it may have taken them with it.
     unsure: Vec<SegmentId>,
     /// When the first write since the last round was acknowledged.
     unsynced_since_ms: Option<u64>,
-    /// There may be suspects: only then they are looked for.
-    pub trouble: bool,
+    /// The suspects, and some that no longer are.
+    suspects: BTreeSet<SegmentId>,
     /// After a failed round: no other one before this moment.
     pause_until_ms: Option<u64>,
 }
@@ -77,21 +89,38 @@ const PAUSE_MS: u64 = 1000;
 impl Syncs {
     /// After a crash nothing is known to be durable before the first sync: not what the runs before acknowledged either.
     pub(super) fn new(first: Serial, clean: bool) -> Syncs {
+        let synced = if clean { first } else { Serial::ZERO };
         Syncs {
-            synced: if clean { first } else { Serial::ZERO },
+            synced,
+            mark: synced,
+            held: BTreeMap::new(),
             waiters: BTreeMap::new(),
             round: None,
             freed: Vec::new(),
             unfreed: Vec::new(),
+            unfreed_due_ms: 0,
             unsure: Vec::new(),
             unsynced_since_ms: None,
-            trouble: false,
+            suspects: BTreeSet::new(),
             pause_until_ms: None,
         }
     }
 
     pub(super) fn is_idle(&self) -> bool {
         self.round.is_none() && self.waiters.is_empty()
+    }
+
+    pub(super) fn hold(&mut self, commit: Serial) {
+        *self.held.entry(commit).or_default() += 1;
+    }
+
+    pub(super) fn unhold(&mut self, commit: Serial) {
+        if let Some(pages) = self.held.get_mut(&commit) {
+            *pages -= 1;
+            if *pages == 0 {
+                self.held.remove(&commit);
+            }
+        }
     }
 }
 
@@ -106,7 +135,7 @@ impl Core {
             self.effects
                 .push(Effect::Finished(request, Err(Fault::Sync)));
             // What reclaim gave up on it may try again whenever somebody asks.
-            self.space.welcome_all();
+            self.space.welcome();
             self.effects.push(Effect::Reclaim);
             return;
         }
@@ -178,15 +207,35 @@ impl Core {
 
     /// Whether a segment that may have lost something is still to be rewritten.
     pub(super) fn has_suspects(&self) -> bool {
-        self.syncs.trouble
-            && self.space.iter().any(|(_, segment)| {
-                let is_rewritten = match segment.state {
-                    State::Free | State::Lost => true,
-                    State::Emptied | State::Releasing => segment.listed,
-                    _ => false,
-                };
-                segment.suspect && (!is_rewritten || segment.carrying > 0)
-            })
+        self.suspects().any(|(_, segment)| segment.is_unsure())
+    }
+
+    /// Segments that a failed sync may have taken something of.
+    pub(super) fn suspects(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        let listed = self.syncs.suspects.iter();
+        let listed = listed.map(|id| (*id, self.space.segment(*id)));
+        listed.filter(|(_, segment)| segment.suspect)
+    }
+
+    fn suspect_segment(&mut self, id: SegmentId) -> &mut Segment {
+        self.syncs.suspects.insert(id);
+        let segment = self.space.segment_mut(id);
+        segment.suspect = true;
+        // A header written since the last good sync may be lost too.
+        segment.listed = false;
+        segment
+    }
+
+    /// How far a round that begins now, and proves all up to `covers`, takes the mark: it makes the headers durable that have been
+    /// written until now, and what these say is not to be believed is not.
+    fn vouches(&self, covers: Serial) -> Serial {
+        let mark = self.syncs.mark;
+        if self.suspects().any(|(_, segment)| !segment.listed) {
+            return mark;
+        }
+        let held = self.syncs.held.first_key_value();
+        let below = held.map(|(commit, _)| Serial::from_raw(commit.get().saturating_sub(1)));
+        below.map_or(covers, |below| below.min(covers)).max(mark)
     }
 
     pub(super) fn pump_syncs(&mut self) {
@@ -196,15 +245,14 @@ impl Core {
         if self.has_suspects() {
             self.refuse_callers();
             // Not for those that wait to be tried again: a device that fails would be asked without end.
-            if self.candidates().any(|(_, segment)| segment.suspect) {
+            if self.suspect().is_some() {
                 self.effects.push(Effect::Reclaim);
             }
             self.start_partial_round();
             return;
         }
-        if self.syncs.trouble {
-            self.syncs.trouble = self.space.iter().any(|(_, segment)| segment.suspect);
-        }
+        let is_suspect = |id: &SegmentId| self.space.segment(*id).suspect;
+        self.syncs.suspects.retain(is_suspect);
         while self.syncs.round.is_none() && self.syncs.pause_until_ms.is_none() {
             let covers = self.log.complete_through();
             let first = self.syncs.waiters.first_key_value();
@@ -232,24 +280,21 @@ impl Core {
         }
     }
 
-    /// Writes the headers again that could not be written: without one a segment must not be reused.
-    pub fn retry_freeing(&mut self) {
-        for id in std::mem::take(&mut self.syncs.unfreed) {
-            let state = match self.space.segment(id).state {
-                State::Emptied => SegmentState::Sealed,
-                _ => SegmentState::Free,
-            };
-            self.write_header(id, state);
+    /// As [`Core::retry_freeing`], when that is due, and one of each volume: of one that takes no writes there may be thousands. When one
+    /// is written the others are.
+    pub(super) fn retry_freeing_when_due(&mut self) {
+        if self.syncs.unfreed_due_ms <= self.now_ms && !self.syncs.unfreed.is_empty() {
+            self.syncs.unfreed_due_ms = self.retry_reclaim_later();
+            for id in self.space.take_first_of_each(&mut self.syncs.unfreed) {
+                self.write_header(id, SegmentState::Free);
+            }
         }
     }
 
-    /// The header of a segment on its way back could not be written, and is tried again. While nothing says what may be believed
-    /// there nobody can be told that anything is durable: then not only when segments run short.
-    pub(super) fn header_failed(&mut self, id: SegmentId) {
-        self.syncs.unfreed.push(id);
-        self.space.strand(id, true);
-        if self.space.segment(id).is_unsaid() {
-            self.retry_reclaim_later();
+    /// Writes the free headers again that could not be written: without one a segment must not be reused.
+    pub fn retry_freeing(&mut self) {
+        for id in std::mem::take(&mut self.syncs.unfreed) {
+            self.write_header(id, SegmentState::Free);
         }
     }
 
@@ -283,7 +328,7 @@ impl Core {
             self.syncs.unsure.swap_remove(at);
         }
         if good {
-            self.space.strand(id, false);
+            self.answers_again(id);
         }
         if good && unsure.is_some() {
             self.space.segment_mut(id).listed = false;
@@ -293,7 +338,23 @@ impl Core {
         } else if good {
             self.syncs.freed.push(id);
         } else {
-            self.header_failed(id);
+            self.syncs.unfreed.push(id);
+            self.space.strand(id, true);
+            self.retry_reclaim_later();
+        }
+    }
+
+    /// A header was written, or descriptors read, of a segment of which they could not be before.
+    pub(super) fn answers_again(&mut self, id: SegmentId) {
+        if self.space.strand(id, false) {
+            let volume = self.space.volume_of(id);
+            self.space.welcome_stranded(volume);
+            let on_it = |id: &mut SegmentId| self.space.volume_of(*id) == volume;
+            let unfreed: Vec<SegmentId> = self.syncs.unfreed.extract_if(.., on_it).collect();
+            for id in unfreed {
+                self.write_header(id, SegmentState::Free);
+            }
+            self.effects.push(Effect::Reclaim);
         }
     }
 
@@ -333,8 +394,10 @@ impl Core {
                 });
             }
         }
+        let vouches = self.vouches(covers);
         self.syncs.round = Some(Round {
             covers,
+            vouches,
             left,
             failed: false,
             is_partial,
@@ -379,9 +442,6 @@ impl Core {
         let served = std::mem::replace(&mut self.syncs.waiters, later);
         if round.failed {
             self.syncs.pause_until_ms = Some(self.now_ms.saturating_add(PAUSE_MS));
-            for index in 0..self.space.volumes.len() {
-                self.space.volumes[index].dirty = !self.space.is_lost(index);
-            }
             self.free_again(round.freed);
             for waiter in served.into_values().flatten() {
                 self.sync_failed_for(&waiter);
@@ -406,6 +466,7 @@ impl Core {
             return;
         }
         self.syncs.synced = self.syncs.synced.max(round.covers);
+        self.syncs.mark = round.vouches;
         self.log.forget_synced_notes(self.syncs.synced);
         for waiter in served.into_values().flatten() {
             self.synced_for(&waiter);
@@ -425,14 +486,15 @@ impl Core {
             })
             .map(|(id, _)| id);
         self.syncs.unsure = on_their_way.collect();
-        let synced = self.syncs.synced;
-        for segment in self.space.segments_mut() {
-            // It may have taken the header with it that told of what was lost before, too.
-            if segment.state == State::Releasing && segment.is_beyond(synced) {
-                segment.suspect = true;
-                segment.listed = false;
-                self.syncs.trouble = true;
-            }
+        // It may have taken the headers with it that told of what was lost before, too.
+        let mark = self.syncs.mark;
+        let releasing = self
+            .space
+            .coming()
+            .filter(|(_, segment)| segment.state == State::Releasing && segment.is_beyond(mark));
+        let releasing: Vec<SegmentId> = releasing.map(|(id, _)| id).collect();
+        for id in releasing {
+            self.suspect_segment(id);
         }
         for id in freed {
             self.write_header(id, SegmentState::Free);
@@ -479,8 +541,7 @@ impl Core {
     }
 
     fn suspect_volume(&mut self, volume: usize) {
-        self.syncs.trouble = true;
-        let synced = self.syncs.synced;
+        let Syncs { synced, mark, .. } = self.syncs;
         self.space.doubt_carried(synced);
         let touched: Vec<SegmentId> = self
             .space
@@ -493,26 +554,17 @@ impl Core {
                     )
                     // This run has written nothing into one that could not be read.
                     && segment.free_as.is_none()
-                    && (segment.is_beyond(synced) || !segment.is_quiet())
+                    && (segment.is_beyond(mark) || !segment.is_quiet())
             })
             .map(|(id, _)| id)
             .collect();
         for id in touched {
-            let segment = self.space.segment_mut(id);
-            // Of an emptied one: its header is on its way, or waits to be tried again.
-            let was_unsaid = segment.is_unsaid();
-            segment.suspect = true;
-            // A header written since the last good sync may be lost too.
-            segment.listed = false;
+            let segment = self.suspect_segment(id);
             // What is being written into it again may be among what was lost.
             segment.healing = false;
             match segment.state {
                 State::Open(_) => self.space.close(id),
                 State::Sealing => segment.doubted = true,
-                State::Emptied if was_unsaid => {
-                    segment.doubted = !self.syncs.unfreed.contains(&id);
-                }
-                State::Emptied => self.write_header(id, SegmentState::Sealed),
                 _ => {}
             }
             self.drain(id);
