@@ -67,6 +67,7 @@ classes! {
         Interrupted => "EINTR",
         Again => "EAGAIN",
         Cancelled => "ECANCELED",
+        VolumeDies => "volume that takes no writes for a while",
         SyncError => "sync failed",
         SyncDropped => "failed sync that dropped dirty blocks",
         SyncLostBefore => "sync that fails, told after dirty blocks are gone",

@@ -143,8 +143,18 @@ struct Written {
     blocks: Vec<(usize, Content)>,
 }
 
+/// What a volume still does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    Everything,
+    ReadsAndSyncs,
+    Reads,
+    Nothing,
+}
+
 #[derive(Debug)]
 pub struct SimVolume {
+    pub left: Left,
     visible: Vec<Content>,
     durable: Vec<Content>,
     unsynced: Vec<Written>,
@@ -155,6 +165,7 @@ pub struct SimVolume {
 impl SimVolume {
     fn new(blocks: usize) -> SimVolume {
         SimVolume {
+            left: Left::Everything,
             visible: vec![Content::Zero; blocks],
             durable: vec![Content::Zero; blocks],
             unsynced: Vec::new(),
@@ -303,6 +314,9 @@ impl SimVolume {
 
     /// Whether this try at reading fails.
     fn fails(&mut self, start: usize, count: usize) -> bool {
+        if self.left == Left::Nothing {
+            return true;
+        }
         if self.sick.is_empty() {
             return false;
         }

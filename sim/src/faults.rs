@@ -8,7 +8,7 @@ use larder_engine::format::{Body, DescriptorBlock, HEADER_BLOCKS, Record, Segmen
 use larder_engine::index::SegmentId;
 
 use crate::classes::Class;
-use crate::disk::{Arrival, Block, Content, Fate};
+use crate::disk::{Arrival, Block, Content, Fate, Left, SimVolume};
 use crate::kernel::{Answer, Odds};
 use crate::oracle::{Name, VersionId};
 use crate::setup::Faults;
@@ -24,6 +24,9 @@ const READ_TRIES: usize = 3;
 
 /// Looks at the device for a block of the kind that a fault is to hit.
 const LOOKS: usize = 60;
+
+/// How likely a volume that takes no writes takes them again at the next step.
+const REVIVES: f64 = 0.01;
 
 /// What lies in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +57,7 @@ impl World {
     pub fn calm_down(&mut self) {
         self.calm = true;
         self.disk.kernel().odds = Odds::default();
+        self.revive();
     }
 
     /// A write that is cut short.
@@ -91,7 +95,8 @@ impl World {
     ) -> Fate {
         let (error, class) = error(&self.setup.faults);
         let (no_space, no_progress) = (self.setup.faults.no_space, self.setup.faults.no_progress);
-        let answer = if self.strikes(class, error) {
+        let is_dead = self.disk.volumes()[volume].left != Left::Everything;
+        let answer = if is_dead || self.strikes(class, error) {
             Answer::Error(EIO)
         } else if self.strikes(Class::NoSpace, no_space) {
             Answer::Error(self.dice.pick(&[ENOSPC, EDQUOT]))
@@ -156,8 +161,13 @@ impl World {
     /// A sync of the first `covers` unsynced writes of a volume ends. Whether the device calls it done.
     pub fn sync(&mut self, volume: usize, covers: Option<usize>) -> bool {
         self.lose_begun();
-        let fails =
-            covers.is_none() || self.strikes(Class::SyncError, self.setup.faults.sync_error);
+        let is_dead = matches!(
+            self.disk.volumes()[volume].left,
+            Left::Reads | Left::Nothing
+        );
+        let fails = covers.is_none()
+            || is_dead
+            || self.strikes(Class::SyncError, self.setup.faults.sync_error);
         let error = fails.then(|| self.dice.pick(&[EIO, ENOSPC, EDQUOT]));
         let good = self.disk.kernel().sync(error).is_ok();
         assert_eq!(good, !fails, "a sync is not what the kernel said");
@@ -371,6 +381,30 @@ impl World {
                 ..
             }) => records,
             _ => Vec::new(),
+        }
+    }
+
+    // ---- volumes that take no writes
+
+    /// A volume may stop taking writes, or take them again.
+    pub fn draw_death(&mut self) {
+        let is_dead = |volume: &SimVolume| volume.left != Left::Everything;
+        if self.disk.volumes().iter().any(is_dead) {
+            if self.dice.chance(REVIVES) {
+                self.revive();
+            }
+        } else if self.strikes(Class::VolumeDies, self.setup.faults.volume_dies) {
+            let volume = self.dice.below(self.setup.volumes.len());
+            let lefts = [Left::ReadsAndSyncs, Left::Reads, Left::Nothing];
+            let left = self.dice.pick(&lefts);
+            self.note(volume as u64, || format!("volume {volume} does {left:?}"));
+            self.disk.volumes()[volume].left = left;
+        }
+    }
+
+    pub fn revive(&mut self) {
+        for volume in self.disk.volumes().iter_mut() {
+            volume.left = Left::Everything;
         }
     }
 

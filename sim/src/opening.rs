@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use larder_engine::core::Core;
 use larder_engine::format::OpenState;
-use larder_engine::index::{Index, NamespaceSlot};
+use larder_engine::index::{Index, NamespaceSlot, Place};
 use larder_engine::recovery::{Recovery, known_to_all, recover};
 
 use crate::classes::Class;
 use crate::disk::{Content, contents};
 use crate::ending::Expected;
+use crate::oracle::VersionId;
 use crate::setup::{BLOCK, Faults};
 use crate::superblocks::{Cut, CutShort};
 use crate::world::{Live, World};
@@ -35,6 +36,7 @@ impl World {
     pub fn open(&mut self, expected: &mut Expected) -> Opening {
         self.totals.opens += 1;
         self.forgotten.extend(&self.shaken);
+        self.revive();
         if self.read_superblocks(expected).is_none() {
             return Opening::Refused;
         }
@@ -163,17 +165,8 @@ impl World {
             }
             self.totals.torn += 1;
             bad.insert(*name);
-            let known = self.oracle.version(*version);
-            // That a refused page is not proven stands in a header, which may have been refused or lost too.
-            let unheaded = known.refused && (spoils || self.setup.faults.fail_headers());
             assert!(
-                *unproven
-                    || known.rotten
-                    || known.dropped
-                    || unheaded
-                    || self.tainted.contains(&place.segment)
-                    || self.headless.contains(&place.segment)
-                    || self.forgotten.contains(&place.segment),
+                *unproven || self.may_lie(*version, *place),
                 "{version:?} of {name:?} at {place:?} is called proven, and is not whole"
             );
             self.oracle.version_mut(*version).torn = true;
@@ -203,6 +196,18 @@ impl World {
                 "a clean close and an open change what is there"
             );
         }
+    }
+
+    /// Whether a page that is not whole may be called proven: only where the device does not keep what it was given. What it refuses, and
+    /// what a failed sync drops, never is.
+    fn may_lie(&self, version: VersionId, place: Place) -> bool {
+        let known = self.oracle.version(version);
+        self.setup.faults.spoils()
+            && (known.rotten
+                || known.refused
+                || self.tainted.contains(&place.segment)
+                || self.headless.contains(&place.segment)
+                || self.forgotten.contains(&place.segment))
     }
 
     /// A namespace with pages keeps its record, whether somebody names it or not.
@@ -236,16 +241,8 @@ impl World {
         let reader = self.recover(&index, true);
         let namespaces = self.namespaces_of(&reader);
         for (name, (version, place, _)) in self.snapshot(&index, &namespaces) {
-            let known = self.oracle.version(version);
-            let faults = &self.setup.faults;
-            let unheaded = known.refused && (faults.spoils() || faults.fail_headers());
             assert!(
-                known.rotten
-                    || known.dropped
-                    || unheaded
-                    || self.headless.contains(&place.segment)
-                    || self.forgotten.contains(&place.segment)
-                    || self.is_intact(version, place),
+                self.is_intact(version, place) || self.may_lie(version, place),
                 "a reader is shown {version:?} of {name:?} at {place:?}, which is not whole"
             );
         }

@@ -3,6 +3,7 @@
 use crate::classes::{Class, Tally};
 use crate::clients::{PageWrite, Task};
 use crate::dice::{Dice, mix};
+use crate::disk::Left;
 use crate::ending::Expected;
 use crate::keeper::Keeper;
 use crate::opening::Opening;
@@ -98,6 +99,7 @@ impl World {
     pub fn begin_step(&mut self) -> Option<End> {
         self.totals.steps += 1;
         self.spoil();
+        self.draw_death();
         self.disturb_clock();
         let faults = &self.setup.faults;
         let (kill, power, close) = (faults.kill, faults.power, faults.close);
@@ -174,13 +176,13 @@ impl World {
         self.foreign_done.push((foreign, good));
     }
 
-    /// Where a read of page data goes: not always where it should.
+    /// Where a read of page data goes, and whether it may fail there: not always where it should.
     pub fn read_from(&mut self, volume: usize, start: usize, count: usize) -> (bool, usize) {
         if self.strikes(Class::MisdirectedRead, self.setup.faults.misdirected_read) {
             let last = self.disk.volumes()[volume].blocks() - count;
             (true, self.dice.below(last))
         } else {
-            (false, start)
+            (self.disk.volumes()[volume].left == Left::Nothing, start)
         }
     }
 

@@ -39,6 +39,8 @@ pub struct Faults {
     pub no_space: f64,
     /// Any write comes back short, without progress.
     pub no_progress: f64,
+    /// From this step on a volume takes no writes.
+    pub volume_dies: f64,
     /// A sync fails and drops some of what it should have covered.
     pub sync_error: f64,
     /// A caller gives a page up.
@@ -122,7 +124,7 @@ impl Faults {
 
     /// Whether reads may give what is not there, or syncs fail.
     pub fn misleads(&self) -> bool {
-        self.misdirected_read + self.sync_error > 0.0
+        self.misdirected_read + self.sync_error + self.volume_dies > 0.0
     }
 
     /// Whether writes may fail.
@@ -132,12 +134,12 @@ impl Faults {
 
     /// Whether writes of headers may fail.
     pub fn fail_headers(&self) -> bool {
-        self.header_error + self.no_space + self.no_progress > 0.0
+        self.header_error + self.no_space + self.no_progress + self.volume_dies > 0.0
     }
 
     /// Whether writes of descriptors may fail.
     pub fn fail_descriptors(&self) -> bool {
-        self.meta_error + self.no_space + self.no_progress > 0.0
+        self.meta_error + self.no_space + self.no_progress + self.volume_dies > 0.0
     }
 
     fn draw(dice: &mut Dice, steps: usize) -> Faults {
@@ -160,6 +162,7 @@ impl Faults {
             superblock_error: some(0.1, &[0.02, 0.1]),
             no_space: some(0.1, &[0.002, 0.05]),
             no_progress: some(0.1, &[0.002, 0.02]),
+            volume_dies: some(0.15, &[1.0 * step, 4.0 * step]),
             sync_error: some(0.25, &[0.02, 0.1, 0.3]),
             give_up: some(0.2, &[0.02]),
             delay: some(0.3, &[0.02, 0.2]),
