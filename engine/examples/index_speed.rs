@@ -123,7 +123,7 @@ fn churn(index: &Index, chains: u64) {
     for chain in chains..chains + rounds {
         for batch in batch_of(chain).chunks(256) {
             for _ in batch {
-                evictions.push(timed(|| index.evict_coldest(u64::MAX)));
+                evictions.push(timed(|| index.evict_coldest(u64::MAX, |_, _| false)));
             }
             publishes.push(timed(|| index.publish(batch)));
         }

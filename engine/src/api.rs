@@ -168,6 +168,8 @@ pub enum Refusal {
     WrongShape,
     /// The page does not fit a segment of this store.
     TooLarge,
+    /// With its ancestors, without which it would never be found, it is more than the store keeps: nothing makes way for it.
+    Unreachable,
     /// The store was opened read-only.
     ReadOnly,
     /// The store is closed, or a volume has failed for good.

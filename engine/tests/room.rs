@@ -2,13 +2,19 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "matrix/faulty.rs"]
+#[allow(dead_code)]
+mod faulty;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Home, MIB, Pool, chain, namespace};
+use faulty::{Fault, Faulty, Seen};
+use larder_engine::disk::Disk;
 use larder_engine::{
-    AttachOptions, CreateOptions, OpenOptions, PageStore, PutOptions, PutStatus, Store, StoreError,
-    create,
+    AttachOptions, CreateOptions, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store,
+    StoreError, create,
 };
 
 fn waiting() -> PutOptions {
@@ -27,9 +33,15 @@ fn kept_of(home: &Home, page_bytes: u64, pages: usize) -> usize {
         before.free_pages(page_bytes),
         before.usable_pages(page_bytes)
     );
+    let fitting = usize::try_from(before.usable_pages(page_bytes)).unwrap();
     for count in 1..=pages {
         let statuses = pool.put_from(&keys[..count], count - 1, waiting());
-        assert_eq!(statuses, [PutStatus::Stored]);
+        let expected = if count > fitting {
+            PutStatus::Refused(Refusal::Unreachable)
+        } else {
+            PutStatus::Stored
+        };
+        assert_eq!(statuses, [expected], "{count} of {fitting}");
     }
     store.check_invariants().unwrap();
     // A page that is being moved takes room twice. Reclaim ends with the store, and who only reads begins none.
@@ -192,4 +204,75 @@ fn a_put_that_waits_for_what_is_leased_goes_on_when_the_lease_lapses() {
         let put = pool.put_from(&chain(seed + 1, 1), 0, waiting());
         assert_eq!(put, [PutStatus::Stored]);
     }
+}
+
+/// However many pages it is put in at once, and whatever is leased beside it.
+#[test]
+fn of_a_chain_that_finds_no_room_what_is_stored_begins_at_its_head() {
+    let home = Home::with_store(320 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    let room = usize::try_from(store.stats().usable_pages(MIB)).unwrap();
+    let stored = |statuses: &[PutStatus]| {
+        let is_stored = |status: &&PutStatus| **status == PutStatus::Stored;
+        statuses.iter().filter(is_stored).count()
+    };
+    let keys = chain(1, 2 * room);
+    let unreachable = PutStatus::Refused(Refusal::Unreachable);
+    for _ in 0..2 {
+        let statuses = pool.put(&keys);
+        assert_eq!(statuses[room..], vec![unreachable; room]);
+        let there = store.longest_prefix(pool.id, &keys);
+        assert!(there * 10 >= room * 9, "{there} of {room}");
+        let held = store.contains(pool.id, &keys);
+        assert_eq!(held.iter().filter(|is| **is).count(), there);
+    }
+    // Other chains make way. What is looked up stays for a while, and what comes finds half of the room.
+    let leased = chain(2, room / 2);
+    assert_eq!(stored(&pool.put(&leased)), leased.len());
+    assert_eq!(store.longest_prefix(pool.id, &leased), leased.len());
+    let keys = chain(3, room);
+    let statuses = pool.put_from(&keys, 0, PutOptions::default());
+    let no_room = PutStatus::Refused(Refusal::NoSpace);
+    let there = stored(&statuses);
+    assert!(there > 0, "{statuses:?}");
+    assert_eq!(statuses[there..], vec![no_room; room - there]);
+    assert_eq!(store.longest_prefix(pool.id, &keys), there);
+    store.check_invariants().unwrap();
+}
+
+/// Pages of one chain land in any order: a child may be there before its parent.
+#[test]
+fn a_page_goes_after_its_child_whichever_of_them_landed_first() {
+    let home = Home::with_store(128 * MIB);
+    let mut faulty = None;
+    let store = Store::open_through(&home.path, OpenOptions::default(), |disk| {
+        let disk = Faulty::new(disk, &home.path);
+        faulty = Some(disk.clone());
+        disk as Arc<dyn Disk>
+    });
+    let (store, disk) = (store.unwrap(), faulty.unwrap());
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    let keys = chain(1, 2);
+    disk.when(
+        Fault::IsHeld,
+        1,
+        |seen| matches!(seen, Seen::Write { bytes, .. } if bytes as u64 == MIB),
+    );
+    std::thread::scope(|scope| {
+        let parent = scope.spawn(|| pool.put(&keys[..1]));
+        disk.wait_until_held();
+        let child = pool.put_from(&keys, 1, waiting());
+        assert_eq!(child, [PutStatus::Stored]);
+        disk.release();
+        assert_eq!(parent.join().unwrap(), [PutStatus::Stored]);
+    });
+    // Its parent is the colder one.
+    store.touch(pool.id, &keys[1..]);
+    let mut seed = 2;
+    while store.stats().evicted == 0 {
+        assert_eq!(pool.put(&chain(seed, 1)), [PutStatus::Stored]);
+        seed += 1;
+    }
+    assert_eq!(store.contains(pool.id, &keys), [true, false]);
 }

@@ -232,8 +232,9 @@ fn a_put_that_finds_no_room_is_refused_at_once_and_from_the_tail() {
     let store = home.open();
     let pool = Pool::new(&store, "m", &[1 << 20]);
     // More in one call than the store holds.
-    let keys = chain(1, 140);
-    let statuses = pool.put_from(&keys, 0, PutOptions::default());
+    let heads = |seeds: std::ops::Range<u64>| seeds.flat_map(|seed| chain(seed, 1)).collect();
+    let keys: Vec<_> = heads(0..140);
+    let statuses = pool.put_heads(&keys, PutOptions::default());
     let stored = statuses
         .iter()
         .take_while(|status| **status == PutStatus::Stored)
@@ -246,9 +247,12 @@ fn a_put_that_finds_no_room_is_refused_at_once_and_from_the_tail() {
     );
     assert_eq!(store.stats().refused, (keys.len() - stored) as u64);
     // With patience the same call goes through: what was put first makes room for what comes last.
-    let keys = chain(2, 140);
+    let keys: Vec<_> = heads(140..280);
+    let patience = PutOptions {
+        wait: Duration::from_secs(20),
+    };
     assert!(
-        pool.put(&keys)
+        pool.put_heads(&keys, patience)
             .iter()
             .all(|status| *status == PutStatus::Stored)
     );

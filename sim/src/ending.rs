@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_engine::core::{Core, segments_min};
+use larder_engine::core::{Core, footprint, segments_min};
 use larder_engine::format::{OpenState, SegmentState};
 use larder_engine::index::Place;
 
@@ -447,11 +447,19 @@ impl World {
         false
     }
 
+    /// With its ancestors it is more than the store keeps.
+    fn is_out_of_reach(&self, live: &Live, namespace: usize, name: Name) -> bool {
+        let page_blocks = self.setup.namespaces[namespace].shape().page_blocks();
+        let chain = u64::from(self.oracle.name(name).depth) + 1;
+        chain * footprint(self.setup.segment_blocks, page_blocks)
+            > live.core.space_view().usable_blocks
+    }
+
     fn put_for_good(&mut self, live: &mut Live, namespace: usize, name: Name) {
         for _ in 0..50 {
             self.begin_put(live, 0, namespace, vec![name], false);
             self.settle_down(live);
-            if self.current(live, name).is_some() {
+            if self.current(live, name).is_some() || self.is_out_of_reach(live, namespace, name) {
                 return;
             }
             // Leases lapse, and the housekeeper gets its turn.

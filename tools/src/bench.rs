@@ -685,6 +685,10 @@ pub(crate) fn reason(status: PutStatus) -> String {
                         --segment-size"
                     .to_owned();
             }
+            Refusal::Unreachable => {
+                return "a page and those before it in its chain are more than the store keeps; create a larger one"
+                    .to_owned();
+            }
             Refusal::NoSpace => "there was no room for it in time",
             Refusal::Busy => "too much was being written",
             Refusal::WrongShape => "its parts are not of the namespace's shape",

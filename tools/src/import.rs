@@ -237,6 +237,10 @@ fn why(refusal: Refusal) -> Why {
             "too_large",
             "larger than a segment of this store: import into one with larger segments",
         ),
+        Refusal::Unreachable => (
+            "unreachable",
+            "with the pages before them in their chain more than this store keeps: import into a larger one",
+        ),
         Refusal::ReadOnly => ("read_only", "the store is open read-only"),
         Refusal::Closed => ("closed", "a volume of the store has failed"),
         Refusal::Exhausted => (

@@ -111,6 +111,8 @@ pub struct Core {
     /// Puts under way, so that a second put of a key shares the first one's outcome. One that a deletion overtook is not
     /// among them: it will not be there for a later put.
     in_flight: HashMap<(NamespaceSlot, KeyPrefix), Ticket, RandomState>,
+    /// How many of these there are, by their parent.
+    awaited: HashMap<(NamespaceSlot, KeyPrefix), u32, RandomState>,
     reservations: BTreeMap<ReservationId, Reservation>,
     next_reservation: u64,
     effects: Vec<Effect>,
@@ -175,6 +177,7 @@ impl Core {
             slots: HashMap::new(),
             pending: SlotMap::with_key(),
             in_flight: HashMap::default(),
+            awaited: HashMap::default(),
             reservations: BTreeMap::new(),
             next_reservation: 0,
             effects: Vec::new(),
@@ -317,6 +320,14 @@ impl Core {
             return Err("there are suspects, and nobody looks for them".to_owned());
         }
         self.space.check_lists()?;
+        let put = |page: &&Pending| matches!(page.origin, Origin::Put) && page.parent.is_some();
+        let put = self.pending.values().filter(put).count();
+        let awaited: u32 = self.awaited.values().sum();
+        if put != awaited as usize {
+            return Err(format!(
+                "{put} pages with parents under way, {awaited} awaited"
+            ));
+        }
         let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
         let mut taken = 0;
         self.index.each(|page| {

@@ -1,5 +1,7 @@
 //! Pages on their way: from the reservation that gives a page its extent to the status that ends it.
 
+use std::collections::hash_map::Entry;
+
 use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, SegmentState, Serial};
 
 use super::segment::{Segment, State, Stream};
@@ -44,6 +46,8 @@ pub(super) struct Pending {
     pub(super) deleted: bool,
     /// Puts of the same key that share its outcome.
     pub(super) followers: Vec<(ReservationId, usize)>,
+    /// Children of it that became visible before it.
+    pub(super) orphans: Vec<KeyPrefix>,
 }
 
 /// One put (or one batch of copies) between reserve and its last status.
@@ -210,7 +214,13 @@ impl Core {
             if in_flight > self.config.write_bytes_max && self.space.reserved_blocks > 0 {
                 return Err(Refusal::Busy);
             }
-            if !self.make_room(blocks) {
+            // Nothing makes way for a page that would never be found: not beside all its ancestors.
+            let chain = (u64::from(page.depth) + 1).saturating_mul(self.space.footprint(blocks));
+            if chain > self.space.usable_blocks && !self.space.has_room(blocks) {
+                return Err(Refusal::Unreachable);
+            }
+            let parent = page.parent.map(|parent| (page.namespace, parent));
+            if !self.make_room(blocks, parent) {
                 return Err(Refusal::NoSpace);
             }
         }
@@ -251,10 +261,14 @@ impl Core {
             spoiled: false,
             deleted: false,
             followers: Vec::new(),
+            orphans: Vec::new(),
         };
         let ticket = self.pending.insert(pending);
         if matches!(origin, Origin::Put) {
             self.in_flight.insert((namespace, key.prefix()), ticket);
+            if let Some(parent) = parent {
+                *self.awaited.entry((namespace, parent)).or_default() += 1;
+            }
         }
         let reservation = self
             .reservations
@@ -323,18 +337,29 @@ impl Core {
         }
     }
 
-    /// Evicts the coldest pages until one of `blocks` more fits under the limit.
-    pub(super) fn make_room(&mut self, blocks: u32) -> bool {
+    /// Evicts the coldest pages until one of `blocks` more, that has this parent, fits under the limit.
+    pub(super) fn make_room(
+        &mut self,
+        blocks: u32,
+        parent: Option<(NamespaceSlot, KeyPrefix)>,
+    ) -> bool {
         while !self.space.has_room(blocks) {
-            if !self.evict_one() {
+            if !self.evict_one(parent) {
                 return false;
             }
         }
         true
     }
 
-    pub(super) fn evict_one(&mut self) -> bool {
-        let Some(page) = self.index.evict_coldest(self.now_ms) else {
+    /// A page whose child is being put is no leaf, though the index does not know of that child: without its parent it would never be
+    /// found. Neither is `parent`.
+    pub(super) fn evict_one(&mut self, parent: Option<(NamespaceSlot, KeyPrefix)>) -> bool {
+        let awaited = &self.awaited;
+        let stays = |namespace, key| {
+            let name = (namespace, key);
+            Some(name) == parent || awaited.contains_key(&name)
+        };
+        let Some(page) = self.index.evict_coldest(self.now_ms, stays) else {
             return false;
         };
         let blocks = self.namespaces[page.namespace.0 as usize].page_blocks;
@@ -454,6 +479,15 @@ impl Core {
         let name = (page.namespace, page.key.prefix());
         if self.in_flight.get(&name) == Some(&ticket) {
             self.in_flight.remove(&name);
+        }
+        if matches!(page.origin, Origin::Put)
+            && let Some(parent) = page.parent
+            && let Entry::Occupied(mut children) = self.awaited.entry((page.namespace, parent))
+        {
+            *children.get_mut() -= 1;
+            if *children.get() == 0 {
+                children.remove();
+            }
         }
         self.space.drop_reserved(page.blocks);
         let segment = self.space.segment_mut(page.place.segment);

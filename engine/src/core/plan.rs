@@ -447,7 +447,7 @@ impl Core {
                 // A segment in which nothing counts any more comes back at no cost, and nobody need go for this one's sake.
                 let is_last = (0..now).any(|_| {
                     self.space.some_died
-                        || !self.evict_one()
+                        || !self.evict_one(None)
                         || self.frontier.is_some_and(|heat| heat >= warm)
                 });
                 dropping.pass = if is_last || now == left {
@@ -495,12 +495,14 @@ impl Core {
     }
 
     fn evict_if_leaf(&mut self, page: &Move) -> bool {
-        let evicted = self.index.evict_if_leaf(
-            page.namespace,
-            page.record.key.prefix(),
-            page.from,
-            self.now_ms,
-        );
+        let name = (page.namespace, page.record.key.prefix());
+        let evicted = !self.awaited.contains_key(&name)
+            && self.index.evict_if_leaf(
+                page.namespace,
+                page.record.key.prefix(),
+                page.from,
+                self.now_ms,
+            );
         if evicted {
             self.space.drop_live(page.from.segment, page.record.blocks);
             self.counters.evicted += 1;

@@ -4,8 +4,12 @@ use larder_format::Serial;
 
 use super::{Core, Origin, SyncPolicy, Ticket, Waiter};
 use crate::api::PutStatus;
-use crate::index::{Place, Publish, Published, SegmentId};
+use crate::index::{Adoption, Parent, Place, Publish, Published, SegmentId};
 use crate::planted;
+
+/// Most steps along chains for the links between pages of which the child was there first, at one go: what takes more is left to
+/// lookups.
+const ADOPTION_STEPS_MAX: usize = 1 << 14;
 
 impl Core {
     /// Makes every ready page visible, in one pass over the index.
@@ -38,12 +42,36 @@ impl Core {
             }
         }
         let outcomes = self.index.publish(&batch);
+        let mut adoptions = Vec::new();
+        for (ticket, page) in published.iter().zip(&batch) {
+            let orphans = std::mem::take(&mut self.pending[*ticket].orphans);
+            adoptions.extend(orphans.into_iter().map(|child| Adoption {
+                namespace: page.namespace,
+                child,
+                parent: page.key,
+            }));
+        }
         for (ticket, outcome) in published.into_iter().zip(outcomes) {
             self.settle_stored(ticket, Some(outcome));
         }
+        self.index
+            .adopt_within(&adoptions, &mut { ADOPTION_STEPS_MAX });
+        self.await_parents(&batch);
         // Its memory is used again.
         if self.log.ready.is_empty() {
             self.log.ready = ready;
+        }
+    }
+
+    /// Pages of one chain land in any order, and eviction must take none before its descendants: where a parent is on its way, it is told
+    /// of its children.
+    fn await_parents(&mut self, batch: &[Publish]) {
+        for page in batch {
+            if let Parent::Key(parent) = page.parent
+                && let Some(&ticket) = self.in_flight.get(&(page.namespace, parent))
+            {
+                self.pending[ticket].orphans.push(page.key);
+            }
         }
     }
 

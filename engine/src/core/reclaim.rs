@@ -438,7 +438,7 @@ impl Core {
     /// Called once after opening: evicts what a crash brought back beyond the limit (evictions are not written down), and
     /// asks for reclaim where it is wanted.
     pub fn start(&mut self) {
-        self.make_room(0);
+        self.make_room(0, None);
         if self.wants_reclaim() {
             self.effects.push(Effect::Reclaim);
         }

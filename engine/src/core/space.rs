@@ -321,7 +321,7 @@ impl Space {
         self.taken_blocks + self.footprint(blocks) <= self.usable_blocks
     }
 
-    fn footprint(&self, blocks: u32) -> u64 {
+    pub(crate) fn footprint(&self, blocks: u32) -> u64 {
         footprint(self.segment_blocks, blocks)
     }
 

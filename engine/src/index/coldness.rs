@@ -19,7 +19,7 @@ use super::types::Heat;
 pub(super) enum Standing {
     /// No leaf. The asker has noted that the queue no longer holds the slot.
     Gone,
-    /// A leaf of this heat; whether a lease stands on it.
+    /// A leaf of this heat; whether it stays, as for a lease that stands on it.
     Leaf(Heat, bool),
 }
 

@@ -294,11 +294,16 @@ impl Index {
         self.sweep(0..u32::MAX, |spot| spot.place().segment == segment, gone);
     }
 
-    /// Takes out the coldest leaf on which no lease stands at `now_ms`; `None` when there is none.
-    pub fn evict_coldest(&self, now_ms: u64) -> Option<Departed> {
+    /// Takes out the coldest leaf on which no lease stands at `now_ms` and of which `stays` does not say that it stays; `None` when
+    /// there is none.
+    pub fn evict_coldest(
+        &self,
+        now_ms: u64,
+        stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,
+    ) -> Option<Departed> {
         let mut state = self.state.write();
         let floor = self.leases.lock().expire(now_ms);
-        state.evict(floor)
+        state.evict(floor, stays)
     }
 
     /// Takes out the page, if it still lies at `place`, has no stored children and is under no

@@ -396,8 +396,12 @@ impl State {
         self.slab.free(id);
     }
 
-    /// Takes out the coldest leaf on which no lease stands.
-    pub(super) fn evict(&mut self, floor: Heat) -> Option<Departed> {
+    /// Takes out the coldest leaf on which no lease stands, and that does not stay for another reason.
+    pub(super) fn evict(
+        &mut self,
+        floor: Heat,
+        stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,
+    ) -> Option<Departed> {
         let next = self.next();
         let slab = &mut self.slab;
         let id = self.cold.coldest(next, floor, &mut |id| {
@@ -405,7 +409,8 @@ impl State {
             let entry = slab.entry_mut(id);
             if children == 0 && entry.spot.has(LIVE) {
                 let mark = entry.mark();
-                Standing::Leaf(mark.heat(), mark.is_leased(floor))
+                let stays = mark.is_leased(floor) || stays(entry.spot.namespace(), entry.key());
+                Standing::Leaf(mark.heat(), stays)
             } else {
                 entry.spot.clear(QUEUED);
                 Standing::Gone
@@ -655,7 +660,7 @@ mod tests {
         assert_eq!(state.lower_heats(Heat(u32::MAX)), HEAT_END / 2);
         assert_eq!(state.draw(), Some(Heat(HEAT_END / 2)));
         assert_eq!(state.check(), Ok(()));
-        let heats: Vec<u32> = std::iter::from_fn(|| state.evict(Heat(u32::MAX)))
+        let heats: Vec<u32> = std::iter::from_fn(|| state.evict(Heat(u32::MAX), |_, _| false))
             .map(|page| page.heat.0)
             .collect();
         assert_eq!(heats, [0, 0, HEAT_END / 2 - 2, HEAT_END / 2 - 1]);

@@ -126,8 +126,30 @@ impl<'a> Pool<'a> {
 
     /// Puts consecutive pages of a chain: `keys[from..]`.
     pub fn put_from(&self, keys: &[PageKey], from: usize, options: PutOptions) -> Vec<PutStatus> {
+        let place = |index: usize| {
+            let depth = u32::try_from(from + index).unwrap();
+            (
+                (from + index).checked_sub(1).map(|before| keys[before]),
+                depth,
+            )
+        };
+        self.put_at(&keys[from..], place, options)
+    }
+
+    /// Puts pages each of which is the head of its chain.
+    pub fn put_heads(&self, keys: &[PageKey], options: PutOptions) -> Vec<PutStatus> {
+        self.put_at(keys, |_| (None, 0), options)
+    }
+
+    /// Puts pages of which `place` says, by their position, the parent and the depth.
+    fn put_at(
+        &self,
+        keys: &[PageKey],
+        place: impl Fn(usize) -> (Option<PageKey>, u32),
+        options: PutOptions,
+    ) -> Vec<PutStatus> {
         let mut memory: Vec<Vec<AlignedBuf>> = Vec::new();
-        for key in &keys[from..] {
+        for key in keys {
             let mut parts = self.memory();
             for (index, part) in parts.iter_mut().enumerate() {
                 fill(&self.model, key, index, part);
@@ -141,11 +163,14 @@ impl<'a> Pool<'a> {
         let pages: Vec<PutPage<'_>> = slices
             .iter()
             .enumerate()
-            .map(|(index, parts)| PutPage {
-                key: keys[from + index],
-                parent: (from + index).checked_sub(1).map(|before| keys[before]),
-                depth: u32::try_from(from + index).unwrap(),
-                parts,
+            .map(|(index, parts)| {
+                let (parent, depth) = place(index);
+                PutPage {
+                    key: keys[index],
+                    parent,
+                    depth,
+                    parts,
+                }
             })
             .collect();
         self.store.put(self.id, &pages, options)

@@ -192,7 +192,10 @@ fn cut<'a>(mut page: &'a [u8], part_bytes: &[usize]) -> Vec<IoSlice<'a>> {
 
 /// Whether a page was deliberately not stored.
 fn is_left_out(status: PutStatus) -> bool {
-    matches!(status, PutStatus::Refused(Refusal::NoSpace | Refusal::Busy))
+    matches!(
+        status,
+        PutStatus::Refused(Refusal::NoSpace | Refusal::Busy | Refusal::Unreachable)
+    )
 }
 
 fn late(deadline: Instant) -> Option<PutStatus> {
