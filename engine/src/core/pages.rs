@@ -214,9 +214,10 @@ impl Core {
             if in_flight > self.config.write_bytes_max && self.space.reserved_blocks > 0 {
                 return Err(Refusal::Busy);
             }
-            // Nothing makes way for a page that would never be found: not beside all its ancestors.
+            // Nothing makes way for a page that would never be found: not beside all its ancestors. A segment that is stranded now may be
+            // back soon.
             let chain = (u64::from(page.depth) + 1).saturating_mul(self.space.footprint(blocks));
-            if chain > self.space.usable_blocks && !self.space.has_room(blocks) {
+            if chain > self.space.usable_blocks_max && !self.space.has_room(blocks) {
                 return Err(Refusal::Unreachable);
             }
             let parent = page.parent.map(|parent| (page.namespace, parent));

@@ -354,6 +354,7 @@ impl Core {
             for id in unfreed {
                 self.write_header(id, SegmentState::Free);
             }
+            self.has_more_room = true;
             self.effects.push(Effect::Reclaim);
         }
     }
