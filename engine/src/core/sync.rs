@@ -7,9 +7,10 @@
 //! After a failed sync the kernel may have dropped what it could not write and call the next sync good, so the next one
 //! proves nothing. Every segment of that volume written since the last good sync becomes *suspect*: reclaim reads each of
 //! its pages back, verifies it and writes it anew. Until that is done `synced` stands still and flushes fail, and so does
-//! whoever waited for one. After that nothing on the volume is waited for: one whose every sync fails is in no round before something is
-//! written to it again. A suspect that cannot be read however often it is tried is done without, its pages forgotten. Only segments that reclaim has emptied since are given back meanwhile, by *partial* rounds: without them a
-//! full store would have nowhere to write anew.
+//! whoever waited for one. Only segments that reclaim has emptied since are given back meanwhile, by *partial* rounds: without them a
+//! full store would have nowhere to write anew. Once it is done nothing on the volume is waited for: one whose every sync fails is in no
+//! round before something has been written to it again. A suspect that cannot be read however often it is tried is done without, its
+//! pages forgotten.
 //!
 //! What callers are told and what recovery is told are two things. What was lost still has its descriptors, and a *mark* past them, in a
 //! header or block, would vouch for it: for what a failed sync took, and for pages that nobody was told of, whose bytes the device had

@@ -207,11 +207,12 @@ pub fn run(
         history,
         shape,
     };
-    let report = args
-        .open
-        .with(&args.store, |store| replay(args, store, input, interrupt))?;
-    report::print(&report, args.json)?;
-    Ok(ending(&report))
+    args.open.with(&args.store, |store| {
+        let report = replay(args, store, input, interrupt)?;
+        // A device that fails may keep the store from being closed: what was measured is told before.
+        report::print(&report, args.json)?;
+        Ok(ending(&report))
+    })
 }
 
 /// What a replay goes by, all of it readable.
