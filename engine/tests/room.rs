@@ -2,16 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "matrix/faulty.rs"]
-#[allow(dead_code)]
-mod faulty;
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use common::faulty::{Fault, Seen, open_faulty};
 use common::{Home, MIB, Pool, chain, namespace};
-use faulty::{Fault, Faulty, Seen};
-use larder_engine::disk::Disk;
 use larder_engine::{
     AttachOptions, CreateOptions, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store,
     StoreError, create,
@@ -245,13 +240,7 @@ fn of_a_chain_that_finds_no_room_what_is_stored_begins_at_its_head() {
 #[test]
 fn a_page_goes_after_its_child_whichever_of_them_landed_first() {
     let home = Home::with_store(128 * MIB);
-    let mut faulty = None;
-    let store = Store::open_through(&home.path, OpenOptions::default(), |disk| {
-        let disk = Faulty::new(disk, &home.path);
-        faulty = Some(disk.clone());
-        disk as Arc<dyn Disk>
-    });
-    let (store, disk) = (store.unwrap(), faulty.unwrap());
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
     let pool = Pool::new(&store, "m", &[1 << 20]);
     let keys = chain(1, 2);
     disk.when(
@@ -275,4 +264,43 @@ fn a_page_goes_after_its_child_whichever_of_them_landed_first() {
         seed += 1;
     }
     assert_eq!(store.contains(pool.id, &keys), [true, false]);
+}
+
+/// Puts a page and fills the store behind it, so that it is the coldest; puts its child, and `more` pages while that is on its way.
+/// Whether both are there in the end.
+fn are_both_kept(more: u64) -> Vec<bool> {
+    let home = Home::with_store(128 * MIB);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    let room = store.stats().usable_pages(MIB);
+    let fill = |seeds: std::ops::Range<u64>| {
+        let heads: Vec<_> = seeds.flat_map(|seed| chain(seed, 1)).collect();
+        let statuses = pool.put_heads(&heads, waiting());
+        assert!(statuses.iter().all(|status| *status == PutStatus::Stored));
+    };
+    let keys = chain(1, 2);
+    pool.put(&keys[..1]);
+    fill(2..1 + room);
+    assert_eq!(store.stats().evicted, 0);
+    disk.when(
+        Fault::IsHeld,
+        1,
+        |seen| matches!(seen, Seen::Write { bytes, .. } if bytes as u64 == MIB),
+    );
+    std::thread::scope(|scope| {
+        let child = scope.spawn(|| pool.put_from(&keys, 1, waiting()));
+        disk.wait_until_held();
+        fill(1000..1000 + more);
+        disk.release();
+        assert_eq!(child.join().unwrap(), [PutStatus::Stored]);
+    });
+    assert_eq!(store.stats().evicted, 1 + more);
+    store.check_invariants().unwrap();
+    store.contains(pool.id, &keys)
+}
+
+#[test]
+fn a_page_does_not_make_way_for_its_child_nor_while_that_is_being_put() {
+    assert_eq!(are_both_kept(0), [true, true]);
+    assert_eq!(are_both_kept(2), [true, true]);
 }

@@ -356,6 +356,35 @@ fn the_mark_goes_on_with_the_sync_that_makes_the_free_header_durable() {
     }
 }
 
+/// A sync takes a page's bytes, and its segment's descriptors cannot be read for a while: the store goes on without, and is closed.
+#[test]
+fn what_was_done_without_is_not_vouched_for_at_a_close() {
+    let keys = chain(1, 2);
+    let mut store = Store::new();
+    let (id, place) = store.submit(keys[0]);
+    store.carry_out();
+    assert_eq!(store.land(id), [PutStatus::Stored]);
+    store.lost = Some(BTreeSet::from([place]));
+    assert_eq!(store.flush(), Err(Fault::Sync));
+    for _ in 0..2 {
+        assert_eq!(store.flush(), Err(Fault::Sync));
+        let victim = store.core.next_victim().unwrap();
+        store.core.put_back_unread(&victim);
+        store.carry_out();
+    }
+    assert!(store.index.locate(SLOT, &keys[0]).is_none());
+    store.put(keys[1]);
+    assert_eq!(store.flush(), Ok(()));
+    for (_, offset, bytes) in store.core.closing_headers().unwrap() {
+        store.write(offset, &bytes);
+    }
+    let index = index(1);
+    let closed = superblock(store.run, OpenState::Clean, SEGMENTS, SEGMENT_BLOCKS);
+    recover(&store.disk, &[Some(&closed)], &index, false);
+    let is_proven = |key| index.locate(SLOT, key).is_some_and(|found| !found.unproven);
+    assert_eq!((is_proven(&keys[0]), is_proven(&keys[1])), (false, true));
+}
+
 #[test]
 fn a_failed_sync_does_not_have_lost_volumes_synced() {
     let mut store = Store::beside_a_lost_volume();

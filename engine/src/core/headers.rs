@@ -96,14 +96,14 @@ impl Core {
     /// A header says what is not to be believed of this segment.
     fn resolve_held(&mut self, id: SegmentId) {
         for commit in std::mem::take(&mut self.space.segment_mut(id).held) {
-            self.syncs.unhold(commit);
+            self.syncs.held.let_go(commit);
         }
     }
 
     /// Keeps the mark below a commit until a header of this segment is written.
     pub(super) fn hold(&mut self, id: SegmentId, commit: Serial) {
         self.space.segment_mut(id).held.push(commit);
-        self.syncs.hold(commit);
+        self.syncs.held.hold(commit);
     }
 
     /// A segment's free header is durable: it may be written again.

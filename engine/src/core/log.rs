@@ -13,6 +13,7 @@ use larder_format::{
 };
 
 use super::evictions::Evictions;
+use super::holds::Holds;
 use super::segment::Hole;
 use super::{Core, Effect, Io, IoId, RequestId, SyncPolicy, Ticket, Waiter};
 use crate::catalog::ReservationId;
@@ -154,7 +155,7 @@ pub(super) struct Log {
     /// What each incomplete group still waits for: block writes and pages.
     groups: BTreeMap<Serial, usize>,
     /// Groups that wait for nothing but a header: how many parts of each. They do not keep others from being written.
-    held: BTreeMap<Serial, usize>,
+    held: Holds,
     blocks_in_flight: u32,
     ios: HashMap<IoId, IoContext>,
     next_io: u64,
@@ -180,7 +181,7 @@ impl Log {
             last_commit: first,
             queues: BTreeMap::new(),
             groups: BTreeMap::new(),
-            held: BTreeMap::new(),
+            held: Holds::default(),
             blocks_in_flight: 0,
             ios: HashMap::new(),
             next_io: 0,
@@ -213,19 +214,6 @@ impl Log {
 
     pub(super) fn is_idle(&self) -> bool {
         self.ios.is_empty() && self.queues.is_empty() && self.groups.is_empty()
-    }
-
-    pub(super) fn hold(&mut self, commit: Serial) {
-        *self.held.entry(commit).or_default() += 1;
-    }
-
-    pub(super) fn unhold(&mut self, commit: Serial) {
-        if let Some(parts) = self.held.get_mut(&commit) {
-            *parts -= 1;
-            if *parts == 0 {
-                self.held.remove(&commit);
-            }
-        }
     }
 
     /// `parts` of what a group waits for are over.
@@ -582,7 +570,7 @@ impl Core {
         }
         if extends || waits {
             // A sync that does not cover the header does not make sure that recovery finds this block.
-            self.log.hold(commit);
+            self.log.held.hold(commit);
             let unlisted = self.log.unlisted_blocks.entry(segment).or_default();
             unlisted.push(commit);
         } else {
@@ -634,7 +622,7 @@ impl Core {
         }
         let blocks = self.log.unlisted_blocks.remove(&segment);
         for commit in blocks.into_iter().flatten() {
-            self.log.unhold(commit);
+            self.log.held.let_go(commit);
             self.log.resolve(commit, 1);
         }
     }

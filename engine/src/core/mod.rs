@@ -10,6 +10,7 @@
 //! | `types` | (what goes in and comes out) |
 //! | `pages` | which pages are admitted, and what becomes of each |
 //! | `headers` | what a segment's header says |
+//! | `holds` | (commits that something holds back) |
 //! | `space` | which segment a page goes to, how much is kept |
 //! | `segment` | (what a segment is, and what is known of it) |
 //! | `log` | when descriptors are written |
@@ -40,6 +41,7 @@
 mod cornered;
 mod evictions;
 mod headers;
+mod holds;
 mod lending;
 mod log;
 mod offline;

@@ -23,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use larder_format::{SegmentState, Serial};
 
+use super::holds::Holds;
 use super::segment::{Segment, State};
 use super::{Core, Effect, Fault, Io, RequestId, SyncPolicy, log};
 use crate::api::{PutFailure, PutStatus};
@@ -63,8 +64,8 @@ pub(super) struct Syncs {
     pub synced: Serial,
     /// The same as recovery is told it, in headers and blocks: a commit that it has reached vouches for all pages of that group.
     pub mark: Serial,
-    /// Commits that the mark must not reach, and how many pages of each group are not to be believed.
-    pub held: BTreeMap<Serial, usize>,
+    /// Commits that the mark must not reach: each once for every page of the group that is not to be believed.
+    pub held: Holds,
     waiters: BTreeMap<Serial, Vec<Waiter>>,
     round: Option<Round>,
     /// Segments whose free headers no round has covered yet. Writing such a segment now would, after a power loss, leave its old
@@ -94,7 +95,7 @@ impl Syncs {
         Syncs {
             synced,
             mark: synced,
-            held: BTreeMap::new(),
+            held: Holds::default(),
             waiters: BTreeMap::new(),
             round: None,
             freed: Vec::new(),
@@ -109,19 +110,6 @@ impl Syncs {
 
     pub(super) fn is_idle(&self) -> bool {
         self.round.is_none() && self.waiters.is_empty()
-    }
-
-    pub(super) fn hold(&mut self, commit: Serial) {
-        *self.held.entry(commit).or_default() += 1;
-    }
-
-    pub(super) fn unhold(&mut self, commit: Serial) {
-        if let Some(pages) = self.held.get_mut(&commit) {
-            *pages -= 1;
-            if *pages == 0 {
-                self.held.remove(&commit);
-            }
-        }
     }
 }
 
@@ -234,8 +222,8 @@ impl Core {
         if self.suspects().any(|(_, segment)| !segment.listed) {
             return mark;
         }
-        let held = self.syncs.held.first_key_value();
-        let below = held.map(|(commit, _)| Serial::from_raw(commit.get().saturating_sub(1)));
+        let held = self.syncs.held.lowest();
+        let below = held.map(|commit| Serial::from_raw(commit.get().saturating_sub(1)));
         below.map_or(covers, |below| below.min(covers)).max(mark)
     }
 

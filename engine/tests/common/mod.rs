@@ -1,6 +1,7 @@
 //! What the store's tests share: stores in a directory of their own, pages that are a pure function of their key.
 #![allow(dead_code)]
 
+pub mod faulty;
 #[path = "../../../tests/support/honest.rs"]
 pub mod honest;
 pub mod memory;

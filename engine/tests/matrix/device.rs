@@ -10,10 +10,10 @@ use larder_engine::{
     PutStatus, Refusal, SharedStore, Store, StoreError, create,
 };
 
+use super::common::faulty::{Fault, Faulty, Seen, open_faulty};
 use super::common::honest::eventually;
 use super::common::{Home, MIB, Pool, chain, fill};
-use super::faulty::{Fault, Faulty, Seen};
-use super::{SEGMENT, SIZE, descriptor, find, flip, open_faulty};
+use super::{SEGMENT, SIZE, descriptor, find, flip};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;

@@ -8,7 +8,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod device;
-mod faulty;
 mod medium;
 mod place;
 mod records;
@@ -16,30 +15,15 @@ mod refusing;
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 
-use common::{Home, MIB, fill};
-use faulty::Faulty;
-use larder_engine::disk::Disk;
+use common::{MIB, fill};
 use larder_engine::format::{BLOCK_BYTES, PageKey, SEGMENTS_OFFSET};
-use larder_engine::{OpenOptions, Store};
 
 /// The store that most rows are tested on: seven segments.
 pub const SIZE: u64 = 128 * MIB;
 
 /// The segment size of every store here.
 pub const SEGMENT: u64 = 16 * MIB;
-
-/// Opens a store over a disk that can be made to fail.
-pub fn open_faulty(home: &Home, options: OpenOptions) -> (Store, Arc<Faulty>) {
-    let mut faulty = None;
-    let store = Store::open_through(&home.path, options, |disk| {
-        let disk = Faulty::new(disk, &home.path);
-        faulty = Some(disk.clone());
-        disk as Arc<dyn Disk>
-    });
-    (store.unwrap(), faulty.unwrap())
-}
 
 /// Bytes of the volume.
 pub fn read(path: &Path, offset: u64, bytes: usize) -> Vec<u8> {

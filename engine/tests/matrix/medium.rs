@@ -8,9 +8,9 @@ use larder_engine::format::{
 use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
 
+use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::{Home, Pool, chain, namespace};
-use super::faulty::{Fault, Seen};
-use super::{SEGMENT, SIZE, descriptor, find, flip, open_faulty, read, write};
+use super::{SEGMENT, SIZE, descriptor, find, flip, read, write};
 
 const EIO: i32 = 5;
 

@@ -17,10 +17,10 @@ use larder_engine::{
     SyncPolicy, create,
 };
 
+use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::honest::skipped;
 use super::common::{Home, MIB, Pool, chain, namespace};
-use super::faulty::{Fault, Seen};
-use super::{SIZE, open_faulty, read};
+use super::{SIZE, read};
 
 /// Answers everything that a core asks for, and counts its syncs.
 fn serve(core: &mut Core) -> usize {

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
 use larder_engine::{OpenOptions, PageStore, PutStatus};
 
+use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::honest::eventually;
 use super::common::{Home, MIB, Pool, chain};
-use super::faulty::{Fault, Seen};
-use super::open_faulty;
 
 const EIO: i32 = 5;
 

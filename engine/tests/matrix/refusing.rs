@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use larder_engine::format::SEGMENTS_OFFSET;
-use larder_engine::{OpenOptions, PageStore, PutFailure, PutStatus};
+use larder_engine::{OpenOptions, PageStore, PutFailure, PutOptions, PutStatus, Refusal};
 
+use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::honest::PATIENCE;
 use super::common::{Home, MIB, Pool, chain};
-use super::faulty::{Fault, Seen};
-use super::{SEGMENT, SIZE, open_faulty};
+use super::{SEGMENT, SIZE};
 
 const EIO: i32 = 5;
 
@@ -56,6 +56,39 @@ fn row_07_segments_whose_header_the_device_does_not_take_are_done_without() {
             std::thread::yield_now();
         }
     }
+}
+
+/// The store keeps less without it, for as long as that lasts: a chain that would fit with it may come again.
+#[test]
+fn row_07_without_a_segment_a_chain_is_not_too_long_for_good() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    let all = store.stats().usable_bytes;
+    let length = usize::try_from(store.stats().usable_pages(MIB)).unwrap();
+    let wait = PutOptions {
+        wait: std::time::Duration::from_secs(20),
+    };
+    disk.when(Fault::Fails(EIO), usize::MAX, |seen| match seen {
+        Seen::Write { offset, .. } => offset == SEGMENTS_OFFSET + 2 * SEGMENT,
+        _ => false,
+    });
+    let mut seed = 0;
+    while store.stats().usable_bytes == all {
+        pool.put(&chain(seed, 12));
+        seed += 1;
+        assert!(seed < 1000, "nothing is ever stranded");
+    }
+    let statuses = pool.put_from(&chain(2000, length), 0, PutOptions::default());
+    let unreachable = PutStatus::Refused(Refusal::Unreachable);
+    assert!(!statuses.contains(&unreachable), "{statuses:?}");
+    assert!(statuses.contains(&PutStatus::Refused(Refusal::NoSpace)));
+    disk.calm();
+    let statuses = pool.put_from(&chain(3000, length), 0, wait);
+    assert!(
+        statuses.iter().all(|status| *status == PutStatus::Stored),
+        "{statuses:?}"
+    );
 }
 
 /// What a device that dies still does.

@@ -6,8 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
+use larder_engine::{OpenOptions, Store};
 
-use super::common::honest::PATIENCE;
+use super::Home;
+use super::honest::PATIENCE;
 
 /// What an operation is, to whoever decides about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,17 @@ pub struct Faulty {
     file: std::fs::File,
     state: Mutex<State>,
     changed: Condvar,
+}
+
+/// Opens a store over a disk that can be made to fail.
+pub fn open_faulty(home: &Home, options: OpenOptions) -> (Store, Arc<Faulty>) {
+    let mut faulty = None;
+    let store = Store::open_through(&home.path, options, |disk| {
+        let disk = Faulty::new(disk, &home.path);
+        faulty = Some(disk.clone());
+        disk as Arc<dyn Disk>
+    });
+    (store.unwrap(), faulty.unwrap())
 }
 
 fn seen(action: &Action) -> Seen {
