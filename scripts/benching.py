@@ -106,11 +106,18 @@ def median(results, field):
 
 
 def larder_program(given):
-    if given:
-        return given.resolve()
+    return given.resolve() if given else built("larder", "-p", "larder")
+
+
+def example_program(package, name):
+    return built(f"examples/{name}", "-p", package, "--example", name)
+
+
+def built(path, *what):
+    """A program of this repository, made by cargo."""
     root = Path(__file__).resolve().parent.parent
     target = Path(os.environ.get("CARGO_TARGET_DIR", root / "target"))
-    print("building larder", file=sys.stderr)
-    if subprocess.run(["cargo", "build", "--release", "--quiet", "-p", "larder"], cwd=root).returncode != 0:
-        raise Trouble("larder does not build; give a binary with --larder")
-    return (target if target.is_absolute() else root / target) / "release" / "larder"
+    print(f"building {path}", file=sys.stderr)
+    if subprocess.run(["cargo", "build", "--release", "--quiet", *what], cwd=root).returncode != 0:
+        raise Trouble(f"{path} does not build; `cargo build --release {' '.join(what)}` says why")
+    return (target if target.is_absolute() else root / target) / "release" / path
