@@ -155,6 +155,17 @@ fn a_store_that_has_evicted_for_long_keeps_all_that_it_has() {
 }
 
 #[test]
+fn a_nearly_full_store_is_in_order_after_a_few_compactions() {
+    // More than it keeps: what is left of the chains lies between holes, and there is room for a segment or two. What has to make way
+    // leaves some to do.
+    let home = home_with(&chains(60, 100), MIB + 20 * 16 * MIB);
+    let compactions = (0..8).map(|_| compact_all(&home.path));
+    let moved: Vec<u64> = compactions.map(|done| done.moved_pages).collect();
+    assert!(moved[0] > 0 && moved[1] < moved[0] / 2, "{moved:?}");
+    assert_eq!(moved[7], 0, "{moved:?}");
+}
+
+#[test]
 fn chains_on_two_volumes_lie_in_long_rows_on_each() {
     let home = Home::new();
     let options = CreateOptions {

@@ -68,7 +68,6 @@ use crate::index::{Adoption, Heat, Index, NamespaceSlot, SegmentId};
 pub(crate) use lending::Lent;
 pub(crate) use log::BLOCKS_IN_FLIGHT_MAX;
 use log::Log;
-pub(crate) use offline::SegmentView;
 use pages::{Origin, Pending, Reservation};
 pub use plan::Plan;
 pub(crate) use reclaim::GAIN_SHARE;

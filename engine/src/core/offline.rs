@@ -73,6 +73,16 @@ impl Core {
         sealed.map(view).collect()
     }
 
+    /// Whoever has the store to itself makes copies alone: a segment that was left open takes them, where there is but one.
+    pub(crate) fn open_for_copies(&mut self) {
+        self.space.open_for_copies();
+    }
+
+    /// Segments that hold nothing.
+    pub(crate) fn free_segments(&self) -> usize {
+        self.space.free_segments()
+    }
+
     /// Blocks that copies can take now: of free segments, and of those that take copies.
     pub(crate) fn room_for_copies(&self) -> u64 {
         let open = self

@@ -499,6 +499,20 @@ impl Space {
         !self.volumes[volume].free.is_empty() && self.free_segments() > kept
     }
 
+    /// Where a volume has a segment open for puts and none for copies, it takes copies.
+    pub(crate) fn open_for_copies(&mut self) {
+        let (put, copy) = (Stream::Put as usize, Stream::Copy as usize);
+        for volume in 0..self.volumes.len() {
+            let open = &mut self.volumes[volume].open;
+            if open[copy].is_none()
+                && let Some(id) = open[put].take()
+            {
+                open[copy] = Some(id);
+                self.segment_mut(id).state = State::Open(Stream::Copy);
+            }
+        }
+    }
+
     /// Takes no more pages into an open segment.
     pub(crate) fn close(&mut self, id: SegmentId) {
         let volume = self.volume_of(id);

@@ -2,12 +2,16 @@
 //!
 //! The pages of the plan are copied, in order, into free segments; the segments that nothing counts in any more are given back; and
 //! so on. When the free segments run short while the old ones still hold pages, the emptiest of those is emptied with its pages kept:
-//! such pages move twice, which is what little room costs. One free segment is never used up by copies made for the order, so that
-//! there always is one to reclaim with. Each page is put in its order once, and each segment emptied turns dead blocks into free
-//! ones, so it ends.
+//! such pages move twice, which is what little room costs. Each page is put in its order once, and each segment emptied turns dead
+//! blocks into free ones, so it ends.
+//!
+//! A kill seals the segments that were open, and what was left of them is wasted until they are emptied. Without any free segment
+//! there would be nowhere to begin again. So one stays free where that is possible: it takes no pages for the order, and what makes
+//! way only if nothing else has room. And a compaction that finds no more than that one begins with what kills have wasted.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, KeyPrefix};
 
@@ -15,15 +19,16 @@ use super::order::{self, Plan, Site};
 use super::{MOVE_BYTES, Owner, Progress, sizes};
 use crate::api::OpenOptions;
 use crate::core::{InitState, Move};
+use crate::disk::Disk;
 use crate::error::StoreError;
-use crate::index::NamespaceSlot;
+use crate::index::{NamespaceSlot, SegmentId};
 use crate::recovery::{Found, Whole, spots_of};
 use crate::store::mover::move_pages;
 use crate::store::opening::{Opening, open_volumes};
-use crate::volume::Access;
+use crate::volume::{Access, Volumes};
 
-/// Free segments that pages are not put in order into.
-const RESERVE_SEGMENTS: u64 = 1;
+/// Segments that stay free where that is possible.
+const KEPT_FREE: u64 = 1;
 
 /// What a compaction did, or would do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +66,18 @@ pub fn compact(
     progress: &mut Progress<'_>,
 ) -> Result<Compacted, StoreError> {
     let (volumes, disk) = open_volumes(path, options, Access::Exclusive)?;
+    compact_on(path, volumes, disk, options, dry_run, progress)
+}
+
+/// As [`compact`], on volumes that are locked and a disk that reads them.
+pub(super) fn compact_on(
+    path: &Path,
+    volumes: Volumes,
+    disk: Arc<dyn Disk>,
+    options: &OpenOptions,
+    dry_run: bool,
+    progress: &mut Progress<'_>,
+) -> Result<Compacted, StoreError> {
     let opening: Opening<Whole> = Opening::new(volumes, disk, options)?;
     let plan = match plan(path, &opening) {
         Ok(plan) if !(dry_run || plan.is_empty()) => plan,
@@ -70,7 +87,15 @@ pub fn compact(
         }
     };
     let outcome = planned(&plan);
-    let (owner, pages) = Owner::begin(opening, &plan.empty, options)?;
+    let segments = opening.recovery.recovered.segments.iter();
+    let free = segments.filter(|segment| segment.state == InitState::Free);
+    // An open one may be all the room that there is.
+    let closed: &[SegmentId] = if free.count() as u64 > KEPT_FREE {
+        &plan.empty
+    } else {
+        &[]
+    };
+    let (owner, pages) = Owner::begin(opening, closed, options)?;
     Compaction::new(owner, pages, plan, outcome).run(progress)
 }
 
@@ -114,6 +139,8 @@ struct Compaction {
     owner: Owner,
     pages: Vec<Found<Whole>>,
     plan: Plan,
+    /// Segments that are to hold nothing in the end, and still do.
+    wasted: BTreeSet<SegmentId>,
     /// Pages of the plan that have had their turn.
     next: usize,
     /// Blocks of those.
@@ -129,6 +156,7 @@ impl Compaction {
         let ranks = ranks.map(|(rank, &page)| ((pages[page].slot, pages[page].key), rank));
         Compaction {
             ranks: ranks.collect(),
+            wasted: plan.empty.iter().copied().collect(),
             owner,
             pages,
             plan,
@@ -139,11 +167,12 @@ impl Compaction {
     }
 
     fn run(mut self, progress: &mut Progress<'_>) -> Result<Compacted, StoreError> {
-        self.owner.give_back_dead()?;
+        self.give_back_dead()?;
+        while self.has_little_room() && self.gain_room()? {}
         while self.next < self.plan.pages.len() && !self.outcome.interrupted {
             let before = self.next;
             self.put_in_order(progress);
-            self.owner.give_back_dead()?;
+            self.give_back_dead()?;
             if self.next == before && !self.outcome.interrupted && !self.gain_room()? {
                 break;
             }
@@ -166,11 +195,8 @@ impl Compaction {
 
     /// Moves pages in order as long as there is room for them beside the reserve.
     fn put_in_order(&mut self, progress: &mut Progress<'_>) {
-        let segment_blocks = u64::from(self.owner.volumes.superblock().segment_blocks);
         while self.next < self.plan.pages.len() {
-            let room = self.owner.local.with_core(|core| core.room_for_copies());
-            let room = room.saturating_sub(RESERVE_SEGMENTS * segment_blocks);
-            let batch = self.next_batch(room);
+            let batch = self.next_batch(self.owner.room_beside(KEPT_FREE));
             let Some(&(last, _)) = batch.last() else {
                 return;
             };
@@ -223,11 +249,30 @@ impl Compaction {
             .count() as u64
     }
 
-    fn gain_room(&self) -> Result<bool, StoreError> {
+    fn has_little_room(&self) -> bool {
+        let free = self.owner.local.with_core(|core| core.free_segments());
+        free as u64 <= KEPT_FREE && !self.plan.pages.is_empty()
+    }
+
+    fn give_back_dead(&mut self) -> Result<(), StoreError> {
+        for segment in self.owner.give_back_dead()? {
+            self.wasted.remove(&segment);
+        }
+        Ok(())
+    }
+
+    fn gain_room(&mut self) -> Result<bool, StoreError> {
         let rank = |page: &Move| {
             let name = (page.namespace, page.record.key.prefix());
             (self.ranks.get(&name).copied(), page.from)
         };
-        self.owner.gain_room(rank)
+        let is_wasted = |segment| self.wasted.contains(&segment);
+        for kept_free in [KEPT_FREE, 0] {
+            if let Some(segment) = self.owner.gain_room(kept_free, is_wasted, rank)? {
+                self.wasted.remove(&segment);
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }

@@ -34,7 +34,7 @@ pub use into::{Copied, copy_into};
 pub use repair::{DamagedPage, Repair, Repaired, repair};
 
 use crate::api::OpenOptions;
-use crate::core::{GAIN_SHARE, InitState, Move, NamespaceInit, SegmentView};
+use crate::core::{Core, GAIN_SHARE, InitState, Move, NamespaceInit};
 use crate::error::StoreError;
 use crate::index::{Place, SegmentId};
 use crate::recovery::scan::Spot;
@@ -118,6 +118,7 @@ impl Owner {
         let namespaces = sizes(&recovery.recovered.namespaces);
         let config = opening::config(&volumes, options);
         let local = opening::catalog(config, recovery, index, disk, options.lease);
+        local.with_core(Core::open_for_copies);
         let owner = Owner {
             volumes,
             local,
@@ -195,36 +196,47 @@ impl Owner {
         }
     }
 
-    /// Gives back sealed segments in which nothing counts any more.
-    fn give_back_dead(&self) -> Result<(), StoreError> {
-        let is_dead = |view: &&SegmentView| view.live == 0 && view.dead > 0;
+    /// Gives back sealed segments in which nothing counts any more; which they were.
+    fn give_back_dead(&self) -> Result<Vec<SegmentId>, StoreError> {
         let sealed = self.local.with_core(|core| core.sealed());
-        let mut any = false;
-        for view in sealed.iter().filter(is_dead) {
-            any |= self.empty(view.segment, |page| page.from) == Emptied::Yes;
+        let mut given_back = Vec::new();
+        for view in sealed.iter().filter(|view| view.live == 0) {
+            if self.empty(view.segment, |page| page.from) == Emptied::Yes {
+                given_back.push(view.segment);
+            }
         }
-        if any {
+        if !given_back.is_empty() {
             opening::settle(&self.local)?;
         }
-        Ok(())
+        Ok(given_back)
     }
 
-    /// Turns dead blocks into free ones: empties the segment with the fewest live blocks, with all its pages kept. False when none
-    /// is worth it, or can be.
-    fn gain_room<R: Ord>(&self, rank: impl Fn(&Move) -> R) -> Result<bool, StoreError> {
-        let (sealed, room) = self
-            .local
-            .with_core(|core| (core.sealed(), core.room_for_copies()));
+    /// Turns dead blocks into free ones: empties the segment with the fewest live blocks, with all its pages kept, and leaves so many
+    /// segments free. One that has few dead ones is worth it if it `is_wasted`. Which it was; none when none is worth it, or can be.
+    fn gain_room<R: Ord>(
+        &self,
+        reserve: u64,
+        is_wasted: impl Fn(SegmentId) -> bool,
+        rank: impl Fn(&Move) -> R,
+    ) -> Result<Option<SegmentId>, StoreError> {
+        let sealed = self.local.with_core(|core| core.sealed());
+        let room = self.room_beside(reserve);
         let least = u64::from(self.volumes.superblock().segment_blocks) / GAIN_SHARE;
         let worth = sealed
             .iter()
-            .filter(|view| view.dead >= least && view.live <= room);
+            .filter(|view| (view.dead >= least || is_wasted(view.segment)) && view.live <= room);
         let Some(view) = worth.min_by_key(|view| (view.live, view.segment)) else {
-            return Ok(false);
+            return Ok(None);
         };
         let emptied = self.empty(view.segment, rank) == Emptied::Yes;
         opening::settle(&self.local)?;
-        Ok(emptied)
+        Ok(emptied.then_some(view.segment))
+    }
+
+    /// Blocks that copies can take while so many segments stay free.
+    fn room_beside(&self, reserve: u64) -> u64 {
+        let room = self.local.with_core(|core| core.room_for_copies());
+        room.saturating_sub(reserve * u64::from(self.volumes.superblock().segment_blocks))
     }
 
     /// Writes down what waits to be, makes everything durable, and closes the store in order. Returns how many evictions found no

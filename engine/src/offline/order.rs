@@ -7,7 +7,8 @@
 //! is all that a store knows of heat when it is opened again.
 //!
 //! A strand is moved when it is *scattered*: it has gaps that a fresh copy of it would not have, and its pieces are, on average, shorter
-//! than what the store itself deals to one volume at a time. Besides those go the pages of segments of which a part is dead, and those of
+//! than what the store reads at once: one in longer pieces is read in hardly more reads. One gap does not count, for the same reason, and
+//! because where room is little every segment that makes way leaves one in the strand that it begins with. Besides those go the pages of segments of which a part is dead, and those of
 //! segments that were sealed before they were full, when putting them together saves a segment. What a compaction has written
 //! is neither, so that a second one finds nothing to do.
 //!
@@ -18,6 +19,7 @@ use std::collections::HashMap;
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS};
 
 use crate::core::{GAIN_SHARE, RUN_BYTES};
+use crate::disk::MERGE_BYTES_MAX;
 use crate::index::SegmentId;
 use crate::recovery::{Found, Whole};
 
@@ -247,7 +249,7 @@ fn segment_of(page: &Found<Whole>) -> usize {
     page.place.segment.0 as usize
 }
 
-/// Whether a strand has gaps that a fresh copy would not have, and lies in short pieces.
+/// Whether a strand has several gaps that a fresh copy would not have, and lies in short pieces.
 fn is_scattered(
     strand: &[Step],
     pages: &[Found<Whole>],
@@ -277,7 +279,8 @@ fn is_scattered(
         total += blocks;
         before = Some(page);
     }
-    gaps > 0 && total < pieces * dealt
+    let read = MERGE_BYTES_MAX as u64 / BLOCK_BYTES as u64;
+    gaps > 1 && total < pieces * read
 }
 
 fn adjoin(
@@ -402,12 +405,20 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_in_one_piece_stays_and_one_in_two_pieces_moves() {
+    fn a_chain_in_two_pieces_stays_and_one_in_three_pieces_moves() {
         let whole = [page(1, None, 2), page(2, Some(1), 6), page(3, Some(2), 10)];
         assert!(planned(&whole, 14).is_empty());
         let torn = [page(1, None, 2), page(9, None, 6), page(2, Some(1), 10)];
-        let plan = planned(&torn, 14);
-        assert_eq!((plan.pages, plan.scattered), (vec![0, 2], 1));
+        assert!(planned(&torn, 14).is_empty());
+        let scattered = [
+            page(1, None, 2),
+            page(9, None, 6),
+            page(2, Some(1), 10),
+            page(8, None, 14),
+            page(3, Some(2), 18),
+        ];
+        let plan = planned(&scattered, 22);
+        assert_eq!((plan.pages, plan.scattered), (vec![0, 2, 4], 1));
     }
 
     #[test]

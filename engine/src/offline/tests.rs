@@ -1,14 +1,17 @@
-//! Repair where the device itself fails: blocks that it does not give. Everything else is tested through the public interface.
+//! Repair where the device itself fails: blocks that it does not give; and compactions that end with it, at any write.
+//! Everything else is tested through the public interface.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::IoSlice;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread::ThreadId;
+use std::time::Duration;
 
 use larder_format::{
     BLOCK_BYTES, Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys,
@@ -20,6 +23,7 @@ use crate::api::{PageStore, PutOptions, PutPage, PutStatus};
 use crate::disk::probe::Want;
 use crate::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
 use crate::memory::AlignedBuf;
+use crate::offline::compact::compact_on;
 use crate::offline::repair::repair_on;
 use crate::store::opening::open_volumes;
 use crate::survey::{Survey, SurveyOptions};
@@ -66,7 +70,7 @@ impl Ailing {
     fn once(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
         let reads = AtomicU64::new(0);
         let refuses = Box::new(move |asked: Range<u64>| {
-            asked.contains(&offset) && reads.fetch_add(1, Ordering::Relaxed) > 0
+            asked.contains(&offset) && reads.fetch_add(1, Relaxed) > 0
         });
         let errno = libc::EIO;
         Arc::new(Ailing {
@@ -80,7 +84,7 @@ impl Ailing {
     fn cancel(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
         let reads = AtomicU64::new(0);
         let refuses = Box::new(move |asked: Range<u64>| {
-            asked.contains(&offset) && reads.fetch_add(1, Ordering::Relaxed) == 0
+            asked.contains(&offset) && reads.fetch_add(1, Relaxed) == 0
         });
         let errno = libc::ECANCELED;
         Arc::new(Ailing {
@@ -116,6 +120,55 @@ impl Disk for Ailing {
         }
         // SAFETY: the caller's promise, passed on.
         unsafe { self.disk.submit(good) };
+    }
+
+    fn expire(&self) {
+        self.disk.expire();
+    }
+
+    unsafe fn register(&self, memory: &[Piece]) -> String {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.disk.register(memory) }
+    }
+
+    fn choice(&self) -> &Choice {
+        self.disk.choice()
+    }
+
+    fn shutdown(&self) {
+        self.disk.shutdown();
+    }
+}
+
+/// A disk that takes so many writes, and then ends the thread that opened it: its next submission unwinds.
+struct Deadly {
+    disk: Arc<dyn Disk>,
+    writes_left: AtomicU64,
+    victim: ThreadId,
+}
+
+impl Disk for Deadly {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        let writes = ops
+            .iter()
+            .filter(|op| matches!(op.action, Action::Write { .. }));
+        let writes = writes.count() as u64;
+        let left = self.writes_left.load(Relaxed);
+        self.writes_left.store(left.saturating_sub(writes), Relaxed);
+        if writes < left || writes == 0 {
+            // SAFETY: the caller's promise, passed on.
+            return unsafe { self.disk.submit(ops) };
+        }
+        for op in ops {
+            op.sink.done(vec![Done {
+                tag: op.tag,
+                result: Err(DiskError::Shutdown),
+                buffer: None,
+            }]);
+        }
+        if std::thread::current().id() == self.victim && !std::thread::panicking() {
+            std::panic::resume_unwind(Box::new("killed"));
+        }
     }
 
     fn expire(&self) {
@@ -241,8 +294,8 @@ fn try_repair(
     repair_on(volumes, disk, &options, &plan, &mut progress)
 }
 
-/// The store is sound and holds exactly these pages.
-fn check(path: &Path, keys: &[PageKey]) {
+/// The pages of a store that is sound.
+fn sound(path: &Path) -> BTreeSet<PageKey> {
     let survey = survey(path);
     assert!(survey.flaws.is_empty(), "{:?}", survey.flaws);
     let mut lost = Vec::new();
@@ -250,11 +303,12 @@ fn check(path: &Path, keys: &[PageKey]) {
         .check_payloads(|_| ControlFlow::Continue(()), |bad| lost.push(bad))
         .unwrap();
     assert!(lost.is_empty(), "{lost:?}");
-    let mut found: Vec<PageKey> = survey.live().map(|page| page.key).collect();
-    let mut wanted = keys.to_vec();
-    found.sort_unstable();
-    wanted.sort_unstable();
-    assert_eq!(found, wanted);
+    survey.live().map(|page| page.key).collect()
+}
+
+/// The store is sound and holds exactly these pages.
+fn check(path: &Path, keys: &[PageKey]) {
+    assert_eq!(sound(path), keys.iter().copied().collect());
 }
 
 #[test]
@@ -337,7 +391,12 @@ fn without_room_to_move_anything_repair_says_so_and_leaves_what_there_is() {
     let mut wanted = chains[..2].concat();
     found.sort_unstable();
     wanted.sort_unstable();
-    assert_eq!(found, wanted);
+    let lost: Vec<_> = wanted.iter().filter(|key| !found.contains(key)).collect();
+    let undead: Vec<_> = found.iter().filter(|key| !wanted.contains(key)).collect();
+    assert!(
+        lost.is_empty() && undead.is_empty(),
+        "lost {lost:?}, undead {undead:?}"
+    );
 }
 
 #[test]
@@ -366,4 +425,69 @@ fn a_header_copy_that_this_process_cannot_read_is_not_taken_for_a_bad_one() {
         assert!(matches!(error, StoreError::NotRead { .. }), "{error}");
         check(&path, &keys);
     }
+}
+
+/// A closed store that is full of what it keeps of chains that were put in turns, page by page.
+fn full_store(directory: &Path) -> PathBuf {
+    let path = directory.join("store");
+    let options = CreateOptions {
+        size: (1 << 20) + 12 * SEGMENT_BYTES,
+        segment_size: Some(SEGMENT_BYTES),
+        ..CreateOptions::default()
+    };
+    create(&path, &options).unwrap();
+    let store = crate::Store::open(&path, OpenOptions::default()).unwrap();
+    let id = store.namespace(&namespace()).unwrap();
+    let memory = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
+    let parts = [IoSlice::new(&memory)];
+    let chains: Vec<Vec<PageKey>> = (1..=40).map(|seed| chain(seed, 70)).collect();
+    for depth in 0..70 {
+        for chain in &chains {
+            let page = PutPage {
+                key: chain[depth],
+                parent: depth.checked_sub(1).map(|before| chain[before]),
+                depth: u32::try_from(depth).unwrap(),
+                parts: &parts,
+            };
+            let options = PutOptions {
+                wait: Duration::from_secs(60),
+            };
+            assert_eq!(store.put(id, &[page], options), [PutStatus::Stored]);
+        }
+    }
+    assert!(store.stats().evicted > 0);
+    store.close().unwrap();
+    path
+}
+
+/// Compacts a store on a disk that takes so many writes; `None` when that was its end.
+fn compact_within(path: &Path, writes: u64) -> Option<Compacted> {
+    let options = OpenOptions::default();
+    let (volumes, disk) = open_volumes(path, &options, Access::Exclusive).unwrap();
+    let disk = Arc::new(Deadly {
+        disk,
+        writes_left: AtomicU64::new(writes),
+        victim: std::thread::current().id(),
+    });
+    let mut progress = |_, _| ControlFlow::Continue(());
+    let compact = || compact_on(path, volumes, disk, &options, false, &mut progress);
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(compact));
+    done.ok()?.ok()
+}
+
+#[test]
+fn compactions_that_are_killed_at_any_write_leave_room_for_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = full_store(directory.path());
+    let before = sound(&path);
+    let ends: Vec<Option<Compacted>> = (0..40)
+        .map(|at| compact_within(&path, 2 + at * 11 % 37))
+        .collect();
+    assert!(ends[0].is_none() && ends[1].is_none(), "{ends:?}");
+    let is_stuck = |done: &&Compacted| done.left_pages > 0;
+    assert_eq!(ends.iter().flatten().find(is_stuck), None);
+    let done = compact_within(&path, u64::MAX).unwrap();
+    assert_eq!(done.left_pages, 0, "{done:?}");
+    // Pages that had been evicted may have come back.
+    assert!(sound(&path).is_superset(&before));
 }
