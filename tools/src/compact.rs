@@ -82,7 +82,7 @@ struct CompactReport {
 
 #[derive(Serialize)]
 struct InPlace {
-    /// Ways through chains that do not lie in one piece.
+    /// Ways through chains that lie in several short pieces.
     scattered_chains: u64,
     /// Pages to be moved, and their bytes.
     planned_pages: u64,
@@ -183,7 +183,13 @@ impl InPlace {
         );
         if self.left_pages > 0 {
             let left = count(self.left_pages, "page");
-            lines.row("Left", format!("{left}, still where they were"));
+            lines.row(
+                "Left",
+                format!(
+                    "{left}, still where they were, for want of free segments: use the store, which drops its coldest pages when it \
+                     needs room, or compact --into a new one"
+                ),
+            );
         }
         if self.damaged_pages + self.unfinished_pages > 0 {
             lines.row(

@@ -33,7 +33,7 @@ const KEPT_FREE: u64 = 1;
 /// What a compaction did, or would do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compacted {
-    /// Ways through chains that do not lie in one piece.
+    /// Ways through chains that lie in several short pieces.
     pub scattered: u64,
     /// Pages to be moved, and their bytes.
     pub planned_pages: u64,
