@@ -168,20 +168,17 @@ impl Compaction {
 
     fn run(mut self, progress: &mut Progress<'_>) -> Result<Compacted, StoreError> {
         self.give_back_dead()?;
-        while self.has_little_room() && self.gain_room()? {}
+        while self.has_little_room() && self.gain_room(progress)? {}
         while self.next < self.plan.pages.len() && !self.outcome.interrupted {
             let before = self.next;
             self.put_in_order(progress);
             self.give_back_dead()?;
-            if self.next == before && !self.outcome.interrupted && !self.gain_room()? {
+            if self.next == before && !self.gain_room(progress)? {
                 break;
             }
         }
         // What had to make way lay among what is in order, and has left holes there.
-        while !self.outcome.interrupted && self.gain_room()? {
-            let total = self.outcome.planned_bytes;
-            self.outcome.interrupted = progress(self.done_bytes(), total).is_break();
-        }
+        while self.gain_room(progress)? {}
         self.outcome.left_pages = self.left();
         let counters = self.owner.local.with_core(|core| core.counters());
         self.outcome.moved_pages = counters.moved;
@@ -207,16 +204,18 @@ impl Compaction {
             self.next = first_left.map_or(last + 1, |(at, _)| *at);
             let moved: u64 = moves.iter().map(|page| u64::from(page.record.blocks)).sum();
             self.done_blocks += moved;
-            let total = self.outcome.planned_bytes;
-            self.outcome.interrupted = progress(self.done_bytes(), total).is_break();
+            self.tell(progress);
             if first_left.is_some() || self.outcome.interrupted {
                 return;
             }
         }
     }
 
-    fn done_bytes(&self) -> u64 {
-        (self.done_blocks * BLOCK_BYTES as u64).min(self.outcome.planned_bytes)
+    /// Tells how far it is, and hears whether to end early.
+    fn tell(&mut self, progress: &mut Progress<'_>) {
+        let total = self.outcome.planned_bytes;
+        let done = (self.done_blocks * BLOCK_BYTES as u64).min(total);
+        self.outcome.interrupted = progress(done, total).is_break();
     }
 
     /// The next pages of the plan, with their positions in it, as many as fit into so many blocks and are moved at once: one at least,
@@ -261,7 +260,11 @@ impl Compaction {
         Ok(())
     }
 
-    fn gain_room(&mut self) -> Result<bool, StoreError> {
+    /// Makes one segment free; false when none can be, or it was asked to end early.
+    fn gain_room(&mut self, progress: &mut Progress<'_>) -> Result<bool, StoreError> {
+        if self.outcome.interrupted {
+            return Ok(false);
+        }
         let rank = |page: &Move| {
             let name = (page.namespace, page.record.key.prefix());
             (self.ranks.get(&name).copied(), page.from)
@@ -270,6 +273,7 @@ impl Compaction {
         for kept_free in [KEPT_FREE, 0] {
             if let Some(segment) = self.owner.gain_room(kept_free, is_wasted, rank)? {
                 self.wasted.remove(&segment);
+                self.tell(progress);
                 return Ok(true);
             }
         }

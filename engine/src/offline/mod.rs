@@ -211,16 +211,17 @@ impl Owner {
         Ok(given_back)
     }
 
-    /// Turns dead blocks into free ones: empties the segment with the fewest live blocks, with all its pages kept, and leaves so many
-    /// segments free. One that has few dead ones is worth it if it `is_wasted`. Which it was; none when none is worth it, or can be.
+    /// Turns dead blocks into free ones: empties the segment with the fewest live blocks, with all its pages kept, while `kept_free`
+    /// segments stay free. One with few dead blocks is worth it if it `is_wasted`. Which it was; none when none is worth it, or can
+    /// be.
     fn gain_room<R: Ord>(
         &self,
-        reserve: u64,
+        kept_free: u64,
         is_wasted: impl Fn(SegmentId) -> bool,
         rank: impl Fn(&Move) -> R,
     ) -> Result<Option<SegmentId>, StoreError> {
         let sealed = self.local.with_core(|core| core.sealed());
-        let room = self.room_beside(reserve);
+        let room = self.room_beside(kept_free);
         let least = u64::from(self.volumes.superblock().segment_blocks) / GAIN_SHARE;
         let worth = sealed
             .iter()
@@ -234,9 +235,9 @@ impl Owner {
     }
 
     /// Blocks that copies can take while so many segments stay free.
-    fn room_beside(&self, reserve: u64) -> u64 {
+    fn room_beside(&self, kept_free: u64) -> u64 {
         let room = self.local.with_core(|core| core.room_for_copies());
-        room.saturating_sub(reserve * u64::from(self.volumes.superblock().segment_blocks))
+        room.saturating_sub(kept_free * u64::from(self.volumes.superblock().segment_blocks))
     }
 
     /// Writes down what waits to be, makes everything durable, and closes the store in order. Returns how many evictions found no

@@ -7,10 +7,10 @@
 //! is all that a store knows of heat when it is opened again.
 //!
 //! A strand is moved when it is *scattered*: it has gaps that a fresh copy of it would not have, and its pieces are, on average, shorter
-//! than what the store reads at once: one in longer pieces is read in hardly more reads. One gap does not count, for the same reason, and
-//! because where room is little every segment that makes way leaves one in the strand that it begins with. Besides those go the pages of segments of which a part is dead, and those of
-//! segments that were sealed before they were full, when putting them together saves a segment. What a compaction has written
-//! is neither, so that a second one finds nothing to do.
+//! than what the store reads at once; one in longer pieces is read in hardly more reads. One gap does not count, for the same
+//! reason, and because every segment that makes way where room is little leaves one in the strand that it begins with. Besides
+//! those go the pages of segments of which a part is dead, and those of segments that were sealed before they were full, when
+//! putting them together saves a segment. What a compaction has written is neither, so that a second one finds nothing to do.
 //!
 //! Pure functions of what recovery found. Descriptors that claim a circle cost it its order, nothing else.
 
