@@ -153,8 +153,8 @@ impl Ring {
             let read = opcode::Read::new(file, start.as_mut_ptr(), len);
             read.offset(offset).build()
         };
-        // SAFETY: the memory lives as long as the ring, which `drop` empties first, and nothing looks at a busy buffer that is being read
-        // into, nor changes one that is being written from.
+        // SAFETY: the memory is freed after `drop` has waited for all that is in flight. A busy buffer is not looked at while it is being
+        // read into, and none is ever changed here.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(buffer as u64)) };
         pushed.map_err(io::Error::other)?;
         self.is_busy[buffer] = true;
@@ -192,7 +192,13 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        while self.in_flight > 0 && self.ring.submit_and_wait(1).is_ok() {
+        while self.in_flight > 0 {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // The kernel still has the memory.
+                Err(_) => std::process::abort(),
+            }
             self.in_flight -= u32::try_from(self.ring.completion().count()).unwrap_or(0);
         }
     }

@@ -166,6 +166,19 @@ fn a_nearly_full_store_is_in_order_after_a_few_compactions() {
 }
 
 #[test]
+fn progress_is_told_while_room_is_made_too() {
+    let home = home_with(&chains(60, 100), MIB + 20 * 16 * MIB);
+    let mut told = Vec::new();
+    let mut progress = |moved: u64, _| {
+        told.push(moved);
+        ControlFlow::Continue(())
+    };
+    compact(&home.path, &OpenOptions::default(), false, &mut progress).unwrap();
+    // What makes way is not in its order yet.
+    assert!(told.windows(2).any(|pair| pair[0] == pair[1]), "{told:?}");
+}
+
+#[test]
 fn chains_on_two_volumes_lie_in_long_rows_on_each() {
     let home = Home::new();
     let options = CreateOptions {

@@ -10,7 +10,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread::ThreadId;
 use std::time::Duration;
 
 use larder_format::{
@@ -34,14 +33,31 @@ const SEGMENT_BYTES: u64 = 16 << 20;
 const PAGE_BYTES: u32 = 64 << 10;
 const GARBAGE: u8 = 0xee;
 
-/// A disk that refuses some reads, by the bytes of the only volume that they ask for.
+/// A disk that does not get all that is asked of it.
 struct Ailing {
     disk: Arc<dyn Disk>,
-    refuses: Box<dyn Fn(Range<u64>) -> bool + Send + Sync>,
-    errno: i32,
+    /// Answers what the disk is not to get, and gives back the rest.
+    pass: Box<dyn Fn(Vec<Op>) -> Vec<Op> + Send + Sync>,
 }
 
 impl Ailing {
+    /// Refuses some reads, by the bytes of the only volume that they ask for.
+    fn refusing(
+        disk: Arc<dyn Disk>,
+        errno: i32,
+        refuses: impl Fn(Range<u64>) -> bool + Send + Sync + 'static,
+    ) -> Arc<dyn Disk> {
+        let takes = move |op: Op| match &op.action {
+            Action::Read { offset, buffer } if refuses(*offset..offset + buffer.len() as u64) => {
+                refuse(&op, DiskError::Os(errno));
+                None
+            }
+            _ => Some(op),
+        };
+        let pass = Box::new(move |ops: Vec<Op>| ops.into_iter().filter_map(&takes).collect());
+        Arc::new(Ailing { disk, pass })
+    }
+
     /// Destroys blocks, and lets nobody read them until they have been written.
     fn ail(disk: Arc<dyn Disk>, path: &Path, offsets: &[u64]) -> Arc<dyn Disk> {
         let file = File::options().read(true).write(true).open(path).unwrap();
@@ -49,7 +65,7 @@ impl Ailing {
             file.write_all_at(&[GARBAGE; BLOCK_BYTES], offset).unwrap();
         }
         let bad = Mutex::new(offsets.to_vec());
-        let refuses = Box::new(move |asked: Range<u64>| {
+        Ailing::refusing(disk, libc::EIO, move |asked| {
             let mut bad = bad.lock();
             bad.retain(|at| {
                 let mut block = [0; BLOCK_BYTES];
@@ -57,118 +73,60 @@ impl Ailing {
                 block == [GARBAGE; BLOCK_BYTES]
             });
             bad.iter().any(|at| asked.contains(at))
-        });
-        let errno = libc::EIO;
-        Arc::new(Ailing {
-            disk,
-            refuses,
-            errno,
         })
     }
 
     /// Lets a block be read once.
     fn once(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
         let reads = AtomicU64::new(0);
-        let refuses = Box::new(move |asked: Range<u64>| {
+        Ailing::refusing(disk, libc::EIO, move |asked| {
             asked.contains(&offset) && reads.fetch_add(1, Relaxed) > 0
-        });
-        let errno = libc::EIO;
-        Arc::new(Ailing {
-            disk,
-            refuses,
-            errno,
         })
     }
 
     /// Does not carry out the first read of a block.
     fn cancel(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
         let reads = AtomicU64::new(0);
-        let refuses = Box::new(move |asked: Range<u64>| {
+        Ailing::refusing(disk, libc::ECANCELED, move |asked| {
             asked.contains(&offset) && reads.fetch_add(1, Relaxed) == 0
-        });
-        let errno = libc::ECANCELED;
-        Arc::new(Ailing {
-            disk,
-            refuses,
-            errno,
         })
     }
 
-    fn refuses(&self, op: &Op) -> bool {
-        match &op.action {
-            Action::Read { offset, buffer } => {
-                (self.refuses)(*offset..offset + buffer.len() as u64)
+    /// Takes so many writes, and then ends this thread: its next submission unwinds.
+    fn deadly(disk: Arc<dyn Disk>, writes: u64) -> Arc<dyn Disk> {
+        let left = AtomicU64::new(writes);
+        let victim = std::thread::current().id();
+        let pass = Box::new(move |ops: Vec<Op>| {
+            let is_write = |op: &&Op| matches!(op.action, Action::Write { .. });
+            let writes = ops.iter().filter(is_write).count() as u64;
+            let before = left.load(Relaxed);
+            left.store(before.saturating_sub(writes), Relaxed);
+            if writes < before || writes == 0 {
+                return ops;
             }
-            _ => false,
-        }
+            ops.iter().for_each(|op| refuse(op, DiskError::Shutdown));
+            if std::thread::current().id() == victim && !std::thread::panicking() {
+                std::panic::resume_unwind(Box::new("killed"));
+            }
+            Vec::new()
+        });
+        Arc::new(Ailing { disk, pass })
     }
+}
+
+fn refuse(op: &Op, error: DiskError) {
+    op.sink.done(vec![Done {
+        tag: op.tag,
+        result: Err(error),
+        buffer: None,
+    }]);
 }
 
 impl Disk for Ailing {
     unsafe fn submit(&self, ops: Vec<Op>) {
-        let mut good = Vec::new();
-        for op in ops {
-            if self.refuses(&op) {
-                op.sink.done(vec![Done {
-                    tag: op.tag,
-                    result: Err(DiskError::Os(self.errno)),
-                    buffer: None,
-                }]);
-            } else {
-                good.push(op);
-            }
-        }
+        let good = (self.pass)(ops);
         // SAFETY: the caller's promise, passed on.
         unsafe { self.disk.submit(good) };
-    }
-
-    fn expire(&self) {
-        self.disk.expire();
-    }
-
-    unsafe fn register(&self, memory: &[Piece]) -> String {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.disk.register(memory) }
-    }
-
-    fn choice(&self) -> &Choice {
-        self.disk.choice()
-    }
-
-    fn shutdown(&self) {
-        self.disk.shutdown();
-    }
-}
-
-/// A disk that takes so many writes, and then ends the thread that opened it: its next submission unwinds.
-struct Deadly {
-    disk: Arc<dyn Disk>,
-    writes_left: AtomicU64,
-    victim: ThreadId,
-}
-
-impl Disk for Deadly {
-    unsafe fn submit(&self, ops: Vec<Op>) {
-        let writes = ops
-            .iter()
-            .filter(|op| matches!(op.action, Action::Write { .. }));
-        let writes = writes.count() as u64;
-        let left = self.writes_left.load(Relaxed);
-        self.writes_left.store(left.saturating_sub(writes), Relaxed);
-        if writes < left || writes == 0 {
-            // SAFETY: the caller's promise, passed on.
-            return unsafe { self.disk.submit(ops) };
-        }
-        for op in ops {
-            op.sink.done(vec![Done {
-                tag: op.tag,
-                result: Err(DiskError::Shutdown),
-                buffer: None,
-            }]);
-        }
-        if std::thread::current().id() == self.victim && !std::thread::panicking() {
-            std::panic::resume_unwind(Box::new("killed"));
-        }
     }
 
     fn expire(&self) {
@@ -464,11 +422,7 @@ fn full_store(directory: &Path) -> PathBuf {
 fn compact_within(path: &Path, writes: u64) -> Option<Compacted> {
     let options = OpenOptions::default();
     let (volumes, disk) = open_volumes(path, &options, Access::Exclusive).unwrap();
-    let disk = Arc::new(Deadly {
-        disk,
-        writes_left: AtomicU64::new(writes),
-        victim: std::thread::current().id(),
-    });
+    let disk = Ailing::deadly(disk, writes);
     let mut progress = |_, _| ControlFlow::Continue(());
     let compact = || compact_on(path, volumes, disk, &options, false, &mut progress);
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(compact));
