@@ -20,12 +20,12 @@ mod worker;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use io_uring::{IoUring, Probe, opcode};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
@@ -103,7 +103,8 @@ impl Features {
     /// The kernel's, when there is no ring to be had: `ENOSYS` (too old), `EPERM` (forbidden), `ENOMEM` (locked-memory
     /// limit); [`io::ErrorKind::Unsupported`] when the ring lacks an operation this disk cannot do without (before 5.6).
     pub fn probe() -> Result<Self, io::Error> {
-        let (setup, ring) = Self::first_setup()?;
+        let (setup, mut ring) = Self::first_setup()?;
+        prove(&mut ring)?;
         let submitter = ring.submitter();
         let mut known = Probe::new();
         submitter.register_probe(&mut known)?;
@@ -142,6 +143,51 @@ impl Features {
             }
         }
         Err(refusal.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
+    }
+}
+
+/// Carries out a `NOP` and a read. A container profile may allow `io_uring_setup` and refuse
+/// `io_uring_enter`.
+fn prove(ring: &mut IoUring) -> Result<(), io::Error> {
+    const MESSAGE: [u8; 8] = *b"a proof!";
+    let (reader, mut writer) = io::pipe()?;
+    writer.write_all(&MESSAGE)?;
+    let mut memory = Box::new([0; MESSAGE.len()]);
+    let (to, bytes) = (memory.as_mut_ptr(), MESSAGE.len() as u32);
+    let nop = opcode::Nop::new().build();
+    let read = opcode::Read::new(types::Fd(reader.as_raw_fd()), to, bytes).build();
+    // SAFETY: a NOP points to nothing.
+    unsafe { carry_out(ring, &nop) }?;
+    // SAFETY: the memory of the read is freed only after its completion.
+    match unsafe { carry_out(ring, &read) } {
+        Ok(moved) if moved == MESSAGE.len() && *memory == MESSAGE => Ok(()),
+        Ok(_) => Err(io::Error::other("a read through io_uring gave other bytes")),
+        Err(error) => {
+            // The read may not be over.
+            Box::leak(memory);
+            Err(error)
+        }
+    }
+}
+
+/// Carries out one operation.
+///
+/// # Safety
+/// Memory that the entry points to must live until this returns, and for ever when this fails.
+unsafe fn carry_out(ring: &mut IoUring, entry: &squeue::Entry) -> Result<usize, io::Error> {
+    // SAFETY: the caller's promise.
+    let pushed = unsafe { ring.submission().push(entry) };
+    pushed.map_err(io::Error::other)?;
+    loop {
+        match ring.submit_and_wait(1) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+        if let Some(completion) = ring.completion().next() {
+            let result = completion.result();
+            let errno = || io::Error::from_raw_os_error(result.wrapping_neg());
+            return usize::try_from(result).map_err(|_| errno());
+        }
     }
 }
 
