@@ -65,7 +65,12 @@ pub fn compact(
     dry_run: bool,
     progress: &mut Progress<'_>,
 ) -> Result<Compacted, StoreError> {
-    let (volumes, disk) = open_volumes(path, options, Access::Exclusive)?;
+    let access = if dry_run {
+        Access::Held
+    } else {
+        Access::Exclusive
+    };
+    let (volumes, disk) = open_volumes(path, options, access)?;
     compact_on(path, volumes, disk, options, dry_run, progress)
 }
 

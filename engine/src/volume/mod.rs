@@ -42,9 +42,15 @@ pub enum Access {
     Client,
     /// Reading, beside whoever writes.
     ReadOnly,
+    /// Reading, with writers locked out.
+    Held,
 }
 
 impl Access {
+    fn only_reads(self) -> bool {
+        matches!(self, Access::ReadOnly | Access::Held)
+    }
+
     fn is_exclusive(self) -> bool {
         matches!(self, Access::Exclusive | Access::AtOnce)
     }
@@ -93,7 +99,7 @@ impl File {
         }
         let is_device = kind.is_block_device();
         let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
-        flags |= if access == Access::ReadOnly {
+        flags |= if access.only_reads() {
             OFlags::RDONLY
         } else {
             OFlags::RDWR
@@ -328,7 +334,7 @@ impl Found {
         // A device in use opens for all but those who want it alone.
         let beside_others = match access {
             Access::Exclusive | Access::AtOnce => Access::Client,
-            Access::Client | Access::ReadOnly => access,
+            Access::Client | Access::ReadOnly | Access::Held => access,
         };
         let file = File::open(path, beside_others)?;
         let superblock = superblock_of(&file, path)?;
@@ -425,8 +431,11 @@ impl Volume {
         let patience = match access {
             Access::Exclusive => Some(LOCK_PATIENCE),
             Access::AtOnce => Some(Duration::ZERO),
-            Access::Client | Access::ReadOnly => None,
+            Access::Client | Access::ReadOnly | Access::Held => None,
         };
+        if access == Access::Held {
+            file.lock_shared(path)?;
+        }
         if let Some(patience) = patience {
             if file.is_device {
                 file = file.claimed(path, access, patience)?;
@@ -434,9 +443,9 @@ impl Volume {
             file.lock_within(path, patience)?;
         }
         // Whoever held the lock until now may have written a newer one, or made another store of it.
-        let superblock = match patience {
-            Some(_) => superblock_of(&file, path)?,
-            None => superblock,
+        let superblock = match access {
+            Access::Exclusive | Access::AtOnce | Access::Held => superblock_of(&file, path)?,
+            Access::Client | Access::ReadOnly => superblock,
         };
         let geometry = geometry_of(&superblock, path)?;
         let needed = geometry.volume_bytes().max(least);
