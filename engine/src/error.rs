@@ -172,6 +172,18 @@ pub enum StoreError {
         /// Bytes the filesystem has.
         free: u64,
     },
+    /// The file system does not preallocate, or a container profile forbids the call.
+    #[error(
+        "{path}: the file system ({file_system}) cannot preallocate a file ({source}): add --prewrite to `larder create`, which writes every block instead, or use ext4, xfs or a block device"
+    )]
+    NoPreallocation {
+        /// The volume.
+        path: PathBuf,
+        /// The file system's name.
+        file_system: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// A structure on disk could not be trusted.
     #[error("{path}: at byte {offset}: {source}")]
     Damaged {

@@ -86,6 +86,7 @@
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
 //! | [`disk`] | io_uring and threads behind one trait |
 //! | [`memory`] | aligned, huge-page backed buffers |
+//! | [`random`] | random bytes for identities |
 //! | [`planted`](mod@planted) | bugs for the simulation to find; nothing in any other build |
 
 pub mod api;
@@ -97,6 +98,7 @@ pub mod index;
 pub mod memory;
 pub mod offline;
 pub mod planted;
+pub mod random;
 pub mod recovery;
 pub mod share;
 pub mod store;

@@ -17,6 +17,7 @@ use indicatif::ProgressBar;
 use larder_engine::format::{
     ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint, PageKey,
 };
+use larder_engine::random::random_bytes;
 use larder_engine::survey::{BadPage, Page, PayloadFault, RecordId, Survey, SurveyOptions};
 use serde::Serialize;
 
@@ -493,11 +494,5 @@ fn unix_seconds() -> u64 {
 }
 
 fn random_id() -> io::Result<ArchiveId> {
-    let mut bytes = [0; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
-    }
-    Ok(ArchiveId::from_bytes(bytes))
+    random_bytes().map(ArchiveId::from_bytes)
 }

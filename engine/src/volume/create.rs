@@ -21,8 +21,10 @@ use rustix::io::Errno;
 
 use super::{Access, File, not_to_be_recorded, this_holder};
 use crate::core::{segments_min, usable_blocks};
+use crate::disk::probe::filesystem;
 use crate::error::{StoreError, bytes, count};
 use crate::memory::AlignedBuf;
+use crate::random::random_bytes;
 use left::{is_named, is_zero, left_bytes, lock_left, open_left, remove_left, temporary_name};
 
 /// Bytes at either end of a device that must be zero for it to count as unused.
@@ -207,7 +209,7 @@ impl Plan {
         from: u64,
         options: &CreateOptions<'_>,
     ) -> Result<(), StoreError> {
-        target.allocate(self.volume_bytes)?;
+        target.allocate(self.volume_bytes, options.prewrite)?;
         if !options.prewrite {
             return Ok(());
         }
@@ -228,18 +230,18 @@ impl Plan {
     }
 
     fn write(&self, targets: &[Target], options: &CreateOptions<'_>) -> Result<(), StoreError> {
-        let store = StoreId::from_bytes(random_bytes()?);
+        let store = StoreId::from_bytes(identity_bytes()?);
         let mut entries = Vec::with_capacity(targets.len());
         for target in targets {
             entries.push(VolumeEntry {
-                id: VolumeId::from_bytes(random_bytes()?),
+                id: VolumeId::from_bytes(identity_bytes()?),
                 segments: self.geometry.segments(),
                 lost: false,
                 path: absolute(&target.path)?,
             });
         }
         for target in targets {
-            target.allocate(self.volume_bytes)?;
+            target.allocate(self.volume_bytes, options.prewrite)?;
         }
         if options.prewrite {
             let total = self.volume_bytes * targets.len() as u64;
@@ -373,8 +375,7 @@ impl Target {
     fn keep(&mut self) -> Result<(), StoreError> {
         if let Some(temporary) = &self.temporary {
             let (from, to) = (temporary.as_path(), self.path.as_path());
-            rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
-                .map_err(|e| StoreError::io("naming the new volume", to, e))?;
+            rename(from, to).map_err(|e| StoreError::io("naming the new volume", to, e))?;
             self.temporary = None;
         }
         // The name must survive too.
@@ -386,8 +387,9 @@ impl Target {
         Ok(())
     }
 
-    /// Gives the file its length and its blocks.
-    fn allocate(&self, bytes: u64) -> Result<(), StoreError> {
+    /// Gives the file its length and its blocks. Where the file system cannot preallocate, or the
+    /// call is refused, a prewrite allocates the blocks.
+    fn allocate(&self, bytes: u64, prewrite: bool) -> Result<(), StoreError> {
         let failed = |doing, error: Errno| match error {
             Errno::NOSPC | Errno::DQUOT => StoreError::NoSpace {
                 path: self.path.clone(),
@@ -416,8 +418,16 @@ impl Target {
         }
         let file = self.file.file.as_fd();
         rustix::fs::ftruncate(file, bytes).map_err(|e| failed("sizing the volume", e))?;
-        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes)
-            .map_err(|e| failed("allocating the volume", e))
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => Ok(()),
+            Err(error) if !is_missing(error) => Err(failed("allocating the volume", error)),
+            Err(_) if prewrite => Ok(()),
+            Err(error) => Err(StoreError::NoPreallocation {
+                path: self.path.clone(),
+                file_system: filesystem(file),
+                source: error.into(),
+            }),
+        }
     }
 
     /// Takes back what [`Target::allocate`] added to a volume that was there.
@@ -443,6 +453,27 @@ impl Target {
         rustix::fs::fsync(self.file.file.as_fd()).map_err(|e| io(e.into()))?;
         Ok(())
     }
+}
+
+/// Gives a file another name that is not taken.
+fn rename(from: &Path, to: &Path) -> Result<(), Error> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(()),
+        // Some file systems do not know the flag.
+        Err(error) if is_missing(error) || error == Errno::INVAL => {
+            fs::hard_link(from, to)?;
+            fs::remove_file(from)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the file system or the kernel lacks a call, or a container profile refuses it.
+fn is_missing(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM | Errno::ACCESS
+    )
 }
 
 impl Drop for Target {
@@ -560,15 +591,8 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
     Ok(plan.created(paths))
 }
 
-fn random_bytes() -> Result<[u8; 16], StoreError> {
-    let mut bytes = [0; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        filled +=
-            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())
-                .map_err(|e| StoreError::io("drawing an identity", Path::new("getrandom"), e))?;
-    }
-    Ok(bytes)
+fn identity_bytes() -> Result<[u8; 16], StoreError> {
+    random_bytes().map_err(|e| StoreError::io("drawing an identity", Path::new("/dev/urandom"), e))
 }
 
 fn absolute(path: &Path) -> Result<String, StoreError> {

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::ledger::Ledger;
 use super::reads::HeldReads;
+use crate::random::random_bytes;
 use crate::share::wire::ClientId;
 
 /// Connections of one client. Each of its puts has one, and each of its other calls.
@@ -33,10 +34,8 @@ pub(super) struct Connections {
 }
 
 pub(super) fn fresh_secret() -> u64 {
-    let mut bytes = [0; 8];
     // Without randomness a guess is easier; the socket's permissions are what keeps others out.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    u64::from_le_bytes(bytes)
+    random_bytes().map_or(0, u64::from_le_bytes)
 }
 
 impl Session {
