@@ -176,6 +176,8 @@ pub enum Refusal {
     Closed,
     /// The store's serial numbers for this run are used up: reopen it.
     Exhausted,
+    /// Every volume is in read-only service: its device refuses writes.
+    ReadOnlyService,
 }
 
 /// Why a page could not be stored.
@@ -378,6 +380,14 @@ pub struct Stats {
     /// Pages refused.
     #[serde(rename = "refused_pages")]
     pub refused: u64,
+    /// Of those, pages refused because every volume was in read-only service.
+    #[serde(rename = "refused_read_only_pages")]
+    pub refused_read_only: u64,
+    /// Puts refused for that, of all processes that share the store.
+    #[serde(rename = "refused_read_only_puts")]
+    pub puts_refused_read_only: u64,
+    /// Volumes in read-only service now: their pages are served, and their devices refuse writes.
+    pub read_only_volumes: Vec<ReadOnlyVolume>,
     /// Pages whose write or sync failed.
     #[serde(rename = "failed_pages")]
     pub failed: u64,
@@ -426,6 +436,15 @@ pub struct Stats {
     pub unproven: u64,
     /// Which disk, and why: `kind: reason`.
     pub disk: String,
+}
+
+/// A volume in read-only service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadOnlyVolume {
+    /// Its path.
+    pub path: PathBuf,
+    /// The error of the last write that its device refused.
+    pub reason: String,
 }
 
 impl Stats {

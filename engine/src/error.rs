@@ -226,6 +226,11 @@ pub enum StoreError {
         "no room for the record: every segment is in use; try again when reclaim has caught up"
     )]
     NoRoom,
+    /// Every volume is in read-only service.
+    #[error(
+        "every volume of the store refuses writes and is in read-only service; `larder stat` and `larder doctor` say why"
+    )]
+    ReadOnlyService,
     /// Too many namespaces.
     #[error(
         "the store knows {0} namespaces, its limit; clear those no longer used, and compact it into a new one (`larder compact --into`)"

@@ -102,6 +102,8 @@ mod switch {
             DroppedDeletion,
             /// Evictions are not written down.
             UnwrittenEviction,
+            /// Pages are evicted for a page that no volume takes.
+            EvictionInVain,
             /// Recovery takes descriptor blocks of a segment's earlier lives.
             StaleSequence,
             /// Recovery stops at the first block that is not what it looks for.

@@ -150,12 +150,16 @@ impl<'a> Life<'a> {
                     if let Io::Write { offset, bytes } = io {
                         self.write(offset, &bytes)?;
                     }
-                    self.core.io_done(id, true);
+                    self.core.io_done(id, Ok(()));
                 }
                 Effect::Settled(id, statuses) => {
                     self.settled.insert(id, statuses);
                 }
-                Effect::Finished(..) | Effect::Room | Effect::Reclaim => {}
+                Effect::Finished(..)
+                | Effect::Room
+                | Effect::Reclaim
+                | Effect::ReadOnly(..)
+                | Effect::ReadWrite(_) => {}
             }
             effects.extend(self.core.take_effects());
         }

@@ -15,6 +15,7 @@ use larder_engine::PutStatus;
 use larder_engine::api::PutFailure;
 use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
 use larder_engine::core::{Core, Effect, Fault, Io, RequestId, Victim};
+use larder_engine::disk::DiskError;
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, DescriptorBlock, OpenState, PageKey, Run, SEGMENTS_OFFSET, Superblock,
@@ -27,6 +28,7 @@ use larder_engine::recovery::scan::Spot;
 const SEGMENTS: u32 = 24;
 const SEGMENT_BLOCKS: u32 = 64;
 const SLOT: NamespaceSlot = NamespaceSlot(0);
+const EIO: Result<(), DiskError> = Err(DiskError::Os(5));
 
 /// Longer than the core waits before it tries again what has failed.
 const PAUSE_MS: u64 = 10_000;
@@ -169,7 +171,7 @@ impl Store {
     fn refuse_writes(&mut self) {
         for effect in self.core.take_effects() {
             if let Effect::Io { id, .. } = effect {
-                self.core.io_done(id, false);
+                self.core.io_done(id, EIO);
             }
         }
     }
@@ -193,7 +195,7 @@ impl Store {
                         }
                         Io::Sync => self.sync(),
                     };
-                    self.core.io_done(id, good);
+                    self.core.io_done(id, if good { Ok(()) } else { EIO });
                 }
                 Effect::Settled(id, statuses) => {
                     self.settled.insert(id, statuses);
@@ -201,7 +203,7 @@ impl Store {
                 Effect::Finished(id, result) => {
                     self.finished.insert(id, result);
                 }
-                Effect::Room | Effect::Reclaim => {}
+                Effect::Room | Effect::Reclaim | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
             }
             effects.extend(self.core.take_effects());
         }
@@ -417,7 +419,7 @@ fn a_deletion_outlives_the_first_header_of_its_segment() {
     let Some(Effect::Io { id: header, .. }) = first.next() else {
         panic!("no segment is opened");
     };
-    store.core.io_done(header, false);
+    store.core.io_done(header, EIO);
     store.carry_out_these(second);
     assert!(!store.finished.contains_key(&RequestId(1)));
     assert_eq!(store.finished[&RequestId(2)], Ok(()));
@@ -511,7 +513,7 @@ fn behind_a_hole(can_be_filled: bool) -> (bool, usize) {
     assert_eq!(store.land(behind), [PutStatus::Stored]);
     for effect in descriptor {
         if let Effect::Io { id, .. } = effect {
-            store.core.io_done(id, false);
+            store.core.io_done(id, EIO);
         }
     }
     store.core.landed(lost, &[(0, true)]);

@@ -189,7 +189,7 @@ impl Machine {
                 if let Io::Write { offset, bytes } = io {
                     self.write(volume, offset, &bytes);
                 }
-                self.core.io_done(id, true);
+                self.core.io_done(id, Ok(()));
             }
             Effect::Settled(id, statuses) => {
                 self.settled.insert(id, statuses);
@@ -197,7 +197,7 @@ impl Machine {
             Effect::Finished(id, result) => {
                 self.finished.insert(id, result);
             }
-            Effect::Room => {}
+            Effect::Room | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
             Effect::Reclaim => self.wants_reclaim = true,
         }
     }

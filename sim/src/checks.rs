@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use larder_engine::format::{
-    BlockAddress, Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentAddress, SegmentHeader,
-    SegmentNo, SegmentState, Serial,
+    BlockAddress, Body, DescriptorBlock, HEADER_BLOCKS, Record, SEGMENTS_OFFSET,
+    SUPERBLOCK_OFFSETS, SegmentAddress, SegmentHeader, SegmentNo, SegmentState, Serial,
 };
 use larder_engine::index::{Index, Place, SegmentId};
 
 use crate::disk::Content;
 use crate::oracle::{Name, VersionId};
+use crate::setup::BLOCK;
 use crate::world::{Described, Live, World};
 
 impl World {
@@ -23,6 +24,10 @@ impl World {
         start: usize,
         blocks: &[Content],
     ) -> Option<SegmentState> {
+        if blocks.iter().all(is_zero) {
+            self.inspect_probe(live, volume, start, blocks.len());
+            return None;
+        }
         let (segment, number, within) = self.locate_block(volume, start);
         let is_header = within < HEADER_BLOCKS;
         let mut state = None;
@@ -54,6 +59,34 @@ impl World {
             }
         }
         state
+    }
+
+    /// A probe writes to data blocks of a durably free segment, or before the first segment.
+    fn inspect_probe(&mut self, live: &Live, volume: usize, start: usize, count: usize) {
+        if start < SEGMENTS_OFFSET as usize / BLOCK {
+            assert!(
+                SUPERBLOCK_OFFSETS
+                    .iter()
+                    .all(|at| start > *at as usize / BLOCK)
+            );
+            return;
+        }
+        let (segment, _, within) = self.locate_block(volume, start);
+        assert!(
+            within >= HEADER_BLOCKS,
+            "a probe of {segment:?} destroys its header"
+        );
+        assert!(within as usize + count <= self.setup.segment_blocks as usize);
+        assert!(
+            self.is_durably_free(segment)
+                || self.headless.contains(&segment)
+                || self.forgotten.contains(&segment)
+                || self.torn_inside,
+            "{segment:?} is probed, and a power loss would bring its old life back"
+        );
+        let pins = live.pins.get(&segment).copied().unwrap_or(0);
+        assert!(pins == 0, "{segment:?} is probed under {pins} readers");
+        self.check_nobody_writes(volume, start, count);
     }
 
     fn inspect_header(&mut self, live: &mut Live, segment: SegmentId, header: &SegmentHeader) {
@@ -342,5 +375,13 @@ impl World {
             written >= evicted || !had_room || self.setup.faults.fail_writes(),
             "{evicted} pages were evicted, and {written} of that written down"
         );
+    }
+}
+
+fn is_zero(content: &Content) -> bool {
+    match content {
+        Content::Zero => true,
+        Content::Data(word) => *word == 0,
+        Content::Bytes(bytes) => bytes.iter().all(|byte| *byte == 0),
     }
 }

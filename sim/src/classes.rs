@@ -85,6 +85,7 @@ classes! {
         Unreadable => "EIO on read, for good",
         ReadErrors => "EIO on read, for some tries",
         Delayed => "operation delayed",
+        ReadOnlyService => "volume put into read-only service",
         Reordered => "operation overtook an older one of its volume",
         ClockForward => "clock jumped forward",
         ClockBack => "clock stepped back",

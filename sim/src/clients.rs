@@ -381,19 +381,29 @@ impl World {
         names: &[Name],
         command: impl FnOnce(&mut Core, RequestId) -> u64,
     ) -> (RequestId, u64) {
-        let there = names
-            .iter()
-            .filter(|name| self.current(live, **name).is_some())
-            .count();
+        let count = |world: &World, live: &Live| {
+            let there = |name: &&Name| world.current(live, **name).is_some();
+            names.iter().filter(there).count() as u64
+        };
+        let there = count(self, live);
+        let is_refused = live.core.read_only_volumes().len() == self.setup.volumes.len();
         let request = self.new_request();
         self.clock += 1;
-        self.oracle.delete(names, request.0, self.clock);
+        if !is_refused {
+            self.oracle.delete(names, request.0, self.clock);
+        }
         self.note(request.0, || format!("{request:?} deletes {names:?}"));
         let found = self.with_core(live, |core| command(core, request));
-        assert_eq!(
-            found, there as u64,
-            "a deletion says how many pages were there"
-        );
+        if is_refused {
+            assert_eq!(found, 0, "a deletion that is refused deletes");
+            assert_eq!(
+                count(self, live),
+                there,
+                "a deletion that is refused deletes"
+            );
+        } else {
+            assert_eq!(found, there, "a deletion says how many pages were there");
+        }
         self.totals.deleted += found;
         (request, found)
     }

@@ -393,7 +393,13 @@ impl SimDisk {
     }
 
     /// A write of neighbouring blocks, and what becomes of it. Whether the device calls it done.
-    pub fn write(&self, volume: usize, start: usize, blocks: &[Content], fate: &Fate) -> bool {
+    pub fn write(
+        &self,
+        volume: usize,
+        start: usize,
+        blocks: &[Content],
+        fate: &Fate,
+    ) -> Result<(), DiskError> {
         let volume = &mut self.volumes()[volume];
         let mut kernel = self.kernel();
         let answer = match fate {
@@ -410,7 +416,7 @@ impl SimDisk {
                 Fate::Done | Fate::Fails(..) => volume.write(first, part, || true),
             }
         };
-        kernel.write(start, blocks.len(), answer, land).is_ok()
+        kernel.write(start, blocks.len(), answer, land)
     }
 
     fn carry_out(

@@ -4,6 +4,7 @@
 //! deletions. One copy of a header: nothing, where the other copy says the same; both: the segment. One superblock: nothing; both:
 //! the volume.
 
+use larder_engine::disk::DiskError;
 use larder_engine::format::{Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentHeader};
 use larder_engine::index::SegmentId;
 
@@ -81,7 +82,7 @@ impl World {
         start: usize,
         blocks: &[Content],
         error: impl Fn(&Faults) -> (f64, Class),
-    ) -> bool {
+    ) -> Result<(), DiskError> {
         let fate = self.draw_fate(volume, start, blocks, error);
         self.disk.write(volume, start, blocks, &fate)
     }

@@ -302,7 +302,7 @@ impl World {
             return Err(CutShort);
         }
         let error = |faults: &Faults| (faults.header_error, Class::HeaderError);
-        Ok(self.write(volume, start, blocks, error))
+        Ok(self.write(volume, start, blocks, error).is_ok())
     }
 
     /// The process is gone, and perhaps the power with it.

@@ -9,6 +9,7 @@ use crate::keeper::Keeper;
 use crate::opening::Opening;
 use crate::totals::Totals;
 use crate::world::{Flight, InFlight, Journal, Live, World};
+use larder_engine::disk::DiskError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -163,9 +164,10 @@ impl World {
             ref blocks,
             ..
         } = foreign.write;
-        let good = self.write(volume, start, blocks, |faults| {
+        let written = self.write(volume, start, blocks, |faults| {
             (faults.data_error, Class::DataError)
         });
+        let good = written.is_ok();
         if foreign.is_orphan {
             self.count(Class::LateWrite);
         }
@@ -197,7 +199,7 @@ impl World {
                 header,
             } => {
                 let is_header = header.is_some();
-                let good = self.write(volume, start, &blocks, |faults| {
+                let result = self.write(volume, start, &blocks, |faults| {
                     if is_header {
                         (faults.header_error, Class::HeaderError)
                     } else {
@@ -206,10 +208,10 @@ impl World {
                 });
                 live.has_written = true;
                 self.note(id.0, || {
-                    format!("{id:?} written at {volume}:{start}: {good}")
+                    format!("{id:?} written at {volume}:{start}: {result:?}")
                 });
-                live.failures += u64::from(!good);
-                self.with_core(live, |core| core.io_done(id, good));
+                live.failures += u64::from(result.is_err());
+                self.with_core(live, |core| core.io_done(id, result));
             }
             Flight::Data {
                 client,
@@ -218,9 +220,10 @@ impl World {
                 start,
                 blocks,
             } => {
-                let good = self.write(volume, start, &blocks, |faults| {
+                let result = self.write(volume, start, &blocks, |faults| {
                     (faults.data_error, Class::DataError)
                 });
+                let good = result.is_ok();
                 live.has_written = true;
                 live.failures += u64::from(!good);
                 self.note(start as u64, || {
@@ -262,7 +265,8 @@ impl World {
                 let good = self.sync(volume, covers);
                 self.note(id.0, || format!("{id:?} sync of volume {volume}: {good}"));
                 live.failures += u64::from(!good);
-                self.with_core(live, |core| core.io_done(id, good));
+                let result = if good { Ok(()) } else { Err(DiskError::Os(5)) };
+                self.with_core(live, |core| core.io_done(id, result));
             }
         }
     }

@@ -201,7 +201,8 @@ impl World {
             // What spoils it takes this back.
             self.copies[volume][copy] = Some(superblock.generation);
             let error = |faults: &Faults| (faults.superblock_error, Class::SuperblockError);
-            if !self.write(volume, start, &blocks, error) || cut.is_now() {
+            let written = self.write(volume, start, &blocks, error);
+            if written.is_err() || cut.is_now() {
                 self.copies[volume][copy] = None;
                 return Err(CutShort);
             }

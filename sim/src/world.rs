@@ -366,8 +366,17 @@ impl World {
     /// Runs a command as the store does: a tick, the command, its effects.
     pub fn with_core<R>(&mut self, live: &mut Live, command: impl FnOnce(&mut Core) -> R) -> R {
         self.clock += 1;
+        let volumes = self.setup.volumes.len();
+        let evicted = evicted_when_read_only(&live.core, volumes);
         live.core.tick(self.now_ms);
         let result = command(&mut live.core);
+        if let (Some(before), Some(after)) = (evicted, evicted_when_read_only(&live.core, volumes))
+        {
+            assert_eq!(
+                before, after,
+                "a page is evicted, and no volume takes another one"
+            );
+        }
         let effects = live.core.take_effects();
         let wake_at = live.core.wakes_at();
         for effect in effects {
@@ -431,8 +440,24 @@ impl World {
             }
             Effect::Room => live.room += 1,
             Effect::Reclaim => live.reclaim = true,
+            Effect::ReadOnly(volume, error) => {
+                self.count(Class::ReadOnlyService);
+                self.note(volume as u64, || {
+                    format!("volume {volume} is read-only: {error}")
+                });
+            }
+            Effect::ReadWrite(volume) => {
+                self.note(volume as u64, || {
+                    format!("volume {volume} takes writes again")
+                });
+            }
         }
     }
+}
+
+/// Pages evicted so far, where every volume is in read-only service.
+fn evicted_when_read_only(core: &Core, volumes: usize) -> Option<u64> {
+    (core.read_only_volumes().len() == volumes).then(|| core.counters().evicted)
 }
 
 impl Live {

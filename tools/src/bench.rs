@@ -486,8 +486,10 @@ impl Run<'_> {
         });
         let calls = self.row().div_ceil(self.batch);
         let mut last = Vec::new();
+        let mut is_refused = false;
         self.start_bar("putting", self.plan.pages);
-        while !self.interrupt.is_raised() {
+        // After a refusal there is nothing to measure: each further call may wait as long for its own.
+        while !self.interrupt.is_raised() && !is_refused {
             let mut row: Vec<Vec<Link>> = chains.by_ref().take(calls).collect();
             let links = row.concat();
             let Some(chain) = row.pop() else { break };
@@ -506,6 +508,7 @@ impl Run<'_> {
                 } else {
                     self.counts.unstored_pages += 1;
                     self.unstored = self.unstored.or(Some(status));
+                    is_refused |= matches!(status, PutStatus::Refused(_));
                 }
             }
             self.pages += links.len() as u64;
@@ -694,6 +697,7 @@ pub(crate) fn reason(status: PutStatus) -> String {
             Refusal::WrongShape => "its parts are not of the namespace's shape",
             Refusal::ReadOnly => "the store is open for reading alone",
             Refusal::Closed => "the store is closed, or a volume has failed for good",
+            Refusal::ReadOnlyService => "every volume refuses writes and is in read-only service",
             Refusal::Exhausted => {
                 "the store's serial numbers for this run are used up: open it again"
             }
@@ -740,9 +744,18 @@ fn check_room(
     pages: u64,
 ) -> Result<(), Failure> {
     let page_bytes_on_disk = u64::from(shape.page_blocks()) * larder_format::BLOCK_BYTES as u64;
-    let room = store.stats().usable_pages(page_bytes_on_disk);
+    let stats = store.stats();
+    let room = stats.usable_pages(page_bytes_on_disk);
     if pages <= room {
         return Ok(());
+    }
+    if stats.footprint(page_bytes_on_disk) < u64::MAX && room == 0 {
+        return Err(Failure::environment(format!(
+            "{}: the store has no room for pages: its device refuses too many of its {} segments; \
+             see `larder doctor` and `larder verify`",
+            path.display(),
+            stats.segments,
+        )));
     }
     if room == 0 {
         return Err(Failure::usage(format!(

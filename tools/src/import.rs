@@ -243,6 +243,10 @@ fn why(refusal: Refusal) -> Why {
         ),
         Refusal::ReadOnly => ("read_only", "the store is open read-only"),
         Refusal::Closed => ("closed", "a volume of the store has failed"),
+        Refusal::ReadOnlyService => (
+            "read_only_service",
+            "every volume refuses writes: see `larder doctor`, then import again",
+        ),
         Refusal::Exhausted => (
             "exhausted",
             "the store's serial numbers for this run are used up; import again",

@@ -93,6 +93,17 @@ impl Report for StatReport {
                 size(stats.usable_bytes)
             ),
         );
+        for volume in &stats.read_only_volumes {
+            lines.row(
+                "Read-only",
+                format!(
+                    "{} refuses writes: {}; {} puts refused",
+                    volume.path.display(),
+                    volume.reason,
+                    stats.puts_refused_read_only
+                ),
+            );
+        }
         let unreadable = match stats.unreadable_segments {
             0 => String::new(),
             some => format!(", {some} that the disk does not give or take"),

@@ -24,7 +24,7 @@ use super::{Core, SegmentId};
 impl Core {
     /// The segment to give up, where there is no room for copies of what lies in `emptiest`.
     pub(super) fn to_give_up(&self, emptiest: SegmentId) -> Option<SegmentId> {
-        if !self.is_cornered(emptiest) {
+        if !self.space.may_evict(emptiest) || !self.is_cornered(emptiest) {
             return None;
         }
         if self.space.segment(emptiest).suspect {

@@ -126,7 +126,7 @@ impl Queue {
 #[derive(Debug)]
 pub(super) struct BlockWrite {
     commit: Serial,
-    segment: SegmentId,
+    pub segment: SegmentId,
     /// The commit of what was written before it into this segment.
     behind: Serial,
     /// Number of its first block.
@@ -143,6 +143,8 @@ pub(super) enum IoContext {
     Fill(SegmentId, Serial),
     Header(SegmentId, SegmentState),
     Sync(usize),
+    /// So many blocks of zeros.
+    Probe(usize, u32),
 }
 
 #[derive(Debug)]

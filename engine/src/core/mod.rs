@@ -17,6 +17,7 @@
 //! | `publish` | when a page becomes visible |
 //! | `lending` | which free segments somebody may write beforehand |
 //! | `evictions` | when evictions are written down |
+//! | `service` | which volumes take writes |
 //! | `sync` | when volumes are synced, what a sync proved, what a failed one spoiled |
 //! | `records` | deletions and namespaces |
 //! | `reclaim` | which segment is emptied, and when it is given back |
@@ -51,6 +52,7 @@ mod publish;
 mod reclaim;
 mod records;
 mod segment;
+mod service;
 mod space;
 mod sync;
 mod types;
@@ -58,12 +60,13 @@ mod types;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use larder_format::{Fingerprint, KeyPrefix, Namespace, Serial};
+use larder_format::{Fingerprint, KeyPrefix, Namespace, SegmentState, Serial};
 use rapidhash::quality::RandomState;
 use slotmap::{SlotMap, new_key_type};
 
 use crate::api::SyncPolicy;
 use crate::catalog::ReservationId;
+use crate::disk::DiskError;
 use crate::index::{Adoption, Heat, Index, NamespaceSlot, SegmentId};
 pub(crate) use lending::Lent;
 pub(crate) use log::BLOCKS_IN_FLIGHT_MAX;
@@ -213,6 +216,7 @@ impl Core {
     pub fn tick(&mut self, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
         self.sync_when_due();
+        self.probe_when_due();
         if self.retry_reclaim_ms.is_some_and(|at| at <= self.now_ms) {
             self.retry_reclaim_ms = None;
             self.space.welcome_after_a_while();
@@ -226,9 +230,8 @@ impl Core {
     /// When [`Core::tick`] wants to be called at the latest; `None` while nothing waits for time to pass.
     #[must_use]
     pub fn wakes_at(&self) -> Option<u64> {
-        let retry = self.retry_reclaim_ms;
-        self.sync_due()
-            .map_or(retry, |due| Some(retry.map_or(due, |at| at.min(due))))
+        let due = [self.retry_reclaim_ms, self.sync_due(), self.probes_due()];
+        due.into_iter().flatten().min()
     }
 
     /// What is to be done because of everything since the last call.
@@ -258,7 +261,7 @@ impl Core {
                 .iter()
                 .filter(|(_, segment)| segment.state != State::Lost)
                 .count() as u64,
-            free_segments: self.space.free_segments() as u64,
+            free_segments: self.space.free_segments_of_all() as u64,
             unreadable_segments: self
                 .space
                 .iter()
@@ -268,8 +271,13 @@ impl Core {
     }
 
     /// Answers an I/O request.
-    pub fn io_done(&mut self, id: IoId, good: bool) {
-        match self.log.take_io(id) {
+    pub fn io_done(&mut self, id: IoId, result: Result<(), DiskError>) {
+        let good = result.is_ok();
+        let context = self.log.take_io(id);
+        if let (Some(context), Err(error)) = (&context, result) {
+            self.metadata_refused(context, error);
+        }
+        match context {
             Some(log::IoContext::Blocks(write)) => self.blocks_done(write, good),
             Some(log::IoContext::Fill(segment, behind)) => {
                 self.hole_filled(segment, behind, good);
@@ -280,10 +288,31 @@ impl Core {
                 self.header_done(segment, state, good);
             }
             Some(log::IoContext::Sync(volume)) => self.sync_done(volume, good),
+            Some(log::IoContext::Probe(volume, blocks)) => {
+                self.probe_done(volume, blocks, result);
+            }
             None => debug_assert!(false, "an answer to a request that was not made"),
         }
         self.publish_ready();
         self.pump();
+    }
+
+    /// The device refused to write metadata.
+    fn metadata_refused(&mut self, context: &log::IoContext, error: DiskError) {
+        let (id, error) = match context {
+            log::IoContext::Header(id, SegmentState::Free) => {
+                // It is retried every second, and would cause a probe each time.
+                if self.space.segment(*id).stranded {
+                    return;
+                }
+                // Only this segment may refuse writes: a probe elsewhere decides.
+                (*id, None)
+            }
+            log::IoContext::Blocks(write) => (write.segment, Some(error)),
+            log::IoContext::Fill(id, _) | log::IoContext::Header(id, _) => (*id, Some(error)),
+            log::IoContext::Sync(_) | log::IoContext::Probe(..) => return,
+        };
+        self.write_refused(self.space.volume_of(id), error);
     }
 
     /// Forms groups and starts syncs, as far as limits allow.

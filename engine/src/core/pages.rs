@@ -113,6 +113,9 @@ impl Core {
             }
             grants.push(grant);
         }
+        if refused == Some(Refusal::ReadOnlyService) {
+            self.counters.puts_refused_read_only += 1;
+        }
         self.pump();
         (id, grants)
     }
@@ -210,6 +213,9 @@ impl Core {
             return Err(Refusal::TooLarge);
         }
         if matches!(origin, Origin::Put) {
+            if !self.space.takes_writes() && !planted!(EvictionInVain) {
+                return Err(Refusal::ReadOnlyService);
+            }
             let in_flight = (self.space.reserved_blocks + u64::from(blocks)) * BLOCK_BYTES as u64;
             if in_flight > self.config.write_bytes_max && self.space.reserved_blocks > 0 {
                 return Err(Refusal::Busy);
@@ -355,12 +361,20 @@ impl Core {
     /// A page whose child is being put is no leaf, though the index does not know of that child: without its parent it would never be
     /// found. Neither is `parent`.
     pub(super) fn evict_one(&mut self, parent: Option<(NamespaceSlot, KeyPrefix)>) -> bool {
+        if !self.space.may_evict_somewhere() {
+            return false;
+        }
         let awaited = &self.awaited;
         let stays = |namespace, key| {
             let name = (namespace, key);
             Some(name) == parent || awaited.contains_key(&name)
         };
-        let Some(page) = self.index.evict_coldest(self.now_ms, stays) else {
+        let space = &self.space;
+        let is_parked = |segment| !space.may_evict(segment);
+        let evicted = self
+            .index
+            .evict_coldest_outside(self.now_ms, stays, is_parked);
+        let Some(page) = evicted else {
             return false;
         };
         let blocks = self.namespaces[page.namespace.0 as usize].page_blocks;
@@ -421,6 +435,7 @@ impl Core {
             self.counters.blocks_written += u64::from(page.blocks);
             self.mark_dirty(segment, good);
             if !good {
+                self.write_refused(self.space.volume_of(segment), None);
                 self.poison(segment);
             }
             self.settle(ticket);

@@ -171,7 +171,8 @@ impl Core {
                     return None;
                 }
                 // One that a deletion has to stay in is not won by evicting its pages; a suspect is healed so.
-                if victim.is_given_up && (!segment.stuck || segment.suspect) {
+                let is_won = !segment.stuck || segment.suspect;
+                if victim.is_given_up && is_won && self.space.may_evict(victim.segment) {
                     self.give_up(&mut pages);
                 }
                 Some(self.planned(pages))
@@ -185,7 +186,10 @@ impl Core {
                 None
             }
             Stage::Drop(dropping) => {
-                if !self.drop_some(dropping, at_once) {
+                // On a volume that refuses writes the victim cannot be freed. Its pages stay: their
+                // copies are refused.
+                let is_won = self.space.may_evict(plan.carrying.victim.segment);
+                if is_won && !self.drop_some(dropping, at_once) {
                     return None;
                 }
                 let kept = std::mem::take(&mut dropping.kept).into_iter();

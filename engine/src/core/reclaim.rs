@@ -87,13 +87,18 @@ impl Core {
 
     /// Segments that may become victims.
     pub(super) fn candidates(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
-        self.space.iter().filter(|(_, s)| s.is_candidate())
+        let candidates = self.space.iter().filter(|(_, s)| s.is_candidate());
+        // A volume that refuses writes cannot take a free header.
+        candidates.filter(|(id, _)| self.space.may_evict(*id))
     }
 
     /// A suspect that may become a victim.
     pub(super) fn suspect(&self) -> Option<SegmentId> {
+        // A suspect on a volume in read-only service is rewritten on another volume.
+        let elsewhere = self.space.takes_writes();
+        let may_move = |id| self.space.may_evict(id) || elsewhere && self.space.is_read_only(id);
         let mut suspects = self.suspects();
-        suspects.find_map(|(id, segment)| segment.is_candidate().then_some(id))
+        suspects.find_map(|(id, segment)| (segment.is_candidate() && may_move(id)).then_some(id))
     }
 
     /// A segment that is to be emptied however many are free.
@@ -123,7 +128,8 @@ impl Core {
         if let Some((id, _)) = lightest {
             return Some(id);
         }
-        let is_candidate = |id: &SegmentId| self.space.segment(*id).is_candidate();
+        let is_candidate =
+            |id: &SegmentId| self.space.segment(*id).is_candidate() && self.space.may_evict(*id);
         // What cannot be emptied may hold the others up for good. Deletions that nobody has carried yet may be of few keys.
         let first_hand = || {
             let first_hand = self
@@ -170,7 +176,8 @@ impl Core {
         let coming = self.coming() - self.held_by_readers();
         let runs_short = self.space.free_segments() + coming < self.free_target();
         let Some(id) = self.pick() else {
-            if runs_short && let Some(open) = self.open_that_holds_up() {
+            let open = self.open_that_holds_up();
+            if runs_short && let Some(open) = open.filter(|id| self.space.may_evict(*id)) {
                 // Sealed, it is the next.
                 self.space.close(open);
                 self.drain(open);

@@ -123,6 +123,9 @@ impl Core {
         namespace: NamespaceSlot,
         keys: &[PageKey],
     ) -> u64 {
+        if self.refuses_records(request) {
+            return 0;
+        }
         let mut found = 0;
         for key in keys {
             if let Some(ticket) = self.in_flight.remove(&(namespace, key.prefix())) {
@@ -156,6 +159,9 @@ impl Core {
     /// A step ahead of [`Core::clear`], which has less to do then: takes out some pages of a namespace, among the entries of the
     /// index from `from` on, which is zero for the first step. How many they were, and where the next step begins.
     pub fn clear_some(&mut self, namespace: NamespaceSlot, from: u32) -> (u64, Option<u32>) {
+        if !self.space.takes_writes() {
+            return (0, None);
+        }
         let blocks = self.namespaces[namespace.0 as usize].page_blocks;
         let space = &mut self.space;
         let mut found = 0;
@@ -169,6 +175,9 @@ impl Core {
 
     /// Deletes a whole namespace. Returns how many pages it had.
     pub fn clear(&mut self, request: RequestId, namespace: NamespaceSlot) -> u64 {
+        if self.refuses_records(request) {
+            return 0;
+        }
         let Some(birth) = self.log.next_serial() else {
             self.effects
                 .push(Effect::Finished(request, Err(Fault::NoRoom)));
@@ -194,6 +203,16 @@ impl Core {
             }],
         );
         found
+    }
+
+    /// A record that no volume would take is refused before it has any effect; whether it is.
+    fn refuses_records(&mut self, request: RequestId) -> bool {
+        let refuses = !self.space.takes_writes();
+        if refuses {
+            self.effects
+                .push(Effect::Finished(request, Err(Fault::ReadOnly)));
+        }
+        refuses
     }
 
     fn write_records(&mut self, request: RequestId, records: &[Record]) {

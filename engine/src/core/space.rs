@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use larder_format::{HEADER_BLOCKS, Serial};
 
 use super::segment::{STREAMS, Segment, State, Stream};
+use super::service::{Probe, Service};
 use crate::index::{Place, SegmentId};
 
 /// Bytes of a put that go to one volume before the next one gets its turn: long enough that a chain's neighbours are
@@ -25,6 +26,9 @@ pub(crate) struct VolumeSpace {
     pub segments: u32,
     /// Written to since its last good sync.
     pub dirty: bool,
+    pub service: Service,
+    /// Usable blocks that its indexed pages take.
+    taken_blocks: u64,
     free: VecDeque<SegmentId>,
     /// How many from the front on are not to be lent: they were, or were used.
     unlendable: usize,
@@ -43,6 +47,8 @@ pub(crate) struct Space {
     pub usable_blocks: u64,
     /// The same when no segment is stranded.
     pub usable_blocks_max: u64,
+    /// Most blocks of pages kept at once on volumes that take writes.
+    usable_blocks_writable: u64,
     /// Volumes and segments that this counts on.
     counted: (usize, u64),
     /// How many segments are stranded.
@@ -116,6 +122,8 @@ impl Space {
                 base,
                 segments: count,
                 dirty: false,
+                service: Service::ReadWrite,
+                taken_blocks: 0,
                 free: VecDeque::new(),
                 unlendable: 0,
                 open: [None; STREAMS],
@@ -140,6 +148,7 @@ impl Space {
             volumes: spaces,
             usable_blocks: usable,
             usable_blocks_max: usable,
+            usable_blocks_writable: usable,
             counted: (volumes_there, present as u64),
             stranded: 0,
             live_blocks: 0,
@@ -227,8 +236,51 @@ impl Space {
         larder_format::SEGMENTS_OFFSET + u64::from(self.number_of(id)) * bytes
     }
 
+    /// Free segments of volumes that take writes.
     pub(crate) fn free_segments(&self) -> usize {
-        self.volumes.iter().map(|volume| volume.free.len()).sum()
+        self.writable().map(|volume| volume.free.len()).sum()
+    }
+
+    /// Free segments of all volumes.
+    pub(crate) fn free_segments_of_all(&self) -> usize {
+        let free = |volume: &VolumeSpace| volume.free.len() + volume.service.segments_probed();
+        self.volumes.iter().map(free).sum()
+    }
+
+    fn writable(&self) -> impl Iterator<Item = &VolumeSpace> {
+        self.volumes
+            .iter()
+            .filter(|volume| !volume.service.is_read_only())
+    }
+
+    /// Whether some volume is not in read-only service.
+    pub(crate) fn takes_writes(&self) -> bool {
+        self.writable().next().is_some()
+    }
+
+    /// Whether the volume of this segment may reuse the room of an evicted page.
+    pub(crate) fn may_evict(&self, id: SegmentId) -> bool {
+        self.volumes[self.volume_of(id)].service.is_read_write()
+    }
+
+    pub(crate) fn may_evict_somewhere(&self) -> bool {
+        self.volumes
+            .iter()
+            .any(|volume| volume.service.is_read_write())
+    }
+
+    /// Whether the volume of this segment is in read-only service.
+    pub(crate) fn is_read_only(&self, id: SegmentId) -> bool {
+        self.volumes[self.volume_of(id)].service.is_read_only()
+    }
+
+    /// The probe of a volume. It holds a free segment, which is in no list, where there is one.
+    pub(crate) fn probe_on(&mut self, volume: usize) -> Option<&mut Probe> {
+        let volume = &mut self.volumes[volume];
+        if volume.service.probe()?.segment.is_none() {
+            volume.service.probe()?.segment = volume.pop_free();
+        }
+        volume.service.probe()
     }
 
     /// Blocks of a segment that pages can use.
@@ -316,9 +368,16 @@ impl Space {
         self.taken_blocks -= self.footprint(blocks);
     }
 
-    /// Whether a page more fits under the limit.
+    /// Whether a page more fits under the limit: that of the store, and that of the volumes that
+    /// take writes.
     pub(crate) fn has_room(&self, blocks: u32) -> bool {
-        self.taken_blocks + self.footprint(blocks) <= self.usable_blocks
+        let read_only = self
+            .volumes
+            .iter()
+            .filter(|volume| volume.service.is_read_only());
+        let elsewhere: u64 = read_only.map(|volume| volume.taken_blocks).sum();
+        let taken = self.taken_blocks + self.footprint(blocks);
+        taken <= self.usable_blocks && taken - elsewhere <= self.usable_blocks_writable
     }
 
     pub(crate) fn footprint(&self, blocks: u32) -> u64 {
@@ -328,7 +387,7 @@ impl Space {
     /// Whether an open segment takes so many blocks of copies and their descriptors, without a free one.
     pub(crate) fn copies_fit(&self, blocks: u32) -> bool {
         let open = |volume: &VolumeSpace| volume.open[Stream::Copy as usize];
-        let mut open = self.volumes.iter().filter_map(open);
+        let mut open = self.writable().filter_map(open);
         open.any(|id| self.segment(id).room_for(self.segment_blocks, blocks, 0))
     }
 
@@ -348,9 +407,12 @@ impl Space {
         let segment_blocks = self.segment_blocks;
         let (id, _) = self
             .iter()
-            .filter(|(_, s)| {
+            .filter(|(id, s)| {
                 let takes = s.state == State::Sealed || s.extended && s.state == State::Draining;
-                !s.suspect && takes && s.room_for(segment_blocks, 0, descriptors)
+                !s.suspect
+                    && takes
+                    && s.room_for(segment_blocks, 0, descriptors)
+                    && !self.is_read_only(*id)
             })
             // One that takes records already; else the one that stays longest. One that has failed before may fail again.
             .max_by_key(|(_, s)| (!s.poisoned, s.extended, s.live))?;
@@ -429,10 +491,39 @@ impl Space {
         } else {
             self.stranded -= 1;
         }
+        self.recount();
+        true
+    }
+
+    /// The limits, after a segment was stranded, or a volume changed its service.
+    pub(crate) fn recount(&mut self) {
         let (volumes, segments) = self.counted;
         let left = segments.saturating_sub(self.stranded);
         self.usable_blocks = usable_blocks(left, volumes, self.segment_blocks);
-        true
+        let is_there =
+            |s: &Segment| !s.stranded && !matches!(s.state, State::Lost | State::Unreadable);
+        let read_only = self
+            .volumes
+            .iter()
+            .filter(|volume| volume.service.is_read_only());
+        let (mut gone, mut gone_segments) = (0, 0);
+        for volume in read_only {
+            let range = volume.base as usize..(volume.base + volume.segments) as usize;
+            let own = self.segments.get(range).unwrap_or_default();
+            gone += 1;
+            gone_segments += own.iter().filter(|segment| is_there(segment)).count() as u64;
+        }
+        let (volumes, left) = (
+            volumes.saturating_sub(gone),
+            left.saturating_sub(gone_segments),
+        );
+        self.usable_blocks_writable = usable_blocks(left, volumes, self.segment_blocks);
+    }
+
+    /// Takes the segments of a volume out of a list.
+    pub(crate) fn extract_on(&self, volume: usize, list: &mut Vec<SegmentId>) -> Vec<SegmentId> {
+        list.extract_if(.., |id| self.volume_of(*id) == volume)
+            .collect()
     }
 
     /// A victim that could not be emptied, or not be given back, is what it was until there is more room.
@@ -461,6 +552,9 @@ impl Space {
         serials: &mut impl FnMut() -> Option<Serial>,
         changed: &mut Changed,
     ) -> Option<SegmentId> {
+        if self.volumes[volume].service.is_read_only() {
+            return None;
+        }
         let slot = stream as usize;
         if let Some(id) = self.volumes[volume].open[slot] {
             if self
@@ -542,12 +636,17 @@ impl Space {
             let segment = &segments[id.0 as usize];
             segment.sequence == Serial::ZERO && !segment.lent
         };
-        let id = self.volumes.iter_mut().find_map(|volume| {
-            let from = volume.unlendable;
-            let place = volume.free.range(from..).position(is_unused);
-            volume.unlendable = place.map_or(volume.free.len(), |place| from + place);
-            volume.free.remove(volume.unlendable)
-        })?;
+        let takes_writes = |volume: &&mut VolumeSpace| !volume.service.is_read_only();
+        let id = self
+            .volumes
+            .iter_mut()
+            .filter(takes_writes)
+            .find_map(|volume| {
+                let from = volume.unlendable;
+                let place = volume.free.range(from..).position(is_unused);
+                volume.unlendable = place.map_or(volume.free.len(), |place| from + place);
+                volume.free.remove(volume.unlendable)
+            })?;
         self.segment_mut(id).lent = true;
         Some(id)
     }
@@ -563,7 +662,10 @@ impl Space {
     pub(crate) fn add_live(&mut self, id: SegmentId, blocks: u32) {
         self.segment_mut(id).live += u64::from(blocks);
         self.live_blocks += u64::from(blocks);
-        self.taken_blocks += self.footprint(blocks);
+        let taken = self.footprint(blocks);
+        let volume = self.volume_of(id);
+        self.volumes[volume].taken_blocks += taken;
+        self.taken_blocks += taken;
     }
 
     pub(crate) fn drop_live(&mut self, id: SegmentId, blocks: u32) {
@@ -575,7 +677,10 @@ impl Space {
         let died = segment.live == 0 && segment.state == State::Sealed;
         self.some_died |= died;
         self.live_blocks -= u64::from(blocks);
-        self.taken_blocks -= self.footprint(blocks);
+        let taken = self.footprint(blocks);
+        let volume = self.volume_of(id);
+        self.volumes[volume].taken_blocks -= taken;
+        self.taken_blocks -= taken;
     }
 
     /// The lists of segments hold those that they are of.

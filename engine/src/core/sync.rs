@@ -72,7 +72,7 @@ pub(super) struct Syncs {
     /// life with the new one's bytes.
     freed: Vec<SegmentId>,
     /// Segments on their way back whose headers could not be written.
-    unfreed: Vec<SegmentId>,
+    pub unfreed: Vec<SegmentId>,
     /// When they are written again.
     unfreed_due_ms: u64,
     /// Segments whose free headers were on their way when a sync failed: it may have taken them with it.
@@ -274,7 +274,14 @@ impl Core {
     pub(super) fn retry_freeing_when_due(&mut self) {
         if self.syncs.unfreed_due_ms <= self.now_ms && !self.syncs.unfreed.is_empty() {
             self.syncs.unfreed_due_ms = self.retry_reclaim_later();
-            for id in self.space.take_first_of_each(&mut self.syncs.unfreed) {
+            let mut due = std::mem::take(&mut self.syncs.unfreed);
+            let mut writable = due
+                .extract_if(.., |id| !self.space.is_read_only(*id))
+                .collect();
+            let first = self.space.take_first_of_each(&mut writable);
+            due.append(&mut writable);
+            self.syncs.unfreed = due;
+            for id in first {
                 self.write_header(id, SegmentState::Free);
             }
         }
@@ -293,7 +300,8 @@ impl Core {
     }
 
     fn on_their_way(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
-        self.space.coming().filter(|(_, segment)| !segment.stranded)
+        let coming = self.space.coming();
+        coming.filter(|(id, segment)| !segment.stranded && !self.space.is_read_only(*id))
     }
 
     /// Emptied segments that only pins hold: a device that is silent may hold a reader for as long as it likes, and a process that is
@@ -328,7 +336,8 @@ impl Core {
             self.syncs.freed.push(id);
         } else {
             self.syncs.unfreed.push(id);
-            self.space.strand(id, true);
+            // A volume in read-only service keeps its capacity.
+            self.space.strand(id, !self.space.is_read_only(id));
             self.retry_reclaim_later();
         }
     }
@@ -338,9 +347,7 @@ impl Core {
         if self.space.strand(id, false) {
             let volume = self.space.volume_of(id);
             self.space.welcome_stranded(volume);
-            let on_it = |id: &mut SegmentId| self.space.volume_of(*id) == volume;
-            let unfreed: Vec<SegmentId> = self.syncs.unfreed.extract_if(.., on_it).collect();
-            for id in unfreed {
+            for id in self.space.extract_on(volume, &mut self.syncs.unfreed) {
                 self.write_header(id, SegmentState::Free);
             }
             self.has_more_room = true;

@@ -4,6 +4,7 @@ use larder_format::{Fingerprint, Namespace, Serial, StoreId};
 
 use crate::api::{PutStatus, SyncPolicy};
 use crate::catalog::ReservationId;
+use crate::disk::DiskError;
 use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
 
@@ -49,6 +50,10 @@ pub enum Effect {
     Room,
     /// [`Core::next_victim`](super::Core::next_victim) may have work.
     Reclaim,
+    /// A volume refuses writes: it is in read-only service.
+    ReadOnly(usize, DiskError),
+    /// A volume that was in read-only service takes writes again.
+    ReadWrite(usize),
 }
 
 /// Why a request failed.
@@ -60,6 +65,8 @@ pub enum Fault {
     Sync,
     /// No segment had room.
     NoRoom,
+    /// Every volume is in read-only service.
+    ReadOnly,
 }
 
 /// What a core needs to know that does not change while the store is open.
@@ -147,6 +154,8 @@ pub struct Counters {
     pub duplicates: u64,
     /// Pages refused.
     pub refused: u64,
+    /// Puts refused because every volume was in read-only service.
+    pub puts_refused_read_only: u64,
     /// Pages whose write or sync failed.
     pub failed: u64,
     /// Pages evicted.

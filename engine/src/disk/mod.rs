@@ -164,6 +164,23 @@ impl DiskError {
         }
     }
 
+    /// Whether a volume that answers a write so refuses every other one too: it is full or
+    /// read-only, or its device is gone.
+    pub(crate) fn is_of_every_write(&self) -> bool {
+        let DiskError::Os(errno) = self else {
+            return false;
+        };
+        matches!(
+            *errno,
+            libc::ENOSPC
+                | libc::EDQUOT
+                | libc::EROFS
+                | libc::ENODEV
+                | libc::ENXIO
+                | libc::ENOMEDIUM
+        )
+    }
+
     /// Nothing, when it speaks of the volume.
     ///
     /// # Errors

@@ -21,6 +21,8 @@ pub(super) enum Standing {
     Gone,
     /// A leaf of this heat; whether it stays, as for a lease that stands on it.
     Leaf(Heat, bool),
+    /// A leaf of this heat that cannot go before [`Coldness::unpark`].
+    Parked(Heat),
 }
 
 /// See the module.
@@ -36,6 +38,9 @@ pub(super) trait Coldness: std::fmt::Debug + Send + Sync {
         floor: Heat,
         standing: &mut dyn FnMut(PageId) -> Standing,
     ) -> Option<PageId>;
+
+    /// Takes back every leaf that was parked.
+    fn unpark(&mut self);
 
     /// All heats have been lowered by `cut`, those below it to 0.
     fn lower(&mut self, cut: u32);
@@ -59,6 +64,7 @@ pub(super) struct Lru {
     queue: Heap,
     aside: Heap,
     aside_since: Heat,
+    parked: Heap,
 }
 
 impl Lru {
@@ -67,6 +73,7 @@ impl Lru {
             queue: Heap::new(),
             aside: Heap::new(),
             aside_since: Heat(u32::MAX),
+            parked: Heap::new(),
         }
     }
 
@@ -106,6 +113,10 @@ impl Coldness for Lru {
             match standing(id) {
                 Standing::Gone => self.queue.pop(),
                 Standing::Leaf(heat, _) if heat > filed => self.queue.replace_top(heat, id),
+                Standing::Parked(heat) => {
+                    self.queue.pop();
+                    self.parked.push(heat, id);
+                }
                 Standing::Leaf(heat, true) => {
                     self.queue.pop();
                     self.aside.push(heat, id);
@@ -122,20 +133,33 @@ impl Coldness for Lru {
         }
     }
 
+    fn unpark(&mut self) {
+        while let Some((heat, id)) = self.parked.top() {
+            self.parked.pop();
+            self.queue.push(heat, id);
+        }
+    }
+
     fn lower(&mut self, cut: u32) {
         self.queue.lower(cut);
         self.aside.lower(cut);
+        self.parked.lower(cut);
         if self.aside.top().is_some() {
             self.aside_since = Heat(self.aside_since.0.saturating_sub(cut));
         }
     }
 
     fn held(&self) -> Box<dyn Iterator<Item = (PageId, Heat)> + '_> {
-        Box::new(self.queue.iter().chain(self.aside.iter()))
+        Box::new(
+            self.queue
+                .iter()
+                .chain(self.aside.iter())
+                .chain(self.parked.iter()),
+        )
     }
 
     fn ram_bytes(&self) -> usize {
-        self.queue.0.ram_bytes() + self.aside.0.ram_bytes()
+        self.queue.0.ram_bytes() + self.aside.0.ram_bytes() + self.parked.0.ram_bytes()
     }
 }
 

@@ -301,9 +301,25 @@ impl Index {
         now_ms: u64,
         stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,
     ) -> Option<Departed> {
+        self.evict_coldest_outside(now_ms, stays, |_| false)
+    }
+
+    /// As [`Index::evict_coldest`], and leaves the pages alone whose segment is parked. Such a page
+    /// is not looked at again before [`Index::unpark`].
+    pub fn evict_coldest_outside(
+        &self,
+        now_ms: u64,
+        stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,
+        is_parked: impl Fn(SegmentId) -> bool,
+    ) -> Option<Departed> {
         let mut state = self.state.write();
         let floor = self.leases.lock().expire(now_ms);
-        state.evict(floor, stays)
+        state.evict(floor, stays, is_parked)
+    }
+
+    /// Pages of parked segments may be evicted again.
+    pub fn unpark(&self) {
+        self.state.write().unpark();
     }
 
     /// Takes out the page, if it still lies at `place`, has no stored children and is under no

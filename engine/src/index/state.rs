@@ -16,7 +16,7 @@ use super::slab::{
 };
 use super::table::{NameHasher, Table};
 use super::types::{
-    Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published,
+    Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published, SegmentId,
 };
 
 /// Most steps from a page towards the head of its chain when a link is checked for a circle; a
@@ -401,6 +401,7 @@ impl State {
         &mut self,
         floor: Heat,
         stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,
+        is_parked: impl Fn(SegmentId) -> bool,
     ) -> Option<Departed> {
         let next = self.next();
         let slab = &mut self.slab;
@@ -409,6 +410,9 @@ impl State {
             let entry = slab.entry_mut(id);
             if children == 0 && entry.spot.has(LIVE) {
                 let mark = entry.mark();
+                if is_parked(entry.spot.place().segment) {
+                    return Standing::Parked(mark.heat());
+                }
                 let stays = mark.is_leased(floor) || stays(entry.spot.namespace(), entry.key());
                 Standing::Leaf(mark.heat(), stays)
             } else {
@@ -418,6 +422,10 @@ impl State {
         })?;
         self.slab.entry_mut(id).spot.clear(QUEUED);
         Some(self.take_out(id, floor).0)
+    }
+
+    pub(super) fn unpark(&mut self) {
+        self.cold.unpark();
     }
 
     // ---- the clock
@@ -626,7 +634,6 @@ fn hash_of(names: NameHasher, entry: &Entry) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::types::SegmentId;
     use super::*;
 
     fn publish(state: &mut State, number: u8) {
@@ -660,9 +667,10 @@ mod tests {
         assert_eq!(state.lower_heats(Heat(u32::MAX)), HEAT_END / 2);
         assert_eq!(state.draw(), Some(Heat(HEAT_END / 2)));
         assert_eq!(state.check(), Ok(()));
-        let heats: Vec<u32> = std::iter::from_fn(|| state.evict(Heat(u32::MAX), |_, _| false))
-            .map(|page| page.heat.0)
-            .collect();
+        let heats: Vec<u32> =
+            std::iter::from_fn(|| state.evict(Heat(u32::MAX), |_, _| false, |_| false))
+                .map(|page| page.heat.0)
+                .collect();
         assert_eq!(heats, [0, 0, HEAT_END / 2 - 2, HEAT_END / 2 - 1]);
     }
 }

@@ -117,7 +117,8 @@ impl Owner {
         let spots = spots_of(volumes.superblock());
         let namespaces = sizes(&recovery.recovered.namespaces);
         let config = opening::config(&volumes, options);
-        let local = opening::catalog(config, recovery, index, disk, options.lease);
+        let services = opening::services(&volumes);
+        let local = opening::catalog(config, recovery, index, disk, options.lease, services);
         local.with_core(Core::open_for_copies);
         let owner = Owner {
             volumes,

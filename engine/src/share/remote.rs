@@ -311,6 +311,7 @@ impl From<Failure> for StoreError {
             Failure::TooManyNamespaces(limit) => StoreError::TooManyNamespaces(limit as usize),
             Failure::UnknownNamespace => StoreError::UnknownNamespace,
             Failure::Closed => StoreError::Closed,
+            Failure::ReadOnlyService => StoreError::ReadOnlyService,
             Failure::Write(what) | Failure::Protocol(what) => StoreError::WriteFailed(what),
             Failure::Version { .. } => StoreError::OwnerGone,
         }

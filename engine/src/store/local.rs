@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::api::{NamespaceId, PutStatus, Stats};
+use super::services::Services;
+use crate::api::{NamespaceId, PutStatus, ReadOnlyVolume, Stats};
 use crate::catalog::{
     Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
     Putting, ReservationId, SegmentMap,
 };
 use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId};
-use crate::disk::{Action, Buffer, Disk, Done, Op, Sink};
+use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Sink};
 use crate::error::StoreError;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
 
@@ -63,6 +64,7 @@ pub(crate) struct Local {
     shapes: Mutex<Vec<Option<NamespaceShape>>>,
     map: SegmentMap,
     lease: Duration,
+    services: Services,
     epoch: Instant,
     next_request: AtomicU64,
     /// Itself, for completions to come back to.
@@ -92,7 +94,7 @@ impl Sink for CoreSink {
         };
         local.with_core(|core| {
             for answer in &answers {
-                core.io_done(IoId(answer.tag), answer.result.is_ok());
+                core.io_done(IoId(answer.tag), answer.result);
             }
         });
     }
@@ -105,6 +107,7 @@ impl Local {
         disk: Arc<dyn Disk>,
         map: SegmentMap,
         lease: Duration,
+        services: Services,
     ) -> Arc<Local> {
         Arc::new_cyclic(|this| Local {
             core: Mutex::new(core),
@@ -117,6 +120,7 @@ impl Local {
             shapes: Mutex::default(),
             map,
             lease,
+            services,
             epoch: Instant::now(),
             next_request: AtomicU64::new(0),
             this: this.clone(),
@@ -164,6 +168,8 @@ impl Local {
             match effect {
                 Effect::Io { id, volume, io } => ops.push(self.op(id, volume, io)),
                 Effect::Reclaim => reclaim = true,
+                Effect::ReadOnly(volume, error) => self.services.begin_read_only(volume, &error),
+                Effect::ReadWrite(volume) => self.services.end_read_only(volume),
                 effect => answers.push(effect),
             }
         }
@@ -205,7 +211,10 @@ impl Local {
                     answers.finished.insert(id, result);
                 }
                 Effect::Room => answers.room += 1,
-                Effect::Io { .. } | Effect::Reclaim => {}
+                Effect::Io { .. }
+                | Effect::Reclaim
+                | Effect::ReadOnly(..)
+                | Effect::ReadWrite(_) => {}
             }
         }
         drop(answers);
@@ -227,6 +236,13 @@ impl Local {
         drop(errands);
         if call {
             self.errand.notify_one();
+        }
+    }
+
+    fn named(&self, (volume, error): (usize, DiskError)) -> ReadOnlyVolume {
+        ReadOnlyVolume {
+            path: self.services.path(volume),
+            reason: error.to_string(),
         }
     }
 
@@ -301,6 +317,7 @@ fn failure(fault: Fault) -> StoreError {
         Fault::Write => StoreError::WriteFailed("the device refused it".to_owned()),
         Fault::Sync => StoreError::SyncFailed,
         Fault::NoRoom => StoreError::NoRoom,
+        Fault::ReadOnly => StoreError::ReadOnlyService,
     }
 }
 
@@ -437,6 +454,7 @@ impl Catalog for Local {
     fn stats(&self) -> Stats {
         let core = self.core.lock();
         let (counters, space) = (core.counters(), core.space_view());
+        let read_only = core.read_only_volumes();
         let pages = self.index.len() as u64;
         drop(core);
         let block = BLOCK_BYTES as u64;
@@ -453,6 +471,11 @@ impl Catalog for Local {
             pages_put: counters.pages_put,
             duplicates: counters.duplicates,
             failed: counters.failed,
+            puts_refused_read_only: counters.puts_refused_read_only,
+            read_only_volumes: read_only
+                .into_iter()
+                .map(|found| self.named(found))
+                .collect(),
             evicted: counters.evicted,
             deleted: counters.deleted,
             damaged: counters.damaged,
@@ -520,7 +543,7 @@ mod tests {
     use super::*;
     use crate::api::SyncPolicy;
     use crate::core::{Config, InitState, Recovered, SegmentInit};
-    use crate::disk::{Choice, DiskError, Kind, Piece};
+    use crate::disk::{Choice, Kind, Piece};
     use crate::share::tests::namespace;
 
     const SEGMENTS: u32 = 16;
@@ -599,6 +622,7 @@ mod tests {
             disk,
             SegmentMap::new(&[SEGMENTS], SEGMENT_BLOCKS),
             Duration::ZERO,
+            Services::new(Vec::new()),
         )
     }
 

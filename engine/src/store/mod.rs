@@ -10,6 +10,7 @@
 //! | `get`, `put` | the data path, on callers' threads |
 //! | `lent` | gets into memory of the store's own, which a deadline may leave behind |
 //! | `staged` | gets that are shared with other processes |
+//! | `services` | which volumes are in read-only service, in the log |
 //! | `recheck` | whether segments still are what they were, for a handle without the lock |
 //! | `hang` | which volumes have gone silent |
 
@@ -23,6 +24,7 @@ pub(crate) mod opening;
 mod prewriter;
 mod put;
 mod recheck;
+pub(crate) mod services;
 pub(crate) mod staged;
 
 use std::path::Path;
@@ -45,7 +47,7 @@ pub(crate) use get::is_of_the_medium;
 use hang::Hangs;
 use keeper::Keeper;
 use local::Local;
-use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes};
+use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes, services};
 use prewriter::Prewriter;
 use recheck::Recheck;
 use staged::Stage;
@@ -64,6 +66,7 @@ struct Counters {
     hits: AtomicU64,
     misses: AtomicU64,
     refused: AtomicU64,
+    refused_read_only: AtomicU64,
     bytes_read: AtomicU64,
     direct_pages: AtomicU64,
     bounced_pages: AtomicU64,
@@ -144,6 +147,7 @@ impl DataPath {
         stats.hits = count(&self.counters.hits);
         stats.misses = count(&self.counters.misses);
         stats.refused = count(&self.counters.refused);
+        stats.refused_read_only = count(&self.counters.refused_read_only);
         stats.bytes_read = count(&self.counters.bytes_read);
         stats.direct_pages = count(&self.counters.direct_pages);
         stats.bounced_pages = count(&self.counters.bounced_pages);
@@ -262,7 +266,15 @@ impl Store {
         }
         let unproven = recovery.unproven;
         let config = config(&volumes, options);
-        let local = catalog(config, recovery, index, disk.clone(), options.lease);
+        let services = services(&volumes);
+        let local = catalog(
+            config,
+            recovery,
+            index,
+            disk.clone(),
+            options.lease,
+            services,
+        );
         let keeper = if options.read_only {
             None
         } else {

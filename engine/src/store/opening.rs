@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use larder_format::{BLOCK_BYTES, OpenState, SEGMENTS_OFFSET, SegmentState};
 
 use super::local::Local;
+use super::services::Services;
 use crate::api::OpenOptions;
 use crate::catalog::{Catalog, SegmentMap};
 use crate::core::{Config, Core};
@@ -20,7 +21,7 @@ use crate::error::StoreError;
 use crate::index::Index;
 use crate::memory::AlignedBuf;
 use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
-use crate::volume::{Access, Volumes, this_holder};
+use crate::volume::{Access, Volume, Volumes, this_holder};
 
 /// How long a close waits for what is under way. Longer only when the device hangs; then the store is left as after a crash.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
@@ -207,10 +208,20 @@ pub(crate) fn catalog(
     index: Arc<Index>,
     disk: Arc<dyn Disk>,
     lease: Duration,
+    services: Services,
 ) -> Arc<Local> {
     let map = SegmentMap::new(&recovery.recovered.volumes, config.segment_blocks);
     let core = Core::new(config, recovery.recovered, index.clone());
-    Local::new(core, index, disk, map, lease)
+    Local::new(core, index, disk, map, lease, services)
+}
+
+/// The log's view of these volumes' services.
+pub(crate) fn services(volumes: &Volumes) -> Services {
+    let path = |volume: &Option<Volume>| {
+        let path = volume.as_ref().map(|volume| volume.path.clone());
+        path.unwrap_or_default()
+    };
+    Services::new(volumes.list.iter().map(path).collect())
 }
 
 /// Waits until nothing is under way and all of it is durable: copies, sealed headers, segments that are given back, evictions.

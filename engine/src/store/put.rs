@@ -83,6 +83,9 @@ pub(super) fn put<C: Catalog + ?Sized>(
         .iter()
         .filter(|status| matches!(status, PutStatus::Refused(_)));
     Counters::add(&data.counters.refused, refused.count() as u64);
+    let read_only = PutStatus::Refused(Refusal::ReadOnlyService);
+    let read_only = statuses.iter().filter(|status| **status == read_only);
+    Counters::add(&data.counters.refused_read_only, read_only.count() as u64);
     statuses
 }
 

@@ -226,8 +226,8 @@ fn row_04_a_client_is_lent_a_page_that_lies_elsewhere_by_now_from_there() {
     client_reads_what_lies_elsewhere(read_lent);
 }
 
-/// A client whose disk can be made to fail.
-fn attach_faulty(home: &Home) -> (SharedStore, Arc<Faulty>) {
+/// An owner or a client whose disk can be made to fail.
+pub fn attach_faulty(home: &Home) -> (SharedStore, Arc<Faulty>) {
     let disk = Arc::new(Mutex::new(None));
     let client = Store::attach_through(&home.path, AttachOptions::default(), {
         let (disk, path) = (disk.clone(), home.path.clone());
@@ -332,10 +332,9 @@ fn row_07_after_a_failed_write_pages_go_elsewhere_and_what_was_acknowledged_stay
         );
         assert_eq!(store.longest_prefix(pool.id, &keys), 16);
         disk.calm();
-        let wait = PutOptions {
-            wait: Duration::from_secs(20),
-        };
-        assert_eq!(pool.put_from(&keys, 16, wait), [PutStatus::Stored; 8]);
+        eventually("puts are stored again", || {
+            pool.put_from(&keys, 16, PutOptions::default()) == [PutStatus::Stored; 8]
+        });
     }
     let store = home.open();
     let pool = Pool::new(&store, "m", &[65536]);
@@ -475,13 +474,12 @@ fn row_09_without_space_reads_go_on_and_writes_are_refused_with_a_typed_error() 
     );
     assert_eq!((pool.hits(&there), pool.hits(&new)), (8, 0));
     disk.calm();
-    let wait = PutOptions {
-        wait: Duration::from_secs(20),
-    };
-    assert_eq!(pool.put_from(&new, 0, wait), [PutStatus::Stored; 8]);
+    eventually("puts are stored again", || {
+        pool.put_from(&new, 0, PutOptions::default()) == [PutStatus::Stored; 8]
+    });
     assert_eq!(pool.hits(&new), 8);
-    // So many failed segments may have left no room to copy what was there; then it was evicted, and counted.
-    assert_eq!(pool.hits(&there) as u64 + store.stats().evicted, 8);
+    assert_eq!(pool.hits(&there), 8);
+    assert_eq!(store.stats().evicted, 0);
 }
 
 #[test]
@@ -506,9 +504,6 @@ fn row_13_reclaim_that_finds_the_device_full_loses_nothing() {
     let home = Home::with_store(SIZE);
     let (store, disk) = open_faulty(&home, OpenOptions::default());
     let pool = Pool::new(&store, "m", &[MIB as u32]);
-    let wait = PutOptions {
-        wait: Duration::from_secs(20),
-    };
     // Full, so that every further put needs reclaim, and with pages worth copying in every segment.
     let warm = chain(0, 20);
     for seed in 1..12 {
@@ -538,11 +533,10 @@ fn row_13_reclaim_that_finds_the_device_full_loses_nothing() {
     let is_sound = |status: &GetStatus| status.is_hit() || *status == absent;
     assert!(statuses.iter().all(is_sound), "{statuses:?}");
     let new = chain(51, 12);
-    assert!(
-        pool.put_from(&new, 0, wait)
-            .iter()
-            .all(|status| status.is_present())
-    );
+    eventually("puts are stored again", || {
+        let statuses = pool.put_from(&new, 0, PutOptions::default());
+        statuses.iter().all(|status| status.is_present())
+    });
     assert_eq!(pool.hits(&new), 12);
     store.check_invariants().unwrap();
     store.close().unwrap();

@@ -1,8 +1,9 @@
 //! The fault matrix on real files: one test and more for each class of fault that a file, a disk or a caller can bring. The
 //! classes that are about crashes are in the simulation's tests; `tests/matrix.md` lists all of them.
 //!
-//! `device` what the disk does wrong, `refusing` what of it fails for good, `medium` what lies wrong on the volume, `records` what becomes
-//! of records that are no pages, `place` where and how a store is opened.
+//! `device` what the disk does wrong, `refusing` what of it fails for good, `read_only` volumes
+//! that refuse every write, `medium` what lies wrong on the volume, `records` what becomes of
+//! records that are no pages, `place` where and how a store is opened.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]
@@ -10,6 +11,7 @@ mod common;
 mod device;
 mod medium;
 mod place;
+mod read_only;
 mod records;
 mod refusing;
 

@@ -33,7 +33,7 @@ fn serve(core: &mut Core) -> usize {
         for effect in effects {
             if let Effect::Io { id, io, .. } = effect {
                 syncs += usize::from(matches!(io, Io::Sync));
-                core.io_done(id, true);
+                core.io_done(id, Ok(()));
             }
         }
     }
@@ -145,8 +145,8 @@ fn row_14_a_deletion_that_is_acknowledged_while_a_sync_runs_falls_due_again() {
     let sync = asked(&mut core);
     assert!(matches!(sync[..], [(_, true)]), "{sync:?}");
     // Acknowledged before the sync ends, which does not cover it.
-    core.io_done(deletion[0].0, true);
-    core.io_done(sync[0].0, true);
+    core.io_done(deletion[0].0, Ok(()));
+    core.io_done(sync[0].0, Ok(()));
     assert_eq!(serve(&mut core), 0);
     assert_eq!(core.wakes_at(), Some(2000));
     core.tick(2000);

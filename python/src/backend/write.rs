@@ -194,7 +194,9 @@ fn cut<'a>(mut page: &'a [u8], part_bytes: &[usize]) -> Vec<IoSlice<'a>> {
 fn is_left_out(status: PutStatus) -> bool {
     matches!(
         status,
-        PutStatus::Refused(Refusal::NoSpace | Refusal::Busy | Refusal::Unreachable)
+        PutStatus::Refused(
+            Refusal::NoSpace | Refusal::Busy | Refusal::Unreachable | Refusal::ReadOnlyService
+        )
     )
 }
 

@@ -203,7 +203,7 @@ impl<'w, W: Witness> Machine<'w, W> {
             Flight::Metadata(id, blocks) => {
                 self.write(blocks);
                 self.look()?;
-                self.with_core(|core| core.io_done(id, true))?;
+                self.with_core(|core| core.io_done(id, Ok(())))?;
             }
             Flight::Data(reservation, at, blocks) => {
                 self.write(blocks);
@@ -215,7 +215,7 @@ impl<'w, W: Witness> Machine<'w, W> {
                     self.durable.put(&written);
                 }
                 self.look()?;
-                self.with_core(|core| core.io_done(id, true))?;
+                self.with_core(|core| core.io_done(id, Ok(())))?;
             }
         }
         Ok(())
@@ -255,7 +255,7 @@ impl<'w, W: Witness> Machine<'w, W> {
                 Effect::Finished(id, result) => {
                     self.finished.insert(id, result);
                 }
-                Effect::Room | Effect::Reclaim => {}
+                Effect::Room | Effect::Reclaim | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
             }
         }
         self.core.check_invariants()?;

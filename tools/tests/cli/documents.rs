@@ -14,7 +14,7 @@ const PAGE: &str = include_str!("../../../docs/json.md");
 const FREE: &str = "extra";
 
 /// Keys that nothing here brings about.
-const ABSENT: [(&str, &str); 1] = [("replay tiers", "ttft_refused")];
+const ABSENT: [(&str, &str); 2] = [("replay tiers", "ttft_refused"), ("stat", "reason")];
 
 /// The keys of the page's tables, by section.
 fn sections() -> BTreeMap<&'static str, BTreeSet<&'static str>> {

@@ -280,6 +280,7 @@ impl From<StoreError> for Failure {
             }
             StoreError::UnknownNamespace => Failure::UnknownNamespace,
             StoreError::Closed => Failure::Closed,
+            StoreError::ReadOnlyService => Failure::ReadOnlyService,
             other => Failure::Write(other.to_string()),
         }
     }

@@ -1,0 +1,99 @@
+//! Log lines on volumes in read-only service: at most one pair a minute for each volume.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::disk::DiskError;
+
+/// Least time between two reports of a volume in read-only service.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// The reports on each volume.
+pub(crate) struct Services(Vec<Volume>);
+
+struct Volume {
+    path: PathBuf,
+    told: Mutex<Told>,
+}
+
+#[derive(Default)]
+struct Told {
+    /// When read-only service was reported last.
+    at: Option<Instant>,
+    /// Whether the log says that the volume is in read-only service.
+    stands: bool,
+    /// Changes that were not reported.
+    unsaid: u64,
+}
+
+impl Services {
+    pub(crate) fn new(paths: Vec<PathBuf>) -> Services {
+        let volume = |path| Volume {
+            path,
+            told: Mutex::default(),
+        };
+        Services(paths.into_iter().map(volume).collect())
+    }
+
+    /// The path of a volume.
+    pub(super) fn path(&self, volume: usize) -> PathBuf {
+        let known = self.0.get(volume).map(|volume| volume.path.clone());
+        known.unwrap_or_default()
+    }
+
+    /// A volume is in read-only service from now on.
+    pub(super) fn begin_read_only(&self, volume: usize, error: &DiskError) {
+        let Some(Volume { path, told }) = self.0.get(volume) else {
+            return;
+        };
+        let mut told = told.lock();
+        if told.at.is_some_and(|at| at.elapsed() < PAUSE) {
+            told.unsaid += 1;
+            return;
+        }
+        tracing::warn!(
+            volume,
+            unreported = told.unsaid,
+            "{}: in read-only service: the volume refuses writes ({error}){}. Its pages are served, \
+             puts are refused, and it is probed every second",
+            path.display(),
+            remedy(error),
+        );
+        *told = Told {
+            at: Some(Instant::now()),
+            stands: true,
+            unsaid: 0,
+        };
+    }
+
+    /// A volume takes writes again.
+    pub(super) fn end_read_only(&self, volume: usize) {
+        let Some(Volume { path, told }) = self.0.get(volume) else {
+            return;
+        };
+        let mut told = told.lock();
+        if std::mem::take(&mut told.stands) {
+            let path = path.display();
+            tracing::warn!(
+                volume,
+                "{path}: takes writes again: read-only service ended"
+            );
+        } else {
+            told.unsaid += 1;
+        }
+    }
+}
+
+/// Advice by error.
+fn remedy(error: &DiskError) -> &'static str {
+    match error {
+        DiskError::Os(libc::ENOSPC | libc::EDQUOT) => {
+            "; the volume's file has holes and its file system or quota is full: free some space, \
+             then fill the holes with fallocate"
+        }
+        DiskError::Os(libc::EROFS) => "; remount the file system writable",
+        _ => "; look for errors of the device in the kernel's log (dmesg), and check its health",
+    }
+}
