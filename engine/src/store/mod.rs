@@ -42,6 +42,7 @@ use crate::api::{
 use crate::catalog::{Allocator, Catalog};
 use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
+use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes};
 pub(crate) use get::is_of_the_medium;
 use hang::Hangs;
@@ -264,6 +265,9 @@ impl Store {
                 volume.path.display()
             );
         }
+        if !options.read_only {
+            warn_of_holes(&volumes);
+        }
         let unproven = recovery.unproven;
         let config = config(&volumes, options);
         let services = services(&volumes);
@@ -401,6 +405,17 @@ impl Store {
             volume.unlock();
         }
         closed
+    }
+}
+
+/// A volume with holes may find no space for its writes one day.
+fn warn_of_holes(volumes: &Volumes) {
+    for (_, volume) in volumes.present() {
+        let found = holes(&*volume.file).filter(|holes| !holes.is_none());
+        if let Some(holes) = found {
+            let path = volume.path.display();
+            tracing::warn!("{path}: {holes}: {}", holes.remedy(&volume.path));
+        }
     }
 }
 

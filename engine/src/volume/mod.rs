@@ -8,6 +8,7 @@
 //! else goes through a [`Disk`](crate::disk::Disk).
 
 pub mod create;
+pub mod holes;
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,0 +1,177 @@
+//! Holes of a volume's file: blocks that are not allocated, or that other files share.
+//!
+//! `create` allocates every block. A copy made with `cp --sparse`, `rsync -S` or `tar -S` has holes,
+//! and a reflinked copy shares its blocks. A write there needs free space in the file system.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+
+use crate::error;
+
+/// Extents that one request to the kernel tells of.
+const EXTENTS: usize = 256;
+
+/// Most extents of a file that are read.
+const EXTENTS_MAX: usize = 1 << 16;
+
+/// Request number of `FS_IOC_FIEMAP`.
+const FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
+const LAST: u32 = 0x1;
+const SHARED: u32 = 0x2000;
+
+/// Bytes of a file that a write may find no space for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holes {
+    /// Bytes that no blocks are allocated for.
+    pub unallocated_bytes: u64,
+    /// Bytes whose blocks other files share.
+    pub shared_bytes: u64,
+}
+
+impl Holes {
+    /// Whether every write finds its blocks.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Holes::default()
+    }
+
+    /// How to fill those of the file at `path`.
+    #[must_use]
+    pub fn remedy(&self, path: &Path) -> String {
+        let path = path.display();
+        if self.shared_bytes > 0 {
+            return format!(
+                "a write there needs free space: close the store, then copy the file with \
+                 `cp --reflink=never --sparse=never {path} COPY` and use the copy"
+            );
+        }
+        format!(
+            "a write there needs free space: fill them with \
+             `fallocate --offset 0 --length $(stat -c %s {path}) {path}`"
+        )
+    }
+}
+
+impl fmt::Display for Holes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [
+            (self.unallocated_bytes, "are not allocated (a sparse copy?)"),
+            (
+                self.shared_bytes,
+                "share their blocks with other files (a reflinked copy?)",
+            ),
+        ];
+        let mut before = "";
+        for (bytes, what) in parts.into_iter().filter(|(bytes, _)| *bytes > 0) {
+            write!(f, "{before}{} {what}", error::bytes(bytes))?;
+            before = ", ";
+        }
+        Ok(())
+    }
+}
+
+/// The holes of a regular file; `None` for anything else, and where the file system does not say.
+#[must_use]
+pub fn holes(file: impl AsFd) -> Option<Holes> {
+    let file = file.as_fd();
+    let stat = rustix::fs::fstat(file).ok()?;
+    let kind = rustix::fs::FileType::from_raw_mode(stat.st_mode);
+    if kind != rustix::fs::FileType::RegularFile {
+        return None;
+    }
+    let size = u64::try_from(stat.st_size).ok()?;
+    let allocated = u64::try_from(stat.st_blocks).ok()?.saturating_mul(512);
+    Some(Holes {
+        unallocated_bytes: size.saturating_sub(allocated),
+        shared_bytes: shared_bytes(file).unwrap_or(0),
+    })
+}
+
+/// The kernel's `struct fiemap_extent`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved64: [u64; 2],
+    flags: u32,
+    reserved: [u32; 3],
+}
+
+/// The kernel's `struct fiemap`.
+#[repr(C)]
+struct Request {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    count: u32,
+    reserved: u32,
+    extents: [Extent; EXTENTS],
+}
+
+/// Bytes of extents that other files share; `None` where the file system does not tell its extents.
+fn shared_bytes(file: BorrowedFd<'_>) -> Option<u64> {
+    let mut shared = 0;
+    let mut start = 0;
+    for _ in 0..EXTENTS_MAX / EXTENTS {
+        let mut request = Request {
+            start,
+            length: u64::MAX - start,
+            flags: 0,
+            mapped: 0,
+            count: u32::try_from(EXTENTS).ok()?,
+            reserved: 0,
+            extents: [Extent::default(); EXTENTS],
+        };
+        // SAFETY: the kernel reads the head of the request, and writes no more than `count` extents
+        // behind it, which is as many as there are.
+        let answer = unsafe { libc::ioctl(file.as_raw_fd(), FIEMAP, &raw mut request) };
+        if answer != 0 {
+            return None;
+        }
+        let mapped = request.extents.get(..request.mapped as usize)?;
+        let is_shared = |extent: &&Extent| extent.flags & SHARED != 0;
+        shared += mapped
+            .iter()
+            .filter(is_shared)
+            .map(|extent| extent.length)
+            .sum::<u64>();
+        let Some(last) = mapped.last().filter(|extent| extent.flags & LAST == 0) else {
+            break;
+        };
+        start = last.logical.saturating_add(last.length);
+    }
+    Some(shared)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_file_with_holes_says_how_many_bytes_are_missing() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; 64 << 10]).unwrap();
+        file.sync_all().unwrap();
+        assert!(holes(&file).unwrap().is_none());
+        file.set_len(1 << 20).unwrap();
+        let found = holes(&file).unwrap();
+        assert_eq!(
+            (found.unallocated_bytes, found.shared_bytes),
+            (960 << 10, 0)
+        );
+        assert!(
+            found
+                .to_string()
+                .starts_with("983040 bytes (960 KiB) are not allocated")
+        );
+        assert_eq!(holes(std::io::pipe().unwrap().0), None);
+    }
+}
