@@ -297,7 +297,13 @@ fn hint(error: &io::Error) -> &'static str {
     }
     match error.kind() {
         io::ErrorKind::NotFound => "; check the path",
-        io::ErrorKind::PermissionDenied => "; run as the store's owner, or change its permissions",
+        io::ErrorKind::PermissionDenied => {
+            "; run as the store's owner, or change its permissions; in a container, check its seccomp profile"
+        }
+        // `ENOSYS`, which no file system answers with.
+        io::ErrorKind::Unsupported if error.raw_os_error() == Some(libc::ENOSYS) => {
+            "; the kernel or the container's seccomp profile lacks this call: allow it, or use another file system"
+        }
         io::ErrorKind::StorageFull => "; free some space",
         io::ErrorKind::FileTooLarge => {
             "; raise the limit on files (ulimit -f), or choose a filesystem that takes larger ones"

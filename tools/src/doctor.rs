@@ -1,6 +1,7 @@
 //! `larder doctor`: what this machine offers a store, what is in the way, and what to do about it.
 //!
-//! Everything is found out by trying or by asking the kernel; nothing is changed. What the engine depends on is the engine's
+//! Everything is found out by trying or by asking the kernel. In a directory a file without a name is made for trial, as `create`
+//! makes one; it is gone when it is closed. What the engine depends on is the engine's
 //! to find out ([`probe::report`]); the rest is about one place: the directory, file or device that a store is or
 //! will be in. A line is `ok`, `warn` (works, but slower or riskier than it could) or `fail` (a store cannot work there).
 
@@ -13,9 +14,12 @@ use clap::Args;
 use larder_engine::StoreError;
 use larder_engine::disk::probe::{self, Level};
 use larder_engine::memory::{AlignedBuf, backing_page_bytes};
-use larder_engine::volume::{Access, Volumes, is_alive};
-use larder_format::{OpenState, Superblock};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use larder_engine::share;
+use larder_engine::volume::holes::holes;
+use larder_engine::volume::{Access, Volume, Volumes, is_alive};
+use larder_format::{BLOCK_BYTES, OpenState, Superblock};
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, ftruncate};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
@@ -24,6 +28,12 @@ use crate::size::ByteSize;
 
 /// Free space below which a store of useful size does not fit, in bytes.
 const FREE_BYTES_MIN: u64 = 1 << 30;
+
+/// Size of the smallest store: six segments of 16 MiB, and 1 MiB before them.
+const STORE_BYTES_MIN: u64 = 97 << 20;
+
+/// Size of the file that is made for trial.
+const TRIAL_BYTES: u64 = 1 << 20;
 
 /// Size of the buffer that huge pages are tried with: two of them.
 const HUGE_TRIAL_BYTES: usize = 4 << 20;
@@ -223,26 +233,18 @@ fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         Failure::environment(format!("{}: {error}; check the path", path.display()))
     };
     let directory = File::open(path).map_err(failure)?;
-    let trial = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    // The trial file has no name and is gone when it is closed.
-    let mode = Mode::RUSR | Mode::WUSR;
-    let direct = rustix::fs::open(path, trial | OFlags::DIRECT, mode)
-        .or_else(|_| rustix::fs::open(path, trial, mode));
-    match direct {
-        Ok(file) => direct_io(&file, facts),
-        Err(rustix::io::Errno::OPNOTSUPP) => {
-            filesystem(&directory, facts);
-            facts.add(
-                "direct I/O",
-                Level::Warn,
-                "cannot be tried here without leaving a file behind",
-            );
+    match trial_file(path) {
+        Ok(file) => {
+            let prepared = ftruncate(&file, TRIAL_BYTES);
+            direct_io(&file, facts);
+            as_create_does(&file, prepared, facts);
         }
         Err(error) => {
             filesystem(&directory, facts);
             let what = format!(
-                "{}: no file can be made here: {error}; check permissions and mount",
-                path.display()
+                "{}: no file can be made here: {error}; {}",
+                path.display(),
+                remedy(error)
             );
             facts.add("writable", Level::Fail, what);
         }
@@ -252,9 +254,92 @@ fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A file without a name: it is gone when it is closed. With O_DIRECT where that can be had.
+fn trial_file(directory: &Path) -> Result<OwnedFd, Errno> {
+    let mode = Mode::RUSR | Mode::WUSR;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let nameless = |more| rustix::fs::open(directory, flags | OFlags::TMPFILE | more, mode);
+    nameless(OFlags::DIRECT)
+        .or_else(|_| nameless(OFlags::empty()))
+        .or_else(|error| match error {
+            // Not every file system makes nameless files.
+            Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL => {
+                let name = directory.join(format!(".larder-doctor-{}", std::process::id()));
+                let flags = flags | OFlags::CREATE | OFlags::EXCL;
+                let file = rustix::fs::open(&name, flags | OFlags::DIRECT, mode)
+                    .or_else(|_| rustix::fs::open(&name, flags, mode))?;
+                rustix::fs::unlink(&name)?;
+                Ok(file)
+            }
+            error => Err(error),
+        })
+}
+
+/// Tries the calls that `create` makes on a volume.
+fn as_create_does(file: &OwnedFd, prepared: Result<(), Errno>, facts: &mut Facts) {
+    let allocated = prepared
+        .and_then(|()| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, TRIAL_BYTES));
+    match allocated {
+        Ok(()) => facts.add("preallocation", Level::Ok, "works"),
+        Err(error @ (Errno::NOSPC | Errno::DQUOT)) => {
+            let what = format!("{error}: {}", remedy(error));
+            facts.add("preallocation", Level::Fail, what);
+        }
+        Err(error) => {
+            let what = format!(
+                "not here ({error}): `larder create --prewrite` writes every block instead; ext4 and xfs can preallocate"
+            );
+            facts.add("preallocation", Level::Warn, what);
+        }
+    }
+    let locked = rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
+    match locked {
+        Ok(()) => facts.add("locks", Level::Ok, "work"),
+        Err(error) => {
+            let what = format!("a file cannot be locked here: {error}; {}", remedy(error));
+            facts.add("locks", Level::Fail, what);
+        }
+    }
+    let written = AlignedBuf::zeroed(BLOCK_BYTES)
+        .map_err(|_| Errno::NOMEM)
+        .and_then(|block| rustix::io::pwrite(file, &block, 0))
+        .and_then(|_| rustix::fs::fdatasync(file));
+    match written {
+        Ok(()) => facts.add("writes and syncs", Level::Ok, "work"),
+        Err(error) => {
+            let what = format!("a write or a sync fails here: {error}; {}", remedy(error));
+            facts.add("writes and syncs", Level::Fail, what);
+        }
+    }
+}
+
+/// Advice on an error of a file system.
+fn remedy(error: Errno) -> &'static str {
+    match error {
+        Errno::ROFS => "it is mounted read-only: remount it writable, or choose another path",
+        Errno::NOSPC | Errno::DQUOT => {
+            "the file system or the quota is full: free some space, or choose another path"
+        }
+        Errno::PERM | Errno::ACCESS => {
+            "check the permissions, and in a container its seccomp profile"
+        }
+        Errno::NOSYS => {
+            "the kernel or the container's seccomp profile lacks the call: allow it, or choose another path"
+        }
+        Errno::IO => "look for errors of the device in the kernel's log (dmesg)",
+        _ => "check permissions and mount",
+    }
+}
+
 fn direct_io(file: &OwnedFd, facts: &mut Facts) {
     filesystem(file, facts);
     let direct = probe::direct_io(file.as_fd());
+    let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
+    if let (false, Err(error)) = (direct.dio, asked) {
+        let what = format!("unknown: statx is refused ({error}); {}", remedy(error));
+        facts.add("direct I/O", Level::Warn, what);
+        return;
+    }
     if !direct.dio {
         let what = "not honoured here: everything goes through the page cache, at many times the CPU cost; use ext4, xfs or \
                     a block device";
@@ -338,15 +423,13 @@ fn free_space(path: &Path, facts: &mut Facts) {
     match rustix::fs::statvfs(path) {
         Ok(space) => {
             let free = space.f_bavail.saturating_mul(space.f_frsize);
-            let level = if free >= FREE_BYTES_MIN {
-                Level::Ok
-            } else {
-                Level::Warn
-            };
-            let advice = if level == Level::Ok {
-                ""
-            } else {
-                ": too little for a new store of any use"
+            let (level, advice) = match free {
+                FREE_BYTES_MIN.. => (Level::Ok, ""),
+                STORE_BYTES_MIN.. => (Level::Warn, ": too little for a new store of any use"),
+                _ => (
+                    Level::Warn,
+                    ": too little for any new store: free some space",
+                ),
             };
             facts.add("free space", level, format!("{}{advice}", ByteSize(free)));
         }
@@ -386,6 +469,7 @@ fn store(path: &Path, facts: &mut Facts) {
     facts.add("store", Level::Ok, what);
     for (_, volume) in volumes.present() {
         writable(&volume.path, facts);
+        blocks(volume, facts);
     }
     let locked = volumes.present().any(|(_, volume)| {
         let file = volume.file.as_fd();
@@ -397,14 +481,63 @@ fn store(path: &Path, facts: &mut Facts) {
     });
     let (level, what) = in_use(superblock, locked);
     facts.add("store in use", level, what);
+    if locked {
+        service(path, facts);
+    }
+}
+
+/// Whether every block of a volume's file is its own: a write elsewhere may find no space.
+fn blocks(volume: &Volume, facts: &mut Facts) {
+    let Some(holes) = holes(&*volume.file) else {
+        return;
+    };
+    if holes.is_none() {
+        facts.add("blocks", Level::Ok, "all allocated");
+        return;
+    }
+    let path = volume.path.display();
+    let free = rustix::fs::statvfs(&volume.path).map_or(u64::MAX, |space| {
+        space.f_bavail.saturating_mul(space.f_frsize)
+    });
+    let (level, advice) = if free < holes.unallocated_bytes + holes.shared_bytes {
+        let advice = format!("; {} are free: free some space first", ByteSize(free));
+        (Level::Fail, advice)
+    } else {
+        (Level::Warn, String::new())
+    };
+    let what = format!("{path}: {holes}: {}{advice}", holes.remedy(&volume.path));
+    facts.add("blocks", level, what);
+}
+
+/// Which volumes the owner of a shared store serves read-only.
+fn service(path: &Path, facts: &mut Facts) {
+    let Ok(report) = share::report(path) else {
+        return;
+    };
+    for volume in &report.stats.read_only_volumes {
+        let what = format!(
+            "{}: in read-only service, {} puts were refused: the device refuses writes ({}). Make it \
+             take writes again (free space, mount, health of the device: see dmesg); the owner \
+             tries every second",
+            volume.path.display(),
+            report.stats.puts_refused_read_only,
+            volume.reason
+        );
+        facts.add("service", Level::Fail, what);
+    }
+    if report.stats.read_only_volumes.is_empty() {
+        facts.add("service", Level::Ok, "every volume takes writes");
+    }
 }
 
 /// Whether a volume can be written: one that can only be read shows everything else as it should be.
 fn writable(volume: &Path, facts: &mut Facts) {
-    if let Err(error) = File::options().read(true).write(true).open(volume) {
+    let opened = rustix::fs::open(volume, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    if let Err(error) = opened {
         let what = format!(
-            "{}: cannot be opened for writing: {error}; change its owner or permissions, or its mount",
-            volume.display()
+            "{}: cannot be opened for writing: {error}; {}",
+            volume.display(),
+            remedy(error)
         );
         facts.add("writable", Level::Fail, what);
     }
@@ -449,7 +582,15 @@ mod tests {
         let mut facts = Facts::default();
         place(directory.path(), &mut facts).unwrap();
         place(&directory.path().join("store"), &mut facts).unwrap();
-        for name in ["file system", "direct I/O", "scheduler", "free space"] {
+        for name in [
+            "file system",
+            "direct I/O",
+            "preallocation",
+            "locks",
+            "writes and syncs",
+            "scheduler",
+            "free space",
+        ] {
             assert_eq!(
                 facts
                     .0

@@ -5,8 +5,23 @@
 use std::process::ExitCode;
 
 use larder_tools::cli::{Program, complain, run};
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// The standard library panics over refusals of `getrandom` other than these.
+fn is_randomness_refused() -> Option<Errno> {
+    let drawn = getrandom(&mut [0_u8; 8], GetRandomFlags::NONBLOCK);
+    let known = [Errno::NOSYS, Errno::PERM, Errno::AGAIN, Errno::INTR];
+    drawn.err().filter(|error| !known.contains(error))
+}
 
 fn main() -> ExitCode {
+    if let Some(error) = is_randomness_refused() {
+        complain(&format_args!(
+            "getrandom is refused ({error}): allow it in the container's seccomp profile"
+        ));
+        return ExitCode::from(3);
+    }
     match Program::running() {
         Ok(program) => ExitCode::from(run(&program, std::env::args_os().skip(1))),
         Err(error) => {

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use larder_engine::disk::probe::limit;
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{PageStore, Store};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
@@ -65,12 +66,14 @@ impl Report for ServeReport {
 
 /// Each connection of a client costs a descriptor, and the usual limit is low for the sake of old programs.
 fn take_descriptors() {
-    let limit = getrlimit(Resource::Nofile);
+    // What is left of it is told when a connection cannot be taken.
+    let Ok(limit) = limit(Resource::Nofile) else {
+        return;
+    };
     let all = Rlimit {
         current: limit.maximum,
         ..limit
     };
-    // What is left of it is told when a connection cannot be taken.
     let _ = setrlimit(Resource::Nofile, all);
 }
 
@@ -90,6 +93,15 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
         store.close()?;
         return Err(Failure::environment(format!(
             "{}: another process has just become its owner",
+            args.path.display()
+        )));
+    }
+    // A container profile may allow to listen, and refuse to take connections.
+    if let Err(error) = report(&args.path) {
+        store.close()?;
+        return Err(Failure::environment(format!(
+            "{}: this process cannot serve it: it does not answer on its own socket ({error}); allow accept4 and getsockopt \
+             in the container's seccomp profile",
             args.path.display()
         )));
     }

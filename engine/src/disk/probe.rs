@@ -18,7 +18,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
-use rustix::process::Resource;
+use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
 
 use super::mailbox::{ReadAt, read_all};
@@ -133,7 +133,7 @@ pub enum DiskOpenError {
     Uring(Obstacle),
     /// The system has no more threads.
     #[error(
-        "cannot start the threads of the disk: {0}; raise the limit on threads (ulimit -u, TasksMax=)"
+        "cannot start the threads of the disk: {0}; raise the limit on threads (ulimit -u, TasksMax=), or allow clone3 in the container's seccomp profile"
     )]
     Threads(io::Error),
 }
@@ -291,8 +291,40 @@ fn sysctl_fact(disabled: Option<u32>) -> Fact {
     }
 }
 
+/// This process's limits on a resource.
+///
+/// # Errors
+/// Where a container profile refuses the call.
+pub fn limit(resource: Resource) -> io::Result<Rlimit> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes the limits into the structure, which lives as long as the call.
+    let answer = unsafe { libc::getrlimit(resource as libc::__rlimit_resource_t, &raw mut limit) };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let finite = |limit| Some(limit).filter(|limit| *limit != libc::RLIM_INFINITY);
+    Ok(Rlimit {
+        current: finite(limit.rlim_cur),
+        maximum: finite(limit.rlim_max),
+    })
+}
+
 fn memlock_fact() -> Fact {
-    let limit_bytes = rustix::process::getrlimit(Resource::Memlock).current;
+    let limit_bytes = match limit(Resource::Memlock) {
+        Ok(limit) => limit.current,
+        Err(error) => {
+            return Fact {
+                name: "locked memory",
+                level: Level::Warn,
+                what: format!(
+                    "unknown: {error}; allow prlimit64 in the container's seccomp profile"
+                ),
+            };
+        }
+    };
     let exempt = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
     let (level, what) = match limit_bytes {
