@@ -23,6 +23,8 @@ enum Kind {
     Promised(Arc<Moment>),
     /// In a stream of a GPU.
     Event(Arc<Event>),
+    /// The end of all of these, good or bad.
+    AllOver(Arc<[Ticket]>),
 }
 
 #[derive(Debug)]
@@ -62,6 +64,35 @@ impl Ticket {
         )
     }
 
+    /// A moment that has failed: for a forward whose failure is known before its ticket is handed
+    /// over.
+    #[must_use]
+    pub fn failed(error: DeviceError) -> Ticket {
+        let (promise, ticket) = Ticket::promised();
+        promise.settle(Err(error));
+        ticket
+    }
+
+    /// The moment at which all of these have settled. It passes even where some of them failed: it
+    /// orders, and says nothing of the bytes.
+    #[must_use]
+    pub fn all_over(tickets: impl IntoIterator<Item = Ticket>) -> Ticket {
+        Ticket(Kind::AllOver(tickets.into_iter().collect()))
+    }
+
+    /// Whether both are the same moment, by identity: clones of one ticket are, and all of
+    /// [`Ticket::done`].
+    #[must_use]
+    pub fn is_same(&self, other: &Ticket) -> bool {
+        match (&self.0, &other.0) {
+            (Kind::Done, Kind::Done) => true,
+            (Kind::Promised(one), Kind::Promised(other)) => Arc::ptr_eq(one, other),
+            (Kind::Event(one), Kind::Event(other)) => Arc::ptr_eq(one, other),
+            (Kind::AllOver(one), Kind::AllOver(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
     /// Whether it has passed. Never waits.
     ///
     /// # Errors
@@ -70,6 +101,7 @@ impl Ticket {
         match &self.0 {
             Kind::Done => Ok(true),
             Kind::Event(event) => event.poll(),
+            Kind::AllOver(tickets) => Ok(tickets.iter().all(Ticket::is_settled)),
             Kind::Promised(moment) => match &*moment.state.lock() {
                 State::Pending(_) => Ok(false),
                 State::Settled(outcome) => outcome.clone().map(|()| true),
@@ -79,6 +111,14 @@ impl Ticket {
 
     /// [`Ticket::poll`], and to be woken when it settles. Nobody wakes for a GPU: the host device takes no ticket of one.
     pub(crate) fn poll_settled(&self, context: &Context<'_>) -> Poll<Result<(), DeviceError>> {
+        if let Kind::AllOver(tickets) = &self.0 {
+            // One that settles later wakes the caller, which then asks for the next.
+            let is_pending = |ticket: &Ticket| ticket.poll_settled(context).is_pending();
+            return match tickets.iter().any(is_pending) {
+                true => Poll::Pending,
+                false => Poll::Ready(Ok(())),
+            };
+        }
         if let Kind::Promised(moment) = &self.0
             && let State::Pending(wakers) = &mut *moment.state.lock()
         {
@@ -102,7 +142,24 @@ impl Ticket {
     pub(crate) fn event(&self) -> Option<&Event> {
         match &self.0 {
             Kind::Event(event) => Some(event),
-            Kind::Done | Kind::Promised(_) => None,
+            Kind::Done | Kind::Promised(_) | Kind::AllOver(_) => None,
+        }
+    }
+
+    /// The tickets of [`Ticket::all_over`].
+    pub(crate) fn members(&self) -> Option<&[Ticket]> {
+        match &self.0 {
+            Kind::AllOver(tickets) => Some(tickets),
+            Kind::Done | Kind::Promised(_) | Kind::Event(_) => None,
+        }
+    }
+
+    /// Whether it waits for a GPU, which wakes nobody on the host.
+    pub(crate) fn waits_for_gpu(&self) -> bool {
+        match &self.0 {
+            Kind::Done | Kind::Promised(_) => false,
+            Kind::Event(_) => !self.is_settled(),
+            Kind::AllOver(tickets) => tickets.iter().any(Ticket::waits_for_gpu),
         }
     }
 
@@ -114,6 +171,11 @@ impl Ticket {
         let moment = match &self.0 {
             Kind::Done => return Ok(()),
             Kind::Event(event) => return event.wait(),
+            Kind::AllOver(tickets) => {
+                // Only the end of each is waited for, however it ended.
+                tickets.iter().for_each(|ticket| drop(ticket.wait()));
+                return Ok(());
+            }
             Kind::Promised(moment) => moment,
         };
         let mut state = moment.state.lock();
@@ -125,7 +187,9 @@ impl Ticket {
         }
     }
 
-    fn is_settled(&self) -> bool {
+    /// Whether it has passed or failed. Never waits.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
         !matches!(self.poll(), Ok(false))
     }
 }
@@ -308,6 +372,20 @@ mod tests {
         drop(promise);
         assert_eq!(ticket.poll(), Err(DeviceError::Abandoned));
         assert_eq!(ticket.wait(), Err(DeviceError::Abandoned));
+    }
+
+    #[test]
+    fn the_end_of_several_comes_with_the_last_of_them_and_does_not_fail() {
+        let (first, a) = Ticket::promised();
+        let (second, b) = Ticket::promised();
+        let over = Ticket::all_over([a.clone(), b, Ticket::done()]);
+        second.settle(Err(DeviceError::Closed));
+        assert_eq!(over.poll(), Ok(false));
+        first.settle(Ok(()));
+        assert_eq!(over.poll(), Ok(true));
+        assert_eq!(over.wait(), Ok(()));
+        assert!(Ticket::all_over([]).is_settled());
+        assert!(a.is_same(&a.clone()) && !a.is_same(&over) && !a.is_same(&Ticket::done()));
     }
 
     #[test]

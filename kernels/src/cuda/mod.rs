@@ -225,6 +225,12 @@ impl CudaDevice {
 
     /// Has a stream wait for a ticket.
     fn order(&self, stream: RawStream, ticket: &Ticket) -> Result<(), DeviceError> {
+        if let Some(members) = ticket.members() {
+            let unsettled = members.iter().filter(|member| !member.is_settled());
+            return unsettled
+                .into_iter()
+                .try_for_each(|member| self.order(stream, member));
+        }
         match ticket.event() {
             Some(event) if event.is_of(&self.streams.context) => {
                 self.streams.wait_event(stream, event)

@@ -148,7 +148,7 @@ impl HostDevice {
         if transfer.l2().device() != self.id {
             return Err(DeviceError::NotRegistered);
         }
-        if after.event().is_some() && after.poll() == Ok(false) {
+        if after.waits_for_gpu() {
             return Err(DeviceError::ForeignTicket);
         }
         let in_flight = self.in_flight.load(Ordering::Relaxed);
