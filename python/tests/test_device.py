@@ -276,7 +276,7 @@ def test_devices_that_are_not_there():
 #: What an engine does on a GPU, with the driver called by hand: pages go down, others are loaded over them, and up again.
 ON_CUDA = """
 import ctypes, sys
-from larder.device import Device
+from larder.device import Device, DeviceError
 cuda = ctypes.CDLL("libcuda.so")
 def ask(name, *arguments):
     assert getattr(cuda, name)(*arguments) == 0, name
@@ -311,6 +311,15 @@ for layer in range(layers):
 ask("cuStreamSynchronize", stream)
 assert all(ctypes.string_at(*tensor) == bytes([1 + n]) * (slots * row) for n, tensor in enumerate(tensors))
 assert again.done() and stored.done(0)
+failing = pool.store(host, range(8), range(8), after=stream.value)
+cuda.fake_fail_after(ctypes.c_long(1))
+for attempt in (failing.done, failing.wait, lambda: pool.load(host, range(8), range(8), after=failing)):
+    try:
+        attempt()
+    except DeviceError as error:
+        assert "given up" in str(error), error
+    else:
+        raise AssertionError("a copy of a lost context counts as done")
 print(device.kind, device.name)
 """
 

@@ -9,7 +9,9 @@ from unittest import mock
 
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from support.backend import extra
+from support.cpu import STUBS
 from support.trees import CONFIGS, Engine, Trees, same
 from sglang.test.kits.unified_radix_cache.fixtures import match_prefix
 
@@ -199,3 +201,30 @@ def test_failures_that_sglang_injects_cost_hits_and_nothing_else(trees, tmp_path
     healthy = Engine(test, tmp_path)
     healthy.store(seq)
     assert Engine(test, tmp_path).prefetch(seq, "healthy") == len(seq)
+
+
+@pytest.mark.parametrize("when", ["submitted", "waited"])
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])
+def test_a_page_whose_copy_to_the_host_failed_is_never_stored(trees, tmp_path, when, layout):
+    test = trees("mha", layout=layout)
+    seq = sequence(test)
+    engine = Engine(test, tmp_path)
+    engine.scribble(1)
+    host = MHATokenToKVPoolHost
+    copy = host.backup_from_device_all_layer_physical
+
+    def fail(*_, **__):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def copy_and_fail(pool, device_pool, host_indices, device_indices, *more, **named):
+        half = len(host_indices) // 2
+        copy(pool, device_pool, host_indices[:half], device_indices[:half], *more, **named)
+        fail()
+
+    failing = {
+        "submitted": mock.patch.object(host, "backup_from_device_all_layer_physical", copy_and_fail),
+        "waited": mock.patch.multiple(STUBS.Event, query=fail, synchronize=fail),
+    }
+    with failing[when], pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.store(seq)
+    assert Engine(test, tmp_path).prefetch(seq) == 0, "bytes that never came were stored"

@@ -86,7 +86,7 @@ fn run(core: &mut Core, prompt: Prompt, steps: usize) -> Request {
     while request.tokens() < tokens {
         let more = (tokens / steps).min(tokens - request.tokens());
         core.extend(&mut request, more).unwrap();
-        core.insert(&mut request, Fence(0));
+        core.insert(&mut request, Fence(0)).unwrap();
     }
     request
 }
@@ -156,7 +156,7 @@ fn inserts(core: &mut Core, all: &[Prompt], per_prompt: usize) {
     let mut rounds = Vec::new();
     for _ in 0..100 {
         let started = Instant::now();
-        core.insert(&mut request, Fence(0));
+        core.insert(&mut request, Fence(0)).unwrap();
         rounds.push(started.elapsed().as_secs_f64() * 1e6);
     }
     rounds.sort_by(f64::total_cmp);
@@ -179,7 +179,7 @@ fn inserts(core: &mut Core, all: &[Prompt], per_prompt: usize) {
         core.hash_prompt(request.prompt_mut());
         hashed.push(started.elapsed().as_secs_f64() * 1e6);
         let started = Instant::now();
-        core.insert(&mut request, Fence(0));
+        core.insert(&mut request, Fence(0)).unwrap();
         taken.push(started.elapsed().as_secs_f64() * 1e6);
         core.finish(request, false, Fence(0));
         core.evict(half / page_tokens);

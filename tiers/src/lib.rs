@@ -35,8 +35,10 @@
 //! Where it differs from HiCache, on purpose:
 //! - What leaves L1 needs no lock of L2 to be gone: pages that L3 still reads in L2 do not hold L1.
 //! - What is on its way to L3 takes at most half of L2.
-//! - Nothing is inserted behind a load in flight, and a request one of whose loads failed inserts nothing: no page of the tree stands
-//!   on bytes that were never there.
+//! - Nothing is inserted behind a load in flight. Nothing is copied to L2 before the forward that
+//!   computes it, and every forward before that, has ended well. A failed load or forward takes its
+//!   pages out of the tree with all that was computed on them. So no page of L2 or L3 stands on
+//!   bytes that were never there ([`cache`] says what a caller does).
 //! - A backup that ends before its parent is in L2 is thrown away, whatever the order in which copies end.
 
 pub mod cache;

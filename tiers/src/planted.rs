@@ -79,10 +79,28 @@ mod switch {
         HitOnUnfinishedLoad,
         /// A backup does not wait for the forward that writes its pages.
         BackupBeforeForward,
+        /// A failed forward changes nothing.
+        IgnoresFailedForward,
+        /// A request goes on after a forward of its own has failed that filled no whole page.
+        RequestOutlivesItsForward,
+        /// What a request inserts after a failed forward of its own stays, though it begins in a
+        /// page which that has filled.
+        FailureSparesLaterInserts,
+        /// An insert whose pages were lost with another's has the pages copied that take their
+        /// place.
+        LostInsertsWaitOn,
+        /// A loss reaches only the last of the parts that its node was split into.
+        LossReachesOneFragment,
+        /// Requests that hold lost pages are not broken.
+        HidesLosses,
+        /// A match goes on through nodes whose pages were lost.
+        MatchesLostPages,
+        /// A node whose pages were lost stays when nothing needs it any more.
+        KeepsBareNodes,
         /// A load does not wait for the forwards that still use the pages it fills.
         LoadBeforeForward,
-        /// Pages of a failed load are given back though requests hold them.
-        FreesFailedLoadAtOnce,
+        /// Lost pages are given back though requests and loads hold them.
+        FreesLostPagesAtOnce,
         /// The end of a backup reaches only the last of the parts that its node was split into.
         AckCoversOneFragment,
         /// A load that failed leaves its pages in the tree.

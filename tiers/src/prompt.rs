@@ -149,6 +149,14 @@ impl Prompt {
         Ok(())
     }
 
+    /// Takes back all but its first `tokens` tokens. A prompt of bigrams keeps its first token,
+    /// which decides its root.
+    pub fn truncate(&mut self, tokens: usize) {
+        let units = tokens.saturating_sub(usize::from(self.root.bigram));
+        self.words.truncate(units);
+        self.keys.truncate(self.words.len() / self.page_tokens);
+    }
+
     /// Which root it belongs under.
     #[must_use]
     pub fn root(&self) -> RootKey {
@@ -258,6 +266,31 @@ mod tests {
                 assert_eq!(prompt.keys(&vocabulary, pages), &whole[..pages]);
             }
             assert_eq!(prompt.hashed_pages(), 12);
+        }
+    }
+
+    #[test]
+    fn a_truncated_prompt_goes_on_as_one_that_never_was_longer() {
+        for bigram in [false, true] {
+            let scope = Scope {
+                bigram,
+                ..Scope::default()
+            };
+            let mut vocabulary = Vocabulary::new(0);
+            let wrong: Vec<u64> = (0..30).collect();
+            let right: Vec<u64> = (0..10).chain(90..110).collect();
+            let mut truncated = prompt(&scope, &mut vocabulary, &wrong);
+            truncated.keys(&vocabulary, 7);
+            truncated.truncate(10);
+            truncated
+                .extend(&mut vocabulary, right[10..].iter().copied())
+                .unwrap();
+            let mut expected = prompt(&scope, &mut vocabulary, &right);
+            assert_eq!(truncated.words(), expected.words());
+            assert_eq!(
+                truncated.keys(&vocabulary, 7),
+                expected.keys(&vocabulary, 7)
+            );
         }
     }
 

@@ -16,7 +16,7 @@ use larder_engine::{GetPage, PutPage};
 use larder_format::PageKey;
 use larder_kernels::host::{Faults, Moment};
 use larder_kernels::{
-    Device, DeviceError, HostDevice, HostMemory, KvShape, Layout, Ticket, pool_bytes,
+    Device, DeviceError, HostDevice, HostMemory, KvShape, Layout, Promise, Ticket, pool_bytes,
 };
 use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
 use larder_tiers::core::{PrefetchId, PrefetchState, Request, Stats};
@@ -137,9 +137,32 @@ struct Script {
     dice: Pcg64Mcg,
     running: Vec<Request>,
     prefetches: Vec<PrefetchId>,
+    /// Forwards end when and how it comes on each rank.
+    own_dice: Pcg64Mcg,
+    forwards: Vec<Promise>,
 }
 
 impl Script {
+    fn forward(&mut self) -> Ticket {
+        let (promise, ticket) = Ticket::promised();
+        self.forwards.push(promise);
+        ticket
+    }
+
+    fn end_a_forward(&mut self) {
+        if self.forwards.is_empty() {
+            return;
+        }
+        let at = self.own_dice.random_range(0..self.forwards.len());
+        let is_bad = self.own_dice.random_bool(0.05);
+        let outcome = if is_bad {
+            Err(DeviceError::Closed)
+        } else {
+            Ok(())
+        };
+        self.forwards.swap_remove(at).settle(outcome);
+    }
+
     fn tokens(&mut self) -> Vec<u64> {
         let document = self.dice.random_range(0..4) * 100;
         (0..self.dice.random_range(4..20))
@@ -149,8 +172,12 @@ impl Script {
 
     /// Everything ends; only L3 outlives it.
     fn rest(&mut self) {
-        for request in self.running.drain(..) {
-            self.cache.finish(request, true, &Ticket::done());
+        for request in std::mem::take(&mut self.running) {
+            let forward = self.forward();
+            self.cache.finish(request, true, &forward);
+        }
+        while !self.forwards.is_empty() {
+            self.end_a_forward();
         }
         for prefetch in self.prefetches.drain(..) {
             self.cache.cancel_prefetch(prefetch);
@@ -160,6 +187,7 @@ impl Script {
     }
 
     fn step(&mut self) -> Result<(), CacheError> {
+        self.end_a_forward();
         let tokens = self.tokens();
         let at = if self.running.is_empty() {
             0
@@ -170,25 +198,38 @@ impl Script {
             0..3 if self.running.len() < 4 => {
                 let prompt = self.cache.prompt(&Scope::default(), tokens).unwrap();
                 let mut request = self.cache.start(prompt, 0);
-                self.cache.load_back(&mut request, 100);
+                // What was matched may be lost by now: then it is seen below.
+                let _ = self.cache.load_back(&mut request, 100);
                 self.running.push(request);
             }
             3..6 if !self.running.is_empty() => {
+                let forward = self.forward();
+                if self.cache.is_broken(&self.running[at]) {
+                    let request = self.running.swap_remove(at);
+                    let tokens = request.prompt().words().len();
+                    let again = self.cache.restart(request, tokens, &forward);
+                    self.running.push(again);
+                    return Ok(());
+                }
                 let request = &mut self.running[at];
                 let units = request.prompt().words().len();
                 let left = units - request.tokens().min(units);
                 if self.cache.extend(request, left).is_ok() {
-                    self.cache.insert(request, &Ticket::done());
+                    self.cache.insert(request, &forward).unwrap();
                 }
             }
             6..8 if !self.running.is_empty() => {
+                let forward = self.forward();
                 let request = self.running.swap_remove(at);
-                self.cache.finish(request, true, &Ticket::done());
+                self.cache.finish(request, true, &forward);
             }
             8 => {
                 let mut prompt = self.cache.prompt(&Scope::default(), tokens).unwrap();
                 self.prefetches.extend(self.cache.prefetch(&mut prompt));
                 if self.dice.random_bool(0.5) {
+                    while !self.forwards.is_empty() {
+                        self.end_a_forward();
+                    }
                     self.cache.drain()?;
                 }
             }
@@ -223,6 +264,8 @@ fn play(
         dice: Pcg64Mcg::seed_from_u64(seed),
         running: Vec::new(),
         prefetches: Vec::new(),
+        own_dice: Pcg64Mcg::seed_from_u64(seed * 1000 + u64::from(rank)),
+        forwards: Vec::new(),
     };
     for step in 0..steps {
         if step % 30 == 29 {
@@ -271,7 +314,8 @@ fn trees_of_two_to_eight_ranks_are_equal_after_every_step_whatever_fails_on_one_
         );
         all.push(stats[0].clone());
     }
-    let counts: [fn(&Stats) -> u64; 6] = [
+    let counts: [fn(&Stats) -> u64; 7] = [
+        |stats| stats.forward_failed,
         |stats| stats.backed_up,
         |stats| stats.backup_failed,
         |stats| stats.loaded,

@@ -136,7 +136,7 @@ impl Bench {
     fn load_and_compare(&mut self) {
         let mut request = self.start();
         assert_eq!(request.l2_pages(), PAGES as usize);
-        let result = self.cache.load_back(&mut request, 100);
+        let result = self.cache.load_back(&mut request, 100).unwrap();
         assert!(matches!(result, LoadBack::Started(_, 5)), "{result:?}");
         for (page, part, layer) in self.chunks() {
             let mut found = vec![0; self.shape.chunk_bytes() as usize];
@@ -384,13 +384,16 @@ fn a_load_that_fails_breaks_its_request_which_then_computes_and_nothing_leaks() 
     bench.cache.evict(100);
     let mut request = bench.start();
     assert!(matches!(
-        bench.cache.load_back(&mut request, 100),
+        bench.cache.load_back(&mut request, 100).unwrap(),
         LoadBack::Started(_, 5)
     ));
-    assert!(bench.cache.pages(&request).wait_layer(0).is_ok());
-    assert!(bench.cache.pages(&request).wait_layer(1).is_err());
+    let pages = bench.cache.pages(&request).unwrap();
+    assert!(pages.wait_layer(0).is_ok());
+    assert!(pages.wait_layer(1).is_err());
+    drop(pages);
     bench.cache.drain().unwrap();
     assert!(bench.cache.is_broken(&request));
+    assert!(bench.cache.pages(&request).is_err());
     bench.cache.core().validate([&request]).unwrap();
     bench.cache.finish(request, true, &Ticket::done());
     let mut again = bench.start();
@@ -399,7 +402,8 @@ fn a_load_that_fails_breaks_its_request_which_then_computes_and_nothing_leaks() 
         PAGES as usize,
         "the copy in L2 is as good as before"
     );
-    assert_eq!(bench.cache.load_back(&mut again, 0), LoadBack::OverQuota);
+    let declined = bench.cache.load_back(&mut again, 0);
+    assert_eq!(declined, Ok(LoadBack::OverQuota));
     bench.cache.finish(again, false, &Ticket::done());
     bench.leave();
 }

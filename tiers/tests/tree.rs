@@ -33,7 +33,7 @@ fn prompt(core: &mut Core, scope: &Scope, tokens: impl IntoIterator<Item = u64>)
 /// Has a prompt computed and kept.
 fn run(core: &mut Core, prompt: Prompt, priority: i32) {
     let request = computed(core, prompt, priority);
-    core.finish(request, true, Fence(1));
+    core.finish(request, true, Fence(0));
 }
 
 fn computed(core: &mut Core, prompt: Prompt, priority: i32) -> Request {
@@ -138,8 +138,8 @@ fn an_insert_gives_back_what_the_tree_has_and_keeps_the_unaligned_tail_with_the_
     );
     let (mut a, mut b) = (computed(&mut core, a, 0), computed(&mut core, b, 0));
     assert_eq!(core.free_pages().0, 20 - 2 * 5);
-    assert_eq!(core.insert(&mut a, Fence(1)).duplicates, 0);
-    let end = core.insert(&mut b, Fence(2));
+    assert_eq!(core.insert(&mut a, Fence(0)).unwrap().duplicates, 0);
+    let end = core.insert(&mut b, Fence(0)).unwrap();
     assert_eq!((end.pages, end.duplicates), (4, 4));
     assert_eq!(core.free_pages().0, 20 - 6);
     assert_eq!(
@@ -149,8 +149,8 @@ fn an_insert_gives_back_what_the_tree_has_and_keeps_the_unaligned_tail_with_the_
     );
     assert_eq!((a.own_pages().len(), b.own_pages().len()), (1, 1));
     core.validate([&a, &b]).unwrap();
-    core.finish(a, false, Fence(2));
-    core.finish(b, false, Fence(2));
+    core.finish(a, false, Fence(0));
+    core.finish(b, false, Fence(0));
     settle(&mut core);
     assert_eq!(core.free_pages().0, 20 - 4);
 }
@@ -166,8 +166,8 @@ fn an_insert_brings_evicted_nodes_back_without_a_copy() {
     assert_eq!(matched(&mut core, &scope, 0..16), (0, 4));
     let again = prompt(&mut core, &scope, 0..16);
     let mut request = computed(&mut core, again, 0);
-    core.load_back(&mut request, 0, Fence(1));
-    core.finish(request, true, Fence(1));
+    core.load_back(&mut request, 0, Fence(0)).unwrap();
+    core.finish(request, true, Fence(0));
     assert_eq!(matched(&mut core, &scope, 0..16), (4, 0));
     assert_eq!(core.stats().duplicates, 0);
     assert!(settle(&mut core).is_empty(), "L2 has them already");
@@ -255,9 +255,9 @@ fn selective_copies_at_the_second_request_and_a_request_counts_once() {
     let first = prompt(&mut core, &scope, 0..17);
     let mut request = computed(&mut core, first, 0);
     for _ in 0..3 {
-        core.insert(&mut request, Fence(1));
+        core.insert(&mut request, Fence(0)).unwrap();
     }
-    core.finish(request, true, Fence(1));
+    core.finish(request, true, Fence(0));
     assert!(settle(&mut core).is_empty());
     let second = prompt(&mut core, &scope, 0..17);
     run(&mut core, second, 0);
@@ -306,13 +306,13 @@ fn keys_are_hashed_once_from_prefetch_to_the_last_insert() {
     core.cancel_prefetch(id);
     settle(&mut core);
     let mut request = computed(&mut core, prompt, 0);
-    core.insert(&mut request, Fence(1));
+    core.insert(&mut request, Fence(0)).unwrap();
     core.extend_prompt(request.prompt_mut(), 40..48).unwrap();
     core.extend(&mut request, 8).unwrap();
     assert_eq!(request.prompt().hashed_pages(), 10);
-    core.insert(&mut request, Fence(2));
+    core.insert(&mut request, Fence(0)).unwrap();
     assert_eq!(request.prompt().hashed_pages(), 12);
-    core.finish(request, false, Fence(2));
+    core.finish(request, false, Fence(0));
     settle(&mut core);
 }
 
@@ -592,7 +592,7 @@ fn under_write_back_l2_first_gives_up_copies_of_what_is_still_in_l1() {
     // A comes back to L1, so that both tiers have it; the third prompt is in L2 alone, and used longer ago than A.
     let again = prompt(&mut core, &scope, a.clone());
     let mut request = core.start(again, 0);
-    core.load_back(&mut request, 100, Fence(1));
+    core.load_back(&mut request, 100, Fence(0)).unwrap();
     answer(&mut core, Outcome::Copied(true));
     let other = prompt(&mut core, &scope, b.clone());
     run(&mut core, other, 0);
@@ -601,7 +601,7 @@ fn under_write_back_l2_first_gives_up_copies_of_what_is_still_in_l1() {
     assert_eq!(matched(&mut core, &scope, a), (4, 0));
     assert_eq!(matched(&mut core, &scope, b), (0, 4));
     assert_eq!(matched(&mut core, &scope, 200..205), (0, 1));
-    core.finish(request, false, Fence(1));
+    core.finish(request, false, Fence(0));
     settle(&mut core);
 }
 
@@ -624,7 +624,7 @@ fn fail_above(first_fails_first: bool) {
     core.evict(100);
     let short = prompt(&mut core, &scope, 0..17);
     let mut short = core.start(short, 0);
-    core.load_back(&mut short, 100, Fence(1));
+    core.load_back(&mut short, 100, Fence(0)).unwrap();
     let long = prompt(&mut core, &scope, 0..33);
     let mut long = core.start(long, 0);
     assert_eq!(
@@ -632,7 +632,7 @@ fn fail_above(first_fails_first: bool) {
         1,
         "the first half is behind the first load"
     );
-    core.load_back(&mut long, 100, Fence(1));
+    core.load_back(&mut long, 100, Fence(0)).unwrap();
     let (Some(Order::Load { id: first, .. }), Some(Order::Load { id: second, .. })) =
         (core.next_order(), core.next_order())
     else {
@@ -656,8 +656,8 @@ fn fail_above(first_fails_first: bool) {
         200 - 8,
         "requests still hold what was to be filled"
     );
-    core.finish(short, true, Fence(2));
-    core.finish(long, true, Fence(2));
+    core.finish(short, true, Fence(0));
+    core.finish(long, true, Fence(0));
     assert_eq!(core.free_pages().0, 200);
     assert_eq!(matched(&mut core, &scope, 0..33), (0, 8));
     settle(&mut core);

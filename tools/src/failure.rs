@@ -13,6 +13,8 @@ use std::fmt;
 use larder_engine::StoreError;
 use larder_kernels::DeviceError;
 use larder_tiers::CacheError;
+use larder_tiers::cache::ChunkError;
+use larder_tiers::core::Broken;
 
 use crate::trace::TraceError;
 
@@ -120,6 +122,21 @@ impl From<DeviceError> for Failure {
 impl From<CacheError> for Failure {
     fn from(error: CacheError) -> Self {
         Failure::environment(format!("the cache over L1 and L2: {error}"))
+    }
+}
+
+impl From<Broken> for Failure {
+    fn from(error: Broken) -> Self {
+        Failure::environment(format!("the cache over L1 and L2: {error}"))
+    }
+}
+
+impl From<ChunkError> for Failure {
+    fn from(error: ChunkError) -> Self {
+        match error {
+            ChunkError::Broken(error) => error.into(),
+            ChunkError::Device(error) => error.into(),
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Why a cache cannot be made, or cannot go on; and the check that its pools fit its configuration.
 
-use larder_kernels::KvShape;
+use larder_kernels::{DeviceError, KvShape};
 
 use crate::config::{Config, ConfigError};
-use crate::core::DoneError;
+use crate::core::{Broken, DoneError};
 use crate::ranks::RanksError;
 
 /// Why a cache cannot be made, or cannot go on.
@@ -49,6 +49,17 @@ pub enum CacheError {
     /// A completion that belongs to nothing: a defect of this crate.
     #[error("{0}")]
     Done(#[from] DoneError),
+}
+
+/// Why a chunk cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChunkError {
+    /// The request stands on lost pages.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    /// A load failed, or there is no such chunk.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// Checks a pool against the configuration.

@@ -13,16 +13,44 @@
 //! One thread calls it. Copies run on the device, L3 is waited for by threads of its own; what they have done is looked at in
 //! [`Cache::poll`].
 //!
-//! Forward tickets settle in the order in which they are given: they are points of one stream. A copy comes after the newest.
+//! # When a forward fails
 //!
-//! Ranks: all ranks make the same calls in the same order. Completions are taken in the order of their orders, as many as every
-//! rank has, with the worst outcome of any; so all trees stay equal, whatever is fast or fails on one of them.
+//! The ticket of a forward settles when nothing of that forward touches L1 any more, and fails when
+//! the pages that it was to write are not all good. Tickets may settle in any order. The ticket
+//! given to [`Cache::insert`] and [`Cache::finish`] speaks for everything that has computed for the
+//! request since its last insert: of several forwards, one ticket that fails if any of them failed.
+//! Where the failure is known before that call, [`Ticket::failed`] is such a ticket.
 //!
-//! Faults defended against: a device that takes or finishes no copy (the pages are given back, the request computes), an L3 that
-//! fails, lies or stalls (a miss; nothing else waits for it).
+//! 1. Let the ticket fail, or drop its promise. Nothing else is to be undone: pages of that forward
+//!    never get into L2 or L3, and [`Cache::poll`] takes them out of L1, together with all pages
+//!    that were computed on them.
+//! 2. Before the words of a forward are used: wait for its ticket and those of the forwards before
+//!    it, poll, and ask [`Cache::is_broken`] for each of its requests. A request is broken when a
+//!    forward of its own has failed, or that of pages that it shares, or a load. Its calls return
+//!    [`Broken`].
+//! 3. [`Cache::restart`] a broken request with the tokens whose words were used, or
+//!    [`Cache::finish`] it.
+//!
+//! A request whose forward has failed without having been inserted is restarted or finished with
+//! `keep = false`.
+//!
+//! # Ranks
+//!
+//! All ranks make the same calls in the same order. Completions are taken in the order of their
+//! orders, as many as every rank has, with the worst outcome of any; so all trees stay equal,
+//! whatever is fast or fails on one of them. That a forward has failed is then seen in
+//! [`Cache::poll`] alone; without other ranks also by the calls that begin, insert or end a
+//! request.
+//!
+//! # Faults defended against
+//!
+//! A device that takes or finishes no copy (the pages are given back, the request computes), a
+//! forward that fails at any time (above), an L3 that fails, lies or stalls (a miss; nothing else
+//! waits for it).
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `forwards` | the forwards whose ends are not known yet |
 //! | `lent` | pages of the host pool as L3 sees them |
 //! | `workers` | threads that wait for L3 |
 //! | `memory` | memory for the host pool |
@@ -32,6 +60,7 @@
 
 mod agree;
 mod error;
+mod forwards;
 mod lent;
 mod memory;
 mod time;
@@ -47,8 +76,8 @@ use larder_kernels::{
 
 use crate::config::Config;
 use crate::core::{
-    Busy, Core, Declined, Done, Event, Fence, InsertEnd, LoadBack, NoRoom, OpId, Order, Outcome,
-    PrefetchId, PrefetchState, Request, Stats,
+    Broken, Busy, Core, Declined, Done, Event, ExtendError, Fence, InsertEnd, LoadBack, OpId,
+    Order, Outcome, PrefetchId, PrefetchState, Request, Stats,
 };
 use crate::l3::L3;
 use crate::pool::Row;
@@ -57,13 +86,14 @@ use crate::ranks::Ranks;
 use crate::runs::{L1, L2, Runs};
 use crate::tree::{LoadId, Matched};
 
-pub use error::CacheError;
+pub use error::{CacheError, ChunkError};
 pub use memory::{HostMemoryOptions, host_memory};
 pub use time::Time;
 pub use workers::READERS;
 
-use agree::{Agreed, Line};
+use agree::{Agreed, End, Line, Work as Awaited};
 use error::check_pool;
+use forwards::Forwards;
 use lent::LentPages;
 use time::RealTime;
 use workers::{Work, Workers};
@@ -99,9 +129,7 @@ pub struct Cache {
     loads: HashMap<LoadId, Vec<LayerTickets>>,
     workers: Option<Workers>,
     agreed: Agreed,
-    /// The forwards so far, and the ticket of the newest.
-    fence: Fence,
-    forward: Ticket,
+    forwards: Forwards,
     time: Box<dyn Time>,
     /// What the device and L3 are done with, and `time` perhaps not; how long a read took, in microseconds.
     ended: Vec<(Done, Option<u64>)>,
@@ -143,8 +171,7 @@ impl Cache {
             loads: HashMap::new(),
             workers,
             agreed: Agreed::new(ranks),
-            fence: Fence::default(),
-            forward: Ticket::done(),
+            forwards: Forwards::default(),
             time,
             ended: Vec::new(),
             reads: HashMap::new(),
@@ -196,17 +223,31 @@ impl Cache {
 
     /// What is cached of a prompt: how much, for scheduling. Its pages are had by [`Cache::start`].
     pub fn match_prefix(&mut self, prompt: &Prompt) -> Matched {
+        self.look_at_forwards();
         self.core.match_prefix(prompt)
     }
 
     /// See [`Core::start`].
     pub fn start(&mut self, prompt: Prompt, priority: i32) -> Request {
+        self.look_at_forwards();
         self.core.start(prompt, priority)
     }
 
+    /// See [`Core::restart`]. `forward`: the last one that uses the request's pages.
+    pub fn restart(&mut self, request: Request, tokens: usize, forward: &Ticket) -> Request {
+        self.look_at_forwards();
+        let fence = self.fence(forward);
+        self.core.restart(request, tokens, fence)
+    }
+
     /// See [`Core::load_back`].
-    pub fn load_back(&mut self, request: &mut Request, quota: usize) -> LoadBack {
-        let result = self.core.load_back(request, quota, self.fence);
+    ///
+    /// # Errors
+    /// The request is broken.
+    pub fn load_back(&mut self, request: &mut Request, quota: usize) -> Result<LoadBack, Broken> {
+        self.look_at_forwards();
+        let newest = self.forwards.newest();
+        let result = self.core.load_back(request, quota, newest);
         self.carry_out();
         result
     }
@@ -214,21 +255,27 @@ impl Cache {
     /// See [`Core::extend`].
     ///
     /// # Errors
-    /// There is no room.
-    pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), NoRoom> {
+    /// There is no room, or the request is broken.
+    pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), ExtendError> {
         let result = self.core.extend(request, tokens);
         self.carry_out();
         result
     }
 
     /// The L1 pages of a request, behind the loads that still fill some of them: a layer's tickets are those of all of these.
-    pub fn pages<'r>(&self, request: &'r Request) -> Gated<&'r Row> {
+    ///
+    /// # Errors
+    /// The request is broken.
+    pub fn pages<'r>(&self, request: &'r Request) -> Result<Gated<&'r Row>, Broken> {
+        if self.core.is_broken(request) {
+            return Err(Broken);
+        }
         let (row, loads) = request.pages();
         let gates = loads
             .iter()
             .filter_map(|load| self.loads.get(load))
             .flatten();
-        gates.fold(Gated::free(row), |row, gate| row.behind(gate.clone()))
+        Ok(gates.fold(Gated::free(row), |row, gate| row.behind(gate.clone())))
     }
 
     /// Writes one chunk of a page of a request's own, as a forward would: for replays and tests, where nothing computes. `page`
@@ -256,17 +303,19 @@ impl Cache {
     /// counts from the request's first.
     ///
     /// # Errors
-    /// A load failed, the request has no such page, there is no such chunk, or `into` has another size.
+    /// The request is broken, a load failed, the request has no such page, there is no such chunk,
+    /// or `into` has another size.
     pub fn read_chunk(
         &self,
         request: &Request,
         at: ChunkAt,
         into: &mut [u8],
-    ) -> Result<(), DeviceError> {
-        let gated = self.pages(request);
+    ) -> Result<(), ChunkError> {
+        let gated = self.pages(request)?;
         let page = self.page_at(gated.wait_layer(at.layer)?, at.page, 0)?;
         // SAFETY: the layer's loads have ended, the request holds the page, and what is held is only read.
-        unsafe { self.device.read_l1(&self.l1, ChunkAt { page, ..at }, into) }
+        unsafe { self.device.read_l1(&self.l1, ChunkAt { page, ..at }, into) }?;
+        Ok(())
     }
 
     fn page_at(&self, row: &Row, page: u32, from: usize) -> Result<u32, DeviceError> {
@@ -279,31 +328,86 @@ impl Cache {
         })
     }
 
-    /// Whether a load of a request failed: it has to be finished without being kept, and tried again.
+    /// Whether a request stands on pages of a failed forward or load. See the module for what to do
+    /// then.
     #[must_use]
-    pub fn is_broken(&self, request: &Request) -> bool {
+    pub fn is_broken(&mut self, request: &Request) -> bool {
+        self.look_at_forwards();
         self.core.is_broken(request)
     }
 
-    fn forward_ends_at(&mut self, forward: &Ticket) {
-        self.fence.0 += 1;
-        self.forward = forward.clone();
-    }
-
-    /// See [`Core::insert`]. `forward` settles when the forward has written those pages.
-    pub fn insert(&mut self, request: &mut Request, forward: &Ticket) -> InsertEnd {
-        self.forward_ends_at(forward);
-        let inserted = self.core.insert(request, self.fence);
+    /// See [`Core::insert`]. `forward` settles when the request's pages have been written, and
+    /// fails when they are not good.
+    ///
+    /// # Errors
+    /// The request is broken, `forward` has failed already, or both: nothing of it is in the tree.
+    pub fn insert(&mut self, request: &mut Request, forward: &Ticket) -> Result<InsertEnd, Broken> {
+        self.look_at_forwards();
+        let fence = self.fence(forward);
+        let inserted = self.core.insert(request, fence);
+        self.look_at_forwards();
         self.carry_out();
-        inserted
+        inserted.and_then(|inserted| match self.core.is_broken(request) {
+            true => Err(Broken),
+            false => Ok(inserted),
+        })
     }
 
-    /// See [`Core::finish`].
+    /// See [`Core::finish`]. `forward`: the last one that uses the request's pages, as for
+    /// [`Cache::insert`].
     pub fn finish(&mut self, request: Request, keep: bool, forward: &Ticket) -> InsertEnd {
-        self.forward_ends_at(forward);
-        let inserted = self.core.finish(request, keep, self.fence);
+        self.look_at_forwards();
+        let fence = self.fence(forward);
+        let inserted = self.core.finish(request, keep, fence);
+        self.look_at_forwards();
         self.carry_out();
         inserted
+    }
+
+    /// The number of the forward with this ticket.
+    fn fence(&mut self, forward: &Ticket) -> Fence {
+        if let Some(fence) = self.forwards.known(forward) {
+            return fence;
+        }
+        if !self.agreed.has_ranks() && self.forwards.is_past(forward) {
+            return self.forwards.newest();
+        }
+        let fence = self.forwards.push(forward);
+        self.agreed.expect(Line::Forward, Awaited::Forward(fence));
+        fence
+    }
+
+    /// Takes in which forwards have ended, where no other rank has to agree. A forward that has
+    /// failed before it is given is looked at after its insert, and takes that along.
+    fn look_at_forwards(&mut self) {
+        if self.agreed.has_ranks() {
+            return;
+        }
+        for (fence, is_good) in self.settled_forwards() {
+            self.forward_over(fence, is_good);
+        }
+    }
+
+    /// The forwards whose tickets have settled here since the last call, and whether they
+    /// succeeded.
+    fn settled_forwards(&mut self) -> Vec<(Fence, bool)> {
+        let settled = self.forwards.settled().into_iter();
+        let is_good = |(fence, outcome): (Fence, Result<(), DeviceError>)| {
+            if let Err(error) = &outcome {
+                tracing::warn!("a forward failed, its pages are taken out of the cache: {error}");
+            }
+            (fence, outcome.is_ok())
+        };
+        settled.map(is_good).collect()
+    }
+
+    fn forward_over(&mut self, fence: Fence, is_good: bool) {
+        if !is_good {
+            self.core.forward_failed(fence);
+        }
+        if let Some(until) = self.forwards.over(fence) {
+            self.core.forwards_ended(until);
+        }
     }
 
     /// See [`Core::prefetch`].
@@ -354,24 +458,21 @@ impl Cache {
         self.core.reset()
     }
 
-    /// Takes in what has ended; all ranks call it. How many orders ended.
+    /// Takes in what has ended; all ranks call it. How many orders and forwards ended.
     ///
     /// # Errors
     /// The ranks do not agree.
     pub fn poll(&mut self) -> Result<usize, CacheError> {
         self.collect();
-        let dones = self.agreed.take()?;
-        let count = dones.len();
-        for agreed in dones {
-            // One that did not bring what was asked for says nothing of how fast pages come.
-            let asked = self.reads.remove(&agreed.done.id);
-            if let (Some(micros), Some(asked)) = (agreed.read_micros, asked)
-                && agreed.done.outcome == Outcome::Pages(asked)
-            {
-                let bytes = asked as u64 * u64::from(self.l2.shape().page_bytes());
-                self.core.observe_read(bytes, micros);
+        let ends = self.agreed.take()?;
+        let count = ends.len();
+        for end in ends {
+            match end.work {
+                Awaited::Order(id) => self.order_ended(id, end)?,
+                Awaited::Forward(fence) => {
+                    self.forward_over(fence, end.outcome == Outcome::Copied(true));
+                }
             }
-            self.core.complete(agreed.done)?;
         }
         // A load that has ended below one in flight is not over yet, and whoever is behind it still needs its tickets.
         let core = &self.core;
@@ -380,12 +481,28 @@ impl Cache {
         Ok(count)
     }
 
-    /// Polls until no order is out: before a shutdown, and in tests. Waits for the device and L3.
+    fn order_ended(&mut self, id: OpId, end: End) -> Result<(), CacheError> {
+        // One that did not bring what was asked for says nothing of how fast pages come.
+        let asked = self.reads.remove(&id);
+        if let (Some(micros), Some(asked)) = (end.read_micros, asked)
+            && end.outcome == Outcome::Pages(asked)
+        {
+            let bytes = asked as u64 * u64::from(self.l2.shape().page_bytes());
+            self.core.observe_read(bytes, micros);
+        }
+        let outcome = end.outcome;
+        self.core.complete(Done { id, outcome })?;
+        Ok(())
+    }
+
+    /// Polls until no order is out and no insert waits for its forward: before a shutdown, and in
+    /// tests. Waits for the device, for L3, and for the tickets that [`Cache::insert`] was given:
+    /// all of them have to settle.
     ///
     /// # Errors
     /// The ranks do not agree.
     pub fn drain(&mut self) -> Result<(), CacheError> {
-        while self.core.orders_out() > 0 {
+        while self.core.orders_out() > 0 || self.core.inserts_pending() > 0 {
             if self.poll()? == 0 {
                 std::thread::yield_now();
             }
@@ -395,6 +512,13 @@ impl Cache {
 
     /// Finds out what the device and the threads have done.
     fn collect(&mut self) {
+        for (fence, is_good) in self.settled_forwards() {
+            self.agreed.ended(End {
+                work: Awaited::Forward(fence),
+                outcome: Outcome::Copied(is_good),
+                read_micros: None,
+            });
+        }
         for copy in std::mem::take(&mut self.copies) {
             match copy.transfer.open() {
                 Err(transfer) => self.copies.push(Copy { transfer, ..copy }),
@@ -414,7 +538,11 @@ impl Cache {
         for (done, measured) in std::mem::take(&mut self.ended) {
             let read_micros = measured.map(|us| self.time.read_us(done.id, us));
             if self.time.is_over(done.id) {
-                self.agreed.ended(done, read_micros);
+                self.agreed.ended(End {
+                    work: Awaited::Order(done.id),
+                    outcome: done.outcome,
+                    read_micros,
+                });
             } else {
                 self.ended.push((done, measured));
             }
@@ -438,19 +566,21 @@ impl Cache {
                         orders.pop_front();
                     }
                     ids.iter()
-                        .for_each(|id| self.agreed.expect(Line::BackUp, *id));
+                        .for_each(|id| self.agreed.expect(Line::BackUp, Awaited::Order(*id)));
+                    // The core orders a backup when the forwards of its pages have ended.
                     let stored = self.transfer(pairs).and_then(|transfer| {
                         self.device
-                            .store(transfer, &self.forward)
+                            .store(transfer, &Ticket::done())
                             .map_err(|refused| refused.error)
                     });
                     self.copy_begun(ids, stored);
                 }
                 Order::Load { id, l2, l1, .. } => {
-                    self.agreed.expect(Line::Load, id);
+                    self.agreed.expect(Line::Load, Awaited::Order(id));
+                    let after = self.forwards.all_over();
                     let loaded = self.transfer(pairs(&l1, &l2)).and_then(|transfer| {
                         self.device
-                            .load(transfer, &self.forward)
+                            .load(transfer, &after)
                             .map_err(|refused| refused.error)
                     });
                     let gates = match &loaded {
@@ -466,9 +596,11 @@ impl Cache {
     }
 
     fn transfer(&self, pairs: Vec<PagePair>) -> Result<Transfer, DeviceError> {
-        // SAFETY: the core holds every page of an order until it is told that the order has ended, which it is only when the
-        // transfer has come back: it gives none of them out, and writes none. Rows name pages of L1 that are written only
-        // before the forward's ticket or, behind a load, after its own.
+        // SAFETY: the core holds every page of an order until it is told that the order has ended,
+        // which it is only when the transfer has come back: it gives none of them out, and writes
+        // none. What is backed up has been written by forwards that have ended; a load begins when
+        // every forward that may still use its pages of L1 is over, and rows name those behind the
+        // load's own tickets.
         unsafe { Transfer::new(&self.l1, &self.l2, pairs) }
     }
 
@@ -507,7 +639,7 @@ impl Cache {
                 is_skipped: true,
                 ..
             } => {
-                self.agreed.expect(Line::Put, id);
+                self.agreed.expect(Line::Put, Awaited::Order(id));
                 let outcome = Outcome::Pages(keys.len());
                 return self.ended.push((Done { id, outcome }, None));
             }
@@ -530,7 +662,7 @@ impl Cache {
             }
             Order::BackUp { .. } | Order::Load { .. } => return,
         };
-        self.agreed.expect(line, id);
+        self.agreed.expect(line, Awaited::Order(id));
         let nothing = Done {
             id,
             outcome: Outcome::Pages(0),

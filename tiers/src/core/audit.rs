@@ -1,6 +1,6 @@
 //! The invariant of the core: every page has one owner, and every lock a holder.
 
-use super::{Core, Request};
+use super::{Core, Request, RequestId};
 use crate::runs::{L1, Runs, Tier};
 use crate::tree::{Flaw, claim};
 
@@ -36,6 +36,9 @@ pub enum Leak {
         /// Counted at their holders.
         expected: (u32, u32),
     },
+    /// A request that is remembered and does not run.
+    #[error("request {} is broken and does not run", .0.0)]
+    Request(RequestId),
     /// A running total that does not add up.
     #[error("{what} adds up to {expected}, not {found}")]
     Total {
@@ -62,7 +65,10 @@ impl Core {
         let mut l2 = vec![false; self.l2.pages() as usize + 1];
         self.tree.claim_pages(&mut l1, &mut l2)?;
         let (mut l1_locks, mut l2_locks) = self.flight_locks();
+        l1_locks += self.pending_locks();
+        let mut broken = self.broken.clone();
         for request in requests {
+            broken.remove(&request.id());
             own(
                 &Runs::<L1>::of_pages(request.own_pages()),
                 &mut l1,
@@ -72,8 +78,11 @@ impl Core {
             l1_locks += of_l1;
             l2_locks += of_l2;
         }
-        for held in &self.quarantine {
-            own(&held.l1, &mut l1, "a failed load")?;
+        for pages in self.tree.lost_pages() {
+            own(pages, &mut l1, "a loss")?;
+        }
+        if let Some(request) = broken.first() {
+            return Err(Leak::Request(*request));
         }
         for pages in self.flight_l2() {
             own(pages, &mut l2, "a backup")?;

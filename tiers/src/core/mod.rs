@@ -11,15 +11,18 @@
 //! the locks of its transfer go. What a transfer reads or writes is held from its order to its completion, so that no page is
 //! given out while a copy touches it.
 //!
-//! Fences: the forward passes of one stream are numbered in their order. A copy that reads or overwrites L1 comes after the
-//! newest fence that the core has been told of; a later fence covers all earlier ones.
+//! Fences: the forward passes are numbered in the order in which they are inserted. A load, which
+//! overwrites L1, comes after the newest one. A backup is ordered when the forwards of its pages
+//! have ended well.
 //!
-//! Invariant ([`Core::validate`]): every page of a pool that is not free has exactly one owner: the tree, a request, a transfer,
-//! a prefetch, or a failed load whose requests have not ended.
+//! Invariant ([`Core::validate`]): every page of a pool that is not free has exactly one owner: the
+//! tree, a request, a transfer, a prefetch, or a loss (pages of a failed load or forward that
+//! requests still hold).
 //!
 //! | module | what it is |
 //! |---|---|
 //! | `request` | a request's way: start, load back, extend, insert, finish |
+//! | `forward` | inserts whose forward has not ended; failed forwards |
 //! | `room` | making room in L1 and L2 |
 //! | `transfer` | backups, loads, puts, and what their completions change |
 //! | `prefetch` | L3 to L2 |
@@ -27,13 +30,14 @@
 //! | `audit` | the invariant, checked |
 
 mod audit;
+mod forward;
 mod prefetch;
 mod report;
 mod request;
 mod room;
 mod transfer;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 
 use larder_format::PageKey;
@@ -45,12 +49,14 @@ use crate::runs::{L1, L2, Runs, Tier};
 use crate::tree::{LoadId, Matched, Tree, TreeCounts};
 
 pub use audit::Leak;
+pub use forward::Broken;
 pub use prefetch::{Declined, PrefetchId, PrefetchState, Retries};
 pub use report::{Declines, Event, Stats, TierName};
-pub use request::{InsertEnd, LoadBack, NoRoom, Request};
+pub use request::{ExtendError, InsertEnd, LoadBack, NoRoom, Request, RequestId};
 pub use room::Evicted;
 
-/// A point in the stream of forward passes: everything before it has written its L1 pages.
+/// Number of a forward pass, in the order in which they are inserted. 0 is before the first: there
+/// is nothing to wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fence(pub u64);
 
@@ -75,8 +81,6 @@ pub enum Order {
         l1: Runs<L1>,
         /// To.
         l2: Runs<L2>,
-        /// Not before.
-        after: Fence,
     },
     /// Copy L2 to L1, layer by layer.
     Load {
@@ -86,7 +90,7 @@ pub enum Order {
         l2: Runs<L2>,
         /// To.
         l1: Runs<L1>,
-        /// Not before.
+        /// Not before all forwards up to this one have ended, well or not.
         after: Fence,
     },
     /// Write pages of L2 to L3.
@@ -185,15 +189,20 @@ pub struct Core {
     flights: BTreeMap<OpId, transfer::Flight>,
     loads: usize,
     put_pages: usize,
-    quarantine: Vec<transfer::Quarantine>,
+    pending: Vec<forward::Pending>,
+    /// Running requests whose forward has failed.
+    broken: BTreeSet<RequestId>,
     prefetches: BTreeMap<PrefetchId, prefetch::Prefetch>,
     prefetch_pages: usize,
     read_speed: Option<prefetch::ReadSpeed>,
     /// Prefetches in a row that were not worth it.
     given_up: u32,
     next_id: u32,
+    next_request: u64,
     orders: VecDeque<Order>,
+    /// The newest forward, and the newest of those that have ended with all before them.
     newest: Fence,
+    ended: Fence,
     stats: Stats,
     events: Vec<Event>,
 }
@@ -221,14 +230,17 @@ impl Core {
             flights: BTreeMap::new(),
             loads: 0,
             put_pages: 0,
-            quarantine: Vec::new(),
+            pending: Vec::new(),
+            broken: BTreeSet::new(),
             prefetches: BTreeMap::new(),
             prefetch_pages: 0,
             read_speed: None,
             given_up: 0,
             next_id: 0,
+            next_request: 0,
             orders: VecDeque::new(),
             newest: Fence::default(),
+            ended: Fence::default(),
             stats: Stats::default(),
             events: Vec::new(),
             config,
@@ -356,7 +368,7 @@ impl Core {
     pub fn reset(&mut self) -> Result<(), Busy> {
         let (l1, l2) = self.tree.locks_out();
         let (locks, orders) = (l1 + l2, self.orders_out());
-        if locks > 0 || orders > 0 || !self.quarantine.is_empty() {
+        if locks > 0 || orders > 0 {
             return Err(Busy { locks, orders });
         }
         while let Some((node, in_l2)) = self.tree.next_of_l1(&[]) {
@@ -382,11 +394,7 @@ impl Core {
             // The highest number means "no load" in a node.
             self.next_id = (self.next_id + 1) % u32::MAX;
             let prefetch = PrefetchId(id.0);
-            let in_quarantine = self.quarantine.iter().any(|held| held.has(LoadId(id.0)));
-            if !self.flights.contains_key(&id)
-                && !self.prefetches.contains_key(&prefetch)
-                && !in_quarantine
-            {
+            if !self.flights.contains_key(&id) && !self.prefetches.contains_key(&prefetch) {
                 return id;
             }
         }

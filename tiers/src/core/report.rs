@@ -61,6 +61,8 @@ pub struct Stats {
     pub loaded: u64,
     /// Whose load failed, or that of a page before them.
     pub load_failed: u64,
+    /// Lost from L1: a forward that failed was to write them, or pages before them.
+    pub forward_failed: u64,
     /// Loads that were declined, requests.
     pub loads_declined: u64,
     /// Left L1, still in L2.

@@ -3,19 +3,25 @@
 //! A request holds what it was matched with by one lock at a time: the L1 part once it runs on it, the whole match until it has
 //! been decided whether the L2 part is loaded. Its row names pages of the tree and pages of its own.
 //!
-//! Invariant: what a request inserts was computed on pages that were there. Behind a load in flight nothing is inserted, and a
-//! request one of whose loads failed inserts nothing any more.
+//! Invariant: what a request inserts was computed on pages that were there. Behind a load in flight
+//! nothing is inserted, and a request that is broken inserts nothing any more: pages that it holds
+//! were lost, or its forward failed.
 
-use super::{Core, Fence, TierName};
+use super::{Broken, Core, Fence, TierName};
 use crate::config::{L3Write, WritePolicy};
 use crate::pool::Row;
 use crate::prompt::Prompt;
 use crate::tree::{Hold, LoadId, Lock, NodeId, Offer};
 
+/// Number of a request: each one of a core has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
 /// A running request.
 #[derive(Debug)]
-#[must_use = "a request that is not finished or aborted holds its pages for ever"]
+#[must_use = "a request that is not finished holds its pages for ever"]
 pub struct Request {
+    id: RequestId,
     prompt: Prompt,
     row: Row,
     priority: i32,
@@ -31,6 +37,16 @@ pub struct Request {
 }
 
 impl Request {
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    pub(super) fn l1_lock(&self) -> Option<&Lock> {
+        self.lock.as_ref()
+    }
+
     /// Its prompt; [`Core::extend_prompt`] makes it longer as it is answered.
     pub fn prompt_mut(&mut self) -> &mut Prompt {
         &mut self.prompt
@@ -103,6 +119,17 @@ pub struct NoRoom {
     pub pending: usize,
 }
 
+/// Why a request gets no further slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExtendError {
+    /// L1 has too few pages.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    /// Pages that it stands on were lost.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+}
+
 /// What became of an insert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InsertEnd {
@@ -129,7 +156,10 @@ impl Core {
         let mut lock =
             |node: Option<NodeId>, hold| node.and_then(|node| self.tree.lock(node, hold));
         let l2_end = matched.end.filter(|_| matched.l2_pages > 0);
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
         Request {
+            id,
             lock: lock(matched.l1_end, Hold::L1),
             l2_lock: lock(l2_end, Hold::L2),
             l2_pages: matched.l2_pages,
@@ -141,12 +171,22 @@ impl Core {
         }
     }
 
-    /// Decides whether the L2 part of a request is loaded, at most `quota` pages of it or none. Where it is not, nothing changes
-    /// but that the request computes those tokens.
-    pub fn load_back(&mut self, request: &mut Request, quota: usize, after: Fence) -> LoadBack {
+    /// Decides whether the L2 part of a request is loaded, at most `quota` pages of it or none.
+    /// Where it is not, nothing changes but that the request computes those tokens. The load comes
+    /// after all forwards up to `after`.
+    ///
+    /// # Errors
+    /// The request is broken.
+    pub fn load_back(
+        &mut self,
+        request: &mut Request,
+        quota: usize,
+        after: Fence,
+    ) -> Result<LoadBack, Broken> {
         self.newest = self.newest.max(after);
+        self.check(request)?;
         let Some(l2_lock) = request.l2_lock.take() else {
-            return LoadBack::Nothing;
+            return Ok(LoadBack::Nothing);
         };
         request.l2_pages = 0;
         let end = l2_lock.node();
@@ -155,8 +195,7 @@ impl Core {
         if !matches!(result, LoadBack::Started(..)) {
             self.stats.loads_declined += 1;
         }
-        self.release_quarantine();
-        result
+        Ok(result)
     }
 
     fn try_load(&mut self, request: &mut Request, end: NodeId, quota: usize) -> LoadBack {
@@ -196,28 +235,20 @@ impl Core {
     /// Gives a request slots for `tokens` further tokens, making room where there is too little.
     ///
     /// # Errors
-    /// There is no room: nothing changes but what was evicted on the way.
-    pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), NoRoom> {
+    /// There is no room: nothing changes but what was evicted on the way. Or the request is broken.
+    pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), ExtendError> {
+        self.check(request)?;
         let needed = request.row.pages_short(tokens);
         let free = self.l1.free_pages() as usize;
         let mut pending = 0;
         if free < needed {
             pending = self.evict(needed - free).pending;
         }
-        request
-            .row
-            .extend(&mut self.l1, tokens)
-            .ok_or_else(|| NoRoom {
-                short: needed.saturating_sub(self.l1.free_pages() as usize),
-                pending,
-            })
-    }
-
-    /// Whether a load that the request waited for has failed: its pages were never filled, and it has to be aborted.
-    #[must_use]
-    pub fn is_broken(&self, request: &Request) -> bool {
-        let mut loads = request.loads.iter();
-        loads.any(|load| self.quarantine.iter().any(|held| held.has(*load)))
+        let extended = request.row.extend(&mut self.l1, tokens);
+        extended.ok_or_else(|| {
+            let short = needed.saturating_sub(self.l1.free_pages() as usize);
+            NoRoom { short, pending }.into()
+        })
     }
 
     /// Whether a load is not over yet.
@@ -226,15 +257,19 @@ impl Core {
         self.flights.contains_key(&load.into())
     }
 
-    /// Hands the whole pages that a request has computed over to the tree, its prompt being as long as its answer so far. What the
-    /// tree has already is given back, and the row names the tree's pages from then on; the partly filled page stays the
-    /// request's. `after`: the forward that writes them; one that fails takes its pages' contents with it, and the tree does not learn of
-    /// it: finish its requests without keeping them.
-    pub fn insert(&mut self, request: &mut Request, after: Fence) -> InsertEnd {
-        self.newest = self.newest.max(after);
-        if self.is_broken(request) {
-            return InsertEnd::default();
-        }
+    /// Hands the whole pages that a request has computed over to the tree, its prompt being as long
+    /// as its answer so far. What the tree has already is given back, and the row names the tree's
+    /// pages from then on; the partly filled page stays the request's.
+    ///
+    /// `forward` is the forward that writes these pages, or the last of several. Requests may match
+    /// them at once. They are copied to L2 when [`Core::forwards_ended`] has reached it;
+    /// [`Core::forward_failed`] takes them out of the tree.
+    ///
+    /// # Errors
+    /// The request is broken: nothing is inserted.
+    pub fn insert(&mut self, request: &mut Request, forward: Fence) -> Result<InsertEnd, Broken> {
+        self.newest = self.newest.max(forward);
+        self.check(request)?;
         let per_page = self.page_tokens.get() as usize;
         let pages = request.prompt.pages().min(request.row.tokens() / per_page);
         let (root, own_from) = (request.prompt.root(), request.row.shared_pages());
@@ -257,20 +292,21 @@ impl Core {
             .saturating_sub(inserted.duplicates.pages());
         self.stats.inserted += u64::from(taken);
         self.stats.duplicates += u64::from(inserted.duplicates.pages());
+        let mut new_pages = 0;
         for node in &inserted.taken {
+            new_pages += self.tree.keys(*node).map_or(0, <[_]>::len);
             self.tell_stored(TierName::L1, *node);
         }
-        if let Some(end) = inserted.end {
-            self.back_up_path(end);
-            self.put_path(end);
-            if request.row.shared_pages() == inserted.pages {
-                self.move_lock(request, end);
-            }
+        self.inserted(request.id, inserted.end, new_pages, forward);
+        if let Some(end) = inserted.end
+            && request.row.shared_pages() == inserted.pages
+        {
+            self.move_lock(request, end);
         }
-        InsertEnd {
+        Ok(InsertEnd {
             pages: request.row.shared_pages(),
             duplicates: inserted.duplicates.pages() as usize,
-        }
+        })
     }
 
     /// The request holds the path to `end` instead of what it held.
@@ -282,6 +318,13 @@ impl Core {
         if let Some(before) = std::mem::replace(&mut request.lock, lock) {
             self.tree.unlock(before);
         }
+    }
+
+    /// Has a path whose forwards have ended copied to L2 and written to L3, as the policies ask
+    /// for.
+    pub(super) fn copy_down(&mut self, end: NodeId) {
+        self.back_up_path(end);
+        self.put_path(end);
     }
 
     /// Has what the write policy asks for copied to L2, from the root down; what L2 has no room for stays in L1 alone, and so
@@ -311,21 +354,36 @@ impl Core {
         }
     }
 
-    /// Ends a request. With `keep`, what it has computed is inserted first, unless a load in flight lies before it; the rest is
-    /// given back. No forward may use its pages any more but those before `after`.
-    pub fn finish(&mut self, mut request: Request, keep: bool, after: Fence) -> InsertEnd {
-        let inserted = if keep {
-            self.insert(&mut request, after)
-        } else {
-            InsertEnd::default()
-        };
-        self.newest = self.newest.max(after);
+    /// Ends a request. With `keep`, what it has computed is inserted first, unless it is broken or
+    /// a load in flight lies before it; the rest is given back. No forward after `forward` may use
+    /// its pages.
+    pub fn finish(&mut self, mut request: Request, keep: bool, forward: Fence) -> InsertEnd {
+        // A broken request keeps nothing, and there is nobody left who has to know.
+        let inserted = keep.then(|| self.insert(&mut request, forward).ok());
+        let _prompt = self.end(request, forward);
+        inserted.flatten().unwrap_or_default()
+    }
+
+    /// Ends a request without keeping what it has not inserted, and begins it again on what is
+    /// cached now of the first `tokens` tokens of its prompt: for one that is broken, or whose
+    /// forward has failed. Words of a failed forward, and all after them, are not among those
+    /// tokens. No forward after `forward` may use the pages that the request had.
+    pub fn restart(&mut self, request: Request, tokens: usize, forward: Fence) -> Request {
+        let priority = request.priority;
+        let mut prompt = self.end(request, forward);
+        prompt.truncate(tokens);
+        self.start(prompt, priority)
+    }
+
+    fn end(&mut self, request: Request, forward: Fence) -> Prompt {
+        self.newest = self.newest.max(forward);
         for lock in [request.lock, request.l2_lock].into_iter().flatten() {
             self.tree.unlock(lock);
         }
         let own = request.row.into_own_pages();
         self.free_l1(&own);
-        self.release_quarantine();
-        inserted
+        self.leave_pending(request.id);
+        self.free_lost();
+        request.prompt
     }
 }

@@ -3,7 +3,7 @@
 //! | order | holds from order to end | at a good end | at a bad end |
 //! |---|---|---|---|
 //! | back up | the node in L1, its L2 pages | every part has its L2 pages, and goes on to L3 | the L2 pages are given back |
-//! | load | the path in L1 | the pages are readable, when those above them are | the L1 pages are given back when no request holds them any more |
+//! | load | the path in L1 | the pages are readable, when those above them are | the L1 pages are lost, and those of loads below |
 //! | put | the node in L2 | L3 has the pages | they are tried again when they are next backed up |
 //!
 //! A backup whose parent has not come to L2 ends badly, whatever became of the copy: what is in L2 is reachable from above.
@@ -27,8 +27,6 @@ pub(super) enum Flight {
     Load {
         lock: Lock,
         pages: usize,
-        /// A load above it failed: whatever comes of it is not in the tree any more.
-        is_doomed: bool,
         /// How it ended, while it waits for a load above it: what is below a load in flight is not there either.
         ended: Option<bool>,
     },
@@ -40,20 +38,6 @@ pub(super) enum Flight {
         /// The node is to leave L2 after it.
         evicts: bool,
     },
-}
-
-/// L1 pages that a failed load was to fill, while requests that wait for it still hold them.
-#[derive(Debug)]
-pub(super) struct Quarantine {
-    pub(super) loads: Vec<LoadId>,
-    pub(super) nodes: Vec<NodeId>,
-    pub(super) l1: Runs<L1>,
-}
-
-impl Quarantine {
-    pub(super) fn has(&self, load: LoadId) -> bool {
-        self.loads.contains(&load)
-    }
 }
 
 impl Core {
@@ -85,7 +69,6 @@ impl Core {
                 Flight::Load {
                     lock,
                     pages,
-                    is_doomed,
                     ended: None,
                 },
                 Outcome::Copied(is_good),
@@ -93,7 +76,6 @@ impl Core {
                 let flight = Flight::Load {
                     lock,
                     pages,
-                    is_doomed,
                     ended: Some(is_good || planted!(KeepsFailedLoad)),
                 };
                 self.flights.insert(id, flight);
@@ -117,7 +99,7 @@ impl Core {
                 return Err(wrong);
             }
         }
-        self.release_quarantine();
+        self.free_lost();
         Ok(())
     }
 
@@ -133,16 +115,10 @@ impl Core {
         };
         let l1 = self.tree.begin_backup(node);
         let id = self.fresh_id();
-        let after = if planted!(BackupBeforeForward) {
-            Fence::default()
-        } else {
-            self.newest
-        };
         let order = Order::BackUp {
             id,
             l1,
             l2: l2.clone(),
-            after,
         };
         self.orders.push_back(order);
         let flight = Flight::Backup { lock, l2, evicts };
@@ -207,7 +183,6 @@ impl Core {
         let flight = Flight::Load {
             lock,
             pages: l1.pages() as usize,
-            is_doomed: false,
             ended: None,
         };
         let after = if planted!(LoadBeforeForward) {
@@ -223,71 +198,40 @@ impl Core {
     }
 
     /// Takes in the loads that have ended and that no load in flight stands above, until there is none.
-    fn take_in_loads(&mut self) {
+    pub(super) fn take_in_loads(&mut self) {
         let tree = &self.tree;
         let is_ripe = |flight: &Flight| match flight {
             Flight::Load {
                 lock,
                 pages,
-                is_doomed,
                 ended: Some(_),
-            } => *is_doomed || !tree.is_behind_load(lock.node(), *pages),
+            } => tree.is_lost(lock) || !tree.is_behind_load(lock.node(), *pages),
             _ => false,
         };
         let ripe = self.flights.iter().find(|(_, flight)| is_ripe(flight));
         let Some(id) = ripe.map(|(id, _)| *id) else {
             return;
         };
-        if let Some(Flight::Load {
-            lock,
-            pages,
-            is_doomed,
-            ended,
-        }) = self.flights.remove(&id)
-        {
-            self.load_ended(lock, pages, is_doomed, ended == Some(true));
+        if let Some(Flight::Load { lock, pages, ended }) = self.flights.remove(&id) {
+            self.load_ended(lock, pages, ended == Some(true));
             self.take_in_loads();
         }
     }
 
-    fn load_ended(&mut self, lock: Lock, pages: usize, is_doomed: bool, is_good: bool) {
+    fn load_ended(&mut self, lock: Lock, pages: usize, is_good: bool) {
         self.loads -= 1;
         let node = lock.node();
-        if is_good && !is_doomed {
+        if self.tree.is_lost(&lock) {
+            // A load or a forward above it failed, and took its pages along.
+        } else if is_good {
             self.stats.loaded += pages as u64;
             for part in self.tree.end_load(node, pages) {
                 self.tell_stored(TierName::L1, part);
             }
-        } else if !is_doomed {
-            let failed = self.tree.fail_load(node, pages);
-            self.stats.load_failed += u64::from(failed.l1.pages());
-            for load in &failed.loads {
-                if let Some(Flight::Load { is_doomed, .. }) = self.flights.get_mut(&(*load).into())
-                {
-                    *is_doomed = true;
-                }
-            }
-            self.quarantine.push(Quarantine {
-                loads: failed.loads,
-                nodes: failed.nodes,
-                l1: failed.l1,
-            });
+        } else {
+            self.stats.load_failed += self.lose(node, pages) as u64;
         }
         self.tree.unlock(lock);
-    }
-
-    /// Gives back the pages of failed loads that nobody holds any more.
-    pub(super) fn release_quarantine(&mut self) {
-        let mut free = Vec::new();
-        let tree = &self.tree;
-        self.quarantine.retain(|held| {
-            let is_held = !tree.is_l1_free(&held.nodes) && !planted!(FreesFailedLoadAtOnce);
-            if !is_held {
-                free.push(held.l1.clone());
-            }
-            is_held
-        });
-        free.iter().for_each(|pages| self.free_l1(pages));
     }
 
     /// Begins to write a node to L3, as much of it as may be on its way at once; how many of its pages, or `None` when L3 has

@@ -101,7 +101,8 @@ impl Tree {
         let (l1_keys, l2_keys) = match (in_l1, in_l2) {
             (true, true) => (keys.clone(), keys),
             (true, false) => (keys, Vec::new()),
-            (false, _) => (Vec::new(), keys),
+            (false, true) => (Vec::new(), keys),
+            (false, false) => (Vec::new(), Vec::new()),
         };
         Gone {
             l1: node.l1,
@@ -111,7 +112,8 @@ impl Tree {
         }
     }
 
-    /// Removes a node and all below it, which are in L2 alone; `None`, and no change, when anything in it is held.
+    /// Removes a node and all below it, none of which is in L1; `None`, and no change, when
+    /// anything in it is held.
     pub fn remove_subtree(&mut self, node: NodeId) -> Option<Gone> {
         let top = self.held(node);
         let mut order = vec![top];
@@ -124,8 +126,13 @@ impl Tree {
             next += 1;
         }
         let mut all = Gone::default();
-        for at in order.into_iter().rev() {
-            let gone = self.remove(self.id(at));
+        let nodes: Vec<NodeId> = order.into_iter().map(|at| self.id(at)).collect();
+        for node in nodes.into_iter().rev() {
+            // A node without pages goes with its last child.
+            if self.place(node).is_none() {
+                continue;
+            }
+            let gone = self.remove(node);
             all.l1 = all.l1.followed_by(&gone.l1);
             all.l2 = all.l2.followed_by(&gone.l2);
             all.l1_keys.extend(gone.l1_keys);

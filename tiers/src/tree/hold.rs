@@ -23,9 +23,19 @@ pub enum Hold {
 pub struct Lock {
     node: NodeId,
     hold: Hold,
+    /// Losses before it was taken.
+    taken_after: u64,
 }
 
 impl Lock {
+    pub(super) fn hold(&self) -> Hold {
+        self.hold
+    }
+
+    pub(super) fn taken_after(&self) -> u64 {
+        self.taken_after
+    }
+
     /// The node in which it ends.
     #[must_use]
     pub fn node(&self) -> NodeId {
@@ -38,45 +48,43 @@ impl Tree {
     pub fn lock(&mut self, node: NodeId, hold: Hold) -> Option<Lock> {
         let from = self.place(node)?;
         self.count_locks(from, hold, |locks| *locks += 1);
-        Some(Lock { node, hold })
+        let taken_after = self.losses;
+        Some(Lock {
+            node,
+            hold,
+            taken_after,
+        })
     }
 
     /// Gives a lock back.
     #[expect(clippy::needless_pass_by_value, reason = "a receipt is used up")]
     pub fn unlock(&mut self, lock: Lock) {
-        let Lock { node, hold } = lock;
-        let from = self.held(node);
-        let root = self.count_locks(from, hold, |locks| {
+        let from = self.held(lock.node);
+        self.release_losses(&lock);
+        self.count_locks(from, lock.hold, |locks| {
             *locks = locks.checked_sub(1).expect("a lock is given back once");
         });
-        self.drop_bare_root(root);
+        self.drop_bare(from);
     }
 
-    /// Changes the locks from a node up to its root, which is returned.
-    fn count_locks(&mut self, from: u32, hold: Hold, count: impl Fn(&mut u32)) -> u32 {
+    /// Changes the locks from a node up to its root.
+    fn count_locks(&mut self, from: u32, hold: Hold, count: impl Fn(&mut u32)) {
         let mut at = from;
         loop {
             let node = self.node(at);
             let parent = node.parent;
             if parent == NONE && planted!(LockLeak) {
-                return at;
+                return;
             }
             self.change(at, |node| match hold {
                 Hold::L1 => count(&mut node.l1_locks),
                 Hold::L2 => count(&mut node.l2_locks),
             });
             if parent == NONE {
-                return at;
+                return;
             }
             at = parent;
         }
-    }
-
-    /// Whether no lock holds the L1 pages of any of these nodes. A node that has gone is held by none.
-    #[must_use]
-    pub fn is_l1_free(&self, nodes: &[NodeId]) -> bool {
-        let places = nodes.iter().filter_map(|node| self.place(*node));
-        places.into_iter().all(|at| self.node(at).l1_locks == 0)
     }
 
     /// A backup of a node into these L2 pages begins: its L1 pages.
@@ -163,35 +171,6 @@ impl Tree {
         Some(self.node(self.place(node)?).end())
     }
 
-    /// The load of the last `pages` pages up to a node's end has failed: nothing in L1 was filled. Loads further down are left
-    /// without their ancestors, and fail with it: their numbers, and the L1 pages of all of them. The nodes that lost theirs
-    /// come last one first.
-    pub(crate) fn fail_load(&mut self, node: NodeId, pages: usize) -> FailedLoad {
-        let parts = self.parts(node, pages);
-        let mut failed = FailedLoad::default();
-        let top = *parts.last().expect("a load has pages");
-        let mut below = vec![top];
-        let mut order = Vec::new();
-        while let Some(at) = below.pop() {
-            if !self.node(at).l1.is_empty() {
-                order.push(at);
-                below.extend(self.children(at));
-            }
-        }
-        for at in order.into_iter().rev() {
-            let load = self.node(at).load();
-            let load = load.expect("nothing stands on a load in flight but loads");
-            if !failed.loads.contains(&load) {
-                failed.loads.push(load);
-            }
-            failed.nodes.push(self.id(at));
-            self.change(at, |node| node.loading = NONE);
-            let taken = self.take_l1(at);
-            failed.l1 = failed.l1.followed_by(&taken);
-        }
-        failed
-    }
-
     /// The pages of a node that L3 has not, when all of its pages are in L2 and none is on its way to L3 yet.
     #[must_use]
     pub(crate) fn wanting_put(&self, node: NodeId) -> Option<Span> {
@@ -267,12 +246,4 @@ impl Tree {
         }
         l1
     }
-}
-
-/// What a failed load takes with it.
-#[derive(Debug, Default)]
-pub(crate) struct FailedLoad {
-    pub(crate) loads: Vec<LoadId>,
-    pub(crate) nodes: Vec<NodeId>,
-    pub(crate) l1: Runs<L1>,
 }

@@ -51,15 +51,12 @@ impl Tree {
         at
     }
 
-    /// Drops a root under which nothing is left and that nobody holds.
-    pub(super) fn drop_bare_root(&mut self, at: u32) {
-        let node = self.node(at);
-        if node.is_root() && node.first_child == NONE && !node.is_locked() {
-            if let Some(key) = self.root_keys.remove(&at) {
-                self.roots.remove(&key);
-            }
-            self.vacate(at);
+    /// Forgets a root without children.
+    pub(super) fn drop_root(&mut self, at: u32) {
+        if let Some(key) = self.root_keys.remove(&at) {
+            self.roots.remove(&key);
         }
+        self.vacate(at);
     }
 
     fn place_node(&mut self, mut node: Node) -> u32 {
@@ -133,8 +130,16 @@ impl Tree {
             .remove();
     }
 
-    /// Takes a node without children out of the tree.
+    /// Takes a node without children out of the tree, and what is left bare above it.
     pub(super) fn detach(&mut self, at: u32) -> Node {
+        let parent = self.node(at).parent;
+        let node = self.unlink(at);
+        self.drop_bare(parent);
+        node
+    }
+
+    /// Takes a node without children out of the tree. The parent stays, whatever it is left with.
+    pub(super) fn unlink(&mut self, at: u32) -> Node {
         let node = self.node(at);
         assert_eq!(node.first_child, NONE, "nodes leave from the leaves up");
         let (parent, next, previous) = (node.parent, node.next, node.previous);
@@ -171,7 +176,6 @@ impl Tree {
         if node.l1_locks > 0 {
             self.counts.l1_locked_pages -= node.l1.pages() as usize;
         }
-        self.drop_bare_root(parent);
         node
     }
 

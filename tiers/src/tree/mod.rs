@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Invariants, proven by [`Tree::validate`]:
-//! - words, keys and runs of a node line up; every node but a root is in L1 or L2;
+//! - words, keys and runs of a node line up; every node but a root is in L1 or L2, or its pages
+//!   were lost and something holds it or hangs below it;
 //! - a node in L1 has all its ancestors in L1; unless under write_back, a node in L2 has all its ancestors in L2;
 //! - siblings differ in their first page;
 //! - a lock on a node is counted on every node up to its root, so that a split carries it and its receipt releases both parts;
@@ -26,12 +27,14 @@
 //! | `path` | from tokens to nodes: match, insert |
 //! | `hold` | locks and states of transfers |
 //! | `go` | leaving L1, leaving L2, leaving the tree |
+//! | `lost` | L1 pages whose load or forward failed |
 //! | `validate` | the invariants |
 
 mod go;
 mod hold;
 mod leaves;
 mod links;
+mod lost;
 mod node;
 mod path;
 mod validate;
@@ -45,6 +48,7 @@ use rapidhash::quality::RandomState;
 
 use crate::prompt::RootKey;
 use leaves::Leaves;
+use lost::Loss;
 use node::{NONE, Node};
 
 pub use go::Gone;
@@ -85,6 +89,9 @@ pub struct Tree {
     path: Vec<u32>,
     /// Nodes that are WARM.
     warm: Vec<NodeId>,
+    /// Losses so far, and those whose pages are still held.
+    losses: u64,
+    lost: Vec<Loss>,
     page_tokens: usize,
     write_back: bool,
     /// Operations so far: the tree's clock, the same on every rank of a group.
@@ -106,6 +113,8 @@ impl Tree {
             counts: TreeCounts::default(),
             path: Vec::new(),
             warm: Vec::new(),
+            losses: 0,
+            lost: Vec::new(),
             page_tokens: page_tokens.get(),
             write_back,
             tick: 0,

@@ -105,6 +105,11 @@ impl Node {
         self.keys.is_empty()
     }
 
+    /// Whether it has no page in L1 or L2: a root, or a node whose pages were lost.
+    pub(super) fn is_bare(&self) -> bool {
+        self.l1.is_empty() && self.l2.is_empty()
+    }
+
     pub(super) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }

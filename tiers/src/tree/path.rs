@@ -64,7 +64,8 @@ pub struct Inserted {
     pub runs: Runs<L1>,
     /// The request's pages that the tree did not need, to be given back.
     pub duplicates: Runs<L1>,
-    /// Nodes with pages that the tree took from the request.
+    /// Nodes with pages that the tree took from the request: the last of the path, the last one
+    /// `end`.
     pub taken: Vec<NodeId>,
     /// The node in which the prompt ends; `None` when it has no page.
     pub end: Option<NodeId>,
@@ -130,6 +131,10 @@ impl Tree {
             return Matched::default();
         };
         self.descend(root, words);
+        if !planted!(MatchesLostPages) {
+            let found = self.path.iter().position(|at| self.node(*at).is_bare());
+            self.path.truncate(found.unwrap_or(self.path.len()));
+        }
         let mut runs: Vec<Run<L1>> = Vec::new();
         let mut matched = Matched::default();
         for at in 0..self.path.len() {
@@ -169,6 +174,9 @@ impl Tree {
                 break;
             };
             let node = self.node(child);
+            if node.is_bare() {
+                break;
+            }
             let common = common_pages(&node.words, rest, per_page);
             *(if node.l1.is_empty() { &mut l2 } else { &mut l1 }) += common;
             if common < node.pages() {
@@ -201,8 +209,11 @@ impl Tree {
         }
     }
 
-    /// Takes over the pages of a request: new nodes for tokens that the tree has not, L1 pages for those it has in L2 alone. Pages
-    /// for tokens it has in L1 are duplicates. Stops before a load in flight.
+    /// Takes over the pages of a request: new nodes for tokens that the tree has not, L1 pages for
+    /// nodes that have none. Pages for tokens it has in L1 are duplicates. Stops before a load in
+    /// flight.
+    ///
+    /// The nodes that take pages are the last ones of the path: a node in L1 has its parent there.
     pub fn insert(&mut self, offer: &Offer<'_>) -> Inserted {
         self.tick += 1;
         if offer.keys.is_empty() {
@@ -267,7 +278,7 @@ impl Tree {
         }
         inserted.runs = runs.into_iter().collect();
         inserted.end = (parent != root).then(|| self.id(parent));
-        self.drop_bare_root(root);
+        self.drop_bare(root);
         inserted
     }
 
@@ -303,7 +314,8 @@ impl Tree {
         let parent = self.path.last().copied().unwrap_or(root);
         let is_l2_way = |at: &u32| {
             let node = self.node(*at);
-            self.write_back || node.is_root() || !node.l2.is_empty()
+            let is_way_of_l1 = self.write_back && !node.is_bare();
+            is_way_of_l1 || node.is_root() || !node.l2.is_empty()
         };
         let has_way = matched >= from && (is_l2_way(&parent) || planted!(InsertsBelowLostParent));
         let known = (matched.max(from) - from) as u32;
@@ -324,7 +336,7 @@ impl Tree {
         } else {
             inserted.orphans = rest;
         }
-        self.drop_bare_root(root);
+        self.drop_bare(root);
         inserted
     }
 

@@ -92,8 +92,8 @@ impl Tree {
                 "its runs do not fit its pages",
             ),
             (
-                !node.l1.is_empty() || !node.l2.is_empty(),
-                "it is neither in L1 nor in L2",
+                !node.is_bare() || node.first_child != NONE || node.is_locked(),
+                "it is neither in L1 nor in L2, and nothing needs it",
             ),
             (
                 node.depth as usize == parent.end(),

@@ -31,7 +31,7 @@ fn random_operations_under_every_policy_keep_every_invariant_and_leak_nothing() 
         return;
     }
     let mut totals = BTreeMap::new();
-    for seed in 0..number("LARDER_TIERS_SEEDS").unwrap_or(300) {
+    for seed in 0..number("LARDER_TIERS_SEEDS").unwrap_or(500) {
         let mut world = World::new(seed);
         let played = catch_unwind(AssertUnwindSafe(|| world.play(OPS)));
         assert!(
@@ -79,7 +79,7 @@ fn every_planted_bug_is_noticed() {
     let mut missed = Vec::new();
     for &bug in Bug::ALL {
         plant(Some(bug));
-        let caught = (0..300).find_map(|seed| {
+        let caught = (0..1000).find_map(|seed| {
             let panic = catch_unwind(|| World::new(seed).play(OPS)).err()?;
             let said = panic.downcast_ref::<String>().cloned();
             let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));

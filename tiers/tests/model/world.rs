@@ -3,6 +3,14 @@
 //! A page's content is the key of the tokens it holds, computed here and not by the core; poison is no content. Every copy and
 //! every forward checks what it reads and what it overwrites. What entered and left each tier is told by events; the sets that
 //! they add up to must be what matches find.
+//!
+//! Forwards run in the order in which they are submitted. Some fail: they write some of their
+//! pages, or none. The core learns of each end later, in any order. A page is tainted by a failed
+//! forward that wrote it, or whose pages its own forward read; once the core has learnt of that
+//! failure, no match finds the page, no copy takes it, and requests that hold it are broken.
+
+mod device;
+mod forwards;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -10,7 +18,7 @@ use std::num::NonZeroUsize;
 use larder_format::{PageKey, TokenUnits, namespace_seed, page_keys};
 use larder_tiers::config::{Config, L3Write, PrefetchPolicy, WritePolicy};
 use larder_tiers::core::{
-    Core, Done, Event, Fence, LoadBack, OpId, Order, Outcome, PrefetchId, PrefetchState, Request,
+    Core, Event, Fence, LoadBack, OpId, Order, PrefetchId, PrefetchState, Request, RequestId,
     TierName,
 };
 use larder_tiers::prompt::Scope;
@@ -30,12 +38,24 @@ struct Running {
     tokens: Vec<u64>,
     scope: Scope,
     counted: usize,
+    /// The newest forward of the request, and those that it was inserted with.
     forwards: u64,
+    inserted_with: Vec<u64>,
+    /// Its forwards since its last insert: the ticket of the next one speaks for all of them.
+    since_insert: Vec<u64>,
+    /// It was inserted with a forward that the core knows to have failed, or held pages that were
+    /// tainted by one.
+    must_break: bool,
+    may_break: bool,
 }
 
 /// A forward pass that has been submitted and not run.
 struct Forward {
     fence: u64,
+    /// The forwards of its request since the insert before it: it fails if one of them has failed.
+    since: Vec<u64>,
+    /// The page that it goes on filling.
+    goes_on: Option<u32>,
     reads: Vec<(u32, PageKey)>,
     writes: Vec<(u32, Content)>,
     loads: Vec<OpId>,
@@ -61,13 +81,31 @@ pub struct World {
     forwards: Vec<Forward>,
     fence: u64,
     fence_passed: u64,
+    /// Forwards that have run and that the core does not know of, and whether they were good.
+    ran: BTreeMap<u64, bool>,
+    /// Failed forwards that the core knows of.
+    known_failed: HashSet<u64>,
+    /// Forwards that have run and failed.
+    failed: HashSet<u64>,
+    /// The forward whose ticket was given for this one at an insert.
+    speaks: HashMap<u64, u64>,
+    /// Pages of L1 that the tree took over: the forward that they were inserted with, and by which
+    /// request.
+    inserted: HashMap<u32, (u64, RequestId)>,
+    /// The requests that were inserted with a forward.
+    inserts: HashMap<u64, HashSet<RequestId>>,
+    /// Pages of L1, and the failed forward that each is tainted by.
+    taint: HashMap<u32, u64>,
     failed_loads: HashSet<OpId>,
     loads_out: HashSet<OpId>,
     told: BTreeMap<TierName, HashSet<PageKey>>,
     loading: HashMap<OpId, Vec<PageKey>>,
     counts: HashMap<PageKey, u32>,
-    /// How likely a copy or L3 is to fail.
+    /// How likely a copy or L3 is to fail, and a forward.
     faults: f64,
+    forward_faults: f64,
+    /// Steps of the device and of L3 at a time.
+    device_speed: u32,
     now: u64,
     pub ops: u64,
 }
@@ -104,6 +142,7 @@ impl World {
         config.prefetch.timeout_base_us = 50;
         config.events = true;
         let faults = [0.0, 0.05, 0.3][dice.random_range(0..3)];
+        let forward_faults = [0.0, 0.02, 0.2][dice.random_range(0..3)];
         World {
             page_tokens: page_tokens as usize,
             l1: vec![None; config.l1_pages as usize + 1],
@@ -117,6 +156,13 @@ impl World {
             forwards: Vec::new(),
             fence: 0,
             fence_passed: 0,
+            ran: BTreeMap::new(),
+            known_failed: HashSet::new(),
+            failed: HashSet::new(),
+            inserted: HashMap::new(),
+            inserts: HashMap::new(),
+            speaks: HashMap::new(),
+            taint: HashMap::new(),
             failed_loads: HashSet::new(),
             loads_out: HashSet::new(),
             told: [TierName::L1, TierName::L2, TierName::L3]
@@ -125,6 +171,8 @@ impl World {
             loading: HashMap::new(),
             counts: HashMap::new(),
             faults,
+            forward_faults,
+            device_speed: [1, 3][dice.random_range(0..2)],
             now: 0,
             ops: 0,
             dice,
@@ -168,8 +216,12 @@ impl World {
             }
             43..50 => self.prefetch(),
             50..55 => self.poll_prefetch(),
-            55..80 => self.run_device(),
-            80..96 => self.run_forward(),
+            55..80 => (0..self.device_speed).for_each(|_| self.run_device()),
+            80..88 => {
+                self.run_forward();
+                self.run_forward();
+            }
+            88..96 => (0..3).for_each(|_| self.report_forward()),
             96..98 => self.core.tell_warmth(),
             98 => {
                 let is_used = |running: &Running| running.request.locks() != (0, 0);
@@ -195,6 +247,17 @@ impl World {
         if let Err(leak) = self.core.validate(requests) {
             panic!("{leak}");
         }
+        for running in &self.running {
+            let is_broken = self.core.is_broken(&running.request);
+            assert!(
+                is_broken || !running.must_break,
+                "a request goes on with pages of a failed forward"
+            );
+            assert!(
+                !is_broken || running.may_break || self.has_failed_load(&running.request),
+                "a request is broken and nothing of it has failed"
+            );
+        }
     }
 
     fn take_order(&mut self, order: Order) {
@@ -207,7 +270,9 @@ impl World {
             | Order::Put { id, .. }
             | Order::Exists { id, .. }
             | Order::Get { id, .. } => *id,
-            Order::Load { id, .. } => {
+            Order::Load { id, l1, .. } => {
+                let is_filled = |page: &u32| l1.page_numbers().any(|of| of == *page);
+                self.inserted.retain(|page, _| !is_filled(page));
                 self.loads_out.insert(*id);
                 *id
             }
@@ -351,12 +416,20 @@ impl World {
         self.check_match(&scope, &tokens);
         let priority = self.below(3) as i32;
         let request = self.core.start(prompt, priority);
+        self.run_request(request, scope, tokens);
+    }
+
+    fn run_request(&mut self, request: Request, scope: Scope, tokens: Vec<u64>) {
         self.running.push(Running {
             request,
             tokens,
             scope,
             counted: 0,
             forwards: 0,
+            inserted_with: Vec::new(),
+            since_insert: Vec::new(),
+            must_break: false,
+            may_break: false,
         });
     }
 
@@ -390,12 +463,10 @@ impl World {
         if matched.loads.is_empty() {
             assert_eq!(matched.l1.pages() as usize, l1);
             for (page, key) in matched.l1.page_numbers().zip(&keys) {
-                let unwritten = self
-                    .forwards
-                    .iter()
-                    .any(|forward| forward.writes.iter().any(|(of, _)| *of == page));
+                assert!(!self.is_lost(page), "a hit on pages of a failed forward");
+                let is_unknown = self.is_unwritten(page) || self.taint.contains_key(&page);
                 assert!(
-                    unwritten || self.l1[page as usize] == Some(*key),
+                    is_unknown || self.l1[page as usize] == Some(*key),
                     "a hit on wrong bytes"
                 );
             }
@@ -414,9 +485,11 @@ impl World {
         let fence = Fence(self.fence);
         let running = &mut self.running[at];
         let before = running.request.pages().0.shared_pages();
+        let is_broken = self.core.is_broken(&running.request);
         let result = self.core.load_back(&mut running.request, quota, fence);
+        assert_eq!(result.is_err(), is_broken);
         let after = running.request.pages().0.shared_pages();
-        if let LoadBack::Started(load, pages) = result {
+        if let Ok(LoadBack::Started(load, pages)) = result {
             assert_eq!(after, before + pages);
             let keys = self.keys(&self.running[at].scope, &self.running[at].tokens);
             self.loading
@@ -424,91 +497,6 @@ impl World {
         } else {
             assert_eq!(after, before);
         }
-    }
-
-    /// Submits the next chunk of a request: slots, a forward that reads what is there and writes the rest, sometimes an insert.
-    fn forward(&mut self) {
-        if self.running.is_empty() {
-            return;
-        }
-        let at = self.below(self.running.len());
-        if self.core.is_broken(&self.running[at].request) {
-            return self.finish_one(at, false);
-        }
-        let wanted = 1 + self.below(8);
-        let decoded = self.below(3) as u64;
-        let units = self.running[at].request.prompt().words().len();
-        let has = self.running[at].request.tokens();
-        let more = if has < units {
-            wanted.min(units - has)
-        } else {
-            let running = &mut self.running[at];
-            running.tokens.push(decoded);
-            let prompt = running.request.prompt_mut();
-            self.core.extend_prompt(prompt, [decoded]).unwrap();
-            1
-        };
-        let running = &mut self.running[at];
-        if self.core.extend(&mut running.request, more).is_err() {
-            if self.below(3) == 0 {
-                self.finish_one(at, false);
-            }
-            return;
-        }
-        self.submit(at, has);
-        if self.below(3) > 0 {
-            self.insert(at);
-        }
-    }
-
-    /// The forward of what a request got slots for since it had `before` tokens.
-    fn submit(&mut self, at: usize, before: usize) {
-        self.fence += 1;
-        let running = &self.running[at];
-        let keys = self.keys(&running.scope, &running.tokens);
-        let (row, loads) = running.request.pages();
-        let read_to = before / self.page_tokens;
-        let reads = row
-            .pages()
-            .iter()
-            .copied()
-            .zip(keys.iter().copied())
-            .take(read_to)
-            .collect();
-        let full = row.tokens() / self.page_tokens;
-        let pages = row.pages().iter().enumerate().skip(read_to);
-        // A partly filled page has no content yet.
-        let writes = pages
-            .map(|(at, page)| (*page, keys.get(at).copied().filter(|_| at < full)))
-            .collect();
-        self.forwards.push(Forward {
-            fence: self.fence,
-            reads,
-            writes,
-            loads: loads.iter().map(|load| OpId::from(*load)).collect(),
-        });
-        self.running[at].forwards = self.fence;
-    }
-
-    fn insert(&mut self, at: usize) {
-        let fence = Fence(self.running[at].forwards.max(self.fence));
-        // What was evicted for its slots left before it is counted again.
-        self.take_events();
-        let running = &mut self.running[at];
-        let inserted = self.core.insert(&mut running.request, fence);
-        self.count_hits(at, inserted.pages);
-        // The row names the tree's pages: what is shared is what a match finds.
-        let row = self.running[at].request.pages().0;
-        assert!(row.shared_pages() >= inserted.pages);
-    }
-
-    fn count_hits(&mut self, at: usize, pages: usize) {
-        let keys = self.keys(&self.running[at].scope, &self.running[at].tokens);
-        let from = self.running[at].counted;
-        for key in keys.iter().take(pages).skip(from) {
-            *self.counts.entry(*key).or_insert(0) += 1;
-        }
-        self.running[at].counted = from.max(pages);
     }
 
     fn finish(&mut self) {
@@ -554,159 +542,6 @@ impl World {
         }
     }
 
-    /// Begins or ends one of the orders under way.
-    fn run_device(&mut self) {
-        let ids: Vec<OpId> = self.flights.keys().copied().collect();
-        if ids.is_empty() {
-            return;
-        }
-        let id = ids[self.below(ids.len())];
-        if self.flights[&id].begun.is_none() {
-            self.begin(id);
-        } else {
-            self.end(id);
-        }
-    }
-
-    fn begin(&mut self, id: OpId) {
-        let passed = Fence(self.fence_passed);
-        let begun = match &self.flights[&id].order {
-            Order::BackUp { l1, l2, after, .. } => {
-                if *after > passed {
-                    return;
-                }
-                let source = numbers(l1).iter().map(|page| self.l1[*page]).collect();
-                numbers(l2).iter().for_each(|page| self.l2[*page] = None);
-                source
-            }
-            Order::Load { l1, l2, after, .. } => {
-                if *after > passed {
-                    return;
-                }
-                let source = numbers(l2).iter().map(|page| self.l2[*page]).collect();
-                numbers(l1).iter().for_each(|page| self.l1[*page] = None);
-                source
-            }
-            Order::Put { l2, .. } => numbers(l2).iter().map(|page| self.l2[*page]).collect(),
-            Order::Get { l2, .. } => {
-                numbers(l2).iter().for_each(|page| self.l2[*page] = None);
-                Vec::new()
-            }
-            Order::Exists { .. } | Order::Touch { .. } => Vec::new(),
-        };
-        self.flights.get_mut(&id).unwrap().begun = Some(begun);
-    }
-
-    fn end(&mut self, id: OpId) {
-        let Flight { order, begun } = self.flights.remove(&id).unwrap();
-        let is_copy = matches!(order, Order::BackUp { .. } | Order::Load { .. });
-        let begun = begun.unwrap();
-        let is_bad = self.is_bad();
-        let outcome = match order {
-            Order::BackUp { l1, l2, .. } => {
-                check_unchanged(&self.l1, &numbers(&l1), &begun);
-                assert!(
-                    begun.iter().all(Option::is_some),
-                    "a backup of bytes that were not written"
-                );
-                fill(&mut self.l2, &numbers(&l2), &begun, is_bad);
-                Outcome::Copied(!is_bad)
-            }
-            Order::Load { l1, l2, .. } => {
-                check_unchanged(&self.l2, &numbers(&l2), &begun);
-                let expected = self.loading.remove(&id).unwrap();
-                let expected: Vec<Content> = expected.into_iter().map(Some).collect();
-                assert_eq!(begun, expected, "a load of wrong bytes");
-                fill(&mut self.l1, &numbers(&l1), &begun, is_bad);
-                self.loads_out.remove(&id);
-                if is_bad {
-                    self.failed_loads.insert(id);
-                } else {
-                    self.failed_loads.remove(&id);
-                }
-                Outcome::Copied(!is_bad)
-            }
-            Order::Put {
-                keys,
-                l2,
-                is_skipped,
-                ..
-            } => {
-                assert!(!is_skipped);
-                check_unchanged(&self.l2, &numbers(&l2), &begun);
-                let expected: Vec<Content> = keys.iter().copied().map(Some).collect();
-                assert_eq!(begun, expected, "wrong bytes are written to L3");
-                let stored = if is_bad {
-                    self.below(keys.len() + 1)
-                } else {
-                    keys.len()
-                };
-                self.l3.extend(&keys[..stored]);
-                Outcome::Pages(stored)
-            }
-            Order::Exists { keys, .. } => {
-                let found = keys.iter().take_while(|key| self.l3.contains(*key)).count();
-                // A lie: more than it has, or less.
-                Outcome::Pages(if is_bad {
-                    self.below(keys.len() + 1)
-                } else {
-                    found
-                })
-            }
-            Order::Get { keys, l2, .. } => {
-                let found = keys.iter().take_while(|key| self.l3.contains(*key)).count();
-                let good = if is_bad { self.below(found + 1) } else { found };
-                let pages = numbers(&l2);
-                assert!(
-                    pages.iter().all(|page| self.l2[*page].is_none()),
-                    "a page was used while L3 read into it"
-                );
-                for (page, key) in pages.iter().zip(&keys[..good]) {
-                    self.l2[*page] = Some(*key);
-                }
-                Outcome::Pages(good)
-            }
-            Order::Touch { .. } => unreachable!(),
-        };
-        self.core.complete(Done { id, outcome }).unwrap();
-        assert!(
-            !is_copy || self.core.complete(Done { id, outcome }).is_err(),
-            "an order ends twice"
-        );
-    }
-
-    /// Runs the oldest forward, if what it waits for has ended.
-    fn run_forward(&mut self) {
-        let Some(forward) = self.forwards.first() else {
-            return;
-        };
-        if forward
-            .loads
-            .iter()
-            .any(|load| self.loads_out.contains(load))
-        {
-            return;
-        }
-        let forward = self.forwards.remove(0);
-        let is_spoiled = forward
-            .loads
-            .iter()
-            .any(|load| self.failed_loads.contains(load));
-        if !is_spoiled {
-            for (page, key) in forward.reads {
-                assert_eq!(
-                    self.l1[page as usize],
-                    Some(key),
-                    "a forward reads wrong bytes"
-                );
-            }
-        }
-        for (page, content) in forward.writes {
-            self.l1[page as usize] = if is_spoiled { None } else { content };
-        }
-        self.fence_passed = forward.fence;
-    }
-
     /// Everything ends: then nothing is held, and everything can be freed.
     fn rest(&mut self) {
         while !self.running.is_empty() {
@@ -719,10 +554,11 @@ impl World {
             self.settle();
         }
         for _ in 0..100_000 {
-            if self.flights.is_empty() && self.forwards.is_empty() {
+            if self.flights.is_empty() && self.forwards.is_empty() && self.ran.is_empty() {
                 break;
             }
             self.run_forward();
+            self.report_forward();
             self.run_device();
             self.settle();
         }
@@ -739,20 +575,5 @@ impl World {
             self.core.counts(),
             larder_tiers::tree::TreeCounts::default()
         );
-    }
-}
-
-fn check_unchanged(pool: &[Content], pages: &[usize], begun: &[Content]) {
-    let now: Vec<Content> = pages.iter().map(|page| pool[*page]).collect();
-    assert_eq!(now, begun, "the source of a copy changed while it ran");
-}
-
-fn fill(pool: &mut [Content], pages: &[usize], with: &[Content], is_bad: bool) {
-    for (page, content) in pages.iter().zip(with) {
-        assert_eq!(
-            pool[*page], None,
-            "a page was used while a copy wrote to it"
-        );
-        pool[*page] = content.filter(|_| !is_bad);
     }
 }

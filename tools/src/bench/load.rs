@@ -353,7 +353,7 @@ impl Load {
         let mut prompt = self.prompt(number, pages)?;
         prefetch(&mut self.cache, &mut prompt)?;
         let mut request = self.cache.start(prompt, 0);
-        self.cache.load_back(&mut request, usize::MAX);
+        self.cache.load_back(&mut request, usize::MAX)?;
         // The tree takes no pages over behind a load in flight.
         self.cache.drain()?;
         let row = request.pages().0;
@@ -390,11 +390,11 @@ impl Load {
         let mut request = self.cache.start(prompt, 0);
         let last = self.shape.layers() - 1;
         let loaded = loads.measure(|| -> Result<u64, Failure> {
-            let LoadBack::Started(_, loaded) = self.cache.load_back(&mut request, usize::MAX)
+            let LoadBack::Started(_, loaded) = self.cache.load_back(&mut request, usize::MAX)?
             else {
                 return Ok(0);
             };
-            self.cache.pages(&request).wait_layer(last)?;
+            self.cache.pages(&request)?.wait_layer(last)?;
             Ok(loaded as u64)
         })?;
         let loaded = loaded.min(pages);

@@ -14,7 +14,9 @@ use larder_engine::PageStore;
 use larder_kernels::{ChunkAt, Device, HostMemory, KvShape, Layout, Ticket, pool_bytes};
 use larder_tiers::cache::{HostMemoryOptions, host_memory};
 use larder_tiers::config::PrefetchPolicy;
-use larder_tiers::core::{Declined, LoadBack, OpId, PrefetchId, PrefetchState, Request, Retries};
+use larder_tiers::core::{
+    Declined, ExtendError, LoadBack, OpId, PrefetchId, PrefetchState, Request, Retries,
+};
 use larder_tiers::l3::L3;
 use larder_tiers::prompt::{Prompt, Scope};
 use larder_tiers::{Cache, Config, Parts};
@@ -251,12 +253,14 @@ impl Server {
             return Ok(());
         };
         let left = taken.request.prompt().words().len() - taken.request.tokens();
-        if self.cache.extend(&mut taken.request, left).is_ok() {
-            self.prefill(taken)
-        } else {
-            // What leaves under write_back is free when its copy has ended.
-            self.work = Work::NoRoom(taken);
-            Ok(())
+        match self.cache.extend(&mut taken.request, left) {
+            Ok(()) => self.prefill(taken),
+            Err(ExtendError::NoRoom(_)) => {
+                // What leaves under write_back is free when its copy has ended.
+                self.work = Work::NoRoom(taken);
+                Ok(())
+            }
+            Err(ExtendError::Broken(error)) => Err(error.into()),
         }
     }
 
@@ -267,7 +271,7 @@ impl Server {
             if self.is_ready(at)?
                 && let Some(waiting) = self.queue.remove(at)
             {
-                return Ok(Some(self.start(waiting)));
+                return self.start(waiting).map(Some);
             }
         }
         Ok(None)
@@ -294,15 +298,15 @@ impl Server {
         Ok(true)
     }
 
-    fn start(&mut self, waiting: Waiting) -> Taken {
+    fn start(&mut self, waiting: Waiting) -> Result<Taken, Failure> {
         let mut request = self.cache.start(waiting.prompt, 0);
         let l1 = request.pages().0.shared_pages() as u64;
-        let (load, loaded) = match self.cache.load_back(&mut request, usize::MAX) {
+        let (load, loaded) = match self.cache.load_back(&mut request, usize::MAX)? {
             LoadBack::Started(load, pages) => (Some(load.into()), pages),
             _ => (None, 0),
         };
         let l3 = waiting.prefetched.min(loaded);
-        Taken {
+        Ok(Taken {
             request,
             blocks: waiting.blocks,
             arrived: waiting.arrived,
@@ -313,7 +317,7 @@ impl Server {
                 l2: (loaded - l3) as u64,
                 l3: l3 as u64,
             },
-        }
+        })
     }
 
     /// Computes what the request has not found.

@@ -1,0 +1,8 @@
+//! The fake driver, as the tests of the devices have it.
+
+#[path = "../../../kernels/tests/support/compute.rs"]
+pub mod compute;
+#[path = "../../../kernels/tests/support/driver.rs"]
+pub mod driver;
+#[path = "../../../tests/support/honest.rs"]
+pub mod honest;

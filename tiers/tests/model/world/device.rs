@@ -1,0 +1,147 @@
+//! The device and L3: orders that begin and end in any order, and fail at times.
+
+use larder_tiers::core::{Done, Fence, OpId, Order, Outcome};
+
+use super::{Content, Flight, World, numbers};
+
+impl World {
+    /// Begins or ends one of the orders under way.
+    pub(super) fn run_device(&mut self) {
+        let ids: Vec<OpId> = self.flights.keys().copied().collect();
+        if ids.is_empty() {
+            return;
+        }
+        let id = ids[self.below(ids.len())];
+        if self.flights[&id].begun.is_none() {
+            self.begin(id);
+        } else {
+            self.end(id);
+        }
+    }
+
+    pub(super) fn begin(&mut self, id: OpId) {
+        let passed = Fence(self.fence_passed);
+        let begun = match &self.flights[&id].order {
+            Order::BackUp { l1, l2, .. } => {
+                assert!(
+                    l1.page_numbers()
+                        .all(|page| !self.taint.contains_key(&page)),
+                    "a backup of pages of a failed forward"
+                );
+                let source = numbers(l1).iter().map(|page| self.l1[*page]).collect();
+                numbers(l2).iter().for_each(|page| self.l2[*page] = None);
+                source
+            }
+            Order::Load { l1, l2, after, .. } => {
+                if *after > passed {
+                    return;
+                }
+                let source = numbers(l2).iter().map(|page| self.l2[*page]).collect();
+                numbers(l1).iter().for_each(|page| self.l1[*page] = None);
+                source
+            }
+            Order::Put { l2, .. } => numbers(l2).iter().map(|page| self.l2[*page]).collect(),
+            Order::Get { l2, .. } => {
+                numbers(l2).iter().for_each(|page| self.l2[*page] = None);
+                Vec::new()
+            }
+            Order::Exists { .. } | Order::Touch { .. } => Vec::new(),
+        };
+        self.flights.get_mut(&id).unwrap().begun = Some(begun);
+    }
+
+    pub(super) fn end(&mut self, id: OpId) {
+        let Flight { order, begun } = self.flights.remove(&id).unwrap();
+        let is_copy = matches!(order, Order::BackUp { .. } | Order::Load { .. });
+        let begun = begun.unwrap();
+        let is_bad = self.is_bad();
+        let outcome = match order {
+            Order::BackUp { l1, l2, .. } => {
+                check_unchanged(&self.l1, &numbers(&l1), &begun);
+                assert!(
+                    begun.iter().all(Option::is_some),
+                    "a backup of bytes that were not written"
+                );
+                fill(&mut self.l2, &numbers(&l2), &begun, is_bad);
+                Outcome::Copied(!is_bad)
+            }
+            Order::Load { l1, l2, .. } => {
+                check_unchanged(&self.l2, &numbers(&l2), &begun);
+                let expected = self.loading.remove(&id).unwrap();
+                let expected: Vec<Content> = expected.into_iter().map(Some).collect();
+                assert_eq!(begun, expected, "a load of wrong bytes");
+                fill(&mut self.l1, &numbers(&l1), &begun, is_bad);
+                self.taint
+                    .retain(|page, _| !l1.page_numbers().any(|of| of == *page));
+                self.loads_out.remove(&id);
+                if is_bad {
+                    self.failed_loads.insert(id);
+                } else {
+                    self.failed_loads.remove(&id);
+                }
+                Outcome::Copied(!is_bad)
+            }
+            Order::Put {
+                keys,
+                l2,
+                is_skipped,
+                ..
+            } => {
+                assert!(!is_skipped);
+                check_unchanged(&self.l2, &numbers(&l2), &begun);
+                let expected: Vec<Content> = keys.iter().copied().map(Some).collect();
+                assert_eq!(begun, expected, "wrong bytes are written to L3");
+                let stored = if is_bad {
+                    self.below(keys.len() + 1)
+                } else {
+                    keys.len()
+                };
+                self.l3.extend(&keys[..stored]);
+                Outcome::Pages(stored)
+            }
+            Order::Exists { keys, .. } => {
+                let found = keys.iter().take_while(|key| self.l3.contains(*key)).count();
+                // A lie: more than it has, or less.
+                Outcome::Pages(if is_bad {
+                    self.below(keys.len() + 1)
+                } else {
+                    found
+                })
+            }
+            Order::Get { keys, l2, .. } => {
+                let found = keys.iter().take_while(|key| self.l3.contains(*key)).count();
+                let good = if is_bad { self.below(found + 1) } else { found };
+                let pages = numbers(&l2);
+                assert!(
+                    pages.iter().all(|page| self.l2[*page].is_none()),
+                    "a page was used while L3 read into it"
+                );
+                for (page, key) in pages.iter().zip(&keys[..good]) {
+                    self.l2[*page] = Some(*key);
+                }
+                Outcome::Pages(good)
+            }
+            Order::Touch { .. } => unreachable!(),
+        };
+        self.core.complete(Done { id, outcome }).unwrap();
+        assert!(
+            !is_copy || self.core.complete(Done { id, outcome }).is_err(),
+            "an order ends twice"
+        );
+    }
+}
+
+fn check_unchanged(pool: &[Content], pages: &[usize], begun: &[Content]) {
+    let now: Vec<Content> = pages.iter().map(|page| pool[*page]).collect();
+    assert_eq!(now, begun, "the source of a copy changed while it ran");
+}
+
+fn fill(pool: &mut [Content], pages: &[usize], with: &[Content], is_bad: bool) {
+    for (page, content) in pages.iter().zip(with) {
+        assert_eq!(
+            pool[*page], None,
+            "a page was used while a copy wrote to it"
+        );
+        pool[*page] = content.filter(|_| !is_bad);
+    }
+}
