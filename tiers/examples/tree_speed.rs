@@ -161,7 +161,15 @@ fn inserts(core: &mut Core, all: &[Prompt], per_prompt: usize) {
     }
     rounds.sort_by(f64::total_cmp);
     println!("  insert, all hit: {}", Times(rounds));
-    core.finish(request, false, Fence(0));
+    // The same for a forward that is under way, and its end.
+    let mut forward = 0;
+    let rounds = repeat(100, || {
+        forward += 1;
+        core.insert(&mut request, Fence(forward)).unwrap();
+        core.forwards_ended(Fence(forward));
+    });
+    println!("  insert, all hit, and the end of its forward: {rounds}");
+    core.finish(request, false, Fence(forward));
     // Half of it new: the time without that of the keys, and that of the keys.
     let (mut taken, mut hashed) = (Vec::new(), Vec::new());
     for round in 0..20 {

@@ -187,7 +187,9 @@ impl Script {
     }
 
     fn step(&mut self) -> Result<(), CacheError> {
-        self.end_a_forward();
+        for _ in 0..self.own_dice.random_range(0..=self.forwards.len()) {
+            self.end_a_forward();
+        }
         let tokens = self.tokens();
         let at = if self.running.is_empty() {
             0

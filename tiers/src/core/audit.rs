@@ -65,7 +65,6 @@ impl Core {
         let mut l2 = vec![false; self.l2.pages() as usize + 1];
         self.tree.claim_pages(&mut l1, &mut l2)?;
         let (mut l1_locks, mut l2_locks) = self.flight_locks();
-        l1_locks += self.pending_locks();
         let mut broken = self.broken.clone();
         for request in requests {
             broken.remove(&request.id());
@@ -116,6 +115,11 @@ impl Core {
                 self.put_pages_out(),
             ),
             ("loads in flight", self.loads, self.loads_out()),
+            (
+                "pages whose forward has not ended",
+                self.tree.pending_pages(),
+                self.pages_pending(),
+            ),
         ];
         match totals
             .into_iter()

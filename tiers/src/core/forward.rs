@@ -20,19 +20,19 @@ use std::collections::BTreeSet;
 use super::request::RequestId;
 use super::{Core, Event, Fence, Request, TierName};
 use crate::planted::planted;
-use crate::tree::{Hold, Lock, NodeId};
+use crate::tree::{Lock, NodeId};
 
 /// An insert whose forward has not ended.
 #[derive(Debug)]
 pub(super) struct Pending {
     forward: Fence,
-    /// The newest forward at that time: the inserted path may hold pages of any up to this one.
+    /// The newest forward at that time: the path may hold pages of any up to this one.
     until: Fence,
     request: RequestId,
     is_running: bool,
-    /// Holds the inserted path; `None` when no whole page was inserted.
-    lock: Option<Lock>,
-    /// How many pages at its end the tree took from the request.
+    /// Where the inserted path ends; `None` when it has no whole page.
+    end: Option<NodeId>,
+    /// How many pages at its end the tree took from the request. They cannot leave L1 meanwhile.
     pages: usize,
 }
 
@@ -50,11 +50,15 @@ impl Core {
         let ended = self.ended;
         let is_over = |pending: &mut Pending| pending.until <= ended;
         let over: Vec<Pending> = self.pending.extract_if(.., is_over).collect();
-        for lock in over.into_iter().filter_map(|pending| pending.lock) {
-            self.copy_down(lock.node());
-            self.tree.unlock(lock);
+        let ends = over
+            .into_iter()
+            .filter_map(|over| Some((over.end?, over.pages)));
+        for (end, pages) in ends {
+            if pages > 0 {
+                self.tree.end_forward(end, pages);
+            }
+            self.copy_down(end);
         }
-        self.free_lost();
     }
 
     /// A forward has failed: the pages that it wrote are undefined, and nothing touches them for it
@@ -77,34 +81,13 @@ impl Core {
             if pending.is_running && !planted!(RequestOutlivesItsForward) {
                 self.broken.insert(pending.request);
             }
-            if let Some(lock) = pending.lock {
-                if pending.pages > 0 && !self.tree.is_lost(&lock) {
-                    self.stats.forward_failed += self.lose(lock.node(), pending.pages) as u64;
-                }
-                self.tree.unlock(lock);
+            // The loss of an earlier insert may have taken a later one along.
+            if let Some(end) = pending.end.filter(|end| self.tree.is_pending(*end)) {
+                self.stats.forward_failed += self.lose(end, pending.pages) as u64;
             }
         }
-        self.forget_lost_inserts();
         self.take_in_loads();
         self.free_lost();
-    }
-
-    /// Inserts that hold lost pages wait for nothing any more, whatever becomes of their forwards:
-    /// new pages may take the place of the lost ones meanwhile, and those wait for forwards of
-    /// their own.
-    fn forget_lost_inserts(&mut self) {
-        if planted!(LostInsertsWaitOn) {
-            return;
-        }
-        let tree = &self.tree;
-        let is_lost = |pending: &mut Pending| {
-            let lock = pending.lock.as_ref();
-            lock.is_some_and(|lock| tree.is_lost(lock))
-        };
-        let lost: Vec<Pending> = self.pending.extract_if(.., is_lost).collect();
-        for lock in lost.into_iter().filter_map(|pending| pending.lock) {
-            self.tree.unlock(lock);
-        }
     }
 
     /// Takes an insert in: the path to `end`, and how many pages of it are new. It waits for the
@@ -113,20 +96,24 @@ impl Core {
         &mut self,
         request: RequestId,
         end: Option<NodeId>,
-        pages: usize,
+        taken: &[NodeId],
         forward: Fence,
     ) {
+        let keys = taken.iter().filter_map(|node| self.tree.keys(*node));
+        let pages = keys.map(<[_]>::len).sum();
         if self.newest <= self.ended || planted!(BackupBeforeForward) {
             end.into_iter().for_each(|end| self.copy_down(end));
             return;
         }
-        let lock = end.and_then(|end| self.tree.lock(end, Hold::L1));
+        for node in taken {
+            self.tree.begin_forward(*node);
+        }
         self.pending.push(Pending {
             forward,
             until: self.newest,
             request,
             is_running: true,
-            lock,
+            end,
             pages,
         });
     }
@@ -161,6 +148,13 @@ impl Core {
             let tier = TierName::L1;
             self.tell(Event::Removed { tier, keys });
         }
+        // Inserts of these pages wait for nothing any more, whatever becomes of their forwards: new
+        // pages may take their place meanwhile, and those wait for forwards of their own.
+        if !planted!(LostInsertsWaitOn) {
+            let is_lost = |end: NodeId| lost.nodes.contains(&end);
+            let pending = &mut self.pending;
+            pending.retain(|pending| !pending.end.is_some_and(is_lost));
+        }
         lost.pages
     }
 
@@ -177,9 +171,8 @@ impl Core {
         self.pending.len()
     }
 
-    /// L1 locks that they hold.
-    pub(super) fn pending_locks(&self) -> u32 {
-        let locks = self.pending.iter().filter(|pending| pending.lock.is_some());
-        locks.count() as u32
+    /// Pages that they brought, counted.
+    pub(super) fn pages_pending(&self) -> usize {
+        self.pending.iter().map(|pending| pending.pages).sum()
     }
 }

@@ -173,7 +173,7 @@ pub enum DoneError {
 pub struct Busy {
     /// Locks out.
     pub locks: u32,
-    /// Orders under way.
+    /// Orders under way, and inserts whose forwards have not ended.
     pub orders: usize,
 }
 
@@ -367,7 +367,7 @@ impl Core {
     /// Something still uses it: then nothing changes.
     pub fn reset(&mut self) -> Result<(), Busy> {
         let (l1, l2) = self.tree.locks_out();
-        let (locks, orders) = (l1 + l2, self.orders_out());
+        let (locks, orders) = (l1 + l2, self.orders_out() + self.pending.len());
         if locks > 0 || orders > 0 {
             return Err(Busy { locks, orders });
         }

@@ -292,12 +292,10 @@ impl Core {
             .saturating_sub(inserted.duplicates.pages());
         self.stats.inserted += u64::from(taken);
         self.stats.duplicates += u64::from(inserted.duplicates.pages());
-        let mut new_pages = 0;
         for node in &inserted.taken {
-            new_pages += self.tree.keys(*node).map_or(0, <[_]>::len);
             self.tell_stored(TierName::L1, *node);
         }
-        self.inserted(request.id, inserted.end, new_pages, forward);
+        self.inserted(request.id, inserted.end, &inserted.taken, forward);
         if let Some(end) = inserted.end
             && request.row.shared_pages() == inserted.pages
         {

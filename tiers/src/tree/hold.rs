@@ -2,7 +2,7 @@
 
 use larder_format::PageKey;
 
-use super::node::{BACKING_UP, IN_L3, NONE, Node, PUTTING, WARM};
+use super::node::{BACKING_UP, IN_L3, NONE, Node, PENDING, PUTTING, WARM};
 use super::path::Span;
 use super::{LoadId, NodeId, Tree};
 use crate::planted::planted;
@@ -84,6 +84,25 @@ impl Tree {
                 return;
             }
             at = parent;
+        }
+    }
+
+    /// The forward that writes the L1 pages of a node has not ended.
+    pub(crate) fn begin_forward(&mut self, node: NodeId) {
+        let at = self.held(node);
+        self.change(at, |node| node.flags |= PENDING);
+    }
+
+    /// Whether the forward that writes the L1 pages of a node, which may have gone, has not ended.
+    pub(crate) fn is_pending(&self, node: NodeId) -> bool {
+        self.place(node)
+            .is_some_and(|at| self.node(at).has(PENDING))
+    }
+
+    /// The forward that writes the last `pages` L1 pages up to a node's end has ended well.
+    pub(crate) fn end_forward(&mut self, node: NodeId, pages: usize) {
+        for at in self.parts(node, pages) {
+            self.change(at, |node| node.flags &= !PENDING);
         }
     }
 

@@ -4,9 +4,9 @@
 //!
 //! | set | its nodes are | and |
 //! |---|---|---|
-//! | L1 | in L1 | no child is in L1, no lock holds L1 |
+//! | L1 | in L1 | no child is in L1, no lock holds L1, the forward has ended |
 //! | L2 | in L2, not in L1 | no child at all, no lock of either kind |
-//! | doubles | in L1 and L2 | no lock holds L2 alone, no transfer is in flight; only under write_back |
+//! | doubles | in L1 and L2 | no lock holds L2 alone, no transfer is in flight, the forward has ended; only under write_back |
 //!
 //! An entry holds the rank that its node had when it was listed. Whoever changes what a rank or a membership depends on
 //! unlists the node before and lists it after; only `Tree::change` does.
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::node::{BACKING_UP, NONE, Node};
+use super::node::{BACKING_UP, NONE, Node, PENDING};
 use crate::planted::planted;
 
 /// Which of the nodes that may go goes first.
@@ -103,14 +103,14 @@ impl Leaves {
         let (in_l1, in_l2) = (!node.l1.is_empty(), !node.l2.is_empty());
         let heeds_locks = !planted!(EvictsLocked);
         Membership {
-            l1: in_l1 && node.l1_children == 0 && !(heeds_locks && node.l1_locks > 0),
+            l1: in_l1 && node.l1_children == 0 && !(heeds_locks && node.is_l1_held()),
             l2: in_l2 && !in_l1 && node.first_child == NONE && !(heeds_locks && node.is_locked()),
             double: self.with_doubles
                 && in_l1
                 && in_l2
                 && node.l2_locks == 0
                 && node.load().is_none()
-                && !node.has(BACKING_UP),
+                && !node.has(BACKING_UP | PENDING),
         }
     }
 

@@ -173,7 +173,7 @@ impl Tree {
         let node = self.vacate(at);
         self.counts.l1_pages -= node.l1.pages() as usize;
         self.counts.l2_pages -= node.l2.pages() as usize;
-        if node.l1_locks > 0 {
+        if node.is_l1_held() {
             self.counts.l1_locked_pages -= node.l1.pages() as usize;
         }
         node

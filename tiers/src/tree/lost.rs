@@ -13,8 +13,8 @@
 use larder_format::PageKey;
 
 use super::hold::{Hold, Lock};
-use super::node::{NONE, WARM};
-use super::{LoadId, NodeId, Tree};
+use super::node::{NONE, PENDING, WARM};
+use super::{NodeId, Tree};
 use crate::planted::planted;
 use crate::runs::{L1, Runs};
 
@@ -38,8 +38,8 @@ pub(crate) struct Lost {
     pub(crate) pages: usize,
     /// The keys of those that were readable, node by node.
     pub(crate) readable: Vec<Vec<PageKey>>,
-    /// Loads in flight into the others.
-    pub(crate) loads: Vec<LoadId>,
+    /// The nodes that had them.
+    pub(crate) nodes: Vec<NodeId>,
 }
 
 impl Tree {
@@ -73,16 +73,15 @@ impl Tree {
         // From the leaves up, as L1 is always left.
         for &id in nodes.iter().rev() {
             let at = self.held(id);
-            match self.node(at).load() {
-                Some(load) if !lost.loads.contains(&load) => lost.loads.push(load),
-                Some(_) => {}
-                None => lost.readable.push(self.node(at).keys.to_vec()),
+            if self.node(at).load().is_none() {
+                lost.readable.push(self.node(at).keys.to_vec());
             }
             let pages = self.take_l1(at);
             lost.pages += pages.pages() as usize;
             loss.l1 = loss.l1.followed_by(&pages);
             self.change(at, |node| {
                 node.loading = NONE;
+                node.flags &= !PENDING;
                 if node.is_bare() {
                     // It was never computed: no request has inserted it.
                     node.hits = 0;
@@ -91,11 +90,12 @@ impl Tree {
             });
         }
         self.lost.push(loss);
-        for id in nodes.into_iter().rev() {
+        for &id in nodes.iter().rev() {
             if let Some(at) = self.place(id) {
                 self.drop_bare(at);
             }
         }
+        lost.nodes = nodes;
         lost
     }
 

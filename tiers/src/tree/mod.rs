@@ -66,7 +66,7 @@ pub struct TreeCounts {
     pub nodes: usize,
     /// Pages in L1.
     pub l1_pages: usize,
-    /// Pages in L1 that a lock holds.
+    /// Pages in L1 that a lock holds, or whose forward has not ended.
     pub l1_locked_pages: usize,
     /// Pages in L2.
     pub l2_pages: usize,
@@ -180,13 +180,13 @@ impl Tree {
         let node = &mut self.nodes[at as usize];
         self.leaves.unlist(at, node);
         let l1 = node.l1.pages() as usize;
-        let locked = if node.l1_locks > 0 { l1 } else { 0 };
+        let locked = if node.is_l1_held() { l1 } else { 0 };
         self.counts.l1_pages -= l1;
         self.counts.l1_locked_pages -= locked;
         self.counts.l2_pages -= node.l2.pages() as usize;
         let result = change(node);
         let l1 = node.l1.pages() as usize;
-        let locked = if node.l1_locks > 0 { l1 } else { 0 };
+        let locked = if node.is_l1_held() { l1 } else { 0 };
         self.counts.l1_pages += l1;
         self.counts.l1_locked_pages += locked;
         self.counts.l2_pages += node.l2.pages() as usize;

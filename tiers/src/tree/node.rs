@@ -26,6 +26,8 @@ pub(super) const PUTTING: u8 = 2;
 pub(super) const BACKING_UP: u8 = 4;
 /// It was of use since L3 was last told.
 pub(super) const WARM: u8 = 8;
+/// The forward that writes its L1 pages has not ended: they cannot leave, and are not copied.
+pub(super) const PENDING: u8 = 16;
 
 /// See the module. A root is a node without pages.
 #[derive(Debug)]
@@ -116,6 +118,11 @@ impl Node {
 
     pub(super) fn load(&self) -> Option<LoadId> {
         (self.loading != NONE).then_some(LoadId(self.loading))
+    }
+
+    /// Whether its L1 pages have to stay.
+    pub(super) fn is_l1_held(&self) -> bool {
+        self.l1_locks > 0 || self.has(PENDING)
     }
 
     pub(super) fn is_locked(&self) -> bool {

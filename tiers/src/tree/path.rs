@@ -5,7 +5,7 @@
 
 use larder_format::PageKey;
 
-use super::node::{BACKING_UP, IN_L3, Node, PUTTING, WARM};
+use super::node::{BACKING_UP, IN_L3, Node, PENDING, PUTTING, WARM};
 use super::{LoadId, NodeId, Tree};
 use crate::planted::planted;
 use crate::prompt::RootKey;
@@ -340,7 +340,8 @@ impl Tree {
         inserted
     }
 
-    /// Nodes on the way to `end` that are not in L2 nor on the way there, from the root down, as long as each has `hits` hits.
+    /// Nodes on the way to `end` that are not in L2 nor on the way there, from the root down, as
+    /// long as each has `hits` hits and its forward has ended.
     #[must_use]
     pub fn wanting_backup(&self, end: NodeId, hits: u32) -> Vec<NodeId> {
         let Some(end) = self.place(end) else {
@@ -354,7 +355,7 @@ impl Tree {
         wanting.reverse();
         let hot = wanting.into_iter().take_while(|at| {
             let node = self.node(*at);
-            node.hits >= hits && !node.l1.is_empty()
+            node.hits >= hits && !node.l1.is_empty() && !node.has(PENDING)
         });
         hot.map(|at| self.id(at)).collect()
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::node::{BACKING_UP, NONE, Node, PUTTING, WARM};
+use super::node::{BACKING_UP, NONE, Node, PENDING, PUTTING, WARM};
 use super::{Tree, TreeCounts};
 use crate::runs::{Runs, Tier};
 
@@ -31,7 +31,7 @@ impl Tree {
             counts.nodes += 1;
             counts.l1_pages += node.l1.pages() as usize;
             counts.l2_pages += node.l2.pages() as usize;
-            if node.l1_locks > 0 {
+            if node.is_l1_held() {
                 counts.l1_locked_pages += node.l1.pages() as usize;
             }
             if !self.leaves.is_exact(at, node) {
@@ -127,6 +127,14 @@ impl Tree {
                 !node.has(PUTTING) || node.l2_locks > 0,
                 "it is on its way to L3 and not held",
             ),
+            (
+                !node.has(PENDING) || !node.l1.is_empty() && node.load().is_none(),
+                "its forward has not ended, and its pages are not there or loaded",
+            ),
+            (
+                !node.has(PENDING) || !node.has(BACKING_UP),
+                "it is being backed up before its forward has ended",
+            ),
             (found == Some(at), "it cannot be found"),
         ];
         match checks.iter().find(|(holds, _)| !holds) {
@@ -158,6 +166,13 @@ impl Tree {
             return flaw("a lock below it is not counted on it");
         }
         Ok(())
+    }
+
+    /// Pages whose forward has not ended.
+    #[must_use]
+    pub fn pending_pages(&self) -> usize {
+        let live = self.live().map(|at| self.node(at));
+        live.filter(|node| node.has(PENDING)).map(Node::pages).sum()
     }
 
     /// All locks that are out: receipts not given back, by kind.
