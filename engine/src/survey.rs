@@ -14,11 +14,13 @@
 //! | `chains` | how the pages of a chain lie |
 //! | `payloads` | reads every live page and checks its bytes |
 //! | `extract` | gives out pages with their bytes, chain by chain |
+//! | `losses` | sums up the cost of damage, per namespace |
 //!
 //! Does not repair anything, and does not know what to print.
 
 mod chains;
 mod extract;
+mod losses;
 mod payloads;
 mod segments;
 mod volumes;
@@ -41,6 +43,7 @@ use crate::recovery::{Fate, Found, Whole};
 
 pub use chains::ChainFacts;
 pub use extract::{Ancestry, RecordId};
+pub use losses::{Losses, NamespaceLosses};
 pub use payloads::{BadPage, PayloadFault, Payloads};
 pub use segments::{Removal, RemovalKind, SegmentFacts};
 use volumes::{Opened, Opening};
@@ -168,6 +171,9 @@ pub enum FlawReason {
         /// Whether the other copy can be used.
         other_is_good: bool,
     },
+    /// Neither the headers nor the descriptor blocks of a segment can be used.
+    #[error("the segment is lost: {0}; no descriptor block of it can be used")]
+    LostSegment(String),
     /// A descriptor block.
     #[error("descriptor block: {0}")]
     Descriptor(String),
@@ -194,6 +200,7 @@ impl FlawReason {
             FlawReason::Stale { .. } => "volume_stale",
             FlawReason::Superblock { .. } => "superblock",
             FlawReason::Header { .. } => "header",
+            FlawReason::LostSegment(_) => "lost_segment",
             FlawReason::Descriptor(_) => "descriptor",
             FlawReason::Disbelieved { why, .. } => match why {
                 Disbelief::Size => "wrong_size",
@@ -243,6 +250,10 @@ impl FlawReason {
             }
             FlawReason::Header { .. } => {
                 "the descriptor blocks tell the same: the next open for writing writes both copies anew"
+            }
+            FlawReason::LostSegment(_) => {
+                "its pages are lost and miss; putting them again repairs that, and `larder verify --repair` gives the segment back. Pages that \
+                 its records had deleted, evicted or cleared may be found again: where that must not be, clear their namespaces"
             }
             FlawReason::Descriptor(_) | FlawReason::Disbelieved { .. } => {
                 "its pages are lost and miss; putting them again repairs that, and `larder verify --repair` saves what lies around them"
@@ -349,6 +360,7 @@ pub struct Survey {
     pub unfinished_blocks: u64,
     /// What was done to the key asked for, other than puts; oldest first.
     pub removals: Vec<Removal>,
+    losses: Option<Losses>,
     spots: Vec<Spot>,
     records: Records,
     disk: Arc<Witness>,
@@ -408,6 +420,7 @@ impl Survey {
             flaws: Vec::new(),
             unfinished_blocks: 0,
             removals: Vec::new(),
+            losses: None,
             records: Records::default(),
             disk: Arc::new(Witness::new(through(disk))),
             opened: opening.opened,

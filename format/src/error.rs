@@ -1,7 +1,7 @@
 //! What can be wrong with bytes read from disk, as types and as sentences.
 //!
-//! The sentences say what is wrong with one block. Where that block lies (file, offset) is known to whoever read it,
-//! and belongs in front of them.
+//! The sentences say what is wrong with one block. The structure that the block should be, and its place (file, offset), are known to
+//! the reader of the block and belong in front of them.
 
 use crate::archive::ArchiveId;
 use crate::bytes::Overrun;
@@ -53,8 +53,11 @@ impl std::fmt::Display for Structure {
 /// Why a block is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// The block does not begin as this structure does: never written, or something else.
-    #[error("not a {0}: its magic is absent")]
+    /// Every byte of the block is zero: it was never written.
+    #[error("it is blank")]
+    Blank(Structure),
+    /// The block begins as no structure of this kind does.
+    #[error("its magic is absent")]
     Magic(Structure),
     /// The block is whole but of a version that this build does not read.
     #[error("format version {found}, but this build reads version {FORMAT_VERSION}")]

@@ -50,7 +50,11 @@ pub(crate) fn open(block: &[u8], structure: Structure) -> Result<Reader<'_>, Dam
     };
     let mut prologue = Reader::new(block);
     if prologue.array::<MAGIC_BYTES>()? != structure.magic() {
-        return Err(Damage::Magic(structure));
+        return Err(if all_zero(block) {
+            Damage::Blank(structure)
+        } else {
+            Damage::Magic(structure)
+        });
     }
     let version = prologue.u32()?;
     let length = prologue.u32()?;

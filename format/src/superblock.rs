@@ -145,7 +145,7 @@ pub enum SuperblockError {
 impl From<Damage> for SuperblockError {
     fn from(damage: Damage) -> SuperblockError {
         match damage {
-            Damage::Magic(_) => SuperblockError::NotLarder,
+            Damage::Blank(_) | Damage::Magic(_) => SuperblockError::NotLarder,
             Damage::Version { found } if found > FORMAT_VERSION => {
                 SuperblockError::Newer { version: found }
             }

@@ -125,6 +125,18 @@ fn one_structure_is_never_taken_for_another() {
         refused(Superblock::decode(&[0; BLOCK_BYTES])),
         SuperblockError::NotLarder
     );
+    for (structure, damage) in [
+        (
+            Structure::SegmentHeader,
+            refused(SegmentHeader::check(&[0; BLOCK_BYTES])),
+        ),
+        (
+            Structure::DescriptorBlock,
+            refused(DescriptorBlock::check(&[0; BLOCK_BYTES])),
+        ),
+    ] {
+        assert_eq!(damage, Damage::Blank(structure));
+    }
 }
 
 fn hostile_word() -> impl Strategy<Value = u32> {

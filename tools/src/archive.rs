@@ -119,7 +119,7 @@ pub struct Fault {
 #[derive(Debug, thiserror::Error)]
 pub enum FaultReason {
     /// A structure is not what was written.
-    #[error("{0}")]
+    #[error("a structure of the archive: {0}")]
     Structure(Damage),
     /// A payload is not what was written.
     #[error(

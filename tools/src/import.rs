@@ -325,7 +325,7 @@ fn open(args: &ImportArgs, interrupt: &Interrupt) -> Result<Input, Failure> {
 fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
     let file = args.file.display();
     let message = match &fault.reason {
-        FaultReason::Structure(Damage::Magic(_)) => {
+        FaultReason::Structure(Damage::Blank(_) | Damage::Magic(_)) => {
             format!("{file}: is no archive of `larder export`; check the path")
         }
         FaultReason::Structure(Damage::Version { .. }) => {

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs, count, table};
+use crate::losses::LossReport;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage;
@@ -130,6 +131,9 @@ struct Summary {
     /// Descriptor blocks and header copies that a crash cut short.
     unfinished_blocks: u64,
     namespaces: Vec<NamespaceRow>,
+    /// The cost of damage; left out where no record is lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    losses: Option<LossReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     segment_list: Option<Vec<SegmentRow>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -201,6 +205,7 @@ impl Summary {
             data_bytes: survey.segments.iter().map(|facts| facts.data_bytes).sum(),
             unfinished_blocks: survey.unfinished_blocks,
             namespaces,
+            losses: LossReport::of(survey, &[]),
             segment_list: view.segments.then(|| SegmentRow::all_of(survey)),
             chains: view.chains.then(|| ChainRow::all_of(survey)),
             key: view.key.map(|key| KeyView::of(survey, key)),
@@ -247,6 +252,9 @@ impl Summary {
             let blocks = count(self.unfinished_blocks, "unfinished block");
             let pages = count(self.unproven_pages, "page");
             lines.row("Not yet synced", format!("{pages} unproven, {blocks}"));
+        }
+        if let Some(losses) = &self.losses {
+            losses.lines(lines);
         }
         self.view_lines(lines);
     }

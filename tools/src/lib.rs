@@ -44,6 +44,7 @@ mod import;
 mod inspect;
 mod interrupt;
 mod l1;
+mod losses;
 mod open;
 mod repair;
 mod replay;

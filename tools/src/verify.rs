@@ -19,6 +19,7 @@ use serde::Serialize;
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs, count};
 use crate::interrupt::Interrupt;
+use crate::losses::LossReport;
 use crate::repair::{self, How, RepairReport};
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
@@ -95,6 +96,9 @@ struct Checked {
     unfinished_records: u64,
     /// The bytes of the pages, with `--deep`.
     deep: Option<Deep>,
+    /// The cost of damage; left out where none is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    losses: Option<LossReport>,
 }
 
 /// What became of the pages' bytes.
@@ -215,6 +219,9 @@ impl Checked {
         if let Some(deep) = &self.deep {
             deep.lines(lines);
         }
+        if let Some(losses) = &self.losses {
+            losses.lines(lines);
+        }
     }
 }
 
@@ -298,6 +305,7 @@ fn check(
         unfinished_blocks: survey.unfinished_blocks,
         unfinished_records: survey.unfinished_records() as u64,
         deep,
+        losses: LossReport::of(&survey, &bad),
     };
     let mut report = VerifyReport {
         path: args.store.path.clone(),

@@ -5,7 +5,7 @@
 //! | a copy of a superblock | opening writes both anew, the bad one first |
 //! | a copy of a segment's header | it is written anew from its twin; without one, from what recovery finds in the blocks |
 //! | a page's bytes | the page is dropped, with a record that keeps it from coming back |
-//! | all that tells of a segment | it is given back |
+//! | all headers and descriptor blocks of a segment | it is given back |
 //! | a descriptor block, pages of a wrong size, pages that overlap | what is good in the segment is copied elsewhere, and the segment is given back |
 //! | a volume that is missing, cut off, of an older run, or without a superblock | nothing: a store can only be opened without it, for good |
 //!
@@ -142,7 +142,10 @@ impl Repair {
             ) => self.superblocks.push(flaw.volume),
             (FlawReason::Header { .. }, Some(name)) => self.headers.push(name),
             (
-                FlawReason::Descriptor(_) | FlawReason::Disbelieved { .. } | FlawReason::Overlap(_),
+                FlawReason::LostSegment(_)
+                | FlawReason::Descriptor(_)
+                | FlawReason::Disbelieved { .. }
+                | FlawReason::Overlap(_),
                 Some(name),
             ) => self.segments.push(name),
             _ => self.beyond.push(flaw.clone()),

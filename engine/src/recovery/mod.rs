@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use larder_format::{
     Body, Fingerprint, HEADER_BLOCKS, KeyPrefix, Namespace, OpenState, PageKey, PageRecord, Record,
-    Run, SegmentHeader, SegmentNo, SegmentState, Serial, Superblock,
+    Run, SegmentHeader, SegmentNo, SegmentState, Serial, Structure, Superblock,
 };
 
 use crate::core::{InitState, NAMESPACES_MAX, NamespaceInit, Recovered, SegmentInit};
@@ -103,6 +103,8 @@ pub struct Recovery {
     pub damage: Vec<Damage>,
     /// Pages that are not proven.
     pub unproven: u64,
+    /// At most so many pages count again although a record that is lost had removed them.
+    pub doubtful: u64,
     /// Highest run that any block or header carries.
     pub highest_run: Run,
 }
@@ -138,7 +140,7 @@ pub(crate) struct Gathered<E = ()> {
     slots: HashMap<Fingerprint, NamespaceSlot>,
     pages: Vec<Found<E>>,
     /// Births below these were deleted or dropped.
-    gone: HashMap<(NamespaceSlot, KeyPrefix), Serial>,
+    pub gone: HashMap<(NamespaceSlot, KeyPrefix), Serial>,
     clears: HashMap<NamespaceSlot, Serial>,
     /// Pages of these that were gathered so far, by their count, have been proven to be of a wrong size.
     lies: HashMap<NamespaceSlot, usize>,
@@ -147,6 +149,8 @@ pub(crate) struct Gathered<E = ()> {
     /// Highest synced mark of each run.
     marks: BTreeMap<Run, Serial>,
     pub damage: Vec<Damage>,
+    /// Above the commit of every record that is lost; zero where none is.
+    pub lost_until: Serial,
     pub highest: Serial,
 }
 
@@ -251,6 +255,7 @@ pub(crate) fn recover_pages<E: Extra>(
                 segment: spot.number,
                 fault: Fault {
                     offset: spot.headers().offset,
+                    structure: Structure::DescriptorBlock,
                     reason: FaultReason::Disbelieved(*pages, *why),
                 },
             }));
@@ -266,6 +271,8 @@ pub(crate) fn recover_pages<E: Extra>(
     let first = Serial::first_of(run);
     let pages = gathered.publish(disk, &all, index, proven_only);
     let unproven = pages.iter().filter(|page| !page.proven).count() as u64;
+    let is_doubtful = |page: &&Found<E>| page.commit < gathered.lost_until;
+    let doubtful = pages.iter().filter(is_doubtful).count() as u64;
     let mut adoptions = Vec::new();
     let segments = all
         .iter()
@@ -297,6 +304,7 @@ pub(crate) fn recover_pages<E: Extra>(
         adoptions,
         damage: gathered.damage,
         unproven,
+        doubtful,
         highest_run,
     };
     (recovery, pages)
@@ -393,17 +401,16 @@ impl<E: Extra> Gathered<E> {
             keys: HashMap::new(),
             marks: BTreeMap::new(),
             damage: Vec::new(),
+            lost_until: Serial::ZERO,
             highest: Serial::ZERO,
         }
     }
 
     /// Copies of this segment's header that are not whole are no damage. One that the device does not give is.
     fn forget_torn_headers(&mut self, spot: &Spot) {
-        let headers = spot.headers();
-        let headers = headers.offset..headers.offset + headers.bytes as u64;
         self.damage.retain(|damage| {
             (damage.volume, damage.segment) != (spot.volume, spot.number)
-                || !headers.contains(&damage.fault.offset)
+                || damage.fault.structure != Structure::SegmentHeader
                 || matches!(damage.fault.reason, FaultReason::Unreadable(_))
         });
     }
@@ -416,9 +423,8 @@ impl<E: Extra> Gathered<E> {
         scan: SegmentScan,
         proven_only: bool,
     ) -> SegmentSummary {
-        let headers = spot.headers();
-        let headers = headers.offset..headers.offset + headers.bytes as u64;
-        let is_header = |fault: &Fault| headers.contains(&fault.offset);
+        let is_header = |fault: &Fault| fault.structure == Structure::SegmentHeader;
+        self.lost_until = self.lost_until.max(scan.lost_until(spot));
         // Headers that cannot be read are written anew, as damaged ones are: what they said may be all that tells of this life, and
         // once they can be read they may say something else.
         let unreadable = scan

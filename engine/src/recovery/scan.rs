@@ -5,13 +5,16 @@
 //!
 //! | case | header | block 0 | what it is | what is read |
 //! |---|---|---|---|---|
-//! | `Blank` | none whole, not both there | absent or damaged | never written, or not to the end | nothing more |
+//! | `Blank` | both blank, or one blank and one damaged | blank or damaged | never written, or not to the end | nothing more |
 //! | `Free` | says free | none newer than H | free; its old life stays on disk | nothing more |
 //! | `Listed` | says sealed, or open and written by the clean close, with n blocks | of H's life, or n = 0 | holds what its n blocks say | n blocks |
 //! | `Unlisted` | says open, of a run that was not closed | any | the crash left it | whole scan |
 //! | `Newer` | none, or older than B | newer than H | its header never arrived | whole scan |
-//! | `Hidden` | both damaged, or one unreadable | absent or damaged | unknown until read | whole scan |
-//! | `Hidden` | none whole | unreadable | unknown until read | whole scan |
+//! | `Hidden` | both damaged, or one foreign or unreadable | blank or damaged | unknown until read | whole scan |
+//! | `Hidden` | none whole | foreign or unreadable | unknown until read | whole scan |
+//!
+//! *Blank* is a block of zeros. *Foreign* is a block that is neither blank nor begins as a structure of this store: a store is made
+//! with all of these places blank, so foreign bytes are damage, and never an unwritten segment.
 //!
 //! A `Listed` segment in which a block of a newer life turns up, or one of its own life behind the last one listed, or one whose
 //! pages end behind what the header says, is scanned whole too. A whole scan reads blocks from the
@@ -214,8 +217,16 @@ pub enum Case {
 pub struct Fault {
     /// Byte offset in the volume.
     pub offset: u64,
+    /// The structure that should be there.
+    pub structure: Structure,
     /// What is wrong.
     pub reason: FaultReason,
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.structure, self.reason)
+    }
 }
 
 /// Why a block could not be used.
@@ -286,6 +297,26 @@ impl SegmentScan {
     pub fn is_free(&self) -> bool {
         matches!(self.case, Case::Blank | Case::Free)
     }
+
+    /// Whether nothing is left that says what it held.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.case == Case::Hidden && self.sequence == Serial::ZERO
+    }
+
+    /// Above the commit of every record that its damage has cost; zero where it has cost none.
+    pub(crate) fn lost_until(&self, spot: &Spot) -> Serial {
+        let blocks = |fault: &&Fault| fault.structure == Structure::DescriptorBlock;
+        let lost = self.faults.iter().filter(blocks).map(|fault| {
+            let is_behind =
+                |block: &&DescriptorBlock| spot.block_offset(block.header.index) < fault.offset;
+            // Commits grow with the index, and the index with a falling offset.
+            let next = self.blocks.iter().find(is_behind);
+            next.map_or(Serial::MAX, |block| block.header.commit)
+        });
+        let all = self.is_lost().then_some(Serial::MAX);
+        lost.chain(all).max().unwrap_or(Serial::ZERO)
+    }
 }
 
 /// What the first look at a segment showed.
@@ -352,6 +383,19 @@ impl Look {
         let mut faults = self.header_faults.iter().chain(&self.block_fault);
         faults.any(|fault| matches!(fault.reason, FaultReason::Unreadable(_)))
     }
+
+    /// A block holds bytes that are neither blank nor of this store.
+    fn is_foreign(&self) -> bool {
+        let mut faults = self.header_faults.iter().chain(&self.block_fault);
+        faults.any(|fault| {
+            matches!(
+                fault.reason,
+                FaultReason::Damaged(
+                    Damage::Magic(_) | Damage::Elsewhere(larder_format::Elsewhere::Store { .. })
+                )
+            )
+        })
+    }
 }
 
 fn look_at(
@@ -369,9 +413,10 @@ fn look_at(
     for (copy, number) in copies.into_iter().zip(0..) {
         match copy {
             Ok(header) => look.header = Some(newer(look.header.take(), header)),
-            Err(FaultReason::Damaged(damage)) if is_absent(&damage, Structure::SegmentHeader) => {}
+            Err(FaultReason::Damaged(Damage::Blank(_))) => {}
             Err(reason) => look.header_faults.push(Fault {
                 offset: spot.offset(number),
+                structure: Structure::SegmentHeader,
                 reason,
             }),
         }
@@ -380,15 +425,17 @@ fn look_at(
         Err(error) => {
             look.block_fault = Some(Fault {
                 offset: spot.block_offset(0),
+                structure: Structure::DescriptorBlock,
                 reason: FaultReason::Unreadable(error),
             });
         }
         Ok(bytes) => match spot.parse_block(0, &bytes) {
             Ok(block) => look.block = Some(block.header.sequence),
-            Err(damage) if is_absent(&damage, Structure::DescriptorBlock) => {}
+            Err(Damage::Blank(_)) => {}
             Err(damage) => {
                 look.block_fault = Some(Fault {
                     offset: spot.block_offset(0),
+                    structure: Structure::DescriptorBlock,
                     reason: FaultReason::Damaged(damage),
                 });
             }
@@ -410,23 +457,15 @@ pub(crate) fn newer(a: Option<SegmentHeader>, b: SegmentHeader) -> SegmentHeader
     }
 }
 
-/// Whether what was found is not Larder's, or of another store: nothing of ours was ever there.
-fn is_absent(damage: &Damage, structure: Structure) -> bool {
-    matches!(damage, Damage::Magic(found) if *found == structure)
-        || matches!(
-            damage,
-            Damage::Elsewhere(larder_format::Elsewhere::Store { .. })
-        )
-}
-
 fn classify(look: &Look, closed: Option<Run>) -> Case {
     let Some(header) = &look.header else {
         return match look.block {
             Some(_) => Case::Newer,
             // Nothing counts before both copies of the first header are written. Where one was never there, what is broken is a
             // first write cut short, and what lies behind it is of a life that a power loss has undone.
-            None if look.header_faults.len() < 2 && !look.is_unreadable() => Case::Blank,
-            None => Case::Hidden,
+            None if look.header_faults.len() == 2 => Case::Hidden,
+            None if look.is_unreadable() || look.is_foreign() => Case::Hidden,
+            None => Case::Blank,
         };
     };
     if look
@@ -543,6 +582,7 @@ fn list(
                 Err(_) if next >= header.blocks => {}
                 Err(error) => scan.faults.push(Fault {
                     offset: spot.block_offset(next),
+                    structure: Structure::DescriptorBlock,
                     reason: FaultReason::Unreadable(error),
                 }),
             }
@@ -625,6 +665,7 @@ fn report_holes(spot: &Spot, proven: Serial, holes: &[(u32, Damage)], scan: &mut
         if is_vouched_for {
             scan.faults.push(Fault {
                 offset: spot.block_offset(*index),
+                structure: Structure::DescriptorBlock,
                 reason: FaultReason::Damaged(*damage),
             });
         }
@@ -652,6 +693,7 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
                 Err(error) => {
                     unreadable.push(Fault {
                         offset: spot.block_offset(index),
+                        structure: Structure::DescriptorBlock,
                         reason: FaultReason::Unreadable(error),
                     });
                     continue;
@@ -686,7 +728,8 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
         next += count;
     }
     let header = look.header.filter(|header| header.sequence == sequence);
-    if sequence == Serial::ZERO && unreadable.is_empty() && look.header_faults.is_empty() {
+    let is_blank = look.header_faults.is_empty() && !look.is_foreign();
+    if sequence == Serial::ZERO && unreadable.is_empty() && is_blank {
         return SegmentScan::empty(Case::Blank, None, Serial::ZERO);
     }
     let block_count = blocks.last().map_or(0, |block| block.header.index + 1);

@@ -237,7 +237,14 @@ impl Store {
                 segment = damage.segment,
                 offset = damage.fault.offset,
                 "{}",
-                damage.fault.reason
+                damage.fault
+            );
+        }
+        if opening.recovery.doubtful > 0 {
+            tracing::warn!(
+                pages = opening.recovery.doubtful,
+                "records are lost that may have deleted, evicted or cleared some of these pages: such pages are found again; where that \
+                 must not be, clear their namespaces"
             );
         }
         Store::assemble(opening, options)

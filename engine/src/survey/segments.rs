@@ -8,19 +8,19 @@
 use std::collections::{HashMap, HashSet};
 
 use larder_format::{
-    BLOCK_BYTES, Body, Damage, Elsewhere, Fingerprint, HEADER_BLOCKS, KeyPrefix, Record,
-    SegmentHeader, SegmentState, Serial, Structure,
+    BLOCK_BYTES, Body, Damage, Fingerprint, HEADER_BLOCKS, KeyPrefix, Record, SegmentHeader,
+    SegmentState, Serial, Structure,
 };
 
-use super::volumes::VolumeState;
+use super::volumes::{VolumeFacts, VolumeState};
 use super::{Condition, Flaw, FlawReason, NamespaceFacts, Records, Survey};
 use crate::core::NamespaceInit;
 use crate::disk::DiskError;
 use crate::disk::mailbox::read_all;
 use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
-use crate::recovery::scan::{Case, SegmentScan, Spot, scan};
-use crate::recovery::{Gathered, SegmentSummary, Whole, known_to_all};
+use crate::recovery::scan::{Case, Fault, FaultReason, SegmentScan, Spot, scan};
+use crate::recovery::{Found, Gathered, SegmentSummary, Whole, known_to_all};
 
 /// Segments whose headers are read together.
 const LOOKS: usize = 1024;
@@ -52,6 +52,8 @@ pub struct SegmentFacts {
     pub live_bytes: u64,
     /// Things broken in it.
     pub flaws: u64,
+    /// Neither its headers nor its descriptor blocks can be used.
+    pub is_lost: bool,
 }
 
 /// A record that took pages away.
@@ -132,7 +134,9 @@ impl Survey {
                         let reason = FlawReason::Disbelieved { pages, why };
                         self.flaw(Flaw::in_segment(spot, None, reason));
                     }
-                    self.compare_headers(spot, &copies, &scanned.summary);
+                    if !self.segments[id as usize].is_lost {
+                        self.compare_headers(spot, &copies, &scanned.summary);
+                    }
                     self.judge_holes(spot, scanned, &told);
                 }
             }
@@ -157,17 +161,26 @@ impl Survey {
     }
 
     fn flaw(&mut self, flaw: Flaw) {
-        let place = flaw.segment.map(|number| (flaw.volume, number));
-        // Segments lie in the order of volumes and numbers.
-        let found = place.and_then(|place| {
-            self.segments
-                .binary_search_by_key(&place, |facts| (facts.volume, facts.number))
-                .ok()
-        });
-        if let Some(index) = found {
+        let index = flaw
+            .segment
+            .and_then(|number| self.index_of(flaw.volume, number));
+        if let Some(index) = index {
             self.segments[index].flaws += 1;
         }
         self.flaws.push(flaw);
+    }
+
+    /// Segments lie in the order of volumes and numbers.
+    fn index_of(&self, volume: usize, number: u32) -> Option<usize> {
+        let place = |facts: &SegmentFacts| (facts.volume, facts.number);
+        self.segments
+            .binary_search_by_key(&(volume, number), place)
+            .ok()
+    }
+
+    /// The facts of a segment, if it is there.
+    pub(super) fn facts_of(&self, volume: usize, number: u32) -> Option<&SegmentFacts> {
+        Some(&self.segments[self.index_of(volume, number)?])
     }
 
     fn note_scan(&mut self, id: usize, spot: &Spot, scan: &SegmentScan) {
@@ -186,10 +199,19 @@ impl Survey {
         facts.descriptor_blocks = scan.block_count;
         facts.records = records.sum();
         facts.data_bytes = u64::from(data_blocks) * BLOCK_BYTES as u64;
-        let behind_headers = spot.headers().offset + spot.headers().bytes as u64;
+        facts.is_lost = is_lost(scan);
+        if facts.is_lost {
+            let mut faults: Vec<String> = scan.faults.iter().map(Fault::to_string).collect();
+            // Both copies of the header, as a rule.
+            faults.dedup();
+            let reason = faults.join("; ");
+            let reason = FlawReason::LostSegment(reason);
+            self.flaw(Flaw::in_segment(spot, None, reason));
+            return;
+        }
         for fault in &scan.faults {
             // Headers are compared later, copy by copy.
-            if fault.offset >= behind_headers {
+            if fault.structure != Structure::SegmentHeader {
                 let reason = FlawReason::Descriptor(fault.reason.to_string());
                 self.flaw(Flaw::in_segment(spot, Some(fault.offset), reason));
             }
@@ -253,7 +275,7 @@ impl Survey {
         };
         let mut bad: Vec<(u64, String)> = Vec::new();
         match copies {
-            [Err(a), Err(b)] if is_absent(a) && is_absent(b) && summary.case == Case::Blank => {}
+            [Err(Damage::Blank(_)), Err(Damage::Blank(_))] if summary.case == Case::Blank => {}
             [Ok(a), Ok(b)] => {
                 bad.extend(disagreement(a, b).map(|(copy, why)| (offsets[copy], why)));
             }
@@ -317,6 +339,8 @@ impl Survey {
 
     fn take_records(&mut self, mut gathered: Gathered<Whole>) {
         let (found, fates) = gathered.judge(self.disk.as_ref(), &self.spots);
+        let is_removed = |page: &Found<Whole>, key| gathered.gone.contains_key(&(page.slot, key));
+        let lost_until = self.lost_until(gathered.lost_until);
         let namespaces = gathered.namespaces;
         self.records = Records::new(found, fates, &namespaces);
         self.namespaces = namespaces.into_iter().map(NamespaceFacts::empty).collect();
@@ -330,7 +354,22 @@ impl Survey {
             segment.live_pages += 1;
             segment.live_bytes += bytes;
         }
+        self.losses =
+            (lost_until > Serial::ZERO).then(|| self.sum_up_losses(lost_until, is_removed));
         self.note_overlaps();
+    }
+
+    /// Above the commit of every record that is lost, on volumes too that are not there. Those of volumes that were given up are
+    /// lost no more than once.
+    fn lost_until(&self, in_segments: Serial) -> Serial {
+        let is_away = |facts: &VolumeFacts| {
+            matches!(facts.state, VolumeState::Missing | VolumeState::Truncated)
+        };
+        if self.volumes.iter().any(is_away) {
+            Serial::MAX
+        } else {
+            in_segments
+        }
     }
 
     fn note_overlaps(&mut self) {
@@ -367,6 +406,7 @@ impl SegmentFacts {
             live_pages: 0,
             live_bytes: 0,
             flaws: 0,
+            is_lost: false,
         }
     }
 }
@@ -396,12 +436,10 @@ fn holes(scan: &SegmentScan) -> Vec<(u32, Serial)> {
     holes
 }
 
-/// Never written, or by another store.
-fn is_absent(damage: &Damage) -> bool {
-    matches!(
-        damage,
-        Damage::Magic(Structure::SegmentHeader) | Damage::Elsewhere(Elsewhere::Store { .. })
-    )
+/// Whether nothing is left of a segment. One that the device does not give is not lost yet.
+fn is_lost(scan: &SegmentScan) -> bool {
+    let is_readable = |fault: &Fault| !matches!(fault.reason, FaultReason::Unreadable(_));
+    scan.is_lost() && scan.faults.iter().all(is_readable)
 }
 
 /// Which of two whole copies was not written when it should have been, and why that follows. Both are written each time, except

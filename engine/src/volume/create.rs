@@ -12,9 +12,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use larder_format::{
-    BLOCK_BYTES, Geometry, OpenState, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN,
-    SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError, VOLUMES_MAX, VolumeEntry, VolumeId,
-    segments_that_fit,
+    BLOCK_BYTES, Geometry, HEADER_BLOCKS, OpenState, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN,
+    SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError, VOLUMES_MAX,
+    VolumeEntry, VolumeId, segments_that_fit,
 };
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -146,9 +146,8 @@ impl Plan {
         let segments = segments_that_fit(volume_bytes, segment_bytes);
         let least = segments_min(volumes);
         if u64::from(segments) * (volumes as u64) < least {
-            let needed = (least.div_ceil(volumes as u64) * segment_bytes
-                + larder_format::SEGMENTS_OFFSET)
-                * volumes as u64;
+            let needed =
+                (least.div_ceil(volumes as u64) * segment_bytes + SEGMENTS_OFFSET) * volumes as u64;
             let smallest = segments_that_fit(volume_bytes, SEGMENT_BYTES_MIN);
             return Err(StoreError::TooSmall {
                 reason: format!(
@@ -181,8 +180,7 @@ impl Plan {
         let most = there.map(|entry| entry.segments).max();
         let most = most.unwrap_or(0);
         if segments <= most {
-            let needed = (larder_format::SEGMENTS_OFFSET + (u64::from(most) + 1) * segment_bytes)
-                * volumes as u64;
+            let needed = (SEGMENTS_OFFSET + (u64::from(most) + 1) * segment_bytes) * volumes as u64;
             return Err(StoreError::TooSmall {
                 reason: format!(
                     "{}, and the store has {most}, which grows by whole segments and never shrinks",
@@ -211,10 +209,37 @@ impl Plan {
     ) -> Result<(), StoreError> {
         target.allocate(self.volume_bytes, options.prewrite)?;
         if !options.prewrite {
-            return Ok(());
+            let bytes = from.saturating_sub(SEGMENTS_OFFSET);
+            let there = bytes / self.geometry.segment_bytes();
+            return self.blank(target, u32::try_from(there).unwrap_or(u32::MAX));
         }
         let total = self.volume_bytes.saturating_sub(from);
         prewrite(target, from..self.volume_bytes, 0, total, options)
+    }
+
+    /// Blanks the headers and the first descriptor block of each segment from `first` on, where the volume held other bytes
+    /// before. So a segment whose places are not blank was written by the store, or is damaged.
+    fn blank(&self, target: &Target, first: u32) -> Result<(), StoreError> {
+        if !target.held_bytes() {
+            return Ok(());
+        }
+        let io = |e: Error| StoreError::io("blanking the segments", &target.path, e);
+        let headers = u64::from(HEADER_BLOCKS) * BLOCK_BYTES as u64;
+        let last = self.geometry.segments();
+        // The first descriptor block of a segment lies before the headers of the next one.
+        for segment in first..=last {
+            let border = SEGMENTS_OFFSET + u64::from(segment) * self.geometry.segment_bytes();
+            let before = if segment > first {
+                BLOCK_BYTES as u64
+            } else {
+                0
+            };
+            let behind = if segment < last { headers } else { 0 };
+            let bytes = usize::try_from(before + behind).unwrap_or(BLOCK_BYTES);
+            let zeros = AlignedBuf::zeroed(bytes).map_err(io)?;
+            target.file.write(border - before, &zeros).map_err(io)?;
+        }
+        rustix::fs::fsync(target.file.file.as_fd()).map_err(|e| io(e.into()))
     }
 
     fn created(&self, volumes: Vec<PathBuf>) -> Created {
@@ -253,6 +278,10 @@ impl Plan {
                     total,
                     options,
                 )?;
+            }
+        } else {
+            for target in targets {
+                self.blank(target, 0)?;
             }
         }
         let created_unix_s = std::time::SystemTime::now()
@@ -369,6 +398,11 @@ impl Target {
         };
         // Another creation may have ended after the look at `path`, before this one had the temporary name.
         Ok((!is_there(path)?).then_some(target))
+    }
+
+    /// Whether its blocks may hold bytes of an earlier use.
+    fn held_bytes(&self) -> bool {
+        self.file.is_device || self.temporary.is_none() && self.file.bytes > 0
     }
 
     /// Gives it its name.

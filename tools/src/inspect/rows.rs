@@ -62,6 +62,7 @@ impl VolumeRow {
 fn state_of(facts: &SegmentFacts, in_use: bool) -> &'static str {
     match (facts.case, facts.state) {
         (None, _) => "unreachable",
+        _ if facts.is_lost => "lost",
         (Some(Case::Blank), _) => "blank",
         (Some(Case::Free), _) => "free",
         (Some(Case::Listed), Some(SegmentState::Open)) => "open",
@@ -88,6 +89,8 @@ pub struct SegmentCounts {
     sealed: u64,
     /// Have no usable header: known by their descriptor blocks, or not at all.
     no_header: u64,
+    /// Have no usable header and no usable descriptor block.
+    lost: u64,
     /// Lie where nothing can be read.
     unreachable: u64,
 }
@@ -106,6 +109,7 @@ impl SegmentCounts {
                 "open" => &mut counts.open,
                 "left_open" => &mut counts.left_open,
                 "sealed" => &mut counts.sealed,
+                "lost" => &mut counts.lost,
                 "unreachable" => &mut counts.unreachable,
                 _ => &mut counts.no_header,
             } += 1;
@@ -122,6 +126,7 @@ impl SegmentCounts {
             (self.free, "free"),
             (self.blank, "never written"),
             (self.no_header, "without a header"),
+            (self.lost, "LOST"),
             (self.unreachable, "UNREACHABLE"),
         ];
         let parts = parts.iter().filter(|(number, _)| *number > 0);

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_format::SUPERBLOCK_OFFSETS;
+use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 
-use super::support::flip;
+use super::support::{flip, overwrite};
 use super::*;
 
 const PAGE: &str = include_str!("../../../docs/json.md");
@@ -183,6 +183,16 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let pools = ["--l1", "5GiB", "--l2", "20GiB", "--page-size", "256"];
     let virtual_time = ["--scale", "4096", "--rate", "0.0005", "--only"];
     printed.run(&[&tiers[..], &pools, &virtual_time].concat(), 0);
+
+    // A lost segment: of the last pages of a chain that fills two.
+    let chain = ["--page-bytes", "64KiB", "--pages", "400", "--batch", "400"];
+    printed.run(
+        &[&["bench", large, "--op", "put", "--force"][..], &chain].concat(),
+        0,
+    );
+    overwrite(Path::new(large), SEGMENTS_OFFSET, &vec![7; 32 << 20]);
+    printed.run(&["inspect", large], 1);
+    printed.run(&["verify", large], 1);
 
     // Damage that can be mended, and then none.
     flip(Path::new(store), SUPERBLOCK_OFFSETS[0] + 73);

@@ -137,6 +137,10 @@ impl<'a> Pool<'a> {
         keys.iter().copied().filter(is_hit).count()
     }
 
+    pub fn clear(&self) {
+        self.store.clear_namespace(self.id).unwrap();
+    }
+
     pub fn delete(&self, key: PageKey) {
         assert_eq!(self.store.delete(self.id, &[key]).unwrap(), 1);
     }

@@ -5,6 +5,7 @@
 mod crash;
 mod damage;
 mod home;
+mod losses;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 mod views;

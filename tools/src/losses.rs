@@ -1,0 +1,101 @@
+//! The cost of damage, summed up per namespace, for `inspect` and `verify`.
+
+use larder_engine::survey::{BadPage, NamespaceLosses, Survey};
+use serde::Serialize;
+
+use crate::findings::count;
+use crate::report::Lines;
+use crate::size::ByteSize;
+
+/// The cost of damage.
+#[derive(Serialize)]
+pub struct LossReport {
+    /// Segments of which nothing can be used, and most bytes of pages that are lost with all damage to structures.
+    lost_segments: u64,
+    lost_bytes_max: u64,
+    /// The namespaces that it has cost something.
+    namespaces: Vec<LossRow>,
+}
+
+/// The cost of damage to one namespace.
+#[derive(Serialize)]
+struct LossRow {
+    fingerprint: String,
+    /// Its name in one line, when the store holds it.
+    name: Option<String>,
+    /// Pages that count.
+    pages: u64,
+    /// Pages whose records are lost: at least so many.
+    lost_pages: u64,
+    /// Pages whose bytes are lost, as far as they were read.
+    damaged_pages: u64,
+    /// Pages that count again although a lost record had deleted, evicted or cleared them: at most so many.
+    doubtful_pages: u64,
+}
+
+impl LossReport {
+    /// Sums up; `bad` are the pages whose bytes are lost. `None` where nothing is.
+    pub fn of(survey: &Survey, bad: &[BadPage]) -> Option<LossReport> {
+        let losses = survey.losses();
+        if losses.is_none() && bad.is_empty() {
+            return None;
+        }
+        let rows = (0..survey.namespaces.len()).map(|at| {
+            let of_structures = losses.and_then(|losses| losses.namespaces.get(at).copied());
+            let damaged = bad.iter().filter(|bad| bad.page.namespace == at);
+            LossRow::of(
+                survey,
+                at,
+                of_structures.unwrap_or_default(),
+                damaged.count(),
+            )
+        });
+        let is_hit = |row: &LossRow| row.lost_pages + row.damaged_pages + row.doubtful_pages > 0;
+        Some(LossReport {
+            lost_segments: losses.map_or(0, |losses| losses.segments),
+            lost_bytes_max: losses.map_or(0, |losses| losses.bytes_max),
+            namespaces: rows.filter(is_hit).collect(),
+        })
+    }
+
+    pub fn lines(&self, lines: &mut Lines) {
+        let segments = count(self.lost_segments, "segment");
+        let bytes = ByteSize(self.lost_bytes_max);
+        lines.row(
+            "Lost",
+            format!("{segments}, at most {bytes} of pages without a record"),
+        );
+        for row in &self.namespaces {
+            lines.text(row.line());
+        }
+    }
+}
+
+impl LossRow {
+    fn of(survey: &Survey, at: usize, losses: NamespaceLosses, damaged: usize) -> LossRow {
+        let facts = &survey.namespaces[at];
+        LossRow {
+            fingerprint: facts.fingerprint.to_string(),
+            name: facts.record.as_ref().map(ToString::to_string),
+            pages: facts.pages,
+            lost_pages: losses.lost_pages,
+            damaged_pages: damaged as u64,
+            doubtful_pages: losses.doubtful_pages,
+        }
+    }
+
+    fn line(&self) -> String {
+        let mut parts = vec![format!("at least {} lost", count(self.lost_pages, "page"))];
+        if self.damaged_pages > 0 {
+            parts.push(format!("{} damaged", count(self.damaged_pages, "page")));
+        }
+        if self.doubtful_pages > 0 {
+            parts.push(format!(
+                "up to {} of {} left may have been removed by records that are lost",
+                self.doubtful_pages, self.pages
+            ));
+        }
+        let name = self.name.as_deref().unwrap_or("name not known");
+        format!("  {}  {}: {name}", self.fingerprint, parts.join(", "))
+    }
+}
