@@ -14,7 +14,7 @@ use larder_engine::{
 
 fn waiting() -> PutOptions {
     PutOptions {
-        wait: Duration::from_secs(60),
+        wait: Duration::from_secs(120),
     }
 }
 

@@ -6,7 +6,6 @@ mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
-use std::time::Duration;
 
 use common::honest::{PATIENCE, eventually};
 use common::{Home, MIB, Pool, chain};
@@ -20,9 +19,7 @@ use larder_engine::{
 const BUDGET: u64 = 96 * MIB;
 const PAGE: u64 = MIB;
 const PARTS: [u32; 1] = [1 << 20];
-const WAIT: PutOptions = PutOptions {
-    wait: Duration::from_secs(60),
-};
+const WAIT: PutOptions = PutOptions { wait: PATIENCE };
 
 fn options() -> AttachOptions {
     AttachOptions {
@@ -249,7 +246,7 @@ fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
                 told.send(()).unwrap();
             }
         });
-        let outcome = hears.recv_timeout(Duration::from_secs(60));
+        let outcome = hears.recv_timeout(PATIENCE);
         let told = owner.report().unwrap();
         drop(opening);
         outcome.expect("the others are held up");
@@ -287,7 +284,7 @@ fn a_call_that_waits_for_its_device_holds_up_no_other_when_the_owner_goes() {
                 told.send(Pool::new(client, "m", &PARTS).hits(&chain(1, 4)))
             }
         });
-        let outcome = hears.recv_timeout(Duration::from_secs(60));
+        let outcome = hears.recv_timeout(PATIENCE);
         drop(opening);
         assert_eq!(outcome, Ok(0), "the others are held up");
         put.join().unwrap();

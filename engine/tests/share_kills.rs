@@ -42,7 +42,7 @@ const KEPT: usize = 12;
 const KILLS_BETWEEN_CHECKS: usize = 20;
 
 /// A worker that says nothing for so long hangs.
-const HANG: Duration = Duration::from_secs(20);
+const HANG: Duration = Duration::from_secs(120);
 
 /// How often it is tried how long the device takes.
 const PROBE_EVERY: Duration = Duration::from_millis(20);

@@ -249,7 +249,7 @@ fn a_put_that_finds_no_room_is_refused_at_once_and_from_the_tail() {
     // With patience the same call goes through: what was put first makes room for what comes last.
     let keys: Vec<_> = heads(140..280);
     let patience = PutOptions {
-        wait: Duration::from_secs(20),
+        wait: Duration::from_secs(120),
     };
     assert!(
         pool.put_heads(&keys, patience)
@@ -725,7 +725,7 @@ fn pages_of_which_a_segment_holds_one_make_room_for_newer_ones() {
     let store = home.open();
     let pool = Pool::new(&store, "m", &[8 << 20]);
     let wait = PutOptions {
-        wait: Duration::from_secs(60),
+        wait: Duration::from_secs(120),
     };
     // Fifteen segments: no more than these fit, and many more come.
     for seed in 0..10 {

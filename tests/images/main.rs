@@ -145,7 +145,7 @@ fn put(store: &Store, model: &str, keys: &[PageKey]) {
             parts: &parts,
         };
         let options = PutOptions {
-            wait: Duration::from_secs(20),
+            wait: Duration::from_secs(120),
         };
         assert!(store.put(id, &[page], options)[0].is_present());
     }

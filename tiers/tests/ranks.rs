@@ -23,7 +23,7 @@ use tempfile::TempDir;
 const LONG: Duration = Duration::from_secs(600);
 
 /// For tests in which somebody has to wait for it. Long enough for threads of a busy machine to come to a call.
-const SHORT: Duration = Duration::from_millis(400);
+const SHORT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {

@@ -183,7 +183,7 @@ impl<'a> Pool<'a> {
             keys,
             0,
             PutOptions {
-                wait: Duration::from_secs(20),
+                wait: Duration::from_secs(120),
             },
         )
     }

@@ -426,7 +426,7 @@ fn row_08_after_a_failed_sync_nothing_is_promised_before_it_is_read_back_and_rew
         assert!(matches!(store.flush(), Err(StoreError::SyncFailed)));
         assert_eq!(disk.hits(), 1);
         // The next sync would call itself good; it is not asked before everything in doubt has been written anew.
-        let until = Instant::now() + Duration::from_secs(60);
+        let until = Instant::now() + Duration::from_secs(120);
         while store.flush().is_err() {
             assert!(Instant::now() < until, "{:?}", store.stats());
             std::thread::yield_now();

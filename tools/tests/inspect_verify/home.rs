@@ -92,7 +92,7 @@ impl<'a> Pool<'a> {
             })
             .collect();
         let options = PutOptions {
-            wait: Duration::from_secs(20),
+            wait: Duration::from_secs(120),
         };
         let statuses = self.store.put(self.id, &pages, options);
         assert_eq!(statuses, vec![PutStatus::Stored; keys.len()]);
@@ -112,7 +112,7 @@ impl<'a> Pool<'a> {
                     parts: &parts,
                 };
                 let options = PutOptions {
-                    wait: Duration::from_secs(20),
+                    wait: Duration::from_secs(120),
                 };
                 let statuses = self.store.put(self.id, &[page], options);
                 assert_eq!(statuses, [PutStatus::Stored]);

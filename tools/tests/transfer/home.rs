@@ -145,7 +145,7 @@ fn put_page(store: &Store, model: Model, key: &PageKey, parent: Option<PageKey>,
         parts: &parts,
     };
     let options = PutOptions {
-        wait: Duration::from_secs(20),
+        wait: Duration::from_secs(120),
     };
     assert_eq!(store.put(id, &[page], options), [PutStatus::Stored]);
 }
