@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::notices::Notices;
 use super::services::Services;
 use crate::api::{NamespaceId, PutStatus, ReadOnlyVolume, Stats};
 use crate::catalog::{
@@ -67,6 +68,7 @@ pub(crate) struct Local {
     services: Services,
     epoch: Instant,
     next_request: AtomicU64,
+    notices: Notices,
     /// Itself, for completions to come back to.
     this: Weak<Local>,
 }
@@ -123,6 +125,7 @@ impl Local {
             services,
             epoch: Instant::now(),
             next_request: AtomicU64::new(0),
+            notices: Notices::default(),
             this: this.clone(),
         })
     }
@@ -155,7 +158,9 @@ impl Local {
         std::mem::forget(guard);
         let effects = core.take_effects();
         let wake_at = core.wakes_at();
+        let counters = core.counters();
         release(core);
+        self.notices.counted(&counters);
         self.carry_out(effects, wake_at);
         result
     }

@@ -20,6 +20,7 @@ mod keeper;
 mod lent;
 pub(crate) mod local;
 pub(crate) mod mover;
+mod notices;
 pub(crate) mod opening;
 mod prewriter;
 mod put;
@@ -48,6 +49,7 @@ pub(crate) use get::is_of_the_medium;
 use hang::Hangs;
 use keeper::Keeper;
 use local::Local;
+use notices::Notices;
 use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes, services};
 use prewriter::Prewriter;
 use recheck::Recheck;
@@ -60,6 +62,7 @@ pub(crate) struct DataPath {
     /// Reads segment headers again after each read: for handles that hold no lock.
     recheck: Option<Recheck>,
     counters: Counters,
+    notices: Notices,
 }
 
 #[derive(Default)]
@@ -81,6 +84,7 @@ impl DataPath {
             hangs: Arc::new(Hangs::new(volumes, hang_limit)),
             recheck: None,
             counters: Counters::default(),
+            notices: Notices::default(),
         }
     }
 

@@ -79,10 +79,15 @@ pub(super) fn put<C: Catalog + ?Sized>(
         .collect();
     call.store(&failed, until);
     drop(call);
-    let refused = statuses
-        .iter()
-        .filter(|status| matches!(status, PutStatus::Refused(_)));
-    Counters::add(&data.counters.refused, refused.count() as u64);
+    let page_bytes = shape.shape.page_bytes();
+    let mut refused = 0;
+    for status in &statuses {
+        if let PutStatus::Refused(why) = status {
+            refused += 1;
+            data.notices.refused(*why, page_bytes);
+        }
+    }
+    Counters::add(&data.counters.refused, refused);
     let read_only = PutStatus::Refused(Refusal::ReadOnlyService);
     let read_only = statuses.iter().filter(|status| **status == read_only);
     Counters::add(&data.counters.refused_read_only, read_only.count() as u64);

@@ -1,0 +1,95 @@
+//! One log line for each kind of failure that is counted: a counter tells how often, the line tells what it means.
+//!
+//! Each line is written the first time only. The counters go on.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::api::Refusal;
+use crate::core::Counters;
+
+/// The kinds that have been explained, one bit each.
+#[derive(Debug, Default)]
+pub(crate) struct Notices(AtomicU32);
+
+impl Notices {
+    fn is_first(&self, kind: u32) -> bool {
+        let bit = 1 << kind;
+        // A plain look first: this is asked again and again.
+        self.0.load(Ordering::Relaxed) & bit == 0
+            && self.0.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    /// Pages of this size were refused.
+    pub(crate) fn refused(&self, why: Refusal, page_bytes: u64) {
+        let (kind, what) = match why {
+            Refusal::NoSpace => (
+                0,
+                "there is no room now: all pages are leased or being written, or reclaim has not caught up",
+            ),
+            Refusal::Busy => (
+                1,
+                "too many bytes of writes are in flight: the device is slower than the puts",
+            ),
+            Refusal::WrongShape => (
+                2,
+                "their parts do not have the shape that their namespace states",
+            ),
+            Refusal::TooLarge => (
+                3,
+                "they do not fit a segment: none of this size can ever be stored; create the store anew with a larger --segment-size",
+            ),
+            Refusal::Unreachable => (
+                4,
+                "their chain is longer than all that the store keeps: create a larger store",
+            ),
+            Refusal::ReadOnly => (5, "the store was opened read-only"),
+            Refusal::Closed => (
+                6,
+                "the store is closed or has no owner, or a volume has failed",
+            ),
+            // The volume's change of service is logged, with its reason.
+            Refusal::ReadOnlyService => return,
+            Refusal::Exhausted => (
+                7,
+                "the serial numbers of this run are used up: open the store again",
+            ),
+        };
+        if self.is_first(kind) {
+            tracing::warn!(
+                page_bytes,
+                "pages are refused: {what} (counted in refused_pages; logged once)"
+            );
+        }
+    }
+
+    /// Looks for failures that the core has counted.
+    pub(crate) fn counted(&self, counters: &Counters) {
+        let kinds = [
+            (
+                8,
+                counters.failed,
+                "pages were not stored: the device refused their write or sync (counted in failed_pages; logged once)",
+            ),
+            (
+                9,
+                counters.failed_syncs,
+                "a sync failed: the pages that it covered are read back and written again (counted in failed_syncs; logged once)",
+            ),
+            (
+                10,
+                counters.damaged,
+                "a page does not read back as it was written, and is forgotten: look at the disk, and run `larder verify --deep` on the closed store (counted in damaged_pages; logged once)",
+            ),
+            (
+                11,
+                counters.unfinished,
+                "a page whose write the last crash cut short is forgotten (counted in unfinished_pages; logged once)",
+            ),
+        ];
+        for (kind, count, what) in kinds {
+            if count > 0 && self.is_first(kind) {
+                tracing::warn!("{what}");
+            }
+        }
+    }
+}
