@@ -266,7 +266,7 @@ impl LentPage {
 }
 
 /// When a put is durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SyncPolicy {
     /// Synced when a segment is sealed and on `flush`.
     Relaxed,
@@ -274,6 +274,16 @@ pub enum SyncPolicy {
     Interval(Duration),
     /// Before the put returns.
     Always,
+}
+
+impl fmt::Display for SyncPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SyncPolicy::Relaxed => f.write_str("relaxed"),
+            SyncPolicy::Interval(interval) => write!(f, "interval of {interval:?}"),
+            SyncPolicy::Always => f.write_str("always"),
+        }
+    }
 }
 
 impl Default for SyncPolicy {
@@ -342,6 +352,40 @@ impl Default for OpenOptions {
             shared_reads: SharedReads::Auto,
             staging_bytes: 512 << 20,
         }
+    }
+}
+
+/// The settings that the owner of a store decides for all processes that use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// [`OpenOptions::sync`].
+    pub sync: SyncPolicy,
+    /// [`OpenOptions::lease`].
+    pub lease: Duration,
+    /// [`OpenOptions::prewrite`].
+    pub prewrite: bool,
+}
+
+impl OpenOptions {
+    /// The settings that hold where this process is the owner.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        Settings {
+            sync: self.sync,
+            lease: self.lease,
+            prewrite: self.prewrite,
+        }
+    }
+}
+
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Settings {
+            sync,
+            lease,
+            prewrite,
+        } = self;
+        write!(f, "sync {sync}, lease {lease:?}, prewrite {prewrite}")
     }
 }
 

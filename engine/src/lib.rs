@@ -107,7 +107,8 @@ pub mod volume;
 
 pub use api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutFailure,
-    PutOptions, PutPage, PutStatus, ReadOnlyVolume, Refusal, SharedReads, Stats, SyncPolicy,
+    PutOptions, PutPage, PutStatus, ReadOnlyVolume, Refusal, Settings, SharedReads, Stats,
+    SyncPolicy,
 };
 pub use error::StoreError;
 pub use larder_format as format;

@@ -541,6 +541,10 @@ fn writable(volume: &Path, facts: &mut Facts) {
         );
         facts.add("writable", Level::Fail, what);
     }
+    if let Ok(told) = larder_engine::share::report(path) {
+        let what = format!("process {} serves it with {}", told.pid, told.settings);
+        facts.add("settings", Level::Ok, what);
+    }
 }
 
 fn in_use(superblock: &Superblock, locked: bool) -> (Level, String) {

@@ -1,13 +1,14 @@
 //! Options that every command opening a store shares.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use larder_engine::disk::probe::Want;
 use larder_engine::{AttachOptions, OpenOptions, PageStore, SharedReads, Store, SyncPolicy};
 
 use crate::failure::Failure;
-use crate::size::ByteSize;
+use crate::size::{self, ByteSize};
 
 /// How a command opens the store.
 #[derive(Args, Clone, Debug)]
@@ -39,6 +40,9 @@ pub struct ShareArgs {
     /// Write the blocks of segments that were never used once, in the background: what comes later is stored faster
     #[arg(long)]
     prewrite: bool,
+    /// How long a lookup protects the pages that it found; the store's owner decides [default: 10s]
+    #[arg(long, value_name = "DURATION", value_parser = size::duration)]
+    lease: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -61,6 +65,7 @@ impl ShareArgs {
                 },
                 staging_bytes: self.staging.map_or(defaults.staging_bytes, |size| size.0),
                 prewrite: self.prewrite,
+                lease: self.lease.unwrap_or(defaults.lease),
                 ..defaults
             },
             group,

@@ -51,6 +51,11 @@ struct StatReport {
     adrift_pages: u64,
     /// Its `disk` is the disk alone.
     #[serde(flatten)]
+    /// The settings that hold for all processes that use the store: when puts are durable, how long a lookup protects its pages, and
+    /// whether unused blocks are written beforehand.
+    sync: String,
+    lease_seconds: f64,
+    prewrite: bool,
     stats: larder_engine::Stats,
     /// Why that disk.
     disk_reason: String,
@@ -85,6 +90,13 @@ impl Report for StatReport {
         }
         lines.row(
             "Pages",
+        lines.row(
+            "Settings",
+            format!(
+                "sync {}, lease {} s, prewrite {}",
+                self.sync, self.lease_seconds, self.prewrite
+            ),
+        );
             format!(
                 "{}, {}; {} of {} usable are taken",
                 stats.pages,
@@ -202,6 +214,9 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
             staging: told.staging,
             stats: larder_engine::Stats { disk, ..told.stats },
             disk_reason,
+            sync: told.settings.sync.to_string(),
+            lease_seconds: told.settings.lease.as_secs_f64(),
+            prewrite: told.settings.prewrite,
         };
         output::print(&report, args.json)?;
         match pause {

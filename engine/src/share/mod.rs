@@ -70,7 +70,7 @@ use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
-    PutPage, PutStatus, Refusal, SharedReads, Stats,
+    PutPage, PutStatus, Refusal, Settings, SharedReads, Stats,
 };
 use crate::catalog::Catalog;
 use crate::core::NAMESPACES_MAX;
@@ -135,6 +135,8 @@ struct Inner {
     role: RwLock<Role>,
     /// Times that the role has changed.
     turns: AtomicU64,
+    /// The settings of the owner that this process was the client of last.
+    seen: Mutex<Option<Settings>>,
     /// The namespaces that were named, by the id given out; owners number them as they like.
     spaces: Mutex<Vec<Namespace>>,
     stop: Mutex<bool>,
@@ -183,10 +185,12 @@ impl Store {
             through,
             role: RwLock::new(role),
             turns: AtomicU64::new(0),
+            seen: Mutex::default(),
             spaces: Mutex::default(),
             stop: Mutex::new(false),
             stopped: Condvar::new(),
         });
+        inner.compare_settings(&inner.role.read());
         let minder = std::thread::Builder::new()
             .name("larder-minder".to_owned())
             .spawn({
@@ -267,6 +271,7 @@ impl Inner {
             }
             match Role::find(&self.path, &self.options, group, &self.through) {
                 Ok(role) => {
+                    self.compare_settings(&role);
                     *self.role.write() = role;
                     self.turns.fetch_add(1, Ordering::AcqRel);
                     // Under the lock, so that nobody who has just found no owner falls asleep after this.
@@ -291,6 +296,26 @@ impl Inner {
             }
             self.pause(pause);
             pause = (pause + pause / 8).min(TRY_AGAIN_MAX);
+        }
+    }
+
+    /// Warns where the owner has other settings than this process asked for: the owner's hold. Once for the same settings.
+    fn compare_settings(&self, role: &Role) {
+        let Role::Client(client) = role else {
+            return;
+        };
+        let Ok(report) = client.remote.report() else {
+            return;
+        };
+        let wanted = self.options.open.settings();
+        let before = self.seen.lock().replace(report.settings);
+        if report.settings != wanted && before != Some(report.settings) {
+            tracing::warn!(
+                "{}: the settings of the store's owner, process {}, hold: {}; this process asked for: {wanted}. Give all processes the same",
+                self.path.display(),
+                report.pid,
+                report.settings
+            );
         }
     }
 

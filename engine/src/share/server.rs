@@ -43,7 +43,7 @@ use super::pass::Giving;
 use super::wire::{
     ClientId, Failure, Reply, Report, Request, Welcome, WireError, arrives, parse, receive, send,
 };
-use crate::api::{NamespaceId, OpenOptions, PageStore};
+use crate::api::{NamespaceId, OpenOptions, PageStore, Settings};
 use crate::catalog::SegmentMap;
 use crate::error::StoreError;
 use crate::store::Store;
@@ -87,6 +87,8 @@ struct Shared {
     /// Who may connect, besides the superuser.
     uid: u32,
     gid: Option<u32>,
+    /// Those that hold for all processes that use the store.
+    settings: Settings,
     sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Threads of connections, and of clients that have gone.
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -168,6 +170,7 @@ impl Server {
             listener,
             uid,
             gid: group,
+            settings: options.settings(),
             sessions: Mutex::default(),
             threads: Mutex::default(),
             reads: Reads::new(options.shared_reads, options.staging_bytes),
@@ -585,6 +588,7 @@ impl Shared {
         }
         Report {
             stats: self.store.stats(),
+            settings: self.settings,
             pid: std::process::id(),
             clients: u32::try_from(sessions.len()).unwrap_or(u32::MAX),
             reads_in_flight: reads,

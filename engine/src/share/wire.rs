@@ -21,7 +21,7 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::staging::{Served, Slot, StagingReport};
-use crate::api::{PutStatus, Refusal, Stats};
+use crate::api::{PutStatus, Refusal, Settings, Stats};
 use crate::catalog::{Finding, Pinned, SegmentMap};
 use crate::index::{Place, SegmentId};
 
@@ -290,6 +290,8 @@ pub enum Failure {
 pub struct Report {
     /// Its store.
     pub stats: Stats,
+    /// The settings that hold for all processes that use the store.
+    pub settings: Settings,
     /// Its process.
     pub pid: u32,
     /// Clients connected.
