@@ -25,6 +25,7 @@ use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::{OpenArgs, ShareArgs};
+use crate::place;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage::{self, Meter};
@@ -67,7 +68,8 @@ const PAGE_TOKENS: u32 = 64;
 /// that these may be dropped, the coldest first.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// The store; it must exist (`larder create --prewrite`)
+    /// The store, or a backend's directory; it must exist (`larder create --prewrite`)
+    #[arg(value_parser = place::parser())]
     path: PathBuf,
     /// What to measure
     #[arg(long, value_enum)]

@@ -14,13 +14,15 @@ use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::place;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 
 /// Make a store, or enlarge one
 #[derive(Args, Debug)]
 pub struct CreateArgs {
-    /// The first volume: a file to make, or a block device
+    /// The first volume: a file to make, or a block device; with --grow also a backend's directory
+    #[arg(value_parser = place::parser())]
     path: PathBuf,
     /// Size of the whole store, over all volumes (64GiB, 512MiB, bytes); with --grow, its new size [default: the whole
     /// of a block device]

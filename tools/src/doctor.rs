@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
+use crate::place::volume_at;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 
@@ -198,7 +199,17 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         found => found.map_err(|error| failure(&error))?,
     };
     if metadata.is_dir() {
-        return directory(path, facts);
+        directory(path, facts)?;
+        let volume = volume_at(path.to_owned());
+        if volume != path {
+            facts.add(
+                "path",
+                Level::Ok,
+                format!("the store is {}", volume.display()),
+            );
+            store(&volume, facts);
+        }
+        return Ok(());
     }
     let device = metadata.file_type().is_block_device();
     match rustix::fs::open(
@@ -481,8 +492,10 @@ fn store(path: &Path, facts: &mut Facts) {
     });
     let (level, what) = in_use(superblock, locked);
     facts.add("store in use", level, what);
-    if locked {
-        service(path, facts);
+    if locked && let Ok(report) = share::report(path) {
+        let what = format!("process {} serves it with {}", report.pid, report.settings);
+        facts.add("settings", Level::Ok, what);
+        service(&report, facts);
     }
 }
 
@@ -510,10 +523,7 @@ fn blocks(volume: &Volume, facts: &mut Facts) {
 }
 
 /// Which volumes the owner of a shared store serves read-only.
-fn service(path: &Path, facts: &mut Facts) {
-    let Ok(report) = share::report(path) else {
-        return;
-    };
+fn service(report: &share::Report, facts: &mut Facts) {
     for volume in &report.stats.read_only_volumes {
         let what = format!(
             "{}: in read-only service, {} puts were refused: the device refuses writes ({}). Make it \
@@ -540,10 +550,6 @@ fn writable(volume: &Path, facts: &mut Facts) {
             remedy(error)
         );
         facts.add("writable", Level::Fail, what);
-    }
-    if let Ok(told) = larder_engine::share::report(path) {
-        let what = format!("process {} serves it with {}", told.pid, told.settings);
-        facts.add("settings", Level::Ok, what);
     }
 }
 

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::archive::{Fault, FaultReason};
 use crate::failure::Failure;
+use crate::place;
 use crate::report::Lines;
 
 /// Most findings that people are told one by one: a destroyed device has millions.
@@ -33,7 +34,8 @@ pub const IN_USE: &str = "in_use";
 /// Which store is looked at.
 #[derive(Args, Clone, Debug)]
 pub struct StoreArgs {
-    /// The store: its first volume
+    /// The store: its first volume, or a backend's directory
+    #[arg(value_parser = place::parser())]
     pub path: PathBuf,
     /// Where a further volume is, if not where the store remembers it (may be repeated)
     #[arg(long = "volume", value_name = "PATH")]

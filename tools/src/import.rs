@@ -35,6 +35,7 @@ use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, count};
 use crate::interrupt::{Input, Interrupt};
 use crate::open::OpenArgs;
+use crate::place;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage;
@@ -67,7 +68,8 @@ const ARCHIVE_ADVICE: &str = "what came before it was good and is stored; export
 /// file is no archive, or it does not fit (--force).
 #[derive(Args, Debug)]
 pub struct ImportArgs {
-    /// The store: its first volume
+    /// The store: its first volume, or a backend's directory
+    #[arg(value_parser = place::parser())]
     path: PathBuf,
     /// The archive; `-` for standard input
     file: PathBuf,

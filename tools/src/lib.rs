@@ -46,6 +46,7 @@ mod interrupt;
 mod l1;
 mod losses;
 mod open;
+pub mod place;
 mod repair;
 mod replay;
 mod report;

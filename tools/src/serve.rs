@@ -17,6 +17,7 @@ use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::{OpenArgs, ShareArgs};
+use crate::place;
 use crate::report::{self as output, Lines, Report};
 
 /// Longest sleep between two looks at nothing in particular.
@@ -25,7 +26,8 @@ const SLEEP: Duration = Duration::from_secs(24 * 60 * 60);
 /// Own a store and serve it to other processes, until stopped
 #[derive(Args, Debug)]
 pub struct ServeArgs {
-    /// The store
+    /// The store: its first volume, or a backend's directory
+    #[arg(value_parser = place::parser())]
     path: PathBuf,
     /// Let members of this group (a number) attach too, besides the user that the store belongs to
     #[arg(long, value_name = "GID")]

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::place;
 use crate::report::{self as output, Lines, Report};
 use crate::size::ByteSize;
 
@@ -20,7 +21,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Ask the process that owns a store what it is doing
 #[derive(Args, Debug)]
 pub struct StatArgs {
-    /// The store
+    /// The store: its first volume, or a backend's directory
+    #[arg(value_parser = place::parser())]
     path: PathBuf,
     /// Ask again and again, every so many seconds, until stopped
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
@@ -49,13 +51,13 @@ struct StatReport {
     puts_in_flight: u64,
     /// Pages of puts that were given up because their client said nothing (it is stopped, say), and whose writes may not be over.
     adrift_pages: u64,
-    /// Its `disk` is the disk alone.
-    #[serde(flatten)]
     /// The settings that hold for all processes that use the store: when puts are durable, how long a lookup protects its pages, and
     /// whether unused blocks are written beforehand.
     sync: String,
     lease_seconds: f64,
     prewrite: bool,
+    /// Its `disk` is the disk alone.
+    #[serde(flatten)]
     stats: larder_engine::Stats,
     /// Why that disk.
     disk_reason: String,
@@ -89,14 +91,14 @@ impl Report for StatReport {
             );
         }
         lines.row(
-            "Pages",
-        lines.row(
             "Settings",
             format!(
                 "sync {}, lease {} s, prewrite {}",
                 self.sync, self.lease_seconds, self.prewrite
             ),
         );
+        lines.row(
+            "Pages",
             format!(
                 "{}, {}; {} of {} usable are taken",
                 stats.pages,
@@ -212,11 +214,11 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
             puts_in_flight: told.puts_in_flight,
             adrift_pages: told.pages_adrift,
             staging: told.staging,
-            stats: larder_engine::Stats { disk, ..told.stats },
-            disk_reason,
             sync: told.settings.sync.to_string(),
             lease_seconds: told.settings.lease.as_secs_f64(),
             prewrite: told.settings.prewrite,
+            stats: larder_engine::Stats { disk, ..told.stats },
+            disk_reason,
         };
         output::print(&report, args.json)?;
         match pause {

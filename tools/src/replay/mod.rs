@@ -48,8 +48,8 @@ const BLOCK_TOKENS: u32 = 512;
 pub struct ReplayArgs {
     /// Mooncake trace: one JSON object a line, with hash_ids of 512-token blocks
     trace: PathBuf,
-    /// The store: created when it does not exist, continued when it does
-    #[arg(long)]
+    /// The store, or a backend's directory: created when it does not exist, continued when it does
+    #[arg(long, value_parser = crate::place::parser())]
     store: PathBuf,
     /// Size of the store (4GiB); with --l1, before it is scaled
     #[arg(long)]

@@ -4,6 +4,7 @@
 
 mod bench;
 mod documents;
+mod served;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 mod trouble;
