@@ -119,8 +119,12 @@ impl Trial {
     pub fn describe(&self) -> String {
         match &*self.state.lock() {
             State::Chosen(way, why) => format!("{} ({why})", name(*way)),
-            State::Open { .. } => {
-                "direct or bounce (to be measured on what is moved first)".to_owned()
+            State::Open { direct, bounce } => {
+                let runs = direct.0.min(RUNS) + bounce.0.min(RUNS);
+                format!(
+                    "direct or bounce (measured on what is moved first: {runs} of {} runs)",
+                    2 * RUNS
+                )
             }
         }
     }
@@ -185,6 +189,11 @@ mod tests {
             assert_eq!(trial.ran(Way::Direct, 4096, Duration::from_millis(1)), None);
         }
         assert_eq!(trial.next(1, 4096).0, Way::Direct);
+        assert!(trial.describe().contains("0 of 8 runs"));
+        trial.ran(Way::Direct, 1 << 20, Duration::from_millis(1));
+        trial.ran(Way::Bounce, 1 << 20, Duration::from_millis(1));
+        trial.ran(Way::Direct, 1 << 20, Duration::from_millis(1));
+        assert!(trial.describe().contains("3 of 8 runs"));
     }
 
     #[test]
