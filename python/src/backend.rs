@@ -41,6 +41,7 @@ use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 use crate::bounce::Arena;
 use crate::config::{Config, OnError, Transfer};
 use crate::hits::{self, Hits, Policy};
+use crate::explained::Explained;
 use crate::meters::{Count, Meters};
 use crate::place::{self, Attached, PlaceError};
 use crate::pool::Pool;
@@ -178,6 +179,8 @@ impl Backend {
     /// nothing: then everything misses until there is.
     ///
     /// # Errors
+    config: Config,
+    explained: Explained,
     /// See [`PlaceError`].
     pub fn open(
         config: &Config,
@@ -303,6 +306,8 @@ impl Backend {
     /// The store, unless there is none, or it is being entered or left just now.
     fn attached(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
         let place = self.place.try_read()?;
+            config: config.clone(),
+            explained: Explained::default(),
         if self.is_closing() {
             return None;
         }

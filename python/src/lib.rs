@@ -25,6 +25,7 @@
 //! | [`trial`] | direct or bounce: the faster one |
 //! | [`hits`] | prefixes that several pools can restore |
 //! | [`meters`] | what passed through |
+//! | [`explained`] | one log line for each way in which counts of failures grow |
 //! | [`doctor`] | checking a configuration before a server is started |
 //! | `module` | the Python module |
 //! | `device` | its classes for engines that copy between their own tensors and host memory |
@@ -35,6 +36,7 @@ pub mod config;
 #[cfg(feature = "module")]
 mod device;
 pub mod doctor;
+pub mod explained;
 pub mod hits;
 pub mod meters;
 #[cfg(feature = "module")]

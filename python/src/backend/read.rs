@@ -8,6 +8,7 @@ use larder_format::PageKey;
 
 use super::{Backend, Registered};
 use crate::bounce::Shape;
+use crate::explained::Cause;
 use crate::meters::Count;
 use crate::trial::Way;
 
@@ -111,6 +112,12 @@ impl Backend {
                 GetStatus::Miss(MissReason::Deadline | MissReason::Hung) => late += 1,
                 GetStatus::Miss(_) => {}
             }
+        }
+        if damaged > 0 {
+            self.explained.explain(Cause::Damaged);
+        }
+        if late > 0 {
+            self.explained.explain(Cause::Late);
         }
         self.meters.add(Count::Read, read);
         self.meters.add(Count::Missed, statuses.len() - read);

@@ -8,6 +8,7 @@ use larder_format::PageKey;
 
 use super::{Backend, Chain, Registered};
 use crate::bounce::Shape;
+use crate::explained::Cause;
 use crate::meters::Count;
 use crate::trial::Way;
 
@@ -52,6 +53,7 @@ impl Backend {
     ) -> Vec<bool> {
         if self.follows_what_was_left_out(pool, keys, chain) {
             self.meters.add(Count::Dropped, keys.len());
+            self.explained.explain(Cause::Tail);
             return vec![true; keys.len()];
         }
         let started = Instant::now();
@@ -170,11 +172,19 @@ impl Backend {
                 PutStatus::Refused(_) | PutStatus::Failed(_) => {}
             }
         }
+        let failed = statuses.len() - stored - duplicate - dropped;
+        if dropped > 0 {
+            self.explained.explain(Cause::NoRoom);
+        }
+        if failed > 0 && statuses.contains(&PutStatus::Refused(Refusal::Closed)) {
+            self.explained.explain(Cause::NoStore);
+        } else if failed > 0 {
+            self.explained.explain(Cause::Failed);
+        }
         self.meters.add(Count::Stored, stored);
         self.meters.add(Count::Duplicate, duplicate);
         self.meters.add(Count::Dropped, dropped);
-        self.meters
-            .add(Count::Failed, statuses.len() - stored - duplicate - dropped);
+        self.meters.add(Count::Failed, failed);
         stored
     }
 }

@@ -1,0 +1,69 @@
+//! One log line for each way in which pages are not stored or not read: a counter tells how often, the line tells what it means.
+//!
+//! Each line is written the first time only.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A way in which a count of this rank grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// There is no store, or nobody decides in it.
+    NoStore,
+    /// Pages behind a page that was left out are left out too.
+    Tail,
+    /// There was no room for them.
+    NoRoom,
+    /// They could not be stored.
+    Failed,
+    /// They were read, and are not what was stored.
+    Damaged,
+    /// The time that a call may take was over.
+    Late,
+}
+
+impl Cause {
+    /// The count, and what makes it grow.
+    fn text(self) -> (&'static str, &'static str) {
+        match self {
+            Cause::NoStore => (
+                "failed",
+                "there is no store at the moment, or it has no owner: nothing is stored",
+            ),
+            Cause::Tail => (
+                "dropped",
+                "the pages before them in their chain were left out, so these could not be reached",
+            ),
+            Cause::NoRoom => (
+                "dropped",
+                "the store has no room for them now: it is too small for what is written to it, or its disk too slow",
+            ),
+            Cause::Failed => (
+                "failed",
+                "pages could not be stored: a line of larder_engine tells why",
+            ),
+            Cause::Damaged => (
+                "rank_damaged_pages",
+                "pages do not read back as they were stored; they count as misses: look at the disk",
+            ),
+            Cause::Late => (
+                "late",
+                "a batch took longer than `timeout`, and its rest counts as missed: the disk is too slow for it",
+            ),
+        }
+    }
+}
+
+/// The causes that have been explained.
+#[derive(Debug, Default)]
+pub struct Explained(AtomicU32);
+
+impl Explained {
+    /// Explains a cause, the first time.
+    pub fn explain(&self, cause: Cause) {
+        let bit = 1 << cause as u32;
+        if self.0.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            let (count, what) = cause.text();
+            tracing::warn!("{what} (counted in `{count}`; logged once)");
+        }
+    }
+}
