@@ -75,6 +75,7 @@
 //! |---|---|
 //! | [`api`] | what a caller sees: the [`PageStore`] trait, statuses, options |
 //! | [`error`] | why a store could not be opened or used, and what to do about it |
+//! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
 //! | [`store`] | opening, the handle, the housekeeping thread |
 //! | [`catalog`] | the seam between the handle and whoever decides: reserve, write, commit |
 //! | [`core`] | the deciding state machine: space, log, syncs, eviction, reclaim |
@@ -94,6 +95,7 @@ pub mod catalog;
 pub mod core;
 pub mod disk;
 pub mod error;
+pub mod fit;
 pub mod index;
 pub mod memory;
 pub mod offline;

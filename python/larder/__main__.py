@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -9,7 +10,10 @@ import sys
 
 from larder import _larder
 
-_DOCTOR_USAGE = "usage: larder doctor --sglang CONFIG   (JSON, or @FILE.json, @FILE.toml, @FILE.yaml)"
+_DOCTOR_USAGE = (
+    "usage: larder doctor --sglang CONFIG [--page-bytes SIZE]   (CONFIG: JSON, or @FILE.json, @FILE.toml, @FILE.yaml; SIZE: of a page of "
+    "the server, 16MiB, say: the bytes of a token times --page-size)"
+)
 
 
 def read_config(text: str) -> dict:
@@ -42,18 +46,20 @@ def read_config(text: str) -> dict:
 
 
 def _check(arguments: list[str]) -> int:
-    values = [word.split("=", 1)[1] for word in arguments if word.startswith("--sglang=")]
-    if "--sglang" in arguments:
-        values += arguments[arguments.index("--sglang") + 1 :]
-    if len(values) != 1:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--sglang", required=True)
+    parser.add_argument("--page-bytes")
+    try:
+        options = parser.parse_args(arguments)
+    except (argparse.ArgumentError, SystemExit):
         print(_DOCTOR_USAGE, file=sys.stderr)
         return 2
     try:
-        config = read_config(values[0])
+        config = read_config(options.sglang)
+        return _larder.check_config(json.dumps(config, default=str), options.page_bytes)
     except (OSError, ValueError, ImportError) as error:
-        print(f"larder: {values[0]}: {error}", file=sys.stderr)
+        print(f"larder: {options.sglang}: {error}", file=sys.stderr)
         return 2
-    return _larder.check_config(json.dumps(config, default=str))
 
 
 def main(arguments: list[str] | None = None) -> int:

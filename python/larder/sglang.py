@@ -176,16 +176,24 @@ class LarderHiCache(HiCacheStorage):
                 "pages are its own: no rank but 0 ever finds one, and no prefix is restored",
                 storage_config.attn_cp_size,
             )
+        self._weights = server["weights"]
+        if self._backend.is_made():
+            self._say_attached()
+        else:
+            logger.info("larder: no store at %s yet: it is made once the pools are known", self._backend.volume)
+
+    def _say_attached(self) -> None:
         counters = self._backend.counters()
         logger.info(
-            "larder: attached to %s as %s, %s pages found, weights %s, disk %s: %s, %.1f MiB of RAM for the index",
+            "larder: attached to %s as %s, %s pages found, weights %s, disk %s: %s, %.1f MiB of RAM for the index, %s",
             self._backend.volume,
             counters.get("part", "nobody"),
             counters.get("pages", 0),
-            server["weights"],
+            self._weights,
             counters.get("disk", "none"),
             counters.get("disk_reason", "no store yet"),
             int(counters.get("index_bytes", 0)) / 2**20,
+            self._backend.settings() or "no owner",
         )
 
     # --- pools
@@ -197,6 +205,16 @@ class LarderHiCache(HiCacheStorage):
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._register(host_pool, host_pool_name)
+
+    def on_host_pools_registered(self) -> None:
+        """Makes the store where there is none: its segments depend on the pools' pages. Raises where that fails."""
+        super().on_host_pools_registered()
+        if self._backend.is_made():
+            return
+        remark = self._backend.make()
+        if remark is not None:
+            logger.warning("larder: %s", remark)
+        self._say_attached()
 
     def _register(self, pool: Any, name: Any) -> None:
         name = str(name)

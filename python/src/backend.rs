@@ -28,22 +28,23 @@ mod write;
 
 use std::collections::HashMap;
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use larder_engine::share::Part;
-use larder_engine::{NamespaceId, PageStore, SharedStore, Stats, StoreError, SyncPolicy};
+use larder_engine::{NamespaceId, PageStore, Settings, SharedStore, Stats, StoreError, SyncPolicy};
 use larder_format::{Namespace, PageKey};
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
 use crate::bounce::Arena;
 use crate::config::{Config, OnError, Transfer};
-use crate::hits::{self, Hits, Policy};
 use crate::explained::Explained;
+use crate::hits::{self, Hits, Policy};
 use crate::meters::{Count, Meters};
-use crate::place::{self, Attached, PlaceError};
+use crate::place::{self, Attached, Misfit, PlaceError};
 use crate::pool::Pool;
 use crate::space::{PoolFacts, Server, SpaceError, namespace};
 use crate::trial::{Trial, Way};
@@ -79,6 +80,9 @@ pub enum RegisterError {
     /// The store refused.
     #[error("pool {0}: {1}")]
     Store(String, StoreError),
+    /// No page of it can ever be stored.
+    #[error("pool {0}: {1}")]
+    Misfit(String, Misfit),
 }
 
 /// A registered pool.
@@ -104,6 +108,17 @@ impl Registered {
 
     fn bytes_of(&self, pages: usize) -> u64 {
         (pages * self.page_bytes()) as u64
+    }
+
+    /// Bytes of a page on the device; `None` when it holds none.
+    fn stored_bytes(&self) -> Option<u64> {
+        let shape = self.namespace.as_ref()?.shape();
+        Some(u64::from(shape.page_blocks()) * ALIGN as u64)
+    }
+
+    /// How its pages do not suit a store, if so.
+    fn misfit(&self, volume: &Path, store: &SharedStore) -> Option<Misfit> {
+        place::misfit(volume, &store.stats(), self.stored_bytes()?)
     }
 
     /// Names its namespace in the backend's store.
@@ -139,6 +154,8 @@ impl Chain {
 
 /// What a backend has in place of a store, or the store.
 enum Place {
+    /// There is none yet. It is made when the pools are known: its segments depend on the size of a page.
+    Unmade,
     /// There was none to be had at start-up.
     Empty,
     Attached(SharedStore),
@@ -150,7 +167,7 @@ impl Place {
     fn store(&self) -> Option<&SharedStore> {
         match self {
             Place::Attached(store) => Some(store),
-            Place::Empty | Place::Closed => None,
+            Place::Unmade | Place::Empty | Place::Closed => None,
         }
     }
 }
@@ -162,6 +179,8 @@ pub struct Backend {
     closing: AtomicBool,
     retry: Mutex<Option<retry::Retry>>,
     server: Server,
+    config: Config,
+    explained: Explained,
     timeout: Duration,
     transfer: Transfer,
     /// A page that is there may not be as durable as is asked for.
@@ -179,27 +198,104 @@ impl Backend {
     /// nothing: then everything misses until there is.
     ///
     /// # Errors
-    config: Config,
-    explained: Explained,
     /// See [`PlaceError`].
     pub fn open(
         config: &Config,
         server: Server,
     ) -> Result<(Arc<Backend>, Option<String>), PlaceError> {
-        match place::attach(config) {
-            Ok(Attached { store, remark, .. }) => {
+        let attached = match place::is_made(config) {
+            Ok(true) => place::attach(config, None).map(Some),
+            Ok(false) => Ok(None),
+            Err(error) => Err(error),
+        };
+        match attached {
+            Ok(None) => Ok((Arc::new(Backend::new(Place::Unmade, server, config)), None)),
+            Ok(Some(Attached { store, remark, .. })) => {
                 let backend = Backend::new(Place::Attached(store), server, config);
                 Ok((Arc::new(backend), remark))
             }
             Err(error) if config.on_error == OnError::Fail => Err(error),
             Err(error) => {
                 let backend = Arc::new(Backend::new(Place::Empty, server, config));
-                retry::start(&backend, config);
-                let remark = format!(
-                    "serving without a store, everything misses until there is one; tried again in {:?} (`on_error` is \"miss\"): {error}",
-                    config.retry
-                );
-                Ok((backend, Some(remark)))
+                Ok((backend.clone(), Some(backend.go_without(&error))))
+            }
+        }
+    }
+
+    /// Makes the store that there was none of, with segments for the pages of the pools that are registered, and attaches to it. What
+    /// there is to remark. Does nothing where there is a store.
+    ///
+    /// # Errors
+    /// See [`PlaceError`]: where `on_error` is `fail`.
+    pub fn make(self: &Arc<Self>) -> Result<Option<String>, PlaceError> {
+        let mut place = self.place.write();
+        if !matches!(*place, Place::Unmade) {
+            return Ok(None);
+        }
+        match place::attach(&self.config, self.largest_page()) {
+            Ok(Attached { store, remark, .. }) => {
+                self.enter_all(&store);
+                *place = Place::Attached(store);
+                Ok(remark)
+            }
+            Err(error) if self.config.on_error == OnError::Fail => Err(error),
+            Err(error) => {
+                *place = Place::Empty;
+                Ok(Some(self.go_without(&error)))
+            }
+        }
+    }
+
+    /// Makes the store before a call that comes although nothing has said that all pools are known.
+    pub fn make_if_needed(self: &Arc<Self>) {
+        if self.is_made() || self.largest_page().is_none() {
+            return;
+        }
+        match self.make() {
+            Ok(None) => {}
+            Ok(Some(remark)) => tracing::warn!("{remark}"),
+            Err(error) => {
+                *self.place.write() = Place::Empty;
+                tracing::error!("{}", self.go_without(&error));
+            }
+        }
+    }
+
+    /// Whether there is a store, or none is to be made.
+    pub fn is_made(&self) -> bool {
+        let place = self.place.try_read();
+        !place.is_some_and(|place| matches!(*place, Place::Unmade))
+    }
+
+    /// The settings of the store's owner, which hold for all processes; `None` without an owner.
+    pub fn settings(&self) -> Option<Settings> {
+        Some(self.attached()?.report().ok()?.settings)
+    }
+
+    /// Tries for a store again and again. What there is to say of it.
+    fn go_without(self: &Arc<Self>, error: &PlaceError) -> String {
+        retry::start(self, &self.config);
+        format!(
+            "serving without a store, everything misses until there is one; tried again in {:?} (`on_error` is \"miss\"): {error}",
+            self.config.retry
+        )
+    }
+
+    /// Bytes of the largest page of all pools, on the device; `None` before there is one.
+    fn largest_page(&self) -> Option<u64> {
+        let pools = self.pools.read();
+        pools.values().filter_map(|pool| pool.stored_bytes()).max()
+    }
+
+    /// Names every pool in the store.
+    fn enter_all(&self, store: &SharedStore) {
+        let volume = place::volume_of(&self.config.path);
+        for pool in self.pools.read().values() {
+            if let Err(error) = pool.enter(store) {
+                tracing::warn!(%error, "{}: it has no place in the store", pool.described);
+            }
+            if let Some(misfit) = pool.misfit(&volume, store) {
+                tracing::warn!("{}: {misfit}", pool.described);
             }
         }
     }
@@ -210,6 +306,8 @@ impl Backend {
             closing: AtomicBool::new(false),
             retry: Mutex::default(),
             server,
+            config: config.clone(),
+            explained: Explained::default(),
             timeout: config.timeout,
             transfer: config.transfer,
             syncs_always: config.sync == SyncPolicy::Always,
@@ -267,7 +365,7 @@ impl Backend {
             memory,
             left_out: Mutex::default(),
         };
-        let line = format!(
+        let mut line = format!(
             "{}; transfer {}",
             registered.described,
             registered.gets.describe()
@@ -277,6 +375,16 @@ impl Backend {
         if let Some(store) = place.store() {
             let refused = |error| RegisterError::Store(facts.name.clone(), error);
             registered.enter(store).map_err(refused)?;
+            match registered.misfit(&place::volume_of(&self.config.path), store) {
+                Some(misfit @ Misfit::Never { .. }) if self.config.on_error == OnError::Fail => {
+                    return Err(RegisterError::Misfit(facts.name.clone(), misfit));
+                }
+                Some(misfit) => {
+                    tracing::warn!("pool {}: {misfit}", facts.name);
+                    line = format!("{line}; {misfit}");
+                }
+                None => {}
+            }
         }
         self.pools
             .write()
@@ -294,11 +402,7 @@ impl Backend {
         if !matches!(*place, Place::Empty) || self.is_closing() {
             return Err(store);
         }
-        for pool in self.pools.read().values() {
-            if let Err(error) = pool.enter(&store) {
-                tracing::warn!(%error, "{}: it has no place in the store", pool.described);
-            }
-        }
+        self.enter_all(&store);
         *place = Place::Attached(store);
         Ok(())
     }
@@ -306,8 +410,6 @@ impl Backend {
     /// The store, unless there is none, or it is being entered or left just now.
     fn attached(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
         let place = self.place.try_read()?;
-            config: config.clone(),
-            explained: Explained::default(),
         if self.is_closing() {
             return None;
         }

@@ -200,6 +200,21 @@ impl Keys {
 }
 
 impl Config {
+    /// Has a relative `path` begin at the working directory. What there is to say of it, where it was relative.
+    pub fn resolve(&mut self) -> Option<String> {
+        if self.path.is_absolute() {
+            return None;
+        }
+        let path = std::path::absolute(&self.path).ok()?;
+        let remark = format!(
+            "`path` {} is relative: here it is {}, and in a process with another working directory another; give an absolute path",
+            self.path.display(),
+            path.display()
+        );
+        self.path = path;
+        Some(remark)
+    }
+
     /// Reads what SGLang was given, as JSON.
     ///
     /// # Errors

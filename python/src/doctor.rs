@@ -8,13 +8,16 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use larder_engine::disk::probe;
-use larder_engine::{CreateOptions, StoreError, create, share};
+use larder_engine::fit::largest_page;
+use larder_engine::volume::Volumes;
+use larder_engine::{CreateOptions, Settings, Stats, StoreError, create, share};
+use larder_format::BLOCK_BYTES;
 use larder_tools::size::ByteSize;
 use rustix::fs::Access;
 use serde_json::{Map, Value};
 
 use crate::config::Config;
-use crate::place::volume_of;
+use crate::place::{Misfit, misfit, open_options, options, volume_of};
 
 /// How a fact is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +41,9 @@ pub struct Fact {
     pub what: String,
 }
 
-/// What is true of a configuration, as JSON, and where to look further.
+/// What is true of a configuration, as JSON, for a server with pages of `page_bytes`, and where to look further.
 #[must_use]
-pub fn examine(json: &str) -> (Vec<Fact>, Option<PathBuf>) {
+pub fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBuf>) {
     let mut facts = Vec::new();
     let mut add = |level, name, what: String| facts.push(Fact { level, name, what });
     let mut config = match Config::parse(json) {
@@ -67,13 +70,18 @@ pub fn examine(json: &str) -> (Vec<Fact>, Option<PathBuf>) {
             "derived from the server's arguments and the weight files when it starts".to_owned(),
         ),
     }
-    if let Some((level, name, what)) = resolve(&mut config) {
-        add(level, name, what);
+    if let Some(what) = config.resolve() {
+        add(Level::Warn, "path", what);
     }
-    for (level, name, what) in place(&config) {
+    for (level, name, what) in place(&config, page_bytes) {
         add(level, name, what);
     }
     let volume = volume_of(&config.path);
+    add(
+        Level::Ok,
+        "path",
+        format!("the store is {}", volume.display()),
+    );
     let look = config.path.exists() || config.path.parent().is_some_and(Path::exists);
     (facts, look.then_some(volume))
 }
@@ -122,23 +130,8 @@ fn sglangs(table: &Map<String, Value>) -> Vec<Line> {
     lines
 }
 
-/// Has a relative path begin at the working directory, which a server need not have too.
-fn resolve(config: &mut Config) -> Option<Line> {
-    if config.path.is_absolute() {
-        return None;
-    }
-    let path = std::path::absolute(&config.path).ok()?;
-    let what = format!(
-        "{} is relative: {} from the working directory here, and another from another; give an absolute path",
-        config.path.display(),
-        path.display()
-    );
-    config.path = path;
-    Some((Level::Warn, "path", what))
-}
-
 /// What stands at the path.
-fn place(config: &Config) -> Vec<Line> {
+fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
     let path = &config.path;
     let mut lines = Vec::new();
     let metadata = match fs::metadata(path) {
@@ -148,7 +141,7 @@ fn place(config: &Config) -> Vec<Line> {
             lines.push((Level::Ok, "path", what));
             if let Some(above) = path.ancestors().find(|above| above.is_dir()) {
                 lines.push(writable(above));
-                lines.extend(room(config, above));
+                lines.extend(room(config, above, page_bytes));
             }
             return lines;
         }
@@ -182,13 +175,16 @@ fn place(config: &Config) -> Vec<Line> {
         );
         lines.push((Level::Ok, "store", what));
         lines.extend(size(config, report.stats.capacity_bytes));
+        lines.push(settings(config, report.settings));
+        lines.push(pages(&volume, &report.stats, page_bytes));
     } else if !is_device && volume.exists() {
         let bytes = fs::metadata(&volume).map_or(0, |metadata| metadata.len());
         let what = format!("{} is there and nobody uses it", volume.display());
         lines.push((Level::Ok, "store", what));
         lines.extend(size(config, bytes));
+        lines.extend(closed_pages(&volume, bytes, page_bytes));
     } else if !is_device {
-        lines.extend(room(config, path));
+        lines.extend(room(config, path, page_bytes));
     }
     lines
 }
@@ -257,19 +253,75 @@ fn size(config: &Config, found: u64) -> Option<Line> {
     })
 }
 
+/// The settings of a served store, which its owner decides.
+fn settings(config: &Config, owners: Settings) -> Line {
+    let wanted = open_options(config).settings();
+    if owners == wanted {
+        return (Level::Ok, "settings", owners.to_string());
+    }
+    let what = format!(
+        "those of the store's owner hold: {owners}; configured are: {wanted}. Give all servers the same"
+    );
+    (Level::Warn, "settings", what)
+}
+
+/// Whether pages fit a store that nobody uses.
+fn closed_pages(volume: &Path, bytes: u64, page_bytes: Option<u64>) -> Option<Line> {
+    let volumes =
+        Volumes::open(volume, &[], larder_engine::volume::Access::ReadOnly, false).ok()?;
+    let segment_blocks = volumes.superblock().segment_blocks;
+    let stats = Stats {
+        segment_bytes: u64::from(segment_blocks) * BLOCK_BYTES as u64,
+        capacity_bytes: bytes,
+        ..Stats::default()
+    };
+    Some(pages(volume, &stats, page_bytes))
+}
+
+/// Whether pages fit the segments of a store.
+fn pages(volume: &Path, stats: &Stats, page_bytes: Option<u64>) -> Line {
+    let segment = ByteSize(stats.segment_bytes);
+    let Some(page_bytes) = page_bytes else {
+        let what = format!(
+            "the store's segments of {segment} take pages of at most {} bytes: name the size of the server's pages with --page-bytes to \
+             have it checked",
+            largest_page(stats.segment_bytes)
+        );
+        return (Level::Ok, "pages", what);
+    };
+    match misfit(volume, stats, page_bytes) {
+        Some(misfit @ Misfit::Never { .. }) => (Level::Fail, "pages", misfit.to_string()),
+        Some(misfit @ Misfit::Wasteful { .. }) => (Level::Warn, "pages", misfit.to_string()),
+        None => {
+            let page = ByteSize(page_bytes);
+            let what = format!("pages of {page} fit the store's segments of {segment}");
+            (Level::Ok, "pages", what)
+        }
+    }
+}
+
 /// Whether a store that is still to be made can have its size, and fits.
-fn room(config: &Config, directory: &Path) -> Option<Line> {
+fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Line> {
     let Some(size) = config.size.filter(|size| *size > 0) else {
         let what = "`size` is missing or 0, and there is no store yet: say how large it is to be";
         return Some((Level::Fail, "size", what.to_owned()));
     };
-    let options = CreateOptions {
-        size,
-        dry_run: true,
-        ..CreateOptions::default()
+    let options = match options(&volume_of(directory), config, page_bytes) {
+        Ok(options) => CreateOptions {
+            dry_run: true,
+            ..options
+        },
+        Err(error) => return Some((Level::Fail, "pages", error.to_string())),
     };
     match create(&volume_of(directory), &options) {
-        Ok(_) => Some((Level::Ok, "size", format!("{} fit", ByteSize(size)))),
+        Ok(made) => {
+            let (size, segment) = (ByteSize(size), ByteSize(made.segment_bytes));
+            let what = match page_bytes {
+                Some(_) => format!("{size} fit; the store would have segments of {segment}"),
+                None => format!("{size} fit; the server chooses the segments by its pages"),
+            };
+            Some((Level::Ok, "size", what))
+        }
         Err(
             error @ (StoreError::Usage(_)
             | StoreError::TooSmall { .. }
@@ -298,6 +350,8 @@ pub fn print(facts: &[Fact]) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use larder_engine::PageStore;
+
     use super::*;
 
     fn config(path: &Path, more: &str) -> String {
@@ -309,7 +363,7 @@ mod tests {
     }
 
     fn levels(json: &str, name: &str) -> Vec<Level> {
-        let (facts, _) = examine(json);
+        let (facts, _) = examine(json, None);
         let about = facts.iter().filter(|fact| fact.name == name);
         about.map(|fact| fact.level).collect()
     }
@@ -319,7 +373,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         let json = config(&path, r#","size":"256MiB""#);
-        let (facts, look) = examine(&json);
+        let (facts, look) = examine(&json, None);
         assert!(
             facts.iter().all(|fact| fact.level != Level::Fail),
             "{facts:?}"
@@ -351,6 +405,51 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_do_not_fit_are_a_failure_with_the_command_that_mends_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let json = config(directory.path(), r#","size":"256MiB""#);
+        let about = |page_bytes: u64, name: &str| -> (Level, String) {
+            let (facts, _) = examine(&json, Some(page_bytes));
+            let found = facts.iter().find(|fact| fact.name == name);
+            found.map(|fact| (fact.level, fact.what.clone())).unwrap()
+        };
+        // A new store has segments for the page, where its size allows any.
+        assert_eq!(about(20 << 20, "size").0, Level::Ok);
+        let (level, what) = about(200 << 20, "pages");
+        assert!(level == Level::Fail && what.contains("at least"), "{what}");
+        let options = CreateOptions {
+            size: 256 << 20,
+            ..CreateOptions::default()
+        };
+        create(&volume_of(directory.path()), &options).unwrap();
+        assert_eq!(about(1 << 20, "pages").0, Level::Ok);
+        assert_eq!(about(10 << 20, "pages").0, Level::Warn);
+        let (level, what) = about(20 << 20, "pages");
+        assert!(
+            level == Level::Fail && what.contains("--segment-size"),
+            "{what}"
+        );
+        assert_eq!(levels(&json, "pages"), [Level::Ok]);
+    }
+
+    #[test]
+    fn other_settings_than_the_owners_are_a_warning() {
+        let directory = tempfile::tempdir().unwrap();
+        let json = config(
+            directory.path(),
+            r#","size":"256MiB","lease":"20s","prewrite":false"#,
+        );
+        let owned = crate::place::attach(&Config::parse(&json).unwrap(), None).unwrap();
+        assert_eq!(levels(&json, "settings"), [Level::Ok]);
+        let other = config(
+            directory.path(),
+            r#","size":"256MiB","lease":"40s","prewrite":false"#,
+        );
+        assert_eq!(levels(&other, "settings"), [Level::Warn]);
+        owned.store.close().unwrap();
+    }
+
+    #[test]
     fn a_store_that_cannot_be_written_is_a_failure() {
         let directory = tempfile::tempdir().unwrap();
         // Nobody may write to a directory, root neither.
@@ -363,7 +462,7 @@ mod tests {
     fn a_relative_path_is_looked_at_from_the_working_directory() {
         let json = config(Path::new("no-such-directory"), r#","size":"16MiB""#);
         let here = std::env::current_dir().unwrap();
-        let (facts, look) = examine(&json);
+        let (facts, look) = examine(&json, None);
         assert_eq!(look, Some(here.join("no-such-directory")));
         let relative = facts.iter().find(|fact| fact.level == Level::Warn).unwrap();
         let what = &relative.what;

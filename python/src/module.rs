@@ -17,6 +17,7 @@ use std::sync::Arc;
 use larder_format::PageKey;
 use larder_tools::cli;
 use larder_tools::disk::DiskFacts;
+use larder_tools::size::ByteSize;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -101,8 +102,9 @@ impl Backend {
     #[new]
     fn new(py: Python<'_>, config: &str, server: &str) -> PyResult<Backend> {
         cli::log_to_stderr();
-        let config =
+        let mut config =
             Config::parse(config).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let relative = config.resolve();
         let server: Server = serde_json::from_str(server)
             .map_err(|error| PyValueError::new_err(format!("the server's facts: {error}")))?;
         let (inner, remark) = py
@@ -111,7 +113,7 @@ impl Backend {
         Ok(Backend {
             inner,
             volume: place::volume_of(&config.path),
-            remarks: remark.into_iter().collect(),
+            remarks: relative.into_iter().chain(remark).collect(),
         })
     }
 
@@ -171,7 +173,7 @@ impl Backend {
         depth: u32,
     ) -> PyResult<usize> {
         let (keys, chain) = (parse_keys(keys)?, chain(before, depth));
-        Ok(work(py, || self.inner.exists(pool, &keys, chain)))
+        Ok(self.call(py, || self.inner.exists(pool, &keys, chain)))
     }
 
     /// (pages, pages of the anchor, how far each pool reaches, lengths that can be restored). A pool is (name, policy, a, b): `all`; `trailing`, a
@@ -198,7 +200,7 @@ impl Backend {
                 (name, policy)
             })
             .collect::<Vec<_>>();
-        let hits = work(py, || self.inner.exists_in(anchor, &keys, chain, &pools));
+        let hits = self.call(py, || self.inner.exists_in(anchor, &keys, chain, &pools));
         Ok((hits.pages, hits.anchor, hits.reaches, hits.restorable))
     }
 
@@ -215,7 +217,7 @@ impl Backend {
         // SAFETY: `larder.sglang` holds the tensor for the length of the call.
         let mut indices = unsafe { indices(address, count) };
         trim(&mut indices, asked, keys.len());
-        let answers = work(py, || self.inner.get(pool, &keys, &indices));
+        let answers = self.call(py, || self.inner.get(pool, &keys, &indices));
         Ok(filled(answers, asked))
     }
 
@@ -237,7 +239,7 @@ impl Backend {
         let mut indices = unsafe { indices(address, count) };
         trim(&mut indices, asked, keys.len());
         let chain = chain(before, depth);
-        let answers = work(py, || self.inner.set(pool, &keys, &indices, chain));
+        let answers = self.call(py, || self.inner.set(pool, &keys, &indices, chain));
         Ok(filled(answers, asked))
     }
 
@@ -250,7 +252,7 @@ impl Backend {
         buffers: Vec<(usize, usize)>,
     ) -> PyResult<Vec<bool>> {
         let (asked, keys) = (keys.len()?, parse_keys(keys)?);
-        let answers = work(py, || {
+        let answers = self.call(py, || {
             let buffers = buffers.iter().take(keys.len()).map(|&(address, bytes)| {
                 let start = std::ptr::with_exposed_provenance_mut::<u8>(address);
                 // SAFETY: `larder.sglang` made these tensors, or was given them to fill, and holds them for the length of the
@@ -275,7 +277,7 @@ impl Backend {
     ) -> PyResult<Vec<bool>> {
         let (asked, keys) = (keys.len()?, parse_keys(keys)?);
         let chain = chain(before, depth);
-        let answers = work(py, || {
+        let answers = self.call(py, || {
             let buffers: Vec<&[u8]> = buffers
                 .iter()
                 .take(keys.len())
@@ -341,6 +343,23 @@ impl Backend {
         Ok(counters)
     }
 
+    /// Makes the store, where there was none, for the pools that are registered. What there is to warn of.
+    fn make(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        py.detach(|| self.inner.make())
+            .map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+
+    /// Whether there is a store, or none is to be made.
+    fn is_made(&self) -> bool {
+        self.inner.is_made()
+    }
+
+    /// The settings of the store's owner, in one line.
+    fn settings(&self, py: Python<'_>) -> Option<String> {
+        let settings = py.detach(|| self.inner.settings());
+        settings.map(|settings| settings.to_string())
+    }
+
     /// One sentence a pool.
     fn describe(&self) -> Vec<String> {
         self.inner.describe()
@@ -358,6 +377,14 @@ impl Backend {
 }
 
 impl Backend {
+    /// Runs a call of SGLang's threads, with a store wherever there can be one.
+    fn call<R: Send + Default>(&self, py: Python<'_>, call: impl FnOnce() -> R + Send) -> R {
+        work(py, || {
+            self.inner.make_if_needed();
+            call()
+        })
+    }
+
     fn register_memory(
         &self,
         py: Python<'_>,
@@ -400,11 +427,14 @@ fn main(py: Python<'_>, program: PathBuf, leading: Vec<OsString>, arguments: Vec
     py.detach(|| cli::run(&program, arguments))
 }
 
-/// Checks an extra config, as JSON; the exit code.
+/// Checks an extra config, as JSON, for pages of this size (a text such as `16MiB`); the exit code.
 #[pyfunction]
-fn check_config(py: Python<'_>, config: &str) -> u8 {
-    py.detach(|| {
-        let (facts, look) = doctor::examine(config);
+#[pyo3(signature = (config, page_bytes=None))]
+fn check_config(py: Python<'_>, config: &str, page_bytes: Option<&str>) -> PyResult<u8> {
+    let page_bytes = page_bytes.map(str::parse::<ByteSize>).transpose();
+    let page_bytes = page_bytes.map_err(|error| PyValueError::new_err(error.to_string()))?;
+    Ok(py.detach(|| {
+        let (facts, look) = doctor::examine(config, page_bytes.map(|size| size.0));
         let failed = doctor::print(&facts);
         let Some(look) = look else {
             return u8::from(failed);
@@ -414,7 +444,7 @@ fn check_config(py: Python<'_>, config: &str) -> u8 {
         };
         let machine = cli::run(&program, ["doctor".into(), look.into_os_string()]);
         machine.max(u8::from(failed))
-    })
+    }))
 }
 
 #[pymodule]

@@ -9,16 +9,16 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use larder_engine::fit::{PageFit, largest_page, least_size, page_fit, segment_bytes_for};
 use larder_engine::{
-    AttachOptions, CreateOptions, OpenOptions, PageStore, SharedStore, Store, StoreError, create,
+    AttachOptions, CreateOptions, OpenOptions, PageStore, SharedStore, Stats, Store, StoreError,
+    create,
 };
+use larder_tools::place::STORE_FILE;
 use larder_tools::size::ByteSize;
 use rustix::fs::FlockOperation;
 
 use crate::config::Config;
-
-/// The store's file in its directory.
-const STORE_FILE: &str = "larder.store";
 
 /// What the processes that may create it agree by.
 const LOCK_FILE: &str = "larder.lock";
@@ -55,6 +55,9 @@ pub enum PlaceError {
         "`path`: another process has been creating the store at {0} for too long; stop it, or try again"
     )]
     Busy(PathBuf),
+    /// No page of this server fits a store of the configured size.
+    #[error("`size`: {0}")]
+    Size(String),
     /// The engine refused.
     #[error("`path`: {0}")]
     Store(#[from] StoreError),
@@ -70,27 +73,47 @@ pub struct Attached {
     pub remark: Option<String>,
 }
 
-/// Attaches to the store that `config` names; creates it if nobody has.
+/// Whether there is a store already. Where there is none, whether one of the configured size can be made there.
 ///
 /// # Errors
 /// See [`PlaceError`].
-pub fn attach(config: &Config) -> Result<Attached, PlaceError> {
+pub fn is_made(config: &Config) -> Result<bool, PlaceError> {
+    // Looked at first: this makes the directory.
+    let kind = kind(&config.path)?;
+    let volume = volume_of(&config.path);
+    let is_there = match kind {
+        Kind::Directory => volume.exists(),
+        Kind::Device => larder_engine::share::report(&volume).is_ok(),
+    };
+    if is_there {
+        return Ok(true);
+    }
+    let options = CreateOptions {
+        dry_run: true,
+        ..options(&volume, config, None)?
+    };
+    match create(&volume, &options) {
+        Ok(_) => Ok(false),
+        // Attaching tells what it is.
+        Err(StoreError::Exists(_) | StoreError::Locked { .. }) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Attaches to the store that `config` names; creates it if nobody has, with segments that suit pages of `page_bytes`.
+///
+/// # Errors
+/// See [`PlaceError`].
+pub fn attach(config: &Config, page_bytes: Option<u64>) -> Result<Attached, PlaceError> {
     let volume = match kind(&config.path)? {
         Kind::Device => {
-            attend_to_device(config)?;
+            attend_to_device(config, page_bytes)?;
             config.path.clone()
         }
-        Kind::Directory => attend_to_file(config)?,
+        Kind::Directory => attend_to_file(config, page_bytes)?,
     };
     let options = AttachOptions {
-        open: OpenOptions {
-            disk: config.disk,
-            sync: config.sync,
-            lease: config.lease,
-            hang_limit: config.timeout,
-            prewrite: config.prewrite,
-            ..OpenOptions::default()
-        },
+        open: open_options(config),
         group: None,
     };
     let store = Store::attach(&volume, options)?;
@@ -100,6 +123,18 @@ pub fn attach(config: &Config) -> Result<Attached, PlaceError> {
         volume,
         remark,
     })
+}
+
+/// How this process opens the store.
+pub(crate) fn open_options(config: &Config) -> OpenOptions {
+    OpenOptions {
+        disk: config.disk,
+        sync: config.sync,
+        lease: config.lease,
+        hang_limit: config.timeout,
+        prewrite: config.prewrite,
+        ..OpenOptions::default()
+    }
 }
 
 /// What a path is.
@@ -139,7 +174,7 @@ pub(crate) fn volume_of(path: &Path) -> PathBuf {
 }
 
 /// Sees to it that there is a store in the directory.
-fn attend_to_file(config: &Config) -> Result<PathBuf, PlaceError> {
+fn attend_to_file(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, PlaceError> {
     let volume = config.path.join(STORE_FILE);
     if volume.exists() {
         return Ok(volume);
@@ -171,19 +206,19 @@ fn attend_to_file(config: &Config) -> Result<PathBuf, PlaceError> {
         std::thread::sleep(LOOK_AGAIN);
     }
     if !volume.exists() {
-        make(&volume, config)?;
+        make(&volume, config, page_bytes)?;
     }
     Ok(volume)
 }
 
 /// Sees to it that there is a store on the device: the engine's own lock decides who makes it.
-fn attend_to_device(config: &Config) -> Result<(), PlaceError> {
+fn attend_to_device(config: &Config, page_bytes: Option<u64>) -> Result<(), PlaceError> {
     let until = Instant::now() + CREATION_PATIENCE;
     loop {
         if larder_engine::share::report(&config.path).is_ok() {
             return Ok(());
         }
-        match make(&config.path, config) {
+        match make(&config.path, config, page_bytes) {
             Ok(()) | Err(PlaceError::Store(StoreError::Exists(_))) => return Ok(()),
             // Somebody makes it, or has just opened it: looked at again, until attaching has to tell.
             Err(PlaceError::Store(StoreError::Locked { .. })) if Instant::now() < until => {}
@@ -193,7 +228,12 @@ fn attend_to_device(config: &Config) -> Result<(), PlaceError> {
     }
 }
 
-fn make(volume: &Path, config: &Config) -> Result<(), PlaceError> {
+/// How the store is made.
+pub(crate) fn options(
+    volume: &Path,
+    config: &Config,
+    page_bytes: Option<u64>,
+) -> Result<CreateOptions<'static>, PlaceError> {
     let is_device = volume == config.path;
     // Zero stands for a whole device.
     let size = match config.size {
@@ -201,13 +241,132 @@ fn make(volume: &Path, config: &Config) -> Result<(), PlaceError> {
         None if is_device => 0,
         None => return Err(PlaceError::NoSize(volume.to_owned())),
     };
-    let options = CreateOptions {
+    let mut options = CreateOptions {
         size,
         ..CreateOptions::default()
     };
-    create(volume, &options)?;
-    tracing::info!(volume = %volume.display(), size, "created the store");
+    if let Some(page_bytes) = page_bytes {
+        let whole = match size {
+            0 => device_bytes(volume)?,
+            size => size,
+        };
+        let segment = segment_bytes_for(whole, 1, page_bytes);
+        options.segment_size = Some(segment.ok_or_else(|| too_small(whole, page_bytes))?);
+    }
+    Ok(options)
+}
+
+fn too_small(size: u64, page_bytes: u64) -> PlaceError {
+    let page = ByteSize(page_bytes);
+    let advice = match least_size(1, page_bytes) {
+        Some(least) => format!("give a `size` of at least {}", ByteSize(least)),
+        None => "give SGLang a smaller --page-size".to_owned(),
+    };
+    let size = ByteSize(size);
+    PlaceError::Size(format!(
+        "a store of {size} keeps no page of {page}: {advice}"
+    ))
+}
+
+fn device_bytes(path: &Path) -> Result<u64, PlaceError> {
+    use std::io::{Seek, SeekFrom};
+    let end = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
+    end.map_err(|source| PlaceError::Directory {
+        path: path.to_owned(),
+        doing: "asking the device for its size",
+        source,
+    })
+}
+
+fn make(volume: &Path, config: &Config, page_bytes: Option<u64>) -> Result<(), PlaceError> {
+    let created = create(volume, &options(volume, config, page_bytes)?)?;
+    tracing::info!(
+        volume = %volume.display(),
+        size = created.capacity_bytes,
+        segment = created.segment_bytes,
+        "created the store"
+    );
     Ok(())
+}
+
+/// Why pages of a size suit a store badly, and the command that mends it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    /// None can ever be stored.
+    #[error(
+        "a page of it has {page_bytes} bytes, and the segments of the store at {volume} take pages of at most {largest_bytes}: none can \
+         ever be stored. {mend}",
+        volume = volume.display()
+    )]
+    Never {
+        /// Bytes of a page.
+        page_bytes: u64,
+        /// Most bytes of a page that fits.
+        largest_bytes: u64,
+        /// The store.
+        volume: PathBuf,
+        /// What to do.
+        mend: String,
+    },
+    /// They fit, and waste room.
+    #[error(
+        "a page of it has {page}, more than half a segment of the store at {volume}: {hundredths} % of its room are never used. {mend}",
+        page = ByteSize(*page_bytes),
+        volume = volume.display()
+    )]
+    Wasteful {
+        /// Bytes of a page.
+        page_bytes: u64,
+        /// Share of the room that is never used.
+        hundredths: u64,
+        /// The store.
+        volume: PathBuf,
+        /// What to do.
+        mend: String,
+    },
+}
+
+/// How pages of a size suit a store; `None` where they suit it well, or it does not tell yet.
+#[must_use]
+pub fn misfit(volume: &Path, stats: &Stats, page_bytes: u64) -> Option<Misfit> {
+    if stats.segment_bytes == 0 || page_bytes == 0 {
+        return None;
+    }
+    let volume = volume.to_owned();
+    let mend = mend(&volume, stats.capacity_bytes, page_bytes);
+    match page_fit(stats.segment_bytes, page_bytes) {
+        PageFit::Never => Some(Misfit::Never {
+            page_bytes,
+            largest_bytes: largest_page(stats.segment_bytes),
+            volume,
+            mend,
+        }),
+        PageFit::Wasteful(hundredths) => Some(Misfit::Wasteful {
+            page_bytes,
+            hundredths,
+            volume,
+            mend,
+        }),
+        PageFit::Good => None,
+    }
+}
+
+/// The command that makes a store for pages of this size in place of the one at `volume`.
+fn mend(volume: &Path, capacity: u64, page_bytes: u64) -> String {
+    let whole = match segment_bytes_for(capacity, 1, page_bytes) {
+        Some(_) => Some(capacity),
+        None => least_size(1, page_bytes),
+    };
+    let Some((size, segment)) =
+        whole.and_then(|size| Some((size, segment_bytes_for(size, 1, page_bytes)?)))
+    else {
+        return "Give SGLang a smaller --page-size".to_owned();
+    };
+    format!(
+        "Stop all servers that use the store, then make it anew, which drops its pages: larder create {} --size {size} --segment-size \
+         {segment} --force",
+        volume.display()
+    )
 }
 
 fn remark(config: &Config, volume: &Path, capacity: u64) -> Option<String> {
@@ -249,11 +408,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/place");
         let config = config(&path, "256MiB");
-        let first = attach(&config).unwrap();
+        let first = attach(&config, None).unwrap();
         assert_eq!(first.remark, None);
         assert_eq!(first.store.stats().capacity_bytes, 256 << 20);
         first.store.close().unwrap();
-        let again = attach(&config).unwrap();
+        let again = attach(&config, None).unwrap();
         assert_eq!(again.volume, path.join(STORE_FILE));
         again.store.close().unwrap();
     }
@@ -263,7 +422,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let config = config(directory.path(), "256MiB");
         let attached: Vec<Attached> = std::thread::scope(|scope| {
-            let all: Vec<_> = (0..4).map(|_| scope.spawn(|| attach(&config))).collect();
+            let all: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| attach(&config, None)))
+                .collect();
             all.into_iter()
                 .map(|one| one.join().unwrap().unwrap())
                 .collect()
@@ -280,9 +441,9 @@ mod tests {
     #[test]
     fn a_store_keeps_its_size_and_says_so() {
         let directory = tempfile::tempdir().unwrap();
-        let first = attach(&config(directory.path(), "256MiB")).unwrap();
+        let first = attach(&config(directory.path(), "256MiB"), None).unwrap();
         first.store.close().unwrap();
-        let larger = attach(&config(directory.path(), "1GiB")).unwrap();
+        let larger = attach(&config(directory.path(), "1GiB"), None).unwrap();
         let remark = larger.remark.unwrap();
         assert!(
             remark.contains("--grow") && remark.contains("256 MiB"),
@@ -292,11 +453,69 @@ mod tests {
     }
 
     #[test]
+    fn a_store_is_made_with_segments_for_its_pages() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(directory.path(), "300MiB");
+        assert!(!is_made(&config).unwrap());
+        let page_bytes = 20 << 20;
+        let made = attach(&config, Some(page_bytes)).unwrap();
+        assert!(is_made(&config).unwrap());
+        let stats = made.store.stats();
+        assert_eq!(misfit(&made.volume, &stats, page_bytes), None);
+        assert!(stats.usable_pages(page_bytes) >= 4, "{stats:?}");
+        made.store.close().unwrap();
+        let error = options(&made.volume, &config, Some(200 << 20))
+            .err()
+            .unwrap();
+        let said = error.to_string();
+        assert!(
+            said.contains("`size`") && said.contains("at least"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn the_command_that_mends_a_misfit_makes_a_store_that_fits() {
+        let directory = tempfile::tempdir().unwrap();
+        let made = attach(&config(directory.path(), "256MiB"), None).unwrap();
+        let stats = made.store.stats();
+        made.store.close().unwrap();
+        let of = |page_bytes| misfit(&made.volume, &stats, page_bytes);
+        assert_eq!(of(7 << 20), None);
+        assert!(matches!(
+            of(9 << 20),
+            Some(Misfit::Wasteful { hundredths: 44, .. })
+        ));
+        let Some(Misfit::Never { mend, .. }) = of(17 << 20) else {
+            panic!("17 MiB in segments of 16 MiB");
+        };
+        let (_, command) = mend.split_once("larder create ").unwrap();
+        let words: Vec<&str> = command.split(' ').collect();
+        let number = |flag| {
+            let at = words.iter().position(|word| *word == flag).unwrap();
+            words[at + 1].parse::<u64>().unwrap()
+        };
+        let again = CreateOptions {
+            size: number("--size"),
+            segment_size: Some(number("--segment-size")),
+            force: true,
+            ..CreateOptions::default()
+        };
+        create(Path::new(words[0]), &again).unwrap();
+        let mended = attach(&config(directory.path(), "256MiB"), None).unwrap();
+        assert_eq!(
+            misfit(&mended.volume, &mended.store.stats(), 17 << 20),
+            None
+        );
+        mended.store.close().unwrap();
+    }
+
+    #[test]
     fn what_cannot_hold_a_store_is_refused_by_its_key() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, b"text").unwrap();
-        let refused = |path: &Path, size| match attach(&config(path, size)) {
+        let refused = |path: &Path, size| match attach(&config(path, size), None) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("attached to {}", path.display()),
         };
@@ -306,7 +525,7 @@ mod tests {
         assert!(refused(directory.path(), "1MiB").contains("segments"));
         assert!(!directory.path().join(STORE_FILE).exists());
         let json = serde_json::json!({"path": directory.path()}).to_string();
-        let error = attach(&Config::parse(&json).unwrap())
+        let error = attach(&Config::parse(&json).unwrap(), None)
             .map(|_| ())
             .unwrap_err();
         assert!(error.to_string().contains("`size` is missing"));

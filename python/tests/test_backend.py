@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -548,6 +550,69 @@ def test_a_store_does_not_grow_beyond_what_is_free(tmp_path):
     assert list(tmp_path.glob("*.store*")) == []
 
 
+# --- pages and segments
+
+
+def large_pages():
+    """A pool with pages of 20 MiB."""
+    return pools.mha(layers=20, heads=8, dim=128, page=256, pages=3)
+
+
+def test_a_new_store_has_segments_for_the_pages_of_its_pools(opened, caplog):
+    caplog.set_level("INFO", logger="larder.sglang")
+    pool = large_pages()
+    pools.fill(pool)
+    backend = opened(pool, size="300MiB")
+    assert "is made once the pools are known" in caplog.text and "attached to" in caplog.text
+    chain = keys(2)
+    assert backend.batch_set_v1(chain, pools.indices(pool, [0, 1])) == [True] * 2
+    assert backend.batch_exists(chain) == 2
+
+
+def test_pages_that_do_not_fit_the_segments_are_refused_at_the_start_with_the_command_that_mends_it(
+    opened, tmp_path, caplog
+):
+    opened(pools.mha()).close()
+    command = f"larder create {store_file(tmp_path)} --size .* --segment-size .* --force"
+    with pytest.raises(RuntimeError, match=command):
+        opened(large_pages())
+    pool = large_pages()
+    caplog.set_level("INFO", logger="larder.sglang")
+    backend = opened(pool, on_error="miss")
+    assert "none can ever be stored" in caplog.text
+    assert backend.batch_set_v1(keys(1), pools.indices(pool, [0])) == [False]
+
+
+def test_a_relative_path_is_shown_absolute(opened, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    backend = opened(pools.mha(), path="here")
+    assert backend._backend.volume == str(tmp_path / "here" / "larder.store")
+    assert "is relative" in caplog.text
+
+
+def test_the_settings_of_the_owner_are_logged(opened, caplog):
+    caplog.set_level("INFO", logger="larder.sglang")
+    opened(pools.mha(), sync="always", lease="9s")
+    assert "sync always, lease 9s, prewrite false" in caplog.text
+
+
+def import_larder(path):
+    command = [sys.executable, "-W", "always", "-c", "import larder"]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(path)}, capture_output=True, text=True, check=True
+    )
+    return done.stderr
+
+
+def test_the_import_names_the_other_distribution_of_this_name(tmp_path):
+    assert import_larder(tmp_path) == ""
+    other = tmp_path / "larder-9.9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: larder\nVersion: 9.9\n")
+    said = import_larder(tmp_path)
+    assert "`larder` 9.9" in said and "pip uninstall larder larder-kv" in said
+
+
 # --- configuration
 
 
@@ -733,3 +798,7 @@ def test_the_doctor_reads_the_config_as_sglang_does(tmp_path, capfd):
     assert "`sise`" in capfd.readouterr().out
     assert main(["doctor", "--sglang", "{"]) == 2
     assert main(["doctor", "--sglang"]) == 2
+    fits = ["doctor", "--sglang", f"@{written}", "--page-bytes"]
+    assert main([*fits, "1MiB"]) == 0
+    assert main([*fits, "1GiB"]) == 1
+    assert main([*fits, "big"]) == 2

@@ -61,7 +61,7 @@ impl Backend {
             let place = self.place.read();
             let store = match &*place {
                 Place::Attached(store) => store,
-                Place::Empty => return Ok(0),
+                Place::Unmade | Place::Empty => return Ok(0),
                 Place::Closed => return Err(StoreError::Closed),
             };
             match self.pay(store, self.debt.paying.lock(), &mut deleted) {

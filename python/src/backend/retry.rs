@@ -55,7 +55,8 @@ fn run(backend: &Weak<Backend>, config: &Config, asked: &Receiver<Sender<bool>>)
 
 /// Whether there is nothing left to try for.
 fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
-    let attached = match place::attach(config) {
+    let page_bytes = backend.upgrade().and_then(|backend| backend.largest_page());
+    let attached = match place::attach(config, page_bytes) {
         Ok(attached) => attached,
         Err(error) => {
             tracing::info!(%error, "there is still no store");

@@ -42,27 +42,23 @@ fn open(path: &Path, retry: &str) -> Arc<Backend> {
         "path": path, "size": "144MiB", "prewrite": false, "transfer": "direct", "on_error": "miss", "retry": retry
     });
     let config = Config::parse(&json.to_string()).unwrap();
-    let server = Server {
-        model: "m".to_owned(),
-        weights: "w".to_owned(),
-        tp: (0, 1),
-        pp: (0, 1),
-        cp: (0, 1),
-        replicated: false,
-    };
-    Backend::open(&config, server).unwrap().0
+    Backend::open(&config, server()).unwrap().0
 }
 
-fn register(backend: &Backend, name: &str, memory: &mut Memories) {
-    let facts = PoolFacts {
+fn facts(name: &str) -> PoolFacts {
+    PoolFacts {
         name: name.to_owned(),
         dtype: "u8".to_owned(),
         layout: "page_first".to_owned(),
         page_tokens: 1,
         sharded: false,
         extra: BTreeMap::new(),
-    };
-    backend.register(&facts, memory.pool()).unwrap();
+    }
+}
+
+fn register(backend: &Arc<Backend>, name: &str, memory: &mut Memories) {
+    backend.register(&facts(name), memory.pool()).unwrap();
+    backend.make_if_needed();
 }
 
 fn backend(path: &Path, memory: &mut Memories) -> Arc<Backend> {
@@ -79,6 +75,113 @@ fn keys(count: usize, seed: u8) -> Vec<PageKey> {
 fn count(backend: &Backend, name: &str) -> u64 {
     let mut counts = backend.meters().counts();
     counts.find(|(found, _)| *found == name).unwrap().1
+}
+
+/// A store with segments of 16 MiB.
+fn small_segments(path: &Path) {
+    let options = larder_engine::CreateOptions {
+        size: 144 << 20,
+        segment_size: Some(16 << 20),
+        ..larder_engine::CreateOptions::default()
+    };
+    larder_engine::create(&place::volume_of(path), &options).unwrap();
+}
+
+fn config_of(path: &Path, on_error: &str, size: &str) -> Config {
+    let json = serde_json::json!({
+        "path": path, "size": size, "prewrite": false, "on_error": on_error, "retry": "60m"
+    });
+    Config::parse(&json.to_string()).unwrap()
+}
+
+fn server() -> Server {
+    Server {
+        model: "m".to_owned(),
+        weights: "w".to_owned(),
+        tp: (0, 1),
+        pp: (0, 1),
+        cp: (0, 1),
+        replicated: false,
+    }
+}
+
+#[test]
+fn a_store_is_made_once_the_pools_are_known_with_segments_for_the_largest_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config_of(directory.path(), "fail", "300MiB");
+    let (backend, _) = Backend::open(&config, server()).unwrap();
+    assert!(!backend.is_made());
+    for (name, page_bytes) in [("kv", 3 << 20), ("mamba", 22 << 20)] {
+        backend
+            .register(&facts(name), Memory::Flat(page_bytes))
+            .unwrap();
+    }
+    assert!(!place::volume_of(directory.path()).exists());
+    assert_eq!(backend.make().unwrap(), None);
+    assert!(backend.is_made());
+    let page = vec![5; 22 << 20];
+    let chain = keys(1, 9);
+    assert_eq!(
+        backend.set_flat("mamba", &chain, &[&page], Chain::default()),
+        [true]
+    );
+    assert_eq!(backend.exists("mamba", &chain, Chain::default()), 1);
+    assert_eq!(count(&backend, "stored"), 1);
+    assert!(backend.close());
+}
+
+#[test]
+fn a_page_that_no_store_of_the_size_keeps_is_an_error_at_start_or_a_warning() {
+    for on_error in ["fail", "miss"] {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config_of(directory.path(), on_error, "200MiB");
+        let (backend, _) = Backend::open(&config, server()).unwrap();
+        backend
+            .register(&facts("kv"), Memory::Flat(90 << 20))
+            .unwrap();
+        let said = match backend.make() {
+            Ok(remark) => remark.unwrap(),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(
+            said.contains("serving without"),
+            on_error == "miss",
+            "{said}"
+        );
+        assert!(said.contains("`size` of at least"), "{said}");
+        assert!(backend.close());
+    }
+}
+
+#[test]
+fn pages_that_do_not_fit_the_store_there_is_are_an_error_at_start_or_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    small_segments(directory.path());
+    for on_error in ["fail", "miss"] {
+        let config = config_of(directory.path(), on_error, "144MiB");
+        let (backend, _) = Backend::open(&config, server()).unwrap();
+        assert!(backend.is_made());
+        let registered = backend.register(&facts("kv"), Memory::Flat(17 << 20));
+        assert_eq!(registered.is_ok(), on_error == "miss");
+        let said = registered.unwrap_or_else(|error| error.to_string());
+        let command = format!(
+            "larder create {} --size",
+            place::volume_of(directory.path()).display()
+        );
+        assert!(said.contains("none can ever be stored"), "{said}");
+        assert!(said.contains(&command), "{said}");
+        if on_error == "miss" {
+            let page = vec![1; 17 << 20];
+            let stored = backend.set_flat("kv", &keys(1, 3), &[&page], Chain::default());
+            assert_eq!(stored, [false]);
+            assert_eq!(count(&backend, "failed"), 1);
+        }
+        let wasteful = backend.register(&facts("swa"), Memory::Flat(9 << 20));
+        assert!(wasteful.unwrap().contains("more than half a segment"));
+        let good = backend.register(&facts("mamba"), Memory::Flat(2 << 20));
+        assert!(!good.unwrap().contains("segment"));
+        assert!(backend.close());
+    }
 }
 
 #[test]
