@@ -88,6 +88,14 @@ pub fn is_made(config: &Config) -> Result<bool, PlaceError> {
     if is_there {
         return Ok(true);
     }
+    // The room that another process is just taking for the store is not missing.
+    let _lock = match kind {
+        Kind::Directory => Some(lock_creation(config)?),
+        Kind::Device => None,
+    };
+    if kind == Kind::Directory && volume.exists() {
+        return Ok(true);
+    }
     let options = CreateOptions {
         dry_run: true,
         ..options(&volume, config, None)?
@@ -138,6 +146,7 @@ pub(crate) fn open_options(config: &Config) -> OpenOptions {
 }
 
 /// What a path is.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Directory,
     Device,
@@ -179,6 +188,15 @@ fn attend_to_file(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, P
     if volume.exists() {
         return Ok(volume);
     }
+    let _lock = lock_creation(config)?;
+    if !volume.exists() {
+        make(&volume, config, page_bytes)?;
+    }
+    Ok(volume)
+}
+
+/// Keeps other processes from creating the store in the directory until what is returned is dropped.
+fn lock_creation(config: &Config) -> Result<File, PlaceError> {
     let lock_path = config.path.join(LOCK_FILE);
     let failed = |doing| {
         let path = lock_path.clone();
@@ -201,14 +219,11 @@ fn attend_to_file(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, P
             return Err(failed("taking the lock")(error.into()));
         }
         if Instant::now() >= until {
-            return Err(PlaceError::Busy(volume));
+            return Err(PlaceError::Busy(config.path.join(STORE_FILE)));
         }
         std::thread::sleep(LOOK_AGAIN);
     }
-    if !volume.exists() {
-        make(&volume, config, page_bytes)?;
-    }
-    Ok(volume)
+    Ok(lock)
 }
 
 /// Sees to it that there is a store on the device: the engine's own lock decides who makes it.
@@ -450,6 +465,19 @@ mod tests {
             "{remark}"
         );
         larger.store.close().unwrap();
+    }
+
+    #[test]
+    fn who_asks_for_a_store_that_another_is_making_waits_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(directory.path(), "256MiB");
+        let making = lock_creation(&config).unwrap();
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| is_made(&config));
+            make(&directory.path().join(STORE_FILE), &config, None).unwrap();
+            drop(making);
+            assert!(asks.join().unwrap().unwrap());
+        });
     }
 
     #[test]
