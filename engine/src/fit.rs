@@ -1,7 +1,9 @@
-//! Pages and segments: whether pages of a size fit the segments of a store, and the segment size that suits a page.
+//! Pages and segments: whether pages of a size fit the segments of a store, and the segment size
+//! that suits a page.
 //!
-//! No page lies in two segments. A segment keeps two blocks for its headers and at least one for descriptors; the rest is room for
-//! pages. All sizes are bytes on the device, with each part of a page padded to whole blocks.
+//! No page lies in two segments. A segment keeps two blocks for its headers and at least one for
+//! descriptors; the rest is room for pages. All sizes are bytes on the device, with each part of a
+//! page padded to whole blocks.
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
@@ -22,7 +24,8 @@ const STEP: u64 = 1 << 20;
 pub enum PageFit {
     /// They fit, and little room is left over.
     Good,
-    /// One page fills more than half of a segment, and so many hundredths of the segment are left over.
+    /// One page fills more than half of a segment, and so many hundredths of the segment are left
+    /// over.
     Wasteful(u64),
     /// A page is larger than a segment's room: none can ever be stored.
     Never,
@@ -56,8 +59,9 @@ impl PageFit {
     }
 }
 
-/// The segment size for a store of `size` bytes on `volumes` volumes that keeps pages of `page_bytes`: the default where enough of
-/// them fit it, else as many pages a segment as leave the store enough segments. `None` where no page fits a store of this size.
+/// The segment size for a store of `size` bytes on `volumes` volumes that keeps pages of
+/// `page_bytes`: the default where enough of them fit it, else as many pages a segment as leave the
+/// store enough segments. `None` where no page fits a store of this size.
 #[must_use]
 pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: u64) -> Option<u64> {
     let default = default_segment_bytes(size);
@@ -83,7 +87,8 @@ pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: u64) -> Option<u
         .or_else(|| Some(of(1)).filter(|&segment| fits(segment, least)))
 }
 
-/// The least size of a store on `volumes` volumes that keeps pages of `page_bytes`; `None` where no segment holds one.
+/// The least size of a store on `volumes` volumes that keeps pages of `page_bytes`; `None` where no
+/// segment holds one.
 #[must_use]
 pub fn least_size(volumes: usize, page_bytes: u64) -> Option<u64> {
     let segment = page_bytes

@@ -252,8 +252,10 @@ impl FlawReason {
                 "the descriptor blocks tell the same: the next open for writing writes both copies anew"
             }
             FlawReason::LostSegment(_) => {
-                "its pages are lost and miss; putting them again repairs that, and `larder verify --repair` gives the segment back. Pages that \
-                 its records had deleted, evicted or cleared may be found again: where that must not be, clear their namespaces"
+                "its pages are lost and miss; putting them again repairs that, and `larder \
+                 verify --repair` gives the segment back. Pages that its records had deleted, \
+                 evicted or cleared may be found again: where that must not be, clear their \
+                 namespaces"
             }
             FlawReason::Descriptor(_) | FlawReason::Disbelieved { .. } => {
                 "its pages are lost and miss; putting them again repairs that, and `larder verify --repair` saves what lies around them"

@@ -1,7 +1,7 @@
 //! What can be wrong with bytes read from disk, as types and as sentences.
 //!
-//! The sentences say what is wrong with one block. The structure that the block should be, and its place (file, offset), are known to
-//! the reader of the block and belong in front of them.
+//! The sentences say what is wrong with one block. The structure that the block should be, and its
+//! place (file, offset), are known to the reader of the block and belong in front of them.
 
 use crate::archive::ArchiveId;
 use crate::bytes::Overrun;

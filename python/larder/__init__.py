@@ -3,7 +3,8 @@
 SGLang loads ``larder.sglang.LarderHiCache``; ``python -m larder`` is the command line; ``larder.device`` copies between an engine's
 tensors and host memory.
 
-The distribution is ``larder-kv``. A distribution ``larder`` of another project installs a module of the same name.
+The distribution is ``larder-kv``. A distribution ``larder`` of another project installs a module of
+the same name.
 """
 
 from importlib import metadata as _metadata
@@ -15,14 +16,15 @@ __all__ = ["__version__"]
 
 
 def _warn_of_clash() -> None:
-    """Warns where the other distribution is installed: files of the two may have replaced each other."""
+    """Warns where the other distribution is installed: each may have replaced files of the other."""
     try:
         other = _metadata.distribution("larder")
     except _metadata.PackageNotFoundError:
         return
     _warnings.warn(
-        f"the distribution `larder` {other.version} is installed beside `larder-kv`: it is another project with a module of the same "
-        "name, and files of the two may have replaced each other. Run `pip uninstall larder larder-kv`, then install Larder again",
+        f"the distribution `larder` {other.version} is installed beside `larder-kv`: it is another "
+        "project with a module of the same name, and each may have replaced files of the other. "
+        "Run `pip uninstall larder larder-kv`, then install Larder again",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -11,8 +11,9 @@ import sys
 from larder import _larder
 
 _DOCTOR_USAGE = (
-    "usage: larder doctor --sglang CONFIG [--page-bytes SIZE]   (CONFIG: JSON, or @FILE.json, @FILE.toml, @FILE.yaml; SIZE: of a page of "
-    "the server, 16MiB, say: the bytes of a token times --page-size)"
+    "usage: larder doctor --sglang CONFIG [--page-bytes SIZE]\n"
+    "CONFIG: JSON, or @FILE.json, @FILE.toml, @FILE.yaml\n"
+    "SIZE: of a page of the server, such as 16MiB: the bytes of a token times --page-size"
 )
 
 

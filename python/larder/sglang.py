@@ -180,12 +180,16 @@ class LarderHiCache(HiCacheStorage):
         if self._backend.is_made():
             self._say_attached()
         else:
-            logger.info("larder: no store at %s yet: it is made once the pools are known", self._backend.volume)
+            logger.info(
+                "larder: no store at %s yet: it is made once the pools are known",
+                self._backend.volume,
+            )
 
     def _say_attached(self) -> None:
         counters = self._backend.counters()
         logger.info(
-            "larder: attached to %s as %s, %s pages found, weights %s, disk %s: %s, %.1f MiB of RAM for the index, %s",
+            "larder: attached to %s as %s, %s pages found, weights %s, disk %s: %s, "
+            "%.1f MiB of RAM for the index, %s",
             self._backend.volume,
             counters.get("part", "nobody"),
             counters.get("pages", 0),
@@ -207,7 +211,10 @@ class LarderHiCache(HiCacheStorage):
         self._register(host_pool, host_pool_name)
 
     def on_host_pools_registered(self) -> None:
-        """Makes the store where there is none: its segments depend on the pools' pages. Raises where that fails."""
+        """Creates the store where there is none: its segments depend on the pools' pages.
+
+        Raises where that fails.
+        """
         super().on_host_pools_registered()
         if self._backend.is_made():
             return

@@ -154,7 +154,8 @@ impl Chain {
 
 /// What a backend has in place of a store, or the store.
 enum Place {
-    /// There is none yet. It is made when the pools are known: its segments depend on the size of a page.
+    /// There is none yet. It is made when the pools are known: its segments depend on the size of a
+    /// page.
     Unmade,
     /// There was none to be had at start-up.
     Empty,
@@ -222,8 +223,8 @@ impl Backend {
         }
     }
 
-    /// Makes the store that there was none of, with segments for the pages of the pools that are registered, and attaches to it. What
-    /// there is to remark. Does nothing where there is a store.
+    /// Creates the store where there is none, with segments that suit the pages of the registered
+    /// pools, and attaches to it. Returns a warning, if any. Does nothing where the store exists.
     ///
     /// # Errors
     /// See [`PlaceError`]: where `on_error` is `fail`.
@@ -246,7 +247,7 @@ impl Backend {
         }
     }
 
-    /// Makes the store before a call that comes although nothing has said that all pools are known.
+    /// Creates the store before the first call, where SGLang has not said that all pools are known.
     pub fn make_if_needed(self: &Arc<Self>) {
         if self.is_made() || self.largest_page().is_none() {
             return;
@@ -272,11 +273,12 @@ impl Backend {
         Some(self.attached()?.report().ok()?.settings)
     }
 
-    /// Tries for a store again and again. What there is to say of it.
+    /// Starts the later attempts to attach to a store. Returns the warning about them.
     fn go_without(self: &Arc<Self>, error: &PlaceError) -> String {
         retry::start(self, &self.config);
         format!(
-            "serving without a store, everything misses until there is one; tried again in {:?} (`on_error` is \"miss\"): {error}",
+            "serving without a store, everything misses until there is one; tried again in \
+             {:?} (`on_error` is \"miss\"): {error}",
             self.config.retry
         )
     }

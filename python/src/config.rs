@@ -200,14 +200,16 @@ impl Keys {
 }
 
 impl Config {
-    /// Has a relative `path` begin at the working directory. What there is to say of it, where it was relative.
+    /// Resolves a relative `path` against the working directory. Returns a warning where the path
+    /// was relative.
     pub fn resolve(&mut self) -> Option<String> {
         if self.path.is_absolute() {
             return None;
         }
         let path = std::path::absolute(&self.path).ok()?;
         let remark = format!(
-            "`path` {} is relative: here it is {}, and in a process with another working directory another; give an absolute path",
+            "`path` {} is relative: here it is {}, and in a process with another working \
+             directory another; give an absolute path",
             self.path.display(),
             path.display()
         );

@@ -41,7 +41,8 @@ pub struct Fact {
     pub what: String,
 }
 
-/// What is true of a configuration, as JSON, for a server with pages of `page_bytes`, and where to look further.
+/// What is true of a configuration, as JSON, for a server with pages of `page_bytes`, and where to
+/// look further.
 #[must_use]
 pub fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBuf>) {
     let mut facts = Vec::new();
@@ -260,7 +261,8 @@ fn settings(config: &Config, owners: Settings) -> Line {
         return (Level::Ok, "settings", owners.to_string());
     }
     let what = format!(
-        "those of the store's owner hold: {owners}; configured are: {wanted}. Give all servers the same"
+        "those of the store's owner hold: {owners}; configured are: {wanted}. Give all servers \
+         the same"
     );
     (Level::Warn, "settings", what)
 }
@@ -283,8 +285,8 @@ fn pages(volume: &Path, stats: &Stats, page_bytes: Option<u64>) -> Line {
     let segment = ByteSize(stats.segment_bytes);
     let Some(page_bytes) = page_bytes else {
         let what = format!(
-            "the store's segments of {segment} take pages of at most {} bytes: name the size of the server's pages with --page-bytes to \
-             have it checked",
+            "the store's segments of {segment} take pages of at most {} bytes: name the size \
+             of the server's pages with --page-bytes to have it checked",
             largest_page(stats.segment_bytes)
         );
         return (Level::Ok, "pages", what);

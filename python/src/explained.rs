@@ -1,4 +1,5 @@
-//! One log line for each way in which pages are not stored or not read: a counter tells how often, the line tells what it means.
+//! One log line for each way in which pages are not stored or not read: a counter tells how often,
+//! the line tells what it means.
 //!
 //! Each line is written the first time only.
 
@@ -35,7 +36,8 @@ impl Cause {
             ),
             Cause::NoRoom => (
                 "dropped",
-                "the store has no room for them now: it is too small for what is written to it, or its disk too slow",
+                "the store has no room for them now: it is too small for what is written to \
+                 it, or its disk too slow",
             ),
             Cause::Failed => (
                 "failed",
@@ -43,11 +45,13 @@ impl Cause {
             ),
             Cause::Damaged => (
                 "rank_damaged_pages",
-                "pages do not read back as they were stored; they count as misses: look at the disk",
+                "pages do not read back as they were stored; they count as misses: look at the \
+                 disk",
             ),
             Cause::Late => (
                 "late",
-                "a batch took longer than `timeout`, and its rest counts as missed: the disk is too slow for it",
+                "a batch took longer than `timeout`, and its rest counts as missed: the disk \
+                 is too slow for it",
             ),
         }
     }

@@ -343,7 +343,7 @@ impl Backend {
         Ok(counters)
     }
 
-    /// Makes the store, where there was none, for the pools that are registered. What there is to warn of.
+    /// Creates the store where there is none, for the registered pools. Returns a warning, if any.
     fn make(&self, py: Python<'_>) -> PyResult<Option<String>> {
         py.detach(|| self.inner.make())
             .map_err(|error| PyRuntimeError::new_err(error.to_string()))

@@ -73,7 +73,8 @@ pub struct Attached {
     pub remark: Option<String>,
 }
 
-/// Whether there is a store already. Where there is none, whether one of the configured size can be made there.
+/// Whether there is a store already. Where there is none, whether one of the configured size can be
+/// made there.
 ///
 /// # Errors
 /// See [`PlaceError`].
@@ -108,7 +109,8 @@ pub fn is_made(config: &Config) -> Result<bool, PlaceError> {
     }
 }
 
-/// Attaches to the store that `config` names; creates it if nobody has, with segments that suit pages of `page_bytes`.
+/// Attaches to the store that `config` names; creates it if nobody has, with segments that suit
+/// pages of `page_bytes`.
 ///
 /// # Errors
 /// See [`PlaceError`].
@@ -195,7 +197,8 @@ fn attend_to_file(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, P
     Ok(volume)
 }
 
-/// Keeps other processes from creating the store in the directory until what is returned is dropped.
+/// Keeps other processes from creating the store in the directory until what is returned is
+/// dropped.
 fn lock_creation(config: &Config) -> Result<File, PlaceError> {
     let lock_path = config.path.join(LOCK_FILE);
     let failed = |doing| {
@@ -309,8 +312,8 @@ fn make(volume: &Path, config: &Config, page_bytes: Option<u64>) -> Result<(), P
 pub enum Misfit {
     /// None can ever be stored.
     #[error(
-        "a page of it has {page_bytes} bytes, and the segments of the store at {volume} take pages of at most {largest_bytes}: none can \
-         ever be stored. {mend}",
+        "a page of it has {page_bytes} bytes, and the segments of the store at {volume} take \
+         pages of at most {largest_bytes}: none can ever be stored. {mend}",
         volume = volume.display()
     )]
     Never {
@@ -325,7 +328,8 @@ pub enum Misfit {
     },
     /// They fit, and waste room.
     #[error(
-        "a page of it has {page}, more than half a segment of the store at {volume}: {hundredths} % of its room are never used. {mend}",
+        "a page of it has {page}, more than half a segment of the store at {volume}: \
+         {hundredths} % of its room are never used. {mend}",
         page = ByteSize(*page_bytes),
         volume = volume.display()
     )]
@@ -378,8 +382,8 @@ fn mend(volume: &Path, capacity: u64, page_bytes: u64) -> String {
         return "Give SGLang a smaller --page-size".to_owned();
     };
     format!(
-        "Stop all servers that use the store, then make it anew, which drops its pages: larder create {} --size {size} --segment-size \
-         {segment} --force",
+        "Stop all servers that use the store, then make it anew, which drops its pages: larder \
+         create {} --size {size} --segment-size {segment} --force",
         volume.display()
     )
 }

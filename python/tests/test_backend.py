@@ -598,9 +598,8 @@ def test_the_settings_of_the_owner_are_logged(opened, caplog):
 
 def import_larder(path):
     command = [sys.executable, "-W", "always", "-c", "import larder"]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(path)}, capture_output=True, text=True, check=True
-    )
+    environment = os.environ | {"PYTHONPATH": str(path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return done.stderr
 
 

@@ -19,8 +19,8 @@ from support.trees import CONFIGS, Engine, Trees, same
 #: Tests fork: SGLang takes ten seconds to import.
 FORK = multiprocessing.get_context("fork")
 
-#: How often a test that waits looks whether the processes that it waits for are there still. A slow machine is no failure: `tests/run`
-#: ends a test that hangs.
+#: Seconds between two looks whether the processes that a test waits for still run. A slow machine
+#: is no failure: `tests/run` ends a test that hangs.
 LOOK = 1
 
 
@@ -40,7 +40,8 @@ def together(count, work, *arguments):
     found = {}
     try:
         while len(found) < count:
-            gone = [rank for rank, process in enumerate(processes) if rank not in found and not process.is_alive()]
+            ended = [rank for rank in range(count) if not processes[rank].is_alive()]
+            gone = [rank for rank in ended if rank not in found]
             try:
                 rank, answer, error = answers.get(timeout=LOOK)
             except queue.Empty:

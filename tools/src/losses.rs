@@ -10,7 +10,8 @@ use crate::size::ByteSize;
 /// The cost of damage.
 #[derive(Serialize)]
 pub struct LossReport {
-    /// Segments of which nothing can be used, and most bytes of pages that are lost with all damage to structures.
+    /// Segments of which nothing can be used, and most bytes of pages that are lost with all damage
+    /// to structures.
     lost_segments: u64,
     lost_bytes_max: u64,
     /// The namespaces that it has cost something.
@@ -29,7 +30,8 @@ struct LossRow {
     lost_pages: u64,
     /// Pages whose bytes are lost, as far as they were read.
     damaged_pages: u64,
-    /// Pages that count again although a lost record had deleted, evicted or cleared them: at most so many.
+    /// Pages that count again although a lost record had deleted, evicted or cleared them: at most
+    /// so many.
     doubtful_pages: u64,
 }
 

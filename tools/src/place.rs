@@ -1,4 +1,5 @@
-//! The place of a store on the command line: its first volume, or the directory that a backend's `path` names.
+//! The place of a store on the command line: its first volume, or the directory that a backend's
+//! `path` names.
 
 use std::path::PathBuf;
 
@@ -7,7 +8,8 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 /// The store's file in a backend's directory.
 pub const STORE_FILE: &str = "larder.store";
 
-/// The first volume of the store at `path`: the file in it where `path` is the directory of a backend.
+/// The first volume of the store at `path`: the file in it where `path` is the directory of a
+/// backend.
 #[must_use]
 pub fn volume_at(path: PathBuf) -> PathBuf {
     let file = path.join(STORE_FILE);

@@ -51,8 +51,8 @@ struct StatReport {
     puts_in_flight: u64,
     /// Pages of puts that were given up because their client said nothing (it is stopped, say), and whose writes may not be over.
     adrift_pages: u64,
-    /// The settings that hold for all processes that use the store: when puts are durable, how long a lookup protects its pages, and
-    /// whether unused blocks are written beforehand.
+    /// The settings that hold for all processes that use the store: when puts are durable, how long
+    /// a lookup protects its pages, and whether unused blocks are written beforehand.
     sync: String,
     lease_seconds: f64,
     prewrite: bool,

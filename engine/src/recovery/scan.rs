@@ -13,8 +13,9 @@
 //! | `Hidden` | both damaged, or one foreign or unreadable | blank or damaged | unknown until read | whole scan |
 //! | `Hidden` | none whole | foreign or unreadable | unknown until read | whole scan |
 //!
-//! *Blank* is a block of zeros. *Foreign* is a block that is neither blank nor begins as a structure of this store: a store is made
-//! with all of these places blank, so foreign bytes are damage, and never an unwritten segment.
+//! *Blank* is a block of zeros. *Foreign* is a block that is neither blank nor begins as a
+//! structure of this store: a store is made with all of these places blank, so foreign bytes are
+//! damage, and never an unwritten segment.
 //!
 //! A `Listed` segment in which a block of a newer life turns up, or one of its own life behind the last one listed, or one whose
 //! pages end behind what the header says, is scanned whole too. A whole scan reads blocks from the

@@ -299,7 +299,8 @@ impl Inner {
         }
     }
 
-    /// Warns where the owner has other settings than this process asked for: the owner's hold. Once for the same settings.
+    /// Warns where the owner has other settings than this process asked for: the owner's hold. Once
+    /// for the same settings.
     fn compare_settings(&self, role: &Role) {
         let Role::Client(client) = role else {
             return;
@@ -311,7 +312,8 @@ impl Inner {
         let before = self.seen.lock().replace(report.settings);
         if report.settings != wanted && before != Some(report.settings) {
             tracing::warn!(
-                "{}: the settings of the store's owner, process {}, hold: {}; this process asked for: {wanted}. Give all processes the same",
+                "{}: the settings of the store's owner, process {}, hold: {}; this process \
+                 asked for: {wanted}. Give all processes the same",
                 self.path.display(),
                 report.pid,
                 report.settings

@@ -247,8 +247,9 @@ impl Store {
         if opening.recovery.doubtful > 0 {
             tracing::warn!(
                 pages = opening.recovery.doubtful,
-                "records are lost that may have deleted, evicted or cleared some of these pages: such pages are found again; where that \
-                 must not be, clear their namespaces"
+                "records are lost that may have deleted, evicted or cleared some of these \
+                 pages: such pages are found again; where that must not be, clear their \
+                 namespaces"
             );
         }
         Store::assemble(opening, options)

@@ -1,4 +1,5 @@
-//! One log line for each kind of failure that is counted: a counter tells how often, the line tells what it means.
+//! One log line for each kind of failure that is counted: a counter tells how often, the line tells
+//! what it means.
 //!
 //! Each line is written the first time only. The counters go on.
 
@@ -24,7 +25,8 @@ impl Notices {
         let (kind, what) = match why {
             Refusal::NoSpace => (
                 0,
-                "there is no room now: all pages are leased or being written, or reclaim has not caught up",
+                "there is no room now: all pages are leased or being written, or reclaim has \
+                 not caught up",
             ),
             Refusal::Busy => (
                 1,
@@ -36,7 +38,8 @@ impl Notices {
             ),
             Refusal::TooLarge => (
                 3,
-                "they do not fit a segment: none of this size can ever be stored; create the store anew with a larger --segment-size",
+                "they do not fit a segment: none of this size can ever be stored; create the \
+                 store anew with a larger --segment-size",
             ),
             Refusal::Unreachable => (
                 4,
@@ -68,22 +71,27 @@ impl Notices {
             (
                 8,
                 counters.failed,
-                "pages were not stored: the device refused their write or sync (counted in failed_pages; logged once)",
+                "pages were not stored: the device refused their write or sync (counted in \
+                 failed_pages; logged once)",
             ),
             (
                 9,
                 counters.failed_syncs,
-                "a sync failed: the pages that it covered are read back and written again (counted in failed_syncs; logged once)",
+                "a sync failed: the pages that it covered are read back and written again \
+                 (counted in failed_syncs; logged once)",
             ),
             (
                 10,
                 counters.damaged,
-                "a page does not read back as it was written, and is forgotten: look at the disk, and run `larder verify --deep` on the closed store (counted in damaged_pages; logged once)",
+                "a page does not read back as it was written, and is forgotten: look at the \
+                 disk, and run `larder verify --deep` on the closed store (counted in \
+                 damaged_pages; logged once)",
             ),
             (
                 11,
                 counters.unfinished,
-                "a page whose write the last crash cut short is forgotten (counted in unfinished_pages; logged once)",
+                "a page whose write the last crash cut short is forgotten (counted in \
+                 unfinished_pages; logged once)",
             ),
         ];
         for (kind, count, what) in kinds {

@@ -1,11 +1,13 @@
 //! The cost of damage, per namespace, as far as the records that are left tell it.
 //!
-//! Lost pages are a lower bound. A page record names the page's parent. A parent without any record is lost, unless a record that is left
-//! removed it. A page at depth `n` has `n` ancestors, so each depth above a lost parent at which the namespace has no page any more
-//! has lost at least one page too.
+//! Lost pages are a lower bound. A page record names the page's parent. A parent without any record
+//! is lost, unless a record that is left removed it. A page at depth `n` has `n` ancestors, so each
+//! depth above a lost parent at which the namespace has no page any more has lost at least one page
+//! too.
 //!
-//! Doubtful pages are an upper bound. Lost descriptor blocks may have held deletions, evictions and clears. A page that counts
-//! is doubtful when its own record is older than the newest record that may be lost.
+//! Doubtful pages are an upper bound. Lost descriptor blocks may have held deletions, evictions and
+//! clears. A page that counts is doubtful when its own record is older than the newest record that
+//! may be lost.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -17,7 +19,8 @@ use crate::recovery::{Found, Whole};
 /// The cost of damage to structures.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Segments whose headers and descriptor blocks are all lost, and segments on volumes that are not there.
+    /// Segments whose headers and descriptor blocks are all lost, and segments on volumes that are
+    /// not there.
     pub segments: u64,
     /// At most so many bytes of pages are lost.
     pub bytes_max: u64,
@@ -41,8 +44,8 @@ impl Survey {
         self.losses.as_ref()
     }
 
-    /// Sums up the losses. `lost_until` is above the commit of every lost record. `is_removed` tells whether a record that is left
-    /// removed a key of a namespace.
+    /// Sums up the losses. `lost_until` is above the commit of every lost record. `is_removed`
+    /// tells whether a record that is left removed a key of a namespace.
     pub(super) fn sum_up_losses(
         &self,
         lost_until: Serial,

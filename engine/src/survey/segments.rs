@@ -359,8 +359,8 @@ impl Survey {
         self.note_overlaps();
     }
 
-    /// Above the commit of every record that is lost, on volumes too that are not there. Those of volumes that were given up are
-    /// lost no more than once.
+    /// Above the commit of every record that is lost, on volumes too that are not there. Those of
+    /// volumes that were given up are lost no more than once.
     fn lost_until(&self, in_segments: Serial) -> Serial {
         let is_away = |facts: &VolumeFacts| {
             matches!(facts.state, VolumeState::Missing | VolumeState::Truncated)

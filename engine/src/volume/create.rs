@@ -217,8 +217,9 @@ impl Plan {
         prewrite(target, from..self.volume_bytes, 0, total, options)
     }
 
-    /// Blanks the headers and the first descriptor block of each segment from `first` on, where the volume held other bytes
-    /// before. So a segment whose places are not blank was written by the store, or is damaged.
+    /// Blanks the headers and the first descriptor block of each segment from `first` on, where the
+    /// volume held other bytes before. So a segment whose places are not blank was written by the
+    /// store, or is damaged.
     fn blank(&self, target: &Target, first: u32) -> Result<(), StoreError> {
         if !target.held_bytes() {
             return Ok(());
