@@ -7,6 +7,7 @@ use larder_format::{Damage, SuperblockError};
 
 use crate::disk::DiskError;
 use crate::disk::probe::DiskOpenError;
+use crate::volume::{HolderState, LockHolder};
 
 /// A store could not be created, opened or used.
 #[derive(Debug, thiserror::Error)]
@@ -39,14 +40,14 @@ pub enum StoreError {
     #[error("{0}: is a {1}; a volume is a regular file or a block device")]
     NotAVolume(PathBuf, &'static str),
     /// Somebody else has it open.
-    #[error("{path}: in use by process {pid}{}; stop it first", if *.alive { "" } else { " (or a child of it, or somebody who is just opening it: that process is gone)" })]
+    #[error("{path}: in use by {holder}; {}", unlock(*.is_unserved, holder.state))]
     Locked {
         /// The volume.
         path: PathBuf,
-        /// Who opened it last.
-        pid: u32,
-        /// Whether that process exists.
-        alive: bool,
+        /// The process that opened it last.
+        holder: LockHolder,
+        /// Whether no process listens on the store's socket.
+        is_unserved: bool,
     },
     /// Clients have writes under way though their owner is gone, or going.
     #[error(
@@ -69,16 +70,29 @@ pub enum StoreError {
         /// What it said.
         reason: String,
     },
-    /// Whoever serves the store's catalog does not serve it to this process.
-    #[error(
-        "{path}: {reason}; run as the user who owns the store, or have it served with --group; if its owner has been stopped, let it go on"
-    )]
+    /// The store's owner does not serve this process.
+    #[error("{path}: {reason}")]
+    Denied {
+        /// The store.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The store's owner does not answer.
+    #[error("{path}: {reason}")]
     Unanswered {
         /// The store.
         path: PathBuf,
         /// What became of the attempt.
         reason: String,
     },
+    /// The volumes that this process opened are not those of the store's owner.
+    #[error(
+        "{0}: the volumes that this process finds are not those that the store's owner uses \
+         (copies, or another device node); mount the same files or device nodes in both, and name \
+         further volumes with --volume"
+    )]
+    OtherVolumes(PathBuf),
     /// The owner of a shared store has gone.
     #[error(
         "the process that owned the store has gone; another one takes over in a moment: try again"
@@ -310,6 +324,22 @@ fn hint(error: &io::Error) -> &'static str {
         }
         io::ErrorKind::ReadOnlyFilesystem => "; remount it writable, or choose another path",
         _ => "",
+    }
+}
+
+/// What to do about a lock that another process holds.
+fn unlock(is_unserved: bool, holder: HolderState) -> &'static str {
+    match (is_unserved, holder) {
+        (_, HolderState::Exited) => {
+            "the lock goes when the device has answered: try again, and stop the child if there is one"
+        }
+        (true, _) => {
+            "it serves no socket beside the store: it works on the store alone, or its socket was \
+             deleted (an owner binds it again within seconds), or only the store's file is mounted \
+             here; wait for it, stop it, or mount the store's directory; `larder inspect` needs \
+             no lock"
+        }
+        (false, _) => "stop it first; `larder inspect` needs no lock",
     }
 }
 

@@ -83,6 +83,7 @@
 //! | [`recovery`] | from descriptors on disk to a core and an index |
 //! | [`offline`] | working on a store that nobody uses: repair, compaction |
 //! | [`share`] | one store, many processes: owner, clients, takeover |
+//! | `seldom` | the limit of a log line that may recur |
 //! | [`survey`] | reading a store without opening it, for the tools |
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
 //! | [`disk`] | io_uring and threads behind one trait |
@@ -102,6 +103,7 @@ pub mod offline;
 pub mod planted;
 pub mod random;
 pub mod recovery;
+mod seldom;
 pub mod share;
 pub mod store;
 pub mod survey;

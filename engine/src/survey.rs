@@ -40,6 +40,7 @@ use crate::disk::{Disk, DiskOptions, Witness};
 use crate::error::StoreError;
 use crate::recovery::scan::{Disbelief, Spot};
 use crate::recovery::{Fate, Found, Whole};
+use crate::volume::LockHolder;
 
 pub use chains::ChainFacts;
 pub use extract::{Ancestry, RecordId};
@@ -112,10 +113,8 @@ pub enum Condition {
 /// Who opened the store last.
 #[derive(Clone, Debug)]
 pub struct HolderFacts {
-    /// Process id.
-    pub pid: u32,
-    /// Whether that process exists.
-    pub alive: bool,
+    /// Its process, as far as this one can see.
+    pub process: LockHolder,
     /// Its name, while it exists.
     pub command: Option<String>,
 }

@@ -19,6 +19,7 @@ use larder_engine::share::wire::{
     MAGIC, PlaceGrant, Reply, Request, VERSION, parse, receive, send,
 };
 use larder_engine::share::{Part, report, socket_path};
+use larder_engine::volume::HolderState;
 use larder_engine::{
     AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus,
     SharedReads, SharedStore, Store, StoreError, create,
@@ -328,11 +329,19 @@ fn a_store_that_somebody_owns_without_serving_it_is_refused() {
     let store = home.open();
     let refused = Store::attach(&home.path, AttachOptions::default());
     assert!(matches!(refused, Err(StoreError::Locked { .. })));
+    let asked = report(&home.path).err().unwrap();
     assert!(matches!(
-        report(&home.path),
-        Err(StoreError::NotServed { .. })
+        asked,
+        StoreError::Locked {
+            is_unserved: true,
+            ..
+        }
     ));
+    assert_eq!(asked.to_string(), refused.err().unwrap().to_string());
     store.close().unwrap();
+    drop(store);
+    let asked = report(&home.path);
+    assert!(matches!(asked, Err(StoreError::NotServed { .. })));
     let read_only = AttachOptions {
         open: OpenOptions {
             read_only: true,
@@ -533,7 +542,8 @@ fn a_device_is_shared_like_a_file() {
         .unwrap();
     let pid = std::process::id();
     assert!(
-        matches!(refused, StoreError::Locked { pid: by, alive: true, .. } if by == pid),
+        matches!(&refused, StoreError::Locked { holder, .. }
+            if (holder.pid, holder.state) == (pid, HolderState::Running)),
         "{refused}"
     );
     let (told, hears) = mpsc::channel();

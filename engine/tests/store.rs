@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::probe::Want;
+use larder_engine::volume::HolderState;
 use larder_engine::{
     CreateOptions, GetPage, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutPage,
     PutStatus, Refusal, Stats, Store, StoreError, SyncPolicy, create,
@@ -549,10 +550,11 @@ fn a_second_opener_is_told_who_holds_the_store_and_a_reader_may_look_on() {
     let locked = Store::open(&home.path, OpenOptions::default())
         .err()
         .unwrap();
-    let StoreError::Locked { pid, alive, .. } = locked else {
+    let StoreError::Locked { holder, .. } = locked else {
         panic!("{locked}")
     };
-    assert_eq!((pid, alive), (std::process::id(), true));
+    let found = (holder.pid, holder.state);
+    assert_eq!(found, (std::process::id(), HolderState::Running));
     // 25 MiB: one segment is sealed and proven, the other still open.
     let reader = home.open_with(OpenOptions {
         read_only: true,

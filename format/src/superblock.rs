@@ -8,7 +8,7 @@
 //!  offset  bytes  field
 //!       0     24  prologue
 //!      24     16  store
-//!      40     16  boot_id          of the holder's machine
+//!      40     16  pid_scope        where the pid of the holder means something
 //!      56      8  generation       grows with each write of a superblock of this volume
 //!      64      8  created_unix_s
 //!      72      4  run
@@ -60,10 +60,11 @@ pub enum OpenState {
 /// Who opened the store last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder {
-    /// Process id, in the holder's own namespace of processes.
+    /// Process id, in the holder's own pid namespace.
     pub pid: u32,
-    /// The boot of the machine it ran on: a pid of another boot means nothing.
-    pub boot_id: [u8; 16],
+    /// The boot of the machine and the pid namespace that the pid belongs to. In another scope the
+    /// same number is another process.
+    pub pid_scope: [u8; 16],
 }
 
 /// One volume, as all volumes of its store know it.
@@ -174,7 +175,7 @@ impl Superblock {
         let mut block = Box::new([0; BLOCK_BYTES]);
         let mut writer = frame::begin(&mut block);
         writer.bytes(self.store.as_bytes());
-        writer.bytes(&self.holder.boot_id);
+        writer.bytes(&self.holder.pid_scope);
         writer.u64(self.generation);
         writer.u64(self.created_unix_s);
         writer.u32(self.run.get());
@@ -206,7 +207,7 @@ impl Superblock {
     pub fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
         let mut reader = frame::open(block, Structure::Superblock)?;
         let store = StoreId::from_bytes(reader.array()?);
-        let boot_id = reader.array()?;
+        let pid_scope = reader.array()?;
         let generation = reader.u64()?;
         let created_unix_s = reader.u64()?;
         let run = reader.u32()?;
@@ -238,7 +239,7 @@ impl Superblock {
                 other => return Err(invalid("state", other)),
             },
             created_unix_s,
-            holder: Holder { pid, boot_id },
+            holder: Holder { pid, pid_scope },
             segment_blocks,
             volumes,
         };

@@ -164,7 +164,7 @@ pub fn fresh(volumes: &[u32], segment_blocks: u32) -> Image {
         created_unix_s: 1_790_000_000,
         holder: Holder {
             pid: 1,
-            boot_id: [0; 16],
+            pid_scope: [0; 16],
         },
         segment_blocks,
         volumes: entries.clone(),

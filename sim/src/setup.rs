@@ -300,7 +300,7 @@ impl Setup {
                 created_unix_s: 0,
                 holder: Holder {
                     pid: 1,
-                    boot_id: [0; 16],
+                    pid_scope: [0; 16],
                 },
                 segment_blocks: self.segment_blocks,
                 volumes: entries.clone(),

@@ -195,7 +195,7 @@ fn neutral(volumes: &[PathBuf]) {
             superblock.created_unix_s = 1_790_000_000;
             superblock.holder = Holder {
                 pid: 1,
-                boot_id: [0; 16],
+                pid_scope: [0; 16],
             };
             for (index, entry) in superblock.volumes.iter_mut().enumerate() {
                 entry.path = format!("/larder/volume-{index}");

@@ -18,7 +18,7 @@ use larder_engine::{CreateOptions, OpenOptions, PageStore, Store, StoreError};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::findings::{self, Finding, Look, StoreArgs, count};
+use crate::findings::{Finding, Look, StoreArgs, count};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
@@ -336,7 +336,7 @@ fn in_place(
     let mut progress = |done, total| advance(&bar, interrupt, done, total);
     let done = offline::compact(&args.store.path, &options, args.dry_run, &mut progress);
     bar.finish_and_clear();
-    let done = done.map_err(findings::refusal)?;
+    let done = done?;
     let after = match look(&args.store)? {
         Ok(survey) if !args.dry_run => Some(Layout::of(&survey)),
         Ok(_) => None,

@@ -16,7 +16,7 @@ use larder_engine::disk::probe::{self, Level};
 use larder_engine::memory::{AlignedBuf, backing_page_bytes};
 use larder_engine::share;
 use larder_engine::volume::holes::holes;
-use larder_engine::volume::{Access, Volume, Volumes, is_alive};
+use larder_engine::volume::{Access, HolderState, LockHolder, Volume, Volumes};
 use larder_format::{BLOCK_BYTES, OpenState, Superblock};
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, ftruncate};
 use rustix::io::Errno;
@@ -26,6 +26,7 @@ use crate::failure::{Ending, Failure};
 use crate::place::volume_at;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
+use crate::stat::process;
 
 /// Free space below which a store of useful size does not fit, in bytes.
 const FREE_BYTES_MIN: u64 = 1 << 30;
@@ -493,7 +494,8 @@ fn store(path: &Path, facts: &mut Facts) {
     let (level, what) = in_use(superblock, locked);
     facts.add("store in use", level, what);
     if locked && let Ok(report) = share::report(path) {
-        let what = format!("process {} serves it with {}", report.pid, report.settings);
+        let owner = process(report.pid);
+        let what = format!("{owner} serves it with {}", report.settings);
         facts.add("settings", Level::Ok, what);
         service(&report, facts);
     }
@@ -554,15 +556,16 @@ fn writable(volume: &Path, facts: &mut Facts) {
 }
 
 fn in_use(superblock: &Superblock, locked: bool) -> (Level, String) {
-    let pid = superblock.holder.pid;
+    let holder = LockHolder::of(&superblock.holder);
+    let pid = holder.pid;
     match (locked, superblock.state) {
-        (true, OpenState::Open) if is_alive(&superblock.holder) => {
-            (Level::Ok, format!("yes, by process {pid}"))
+        (true, _) => {
+            let level = match holder.state {
+                HolderState::Running | HolderState::OutOfSight => Level::Ok,
+                HolderState::Exited => Level::Warn,
+            };
+            (level, format!("yes, by {holder}"))
         }
-        (true, _) => (
-            Level::Warn,
-            format!("yes, but not by process {pid}, who opened it last: perhaps by a child of it"),
-        ),
         (false, OpenState::Clean) => (Level::Ok, "no; it was closed cleanly".to_owned()),
         (false, OpenState::Open) => (
             Level::Ok,

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use larder_engine::StoreError;
 use larder_engine::survey::{BadPage, Condition, Flaw, Survey, SurveyError, SurveyOptions};
 use serde::Serialize;
 
@@ -85,7 +84,7 @@ impl StoreArgs {
         });
         match Survey::new(&self.path, &options) {
             Ok(survey) => Ok(Look::Store(Box::new(survey))),
-            Err(SurveyError::Store(error)) => Err(refusal(error)),
+            Err(SurveyError::Store(error)) => Err(error.into()),
             Err(error @ SurveyError::NoSuperblock { .. }) => {
                 let message = error.to_string();
                 let SurveyError::NoSuperblock { path, flaws } = error else {
@@ -104,25 +103,6 @@ pub fn condition(survey: &Survey) -> &'static str {
         Condition::Clean => CLEAN,
         Condition::NotClosed => NOT_CLOSED,
         Condition::InUse => IN_USE,
-    }
-}
-
-/// Says who has a store open that nobody may have open.
-pub fn refusal(error: StoreError) -> Failure {
-    match error {
-        StoreError::Locked { path, pid, alive } => {
-            let path = path.display();
-            let who = if alive {
-                format!("process {pid}")
-            } else {
-                format!("a child of process {pid}, which is gone, or another tool")
-            };
-            Failure::environment(format!(
-                "{path}: in use by {who}; nothing else may use the store meanwhile: end that process first, or look with \
-                 `larder inspect`, which needs no lock"
-            ))
-        }
-        error => error.into(),
     }
 }
 

@@ -304,7 +304,7 @@ fn condition(args: &ImportArgs) -> Result<&'static str, Failure> {
     };
     match Survey::new(&args.path, &options) {
         Ok(survey) => Ok(findings::condition(&survey)),
-        Err(SurveyError::Store(error)) => Err(findings::refusal(error)),
+        Err(SurveyError::Store(error)) => Err(error.into()),
         Err(error) => Err(Failure::environment(error.to_string())),
     }
 }

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use clap::Args;
 use larder_engine::format::{KeyPrefix, PageKey};
 use larder_engine::survey::{Survey, SurveyOptions};
+use larder_engine::volume::HolderState;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
@@ -143,12 +144,17 @@ struct Summary {
     /// Which lines people see.
     #[serde(skip)]
     lists_namespaces: bool,
+    /// The holder, for people.
+    #[serde(skip)]
+    holder_text: String,
 }
 
 #[derive(Serialize)]
 struct HolderRow {
+    /// In its own pid namespace.
     pid: u32,
-    alive: bool,
+    /// `None` where this process cannot see that pid namespace.
+    alive: Option<bool>,
     /// Its name, while it exists.
     command: Option<String>,
 }
@@ -188,8 +194,12 @@ impl Summary {
             condition: findings::condition(survey),
             run: survey.run.get(),
             holder: HolderRow {
-                pid: holder.pid,
-                alive: holder.alive,
+                pid: holder.process.pid,
+                alive: match holder.process.state {
+                    HolderState::Running => Some(true),
+                    HolderState::Exited => Some(false),
+                    HolderState::OutOfSight => None,
+                },
                 command: holder.command.clone(),
             },
             segment_bytes: survey.segment_bytes(),
@@ -210,6 +220,7 @@ impl Summary {
             chains: view.chains.then(|| ChainRow::all_of(survey)),
             key: view.key.map(|key| KeyView::of(survey, key)),
             lists_namespaces: view.namespaces,
+            holder_text: holder.process.to_string(),
         }
     }
 
@@ -293,19 +304,27 @@ impl Summary {
 
     /// Whether it is closed, and what that means.
     fn state(&self) -> String {
-        let HolderRow { pid, .. } = self.holder;
+        let HolderRow { pid, alive, .. } = self.holder;
         let run = self.run;
+        let look = "this is one moment's look";
         match (self.condition, &self.holder.command) {
             (findings::CLEAN, _) => format!("closed in order, run {run}"),
             (findings::IN_USE, Some(command)) => {
-                format!("IN USE by process {pid} ({command}), run {run}: this is one moment's look")
+                format!("IN USE by process {pid} ({command}), run {run}: {look}")
             }
-            (findings::IN_USE, None) => format!(
-                "IN USE by a child of process {pid}, which is gone, or by another tool, run {run}: this is one moment's look"
-            ),
-            _ => format!(
-                "NOT CLOSED: process {pid} left it in run {run} (a crash, a kill, a power loss); the next open recovers it"
-            ),
+            (findings::IN_USE, None) => {
+                format!("IN USE by {}, run {run}: {look}", self.holder_text)
+            }
+            _ => {
+                let whose = match alive {
+                    None => " of another pid namespace or boot",
+                    Some(_) => "",
+                };
+                format!(
+                    "NOT CLOSED: process {pid}{whose} left it in run {run} (a crash, a kill, a power \
+                     loss); the next open recovers it"
+                )
+            }
         }
     }
 }

@@ -216,7 +216,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     };
     let repaired = offline::repair(&how.store.path, &options, plan, &mut progress);
     bar.finish_and_clear();
-    let repaired = repaired.map_err(findings::refusal)?;
+    let repaired = repaired?;
     let mut report = RepairReport::done(&repaired);
     report.given_up_volumes = volumes_of(&plan.beyond);
     report.remaining_damage = remaining(how.store)?;

@@ -19,6 +19,7 @@ use crate::interrupt::Interrupt;
 use crate::open::{OpenArgs, ShareArgs};
 use crate::place;
 use crate::report::{self as output, Lines, Report};
+use crate::stat::process;
 
 /// Longest sleep between two looks at nothing in particular.
 const SLEEP: Duration = Duration::from_secs(24 * 60 * 60);
@@ -84,9 +85,9 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     if let Ok(running) = report(&args.path) {
         return Err(Failure::environment(format!(
-            "{}: process {} serves it already; `larder stat` shows what it does",
+            "{}: {} serves it already; `larder stat` shows what it does",
             args.path.display(),
-            running.pid
+            process(running.pid)
         )));
     }
     take_descriptors();

@@ -1,7 +1,7 @@
 //! `larder stat`: asks the process that owns a store what it is doing.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -27,6 +27,10 @@ pub struct StatArgs {
     /// Ask again and again, every so many seconds, until stopped
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
     watch: Option<f64>,
+    /// Only say whether the store is served, for probes: ends with 0 when it is, with 1 when it is
+    /// degraded, and with 3 when it has no owner
+    #[arg(long, conflicts_with = "watch")]
+    check: bool,
     /// Print JSON documents
     #[arg(long)]
     json: bool,
@@ -37,8 +41,8 @@ pub struct StatArgs {
 struct StatReport {
     /// The store: its first volume.
     path: PathBuf,
-    /// The owner's process, and the bytes of its memory that are in RAM.
-    pid: u32,
+    /// The owner's process, where it is visible here, and the bytes of its memory that are in RAM.
+    pid: Option<u32>,
     rss_bytes: u64,
     /// Clients attached, this one included.
     clients: u32,
@@ -72,7 +76,7 @@ impl Report for StatReport {
         let mut lines = Lines::default();
         lines.row(
             "Owner",
-            format!("process {}, {} of RAM", self.pid, size(self.rss_bytes)),
+            format!("{}, {} of RAM", process(self.pid), size(self.rss_bytes)),
         );
         lines.row(
             "Clients",
@@ -197,8 +201,72 @@ impl Report for StatReport {
     }
 }
 
+/// A process, for people; it may run in another pid namespace.
+pub fn process(pid: Option<u32>) -> String {
+    match pid {
+        Some(pid) => format!("process {pid}"),
+        None => "a process of another pid namespace".to_owned(),
+    }
+}
+
+/// Whether a store is served as it should be.
+#[derive(Serialize)]
+struct CheckReport {
+    /// The store: its first volume.
+    path: PathBuf,
+    /// The owner's process, where it is visible here.
+    pid: Option<u32>,
+    /// What is wrong; empty where the store is served as it should be.
+    troubles: Vec<String>,
+}
+
+impl Report for CheckReport {
+    const COMMAND: &'static str = "stat check";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let owner = process(self.pid);
+        if self.troubles.is_empty() {
+            lines.text(format!("serving: {owner}"));
+        }
+        for trouble in &self.troubles {
+            lines.text(format!("degraded: {owner}: {trouble}"));
+        }
+        lines
+    }
+}
+
+/// What keeps a store from being served as it should be.
+fn troubles(told: &share::Report) -> Vec<String> {
+    let unreadable = told.stats.unreadable_segments;
+    let disk = (unreadable > 0).then(|| {
+        format!(
+            "the disk does not give or take {unreadable} segments: look at the disk and at the \
+             owner's log"
+        )
+    });
+    disk.into_iter().collect()
+}
+
+fn check(path: &Path, json: bool) -> Result<Ending, Failure> {
+    let told = share::report(path)?;
+    let report = CheckReport {
+        path: path.to_owned(),
+        pid: told.pid,
+        troubles: troubles(&told),
+    };
+    output::print(&report, json)?;
+    Ok(match report.troubles.is_empty() {
+        true => Ending::Done,
+        false => Ending::Findings,
+    })
+}
+
 /// Runs the command.
 pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
+    if args.check {
+        return check(&args.path, args.json);
+    }
     let pause = args.watch.map(pause).transpose()?;
     let interrupt = Interrupt::watch();
     loop {

@@ -77,12 +77,14 @@ use crate::core::NAMESPACES_MAX;
 use crate::disk::Disk;
 use crate::error::StoreError;
 use crate::store::Store;
+use crate::volume::{self, Access, HolderState};
 #[doc(hidden)]
 pub use guard::Marks;
 use remote::{ReachError, Remote};
 use role::{Client, Decider, Known, NotYet, Role, Through};
 #[doc(hidden)]
 pub use server::answer;
+pub(crate) use server::is_listening;
 #[doc(hidden)]
 pub use server::ledger;
 use server::may_give_to;
@@ -94,6 +96,9 @@ pub use wire::Report;
 /// for some millions of pages, the latter.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(10);
 const OPENING_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long it tries before it says so.
+const TOLD_AFTER: Duration = Duration::from_secs(3);
 
 /// Pause between two tries; where nobody becomes owner it grows, each time by an eighth, to the latter: after ten seconds or so.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
@@ -170,10 +175,17 @@ impl Store {
             ));
         }
         let begun = Instant::now();
+        let mut is_told = false;
         let role = loop {
             match Role::find(path, &options, options.group, &through) {
                 Ok(role) => break role,
                 Err(NotYet::TryAgain(error)) if begun.elapsed() < patience_with(&error) => {
+                    if begun.elapsed() >= TOLD_AFTER && !std::mem::replace(&mut is_told, true) {
+                        tracing::warn!(
+                            "{error}; trying again for up to {} s",
+                            patience_with(&error).as_secs()
+                        );
+                    }
                     std::thread::sleep(TRY_AGAIN);
                 }
                 Err(NotYet::TryAgain(error) | NotYet::Never(error)) => return Err(error),
@@ -208,10 +220,18 @@ impl Store {
 /// Asks a running owner what it is doing.
 ///
 /// # Errors
-/// [`StoreError::NotServed`] when nobody serves the store's catalog, [`StoreError::Unanswered`] when not to this process,
-/// [`StoreError::NotUnderstood`] when another release does.
+/// [`StoreError::NotServed`] when nobody owns the store, [`StoreError::Locked`] when its owner has no
+/// socket, [`StoreError::Denied`] and [`StoreError::Unanswered`] when its owner does not serve this
+/// process, [`StoreError::NotUnderstood`] when it is of another release.
 pub fn report(path: &Path) -> Result<Report, StoreError> {
-    let (remote, _) = Remote::reach(path).map_err(|error| not_served(path, &error))?;
+    let reached = match Remote::reach(path).map_err(|error| not_served(path, &error)) {
+        // Its socket was bound in between.
+        Err(StoreError::Locked {
+            is_unserved: false, ..
+        }) => Remote::reach(path).map_err(|error| not_served(path, &error)),
+        reached => reached,
+    };
+    let (remote, _) = reached?;
     let report = remote.report();
     remote.hang_up();
     report.map_err(|_| StoreError::OwnerGone)
@@ -221,18 +241,30 @@ pub fn report(path: &Path) -> Result<Report, StoreError> {
 /// process named has gone.
 fn patience_with(error: &StoreError) -> Duration {
     match error {
-        StoreError::Locked { alive: false, .. } => OPENING_PATIENCE,
+        StoreError::Locked { holder, .. } if holder.state != HolderState::Running => {
+            OPENING_PATIENCE
+        }
         _ => ATTACH_PATIENCE,
     }
 }
 
 fn not_served(path: &Path, error: &ReachError) -> StoreError {
+    if let (ReachError::Nobody(_), Some(locked)) = (error, locked(path)) {
+        return locked;
+    }
     let (path, reason) = (path.to_owned(), error.to_string());
     match error {
-        ReachError::Unanswered(_) => StoreError::Unanswered { path, reason },
+        ReachError::Silent | ReachError::Unreachable(_) => StoreError::Unanswered { path, reason },
+        ReachError::Forbidden(_) | ReachError::Denied(_) => StoreError::Denied { path, reason },
         ReachError::Version(_) | ReachError::Nonsense => StoreError::NotUnderstood { path, reason },
         ReachError::Nobody(_) => StoreError::NotServed { path, reason },
     }
+}
+
+/// The error of a store that a process holds, if one does.
+fn locked(path: &Path) -> Option<StoreError> {
+    let volume = volume::File::open(path, Access::ReadOnly).ok()?;
+    volume.is_locked().then(|| volume.held(path))
 }
 
 impl Inner {
@@ -243,6 +275,8 @@ impl Inner {
         let mut group = self.options.group;
         // Why this process could not be the owner, when it said so last.
         let mut told = String::new();
+        // The owner that went last.
+        let mut former = None;
         loop {
             let client = match &*self.role.read() {
                 Role::Client(client) => Some(client.clone()),
@@ -251,6 +285,7 @@ impl Inner {
             };
             let had_client = client.is_some();
             if let Some(client) = client {
+                former = client.remote.owner_pid();
                 client.remote.outlive_owner();
                 let served = client.group.filter(|gid| may_give_to(*gid));
                 group = self.options.group.or(served);
@@ -272,6 +307,13 @@ impl Inner {
             match Role::find(&self.path, &self.options, group, &self.through) {
                 Ok(role) => {
                     self.compare_settings(&role);
+                    if matches!(role, Role::Owner(_)) {
+                        tracing::info!(
+                            path = %self.path.display(),
+                            former_owner = former,
+                            "took the store over: its owner has gone, this process owns it now"
+                        );
+                    }
                     *self.role.write() = role;
                     self.turns.fetch_add(1, Ordering::AcqRel);
                     // Under the lock, so that nobody who has just found no owner falls asleep after this.
@@ -312,10 +354,9 @@ impl Inner {
         let before = self.seen.lock().replace(report.settings);
         if report.settings != wanted && before != Some(report.settings) {
             tracing::warn!(
-                "{}: the settings of the store's owner, process {}, hold: {}; this process \
-                 asked for: {wanted}. Give all processes the same",
+                "{}: the settings of the store's owner hold: {}; this process asked for: {wanted}. \
+                 Give all processes the same",
                 self.path.display(),
-                report.pid,
                 report.settings
             );
         }

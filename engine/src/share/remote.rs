@@ -26,6 +26,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder_format::{Namespace, PageKey};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use parking_lot::{Condvar, Mutex};
 
 use line::Line;
@@ -34,7 +35,7 @@ use put::RemotePut;
 use super::area::Area;
 use super::keys::blob;
 use super::wire::{
-    ClientId, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, VERSION, Welcome,
+    ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, VERSION, Welcome,
     WireError,
 };
 use crate::api::{NamespaceId, Stats};
@@ -68,11 +69,26 @@ struct Lines {
 /// Why no owner could be reached.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReachError {
-    #[error("nobody serves the catalog: {0}")]
+    #[error("no process serves the store: {0}")]
     Nobody(io::Error),
-    /// Somebody may, but not to this process.
-    #[error("its owner does not answer this process: {0}")]
-    Unanswered(io::Error),
+    /// The socket's permissions keep this process out.
+    #[error(
+        "this process may not connect to its owner's socket: {0}; run it as the user that the \
+         store belongs to, or have the store served with `larder serve --group GID` for a group \
+         that this process is a member of"
+    )]
+    Forbidden(io::Error),
+    #[error(transparent)]
+    Denied(Denial),
+    #[error(
+        "its owner has not answered for {} s: it is stopped, or its machine is overloaded; let it \
+         go on, or try again",
+        ANSWER_PATIENCE.as_secs()
+    )]
+    Silent,
+    /// It has hung up, or cannot be connected to.
+    #[error("its owner cannot be reached: {0}; try again")]
+    Unreachable(io::Error),
     #[error(
         "the owner of the store speaks version {0} of the catalog protocol, this is version {VERSION}: use the same release for all processes"
     )]
@@ -85,7 +101,9 @@ impl From<io::Error> for ReachError {
     fn from(error: io::Error) -> ReachError {
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ReachError::Nobody(error),
-            _ => ReachError::Unanswered(error),
+            io::ErrorKind::PermissionDenied => ReachError::Forbidden(error),
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ReachError::Silent,
+            _ => ReachError::Unreachable(error),
         }
     }
 }
@@ -122,6 +140,7 @@ impl Remote {
         let welcome = match first.ask(&hello) {
             Ok(Reply::Welcome(welcome)) => welcome,
             Ok(Reply::Failed(Failure::Version { ours })) => return Err(ReachError::Version(ours)),
+            Ok(Reply::Failed(Failure::Denied(denial))) => return Err(ReachError::Denied(denial)),
             Ok(_) => return Err(ReachError::Nonsense),
             Err(WireError::Io(error)) => return Err(error.into()),
             Err(_) => return Err(ReachError::Nonsense),
@@ -146,10 +165,15 @@ impl Remote {
         Ok((remote, welcome))
     }
 
-    /// Tells the owner that the marks are on the volumes.
-    pub(super) fn marked(&self) -> Result<(), Gone> {
+    /// Tells the owner that the marks are on the volumes. False when the owner does not see them: on
+    /// other files than its own.
+    pub(super) fn marked(&self) -> Result<bool, Gone> {
         match self.quickly(&Request::Marked)? {
-            Reply::Done => Ok(()),
+            Reply::Done => Ok(true),
+            Reply::Failed(Failure::Protocol(_)) => {
+                self.lose();
+                Ok(false)
+            }
             _ => Err(self.lose()),
         }
     }
@@ -174,6 +198,12 @@ impl Remote {
 
     pub(super) fn client(&self) -> ClientId {
         self.client
+    }
+
+    /// The owner's process, where this process's pid namespace shows it.
+    pub(super) fn owner_pid(&self) -> Option<u32> {
+        let peer = getsockopt(&*self.first, PeerCredentials).ok()?;
+        u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)
     }
 
     fn lose(&self) -> Gone {
@@ -289,7 +319,10 @@ impl Remote {
 
     pub(super) fn report(&self) -> Result<Report, Gone> {
         match self.quickly(&Request::Stats)? {
-            Reply::Stats(report) => Ok(*report),
+            Reply::Stats(report) => Ok(Report {
+                pid: self.owner_pid(),
+                ..*report
+            }),
             _ => Err(self.lose()),
         }
     }
@@ -313,7 +346,7 @@ impl From<Failure> for StoreError {
             Failure::Closed => StoreError::Closed,
             Failure::ReadOnlyService => StoreError::ReadOnlyService,
             Failure::Write(what) | Failure::Protocol(what) => StoreError::WriteFailed(what),
-            Failure::Version { .. } => StoreError::OwnerGone,
+            Failure::Version { .. } | Failure::Denied(_) => StoreError::OwnerGone,
         }
     }
 }
@@ -633,7 +666,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept()));
             let reached = Remote::reach(&path).err().unwrap();
-            assert!(matches!(reached, ReachError::Unanswered(_)), "{reached}");
+            assert!(matches!(reached, ReachError::Unreachable(_)), "{reached}");
         });
     }
 }

@@ -111,7 +111,7 @@ impl Role {
         let store =
             Store::open_at_once(path, &options.open, may_serve, through).map_err(|error| {
                 match error {
-                    StoreError::Locked { .. } if matches!(unreached, ReachError::Unanswered(_)) => {
+                    StoreError::Locked { .. } if !matches!(unreached, ReachError::Nobody(_)) => {
                         NotYet::TryAgain(not_served(path, &unreached))
                     }
                     StoreError::Locked { .. } | StoreError::ClientsWriting(_) => {
@@ -194,16 +194,18 @@ enum Unreached {
 impl Client {
     fn reach(path: &Path, options: &OpenOptions, through: &Through) -> Result<Client, Unreached> {
         let (remote, welcome) = Remote::reach(path).map_err(|error| match error {
-            error @ (ReachError::Nobody(_) | ReachError::Unanswered(_)) => Unreached::Nobody(error),
-            error => Unreached::Failed(NotYet::Never(not_served(path, &error))),
+            error @ (ReachError::Denied(_) | ReachError::Version(_) | ReachError::Nonsense) => {
+                Unreached::Failed(NotYet::Never(not_served(path, &error)))
+            }
+            error => Unreached::Nobody(error),
         })?;
         let never = |error| Unreached::Failed(NotYet::Never(error));
         let gone = |_| Unreached::Failed(NotYet::TryAgain(StoreError::OwnerGone));
-        let places: Vec<PathBuf> = welcome
-            .volumes
-            .iter()
-            .filter_map(|(path, _)| path.as_ref().map(PathBuf::from))
-            .collect();
+        // The owner's paths may lead elsewhere here: in another mount namespace.
+        let own = options.volumes.iter().cloned();
+        let owners = welcome.volumes.iter();
+        let owners = owners.filter_map(|(path, _)| path.as_ref().map(PathBuf::from));
+        let places: Vec<PathBuf> = own.chain(owners).collect();
         let some_lost = welcome.volumes.iter().any(|(path, _)| path.is_none());
         let volumes = Volumes::open(path, &places, Access::Client, some_lost).map_err(never)?;
         if *volumes.superblock().store.as_bytes() != welcome.store {
@@ -217,7 +219,9 @@ impl Client {
                 error => never(StoreError::io("marking the volume", &volume.path, error)),
             })?;
         }
-        remote.marked().map_err(gone)?;
+        if !remote.marked().map_err(gone)? {
+            return Err(never(StoreError::OtherVolumes(path.to_owned())));
+        }
         let disk = open_disk(
             DiskOptions {
                 files: volumes

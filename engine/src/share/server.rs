@@ -22,6 +22,7 @@
 
 pub mod answer;
 pub mod ledger;
+mod peer;
 mod reads;
 mod session;
 mod socket;
@@ -29,7 +30,8 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,13 +48,16 @@ use super::wire::{
 use crate::api::{NamespaceId, OpenOptions, PageStore, Settings};
 use crate::catalog::SegmentMap;
 use crate::error::StoreError;
+use crate::seldom::Seldom;
 use crate::store::Store;
 use answer::{Answer, Desk, Greeting, Later};
 use ledger::Awaited;
+use peer::Admission;
 pub(super) use reads::OwnReads;
 use reads::Reads;
 use session::{Session, fresh_secret};
 use socket::FileId;
+pub(crate) use socket::is_listening;
 pub use socket::socket_path;
 pub(super) use socket::{may_give_to, may_listen};
 pub(super) use socket::{short_path, unix_socket};
@@ -61,6 +66,9 @@ use watch::Watch;
 /// How often the mark of a client that has gone is looked for, and how long when the store is being closed.
 const LINGER_LOOK: Duration = Duration::from_millis(10);
 const LINGER_AT_CLOSE: Duration = Duration::from_secs(2);
+
+/// How often it is seen whether the socket's file is still in its place.
+const SOCKET_LOOK: Duration = Duration::from_secs(1);
 
 /// How long whoever connects may take to say who it is: nobody could hang up on it before.
 const GREETING_PATIENCE: Duration = Duration::from_secs(2);
@@ -73,21 +81,31 @@ pub(super) struct Server {
     shared: Arc<Shared>,
     /// Whoever takes connections, and whoever watches over clients; none once it has been stopped.
     threads: Vec<JoinHandle<()>>,
-    socket: PathBuf,
+}
+
+/// The socket that clients connect to.
+struct Listening {
+    listener: Arc<UnixListener>,
+    /// The file that it was bound to.
     bound: FileId,
 }
 
 struct Shared {
     store: Arc<Store>,
+    /// The store's first volume, as it was named.
+    path: PathBuf,
+    socket: PathBuf,
     welcome: Template,
     map: SegmentMap,
     /// The volumes, to look at clients' marks through.
     probes: Vec<Arc<OwnedFd>>,
-    listener: UnixListener,
-    /// Who may connect, besides the superuser.
-    uid: u32,
-    gid: Option<u32>,
-    /// Those that hold for all processes that use the store.
+    listening: Mutex<Listening>,
+    /// Limits the line on a socket that was deleted.
+    rebinds: Seldom,
+    admission: Admission,
+    /// Limits the line on processes that are denied.
+    denials: Seldom,
+    /// The settings that hold for all processes that use the store.
     settings: Settings,
     sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Threads of connections, and of clients that have gone.
@@ -158,18 +176,25 @@ impl Server {
             let socket = socket.clone();
             move |error: io::Error| StoreError::io(doing, &socket, error)
         };
-        let uid = owner_of(&store).map_err(failed("serving the catalog"))?;
-        let (listener, bound) =
-            socket::listen(&socket, uid, group).map_err(failed("serving the catalog"))?;
+        let uid = user_of(&store).map_err(failed("serving the catalog"))?;
+        let admission = Admission::new(uid, group);
+        let (listener, bound) = socket::listen(&socket, admission.store_user(), group)
+            .map_err(failed("serving the catalog"))?;
         let (template, probes) = facts(&store, group);
         let shared = Arc::new(Shared {
             map: template.map(),
             store,
             welcome: template,
             probes,
-            listener,
-            uid,
-            gid: group,
+            path: path.to_owned(),
+            socket: socket.clone(),
+            listening: Mutex::new(Listening {
+                listener: Arc::new(listener),
+                bound,
+            }),
+            rebinds: Seldom::default(),
+            admission,
+            denials: Seldom::default(),
             settings: options.settings(),
             sessions: Mutex::default(),
             threads: Mutex::default(),
@@ -186,8 +211,6 @@ impl Server {
         let mut server = Server {
             shared: shared.clone(),
             threads: Vec::new(),
-            socket: socket.clone(),
-            bound,
         };
         let start = |name: &str, work: fn(&Arc<Shared>)| {
             let shared = shared.clone();
@@ -212,15 +235,18 @@ impl Server {
         if threads.is_empty() {
             return over();
         }
-        socket::remove(&self.socket, self.bound);
         self.shared.stop.store(true, Ordering::SeqCst);
+        {
+            let listening = self.shared.listening.lock();
+            socket::remove(&self.shared.socket, listening.bound);
+            // Wakes the thread that waits for connections.
+            let _ = rustix::net::shutdown(&listening.listener, rustix::net::Shutdown::Both);
+        }
         {
             let _guard = self.shared.stopping.lock();
             self.shared.stopped.notify_all();
         }
         self.shared.watch.wake();
-        // Wakes the thread in `accept`.
-        let _ = rustix::net::shutdown(self.shared.listener.as_fd(), rustix::net::Shutdown::Both);
         for thread in threads {
             let _ = thread.join();
         }
@@ -262,15 +288,15 @@ impl Drop for Server {
     }
 }
 
-/// What clients are told of the store, and its files.
-/// Whose the store is: the user of its first volume, which is locked.
-fn owner_of(store: &Store) -> io::Result<u32> {
+/// The user that the store belongs to: that of its first volume, which is locked.
+fn user_of(store: &Store) -> io::Result<u32> {
     let volumes = store.volumes();
     let first = volumes.present().next();
     let (_, volume) = first.ok_or(io::ErrorKind::NotFound)?;
     Ok(rustix::fs::fstat(&volume.file)?.st_uid)
 }
 
+/// What clients are told of the store, and its files.
 fn facts(store: &Store, group: Option<u32>) -> (Template, Vec<Arc<OwnedFd>>) {
     let volumes = store.volumes();
     let superblock = volumes.superblock();
@@ -307,8 +333,16 @@ fn fresh_number() -> u32 {
 impl Shared {
     fn accept(self: &Arc<Shared>) {
         let mut fails = false;
+        let mut next_look = Instant::now() + SOCKET_LOOK;
         while !self.stop.load(Ordering::SeqCst) {
-            let stream = match self.listener.accept() {
+            let listener = self.listening.lock().listener.clone();
+            let left = next_look.saturating_duration_since(Instant::now());
+            if !arrives(&*listener, Some(left)).unwrap_or(true) {
+                self.keep_socket();
+                next_look = Instant::now() + SOCKET_LOOK;
+                continue;
+            }
+            let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) if self.stop.load(Ordering::SeqCst) => return,
@@ -322,13 +356,66 @@ impl Shared {
                 }
             };
             fails = false;
-            if !self.may_connect(&stream) {
-                tracing::warn!("refused a connection to the catalog from another user");
-                continue;
-            }
             let shared = self.clone();
             self.spawn("larder-client", move || shared.serve(Arc::new(stream)));
         }
+    }
+
+    /// Binds the socket anew when its file has gone from its place, which cleaners of temporary files
+    /// do: no client would find the owner any more.
+    fn keep_socket(&self) {
+        let mut listening = self.listening.lock();
+        if self.stop.load(Ordering::SeqCst) || socket::is_bound(&self.socket, listening.bound) {
+            return;
+        }
+        let outcome = self.bind_again();
+        let more = self.rebinds.is_due();
+        match (outcome, more) {
+            (Ok(again), more) => {
+                *listening = again;
+                if let Some(more) = more {
+                    let socket = self.socket.display();
+                    tracing::warn!(
+                        more,
+                        "{socket}: another process deleted or replaced the socket, which is bound \
+                         anew; keep cleaners of temporary files away from it (said once a minute)"
+                    );
+                }
+            }
+            (Err(error), Some(more)) => {
+                tracing::warn!(
+                    more,
+                    "{error}; new clients do not find the store (said once a minute)"
+                );
+            }
+            (Err(_), None) => {}
+        }
+    }
+
+    fn bind_again(&self) -> Result<Listening, StoreError> {
+        // Another store may lie there by now, with an owner and a socket of its own.
+        let failed = |error| StoreError::io("binding the socket anew", &self.socket, error);
+        let found = std::fs::metadata(&self.path)
+            .map_err(|error| StoreError::io("looking for the store", &self.path, error))?;
+        let own = self.probes.first().map(rustix::fs::fstat);
+        let is_own = own.is_some_and(|own| {
+            own.is_ok_and(|own| (own.st_dev, own.st_ino) == (found.dev(), found.ino()))
+        });
+        if !is_own {
+            return Err(failed(io::Error::other(
+                "another store lies at its path now",
+            )));
+        }
+        let (listener, bound) = socket::listen(
+            &self.socket,
+            self.admission.store_user(),
+            self.welcome.group,
+        )
+        .map_err(failed)?;
+        Ok(Listening {
+            listener: Arc::new(listener),
+            bound,
+        })
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) {
@@ -357,13 +444,17 @@ impl Shared {
         }
     }
 
-    fn may_connect(&self, stream: &UnixStream) -> bool {
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(stream) else {
-            return false;
-        };
-        let uid = peer.uid.as_raw();
-        let is_let_in = |gid| socket::is_member(stream, gid);
-        uid == 0 || uid == self.uid || self.gid.is_some_and(is_let_in)
+    /// Admits the peer of a connection; else the answer to its greeting.
+    fn admit(&self, stream: &UnixStream) -> Result<(), Reply> {
+        self.admission.admit(stream).map_err(|denial| {
+            if let Some(more) = self.denials.is_due() {
+                tracing::warn!(
+                    more,
+                    "a process was denied the store: {denial} (said once a minute)"
+                );
+            }
+            Reply::Failed(Failure::Denied(denial))
+        })
     }
 
     /// Serves one connection to its end.
@@ -398,7 +489,9 @@ impl Shared {
         if !receive(&mut Until { stream, until }, buffer).ok()? {
             return None;
         }
-        let greeting = match answer::greeting(buffer) {
+        let greeting = answer::greeting(buffer)
+            .and_then(|greeting| self.admit(stream).map(|()| greeting).map_err(Some));
+        let greeting = match greeting {
             Ok(greeting) => greeting,
             Err(last_words) => {
                 if let Some(reply) = last_words {
@@ -589,7 +682,7 @@ impl Shared {
         Report {
             stats: self.store.stats(),
             settings: self.settings,
-            pid: std::process::id(),
+            pid: Some(std::process::id()),
             clients: u32::try_from(sessions.len()).unwrap_or(u32::MAX),
             reads_in_flight: reads,
             puts_in_flight: puts,

@@ -23,6 +23,7 @@ use super::wire::{MAGIC, Reply, Request, VERSION, parse, receive, send};
 use super::{SharedStore, guard, socket_path};
 use crate::catalog::Catalog;
 use crate::store::staged::Stage;
+use crate::volume::{HolderState, LockHolder};
 use crate::{
     AttachOptions, CreateOptions, GetPage, GetStatus, PageStore, PutOptions, PutPage, PutStatus,
     Store, create,
@@ -414,12 +415,15 @@ fn a_store_is_reached_through_links_to_it() {
 /// Whoever recovers a large store has it locked long before it can say so.
 #[test]
 fn who_is_just_opening_a_store_is_waited_for_longer_than_who_holds_it() {
-    let locked = |alive| crate::error::StoreError::Locked {
+    let locked = |state| crate::error::StoreError::Locked {
         path: PathBuf::from("store"),
-        pid: 1,
-        alive,
+        holder: LockHolder { pid: 1, state },
+        is_unserved: true,
     };
-    assert!(super::patience_with(&locked(false)) > super::patience_with(&locked(true)));
+    let patience = |state| super::patience_with(&locked(state));
+    for state in [HolderState::Exited, HolderState::OutOfSight] {
+        assert!(patience(state) > patience(HolderState::Running));
+    }
     let gone = crate::error::StoreError::OwnerGone;
     assert_eq!(super::patience_with(&gone), super::ATTACH_PATIENCE);
 }
@@ -431,4 +435,21 @@ fn whoever_meets_another_release_is_told_of_that_and_of_no_other_way() {
     assert!(other.contains("same release") && !other.contains("larder serve"));
     let nobody = said(ReachError::Nobody(std::io::ErrorKind::NotFound.into()));
     assert!(nobody.contains("larder serve"));
+}
+
+#[test]
+fn advice_about_users_comes_with_a_refusal_of_the_user_alone() {
+    let said = |kind: std::io::ErrorKind| {
+        let error = ReachError::from(std::io::Error::from(kind));
+        super::not_served(Path::new("store"), &error).to_string()
+    };
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, PermissionDenied, TimedOut, WouldBlock};
+    for kind in [BrokenPipe, ConnectionReset, TimedOut, WouldBlock] {
+        assert!(
+            !said(kind).contains("user") && !said(kind).contains("group"),
+            "{}",
+            said(kind)
+        );
+    }
+    assert!(said(PermissionDenied).contains("run it as the user"));
 }

@@ -12,7 +12,7 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::marker::PhantomData;
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -283,6 +283,47 @@ pub enum Failure {
     UnknownNamespace,
     Closed,
     ReadOnlyService,
+    /// This process may not be a client.
+    Denied(Denial),
+}
+
+/// Why a process may not be a client. Ids are those of the owner's user namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Denial {
+    /// The owner cannot tell its user from others.
+    #[error(
+        "its owner cannot tell which user this process runs as: the user is not mapped in the \
+         owner's user namespace (there it is {uid}); run all processes of the store in one user \
+         namespace, or in user namespaces with the same mapping"
+    )]
+    Unmapped {
+        /// The overflow id.
+        uid: u32,
+    },
+    /// It runs as another user and is no member of the group.
+    #[error(
+        "its owner serves user {store}{}, and this process runs as user {uid}; run it as user \
+         {store}, or have the store served with `larder serve --group GID` for a group that this \
+         process is a member of",
+        .group.map(|gid| format!(" and group {gid}")).unwrap_or_default()
+    )]
+    User {
+        /// Its user.
+        uid: u32,
+        /// The user that the store belongs to.
+        store: u32,
+        /// The group whose members are served too.
+        group: Option<u32>,
+    },
+    /// The kernel does not say who it is.
+    #[error(
+        "its owner's kernel does not say which user this process runs as ({reason}); allow the \
+         owner `getsockopt` in its seccomp profile"
+    )]
+    NotAttested {
+        /// What the system said.
+        reason: String,
+    },
 }
 
 /// What an owner tells of itself.
@@ -292,8 +333,8 @@ pub struct Report {
     pub stats: Stats,
     /// The settings that hold for all processes that use the store.
     pub settings: Settings,
-    /// Its process.
-    pub pid: u32,
+    /// Its process, as a number of the reader's pid namespace. `None` where it is not visible there.
+    pub pid: Option<u32>,
     /// Clients connected.
     pub clients: u32,
     /// Pages that clients are reading.
@@ -374,7 +415,7 @@ pub fn send<T: Serialize>(
 ///
 /// Whoever sleeps in a read of a Unix socket is also woken when the other end has read what was sent (`unix_write_space` in the
 /// kernel's net/unix/af_unix.c), for nothing; whoever sleeps in `poll` is not.
-pub(super) fn arrives(stream: &UnixStream, patience: Option<Duration>) -> io::Result<bool> {
+pub(super) fn arrives(stream: &impl AsFd, patience: Option<Duration>) -> io::Result<bool> {
     let until = patience.map(|patience| Instant::now() + patience);
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));

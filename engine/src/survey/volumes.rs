@@ -14,7 +14,9 @@ use larder_format::{
 use super::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
-use crate::volume::{ANOTHERS, Access, File, check_used, is_alive, is_volume_of, places_of, suits};
+use crate::volume::{
+    ANOTHERS, Access, File, HolderState, LockHolder, check_used, is_volume_of, places_of, suits,
+};
 
 /// Whether a volume can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -349,8 +351,8 @@ impl Opening {
     /// Whether the store is closed, or somebody has it open. `held` says that nobody can have.
     pub(super) fn condition(&self, held: bool) -> Condition {
         let mut opened = self.opened.iter().flatten();
-        let alive = self.holder().alive;
-        let in_use = |o: &Opened| o.file.is_locked() && (alive || o.file.stays_locked(&o.path));
+        let runs = self.holder().process.state == HolderState::Running;
+        let in_use = |o: &Opened| o.file.is_locked() && (runs || o.file.stays_locked(&o.path));
         if !held && opened.any(in_use) {
             Condition::InUse
         } else if self.is_clean() {
@@ -375,16 +377,10 @@ fn named_elsewhere(first: &Opened, elsewhere: &[PathBuf]) -> Result<Superblock, 
 
 impl HolderFacts {
     fn of(holder: &Holder) -> HolderFacts {
-        let alive = is_alive(holder);
-        let name = std::fs::read_to_string(format!("/proc/{}/comm", holder.pid));
-        let command = name.ok().filter(|_| alive).map(|name| {
-            let shown = name.trim_end().chars().filter(|c| !c.is_control());
-            shown.collect()
-        });
+        let process = LockHolder::of(holder);
         HolderFacts {
-            pid: holder.pid,
-            alive,
-            command,
+            process,
+            command: process.command(),
         }
     }
 }

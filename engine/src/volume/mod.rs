@@ -8,6 +8,7 @@
 //! else goes through a [`Disk`](crate::disk::Disk).
 
 pub mod create;
+pub mod holder;
 pub mod holes;
 
 use std::fs;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_format::{
-    BLOCK_BYTES, Geometry, Holder, Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError,
+    BLOCK_BYTES, Geometry, Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError,
     VolumeEntry, newest,
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -26,7 +27,8 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use crate::disk::EIO_READS_MAX;
 use crate::error::StoreError;
 use crate::memory::AlignedBuf;
-use crate::share::guard;
+use crate::share::{guard, is_listening, socket_path};
+pub use holder::{HolderState, LockHolder, this_holder};
 
 /// How long a locked volume is tried again: an io_uring may outlive its process for a moment.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -139,7 +141,7 @@ impl File {
                 }
                 Err(error) if error.is_busy() => {
                     let held = self.held(path);
-                    let is_known = matches!(held, StoreError::Locked { alive: true, .. });
+                    let is_known = matches!(&held, StoreError::Locked { holder, .. } if holder.state == HolderState::Running);
                     return Err(if is_known { held } else { error });
                 }
                 outcome => return outcome,
@@ -187,14 +189,16 @@ impl File {
         }
     }
 
-    /// Who holds it, as far as its superblock tells.
-    fn held(&self, path: &Path) -> StoreError {
-        let holder = self.superblock().map(|superblock| superblock.holder);
-        let (pid, alive) = holder.map_or((0, false), |holder| (holder.pid, is_alive(&holder)));
+    /// The error of a lock that another process holds.
+    pub(crate) fn held(&self, path: &Path) -> StoreError {
+        let superblock = self.superblock().ok();
+        // The socket lies beside the first volume.
+        let is_first = superblock.as_ref().is_some_and(|of| of.volume == 0);
+        let holder = superblock.as_ref().map(|of| LockHolder::of(&of.holder));
         StoreError::Locked {
             path: path.to_owned(),
-            pid,
-            alive,
+            holder: holder.unwrap_or_default(),
+            is_unserved: is_first && !is_listening(&socket_path(path)),
         }
     }
 
@@ -719,33 +723,4 @@ fn not_to_be_recorded(path: &Path) -> StoreError {
         path.display(),
         larder_format::VOLUME_PATH_BYTES_MAX
     ))
-}
-
-/// This process, as a superblock records it.
-#[must_use]
-pub fn this_holder() -> Holder {
-    Holder {
-        pid: std::process::id(),
-        boot_id: boot_id(),
-    }
-}
-
-/// Whether the recorded process exists, on this boot of this machine.
-#[must_use]
-pub fn is_alive(holder: &Holder) -> bool {
-    holder.boot_id == boot_id() && Path::new("/proc").join(holder.pid.to_string()).exists()
-}
-
-fn boot_id() -> [u8; 16] {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let mut id = [0; 16];
-    let digits: Vec<u8> = text
-        .bytes()
-        .filter_map(|c| char::from(c).to_digit(16))
-        .map(|d| d.to_le_bytes()[0])
-        .collect();
-    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    id
 }

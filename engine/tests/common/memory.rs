@@ -111,7 +111,7 @@ pub fn superblock(run: Run, state: OpenState, segments: u32, segment_blocks: u32
         created_unix_s: 0,
         holder: Holder {
             pid: 1,
-            boot_id: [0; 16],
+            pid_scope: [0; 16],
         },
         segment_blocks,
         volumes: vec![VolumeEntry {

@@ -11,7 +11,7 @@ use larder_engine::core::{
 use larder_engine::disk::Kind;
 use larder_engine::format::{HEADER_BLOCKS, Run, SEGMENTS_OFFSET, Serial, StoreId};
 use larder_engine::index::{Index, NamespaceSlot};
-use larder_engine::volume::{Access, Volumes};
+use larder_engine::volume::{Access, HolderState, Volumes};
 use larder_engine::{
     CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus, Store, StoreError,
     SyncPolicy, create,
@@ -167,7 +167,8 @@ fn row_15_a_second_opener_is_told_the_holder_and_a_reader_changes_nothing() {
         .unwrap();
     let own = std::process::id();
     assert!(
-        matches!(locked, StoreError::Locked { pid, alive: true, .. } if pid == own),
+        matches!(&locked, StoreError::Locked { holder, .. }
+            if (holder.pid, holder.state) == (own, HolderState::Running)),
         "{locked}"
     );
     // The holder goes as a crash takes it, and leaves its name behind: that is no lock.

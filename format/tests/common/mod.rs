@@ -73,7 +73,7 @@ pub fn superblock() -> Superblock {
         created_unix_s: 1_790_000_000,
         holder: Holder {
             pid: 4242,
-            boot_id: [0xb0; 16],
+            pid_scope: [0xb0; 16],
         },
         segment_blocks: SEGMENT_BLOCKS,
         volumes: vec![
@@ -341,7 +341,7 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
         .prop_map(
             |(
                 store,
-                boot_id,
+                pid_scope,
                 (generation, run, open, created_unix_s, pid),
                 segment_blocks,
                 entries,
@@ -369,7 +369,7 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
                         OpenState::Clean
                     },
                     created_unix_s,
-                    holder: Holder { pid, boot_id },
+                    holder: Holder { pid, pid_scope },
                     segment_blocks,
                     volumes: volumes.collect(),
                 }

@@ -87,7 +87,7 @@ impl Store {
             created_unix_s: 0,
             holder: Holder {
                 pid: 1,
-                boot_id: [0; 16],
+                pid_scope: [0; 16],
             },
             segment_blocks: SEGMENT_BLOCKS,
             volumes: vec![VolumeEntry {

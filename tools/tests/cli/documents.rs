@@ -169,12 +169,16 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
         .unwrap();
     let served = first_document(&mut owner);
     let told = larder(&["stat", empty, "--json"]).output().unwrap();
+    let checked = larder(&["stat", empty, "--check", "--json"])
+        .output()
+        .unwrap();
     // Ended before anything is judged: what fails here leaves nothing running.
     let pid = Pid::from_raw(i32::try_from(owner.id()).unwrap());
     kill(pid, Signal::SIGTERM).unwrap();
     assert!(owner.wait().unwrap().success());
     printed.note("serve", served.as_bytes());
     let told = printed.note("stat", &told.stdout);
+    printed.note("stat", &checked.stdout);
     assert!(["uring", "threads"].contains(&told["disk"].as_str().unwrap()));
 
     // Pages of 32 MiB, of which 8 KiB are moved.

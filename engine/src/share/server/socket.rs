@@ -4,10 +4,14 @@ use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
+
+use super::peer::IdMap;
 
 /// Where the catalog of the store at `path` is served: beside the file or device, whatever links lead to it.
 pub fn socket_path(path: &Path) -> PathBuf {
@@ -56,22 +60,28 @@ fn left_there(socket: &Path) -> io::Result<Option<Metadata>> {
 
 /// Whether this process may give a file to a group.
 pub(in crate::share) fn may_give_to(gid: u32) -> bool {
+    let groups = IdMap::of_groups();
+    if groups.hides(gid) || !groups.has(gid) {
+        return false;
+    }
     let further = rustix::process::getgroups().unwrap_or_default();
     rustix::process::geteuid().is_root()
         || rustix::process::getegid().as_raw() == gid
         || further.iter().any(|group| group.as_raw() == gid)
 }
 
-/// Binds the socket, for the user whose store it is and perhaps a group: whoever holds the store's lock may replace what a former owner
-/// left there. Where that fails nothing is left.
+/// Binds the socket, for the user that the store belongs to, where that is mapped, and perhaps a
+/// group. The holder of the store's lock may replace the socket of a former owner. Where that fails
+/// nothing is left.
 pub(super) fn listen(
     socket: &Path,
-    uid: u32,
+    uid: Option<u32>,
     group: Option<u32>,
 ) -> io::Result<(UnixListener, FileId)> {
     let process = rustix::process::geteuid();
     // Else the store of a user would be root's alone as long as root serves it.
-    let uid = (process.is_root() && uid != process.as_raw()).then(|| Uid::from_raw(uid));
+    let uid = uid.filter(|uid| process.is_root() && *uid != process.as_raw());
+    let uid = uid.map(Uid::from_raw);
     let gid = group.map(Gid::from_raw);
     let mode = Mode::from_raw_mode(if gid.is_some() { 0o660 } else { 0o600 });
     let is_given = uid.is_some() || gid.is_some();
@@ -88,7 +98,7 @@ pub(super) fn listen(
     let fd = unix_socket()?;
     // Before it has a name: the file is made with these permissions.
     rustix::fs::fchmod(&fd, mode)?;
-    rustix::net::bind(&fd, &rustix::net::SocketAddrUnix::new(&path)?)?;
+    rustix::net::bind(&fd, &SocketAddrUnix::new(&path)?)?;
     let given = if is_given {
         give(&path, mode, uid, gid)
     } else {
@@ -110,10 +120,15 @@ fn file_id(path: &Path) -> io::Result<FileId> {
     Ok(FileId(found.dev(), found.ino()))
 }
 
+/// Whether a socket's file is the one that was bound.
+pub(super) fn is_bound(socket: &Path, own: FileId) -> bool {
+    file_id(socket).is_ok_and(|found| found == own)
+}
+
 /// Removes the file of a socket that this process has bound. One that somebody has put in its place stays: of another store, whose owner
 /// nobody would reach any more.
 pub(super) fn remove(socket: &Path, own: FileId) {
-    if file_id(socket).is_ok_and(|found| found == own) {
+    if is_bound(socket, own) {
         let _ = std::fs::remove_file(socket);
     }
 }
@@ -143,40 +158,19 @@ fn give(socket: &Path, mode: Mode, uid: Option<Uid>, gid: Option<Gid>) -> io::Re
     }
 }
 
-/// Whether whoever connected is a member of a group, or was when it did.
-pub(super) fn is_member(peer: &UnixStream, gid: u32) -> bool {
-    let primary = rustix::net::sockopt::socket_peercred(peer).map(|peer| peer.gid.as_raw());
-    primary.is_ok_and(|primary| primary == gid)
-        || further_groups(peer).is_ok_and(|groups| groups.contains(&gid))
-}
-
-/// The groups of whoever connected besides its primary one (`SO_PEERGROUPS`, Linux 4.13, net/core/sock.c).
-fn further_groups(peer: &UnixStream) -> io::Result<Vec<u32>> {
-    let mut groups: Vec<libc::gid_t> = vec![0; 32];
-    loop {
-        let room = size_of_val(groups.as_slice());
-        let mut bytes = libc::socklen_t::try_from(room).map_err(io::Error::other)?;
-        // SAFETY: the kernel writes `bytes` bytes to `groups` at most, which has as many, and how many there are to `bytes`.
-        let outcome = unsafe {
-            libc::getsockopt(
-                peer.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERGROUPS,
-                groups.as_mut_ptr().cast(),
-                &raw mut bytes,
-            )
-        };
-        let count = bytes as usize / size_of::<libc::gid_t>();
-        if outcome == 0 {
-            groups.truncate(count);
-            return Ok(groups);
-        }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
-            return Err(error);
-        }
-        groups.resize(count, 0);
-    }
+/// Whether a process listens on a socket. One that may not be connected to counts as listening.
+pub(crate) fn is_listening(socket: &Path) -> bool {
+    let reached = || -> io::Result<()> {
+        let (_directory, short) = short_path(socket)?;
+        let fd = unix_socket()?;
+        // A full queue of connections is no reason to wait.
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(short)?).or_else(|error| match error {
+            Errno::AGAIN | Errno::ACCESS => Ok(()),
+            error => Err(error.into()),
+        })
+    };
+    reached().is_ok()
 }
 
 /// A stream socket that leads nowhere yet.
@@ -219,19 +213,9 @@ fn path_through_directory(socket: &Path) -> io::Result<(OwnedFd, PathBuf)> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use super::*;
+    use std::os::unix::net::UnixStream;
 
-    #[test]
-    fn whoever_connects_is_a_member_of_its_own_groups_and_of_no_other() {
-        let (peer, _other) = UnixStream::pair().unwrap();
-        let primary = rustix::process::getgid().as_raw();
-        let further = rustix::process::getgroups().unwrap();
-        let further: Vec<u32> = further.iter().map(|gid| gid.as_raw()).collect();
-        assert_eq!(further_groups(&peer).unwrap(), further);
-        assert!(is_member(&peer, primary));
-        assert!(further.iter().all(|gid| is_member(&peer, *gid)));
-        assert!(!is_member(&peer, u32::MAX - 1));
-    }
+    use super::*;
 
     #[test]
     fn nothing_but_the_socket_itself_is_given_away() {
@@ -264,10 +248,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("store.sock");
         let uid = rustix::process::geteuid().as_raw();
-        let (_own, own) = listen(&socket, uid, None).unwrap();
+        let (_own, own) = listen(&socket, Some(uid), None).unwrap();
         std::fs::remove_file(&socket).unwrap();
         remove(&socket, own);
-        let (_other, other) = listen(&socket, uid, None).unwrap();
+        let (_other, other) = listen(&socket, Some(uid), None).unwrap();
         remove(&socket, own);
         assert!(UnixStream::connect(&socket).is_ok());
         remove(&socket, other);

@@ -1,0 +1,220 @@
+//! The commands across containers: other pid, mount and user namespaces, a socket that is deleted,
+//! a probe.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use super::*;
+use crate::support::honest::found;
+
+/// A command in namespaces of its own, which end with it; `None` where `unshare` makes none.
+fn apart(namespaces: &[&str], arguments: &[&str]) -> Option<Command> {
+    let mut probe = Command::new("unshare");
+    let made = probe.args(namespaces).arg("true").stderr(Stdio::null());
+    if !made.status().is_ok_and(|status| status.success()) {
+        skipped(
+            "commands across containers",
+            "`unshare` makes no namespaces",
+        );
+        return None;
+    }
+    let mut command = Command::new("unshare");
+    command
+        .args(namespaces)
+        .arg(env!("CARGO_BIN_EXE_larder"))
+        .args(arguments)
+        .env_remove("LARDER_LOG")
+        .stdin(Stdio::null());
+    Some(command)
+}
+
+/// Starts `larder serve`, and waits until it serves.
+fn serving(command: &mut Command) -> Process {
+    let mut owner = Process(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut said = BufReader::new(owner.0.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("Serving on"), "{line}");
+    // It goes on writing there.
+    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+    owner
+}
+
+/// The path of the socket of a store.
+fn socket_of(store: &Path) -> PathBuf {
+    let mut path = store.as_os_str().to_owned();
+    path.push(".sock");
+    path.into()
+}
+
+#[test]
+fn an_owner_in_another_pid_namespace_is_asked_and_named_as_far_as_it_is_visible() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let own_pids = ["--pid", "--fork", "--kill-child"];
+    let Some(mut serve) = apart(&own_pids, &["serve", text(&path)]) else {
+        return;
+    };
+    let _owner = serving(&mut serve);
+    // From the parent namespace it is visible.
+    let seen = json(&["stat", text(&path)])["pid"].as_u64().unwrap();
+    assert!(Path::new(&format!("/proc/{seen}")).exists());
+    let mut stat = apart(&own_pids, &["stat", text(&path), "--json"]).unwrap();
+    let told: Value = serde_json::from_slice(&stat.output().unwrap().stdout).unwrap();
+    assert_eq!(told["pid"], Value::Null);
+    // Its number is one of its own namespace, where another process of this one may have it.
+    let inspected = json(&["inspect", text(&path)]);
+    assert_eq!(inspected["condition"], "in_use");
+    assert_eq!(inspected["holder"]["alive"], Value::Null);
+    says(&["inspect", text(&path)], 0, &["IN USE", "container"]);
+    fails(
+        &["verify", text(&path)],
+        3,
+        &["in use", "container", "stop it first"],
+    );
+    assert!(doctor(&[text(&path)]).contains("yes, by a process that is not visible here"));
+    let write = [
+        "bench",
+        text(&path),
+        "--shared",
+        "--op",
+        "put",
+        "--page-bytes",
+        "64KiB",
+        "--pages",
+        "8",
+    ];
+    let wrote = apart(&own_pids, &write).unwrap().output().unwrap();
+    assert!(wrote.status.success(), "{}", stderr(&wrote));
+}
+
+#[test]
+fn a_user_that_the_owners_user_namespace_does_not_map_is_denied_with_a_sentence_of_its_own() {
+    let directory = directory();
+    let path = store_in(&directory);
+    if !rustix::process::geteuid().is_root() {
+        skipped("a client of an unmapped user", "this is not root");
+        return;
+    }
+    for (path, mode) in [(directory.path(), 0o755), (&path, 0o660)] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    // It maps root alone. Its clients of group 0 may connect, whichever user they are.
+    let arguments = ["serve", text(&path), "--group", "0"];
+    let Some(mut serve) = apart(&["--user", "--map-root-user"], &arguments) else {
+        return;
+    };
+    let log = directory.path().join("log");
+    serve.stderr(std::fs::File::create(&log).unwrap());
+    let _owner = serving(&mut serve);
+    let uid = 54_321;
+    for _ in 0..20 {
+        let mut stat = Command::new("setpriv");
+        stat.args([&format!("--reuid={uid}"), "--regid=0", "--clear-groups"]);
+        stat.arg(env!("CARGO_BIN_EXE_larder"))
+            .args(["stat", text(&path)]);
+        let denied = stat.output().unwrap();
+        assert_eq!(denied.status.code(), Some(3));
+        let said = stderr(&denied);
+        assert!(
+            said.contains("not mapped in the owner's user namespace"),
+            "{said}"
+        );
+    }
+    let logged = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(logged.lines().count(), 1, "{logged}");
+    json(&["stat", text(&path)]);
+}
+
+#[test]
+fn a_client_that_has_the_directory_mounted_elsewhere_finds_the_owner_and_its_volumes() {
+    let directory = directory();
+    let path = directory.path().join("store");
+    let further = directory.path().join("further");
+    let volumes = [
+        "create",
+        text(&path),
+        "--volume",
+        text(&further),
+        "--size",
+        "512MiB",
+    ];
+    json(&volumes);
+    let elsewhere = support::directory();
+    let seen = elsewhere.path().join("store");
+    let script = "mount --bind \"$1\" \"$2\" && shift 2 && exec \"$0\" \"$@\"";
+    let mut client = Command::new("unshare");
+    client
+        .args(["--mount", "sh", "-c", script, env!("CARGO_BIN_EXE_larder")])
+        .args([directory.path(), elsewhere.path()])
+        .args(["bench", text(&seen), "--shared", "--op", "put"])
+        .args(["--page-bytes", "64KiB", "--pages", "64"]);
+    if apart(&["--mount"], &[]).is_none() {
+        return;
+    }
+    let _owner = serving(&mut larder(&["serve", text(&path)]));
+    let wrote = client.output().unwrap();
+    assert!(wrote.status.success(), "{}", stderr(&wrote));
+    assert_eq!(json(&["stat", text(&path)])["pages_put"], 64);
+}
+
+#[test]
+fn a_socket_that_is_deleted_is_bound_anew_and_until_then_every_command_says_the_same() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let _owner = serving(&mut larder(&["serve", text(&path)]));
+    let socket = socket_of(&path);
+    for deletes in [
+        (|socket| std::fs::remove_file(socket)) as fn(&Path) -> std::io::Result<()>,
+        // Another one in its place, on which nobody listens.
+        |socket| {
+            std::fs::remove_file(socket)?;
+            std::os::unix::net::UnixListener::bind(socket).map(drop)
+        },
+    ] {
+        deletes(&socket).unwrap();
+        found("the owner binds it anew", || {
+            let asked = larder(&["stat", text(&path)]).output().unwrap();
+            let said = stderr(&asked);
+            let is_known = asked.status.success() || said.contains("serves no socket");
+            assert!(is_known, "{said}");
+            asked.status.success().then_some(())
+        });
+    }
+    // A process that works on the store alone looks the same to all.
+    let directory = self::directory();
+    let path = store_in(&directory);
+    let store = Store::open(&path, OpenOptions::default()).unwrap();
+    let commands: [&[&str]; 4] = [
+        &["stat", text(&path)],
+        &["verify", text(&path)],
+        &["serve", text(&path)],
+        &["bench", text(&path), "--op", "get"],
+    ];
+    let sentence = commands.map(|arguments| {
+        let said = fails(arguments, 3, &["in use by process", "serves no socket"]);
+        said.lines().last().unwrap().to_owned()
+    });
+    assert!(
+        sentence.iter().all(|said| *said == sentence[0]),
+        "{sentence:?}"
+    );
+    store.close().unwrap();
+}
+
+#[test]
+fn a_probe_tells_a_store_that_is_served_from_one_that_is_degraded_and_one_without_an_owner() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let probe = ["stat", text(&path), "--check"];
+    fails(&probe, 3, &["larder serve"]);
+    let owner = serving(&mut larder(&["serve", text(&path)]));
+    says(&probe, 0, &["serving: process"]);
+    assert_eq!(report(&probe, 0)["troubles"], serde_json::json!([]));
+    drop(owner);
+    // Until the device has answered for the last writes of the owner its lock stays.
+    found("it has no owner", || {
+        let said = fails(&probe, 3, &[]);
+        said.contains("larder serve").then_some(())
+    });
+}
