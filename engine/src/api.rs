@@ -131,8 +131,8 @@ pub struct GetPage<'b, 'a> {
 /// How a put behaves.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PutOptions {
-    /// How long a page that cannot be admitted at once may wait for space or for writes in flight to end. Zero, the
-    /// default, refuses it at once.
+    /// How long a page that cannot be admitted at once may wait for space, for writes in flight to
+    /// end, or for the next owner of a shared store. Zero, the default, refuses it at once.
     pub wait: Duration,
 }
 

@@ -21,8 +21,8 @@ use larder_engine::share::wire::{
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::volume::HolderState;
 use larder_engine::{
-    AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus,
-    SharedReads, SharedStore, Store, StoreError, create,
+    AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions,
+    PutStatus, SharedReads, SharedStore, Store, StoreError, create,
 };
 use nix::fcntl::{FcntlArg, fcntl};
 
@@ -200,6 +200,42 @@ fn a_client_takes_over_when_the_owner_goes_and_finds_what_was_acknowledged() {
         owner = next;
         next = attach(&home);
         assert_eq!(next.part(), Part::Client);
+    }
+}
+
+/// In order, or as a kill ends it.
+#[test]
+fn a_put_whose_owner_goes_is_carried_out_with_the_next_one() {
+    let home = Home::with_store(256 * MIB);
+    let wait = PutOptions { wait: PATIENCE };
+    for ends in [|owner: SharedStore| owner.close().unwrap(), drop] {
+        let owner = attach(&home);
+        let client = attach(&home);
+        let pool = Pool::new(&client, "m", &[65536]);
+        let (puts, put) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let putting = scope.spawn(|| {
+                let mut seed = 1;
+                // Some more with the next owner.
+                let mut left = 5;
+                while left > 0 {
+                    left -= u32::from(client.part() == Part::Owner);
+                    let statuses = pool.put_from(&chain(seed, 9), 0, wait);
+                    assert!(
+                        statuses.iter().all(|status| status.is_present()),
+                        "{statuses:?}"
+                    );
+                    puts.send(seed).unwrap();
+                    seed += 1;
+                }
+                seed
+            });
+            assert_eq!(put.iter().nth(10), Some(11));
+            ends(owner);
+            let seeds = putting.join().unwrap();
+            assert!((1..seeds).all(|seed| pool.hits(&chain(seed, 9)) == 9));
+        });
+        client.close().unwrap();
     }
 }
 

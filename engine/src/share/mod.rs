@@ -32,8 +32,8 @@
 //! - a client that dies, or stops in the middle of a put, does not hold up others' writes for longer than seconds: its pages fail, and the
 //!   segments that it may still write to are kept from everybody until it has gone or goes on. But nobody can become the owner of a
 //!   store while a client of the last one is stopped: what it was given is not known to anybody else;
-//! - a client whose owner goes misses at once and refuses puts, until it has found or become another one; what was
-//!   acknowledged is there then.
+//! - a client whose owner goes misses at once, until it has found or become another one; what was
+//!   acknowledged is there then. A put waits for that as long as it may wait for room, and is made once more.
 //!
 //! Pages of a namespace that several processes use (ranks of a model whose cache every rank holds whole) are read from the device
 //! once: the first that asks reads a page into memory that all of them map, and all copy it from there ([`SharedReads`]).
@@ -99,6 +99,12 @@ const OPENING_PATIENCE: Duration = Duration::from_secs(120);
 
 /// How long it tries before it says so.
 const TOLD_AFTER: Duration = Duration::from_secs(3);
+
+/// What a put is answered with whose owner has gone.
+const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
+
+/// Longest wait of a put: a moment much further off could not be named.
+const PUT_WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Pause between two tries; where nobody becomes owner it grows, each time by an eighth, to the latter: after ten seconds or so.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
@@ -403,6 +409,21 @@ impl Inner {
         Some(work(decider, known))
     }
 
+    fn put(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+    ) -> Vec<PutStatus> {
+        self.with(namespace, |decider, space| match decider {
+            Decider::Owner(own) => own.store.put(space.id, pages, options),
+            Decider::Client(Client { remote, data, .. }) => {
+                data.put(&**remote, space.id, pages, options)
+            }
+        })
+        .unwrap_or_else(|| vec![LEFT_UNDONE; pages.len()])
+    }
+
     fn resolve(&self, decider: Decider<'_>, namespace: NamespaceId) -> Result<Known, StoreError> {
         if let Some(known) = decider.ids().get(namespace) {
             return Ok(known);
@@ -457,6 +478,15 @@ impl SharedStore {
         }
     }
 
+    /// Waits for an owner after the one of so many `turns`. False when none comes until then.
+    fn has_next_owner(&self, turns: u64, until: Instant) -> bool {
+        if self.turns() == turns && self.part() != Part::Nobody {
+            return false;
+        }
+        self.wait_for_owner(until);
+        self.part() != Part::Nobody && Instant::now() < until
+    }
+
     /// How often what this process is to the store has changed. A call that missed while this, or [`part`](Self::part), told of a
     /// change is worth making again: it may have missed for want of an owner.
     #[must_use]
@@ -509,14 +539,24 @@ impl PageStore for SharedStore {
         pages: &[PutPage<'_>],
         options: PutOptions,
     ) -> Vec<PutStatus> {
-        self.inner
-            .with(namespace, |decider, space| match decider {
-                Decider::Owner(own) => own.store.put(space.id, pages, options),
-                Decider::Client(Client { remote, data, .. }) => {
-                    data.put(&**remote, space.id, pages, options)
+        let until = Instant::now() + options.wait.min(PUT_WAIT_MAX);
+        let mut turns = self.turns();
+        let mut statuses = self.inner.put(namespace, pages, options);
+        while let Some(first) = statuses.iter().position(|status| *status == LEFT_UNDONE)
+            && self.has_next_owner(turns, until)
+        {
+            turns = self.turns();
+            let wait = until.saturating_duration_since(Instant::now());
+            let again = self
+                .inner
+                .put(namespace, &pages[first..], PutOptions { wait });
+            for (status, again) in statuses[first..].iter_mut().zip(again) {
+                if !status.is_present() {
+                    *status = again;
                 }
-            })
-            .unwrap_or_else(|| vec![PutStatus::Refused(Refusal::Closed); pages.len()])
+            }
+        }
+        statuses
     }
 
     fn get(
