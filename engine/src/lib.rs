@@ -103,7 +103,7 @@ pub mod offline;
 pub mod planted;
 pub mod random;
 pub mod recovery;
-mod seldom;
+pub mod seldom;
 pub mod share;
 pub mod store;
 pub mod survey;

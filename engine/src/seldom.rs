@@ -9,7 +9,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// The limit of one log line.
 #[derive(Default)]
-pub(crate) struct Seldom(Mutex<Said>);
+pub struct Seldom(Mutex<Said>);
 
 #[derive(Default)]
 struct Said {
@@ -20,7 +20,8 @@ struct Said {
 impl Seldom {
     /// Counts one occurrence. `Some` when a line is due, with the occurrences since the last line
     /// that had none.
-    pub(crate) fn is_due(&self) -> Option<u64> {
+    #[must_use]
+    pub fn is_due(&self) -> Option<u64> {
         let mut said = self.0.lock();
         if said.last.is_some_and(|last| last.elapsed() < PAUSE) {
             said.held_back += 1;

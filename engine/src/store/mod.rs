@@ -55,6 +55,9 @@ use prewriter::Prewriter;
 use recheck::Recheck;
 use staged::Stage;
 
+/// Most damaged places that an open logs one by one.
+const DAMAGE_LOGGED_MAX: usize = 10;
+
 /// What moves page data: everything a handle needs besides its catalog.
 pub(crate) struct DataPath {
     disk: Arc<dyn Disk>,
@@ -235,7 +238,8 @@ impl Store {
             return Err(error);
         }
         let opening: Opening = Opening::new(volumes, through(disk), options)?;
-        for damage in &opening.recovery.damage {
+        let damaged = &opening.recovery.damage;
+        for damage in damaged.iter().take(DAMAGE_LOGGED_MAX) {
             tracing::warn!(
                 volume = damage.volume,
                 segment = damage.segment,
@@ -251,6 +255,9 @@ impl Store {
                  pages: such pages are found again; where that must not be, clear their \
                  namespaces"
             );
+        }
+        if let Some(more @ 1..) = damaged.len().checked_sub(DAMAGE_LOGGED_MAX) {
+            tracing::warn!(more, "more places are damaged: `larder verify` lists them");
         }
         Store::assemble(opening, options)
     }

@@ -21,6 +21,7 @@ use crate::error::StoreError;
 use crate::index::Index;
 use crate::memory::AlignedBuf;
 use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
+use crate::seldom::Seldom;
 use crate::volume::{Access, Volume, Volumes, this_holder};
 
 /// How long a close waits for what is under way. Longer only when the device hangs; then the store is left as after a crash.
@@ -173,15 +174,18 @@ pub(crate) fn begin_run(
         });
     }
     let adoptions = std::mem::take(&mut recovery.adoptions);
+    let failures = Seldom::default();
     for ((volume, header), written) in adoptions.into_iter().zip(write_all(disk, writes)) {
         match written {
             Ok(()) => recovery.adoptions.push((volume, header)),
             Err(error) => {
-                tracing::warn!(
-                    volume,
-                    segment = header.segment.0,
-                    "the segment's header cannot be written ({error}): its pages are served, and it is left as it is"
-                );
+                if failures.is_due().is_some() {
+                    tracing::warn!(
+                        volume,
+                        segment = header.segment.0,
+                        "the segment's header cannot be written ({error}): its pages are served, and it is left as it is (said once a minute)"
+                    );
+                }
                 recovery.leave_alone(volume, header.segment);
             }
         }

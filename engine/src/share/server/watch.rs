@@ -16,6 +16,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Shared;
 use super::ledger::LOOKS;
+use crate::seldom::Seldom;
 
 /// How long a client may say nothing of a put: several times as long as one that is only slow.
 const SILENCE: Duration = Duration::from_secs(4);
@@ -30,6 +31,9 @@ pub(super) struct Watch {
     is_due: AtomicBool,
     calling: Mutex<()>,
     called: Condvar,
+    /// Limits the lines on puts that are given up, and on pins that are taken back.
+    puts: Seldom,
+    pins: Seldom,
 }
 
 impl Watch {
@@ -79,18 +83,24 @@ impl Shared {
         for session in sessions {
             let look = session.ledger.look(self.store.catalog(), &self.map);
             is_due |= look.is_due;
-            if !look.given_up.is_empty() {
+            if !look.given_up.is_empty()
+                && let Some(more) = self.watch.puts.is_due()
+            {
                 tracing::warn!(
                     client = session.id.0,
                     puts = look.given_up.len(),
-                    "a client has stopped in the middle of puts: they are given up"
+                    more,
+                    "a client has stopped in the middle of puts: they are given up (said once a minute)"
                 );
             }
-            if look.pins_taken_back > 0 {
+            if look.pins_taken_back > 0
+                && let Some(more) = self.watch.pins.is_due()
+            {
                 tracing::warn!(
                     client = session.id.0,
                     pages = look.pins_taken_back,
-                    "a client has stopped in the middle of reads: the pages are no longer kept for it"
+                    more,
+                    "a client has stopped in the middle of reads: the pages are no longer kept for it (said once a minute)"
                 );
             }
         }
