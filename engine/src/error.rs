@@ -224,6 +224,9 @@ pub enum StoreError {
     /// Read-only.
     #[error("the store is open read-only")]
     ReadOnly,
+    /// The handle belongs to the parent of this process.
+    #[error("the store was opened before a fork: a child opens it anew, after the fork")]
+    Forked,
     /// Closed.
     #[error("the store is closed")]
     Closed,

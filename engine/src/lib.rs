@@ -79,6 +79,7 @@
 //! | [`store`] | opening, the handle, the housekeeping thread |
 //! | [`catalog`] | the seam between the handle and whoever decides: reserve, write, commit |
 //! | [`core`] | the deciding state machine: space, log, syncs, eviction, reclaim |
+//! | [`fork`] | handles in a forked child |
 //! | [`index`] | key to place, in RAM |
 //! | [`recovery`] | from descriptors on disk to a core and an index |
 //! | [`offline`] | working on a store that nobody uses: repair, compaction |
@@ -97,6 +98,7 @@ pub mod core;
 pub mod disk;
 pub mod error;
 pub mod fit;
+pub mod fork;
 pub mod index;
 pub mod memory;
 pub mod offline;

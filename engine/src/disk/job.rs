@@ -429,6 +429,13 @@ impl Drop for AbortOnPanic {
     }
 }
 
+/// Leaves a disk's threads alone, in a forked child, which has none of them.
+pub(super) fn forget_others(threads: &Mutex<Vec<std::thread::JoinHandle<()>>>) {
+    if let Some(mut threads) = threads.try_lock() {
+        std::mem::forget(std::mem::take(&mut *threads));
+    }
+}
+
 /// Joins a disk's threads, but for the calling one: the last owner of a disk may be a sink, which is dropped on one of them.
 pub(super) fn join_others(threads: &mut Vec<std::thread::JoinHandle<()>>) {
     let own = std::thread::current().id();

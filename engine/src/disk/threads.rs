@@ -19,10 +19,11 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 
 use super::job::{
-    AbortOnPanic, Answers, Job, Refusals, Step, give_up, join_others, refuse, submit_by_volume,
-    take_late,
+    AbortOnPanic, Answers, Job, Refusals, Step, forget_others, give_up, join_others, refuse,
+    submit_by_volume, take_late,
 };
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
+use crate::fork::Origin;
 
 /// Most threads a volume.
 pub const THREADS_MAX: u32 = 16;
@@ -32,6 +33,7 @@ pub struct Threads {
     lanes: Vec<Option<Arc<Lane>>>,
     workers: Mutex<Vec<JoinHandle<()>>>,
     choice: Choice,
+    origin: Origin,
 }
 
 /// What the threads of one volume share.
@@ -61,6 +63,7 @@ impl Threads {
                 kind: Kind::Threads,
                 reason,
             },
+            origin: Origin::here(),
         };
         for (volume, file) in options.files.into_iter().enumerate() {
             let lane = file.map(|file| Arc::new(Lane::new(volume, file)));
@@ -117,6 +120,10 @@ impl Disk for Threads {
     }
 
     fn shutdown(&self) {
+        if self.origin.is_inherited() {
+            forget_others(&self.workers);
+            return;
+        }
         for lane in self.lanes.iter().flatten() {
             lane.inbox.lock().open = false;
             lane.filled.notify_all();

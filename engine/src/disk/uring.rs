@@ -29,8 +29,11 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::job::{Answers, Refusals, give_up, join_others, refuse, submit_by_volume, take_late};
+use super::job::{
+    Answers, Refusals, forget_others, give_up, join_others, refuse, submit_by_volume, take_late,
+};
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
+use crate::fork::Origin;
 
 /// Most operations of one volume with the kernel at once.
 pub const DEPTH_MAX: u32 = 4096;
@@ -194,7 +197,7 @@ unsafe fn carry_out(ring: &mut IoUring, entry: &squeue::Entry) -> Result<usize, 
 impl Setup {
     fn build(self, entries: u32) -> Result<IoUring, io::Error> {
         let mut builder = IoUring::builder();
-        builder.setup_cqsize(entries.saturating_mul(2));
+        builder.dontfork().setup_cqsize(entries.saturating_mul(2));
         if self.deferred {
             builder.setup_single_issuer().setup_defer_taskrun();
         }
@@ -234,6 +237,7 @@ pub struct Uring {
     workers: Mutex<Vec<JoinHandle<()>>>,
     features: Features,
     choice: Choice,
+    origin: Origin,
 }
 
 /// What submitters and the thread of one volume's ring share.
@@ -273,6 +277,7 @@ impl Uring {
                 kind: Kind::Uring,
                 reason: features.to_string(),
             },
+            origin: Origin::here(),
         };
         for (volume, file) in options.files.into_iter().enumerate() {
             let Some(file) = file else {
@@ -379,6 +384,10 @@ impl Disk for Uring {
     }
 
     fn shutdown(&self) {
+        if self.origin.is_inherited() {
+            forget_others(&self.workers);
+            return;
+        }
         for lane in self.lanes.iter().flatten() {
             lane.inbox.lock().open = false;
             lane.ring_bell();

@@ -33,6 +33,7 @@ use rustix::thread::futex;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::Piece;
+use crate::fork::{Private, keep_private};
 
 /// Bytes of a unit: what room is given out in.
 pub(crate) const UNIT_BYTES: usize = 64 << 10;
@@ -88,6 +89,7 @@ pub(crate) struct Area {
     base: NonNull<u8>,
     bytes: usize,
     file: OwnedFd,
+    _private: Private,
 }
 
 // SAFETY: an `Area` is the address of a mapping that nothing but its drop ends; what is done with the memory goes through
@@ -155,8 +157,16 @@ impl Area {
         // Where the system gives huge pages to shared memory that asks for them; elsewhere it changes nothing.
         // SAFETY: the range is the mapping just made, and the advice does not change its contents.
         let _ = unsafe { mm::madvise(base, bytes, Advice::LinuxHugepage) };
+        // A forked child has no use for it.
+        // SAFETY: as above.
+        let _ = unsafe { mm::madvise(base, bytes, Advice::LinuxDontFork) };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Area { base, bytes, file })
+        Ok(Area {
+            base,
+            bytes,
+            _private: keep_private(&file),
+            file,
+        })
     }
 
     /// The file, to be handed to another process.

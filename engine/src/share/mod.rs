@@ -76,6 +76,7 @@ use crate::catalog::Catalog;
 use crate::core::NAMESPACES_MAX;
 use crate::disk::Disk;
 use crate::error::StoreError;
+use crate::fork::Origin;
 use crate::store::Store;
 use crate::volume::{self, Access, HolderState};
 #[doc(hidden)]
@@ -152,6 +153,7 @@ struct Inner {
     spaces: Mutex<Vec<Namespace>>,
     stop: Mutex<bool>,
     stopped: Condvar,
+    origin: Origin,
 }
 
 impl Store {
@@ -207,6 +209,7 @@ impl Store {
             spaces: Mutex::default(),
             stop: Mutex::new(false),
             stopped: Condvar::new(),
+            origin: Origin::here(),
         });
         inner.compare_settings(&inner.role.read());
         let minder = std::thread::Builder::new()
@@ -381,8 +384,12 @@ impl Inner {
         }
     }
 
-    /// The role, for a call. `None` while it changes: whoever waited would wait for the calls under way, and those for the device.
+    /// The role, for a call. `None` while it changes: a wait would be one for the calls under way, and
+    /// those wait for the device. `None` in a forked child, too.
     fn role(&self) -> Option<RwLockReadGuard<'_, Role>> {
+        if self.origin.is_inherited() {
+            return None;
+        }
         self.role.try_read()
     }
 
@@ -448,7 +455,9 @@ impl Inner {
     }
 
     fn unavailable(&self) -> StoreError {
-        if self.is_stopped() {
+        if self.origin.is_inherited() {
+            StoreError::Forked
+        } else if self.is_stopped() {
             StoreError::Closed
         } else {
             StoreError::OwnerGone
@@ -470,6 +479,9 @@ impl SharedStore {
     /// Returns when somebody decides for the store, this process or another; at `until` at the latest, and at once when the
     /// handle is closed.
     pub fn wait_for_owner(&self, until: Instant) {
+        if self.inner.origin.is_inherited() {
+            return;
+        }
         let mut stop = self.inner.stop.lock();
         while !*stop && self.part() == Part::Nobody {
             if self.inner.stopped.wait_until(&mut stop, until).timed_out() {
@@ -509,6 +521,9 @@ impl SharedStore {
 
 impl PageStore for SharedStore {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        if self.inner.origin.is_inherited() {
+            return Err(StoreError::Forked);
+        }
         let id = {
             let mut spaces = self.inner.spaces.lock();
             let known = spaces.iter().position(|space| space == namespace);
@@ -533,6 +548,8 @@ impl PageStore for SharedStore {
         }
     }
 
+    /// What the owner leaves undone when it goes is put once more with the next one, if there is one
+    /// within `options.wait`.
     fn put(
         &self,
         namespace: NamespaceId,
@@ -646,10 +663,10 @@ impl PageStore for SharedStore {
         match self.inner.role().as_deref() {
             Some(Role::Owner(owner)) => owner.store.register(memory),
             Some(Role::Client(client)) => client.data.register(memory),
-            Some(Role::Nobody | Role::Closed) | None => (
-                memory,
-                "not registered: the store has no owner at the moment".to_owned(),
-            ),
+            Some(Role::Nobody | Role::Closed) | None => {
+                let why = self.inner.unavailable();
+                (memory, format!("not registered: {why}"))
+            }
         }
     }
 
@@ -668,6 +685,9 @@ impl PageStore for SharedStore {
 
     /// A client flushes and leaves; an owner sends its clients away and closes the store.
     fn close(&self) -> Result<(), StoreError> {
+        if self.inner.origin.is_inherited() {
+            return Err(StoreError::Forked);
+        }
         *self.inner.stop.lock() = true;
         self.inner.stopped.notify_all();
         // One that changes has nobody any more to hang up on.
@@ -698,6 +718,11 @@ impl PageStore for SharedStore {
 
 impl Drop for SharedStore {
     fn drop(&mut self) {
+        if self.inner.origin.is_inherited() {
+            // The thread, and all that it keeps, are the parent's.
+            std::mem::forget((self.inner.clone(), self.minder.get_mut().take()));
+            return;
+        }
         *self.inner.stop.lock() = true;
         self.inner.stopped.notify_all();
         if let Some(Role::Client(client)) = self.inner.role().as_deref() {

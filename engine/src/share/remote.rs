@@ -41,6 +41,7 @@ use super::wire::{
 use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
 use crate::error::StoreError;
+use crate::fork::Private;
 use crate::store::staged::{Stage, Staged};
 
 /// How long an answer that takes the owner no time may take.
@@ -116,6 +117,7 @@ pub(super) struct Remote {
     map: SegmentMap,
     /// The connection whose end is this client's end; kept for that alone.
     first: Arc<UnixStream>,
+    _private: Private,
     lines: Mutex<Lines>,
     /// A connection is idle again, or the owner is lost.
     given: Condvar,
@@ -154,6 +156,7 @@ impl Remote {
             secret: welcome.secret,
             map: SegmentMap::new(&segments, welcome.segment_blocks),
             first: first.stream().clone(),
+            _private: first.private,
             lines: Mutex::default(),
             given: Condvar::new(),
             looking: Mutex::new(()),

@@ -16,6 +16,7 @@ use crate::catalog::Catalog;
 use crate::disk::probe::open_disk;
 use crate::disk::{Disk, DiskOptions};
 use crate::error::StoreError;
+use crate::fork::Private;
 use crate::store::{DataPath, Store};
 use crate::volume::{Access, Volumes};
 
@@ -52,6 +53,8 @@ pub(super) struct Client {
     ids: Ids,
     /// After the data path, which waits for its writes when it is dropped.
     _marks: guard::Marked,
+    /// Of the volumes.
+    _privates: Vec<Private>,
 }
 
 /// By id given out: what the present owner knows it by.
@@ -222,13 +225,17 @@ impl Client {
         if !remote.marked().map_err(gone)? {
             return Err(never(StoreError::OtherVolumes(path.to_owned())));
         }
+        let mut privates = Vec::new();
+        let files = volumes.list.into_iter().map(|volume| {
+            volume.map(|volume| {
+                privates.push(volume.private);
+                volume.file
+            })
+        });
+        let files = files.collect();
         let disk = open_disk(
             DiskOptions {
-                files: volumes
-                    .list
-                    .into_iter()
-                    .map(|volume| volume.map(|volume| volume.file))
-                    .collect(),
+                files,
                 depth: options.depth.max(1),
             },
             options.disk,
@@ -240,6 +247,7 @@ impl Client {
             group: welcome.group,
             ids: Ids::default(),
             _marks: marks,
+            _privates: privates,
         })
     }
 }

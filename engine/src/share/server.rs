@@ -48,6 +48,7 @@ use super::wire::{
 use crate::api::{NamespaceId, OpenOptions, PageStore, Settings};
 use crate::catalog::SegmentMap;
 use crate::error::StoreError;
+use crate::fork::{Private, keep_private};
 use crate::seldom::Seldom;
 use crate::store::Store;
 use answer::{Answer, Desk, Greeting, Later};
@@ -88,6 +89,17 @@ struct Listening {
     listener: Arc<UnixListener>,
     /// The file that it was bound to.
     bound: FileId,
+    _private: Private,
+}
+
+impl Listening {
+    fn new((listener, bound): (UnixListener, FileId)) -> Listening {
+        Listening {
+            _private: keep_private(&listener),
+            listener: Arc::new(listener),
+            bound,
+        }
+    }
 }
 
 struct Shared {
@@ -178,7 +190,7 @@ impl Server {
         };
         let uid = user_of(&store).map_err(failed("serving the catalog"))?;
         let admission = Admission::new(uid, group);
-        let (listener, bound) = socket::listen(&socket, admission.store_user(), group)
+        let bound = socket::listen(&socket, admission.store_user(), group)
             .map_err(failed("serving the catalog"))?;
         let (template, probes) = facts(&store, group);
         let shared = Arc::new(Shared {
@@ -188,10 +200,7 @@ impl Server {
             probes,
             path: path.to_owned(),
             socket: socket.clone(),
-            listening: Mutex::new(Listening {
-                listener: Arc::new(listener),
-                bound,
-            }),
+            listening: Mutex::new(Listening::new(bound)),
             rebinds: Seldom::default(),
             admission,
             denials: Seldom::default(),
@@ -406,16 +415,13 @@ impl Shared {
                 "another store lies at its path now",
             )));
         }
-        let (listener, bound) = socket::listen(
+        socket::listen(
             &self.socket,
             self.admission.store_user(),
             self.welcome.group,
         )
-        .map_err(failed)?;
-        Ok(Listening {
-            listener: Arc::new(listener),
-            bound,
-        })
+        .map(Listening::new)
+        .map_err(failed)
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) {
@@ -459,6 +465,7 @@ impl Shared {
 
     /// Serves one connection to its end.
     fn serve(&self, stream: Arc<UnixStream>) {
+        let _private = keep_private(&*stream);
         let mut buffer = Vec::new();
         let Some(Greeted {
             session,

@@ -43,6 +43,7 @@ use crate::api::{
 use crate::catalog::{Allocator, Catalog};
 use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
+use crate::fork::Origin;
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes};
 pub(crate) use get::is_of_the_medium;
@@ -193,6 +194,7 @@ pub struct Store {
     write_bytes_max: u64,
     capacity_bytes: u64,
     unproven: u64,
+    origin: Origin,
 }
 
 impl Store {
@@ -329,6 +331,7 @@ impl Store {
             write_bytes_max: options.write_bytes_max,
             capacity_bytes,
             unproven,
+            origin: Origin::here(),
         })
     }
 
@@ -374,6 +377,9 @@ impl Store {
     /// The namespaces whose full records the store holds.
     #[must_use]
     pub fn namespaces(&self) -> Vec<Namespace> {
+        if self.origin.is_inherited() {
+            return Vec::new();
+        }
         self.local
             .with_core(|core| core.namespaces().cloned().collect())
     }
@@ -450,7 +456,7 @@ fn capacity(volumes: &Volumes) -> Result<u64, StoreError> {
 impl PageStore for Store {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
         let Some(_gate) = self.enter() else {
-            return Err(StoreError::Closed);
+            return Err(self.refusal());
         };
         self.local.namespace(namespace)
     }
@@ -510,7 +516,9 @@ impl PageStore for Store {
     }
 
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
-        self.local.touch(namespace, keys);
+        if !self.origin.is_inherited() {
+            self.local.touch(namespace, keys);
+        }
     }
 
     fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
@@ -529,10 +537,16 @@ impl PageStore for Store {
     }
 
     fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+        if self.origin.is_inherited() {
+            return (memory, format!("not registered: {}", StoreError::Forked));
+        }
         self.data.register(memory)
     }
 
     fn stats(&self) -> Stats {
+        if self.origin.is_inherited() {
+            return Stats::default();
+        }
         let mut stats = self.local.stats();
         self.data.count_into(&mut stats);
         stats.capacity_bytes = self.capacity_bytes;
@@ -541,6 +555,9 @@ impl PageStore for Store {
     }
 
     fn close(&self) -> Result<(), StoreError> {
+        if self.origin.is_inherited() {
+            return Err(StoreError::Forked);
+        }
         let mut gate = self.gate.write();
         if std::mem::replace(&mut *gate, true) {
             return Ok(());
@@ -552,11 +569,22 @@ impl PageStore for Store {
 impl Store {
     /// Lets a call in; `None` once the store is closed, or about to be.
     fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        if self.origin.is_inherited() {
+            return None;
+        }
         self.gate.try_read().filter(|is_closed| !**is_closed)
     }
 
+    /// Why no call is let in.
+    fn refusal(&self) -> StoreError {
+        match self.origin.is_inherited() {
+            true => StoreError::Forked,
+            false => StoreError::Closed,
+        }
+    }
+
     fn enter_to_write(&self) -> Result<RwLockReadGuard<'_, bool>, StoreError> {
-        let gate = self.enter().ok_or(StoreError::Closed)?;
+        let gate = self.enter().ok_or_else(|| self.refusal())?;
         if self.read_only {
             return Err(StoreError::ReadOnly);
         }
@@ -566,6 +594,14 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
+        if self.origin.is_inherited() {
+            // The threads are the parent's.
+            std::mem::forget((
+                self.prewriter.get_mut().take(),
+                self.keeper.get_mut().take(),
+            ));
+            return;
+        }
         self.stop_threads();
     }
 }

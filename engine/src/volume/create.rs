@@ -23,6 +23,7 @@ use super::{Access, File, not_to_be_recorded, this_holder};
 use crate::core::{segments_min, usable_blocks};
 use crate::disk::probe::filesystem;
 use crate::error::{StoreError, bytes, count};
+use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
 use crate::random::random_bytes;
 use left::{is_named, is_zero, left_bytes, lock_left, open_left, remove_left, temporary_name};
@@ -358,6 +359,7 @@ impl Target {
         Ok(Target {
             path: volume.path.clone(),
             file: File {
+                private: keep_private(&volume.file),
                 file: volume.file.clone(),
                 direct: volume.direct,
                 bytes: super::length(&volume.file, &volume.path, is_device)?,

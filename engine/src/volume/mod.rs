@@ -26,6 +26,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use crate::disk::EIO_READS_MAX;
 use crate::error::StoreError;
+use crate::fork::{Private, keep_private};
 use crate::memory::AlignedBuf;
 use crate::share::{guard, is_listening, socket_path};
 pub use holder::{HolderState, LockHolder, this_holder};
@@ -66,6 +67,7 @@ pub struct Volume {
     pub path: PathBuf,
     /// Its file; the lock lives as long as this description.
     pub file: Arc<OwnedFd>,
+    pub(crate) private: Private,
     /// Its superblock, the newer valid one.
     pub superblock: Superblock,
     /// The copy of the superblock that is written first: the older one, or one that cannot be used, so that the copy that counts
@@ -86,6 +88,7 @@ pub struct Volumes {
 #[derive(Debug)]
 pub(crate) struct File {
     pub file: Arc<OwnedFd>,
+    pub private: Private,
     pub direct: bool,
     pub bytes: u64,
     pub is_device: bool,
@@ -117,6 +120,7 @@ impl File {
             .map_err(|e| StoreError::io("opening the volume", path, e))?;
         let bytes = length(&file, path, is_device)?;
         Ok(File {
+            private: keep_private(&file),
             file: Arc::new(file),
             direct,
             bytes,
@@ -466,6 +470,7 @@ impl Volume {
             path: path.to_owned(),
             older_copy: file.older_copy(),
             file: file.file,
+            private: file.private,
             superblock,
             direct: file.direct,
         })

@@ -15,7 +15,7 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use io_uring::{CompletionQueue, EnterFlags, IoUring, SubmissionQueue, Submitter,
 use super::{FIXED_BUFFERS_MAX, Features, Lane};
 use crate::disk::job::{AbortOnPanic, Answers, Job, Step, refuse};
 use crate::disk::{DiskError, Op, Piece};
+use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
 
 /// Places in the table of registered files.
@@ -56,6 +57,9 @@ pub(super) fn run(
         }
     };
     let _ = started.send(Ok(()));
+    // A ring that a child keeps open keeps the files that are registered with it, and their locks.
+    // SAFETY: the ring outlives the borrow.
+    let _private = keep_private(unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) });
     let (mut submitter, submissions, completions) = ring.split();
     // Saves looking the ring up on every entry; before 5.18 it is looked up.
     let _ = submitter.register_ring_fd();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::ANSWER_PATIENCE;
+use crate::fork::{Private, keep_private};
 use crate::share::pass::Taking;
 use crate::share::server::{short_path, socket_path, unix_socket};
 use crate::share::wire::{Reply, Request, WireError, arrives, parse, receive, send};
@@ -21,6 +22,8 @@ pub(super) struct Line {
     /// What was said together is read together.
     reader: BufReader<Taking>,
     pub(super) buffer: Vec<u8>,
+    /// Of the connection.
+    pub(super) private: Private,
 }
 
 impl Line {
@@ -31,10 +34,12 @@ impl Line {
         stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
         stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
         rustix::net::connect(&stream, &rustix::net::SocketAddrUnix::new(short)?)?;
+        let private = keep_private(&stream);
         let stream = Arc::new(stream);
         Ok(Line {
             reader: BufReader::new(Taking { stream, file: None }),
             buffer: Vec::new(),
+            private,
         })
     }
 

@@ -1,0 +1,282 @@
+//! Handles in a child process that was forked and has not executed another program.
+//!
+//! A forked child has a copy of every descriptor of its parent, and none of the threads. With the
+//! volumes' descriptors it would keep the locks of a parent that has gone, with the sockets it would
+//! keep connections open that nobody serves. So a handler in the child closes the descriptors of
+//! this crate's handles ([`keep_private`]), and a handle knows that it was opened before the fork
+//! ([`Origin::is_inherited`]): its calls miss or fail, and its end waits for no thread.
+//!
+//! Invariants:
+//! - the handler takes no lock and allocates nothing: another thread of the parent may have held any
+//!   lock at the moment of the fork;
+//! - it closes a descriptor only while that leads to the file that was watched: a number that was
+//!   closed and given out anew is left alone;
+//! - the parent is not affected: a lock belongs to the open file, which the parent still has open.
+//!
+//! Does not: act in children of `vfork`, `posix_spawn` or a bare `clone`, which execute another
+//! program at once; every descriptor is closed then (`O_CLOEXEC`).
+
+use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// Slots of one block.
+const SLOTS: usize = 128;
+
+/// What a slot without a descriptor holds.
+const NO_FD: i32 = -1;
+
+/// Forks that this process is the child of, counted from the first process that watched anything.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+static FIRST: Block = Block::new();
+
+/// A watched descriptor.
+struct Slot {
+    is_taken: AtomicBool,
+    fd: AtomicI32,
+    /// The file that it leads to.
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+/// Slots, and the next block of them. Blocks are never freed: the handler may be reading them.
+struct Block {
+    slots: [Slot; SLOTS],
+    next: AtomicPtr<Block>,
+}
+
+impl Block {
+    const fn new() -> Block {
+        Block {
+            slots: [const {
+                Slot {
+                    is_taken: AtomicBool::new(false),
+                    fd: AtomicI32::new(NO_FD),
+                    device: AtomicU64::new(0),
+                    inode: AtomicU64::new(0),
+                }
+            }; SLOTS],
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn following(&self) -> Option<&'static Block> {
+        let next = self.next.load(Ordering::Acquire);
+        // SAFETY: the pointer is null or that of a leaked block, which lives as long as the process.
+        unsafe { next.as_ref() }
+    }
+
+    /// The next block; made where there is none.
+    fn next_or_new(&self) -> &'static Block {
+        if let Some(next) = self.following() {
+            return next;
+        }
+        let new = Box::into_raw(Box::new(Block::new()));
+        let swapped =
+            self.next
+                .compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
+        let next = match swapped {
+            Ok(_) => new,
+            Err(other) => {
+                // SAFETY: `new` came from a box above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(new) });
+                other
+            }
+        };
+        // SAFETY: the pointer is that of a leaked block, which lives as long as the process.
+        unsafe { &*next }
+    }
+
+    fn take_slot(&self) -> Option<&Slot> {
+        let mut slots = self.slots.iter();
+        slots.find(|slot| !slot.is_taken.swap(true, Ordering::AcqRel))
+    }
+}
+
+impl Slot {
+    fn give_back(&self) {
+        self.fd.store(NO_FD, Ordering::Release);
+        self.is_taken.store(false, Ordering::Release);
+    }
+
+    /// In the child: closes the descriptor if it still leads to the watched file.
+    fn close(&self) {
+        let fd = self.fd.swap(NO_FD, Ordering::AcqRel);
+        let file = (
+            self.device.load(Ordering::Acquire),
+            self.inode.load(Ordering::Acquire),
+        );
+        self.is_taken.store(false, Ordering::Release);
+        if fd != NO_FD && file_of(fd).is_ok_and(|found| found == file) {
+            // SAFETY: the descriptor is this process's own copy. The handle that it belongs to never
+            // uses or closes it in this process, as it was opened before the fork.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Device and inode of the file that a descriptor leads to. Allocates nothing.
+fn file_of(fd: i32) -> io::Result<(u64, u64)> {
+    let mut found = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the kernel writes one `stat` to the memory of one.
+    if unsafe { libc::fstat(fd, found.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, and so has filled it in.
+    let found = unsafe { found.assume_init() };
+    Ok((found.st_dev, found.st_ino))
+}
+
+/// Runs in each child, before `fork` returns there.
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    let mut block = Some(&FIRST);
+    while let Some(some) = block {
+        some.slots.iter().for_each(Slot::close);
+        block = some.following();
+    }
+}
+
+fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        // SAFETY: the handler is a function of this program, and calls only what is allowed in a
+        // child of a process with threads: atomics, `fstat` and `close`.
+        let outcome = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        if outcome != 0 {
+            let error = io::Error::from_raw_os_error(outcome);
+            tracing::warn!(%error, "no handler for forks: a forked child keeps the store's locks");
+        }
+    });
+}
+
+/// Has a descriptor closed in forked children, until this is dropped.
+pub(crate) struct Private {
+    /// `None` for a descriptor that leads nowhere.
+    slot: Option<&'static Slot>,
+    origin: Origin,
+}
+
+impl fmt::Debug for Private {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Private").field(&self.origin).finish()
+    }
+}
+
+/// Watches a descriptor. It may be closed before the watch ends.
+pub(crate) fn keep_private(fd: impl AsFd) -> Private {
+    let origin = Origin::here();
+    let fd = fd.as_fd().as_raw_fd();
+    let Ok((device, inode)) = file_of(fd) else {
+        return Private { slot: None, origin };
+    };
+    let mut block = &FIRST;
+    let slot = loop {
+        match block.take_slot() {
+            Some(slot) => break slot,
+            None => block = block.next_or_new(),
+        }
+    };
+    slot.device.store(device, Ordering::Release);
+    slot.inode.store(inode, Ordering::Release);
+    slot.fd.store(fd, Ordering::Release);
+    Private {
+        slot: Some(slot),
+        origin,
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // In a child the slot may be that of another watch by now.
+        if let Some(slot) = self.slot.filter(|_| !self.origin.is_inherited()) {
+            slot.give_back();
+        }
+    }
+}
+
+/// The process that something was made in.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin(u32);
+
+impl Origin {
+    /// This process.
+    #[must_use]
+    pub fn here() -> Origin {
+        install();
+        Origin(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether this process is a forked child of that one.
+    #[must_use]
+    pub fn is_inherited(self) -> bool {
+        self.0 != FORKS.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::fs::File;
+    use std::os::fd::{FromRawFd, IntoRawFd};
+
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+
+    use super::*;
+
+    /// What a child finds of some descriptors, as a number with a bit for each that is open.
+    fn open_in_child(fds: &[i32]) -> i32 {
+        // SAFETY: the child calls `fstat` and `_exit` alone.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                let open = fds.iter().enumerate();
+                let bits = open.map(|(at, fd)| i32::from(file_of(*fd).is_ok()) << at);
+                // SAFETY: it ends this process.
+                unsafe { libc::_exit(bits.sum()) }
+            }
+            ForkResult::Parent { child } => match waitpid(child, None).unwrap() {
+                WaitStatus::Exited(_, code) => code,
+                other => panic!("{other:?}"),
+            },
+        }
+    }
+
+    #[test]
+    fn a_child_closes_private_descriptors_and_no_number_that_was_given_out_anew() {
+        // More than one block has slots for.
+        let files: Vec<File> = (0..SLOTS + 2)
+            .map(|_| tempfile::tempfile().unwrap())
+            .collect();
+        let mut privates: Vec<Private> = files.iter().map(keep_private).collect();
+        let (first, last) = (files[0].as_raw_fd(), files[SLOTS + 1].as_raw_fd());
+        // Closed, and given out to another file, while it is still private.
+        let other = tempfile::tempfile().unwrap().into_raw_fd();
+        let reused = files[1].as_raw_fd();
+        // SAFETY: `other` is closed below; the number that it is copied to stays open.
+        assert!(unsafe { libc::dup3(other, reused, libc::O_CLOEXEC) } >= 0);
+        // No longer private.
+        let public = files[2].as_raw_fd();
+        drop(privates.swap_remove(2));
+        assert_eq!(
+            open_in_child(&[first, last, reused, public, other]),
+            0b11100
+        );
+        // The parent has all of them.
+        assert!(
+            [first, last, reused, public]
+                .iter()
+                .all(|fd| file_of(*fd).is_ok())
+        );
+        let origin = Origin::here();
+        assert!(!origin.is_inherited());
+        // SAFETY: nobody else owns the number.
+        drop(unsafe { File::from_raw_fd(other) });
+    }
+}
