@@ -27,6 +27,17 @@ from larder import _larder, weights
 
 logger = logging.getLogger(__name__)
 
+#: How many forks lie between this process and the first one that imported this module.
+_forks = 0
+
+
+def _note_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
 #: Most buffers of a page that are stored as parts of their own; more are joined into one.
 _PARTS_MAX = 8
 
@@ -65,6 +76,8 @@ def _answers(fallback: Callable[..., Any]) -> Callable:
     def decorate(call: Callable) -> Callable:
         @functools.wraps(call)
         def safe(self, *args, **kwargs):
+            if self._is_inherited():
+                return fallback(*args, **kwargs)
             try:
                 return call(self, *args, **kwargs)
             except Exception:
@@ -141,9 +154,13 @@ def _parts(pool: Any, buffers: int) -> tuple[list[list[int]], str]:
 
 
 class LarderHiCache(HiCacheStorage):
-    """Keeps HiCache's pages in a Larder store."""
+    """Keeps HiCache's pages in a Larder store.
+
+    A child process that was forked after this was made has no use of it: there every call misses.
+    """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Optional[dict] = None):
+        self._forks = _forks
         extra = dict(storage_config.extra_config or {})
         if storage_config.dcp_size > 1:
             raise ValueError("larder: decode context parallelism (dcp_size) is not supported")
@@ -200,6 +217,18 @@ class LarderHiCache(HiCacheStorage):
             self._backend.settings() or "no owner",
         )
 
+    def _is_inherited(self) -> bool:
+        """Whether this is a forked child of the process that made this; says so once."""
+        if self._forks == _forks:
+            return False
+        if self._forks >= 0:
+            self._forks = -1
+            logger.warning(
+                "larder: the store was opened before a fork: everything misses in process %s; make the backend after the fork",
+                os.getpid(),
+            )
+        return True
+
     # --- pools
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -225,6 +254,8 @@ class LarderHiCache(HiCacheStorage):
 
     def _register(self, pool: Any, name: Any) -> None:
         name = str(name)
+        if self._is_inherited():
+            raise RuntimeError("larder: the store was opened before a fork: make the backend after the fork")
         if self._pools.get(name) is pool:
             return
         shapes = {key: getattr(pool, key, None) for key in _SHAPES}

@@ -27,6 +27,7 @@ mod tests;
 mod write;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,6 +35,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use larder_engine::fork::Origin;
+use larder_engine::seldom::Seldom;
 use larder_engine::share::Part;
 use larder_engine::{NamespaceId, PageStore, Settings, SharedStore, Stats, StoreError, SyncPolicy};
 use larder_format::{Namespace, PageKey};
@@ -152,6 +155,12 @@ impl Chain {
     }
 }
 
+/// How long a call waits for another owner, and where it is noted that none came.
+struct Patience<'a> {
+    until: Instant,
+    given_up: &'a AtomicU64,
+}
+
 /// What a backend has in place of a store, or the store.
 enum Place {
     /// There is none yet. It is made when the pools are known: its segments depend on the size of a
@@ -190,8 +199,12 @@ pub struct Backend {
     arenas: [Arena; 2],
     meters: Meters,
     debt: clear::Debt,
-    /// The turn of the store in which an owner was waited for in vain.
+    /// The turn of the store in which an owner was waited for in vain: by a lookup or read, by a put.
     given_up: AtomicU64,
+    puts_given_up: AtomicU64,
+    /// Limits the line on batches that are refused.
+    refused_batches: Seldom,
+    origin: Origin,
 }
 
 impl Backend {
@@ -318,6 +331,9 @@ impl Backend {
             meters: Meters::default(),
             debt: clear::Debt::default(),
             given_up: AtomicU64::new(u64::MAX),
+            puts_given_up: AtomicU64::new(u64::MAX),
+            refused_batches: Seldom::default(),
+            origin: Origin::here(),
         }
     }
 
@@ -326,6 +342,9 @@ impl Backend {
     /// # Errors
     /// See [`RegisterError`].
     pub fn register(&self, facts: &PoolFacts, memory: Memory) -> Result<String, RegisterError> {
+        if self.is_inherited() {
+            return Err(RegisterError::Store(facts.name.clone(), StoreError::Forked));
+        }
         let parts = match &memory {
             Memory::Mapped(pool) => pool.part_bytes(),
             Memory::Flat(bytes) => vec![*bytes],
@@ -395,6 +414,9 @@ impl Backend {
     }
 
     fn pool(&self, name: &str) -> Option<Arc<Registered>> {
+        if self.is_inherited() {
+            return None;
+        }
         self.pools.read().get(name).cloned()
     }
 
@@ -411,49 +433,75 @@ impl Backend {
 
     /// The store, unless there is none, or it is being entered or left just now.
     fn attached(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
-        let place = self.place.try_read()?;
         if self.is_closing() {
             return None;
         }
+        let place = self.place.try_read()?;
         RwLockReadGuard::try_map(place, Place::store).ok()
     }
 
-    /// Whether a close has begun.
+    /// Whether this is a forked child of the process that opened the backend.
+    pub fn is_inherited(&self) -> bool {
+        self.origin.is_inherited()
+    }
+
+    /// Whether a close has begun, or this is a forked child of the process that opened the backend:
+    /// no lock is taken in it.
     pub fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::SeqCst)
+        self.is_inherited() || self.closing.load(Ordering::SeqCst)
     }
 
     /// The store, with somebody in it who decides. When its owner has just gone another one is waited for.
     fn store(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
         let store = self.attached()?;
-        self.wait_for_owner(&store);
+        self.wait_for_owner(&store, &self.patience());
         self.is_clear(&store).then_some(store)
     }
 
     /// Waits while the store has nobody who decides; whether it did. Once each time that an owner has gone: where no other comes
     /// everything misses at once.
-    fn wait_for_owner(&self, store: &SharedStore) -> bool {
+    fn wait_for_owner(&self, store: &SharedStore, patience: &Patience<'_>) -> bool {
         let turns = store.turns();
-        if store.part() != Part::Nobody || self.given_up.load(Ordering::Relaxed) == turns {
+        let given_up = patience.given_up;
+        if store.part() != Part::Nobody || given_up.load(Ordering::Relaxed) == turns {
             return false;
         }
-        store.wait_for_owner(Instant::now() + OWNER_PATIENCE);
+        store.wait_for_owner(patience.until);
         if store.part() == Part::Nobody {
-            self.given_up.store(store.turns(), Ordering::Relaxed);
+            given_up.store(store.turns(), Ordering::Relaxed);
         }
         true
     }
 
+    /// That of a lookup or read: little, since a miss costs less than a long wait.
+    fn patience(&self) -> Patience<'_> {
+        Patience {
+            until: Instant::now() + OWNER_PATIENCE,
+            given_up: &self.given_up,
+        }
+    }
+
+    /// That of a put: an owner that ends in order may take seconds to close the store.
+    fn patience_of_put(&self, deadline: Instant) -> Patience<'_> {
+        Patience {
+            until: deadline,
+            given_up: &self.puts_given_up,
+        }
+    }
+
     /// Makes a call, and once more if it fell short while the store's owner went.
-    fn steadily<R>(
-        &self,
+    fn steadily<'a, R>(
+        &'a self,
         store: &SharedStore,
+        patience: impl FnOnce() -> Patience<'a>,
         fell_short: impl Fn(&R) -> bool,
         mut call: impl FnMut() -> R,
     ) -> R {
         let turns = store.turns();
         let result = call();
-        if fell_short(&result) && (self.wait_for_owner(store) || store.turns() != turns) {
+        if fell_short(&result)
+            && (self.wait_for_owner(store, &patience()) || store.turns() != turns)
+        {
             return call();
         }
         result
@@ -477,7 +525,7 @@ impl Backend {
         work: impl FnOnce(&Registered, &Pool, &[usize]) -> Vec<bool>,
     ) -> Vec<bool> {
         let Some(registered) = self.pool(name) else {
-            tracing::warn!(pool = name, "a pool that was never registered");
+            self.refuse_batch(name, &"the pool was never registered");
             return vec![false; keys];
         };
         let pool = match &registered.memory {
@@ -488,9 +536,18 @@ impl Backend {
         match pool.pages(indices, keys) {
             Ok(pages) => work(&registered, pool, &pages),
             Err(error) => {
-                tracing::warn!(pool = name, %error, "a batch that makes no sense");
+                self.refuse_batch(name, &error);
                 vec![false; keys]
             }
+        }
+    }
+
+    /// Logs a batch that counts as missed as a whole.
+    fn refuse_batch(&self, pool: &str, why: &dyn fmt::Display) {
+        if !self.is_inherited()
+            && let Some(more) = self.refused_batches.is_due()
+        {
+            tracing::warn!(pool, more, "a batch is refused: {why} (said once a minute)");
         }
     }
 
@@ -510,7 +567,7 @@ impl Backend {
         }
         let page_bytes = registered.page_bytes();
         if lengths.len() != keys || lengths.iter().any(|&length| length != page_bytes) {
-            tracing::warn!(pool = name, "flat pages of another size than the pool's");
+            self.refuse_batch(name, &"its flat pages are of another size than the pool's");
             return vec![false; keys];
         }
         work(&registered)
@@ -536,6 +593,7 @@ impl Backend {
         };
         let found = self.steadily(
             &store,
+            || self.patience(),
             |found| *found < keys.len(),
             || store.longest_prefix(space, keys),
         );
@@ -573,7 +631,12 @@ impl Backend {
             return Vec::new();
         };
         let some_missed = |held: &Vec<bool>| held.contains(&false);
-        self.steadily(&store, some_missed, || store.contains(space, keys))
+        self.steadily(
+            &store,
+            || self.patience(),
+            some_missed,
+            || store.contains(space, keys),
+        )
     }
 
     fn count_way(&self, way: Way, pages: usize) {
@@ -601,6 +664,9 @@ impl Backend {
 
     /// One sentence a pool.
     pub fn describe(&self) -> Vec<String> {
+        if self.is_inherited() {
+            return Vec::new();
+        }
         let pools = self.pools.read();
         let mut lines: Vec<String> = pools
             .values()
@@ -620,6 +686,10 @@ impl Backend {
     /// Waits for calls under way and leaves the store. Later calls miss. Idempotent. Says whether all of it was done in
     /// time; what was not goes on by itself, and the store recovers from its end as from any.
     pub fn close(self: &Arc<Self>) -> bool {
+        if self.is_inherited() {
+            // There is nothing of it in this process.
+            return true;
+        }
         let left = self.leave();
         left.is_ok_and(|left| left.recv_timeout(CLOSE_PATIENCE).is_ok())
     }

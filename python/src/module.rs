@@ -40,6 +40,11 @@ struct Backend {
 impl Drop for Backend {
     /// One that was not closed: leaving the store may wait for the device, and whoever drops this has the interpreter's lock.
     fn drop(&mut self) {
+        if self.inner.is_inherited() {
+            // Its threads and their channels are the parent's.
+            std::mem::forget(self.inner.clone());
+            return;
+        }
         if !self.inner.is_closing() {
             let _ = self.inner.leave();
         }

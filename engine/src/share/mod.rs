@@ -317,7 +317,7 @@ impl Inner {
                 Ok(role) => {
                     self.compare_settings(&role);
                     if matches!(role, Role::Owner(_)) {
-                        tracing::info!(
+                        tracing::warn!(
                             path = %self.path.display(),
                             former_owner = former,
                             "took the store over: its owner has gone, this process owns it now"

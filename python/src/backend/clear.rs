@@ -51,6 +51,9 @@ impl Backend {
     /// # Errors
     /// Why it could not be done yet: it is tried again before anything is served.
     pub fn clear(&self) -> Result<u64, StoreError> {
+        if self.is_inherited() {
+            return Err(StoreError::Forked);
+        }
         self.debt.asked.fetch_add(1, Ordering::SeqCst);
         let until = Instant::now() + PATIENCE;
         let mut deleted = 0;

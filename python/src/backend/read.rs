@@ -83,14 +83,19 @@ impl Backend {
         let store = &*store;
         let some_missed = |statuses: &Vec<GetStatus>| statuses.iter().any(|page| !page.is_hit());
         let read = |keys: &[PageKey], memory: &mut [Vec<IoSliceMut<'_>>]| {
-            self.steadily(store, some_missed, || {
-                let mut pages: Vec<GetPage<'_, '_>> = keys
-                    .iter()
-                    .zip(&mut *memory)
-                    .map(|(key, parts)| GetPage { key: *key, parts })
-                    .collect();
-                store.get(space, &mut pages, Some(deadline))
-            })
+            self.steadily(
+                store,
+                || self.patience(),
+                some_missed,
+                || {
+                    let mut pages: Vec<GetPage<'_, '_>> = keys
+                        .iter()
+                        .zip(&mut *memory)
+                        .map(|(key, parts)| GetPage { key: *key, parts })
+                        .collect();
+                    store.get(space, &mut pages, Some(deadline))
+                },
+            )
         };
         match way {
             Way::Direct => read(keys, memory),

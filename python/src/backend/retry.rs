@@ -83,6 +83,9 @@ fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
 impl Backend {
     /// Has a backend without a store try for one at once, and waits for what comes of it: whether it has nothing left to try for.
     pub fn try_again(&self) -> bool {
+        if self.is_inherited() {
+            return true;
+        }
         let (answer, answered) = mpsc::channel();
         let asked = match &*self.retry.lock() {
             Some(Retry(asks)) => asks.send(answer).is_ok(),

@@ -94,7 +94,8 @@ impl Backend {
             let run = at..at + pages.min(per_put);
             let begun = Instant::now();
             let chain = chain.after(&keys[..at]);
-            let some = self.write_once(pool, way, &keys[run.clone()], &memory[run], chain);
+            let (some_keys, memory) = (&keys[run.clone()], &memory[run]);
+            let some = self.write_once(pool, way, some_keys, memory, chain, deadline);
             self.count_way(way, some.len());
             let bytes = pool.bytes_of(some.len());
             if some.iter().all(|status| *status == PutStatus::Stored)
@@ -123,6 +124,7 @@ impl Backend {
         keys: &[PageKey],
         memory: &[Vec<IoSlice<'_>>],
         chain: Chain,
+        deadline: Instant,
     ) -> Vec<PutStatus> {
         const GONE: PutStatus = PutStatus::Refused(Refusal::Closed);
         let Some((store, space)) = self.store_of(pool) else {
@@ -143,7 +145,8 @@ impl Backend {
             let wait = ROOM_PATIENCE;
             let some_refused = |statuses: &Vec<PutStatus>| statuses.contains(&GONE);
             // What was stored before the owner went is a duplicate the second time.
-            self.steadily(&store, some_refused, || {
+            let patience = || self.patience_of_put(deadline);
+            self.steadily(&store, patience, some_refused, || {
                 store.put(space, &pages, PutOptions { wait })
             })
         };

@@ -218,3 +218,59 @@ fn a_probe_tells_a_store_that_is_served_from_one_that_is_degraded_and_one_withou
         said.contains("larder serve").then_some(())
     });
 }
+
+#[test]
+fn an_owner_that_is_stopped_is_told_from_one_that_denies_a_user() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let owner = serving(&mut larder(&["serve", text(&path)]));
+    let pid = Pid::from_raw(owner.0.id().cast_signed());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let said = fails(&["stat", text(&path)], 3, &["has not answered", "stopped"]);
+    assert!(!said.contains("user") && !said.contains("group"), "{said}");
+    kill(pid, Signal::SIGCONT).unwrap();
+    json(&["stat", text(&path)]);
+}
+
+#[test]
+fn a_lock_that_outlives_its_process_is_named_so() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let owner = serving(&mut larder(&["serve", text(&path)]));
+    let pid = owner.0.id();
+    drop(owner);
+    // In place of the kernel, which holds it until the device has answered.
+    let file = std::fs::File::open(&path).unwrap();
+    found("the owner's lock is gone", || file.try_lock().ok());
+    let words = [
+        &format!("process {pid}, which has exited"),
+        "last writes are still in flight",
+    ];
+    fails(&["verify", text(&path)], 3, &words);
+    fails(&["stat", text(&path)], 3, &words);
+}
+
+#[test]
+fn a_client_that_takes_over_says_so() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let owner = serving(&mut larder(&["serve", text(&path)]));
+    let former = owner.0.id();
+    let shared = ["bench", text(&path), "--shared", "--op", "put", "--turns"];
+    let mut client = larder(&[&shared[..], &["--page-bytes", "64KiB", "--pages", "8"]].concat());
+    client
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut client = Process(client.spawn().unwrap());
+    let mut turn = String::new();
+    let said = client.0.stdout.take().unwrap();
+    BufReader::new(said).read_line(&mut turn).unwrap();
+    drop(owner);
+    let log = BufReader::new(client.0.stderr.take().unwrap());
+    let taken = log.lines().map_while(Result::ok);
+    let taken = taken
+        .into_iter()
+        .find(|line| line.contains("took the store over"));
+    assert!(taken.unwrap().contains(&former.to_string()));
+}
