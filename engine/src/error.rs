@@ -93,6 +93,13 @@ pub enum StoreError {
          further volumes with --volume"
     )]
     OtherVolumes(PathBuf),
+    /// An owner must tell users apart.
+    #[error(
+        "{0}: the user of this process is not mapped in its user namespace, so that it cannot own a \
+         shared store: it could not tell its clients' users apart; map the user (`unshare \
+         --map-current-user`), or let another process own the store (`larder serve`)"
+    )]
+    UserUnmapped(PathBuf),
     /// The owner of a shared store has gone.
     #[error(
         "the process that owned the store has gone; another one takes over in a moment: try again"

@@ -7,7 +7,7 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -147,7 +147,7 @@ fn parent_is_killed(path: &Path) {
     );
     // SAFETY: the child only reads.
     if let ForkResult::Parent { .. } = unsafe { fork() }.unwrap() {
-        writeln!(std::io::stdout(), "forked").unwrap();
+        println!("forked");
     }
     let _ = std::io::stdin().read(&mut [0]);
     // SAFETY: nothing is left to do.

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use super::remote::{self, ReachError, Remote};
-use super::server::{OwnReads, Server, may_listen, socket_path};
+use super::server::{OwnReads, Server, hides_own_user, may_listen, socket_path};
 use super::{AttachOptions, guard, not_served};
 use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
 use crate::catalog::Catalog;
@@ -108,6 +108,9 @@ impl Role {
         // An owner that cannot serve would open it for nothing, again and again.
         let socket = socket_path(path);
         let may_serve = || {
+            if hides_own_user() {
+                return Err(StoreError::UserUnmapped(path.to_owned()));
+            }
             may_listen(&socket)
                 .map_err(|error| StoreError::io("serving the catalog", &socket, error))
         };

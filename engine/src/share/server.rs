@@ -54,6 +54,7 @@ use crate::store::Store;
 use answer::{Answer, Desk, Greeting, Later};
 use ledger::Awaited;
 use peer::Admission;
+pub(super) use peer::hides_own_user;
 pub(super) use reads::OwnReads;
 use reads::Reads;
 use session::{Session, fresh_secret};

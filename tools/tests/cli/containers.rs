@@ -256,7 +256,15 @@ fn a_client_that_takes_over_says_so() {
     let path = store_in(&directory);
     let owner = serving(&mut larder(&["serve", text(&path)]));
     let former = owner.0.id();
-    let shared = ["bench", text(&path), "--shared", "--op", "put", "--turns"];
+    let shared = [
+        "bench",
+        text(&path),
+        "--shared",
+        "--op",
+        "put",
+        "--turns",
+        "--json",
+    ];
     let mut client = larder(&[&shared[..], &["--page-bytes", "64KiB", "--pages", "8"]].concat());
     client
         .stdin(Stdio::piped())
@@ -273,4 +281,33 @@ fn a_client_that_takes_over_says_so() {
         .into_iter()
         .find(|line| line.contains("took the store over"));
     assert!(taken.unwrap().contains(&former.to_string()));
+}
+
+#[test]
+fn a_process_of_an_unmapped_user_is_a_client_and_no_owner() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let unmapped = ["--user"];
+    let Some(mut serve) = apart(&unmapped, &["serve", text(&path)]) else {
+        return;
+    };
+    let mut refused = Process(serve.stderr(Stdio::piped()).spawn().unwrap());
+    let ended = found("it ends", || refused.0.try_wait().unwrap());
+    assert_eq!(ended.code(), Some(3));
+    let said = std::io::read_to_string(refused.0.stderr.take().unwrap()).unwrap();
+    assert!(said.contains("not mapped in its user namespace"), "{said}");
+    let _owner = serving(&mut larder(&["serve", text(&path)]));
+    let write = [
+        "bench",
+        text(&path),
+        "--shared",
+        "--op",
+        "put",
+        "--page-bytes",
+        "64KiB",
+        "--pages",
+        "8",
+    ];
+    let wrote = apart(&unmapped, &write).unwrap().output().unwrap();
+    assert!(wrote.status.success(), "{}", stderr(&wrote));
 }

@@ -46,7 +46,7 @@ impl IdMap {
 
     /// Whether an id that the kernel reports may stand for one that is not mapped.
     pub(in crate::share) fn hides(&self, id: u32) -> bool {
-        let maps_all = self.ranges.iter().any(|range| *range == (0, u32::MAX));
+        let maps_all = self.ranges.contains(&(0, u32::MAX));
         id == self.overflow && !maps_all
     }
 
@@ -55,6 +55,12 @@ impl IdMap {
         let mut ranges = self.ranges.iter();
         ranges.any(|&(first, count)| id.checked_sub(first).is_some_and(|at| at < count))
     }
+}
+
+/// Whether this process's own user is not mapped in its user namespace: to it all users without a
+/// mapping are the same.
+pub(in crate::share) fn hides_own_user() -> bool {
+    IdMap::of_users().hides(rustix::process::geteuid().as_raw())
 }
 
 /// The ranges of a `uid_map` or `gid_map`: first id inside, first id outside, count.
