@@ -3,7 +3,7 @@
 //! A forked child has a copy of every descriptor of its parent, and none of the threads. With the
 //! volumes' descriptors it would keep the locks of a parent that has gone, with the sockets it would
 //! keep connections open that nobody serves. So a handler in the child closes the descriptors of
-//! this crate's handles ([`keep_private`]), and a handle knows that it was opened before the fork
+//! this crate's handles, and a handle knows that it was opened before the fork
 //! ([`Origin::is_inherited`]): its calls miss or fail, and its end waits for no thread.
 //!
 //! Invariants:
