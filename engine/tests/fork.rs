@@ -20,7 +20,7 @@ use larder_engine::{
     SharedReads, SharedStore, Store, StoreError,
 };
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork};
+use nix::unistd::{ForkResult, alarm, fork};
 
 const ROLE: &str = "LARDER_TEST_FORK_ROLE";
 const PAGES: usize = 5;
@@ -39,6 +39,8 @@ fn in_child(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child calls what this test is about, which must stand that, and ends by `_exit`.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
+            // One that hangs ends by a signal.
+            alarm::set(60);
             let code = work();
             // SAFETY: no other thread is there.
             unsafe { libc::_exit(code) }
