@@ -3,7 +3,7 @@
 //! It does nothing that the first process to attach would not do as well; it is there for where none of those should be the
 //! one whose end moves the ownership. Ends on SIGINT, SIGTERM or SIGHUP, with the store closed cleanly.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -80,24 +80,27 @@ fn take_descriptors() {
     let _ = setrlimit(Resource::Nofile, all);
 }
 
+/// Another process serves the store.
+fn served(path: &Path, owner: Option<u32>) -> Failure {
+    Failure::environment(format!(
+        "{}: {} serves it already; `larder stat` shows what it does",
+        path.display(),
+        process(owner)
+    ))
+}
+
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     if let Ok(running) = report(&args.path) {
-        return Err(Failure::environment(format!(
-            "{}: {} serves it already; `larder stat` shows what it does",
-            args.path.display(),
-            process(running.pid)
-        )));
+        return Err(served(&args.path, running.pid));
     }
     take_descriptors();
     let store = Store::attach(&args.path, args.share.options(&args.open, args.group))?;
     if store.part() != Part::Owner {
+        let owner = store.report().ok().and_then(|running| running.pid);
         store.close()?;
-        return Err(Failure::environment(format!(
-            "{}: another process has just become its owner",
-            args.path.display()
-        )));
+        return Err(served(&args.path, owner));
     }
     // A container profile may allow to listen, and refuse to take connections.
     if let Err(error) = report(&args.path) {
