@@ -137,7 +137,8 @@ impl Survey {
                     if !self.segments[id as usize].is_lost {
                         self.compare_headers(spot, &copies, &scanned.summary);
                     }
-                    self.judge_holes(spot, scanned, &told);
+                    let lost_until = self.judge_holes(spot, scanned, &told);
+                    gathered.lost_until = gathered.lost_until.max(lost_until);
                 }
             }
         }
@@ -300,9 +301,16 @@ impl Survey {
         }
     }
 
-    /// `told` are the places that the scan has named already.
-    fn judge_holes(&mut self, spot: &Spot, scanned: &Scanned, told: &HashSet<(usize, u64)>) {
+    /// `told` are the places that the scan has named already. Returns a serial above the commits of
+    /// all records that the holes have cost; zero where they have cost none.
+    fn judge_holes(
+        &mut self,
+        spot: &Spot,
+        scanned: &Scanned,
+        told: &HashSet<(usize, u64)>,
+    ) -> Serial {
         let proven = scanned.summary.proven;
+        let mut lost_until = Serial::ZERO;
         for &(index, next_commit) in &scanned.holes {
             let offset = spot.block_offset(index);
             if next_commit > proven {
@@ -321,8 +329,10 @@ impl Survey {
                 };
                 let reason = FlawReason::Descriptor(reason);
                 self.flaw(Flaw::in_segment(spot, Some(offset), reason));
+                lost_until = lost_until.max(next_commit);
             }
         }
+        lost_until
     }
 
     /// A crash while an open was telling the volumes its run leaves some behind: these are none.

@@ -150,6 +150,22 @@ fn pages_written_after_the_damage_are_not_doubtful() {
 }
 
 #[test]
+fn a_lost_block_below_the_last_sync_of_a_crashed_run_is_summed_up_too() {
+    let home = Home::new();
+    home.crash_after(|pool| {
+        (1..=3).for_each(|seed| pool.put(&chain(seed, 20)));
+        pool.store.flush().unwrap();
+        pool.put(&chain(4, 20));
+    });
+    let (segment, _) = home.written_segment();
+    overwrite(&home.path, block_offset(segment, 2), &noise(BLOCK_BYTES));
+    let document = home.json("verify", &[], 1);
+    assert_eq!(finding(&document)["kind"], "descriptor");
+    assert_eq!(document["pages"], 60);
+    assert_eq!(losses(&document)["doubtful_pages"], 20);
+}
+
+#[test]
 fn a_missing_volume_is_summed_up_before_it_is_given_up() {
     let home = Home::with_volumes(&["second"]);
     let keys = chain(1, PAGES);
