@@ -242,21 +242,51 @@ impl Backend {
     /// # Errors
     /// See [`PlaceError`]: where `on_error` is `fail`.
     pub fn make(self: &Arc<Self>) -> Result<Option<String>, PlaceError> {
+        self.make_or(self.config.on_error)
+    }
+
+    fn make_or(self: &Arc<Self>, on_error: OnError) -> Result<Option<String>, PlaceError> {
         let mut place = self.place.write();
         if !matches!(*place, Place::Unmade) {
             return Ok(None);
         }
-        match place::attach(&self.config, self.largest_page()) {
-            Ok(Attached { store, remark, .. }) => {
+        match self.attach_for_pools(on_error) {
+            Ok((store, remark)) => {
                 self.enter_all(&store);
                 *place = Place::Attached(store);
                 Ok(remark)
             }
-            Err(error) if self.config.on_error == OnError::Fail => Err(error),
+            Err(error) if on_error == OnError::Fail => Err(error),
             Err(error) => {
                 *place = Place::Empty;
                 Ok(Some(self.go_without(&error)))
             }
+        }
+    }
+
+    /// Creates the store for the registered pools, and attaches to it. Another server may have been
+    /// faster, with a store that takes none of their pages.
+    fn attach_for_pools(
+        &self,
+        on_error: OnError,
+    ) -> Result<(SharedStore, Option<String>), PlaceError> {
+        let attached = place::attach(&self.config, self.largest_page())?;
+        let Attached {
+            store,
+            volume,
+            remark,
+        } = attached;
+        let pools = self.pools.read();
+        let misfit = pools.iter().find_map(|(name, pool)| {
+            let misfit = pool.misfit(&volume, &store)?;
+            matches!(misfit, Misfit::Never { .. }).then(|| (name.clone(), misfit))
+        });
+        match misfit {
+            Some((pool, misfit)) if on_error == OnError::Fail => {
+                store.close()?;
+                Err(PlaceError::Misfit(pool, misfit))
+            }
+            _ => Ok((store, remark)),
         }
     }
 
@@ -265,13 +295,9 @@ impl Backend {
         if self.is_made() || self.largest_page().is_none() {
             return;
         }
-        match self.make() {
-            Ok(None) => {}
-            Ok(Some(remark)) => tracing::warn!("{remark}"),
-            Err(error) => {
-                *self.place.write() = Place::Empty;
-                tracing::error!("{}", self.go_without(&error));
-            }
+        // No call raises: without a store everything misses, whatever `on_error` says.
+        if let Ok(Some(remark)) = self.make_or(OnError::Miss) {
+            tracing::warn!("{remark}");
         }
     }
 

@@ -58,6 +58,9 @@ pub enum PlaceError {
     /// No page of this server fits a store of the configured size.
     #[error("`size`: {0}")]
     Size(String),
+    /// No page of a pool can ever be stored.
+    #[error("pool {0}: {1}")]
+    Misfit(String, Misfit),
     /// The engine refused.
     #[error("`path`: {0}")]
     Store(#[from] StoreError),

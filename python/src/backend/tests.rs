@@ -154,6 +154,31 @@ fn a_page_that_no_store_of_the_size_keeps_is_an_error_at_start_or_a_warning() {
 }
 
 #[test]
+fn a_store_that_another_server_makes_meanwhile_for_smaller_pages_is_refused() {
+    for on_error in ["fail", "miss"] {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config_of(directory.path(), on_error, "144MiB");
+        let (backend, _) = Backend::open(&config, server()).unwrap();
+        backend
+            .register(&facts("kv"), Memory::Flat(17 << 20))
+            .unwrap();
+        small_segments(directory.path());
+        match backend.make() {
+            Ok(_) => assert_eq!(on_error, "miss"),
+            Err(error) => {
+                assert_eq!(on_error, "fail");
+                let said = error.to_string();
+                assert!(
+                    said.contains("pool kv") && said.contains("--segment-size"),
+                    "{said}"
+                );
+            }
+        }
+        assert!(backend.close());
+    }
+}
+
+#[test]
 fn pages_that_do_not_fit_the_store_there_is_are_an_error_at_start_or_a_warning() {
     let directory = tempfile::tempdir().unwrap();
     small_segments(directory.path());
