@@ -245,7 +245,14 @@ fn troubles(told: &share::Report) -> Vec<String> {
              owner's log"
         )
     });
-    disk.into_iter().collect()
+    let read_only = told.stats.read_only_volumes.iter().map(|volume| {
+        format!(
+            "{}: in read-only service, the device refuses writes ({})",
+            volume.path.display(),
+            volume.reason
+        )
+    });
+    disk.into_iter().chain(read_only).collect()
 }
 
 fn check(path: &Path, json: bool) -> Result<Ending, Failure> {

@@ -134,6 +134,9 @@ fn a_sparse_copy_on_a_full_file_system_serves_its_pages_and_takes_puts_when_ther
             panic!("the volume is not in read-only service");
         };
         assert!(volume["reason"].as_str().unwrap().contains("os error 28"));
+        let probe = ["stat", store, "--check"];
+        let troubles = report(&probe, 1)["troubles"].to_string();
+        assert!(troubles.contains("read-only service"), "{troubles}");
         let refused = report(&bench(store, "put", &["--shared", "--force"]), 1);
         let reason = refused["unstored_reason"].as_str().unwrap();
         assert!(reason.contains("read-only service"), "{reason}");
@@ -149,6 +152,7 @@ fn a_sparse_copy_on_a_full_file_system_serves_its_pages_and_takes_puts_when_ther
             put.unwrap().status.success()
         });
         assert_eq!(read_only_volumes(store), Vec::<Value>::new());
+        report(&probe, 0);
         kill(Pid::from_raw(owner.0.id().cast_signed()), Signal::SIGTERM).unwrap();
         assert!(owner.0.wait().unwrap().success());
         let said = std::fs::read_to_string(&log).unwrap();
