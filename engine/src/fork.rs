@@ -9,17 +9,19 @@
 //! Invariants:
 //! - the handler takes no lock and allocates nothing: another thread of the parent may have held any
 //!   lock at the moment of the fork;
-//! - it closes a descriptor only while that leads to the file that was watched: a number that was
+//! - it changes a descriptor only while that leads to the file that was watched: a number that was
 //!   closed and given out anew is left alone;
+//! - the number stays taken: a handle that is dropped in the child closes no descriptor of another;
 //! - the parent is not affected: a lock belongs to the open file, which the parent still has open.
 //!
 //! Does not: act in children of `vfork`, `posix_spawn` or a bare `clone`, which execute another
 //! program at once; every descriptor is closed then (`O_CLOEXEC`).
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -34,6 +36,9 @@ const NO_FD: i32 = -1;
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 static FIRST: Block = Block::new();
+
+/// `/dev/null`, opened once, or [`NO_FD`] where it cannot be.
+static NULL: AtomicI32 = AtomicI32::new(NO_FD);
 
 /// A watched descriptor.
 struct Slot {
@@ -104,18 +109,23 @@ impl Slot {
         self.is_taken.store(false, Ordering::Release);
     }
 
-    /// In the child: closes the descriptor if it still leads to the watched file.
-    fn close(&self) {
+    /// In the child: lets go of the watched file, if the descriptor still leads there.
+    fn let_go(&self) {
         let fd = self.fd.swap(NO_FD, Ordering::AcqRel);
         let file = (
             self.device.load(Ordering::Acquire),
             self.inode.load(Ordering::Acquire),
         );
         self.is_taken.store(false, Ordering::Release);
-        if fd != NO_FD && file_of(fd).is_ok_and(|found| found == file) {
-            // SAFETY: the descriptor is this process's own copy. The handle that it belongs to never
-            // uses or closes it in this process, as it was opened before the fork.
-            unsafe { libc::close(fd) };
+        if fd == NO_FD || file_of(fd).is_ok_and(|found| found != file) {
+            return;
+        }
+        match NULL.load(Ordering::Acquire) {
+            // SAFETY: the descriptor is this process's own copy, and its handle, which was opened
+            // before the fork, does no more with it than close it.
+            NO_FD => drop(unsafe { libc::close(fd) }),
+            // SAFETY: as above; the number stays that of an open file.
+            null => drop(unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) }),
         }
     }
 }
@@ -137,7 +147,7 @@ extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     let mut block = Some(&FIRST);
     while let Some(some) = block {
-        some.slots.iter().for_each(Slot::close);
+        some.slots.iter().for_each(Slot::let_go);
         block = some.following();
     }
 }
@@ -145,8 +155,12 @@ extern "C" fn in_child() {
 fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
+        let null = File::options().read(true).write(true).open("/dev/null");
+        if let Ok(null) = null {
+            NULL.store(null.into_raw_fd(), Ordering::Release);
+        }
         // SAFETY: the handler is a function of this program, and calls only what is allowed in a
-        // child of a process with threads: atomics, `fstat` and `close`.
+        // child of a process with threads: atomics, `fstat`, `dup3` and `close`.
         let outcome = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if outcome != 0 {
             let error = io::Error::from_raw_os_error(outcome);
@@ -155,7 +169,7 @@ fn install() {
     });
 }
 
-/// Has a descriptor closed in forked children, until this is dropped.
+/// Keeps what a descriptor leads to from forked children, until this is dropped.
 pub(crate) struct Private {
     /// `None` for a descriptor that leads nowhere.
     slot: Option<&'static Slot>,
@@ -194,9 +208,16 @@ pub(crate) fn keep_private(fd: impl AsFd) -> Private {
 impl Drop for Private {
     fn drop(&mut self) {
         // In a child the slot may be that of another watch by now.
-        if let Some(slot) = self.slot.filter(|_| !self.origin.is_inherited()) {
+        if let Some(slot) = self.slot.filter(|_| !self.is_inherited()) {
             slot.give_back();
         }
+    }
+}
+
+impl Private {
+    /// Whether this process is a forked child of the one that watches the descriptor.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.origin.is_inherited()
     }
 }
 
@@ -223,21 +244,22 @@ impl Origin {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::fs::File;
-    use std::os::fd::{FromRawFd, IntoRawFd};
+    use std::os::fd::FromRawFd;
 
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::{ForkResult, fork};
 
     use super::*;
 
-    /// What a child finds of some descriptors, as a number with a bit for each that is open.
-    fn open_in_child(fds: &[i32]) -> i32 {
+    /// Which of some descriptors lead to the same file in a child, as a number with a bit for each.
+    fn kept_in_child(fds: [i32; 5]) -> i32 {
+        let files = fds.map(|fd| file_of(fd).unwrap());
         // SAFETY: the child calls `fstat` and `_exit` alone.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
-                let open = fds.iter().enumerate();
-                let bits = open.map(|(at, fd)| i32::from(file_of(*fd).is_ok()) << at);
+                let same = fds.iter().zip(files).enumerate();
+                let same = same.map(|(at, (fd, file))| (at, file_of(*fd).unwrap() == file));
+                let bits = same.map(|(at, is_same)| i32::from(is_same) << at);
                 // SAFETY: it ends this process.
                 unsafe { libc::_exit(bits.sum()) }
             }
@@ -249,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_closes_private_descriptors_and_no_number_that_was_given_out_anew() {
+    fn a_child_lets_go_of_private_files_and_of_no_number_that_was_given_out_anew() {
         // More than one block has slots for.
         let files: Vec<File> = (0..SLOTS + 2)
             .map(|_| tempfile::tempfile().unwrap())
@@ -264,10 +286,7 @@ mod tests {
         // No longer private.
         let public = files[2].as_raw_fd();
         drop(privates.swap_remove(2));
-        assert_eq!(
-            open_in_child(&[first, last, reused, public, other]),
-            0b11100
-        );
+        assert_eq!(kept_in_child([first, last, reused, public, other]), 0b11100);
         // The parent has all of them.
         assert!(
             [first, last, reused, public]

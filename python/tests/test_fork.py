@@ -33,7 +33,7 @@ def in_child(work):
 
 @pytest.mark.parametrize("part", ["owner", "client"])
 def test_in_a_child_every_call_misses_at_once_and_the_parent_goes_on(tmp_path, part, capfd):
-    other = make(tmp_path) if part == "client" else None
+    other = make(tmp_path, pools.mha()) if part == "client" else None
     pool = pools.mha()
     pools.fill(pool, seed=1)
     backend = make(tmp_path, pool)
@@ -69,7 +69,7 @@ def test_in_a_child_every_call_misses_at_once_and_the_parent_goes_on(tmp_path, p
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_child_opens_the_store_anew_as_client_of_its_parent_and_as_owner(tmp_path, method):
     context = multiprocessing.get_context(method)
-    parent = make(tmp_path)
+    parent = make(tmp_path, pools.mha())
     for part in ("client", "owner"):
         heard, said = context.Pipe(duplex=False)
         chain = keys(3, f"{method} {part}")

@@ -89,7 +89,7 @@ pub(crate) struct Area {
     base: NonNull<u8>,
     bytes: usize,
     file: OwnedFd,
-    _private: Private,
+    private: Private,
 }
 
 // SAFETY: an `Area` is the address of a mapping that nothing but its drop ends; what is done with the memory goes through
@@ -164,7 +164,7 @@ impl Area {
         Ok(Area {
             base,
             bytes,
-            _private: keep_private(&file),
+            private: keep_private(&file),
             file,
         })
     }
@@ -288,6 +288,10 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
+        if self.private.is_inherited() {
+            // The mapping is not in a forked child: something else may lie at its address.
+            return;
+        }
         let base = self.base.as_ptr().cast::<c_void>();
         // SAFETY: the mapping is this value's own, and no reference into it outlives it.
         let _ = unsafe { mm::munmap(base, self.bytes) };
