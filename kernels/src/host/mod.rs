@@ -53,6 +53,8 @@ pub struct HostDevice {
     stores: Arc<Stream>,
     in_flight: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
+    /// The process that made it: a forked child has a copy of it and none of its threads.
+    process: u32,
 }
 
 impl HostDevice {
@@ -95,6 +97,7 @@ impl HostDevice {
             faults,
             in_flight: Arc::new(AtomicUsize::new(0)),
             threads: Vec::new(),
+            process: std::process::id(),
         }
     }
 
@@ -241,6 +244,13 @@ impl Device for HostDevice {
 
 impl Drop for HostDevice {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // Nothing here may be waited for or locked: a thread of the parent may have held any
+            // lock at the moment of the fork.
+            self.threads.drain(..).for_each(std::mem::forget);
+            std::mem::forget((self.loads.clone(), self.stores.clone()));
+            return;
+        }
         self.loads.close();
         self.stores.close();
         for thread in self.threads.drain(..) {

@@ -42,6 +42,10 @@
 //! [`Cache::poll`] alone; without other ranks also by the calls that begin, insert or end a
 //! request.
 //!
+//! # Forks
+//!
+//! A forked child must not use the cache of its parent: it has none of the threads. It may drop it.
+//!
 //! # Faults defended against
 //!
 //! A device that takes or finishes no copy (the pages are given back, the request computes), a
@@ -70,6 +74,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use larder_engine::fork::Origin;
 use larder_kernels::{
     ChunkAt, Device, DeviceError, Gated, L1Pool, L2Pool, LayerTickets, PagePair, Ticket, Transfer,
 };
@@ -135,6 +140,7 @@ pub struct Cache {
     ended: Vec<(Done, Option<u64>)>,
     /// Reads under way: the pages they ask for.
     reads: HashMap<OpId, usize>,
+    origin: Origin,
 }
 
 impl Cache {
@@ -175,6 +181,7 @@ impl Cache {
             time,
             ended: Vec::new(),
             reads: HashMap::new(),
+            origin: Origin::here(),
         })
     }
 
@@ -681,8 +688,11 @@ impl Cache {
 }
 
 impl Drop for Cache {
-    /// Waits for what is in flight: the pools may go with the cache.
+    /// Waits for what is in flight: the pools may go with the cache. In a forked child nothing is.
     fn drop(&mut self) {
+        if self.origin.is_inherited() {
+            return;
+        }
         for copy in std::mem::take(&mut self.copies) {
             let _ = copy.transfer.wait();
         }

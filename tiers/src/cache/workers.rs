@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use larder_engine::fork::Origin;
 use larder_format::PageKey;
 
 use super::lent::LentPages;
@@ -58,6 +59,7 @@ pub(super) struct Workers {
     queues: Option<Queues>,
     answers: Receiver<Answer>,
     threads: Vec<JoinHandle<()>>,
+    origin: Origin,
 }
 
 impl Workers {
@@ -75,6 +77,7 @@ impl Workers {
             }),
             answers,
             threads: Vec::new(),
+            origin: Origin::here(),
         };
         let mut start = |name: &str, queue: &Arc<Mutex<Receiver<Work>>>| {
             let (l3, queue, answer) = (l3.clone(), queue.clone(), answer.clone());
@@ -115,6 +118,11 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
+        if self.origin.is_inherited() {
+            // A forked child has none of the threads, and may have locks that nobody gives back.
+            std::mem::forget((self.queues.take(), std::mem::take(&mut self.threads)));
+            return;
+        }
         self.queues = None;
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so; its orders are answered by nobody, and the core goes with it.
