@@ -10,15 +10,14 @@ use crate::memory::AlignedBuf;
 impl Core {
     pub(super) fn write_header(&mut self, id: SegmentId, state: SegmentState) {
         let header = self.header(id, state);
-        // Opening and sealing write both copies; one suffices to mark a segment free, and leaves the other to a reader
-        // that looks at this moment. But not where no header before it has said what is not to be believed.
+        // Opening and sealing write both copies. One copy suffices to mark a segment free, and
+        // leaves the other copy to a reader that looks at this moment. Both are written where the
+        // other copy is in doubt: no header of this generation was written (the other copy may be
+        // blank), or none has named the pages that are not proven.
         let segment = self.space.segment(id);
-        let is_said = segment.held.is_empty() && !segment.suspect;
-        let copies = if state == SegmentState::Free && is_said {
-            1
-        } else {
-            2
-        };
+        let other_is_good = segment.held.is_empty() && !segment.suspect && !segment.headless;
+        let is_free = state == SegmentState::Free;
+        let copies = if is_free && other_is_good { 1 } else { 2 };
         let Some(bytes) = encode_headers(&header, copies) else {
             // Without memory for two blocks: a header is a hint, the descriptor blocks tell the same.
             self.header_done(id, state, false);

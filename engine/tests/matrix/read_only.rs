@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
+use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{
     AttachOptions, OpenOptions, PageStore, PutFailure, PutOptions, PutStatus, Refusal, Store,
     StoreError,
@@ -201,6 +202,9 @@ fn row_09_holes_that_cannot_be_filled_cost_no_page_and_no_capacity() {
     assert_eq!(pool.hits(&there), there.len());
     store.check_invariants().unwrap();
     store.close().unwrap();
+    drop(store);
+    let survey = Survey::new(&home.path, &SurveyOptions::default()).unwrap();
+    assert!(survey.flaws.is_empty(), "{:?}", survey.flaws);
 }
 
 #[test]
