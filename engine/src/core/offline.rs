@@ -73,7 +73,8 @@ impl Core {
         sealed.map(view).collect()
     }
 
-    /// Whoever has the store to itself makes copies alone: a segment that was left open takes them, where there is but one.
+    /// Whoever has the store to itself makes copies alone: of the segments that were left open,
+    /// the one with the most room takes them.
     pub(crate) fn open_for_copies(&mut self) {
         self.space.open_for_copies();
     }

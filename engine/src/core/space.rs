@@ -593,16 +593,20 @@ impl Space {
         !self.volumes[volume].free.is_empty() && self.free_segments() > kept
     }
 
-    /// Where a volume has a segment open for puts and none for copies, it takes copies.
+    /// Of the open segments of a volume the one with the most room takes copies.
     pub(crate) fn open_for_copies(&mut self) {
         let (put, copy) = (Stream::Put as usize, Stream::Copy as usize);
         for volume in 0..self.volumes.len() {
-            let open = &mut self.volumes[volume].open;
-            if open[copy].is_none()
-                && let Some(id) = open[put].take()
-            {
-                open[copy] = Some(id);
-                self.segment_mut(id).state = State::Open(Stream::Copy);
+            let open = self.volumes[volume].open;
+            let room = |id: Option<SegmentId>| id.map(|id| self.unused_blocks(id));
+            if room(open[put]) <= room(open[copy]) {
+                continue;
+            }
+            self.volumes[volume].open.swap(put, copy);
+            for (stream, id) in [(Stream::Copy, open[put]), (Stream::Put, open[copy])] {
+                if let Some(id) = id {
+                    self.segment_mut(id).state = State::Open(stream);
+                }
             }
         }
     }
@@ -761,6 +765,22 @@ mod tests {
         space.segment_mut(SegmentId(0)).first_commit = serial(21);
         assert_eq!(space.oldest_life(serial(20)), Some(serial(5)));
         assert_eq!(space.oldest_life(serial(21)), Some(serial(9)));
+    }
+
+    #[test]
+    fn copies_go_to_the_open_segment_with_the_most_room() {
+        let states = [State::Open(Stream::Put), State::Open(Stream::Copy)];
+        for roomy in 0..2 {
+            let mut space = space(&states.map(|state| (state, 5)));
+            space.segment_mut(SegmentId(1 - roomy)).data_end = 60;
+            space.open_for_copies();
+            let ids = [1 - roomy, roomy].map(SegmentId);
+            assert_eq!(space.volumes[0].open, ids.map(Some));
+            assert_eq!(ids.map(|id| space.segment(id).state), states);
+        }
+        let mut space = space(&[(states[0], 5)]);
+        space.open_for_copies();
+        assert_eq!(space.volumes[0].open, [None, Some(SegmentId(0))]);
     }
 
     #[test]

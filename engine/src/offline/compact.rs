@@ -9,7 +9,8 @@
 //! there would be nowhere to begin again. So one stays free where that is possible: it takes no pages for the order, and what makes
 //! way only if nothing else has room. And a compaction that finds no more than that one begins with what kills have wasted.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -94,13 +95,13 @@ pub(super) fn compact_on(
     let outcome = planned(&plan);
     let segments = opening.recovery.recovered.segments.iter();
     let free = segments.filter(|segment| segment.state == InitState::Free);
-    // An open one may be all the room that there is.
-    let closed: &[SegmentId] = if free.count() as u64 > KEPT_FREE {
-        &plan.empty
-    } else {
-        &[]
-    };
-    let (owner, pages) = Owner::begin(opening, closed, options)?;
+    let mut closed = plan.empty.clone();
+    if free.count() as u64 <= KEPT_FREE {
+        // Those that take copies may be all the room that there is.
+        let takers = takers(&opening);
+        closed.retain(|id| !takers.contains(id));
+    }
+    let (owner, pages) = Owner::begin(opening, &closed, options)?;
     Compaction::new(owner, pages, plan, outcome).run(progress)
 }
 
@@ -128,6 +129,21 @@ fn plan(path: &Path, opening: &Opening<Whole>) -> Result<Plan, StoreError> {
     let blocks = |page: &Found<Whole>| sizes[usize::from(page.slot.0)].1;
     let data_blocks = u64::from(superblock.segment_blocks - HEADER_BLOCKS);
     Ok(order::plan(&opening.pages, blocks, &sites, data_blocks))
+}
+
+/// The open segments that take copies: on each volume the one with the most room.
+fn takers(opening: &Opening<Whole>) -> Vec<SegmentId> {
+    let spots = spots_of(opening.volumes.superblock());
+    let segments = &opening.recovery.recovered.segments;
+    let mut takers = BTreeMap::new();
+    for (id, (spot, segment)) in (0..).zip(spots.iter().zip(segments)) {
+        if segment.state == InitState::Open {
+            let taker = (Reverse(segment.data_end + segment.blocks), SegmentId(id));
+            let best = takers.entry(spot.volume).or_insert(taker);
+            *best = taker.max(*best);
+        }
+    }
+    takers.into_values().map(|(_, id)| id).collect()
 }
 
 fn planned(plan: &Plan) -> Compacted {
