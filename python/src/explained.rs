@@ -14,6 +14,8 @@ pub enum Cause {
     Tail,
     /// There was no room for them.
     NoRoom,
+    /// Every volume refuses writes.
+    ReadOnly,
     /// They could not be stored.
     Failed,
     /// They were read, and are not what was stored.
@@ -38,6 +40,11 @@ impl Cause {
                 "dropped",
                 "the store has no room for them now: it is too small for what is written to \
                  it, or its disk too slow",
+            ),
+            Cause::ReadOnly => (
+                "dropped",
+                "every volume of the store refuses writes and is in read-only service: reads go \
+                 on, and nothing is stored; `larder doctor` says why",
             ),
             Cause::Failed => (
                 "failed",

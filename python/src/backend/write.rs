@@ -176,13 +176,8 @@ impl Backend {
             }
         }
         let failed = statuses.len() - stored - duplicate - dropped;
-        if dropped > 0 {
-            self.explained.explain(Cause::NoRoom);
-        }
-        if failed > 0 && statuses.contains(&PutStatus::Refused(Refusal::Closed)) {
-            self.explained.explain(Cause::NoStore);
-        } else if failed > 0 {
-            self.explained.explain(Cause::Failed);
+        for cause in causes(statuses) {
+            self.explained.explain(cause);
         }
         self.meters.add(Count::Stored, stored);
         self.meters.add(Count::Duplicate, duplicate);
@@ -190,6 +185,24 @@ impl Backend {
         self.meters.add(Count::Failed, failed);
         stored
     }
+}
+
+/// Why pages were not stored: a cause for those left out, and one for those that failed.
+fn causes(statuses: &[PutStatus]) -> impl Iterator<Item = Cause> {
+    let has = |refusal| statuses.contains(&PutStatus::Refused(refusal));
+    let left_out = statuses.iter().any(|status| is_left_out(*status));
+    let failed = statuses
+        .iter()
+        .any(|status| !status.is_present() && !is_left_out(*status));
+    let left_out = left_out.then(|| match has(Refusal::ReadOnlyService) {
+        true => Cause::ReadOnly,
+        false => Cause::NoRoom,
+    });
+    let failed = failed.then(|| match has(Refusal::Closed) {
+        true => Cause::NoStore,
+        false => Cause::Failed,
+    });
+    left_out.into_iter().chain(failed)
 }
 
 /// A flat page's parts.
@@ -215,4 +228,32 @@ fn is_left_out(status: PutStatus) -> bool {
 
 fn late(deadline: Instant) -> Option<PutStatus> {
     (Instant::now() >= deadline).then_some(PutStatus::Refused(Refusal::Busy))
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_engine::PutFailure;
+
+    use super::*;
+
+    #[test]
+    fn pages_that_read_only_service_refuses_are_left_out_for_a_cause_of_its_own() {
+        let refused = PutStatus::Refused;
+        let read_only = refused(Refusal::ReadOnlyService);
+        let failed = PutStatus::Failed(PutFailure::Write);
+        assert!(is_left_out(read_only));
+        let cases: [(&[PutStatus], &[Cause]); 6] = [
+            (&[PutStatus::Stored, PutStatus::Duplicate], &[]),
+            (&[PutStatus::Stored, read_only], &[Cause::ReadOnly]),
+            // The wait for room ends when the volume is put into read-only service.
+            (&[refused(Refusal::Busy), read_only], &[Cause::ReadOnly]),
+            (&[refused(Refusal::NoSpace)], &[Cause::NoRoom]),
+            (&[failed, read_only], &[Cause::ReadOnly, Cause::Failed]),
+            (&[refused(Refusal::Closed)], &[Cause::NoStore]),
+        ];
+        for (statuses, causes) in cases {
+            let found: Vec<Cause> = super::causes(statuses).collect();
+            assert_eq!(found, causes, "{statuses:?}");
+        }
+    }
 }
