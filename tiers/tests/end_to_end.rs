@@ -1,14 +1,15 @@
 //! Bytes all the way: L1, L2, the real store, another process, and back; and a cache whose device, L3 or pools are no good.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-use std::collections::BTreeMap;
+mod support;
+
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use larder_engine::{CreateOptions, GetPage, OpenOptions, PageStore, PutPage, Store, create};
-use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
+use larder_format::PageKey;
 use larder_kernels::host::{Faults, Moment};
 use larder_kernels::{
     ChunkAt, Device, DeviceError, Direction, HostDevice, HostMemory, KvShape, Layout, Ticket,
@@ -20,6 +21,8 @@ use larder_tiers::core::{Declined, LoadBack, OpId, Order, PrefetchState, Request
 use larder_tiers::l3::{FilesL3, L3, StoreL3};
 use larder_tiers::prompt::Scope;
 use larder_tiers::{Cache, CacheError, Config, Parts};
+
+use support::namespace;
 
 const PAGES: u32 = 5;
 
@@ -180,31 +183,12 @@ fn no_faults() -> Faults {
     Box::new(|_| Ok(()))
 }
 
-fn namespace(shape: &KvShape, layout: Layout) -> Namespace {
-    let parts = vec![shape.part_bytes(); shape.parts() as usize];
-    // A layer_first pool is stored as page_first_direct, but here each combination is one of its own.
-    Namespace::new(NamespaceFields {
-        model: "end-to-end".into(),
-        weights: layout.name().into(),
-        dtype: "bytes".into(),
-        layout: layout.name().into(),
-        page_tokens: shape.page_tokens(),
-        shape: PageShape::new(&parts).unwrap(),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: String::new(),
-        extra: BTreeMap::new(),
-    })
-    .unwrap()
-}
-
 /// Every shape and layout, over one store.
 fn each(store: &Path, with: impl Fn(&mut Bench)) {
     let store: Arc<dyn PageStore> = Arc::new(Store::open(store, OpenOptions::default()).unwrap());
     for shape in shapes() {
         for layout in Layout::ALL {
-            let l3 = StoreL3::new(store.clone(), &namespace(&shape, layout)).unwrap();
+            let l3 = StoreL3::new(store.clone(), &namespace("end-to-end", &shape, layout)).unwrap();
             let mut bench = Bench::new(shape, layout, Some(Arc::new(l3)), no_faults());
             with(&mut bench);
             bench.leave();

@@ -6,9 +6,10 @@
     reason = "a broken expectation is the finding"
 )]
 
-mod restart;
-
 mod engine;
+mod restart;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::sync::Arc;
 

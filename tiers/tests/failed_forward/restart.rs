@@ -1,13 +1,11 @@
 //! A failed forward, a second request, the store, and another process: the bytes that come back are
 //! the right ones.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use larder_engine::{CreateOptions, OpenOptions, PageStore, Store, create};
-use larder_format::{Namespace, NamespaceFields, PageShape, Rank};
 use larder_kernels::{
     ChunkAt, Device, DeviceError, HostDevice, HostMemory, KvShape, Layout, Ticket, pool_bytes,
 };
@@ -15,6 +13,8 @@ use larder_tiers::core::{LoadBack, PrefetchState, Request};
 use larder_tiers::l3::StoreL3;
 use larder_tiers::prompt::Scope;
 use larder_tiers::{Cache, Config, Parts};
+
+use crate::support::namespace;
 
 const TOKENS: u64 = 37;
 
@@ -34,33 +34,15 @@ fn open(store: &Path) -> (Cache, Arc<dyn PageStore>) {
     let memory = HostMemory::zeroed(pool_bytes(&shape, pages)).unwrap();
     let l2 = device.register(memory, Layout::PageFirstDirect, &shape, pages);
     let store: Arc<dyn PageStore> = Arc::new(Store::open(store, OpenOptions::default()).unwrap());
+    let namespace = namespace("failed-forward", &shape, Layout::PageFirstDirect);
     let parts = Parts {
         device,
         l1,
         l2: l2.unwrap(),
-        l3: Some(Arc::new(StoreL3::new(store.clone(), &namespace()).unwrap())),
+        l3: Some(Arc::new(StoreL3::new(store.clone(), &namespace).unwrap())),
         ranks: None,
     };
     (Cache::new(config, parts).unwrap(), store)
-}
-
-fn namespace() -> Namespace {
-    let shape = shape();
-    let parts = vec![shape.part_bytes(); shape.parts() as usize];
-    Namespace::new(NamespaceFields {
-        model: "failed-forward".into(),
-        weights: "1".into(),
-        dtype: "bytes".into(),
-        layout: Layout::PageFirstDirect.name().into(),
-        page_tokens: shape.page_tokens(),
-        shape: PageShape::new(&parts).unwrap(),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: String::new(),
-        extra: BTreeMap::new(),
-    })
-    .unwrap()
 }
 
 /// The chunks of the prompt's whole pages from `from` on.
