@@ -315,24 +315,50 @@ impl StoreError {
     }
 }
 
-fn hint(error: &io::Error) -> &'static str {
-    if let Some(libc::EMFILE) = error.raw_os_error() {
-        return "; raise the limit on open files (ulimit -n)";
+fn hint(error: &io::Error) -> String {
+    match advice(error) {
+        "" => String::new(),
+        advice => format!("; {advice}"),
+    }
+}
+
+/// Advice on an error of the operating system; empty where there is none.
+///
+/// The permissions of a file end in `EACCES`. `EPERM` and `ENOSYS` also come from calls that no
+/// permission refuses, such as `flock` and `fdatasync`: a seccomp profile answers with them.
+#[must_use]
+pub fn advice(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => return "raise the limit on open files (ulimit -n)",
+        Some(libc::EPERM) => {
+            return "in a container, allow the call in its seccomp profile; elsewhere, run as the \
+                    store's owner, or look for an immutable file (lsattr)";
+        }
+        // No file system answers with it.
+        Some(libc::ENOSYS) => {
+            return "the kernel or the container's seccomp profile lacks this call: allow it, or \
+                    use another file system";
+        }
+        // Of the calls that are made for a store only the start of a thread fails so.
+        Some(libc::EAGAIN) => {
+            return "raise the limits on threads and memory (ulimit -u, ulimit -v, TasksMax=)";
+        }
+        _ => {}
     }
     match error.kind() {
-        io::ErrorKind::NotFound => "; check the path",
+        io::ErrorKind::NotFound => "check the path",
         io::ErrorKind::PermissionDenied => {
-            "; run as the store's owner, or change its permissions; in a container, check its seccomp profile"
+            "run as the store's owner, or change its permissions; in a container, check its \
+             seccomp profile"
         }
-        // `ENOSYS`, which no file system answers with.
-        io::ErrorKind::Unsupported if error.raw_os_error() == Some(libc::ENOSYS) => {
-            "; the kernel or the container's seccomp profile lacks this call: allow it, or use another file system"
+        io::ErrorKind::OutOfMemory => {
+            "raise the limit on memory (ulimit -v, MemoryMax=, the container's)"
         }
-        io::ErrorKind::StorageFull => "; free some space",
+        io::ErrorKind::StorageFull => "free some space",
         io::ErrorKind::FileTooLarge => {
-            "; raise the limit on files (ulimit -f), or choose a filesystem that takes larger ones"
+            "raise the limit on files (ulimit -f), or choose a filesystem that takes larger ones"
         }
-        io::ErrorKind::ReadOnlyFilesystem => "; remount it writable, or choose another path",
+        io::ErrorKind::ReadOnlyFilesystem => "remount it writable, or choose another path",
         _ => "",
     }
 }
@@ -381,7 +407,28 @@ pub(crate) fn count(number: u64, thing: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
+
+    #[test]
+    fn a_refusal_that_no_permission_explains_is_blamed_on_the_seccomp_profile_first() {
+        let said = |errno| {
+            let source = io::Error::from_raw_os_error(errno);
+            StoreError::io("locking the volume", "store".as_ref(), source).to_string()
+        };
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let said = said(errno);
+            let seccomp = said.find("seccomp profile").unwrap();
+            let owner = said.find("owner").unwrap_or(usize::MAX);
+            assert!(seccomp < owner, "{said}");
+        }
+        let denied = said(libc::EACCES);
+        assert!(denied.contains("; run as the store's owner"), "{denied}");
+        assert!(said(libc::ENOMEM).contains("; raise the limit on memory"));
+        assert!(said(libc::EAGAIN).contains("; raise the limits on threads"));
+        assert!(said(libc::EIO).ends_with("(os error 5)"));
+    }
 
     #[test]
     fn sizes_are_exact_and_readable() {

@@ -116,7 +116,7 @@ pub use api::{
     PutOptions, PutPage, PutStatus, ReadOnlyVolume, Refusal, Settings, SharedReads, Stats,
     SyncPolicy,
 };
-pub use error::StoreError;
+pub use error::{StoreError, advice};
 pub use larder_format as format;
 pub use share::{AttachOptions, SharedStore};
 pub use store::Store;

@@ -11,12 +11,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use larder_engine::StoreError;
 use larder_engine::disk::probe::{self, Level};
 use larder_engine::memory::{AlignedBuf, backing_page_bytes};
 use larder_engine::share;
 use larder_engine::volume::holes::holes;
 use larder_engine::volume::{Access, HolderState, LockHolder, Volume, Volumes};
+use larder_engine::{StoreError, advice};
 use larder_format::{BLOCK_BYTES, OpenState, Superblock};
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, ftruncate};
 use rustix::io::Errno;
@@ -332,12 +332,7 @@ fn remedy(error: Errno) -> &'static str {
         Errno::NOSPC | Errno::DQUOT => {
             "the file system or the quota is full: free some space, or choose another path"
         }
-        Errno::PERM | Errno::ACCESS => {
-            "check the permissions, and in a container its seccomp profile"
-        }
-        Errno::NOSYS => {
-            "the kernel or the container's seccomp profile lacks the call: allow it, or choose another path"
-        }
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS | Errno::NOMEM => advice(&error.into()),
         Errno::IO => "look for errors of the device in the kernel's log (dmesg)",
         _ => "check permissions and mount",
     }

@@ -68,7 +68,7 @@ impl Failure {
     #[must_use]
     pub fn thread(error: &std::io::Error) -> Self {
         Failure::environment(format!("starting a thread: {error}"))
-            .with_hint("raise the limit on threads: ulimit -u, TasksMax=")
+            .with_hint("raise the limits on threads and memory: ulimit -u, ulimit -v, TasksMax=")
     }
 
     /// The same, with something more to know.

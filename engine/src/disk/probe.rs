@@ -133,7 +133,8 @@ pub enum DiskOpenError {
     Uring(Obstacle),
     /// The system has no more threads.
     #[error(
-        "cannot start the threads of the disk: {0}; raise the limit on threads (ulimit -u, TasksMax=), or allow clone3 in the container's seccomp profile"
+        "cannot start the threads of the disk: {0}; raise the limits on threads and memory (ulimit -u, \
+         ulimit -v, TasksMax=), or allow clone3 in the container's seccomp profile"
     )]
     Threads(io::Error),
 }

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use larder_engine::advice;
 use larder_engine::format::Structure;
 use larder_engine::survey::Survey;
 use tempfile::NamedTempFile;
@@ -117,10 +118,14 @@ impl Target {
                 replace,
             } => {
                 let failed = |error: io::Error| {
-                    Failure::environment(format!(
+                    let failure = Failure::environment(format!(
                         "{}: writing the archive: {error}; nothing was left behind",
                         path.display()
-                    ))
+                    ));
+                    match advice(&error) {
+                        "" => failure,
+                        advice => failure.with_hint(advice),
+                    }
                 };
                 check_space(path, directory, needed)?;
                 let mut file = temporary(path, directory).map_err(failed)?;
