@@ -478,21 +478,52 @@ fn store(path: &Path, facts: &mut Facts) {
         writable(&volume.path, facts);
         blocks(volume, facts);
     }
-    let locked = volumes.present().any(|(_, volume)| {
-        let file = volume.file.as_fd();
-        let free = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared).is_ok();
-        if free {
-            let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+    let locked = match is_locked(&volumes) {
+        Ok(locked) => locked,
+        Err(error) => {
+            let what = format!("a volume cannot be locked: {error}; {}", remedy(error));
+            facts.add("store in use", Level::Fail, what);
+            return;
         }
-        !free
-    });
-    let (level, what) = in_use(superblock, locked);
+    };
+    let report = locked.then(|| share::report(path).ok()).flatten();
+    let (level, what) = match &report {
+        Some(report) => (Level::Ok, served_by(report.pid)),
+        None => in_use(superblock, locked),
+    };
     facts.add("store in use", level, what);
-    if locked && let Ok(report) = share::report(path) {
+    if let Some(report) = report {
         let owner = process(report.pid);
         let what = format!("{owner} serves it with {}", report.settings);
         facts.add("settings", Level::Ok, what);
         service(&report, facts);
+    }
+}
+
+/// Whether a process has a volume locked. A lock taken to find out is given back at once.
+fn is_locked(volumes: &Volumes) -> Result<bool, Errno> {
+    for (_, volume) in volumes.present() {
+        let file = volume.file.as_fd();
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => {
+                let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+            }
+            Err(Errno::WOULDBLOCK) => return Ok(true),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// The process that serves a store.
+fn served_by(pid: Option<u32>) -> String {
+    let owner = process(pid);
+    match pid {
+        Some(_) => format!("yes, served by {owner}"),
+        None => format!(
+            "yes, served by {owner}, whose number is unknown here. Clients work all the same; to \
+             stop it or to read its log, go to its container or to the host"
+        ),
     }
 }
 

@@ -40,6 +40,13 @@ fn serving(command: &mut Command) -> Process {
     owner
 }
 
+/// A client that puts some pages.
+fn puts(store: &Path) -> Vec<&str> {
+    let pages = ["--page-bytes", "64KiB", "--pages", "8"];
+    let client = ["bench", text(store), "--shared", "--op", "put"];
+    [&client[..], &pages].concat()
+}
+
 /// The path of the socket of a store.
 fn socket_of(store: &Path) -> PathBuf {
     let mut path = store.as_os_str().to_owned();
@@ -72,19 +79,19 @@ fn an_owner_in_another_pid_namespace_is_asked_and_named_as_far_as_it_is_visible(
         3,
         &["in use", "container", "stop it first"],
     );
-    assert!(doctor(&[text(&path)]).contains("yes, by a process that is not visible here"));
-    let write = [
-        "bench",
-        text(&path),
-        "--shared",
-        "--op",
-        "put",
-        "--page-bytes",
-        "64KiB",
-        "--pages",
-        "8",
+    let said = doctor(&[text(&path)]);
+    assert!(
+        said.contains(&format!("yes, served by process {seen}")),
+        "{said}"
+    );
+    let mut doctor = apart(&own_pids, &["doctor", text(&path)]).unwrap();
+    let said = String::from_utf8(doctor.output().unwrap().stdout).unwrap();
+    let words = [
+        "yes, served by a process of another pid namespace",
+        "its container or to the host",
     ];
-    let wrote = apart(&own_pids, &write).unwrap().output().unwrap();
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    let wrote = apart(&own_pids, &puts(&path)).unwrap().output().unwrap();
     assert!(wrote.status.success(), "{}", stderr(&wrote));
 }
 
@@ -256,16 +263,7 @@ fn a_client_that_takes_over_says_so() {
     let path = store_in(&directory);
     let owner = serving(&mut larder(&["serve", text(&path)]));
     let former = owner.0.id();
-    let shared = [
-        "bench",
-        text(&path),
-        "--shared",
-        "--op",
-        "put",
-        "--turns",
-        "--json",
-    ];
-    let mut client = larder(&[&shared[..], &["--page-bytes", "64KiB", "--pages", "8"]].concat());
+    let mut client = larder(&[&puts(&path)[..], &["--turns", "--json"]].concat());
     client
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -297,17 +295,6 @@ fn a_process_of_an_unmapped_user_is_a_client_and_no_owner() {
     let said = std::io::read_to_string(refused.0.stderr.take().unwrap()).unwrap();
     assert!(said.contains("not mapped in its user namespace"), "{said}");
     let _owner = serving(&mut larder(&["serve", text(&path)]));
-    let write = [
-        "bench",
-        text(&path),
-        "--shared",
-        "--op",
-        "put",
-        "--page-bytes",
-        "64KiB",
-        "--pages",
-        "8",
-    ];
-    let wrote = apart(&unmapped, &write).unwrap().output().unwrap();
+    let wrote = apart(&unmapped, &puts(&path)).unwrap().output().unwrap();
     assert!(wrote.status.success(), "{}", stderr(&wrote));
 }
