@@ -3,17 +3,13 @@
 //! Every command ends: its work is done another way, or its error gives advice.
 //! `LARDER_REFUSALS=all` tries each call with every error, instead of one of them.
 
-use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Instant;
+use std::process::Child;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
-use crate::support::honest::{PATIENCE, skipped};
+use crate::filters::{self, Serving, can_refuse, end, under, worked};
 use crate::support::{directory, larder, stderr, text};
 
 /// How commands end without a call.
@@ -63,101 +59,15 @@ const CALLS: &[(&str, libc::c_long, Without)] = &[
 
 const ERRORS: [i32; 3] = [libc::EPERM, libc::EACCES, libc::ENOSYS];
 
-/// The program of a filter that answers some calls with an error: load the number of the call,
-/// compare it with each, and return.
-fn filter(calls: &[libc::c_long], errno: i32) -> Vec<libc::sock_filter> {
-    let step = |code: u16, jt: usize, k: u32| libc::sock_filter {
-        code,
-        jt: u8::try_from(jt).unwrap(),
-        jf: 0,
-        k,
-    };
-    let mut program = vec![step(0x20, 0, 0)];
-    for (before, call) in calls.iter().enumerate() {
-        program.push(step(
-            0x15,
-            calls.len() - before,
-            u32::try_from(*call).unwrap(),
-        ));
-    }
-    program.push(step(0x06, 0, 0x7fff_0000));
-    program.push(step(0x06, 0, 0x0005_0000 | errno.unsigned_abs()));
-    program
-}
-
-/// Refuses this process some calls for good.
-fn refuse(filter: &[libc::sock_filter]) -> io::Result<()> {
-    let program = libc::sock_fprog {
-        len: u16::try_from(filter.len()).unwrap_or(0),
-        filter: filter.as_ptr().cast_mut(),
-    };
-    // SAFETY: plain numbers.
-    let privileges = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    // SAFETY: the program and its filter outlive the call, which copies them.
-    let installed = unsafe { libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) };
-    if privileges == 0 && installed == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-/// `larder`, to be refused these calls.
-fn refused(calls: &[libc::c_long], errno: i32, arguments: &[&str]) -> Command {
-    let filter = filter(calls, errno);
-    let mut command = larder(arguments);
-    // SAFETY: between fork and exec the closure makes two system calls, and allocates nothing.
-    unsafe { command.pre_exec(move || refuse(&filter)) };
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-/// Waits for the end, which must come.
-fn end(mut child: Child, what: &str) -> Output {
-    let until = Instant::now() + PATIENCE;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > until {
-            child.kill().unwrap();
-            panic!("{what} never ends: {:?}", child.wait_with_output());
-        }
-        std::thread::yield_now();
-    }
-    child.wait_with_output().unwrap()
-}
-
-/// Whether a command did its work; if not, its error must give advice.
-#[track_caller]
-fn worked(output: &Output, what: &str) -> bool {
-    let said = stderr(output);
-    assert!(output.status.signal().is_none(), "{what}: {output:?}");
-    assert!(!said.contains("panicked"), "{what}: {said}");
-    match output.status.code() {
-        Some(0) => true,
-        Some(3) => {
-            let advice = ["seccomp", "--prewrite", "limit", "ulimit"];
-            assert!(
-                advice.iter().any(|word| said.contains(word)),
-                "{what}: {said}"
-            );
-            false
-        }
-        code => panic!("{what} ends with {code:?}: {said}"),
-    }
-}
-
 /// Serves a store until SIGTERM; whether it was served.
-fn serves(mut child: Child, what: &str) -> bool {
-    let mut told = BufReader::new(child.stdout.take().unwrap());
-    let mut first = String::new();
-    told.read_line(&mut first).unwrap();
-    if !first.is_empty() {
-        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
-    }
-    let output = end(child, what);
-    worked(&output, what) && !first.is_empty()
+fn serves(child: Child, what: &str) -> bool {
+    let serving = Serving::of(child);
+    let serves = serving.serves;
+    worked(&serving.ended(what), what) && serves
 }
 
-fn try_all(path: &Path, name: &str, calls: &[libc::c_long], errno: i32, without: Without) {
+fn try_all(path: &Path, name: &str, call: libc::c_long, errno: i32, without: Without) {
+    let filters = filters::without(&[call], errno);
     let (new, there) = (path.join("new"), path.join("there"));
     let (new, there) = (text(&new), text(&there));
     let bench = |op| {
@@ -174,18 +84,16 @@ fn try_all(path: &Path, name: &str, calls: &[libc::c_long], errno: i32, without:
     assert!(setup.unwrap().status.success());
     for arguments in commands {
         let what = format!("`larder {}` without {name} ({errno})", arguments[0]);
-        let child = refused(calls, errno, &arguments).spawn().unwrap();
+        let child = under(&filters, &arguments).spawn().unwrap();
         let did = worked(&end(child, &what), &what);
         assert!(did || without == Without::MayEnd, "{what}");
     }
     let what = format!("`larder serve` without {name} ({errno})");
-    let child = refused(calls, errno, &["serve", there]).spawn().unwrap();
+    let child = under(&filters, &["serve", there]).spawn().unwrap();
     let did = serves(child, &what);
     assert!(did || without == Without::MayEnd, "{what}");
     let what = format!("`larder doctor` without {name} ({errno})");
-    let child = refused(calls, errno, &["doctor", text(path)])
-        .spawn()
-        .unwrap();
+    let child = under(&filters, &["doctor", text(path)]).spawn().unwrap();
     let output = end(child, &what);
     let said = String::from_utf8_lossy(&output.stdout);
     if output.status.code() != Some(1) {
@@ -197,16 +105,6 @@ fn try_all(path: &Path, name: &str, calls: &[libc::c_long], errno: i32, without:
     }
     std::fs::remove_file(there).unwrap();
     let _ = std::fs::remove_file(new);
-}
-
-/// Whether this system lets a process refuse itself a call.
-fn can_refuse() -> bool {
-    let mut command = refused(&[libc::SYS_mbind], libc::EPERM, &["--version"]);
-    let works = command.output();
-    if let Err(error) = &works {
-        skipped("refused system calls", error);
-    }
-    works.is_ok()
 }
 
 #[test]
@@ -225,60 +123,10 @@ fn every_command_works_another_way_or_ends_with_advice_where_a_call_is_refused()
         ("mlock", libc::SYS_mlock),
     ];
     for ((name, call, without), errno) in tries {
-        try_all(directory().path(), name, &[*call], errno, *without);
+        try_all(directory().path(), name, *call, errno, *without);
     }
     for (name, call) in more {
-        try_all(
-            directory().path(),
-            name,
-            &[call],
-            libc::ENOMEM,
-            Without::Works,
-        );
-    }
-}
-
-/// Calls that a container of Docker's default profile, and a service under systemd's
-/// `SystemCallFilter=@system-service`, are refused.
-#[test]
-fn under_the_profiles_of_docker_and_of_systemd_every_command_works() {
-    if !can_refuse() {
-        return;
-    }
-    let docker = [
-        libc::SYS_io_uring_setup,
-        libc::SYS_io_uring_enter,
-        libc::SYS_io_uring_register,
-        libc::SYS_mbind,
-        libc::SYS_set_mempolicy,
-        libc::SYS_get_mempolicy,
-        libc::SYS_move_pages,
-        libc::SYS_bpf,
-        libc::SYS_perf_event_open,
-        libc::SYS_userfaultfd,
-        libc::SYS_keyctl,
-        libc::SYS_mount,
-        libc::SYS_unshare,
-        libc::SYS_setns,
-        libc::SYS_quotactl,
-        libc::SYS_kcmp,
-    ];
-    let systemd = [
-        libc::SYS_mount,
-        libc::SYS_umount2,
-        libc::SYS_bpf,
-        libc::SYS_perf_event_open,
-        libc::SYS_ptrace,
-        libc::SYS_process_vm_readv,
-        libc::SYS_clock_settime,
-        libc::SYS_reboot,
-        libc::SYS_swapon,
-        libc::SYS_init_module,
-        libc::SYS_quotactl,
-        libc::SYS_userfaultfd,
-    ];
-    for (name, calls) in [("Docker", &docker[..]), ("systemd", &systemd)] {
-        try_all(directory().path(), name, calls, libc::EPERM, Without::Works);
+        try_all(directory().path(), name, call, libc::ENOMEM, Without::Works);
     }
 }
 
@@ -290,9 +138,10 @@ fn where_a_file_cannot_be_preallocated_a_prewrite_allocates_it() {
     let directory = directory();
     let path = directory.path().join("store");
     // The answer of ext2, and of NFS before 4.2.
+    let filters = filters::without(&[libc::SYS_fallocate], libc::EOPNOTSUPP);
     let create = |more: &[&str]| {
         let arguments = [&["create", text(&path), "--size", "128MiB"][..], more].concat();
-        let child = refused(&[libc::SYS_fallocate], libc::EOPNOTSUPP, &arguments).spawn();
+        let child = under(&filters, &arguments).spawn();
         end(child.unwrap(), "larder create")
     };
     let output = create(&[]);
@@ -308,10 +157,101 @@ fn where_a_file_cannot_be_preallocated_a_prewrite_allocates_it() {
     let allocated = path.metadata().unwrap().blocks() * 512;
     assert!(allocated >= 128 << 20, "{allocated} bytes are allocated");
     let doctor = [text(directory.path()), text(&path)].map(|place| {
-        let doctor = refused(&[libc::SYS_fallocate], libc::EOPNOTSUPP, &["doctor", place]).spawn();
+        let doctor = under(&filters, &["doctor", place]).spawn();
         let output = end(doctor.unwrap(), "larder doctor");
         String::from_utf8(output.stdout).unwrap()
     });
     assert!(doctor[0].contains("--prewrite"), "{}", doctor[0]);
     assert!(doctor[1].contains("all allocated"), "{}", doctor[1]);
+}
+
+/// The permissions of a file do not refuse these calls.
+#[test]
+fn a_refused_lock_or_sync_is_blamed_on_the_seccomp_profile() {
+    if !can_refuse() {
+        return;
+    }
+    let directory = directory();
+    let beside = |name: &str| directory.path().join(name);
+    let (store, new, archive) = (beside("store"), beside("new"), beside("archive"));
+    let (store, new, archive) = (text(&store), text(&new), text(&archive));
+    let setup = larder(&["create", store, "--size", "128MiB"]).output();
+    assert!(setup.unwrap().status.success());
+    let create = ["create", new, "--size", "128MiB"];
+    let put = ["bench", store, "--op", "put", "--pages", "2"];
+    let cases: [(libc::c_long, &[&str]); 7] = [
+        (libc::SYS_flock, &create),
+        (libc::SYS_flock, &put),
+        (libc::SYS_flock, &["doctor", store]),
+        (libc::SYS_fcntl, &put),
+        (libc::SYS_fdatasync, &put),
+        (libc::SYS_fsync, &create),
+        (libc::SYS_fsync, &["export", store, archive]),
+    ];
+    for (call, arguments) in cases {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let what = format!("{arguments:?} without call {call} ({errno})");
+            let filters = filters::without(&[call], errno);
+            let output = end(under(&filters, arguments).spawn().unwrap(), &what);
+            assert_ne!(output.status.code(), Some(0), "{what}");
+            let said = [&output.stdout[..], &output.stderr].concat();
+            let said = String::from_utf8(said).unwrap();
+            let seccomp = said.find("seccomp profile");
+            let seccomp = seccomp.unwrap_or_else(|| panic!("{what}: {said}"));
+            let owner = said.find("the store's owner").unwrap_or(usize::MAX);
+            assert!(seccomp < owner, "{what}: {said}");
+        }
+    }
+}
+
+/// Maps that are smaller belong to the C library, which cannot start a process without them.
+#[test]
+fn memory_that_cannot_be_mapped_ends_in_advice() {
+    if !can_refuse() {
+        return;
+    }
+    let directory = directory();
+    let beside = |name: &str| directory.path().join(name);
+    let (store, new, archive) = (beside("store"), beside("new"), beside("archive"));
+    let (store, new, archive) = (text(&store), text(&new), text(&archive));
+    let pages = ["--pages", "4", "--page-bytes", "64KiB", "--batch", "2"];
+    let bench = |op| [&["bench", store, "--op", op][..], &pages].concat();
+    for arguments in [vec!["create", store, "--size", "128MiB"], bench("put")] {
+        assert!(larder(&arguments).output().unwrap().status.success());
+    }
+    let commands = [
+        vec!["create", new, "--size", "128MiB"],
+        bench("put"),
+        bench("get"),
+        vec!["inspect", store],
+        vec!["verify", store, "--deep"],
+        vec!["compact", store],
+        vec!["export", store, archive],
+        vec!["doctor", store],
+        vec!["serve", store],
+    ];
+    let mut failed = 0;
+    // The buffers, then the stacks of threads too.
+    for bytes in [3 << 20, 128 << 10] {
+        let large = SeccompCmpOp::Ge;
+        let large = SeccompCondition::new(1, SeccompCmpArgLen::Qword, large, bytes);
+        let anonymous = u64::from(libc::MAP_ANONYMOUS.unsigned_abs());
+        let is = SeccompCmpOp::MaskedEq(anonymous);
+        let anonymous = SeccompCondition::new(3, SeccompCmpArgLen::Dword, is, anonymous);
+        let rule = SeccompRule::new(vec![large.unwrap(), anonymous.unwrap()]);
+        let filters = filters::refusing(&[(libc::SYS_mmap, vec![rule.unwrap()])], libc::ENOMEM);
+        for arguments in &commands {
+            let what = format!("{arguments:?} without maps of {bytes} bytes");
+            let child = under(&filters, arguments).spawn().unwrap();
+            let did = match arguments[0] {
+                "serve" => serves(child, &what),
+                _ => worked(&end(child, &what), &what),
+            };
+            failed += usize::from(!did);
+        }
+        for made in [new, archive] {
+            let _ = std::fs::remove_file(made);
+        }
+    }
+    assert!(failed > 0, "no map was refused");
 }

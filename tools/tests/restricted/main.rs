@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod calls;
+mod filters;
 mod places;
+#[cfg(target_arch = "x86_64")]
+mod profiles;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
