@@ -213,15 +213,16 @@ impl File {
                 let _ = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock);
                 false
             }
-            Err(_) => true,
+            // A lock that is refused for another reason says nothing of other processes.
+            Err(error) => error == rustix::io::Errno::WOULDBLOCK,
         }
     }
 
     /// Whether somebody holds the lock for longer than a process that has just ended does.
     pub(crate) fn stays_locked(&self, path: &Path) -> bool {
-        let refused = self.lock_shared(path).is_err();
+        let locked = matches!(self.lock_shared(path), Err(StoreError::Locked { .. }));
         let _ = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock);
-        refused
+        locked
     }
 
     /// The newer valid superblock.

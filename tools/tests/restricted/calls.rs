@@ -202,6 +202,14 @@ fn a_refused_lock_or_sync_is_blamed_on_the_seccomp_profile() {
             assert!(seccomp < owner, "{what}: {said}");
         }
     }
+    // `inspect` needs no lock, and must not blame another process.
+    let filters = filters::without(&[libc::SYS_flock], libc::EPERM);
+    let output = under(&filters, &["inspect", store]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && !said.contains("IN USE"),
+        "{said}"
+    );
 }
 
 /// Maps that are smaller belong to the C library, which cannot start a process without them.
