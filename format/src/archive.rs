@@ -1,4 +1,4 @@
-//! Archives: pages in one portable file, for a store of any geometry to take.
+//! Archives: pages in one portable file that a store of any geometry can import.
 //!
 //! ```text
 //!  block   0      1           2       3 ..       n       n+1 ..              last
@@ -7,9 +7,10 @@
 //!          +------+-----------+-------+----------+-------+----------+- ... -+-----+
 //! ```
 //!
-//! A sequence of blocks: structures, each a block with the prologue that all structures share, and payloads as they lie in a
-//! store, each part padded to whole blocks. A pages block names the pages whose payloads follow it, of the namespace named
-//! last. The end says how much there was; nothing follows it. So an archive can be written and read as a stream.
+//! An archive is a sequence of blocks. Structures have the common prologue. Payloads are laid out
+//! as in a store, each part padded to whole blocks. A `pages` block lists the pages whose payloads
+//! follow it; they belong to the namespace listed last. The `end` block holds the totals and
+//! nothing follows it. An archive can therefore be written and read as a stream.
 //!
 //! ```text
 //!  offset  bytes  field
@@ -36,13 +37,16 @@
 //!  end       pages (8), blocks (8), left_out (8)
 //! ```
 //!
-//! Invariants of what a reader gives out: one head, first; pages only behind a namespace; one end, last, whose counts are those
-//! of what came before it and make up what the head announced. Parents come before their children where the writer knew
-//! both, which makes a prefix one stretch of the archive; a reader need not believe it. What came before an error stays true.
+//! Invariants of the items that a reader returns: exactly one head, first; pages only after a
+//! namespace; exactly one end, last. The counts of the end match the items before it and add up to
+//! the counts in the head. Parents come before their children if the writer knew both, so a prefix
+//! is one contiguous range of the archive; a reader need not rely on this order. Items returned
+//! before an error stay valid.
 //!
-//! Defends against: flipped bits (CRC-32 of structures, checksums of payloads), a file that was cut off (its end is missing),
-//! pieces cut out, repeated, reordered or taken from another archive (identity and position), counts and sizes that lie. Not
-//! against intent: checksums are no signature, and whoever can write an archive can put any bytes under any key.
+//! Faults covered: bit flips (CRC-32 of structures, checksums of payloads), truncation (the end is
+//! missing), blocks removed, repeated, reordered or copied from another archive (identity and
+//! position), and wrong counts and sizes. Deliberate forgery is not covered: checksums are not
+//! signatures, and anyone who can write an archive can store any bytes under any key.
 
 use crate::bytes::{Reader, Writer};
 use crate::consts::{BLOCK_BYTES, BLOCK_BYTES_U64};
@@ -53,7 +57,7 @@ use crate::key::{KeyPrefix, PageKey};
 use crate::namespace::{Fingerprint, NAMESPACE_BYTES_MAX, Namespace};
 use crate::shape::PAGE_BYTES_LIMIT;
 
-/// Most pages that one block of an archive names.
+/// Maximum number of pages listed in one block of an archive.
 pub const ARCHIVED_PAGES_MAX: usize = (BLOCK_BYTES - HEADER_BYTES) / PAGE_BYTES;
 
 const HEADER_BYTES: usize = 80;
@@ -71,33 +75,34 @@ const _: () = assert!(1 + 3 + 4 + 32 + 12 + 4 + 8 == PAGE_BYTES);
 const _: () = assert!(HEADER_BYTES + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
 
 identity! {
-    /// An archive: random, drawn when it is written.
+    /// Identity of an archive: random, drawn when the archive is written.
     ArchiveId, 16
 }
 
-/// What an archive says of itself.
+/// The head of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArchiveHead {
-    /// The store it was taken from, for people only.
+    /// The source store. Informational only.
     pub store: StoreId,
-    /// When: seconds since 1970, for people only.
+    /// Creation time in seconds since 1970. Informational only.
     pub created_unix_s: u64,
-    /// Pages it was to hold: those it holds, and those that were left out.
+    /// Number of pages planned: written pages plus left-out pages.
     pub pages: u64,
-    /// Blocks of payload it was to hold.
+    /// Number of payload blocks planned.
     pub blocks: u64,
 }
 
 /// The namespace of the pages that follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ArchivedNamespace {
-    /// Its full record.
+    /// The complete namespace record.
     Whole(Namespace),
-    /// A namespace whose full record the store had lost: only a store that knows it can take its pages.
+    /// A namespace whose complete record the source store had lost. Only a store that knows the
+    /// namespace can import its pages.
     Unnamed {
-        /// The name by which its pages know it.
+        /// The fingerprint that the page records hold.
         fingerprint: Fingerprint,
-        /// Blocks of a page.
+        /// Blocks per page.
         page_blocks: u32,
     },
 }
@@ -107,29 +112,29 @@ pub enum ArchivedNamespace {
 pub struct ArchivedPage {
     /// Its key.
     pub key: PageKey,
-    /// The key of the page before it in its chain, the first 96 bits.
+    /// The first 96 bits of the key of the previous page in the chain.
     pub parent: Option<KeyPrefix>,
-    /// Pages before it in its chain.
+    /// Number of pages before this page in the chain.
     pub depth: u32,
     /// Its [`PageChecksum`](crate::PageChecksum).
     pub checksum: u64,
 }
 
-/// How much an archive holds.
+/// The totals of an archive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArchiveCounts {
     /// Pages.
     pub pages: u64,
     /// Blocks of their payloads.
     pub blocks: u64,
-    /// Pages that were to be in it and could not be read whole.
+    /// Planned pages that could not be read completely.
     pub left_out: u64,
 }
 
 /// A structure of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ArchiveItem {
-    /// What it says of itself.
+    /// The head.
     Head(ArchiveHead),
     /// The namespace of the pages that follow.
     Namespace(ArchivedNamespace),
@@ -140,7 +145,7 @@ pub enum ArchiveItem {
 }
 
 impl ArchivedNamespace {
-    /// The name by which its pages know it.
+    /// The fingerprint that the page records hold.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         match self {
@@ -149,7 +154,7 @@ impl ArchivedNamespace {
         }
     }
 
-    /// Blocks of a page: below 2^18.
+    /// Blocks per page: below 2^18.
     #[must_use]
     pub fn page_blocks(&self) -> u32 {
         match self {
@@ -159,13 +164,13 @@ impl ArchivedNamespace {
     }
 }
 
-/// What has been written or read of an archive so far: what may come next, and where.
+/// Progress of a writer or reader: the position, and the state that decides which item may follow.
 #[derive(Clone, Debug, Default)]
 struct Course {
-    /// Blocks so far, payloads included.
+    /// Blocks so far, including payloads.
     position: u64,
     head: Option<ArchiveHead>,
-    /// Blocks of a page of the namespace named last.
+    /// Blocks per page of the last namespace.
     page_blocks: Option<u32>,
     pages: u64,
     blocks: u64,
@@ -173,7 +178,7 @@ struct Course {
 }
 
 impl Course {
-    /// Moves on past an item and the payloads that belong to it.
+    /// Advances past an item and its payloads.
     fn pass(&mut self, item: &ArchiveItem) -> Result<(), Damage> {
         match (item, &self.head, self.page_blocks) {
             _ if self.ended => return Err(out_of_order(item)),
@@ -211,7 +216,8 @@ impl Course {
     }
 }
 
-/// How many pages and blocks a pages block adds, if it may: never more in all than the head announced.
+/// The pages and payload blocks that a pages block adds. Fails if the total would exceed the head's
+/// counts.
 fn payloads(
     pages: &[ArchivedPage],
     page_blocks: u32,
@@ -237,7 +243,7 @@ fn page_blocks(namespace: &ArchivedNamespace) -> Result<u32, Damage> {
     Ok(blocks)
 }
 
-/// Makes the structures of an archive, in order; the payloads between them are the caller's to write.
+/// Encodes the structures of an archive, in order. The caller writes the payloads between them.
 #[derive(Clone, Debug)]
 pub struct ArchiveWriter {
     archive: ArchiveId,
@@ -254,10 +260,12 @@ impl ArchiveWriter {
         }
     }
 
-    /// The block to write for an item. The payloads of its pages, if it names any, must follow it.
+    /// Encodes the block of an item. The caller must write the payloads of its pages, if any,
+    /// directly after the block.
     ///
     /// # Errors
-    /// [`Damage::Field`]: an item that does not belong here, that is too long, or an end whose counts are wrong.
+    /// [`Damage::Field`]: the item is not allowed here or is too long, or the counts of an end are
+    /// wrong.
     pub fn item(&mut self, item: &ArchiveItem) -> Result<Box<[u8; BLOCK_BYTES]>, Damage> {
         let position = self.course.position;
         self.course.pass(item)?;
@@ -275,7 +283,8 @@ impl ArchiveWriter {
         Ok(block)
     }
 
-    /// The counts that end the archive here, with `left_out` pages that were announced and are not in it.
+    /// The counts for an end at this position. `left_out` is the number of planned pages that the
+    /// archive does not contain.
     #[must_use]
     pub fn counts(&self, left_out: u64) -> ArchiveCounts {
         ArchiveCounts {
@@ -286,7 +295,8 @@ impl ArchiveWriter {
     }
 }
 
-/// Reads the structures of an archive, in order; the payloads between them are the caller's to read or to skip.
+/// Decodes the structures of an archive, in order. The caller reads or skips the payloads between
+/// them.
 #[derive(Clone, Debug, Default)]
 pub struct ArchiveReader {
     archive: Option<ArchiveId>,
@@ -300,7 +310,8 @@ impl ArchiveReader {
         ArchiveReader::default()
     }
 
-    /// Where the next structure lies, in bytes from the start of the archive; behind the end, the archive's length.
+    /// The byte offset of the next structure from the start of the archive. After the end: the
+    /// length of the archive.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.course.position.saturating_mul(BLOCK_BYTES_U64)
@@ -315,7 +326,8 @@ impl ArchiveReader {
     /// Reads the block at [`ArchiveReader::offset`].
     ///
     /// # Errors
-    /// It is not what must come next: see [`Damage`]. The reader stays where it is.
+    /// The block is not a valid next structure: see [`Damage`]. The position of the reader does not
+    /// change.
     pub fn item(&mut self, block: &[u8]) -> Result<ArchiveItem, Damage> {
         let mut reader = frame::open(block, Structure::Archive)?;
         let archive = ArchiveId::from_bytes(reader.array()?);
@@ -354,7 +366,7 @@ fn kind(item: &ArchiveItem) -> u16 {
     }
 }
 
-/// The count field, and the bytes of the whole structure.
+/// The count field and the byte length of the structure.
 #[expect(clippy::cast_possible_truncation, reason = "the body fits a block")]
 fn sizes(item: &ArchiveItem) -> (u32, u32) {
     let (count, body_bytes) = match item {
@@ -455,7 +467,7 @@ fn read_body(mut reader: Reader<'_>, kind: u16, count: u32) -> Result<ArchiveIte
 
 fn read_pages(body: &[u8], count: u32) -> Result<Vec<ArchivedPage>, Damage> {
     let (pages, rest) = body.as_chunks::<PAGE_BYTES>();
-    // The body lies within one block, so the number of pages is bounded before anything is allocated for them.
+    // The body lies within one block. This check bounds the number of pages before any allocation.
     if pages.len() != count as usize || !rest.is_empty() {
         return Err(damaged("count", count));
     }

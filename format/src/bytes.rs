@@ -1,7 +1,8 @@
 //! Cursors that read and write little-endian fields in order.
 //!
-//! A [`Reader`] never reads past its slice: running out is a value ([`Overrun`]), not a panic. A [`Writer`] fills a
-//! block of this crate's own making, whose layout is fixed at compile time: running out there is a bug of this crate.
+//! A [`Reader`] never reads past its slice: a slice that is too short returns [`Overrun`] and does
+//! not panic. A [`Writer`] fills a block whose layout this crate fixes at compile time, so running
+//! out of space there is a bug of this crate.
 
 use crate::error::Damage;
 
@@ -54,7 +55,8 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    /// Skips bytes that this version does not use. One that is set means a writer knew something that we do not.
+    /// Skips bytes that this version does not use. A non-zero byte means that the writer used a
+    /// field unknown to this version.
     #[inline]
     pub(crate) fn reserved(&mut self, bytes: usize) -> Result<(), Damage> {
         if all_zero(self.slice(bytes)?) {
@@ -70,13 +72,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether every byte is zero. Without an early exit, so that it runs at vector speed.
+/// Whether every byte is zero. There is no early exit, so the loop vectorizes.
 #[inline]
 pub(crate) fn all_zero(bytes: &[u8]) -> bool {
     bytes.iter().fold(0, |set, byte| set | byte) == 0
 }
 
-/// Writes fields in order into a slice that was zeroed before.
+/// Writes fields in order into a slice that is already zeroed.
 pub(crate) struct Writer<'a> {
     rest: &'a mut [u8],
 }
@@ -86,7 +88,7 @@ impl<'a> Writer<'a> {
         Writer { rest: bytes }
     }
 
-    /// Takes the next bytes, to be filled by the caller.
+    /// Takes the next bytes; the caller fills them.
     fn take(&mut self, bytes: usize) -> &'a mut [u8] {
         let rest = std::mem::take(&mut self.rest);
         let Some((head, tail)) = rest.split_at_mut_checked(bytes) else {
@@ -116,7 +118,7 @@ impl<'a> Writer<'a> {
         self.bytes(&value.to_le_bytes());
     }
 
-    /// Leaves bytes as they are: zero.
+    /// Skips bytes, which stay zero.
     pub(crate) fn reserved(&mut self, bytes: usize) {
         self.take(bytes);
     }

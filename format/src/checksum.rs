@@ -1,14 +1,16 @@
-//! The payload checksum: one CRC-64/NVME a page.
+//! The payload checksum: one CRC-64/NVME per page.
 //!
-//! It covers the namespace's fingerprint (16 bytes), the page's key (32 bytes), and then the page's blocks as they lie
-//! on disk: its parts in order, each padded with zeros to a whole block.
+//! It covers the namespace fingerprint (16 bytes), the page key (32 bytes), and then the blocks of
+//! the page as stored on disk: the parts in order, each padded with zeros to a whole block.
 //!
-//! The name is inside on purpose. A page that is read for a wrong name, whatever the reason (two keys that share the
-//! 96 bits which the index keeps, a stale extent that now holds another page, a misdirected read), fails its
-//! checksum: a miss, never wrong bytes. With the parts alone, all of these would pass.
+//! The fingerprint and key are included on purpose. A page that is read under a wrong name fails
+//! its checksum and becomes a miss; it never returns wrong bytes. Possible causes are two keys that
+//! share the 96 bits kept in the index, a stale extent that now holds another page, and a
+//! misdirected read. A checksum of the parts alone would not detect them.
 //!
-//! The padding is inside too, so that `verify` can check a page from its descriptor alone, without its namespace's
-//! shape. What it does not defend against is intent: CRC is no signature.
+//! The padding is included so that `verify` can check a page from its descriptor alone, without the
+//! shape from the namespace. The checksum does not cover deliberate forgery: a CRC is not a
+//! signature.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -18,19 +20,19 @@ use crate::namespace::Fingerprint;
 
 static ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 
-/// How far ahead of the sum memory is asked for.
+/// Prefetch distance ahead of the checksum position.
 const AHEAD_BYTES: usize = 4096;
 
 const CACHE_LINE_BYTES: usize = 64;
 
-/// The checksum of a page, part by part. It allocates nothing.
+/// The checksum of a page, computed part by part. It does not allocate.
 #[derive(Clone, Debug)]
 pub struct PageChecksum {
     digest: Digest,
 }
 
 impl PageChecksum {
-    /// The checksum of a page of this name, before its first part.
+    /// Starts the checksum of a page with this name, before its first part.
     #[must_use]
     pub fn new(namespace: Fingerprint, key: &PageKey) -> PageChecksum {
         let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
@@ -39,7 +41,7 @@ impl PageChecksum {
         PageChecksum { digest }
     }
 
-    /// Adds the next part, whole, without its padding; the padding is added here.
+    /// Adds the next whole part, without padding. This function adds the padding.
     pub fn part(&mut self, bytes: &[u8]) {
         self.update(bytes);
         let used = bytes.len() % BLOCK_BYTES;
@@ -50,7 +52,8 @@ impl PageChecksum {
         }
     }
 
-    /// Adds whole blocks as they lie on disk, padding included: a part, several, or a piece of one.
+    /// Adds whole blocks as stored on disk, including padding: one part, several parts, or a range
+    /// of a part.
     pub fn blocks(&mut self, bytes: &[u8]) {
         debug_assert!(bytes.len().is_multiple_of(BLOCK_BYTES), "not whole blocks");
         self.update(bytes);
@@ -75,8 +78,8 @@ impl PageChecksum {
     }
 }
 
-/// Whether memory has to be asked for ahead of a sum: Intel's processors gain by it; AMD's, told by SSE4a, sum memory in 0.035
-/// seconds a GiB as it is (an EPYC, 2026-11-23).
+/// Whether software prefetch makes the checksum faster. It does on Intel processors. AMD
+/// processors, identified by SSE4a, reach 0.035 seconds per GiB without it (an EPYC, 2026-11-23).
 fn needs_fetching() -> bool {
     #[cfg(target_arch = "x86_64")]
     let needs = !std::arch::is_x86_feature_detected!("sse4a");
@@ -85,13 +88,15 @@ fn needs_fetching() -> bool {
     needs
 }
 
-/// Asks for memory to be brought into the second-level cache, and does not wait for it.
+/// Prefetches memory into the second-level cache without waiting for it.
 ///
-/// A page that the device has just brought lies in DRAM, and there a checksum waits for memory. The processor's own prefetcher
-/// stops at the end of each 4 KiB page (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching to the
-/// L2 and last level cache"), and the sum with it. Seconds a GiB out of memory, on a Xeon (model 207, 2026-11-24,
-/// `engine/examples/checksum_speed.rs`): 0.068 with this, 0.075 without, 0.062 for loads alone. The requests have to keep a
-/// distance: a loop that asks for line after line as fast as it can (`as_chunks`) takes 0.078, every second line 0.083.
+/// A page that the device has just transferred is in DRAM, and the checksum stalls on memory there.
+/// The hardware prefetcher stops at the end of each 4 KiB page (Intel 64 and IA-32 Architectures
+/// Optimization Reference Manual, "Data Prefetching to the L2 and last level cache"), and the
+/// checksum stalls with it. Seconds per GiB from memory, on a Xeon (model 207, 2026-11-24,
+/// `engine/examples/checksum_speed.rs`): 0.068 with this prefetch, 0.075 without, 0.062 for loads
+/// alone. The prefetches must keep their distance: a loop that prefetches every line as fast as
+/// possible (`as_chunks`) takes 0.078; every second line takes 0.083.
 fn fetch(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     for byte in bytes.chunks(CACHE_LINE_BYTES).filter_map(<[u8]>::first) {

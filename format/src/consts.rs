@@ -1,9 +1,9 @@
-//! The numbers that the format fixes: block, segment and count limits.
+//! Constants of the format: block, segment and count limits.
 //!
-//! Every limit here is checked when a structure is read, so a value on disk can never make a reader allocate or
-//! compute beyond it.
+//! Every limit is checked when a structure is read, so a value on disk can never make a reader
+//! allocate or compute beyond it.
 
-/// Bytes of a block: the unit of every structure, extent and transfer.
+/// Bytes per block: the unit of every structure, extent and transfer.
 pub const BLOCK_BYTES: usize = 4096;
 
 /// [`BLOCK_BYTES`] for byte offsets.
@@ -19,16 +19,17 @@ pub const SEGMENT_BYTES_MIN: u64 = 16 << 20;
 /// Largest segment, in bytes.
 pub const SEGMENT_BYTES_MAX: u64 = 4 << 30;
 
-/// Most segments of a store, over all its volumes: a store-wide segment number fits in 24 bits.
+/// Maximum number of segments of a store, over all its volumes. A store-wide segment number fits in
+/// 24 bits.
 pub const SEGMENTS_MAX: u32 = 1 << 24;
 
-/// Most parts of a page.
+/// Maximum number of parts of a page.
 pub const PARTS_MAX: usize = 8;
 
-/// Most volumes of a store.
+/// Maximum number of volumes of a store.
 pub const VOLUMES_MAX: usize = 16;
 
-/// The version that this crate writes, and the only one it reads.
+/// The version that this crate writes. It reads no other version.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// Smallest segment, in blocks.
@@ -39,9 +40,9 @@ pub(crate) const SEGMENT_BLOCKS_MIN: u32 = (SEGMENT_BYTES_MIN / BLOCK_BYTES_U64)
 #[expect(clippy::cast_possible_truncation, reason = "2^20 blocks")]
 pub(crate) const SEGMENT_BLOCKS_MAX: u32 = (SEGMENT_BYTES_MAX / BLOCK_BYTES_U64) as u32;
 
-// The index in RAM keeps a start block in 20 bits.
+// The in-memory index stores a start block in 20 bits.
 const _: () = assert!(SEGMENT_BLOCKS_MAX == 1 << 20);
 const _: () = assert!(SEGMENT_BYTES_MIN.is_multiple_of(BLOCK_BYTES_U64));
-// The largest store stays far below the largest file offset.
+// The size of the largest store is far below the largest file offset.
 const _: () = assert!(SEGMENTS_MAX as u64 * SEGMENT_BYTES_MAX < 1 << 60);
 const _: () = assert!(usize::BITS >= 32);

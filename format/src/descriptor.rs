@@ -1,20 +1,22 @@
 //! Descriptor blocks: the log of a segment.
 //!
-//! Block `index` lies at the segment's block `segment_blocks - 1 - index`: they grow down from the end, towards the
-//! page data. A block is written once in a life of its segment, together with the payload it describes, and names
-//! itself: store, volume, segment, life (`sequence`), `index` and `commit`. So a block of an earlier life, of another
-//! place or of another store is recognised whatever lies around it.
+//! Block `index` is the block `segment_blocks - 1 - index` of the segment: descriptor blocks grow
+//! down from the end, towards the page data. A block is written once per generation of its segment,
+//! together with the payload it describes. It contains its own identity: store, volume, segment,
+//! segment generation (`sequence`), `index` and `commit`. A block of an earlier generation, of
+//! another location or of another store is therefore detected independently of the blocks around
+//! it.
 //!
 //! ```text
 //!  offset  bytes  field
 //!       0     24  prologue      its length is 160 and the body's bytes
 //!      24     16  store
-//!      40      8  sequence      the life of the segment
+//!      40      8  sequence      the generation of the segment
 //!      48      8  commit        the group that this block belongs to
 //!      56      8  synced        the highest commit known to be synced on every volume
 //!      64      4  segment
 //!      68      4  index
-//!      72      4  data_end      first data block not used, this block's pages included
+//!      72      4  data_end      first unused data block, after this block's pages
 //!      76      2  volume
 //!      78      2  body          1 records, 2 namespace
 //!      80      4  count         records, or bytes of the namespace
@@ -27,20 +29,21 @@
 //!       2      2  zero
 //!       4      4  depth         of a page: pages before it in its chain
 //!       8     16  namespace
-//!      24     32  key           of a page or delete; of an evict its first 12 bytes, then zeros
+//!      24     32  key           page, delete: whole key; evict: its first 12 bytes, then zeros
 //!      56     12  parent        of a page that has one
-//!      68      4  start         of a page: its first block in the segment; of an evict: the segment
+//!      68      4  start         page: first block in the segment; evict: the segment
 //!      72      4  blocks        of a page; of an evict: the volume
 //!      76      4  zero
-//!      80      8  birth
-//!      88      8  checksum      of a page; of an evict: the life of the segment
+//!      80      8  birth         the version
+//!      88      8  checksum      of a page; of an evict: the generation of the segment
 //! ```
 //!
-//! Fields that a kind does not have are zero.
+//! Fields that a kind does not use are zero.
 //!
-//! What is given out holds: `sequence <= commit`, `synced < commit`, every birth `< commit`, every page within
-//! `2..data_end`, and `data_end` not above this block. Births may be of any earlier run: a copy keeps its birth.
-//! Whether the payload of a page landed is not known here; its checksum says.
+//! Invariants of a decoded block: `sequence <= commit`, `synced < commit`, every version (`birth`)
+//! is `< commit`, every page lies within `2..data_end`, and `data_end` is not above this block. A
+//! version may belong to any earlier epoch, because a copy keeps its version. The block does not
+//! prove that the payload of a page was written; only the payload checksum does.
 
 use crate::bytes::{Reader, Writer};
 use crate::consts::BLOCK_BYTES;
@@ -53,7 +56,7 @@ use crate::namespace::{Fingerprint, NAMESPACE_BYTES_MAX, Namespace};
 use crate::segment::{Identity, SegmentAddress};
 use crate::serial::Serial;
 
-/// Most records of a block.
+/// Maximum number of records of a block.
 pub const RECORDS_PER_BLOCK: usize = (BLOCK_BYTES - HEADER_BYTES) / RECORD_BYTES;
 
 const HEADER_BYTES: usize = 160;
@@ -71,122 +74,123 @@ const _: () = assert!(RECORDS_PER_BLOCK == 41 && HEADER_RESERVED == 76);
 const _: () = assert!(1 + 1 + 2 + 4 + 16 + 32 + 12 + 4 + 4 + 4 + 8 + 8 == RECORD_BYTES);
 const _: () = assert!(HEADER_BYTES + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
 
-/// What a descriptor block says of itself.
+/// The header of a descriptor block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHeader {
-    /// The store it belongs to.
+    /// The store of the block.
     pub store: StoreId,
-    /// The volume it lies on, by its place in the store's list.
+    /// The volume of the block, as an index in the volume list of the store.
     pub volume: u16,
-    /// The segment it lies in.
+    /// The segment of the block.
     pub segment: SegmentNo,
-    /// The life of that segment.
+    /// The generation of the segment.
     pub sequence: Serial,
-    /// Its own place: 0 is the last block of the segment.
+    /// The descriptor index: 0 is the last block of the segment.
     pub index: u32,
-    /// The commit group that it belongs to.
+    /// The commit group of the block.
     pub commit: Serial,
-    /// The first data block not used, counted in blocks of the segment, once this block's pages are in place.
+    /// The first unused data block after this block's pages, counted in blocks of the segment.
     pub data_end: u32,
-    /// The highest commit known to be synced on every volume when this was written; [`Serial::ZERO`] for none.
+    /// The durable watermark at the time of the write: the highest commit known to be synced on
+    /// every volume. [`Serial::ZERO`] if there is none.
     pub synced: Serial,
 }
 
 /// A page of the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRecord {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: Fingerprint,
-    /// Its key.
+    /// The key.
     pub key: PageKey,
-    /// The key of the page before it in its chain, the first 96 bits.
+    /// The first 96 bits of the key of the previous page in the chain.
     pub parent: Option<KeyPrefix>,
-    /// Pages before it in its chain.
+    /// Number of pages before this page in the chain.
     pub depth: u32,
-    /// When it was put. A copy keeps it.
+    /// The version of the page. A copy keeps it.
     pub birth: Serial,
-    /// Its first block, counted in blocks of the segment.
+    /// The first block, counted in blocks of the segment.
     pub start: u32,
-    /// How many blocks it has.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Its [`PageChecksum`](crate::PageChecksum).
+    /// The [`PageChecksum`](crate::PageChecksum) of the page.
     pub checksum: u64,
 }
 
-/// One line of the log.
+/// A record of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// A page was put, or copied here.
+    /// The page was put, or copied here.
     Page(PageRecord),
-    /// Every page of this key with a lower birth is gone.
+    /// Tombstone: deletes every page of this key with a lower version.
     Delete {
         /// The namespace of the key.
         namespace: Fingerprint,
         /// The key.
         key: PageKey,
-        /// When it was deleted.
+        /// The version of the tombstone.
         birth: Serial,
     },
-    /// Every page of this namespace with a lower birth is gone.
+    /// Tombstone: deletes every page of this namespace with a lower version.
     Clear {
         /// The namespace.
         namespace: Fingerprint,
-        /// When it was cleared.
+        /// The version of the tombstone.
         birth: Serial,
     },
-    /// The page of this key with a lower birth was dropped to make room, or found damaged. Needed for as long as the life
-    /// of the segment that it lay in is on disk.
+    /// The page of this key with a lower version was evicted, or found damaged. The record is
+    /// needed while that generation of the page's segment is on disk.
     Evict {
         /// The namespace of the key.
         namespace: Fingerprint,
-        /// What the index keeps of the key.
+        /// The first 96 bits of the key, as stored in the index.
         key: KeyPrefix,
-        /// When it was dropped.
+        /// The version of the eviction.
         birth: Serial,
-        /// The volume it lay on, by its place in the store's list.
+        /// The volume of the page, as an index in the volume list of the store.
         volume: u16,
-        /// The segment it lay in.
+        /// The segment of the page.
         segment: SegmentNo,
-        /// The life of that segment.
+        /// The generation of that segment.
         sequence: Serial,
     },
 }
 
-/// What a descriptor block carries.
+/// The body of a descriptor block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// At most [`RECORDS_PER_BLOCK`] records, in the order of the log.
+    /// At most [`RECORDS_PER_BLOCK`] records, in log order.
     Records(Vec<Record>),
-    /// The whole of a namespace that records name by its fingerprint.
+    /// A complete namespace. Records refer to it by its fingerprint.
     Namespace(Namespace),
 }
 
 /// A descriptor block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DescriptorBlock {
-    /// What it says of itself.
+    /// The header.
     pub header: BlockHeader,
-    /// What it carries.
+    /// The body.
     pub body: Body,
 }
 
-/// Where a descriptor block was read.
+/// The location from which a descriptor block was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockAddress {
     /// The store.
     pub store: StoreId,
-    /// The volume, by its place in the store's list.
+    /// The volume, as an index in the volume list of the store.
     pub volume: u16,
-    /// The segment's number on that volume.
+    /// The segment number on that volume.
     pub segment: SegmentNo,
-    /// Blocks of a segment of this store.
+    /// Blocks per segment of this store.
     pub segment_blocks: u32,
-    /// Which descriptor block of the segment.
+    /// The descriptor index in the segment.
     pub index: u32,
 }
 
 impl Record {
-    /// The namespace it is about.
+    /// The namespace of the record.
     #[must_use]
     pub fn namespace(&self) -> Fingerprint {
         match self {
@@ -197,7 +201,7 @@ impl Record {
         }
     }
 
-    /// When what it tells happened.
+    /// The version of the record.
     #[must_use]
     pub fn birth(&self) -> Serial {
         match self {
@@ -210,7 +214,7 @@ impl Record {
 }
 
 impl DescriptorBlock {
-    /// Writes the block. Allocates nothing.
+    /// Encodes the block. Does not allocate.
     ///
     /// # Panics
     /// With more than [`RECORDS_PER_BLOCK`] records.
@@ -261,7 +265,7 @@ impl DescriptorBlock {
     /// Checks that a block is a whole descriptor block.
     ///
     /// # Errors
-    /// It is not; see [`Damage`].
+    /// The block is not valid; see [`Damage`].
     pub fn check(block: &[u8]) -> Result<Checked<DescriptorBlock>, Damage> {
         let mut reader = frame::open(block, Structure::DescriptorBlock)?;
         let store = StoreId::from_bytes(reader.array()?);
@@ -295,7 +299,7 @@ impl DescriptorBlock {
         Ok(Checked(block))
     }
 
-    /// What holds whatever the place.
+    /// Checks the rules that do not depend on the location.
     #[inline]
     fn validate(&self) -> Result<(), Damage> {
         let header = &self.header;
@@ -322,7 +326,8 @@ impl DescriptorBlock {
 }
 
 impl Checked<DescriptorBlock> {
-    /// The place and life it claims, to tell an older life from garbage.
+    /// The claimed location and generation. Distinguishes a block of an older generation from
+    /// garbage.
     #[must_use]
     pub fn identity(&self) -> Identity {
         let header = &self.0.header;
@@ -334,10 +339,12 @@ impl Checked<DescriptorBlock> {
         }
     }
 
-    /// The block, when it belongs where it was read and all that it names lies below it in the segment.
+    /// Returns the block if it matches the location from which it was read, and if all its pages
+    /// lie below it in the segment.
     ///
     /// # Errors
-    /// [`Damage::Elsewhere`], or [`Damage::Field`] for data that would reach into the descriptor blocks.
+    /// [`Damage::Elsewhere`], or [`Damage::Field`] for data that would overlap the descriptor
+    /// blocks.
     pub fn at(self, address: &BlockAddress) -> Result<DescriptorBlock, Damage> {
         self.identity().at(&SegmentAddress {
             store: address.store,
@@ -441,7 +448,8 @@ fn write_record(writer: &mut Writer<'_>, record: &Record) {
 
 fn read_records(body: &[u8], count: u32) -> Result<Vec<Record>, Damage> {
     let (records, rest) = body.as_chunks::<RECORD_BYTES>();
-    // The body lies within one block, so the number of records is bounded before anything is allocated for them.
+    // The body lies within one block. This check bounds the number of records before any
+    // allocation.
     if records.len() != count as usize || !rest.is_empty() {
         return Err(damaged("count", count));
     }

@@ -1,7 +1,7 @@
-//! What can be wrong with bytes read from disk, as types and as sentences.
+//! Damage of blocks read from disk, as types and as messages.
 //!
-//! The sentences say what is wrong with one block. The structure that the block should be, and its
-//! place (file, offset), are known to the reader of the block and belong in front of them.
+//! A message describes one block. The reader of the block knows the structure and its location
+//! (file, offset) and must put them in front of the message.
 
 use crate::archive::ArchiveId;
 use crate::bytes::Overrun;
@@ -9,7 +9,7 @@ use crate::consts::FORMAT_VERSION;
 use crate::ids::{SegmentNo, StoreId};
 use crate::namespace::NamespaceError;
 
-/// The kinds of block that carry a magic of their own.
+/// The kinds of blocks. Each has its own magic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Structure {
     /// A copy of a volume's superblock.
@@ -53,50 +53,51 @@ impl std::fmt::Display for Structure {
 /// Why a block is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// Every byte of the block is zero: it was never written.
+    /// Every byte of the block is zero: the block was never written.
     #[error("it is blank")]
     Blank(Structure),
-    /// The block begins as no structure of this kind does.
+    /// The block does not start with the magic of this structure.
     #[error("its magic is absent")]
     Magic(Structure),
-    /// The block is whole but of a version that this build does not read.
+    /// The block is whole, but this build does not read its version.
     #[error("format version {found}, but this build reads version {FORMAT_VERSION}")]
     Version {
-        /// The version it states.
+        /// The version in the block.
         found: u32,
     },
-    /// The length it states, or the length of the slice it came in, cannot be.
+    /// The length field, or the length of the slice, is impossible.
     #[error("its length of {found} bytes is impossible")]
     Length {
         /// The length, in bytes.
         found: u64,
     },
-    /// It ends before its last field.
+    /// The structure ends before its last field.
     #[error("it ends in the middle of a field")]
     Short,
-    /// At least one bit of the block is not what was written.
+    /// The CRC-32 does not match: at least one bit differs from the written block.
     #[error("its CRC-32 is {computed:08x}, but {stored:08x} was written")]
     Checksum {
-        /// The CRC in the block.
+        /// The CRC stored in the block.
         stored: u32,
-        /// The CRC of the block.
+        /// The CRC computed from the block.
         computed: u32,
     },
-    /// It is whole, but was written for another place: a misdirected write or read, or a copied file.
+    /// The block is whole but belongs to another location: a misdirected write or read, or a copied
+    /// file.
     #[error("it belongs elsewhere: {0}")]
     Elsewhere(Elsewhere),
     /// A field holds a value that no writer writes.
     #[error("its field {field} cannot be {value}")]
     Field {
-        /// The field, as the layout tables name it.
+        /// The name of the field in the layout tables.
         field: &'static str,
         /// Its value.
         value: u64,
     },
-    /// Bytes that this version leaves zero are set.
+    /// Bytes that must be zero in this version are not zero.
     #[error("bytes that must be zero are not")]
     Reserved,
-    /// It holds a namespace that is not one.
+    /// The namespace in the block is not valid.
     #[error("its namespace is not valid: {0}")]
     Namespace(#[from] NamespaceError),
 }
@@ -107,49 +108,49 @@ impl From<Overrun> for Damage {
     }
 }
 
-/// How the place that a block names differs from the place it was read at.
+/// The difference between the location claimed by a block and the location from which it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elsewhere {
     /// Another store.
     Store {
-        /// What the block says.
+        /// The store claimed by the block.
         claimed: StoreId,
-        /// Where it was read.
+        /// The store that was read.
         expected: StoreId,
     },
-    /// Another volume of the store, by its position.
+    /// Another volume of the store, by its index in the volume list.
     Volume {
-        /// What the block says.
+        /// The volume claimed by the block.
         claimed: u16,
-        /// Where it was read.
+        /// The volume that was read.
         expected: u16,
     },
     /// Another segment of the volume.
     Segment {
-        /// What the block says.
+        /// The segment claimed by the block.
         claimed: SegmentNo,
-        /// Where it was read.
+        /// The segment that was read.
         expected: SegmentNo,
     },
     /// Another descriptor block of the segment.
     Index {
-        /// What the block says.
+        /// The index claimed by the block.
         claimed: u32,
-        /// Where it was read.
+        /// The index that was read.
         expected: u32,
     },
     /// Another archive.
     Archive {
-        /// What the block says.
+        /// The archive claimed by the block.
         claimed: ArchiveId,
-        /// The archive's own head.
+        /// The archive in the head.
         expected: ArchiveId,
     },
-    /// Another place in the archive, in blocks.
+    /// Another position in the archive, in blocks.
     Position {
-        /// What the block says.
+        /// The position claimed by the block.
         claimed: u64,
-        /// Where it was read.
+        /// The position that was read.
         expected: u64,
     },
 }

@@ -1,20 +1,21 @@
-//! What every structure shares: one block, a prologue, and two levels of trust.
+//! The parts common to all structures: one block, a prologue, and two levels of trust.
 //!
 //! ```text
 //!  offset  bytes  field
 //!       0      8  magic        which structure this is
 //!       8      4  version      FORMAT_VERSION
-//!      12      4  length       bytes that carry meaning, prologue included; all bytes behind are zero
+//!      12      4  length       bytes in use, prologue included; all bytes behind are zero
 //!      16      4  crc          CRC-32 of the whole block, computed with this field zero
 //!      20      4  zero
 //!      24      -  the structure's own fields
 //! ```
 //!
-//! The places of magic, version and crc, and what the crc covers, are fixed for every version to come: so that any
-//! build can tell a newer block from a damaged one.
+//! The positions of magic, version and crc, and the range of the crc, are fixed for all future
+//! versions. Any build can therefore distinguish a newer block from a damaged block.
 //!
-//! Trust is a type. Raw bytes become a [`Checked`] structure when magic, crc, version, length and the range of each
-//! field hold; a `Checked` structure gives up its fields only when it is held against the place it was read at.
+//! Trust is a type. Raw bytes become a [`Checked`] structure after the magic, crc, version, length
+//! and the range of each field are checked. A `Checked` structure gives access to its fields only
+//! after a comparison with the location from which it was read.
 
 use crate::bytes::{Reader, Writer, all_zero};
 use crate::consts::{BLOCK_BYTES, FORMAT_VERSION};
@@ -32,15 +33,16 @@ pub(crate) const PROLOGUE_BYTES: usize = CRC_AT + CRC_BYTES + 4;
 
 const _: () = assert!(CRC_AT == 16 && PROLOGUE_BYTES == 24);
 
-/// A structure that is whole, but not yet known to be where it belongs: a misdirected write, a misdirected read and a
-/// block of an earlier life are all whole. It has no fields to read but the identity it claims; `at` compares that
-/// with the place it was read at.
+/// A structure that is whole, but not yet compared with its location. Misdirected writes,
+/// misdirected reads and blocks of an earlier generation are all whole. Only the claimed identity
+/// can be read; `at` compares it with the location that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked<T>(pub(crate) T);
 
-/// Checks all that can be checked without knowing the structure, and returns a reader of its own fields.
+/// Runs all checks that do not depend on the structure, and returns a reader of the structure's own
+/// fields.
 ///
-/// The crc comes before the version: a block of a newer version is known to be one only when it is whole.
+/// The crc is checked before the version: only a whole block is known to be of a newer version.
 #[inline]
 pub(crate) fn open(block: &[u8], structure: Structure) -> Result<Reader<'_>, Damage> {
     let Ok(block) = <&Block>::try_from(block) else {
@@ -81,7 +83,7 @@ pub(crate) fn open(block: &[u8], structure: Structure) -> Result<Reader<'_>, Dam
     }
 }
 
-/// Zeroes a block and returns a writer of the structure's own fields; [`seal`] completes the block.
+/// Zeroes a block and returns a writer of the structure's own fields. [`seal`] completes the block.
 pub(crate) fn begin(block: &mut Block) -> Writer<'_> {
     block.fill(0);
     let mut writer = Writer::new(block);
@@ -89,7 +91,7 @@ pub(crate) fn begin(block: &mut Block) -> Writer<'_> {
     writer
 }
 
-/// Writes the prologue of a block whose fields are in place. `length` counts the prologue too.
+/// Writes the prologue of a block whose fields are already written. `length` includes the prologue.
 pub(crate) fn seal(block: &mut Block, structure: Structure, length: u32) {
     let mut prologue = Writer::new(block);
     prologue.bytes(&structure.magic());
@@ -101,7 +103,7 @@ pub(crate) fn seal(block: &mut Block, structure: Structure, length: u32) {
     prologue.u32(crc);
 }
 
-/// The CRC-32 of a block, as if its crc field were zero.
+/// The CRC-32 of a block, computed with the crc field as zero.
 #[inline]
 fn crc(block: &Block) -> u32 {
     let (before, rest) = block.split_at(CRC_AT);

@@ -1,4 +1,4 @@
-//! Where things lie in a volume: arithmetic only.
+//! The layout of a volume: arithmetic only.
 //!
 //! ```text
 //!  volume    0        64 KiB        1 MiB
@@ -17,28 +17,30 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 /// Byte offset of segment 0 in a volume.
 pub const SEGMENTS_OFFSET: u64 = 1 << 20;
 
-/// Blocks at the start of a segment that hold the two copies of its header. Page data begins behind them.
+/// Blocks at the start of a segment that hold the two copies of its header. Page data starts behind
+/// them.
 pub const HEADER_BLOCKS: u32 = 2;
 
-/// The sizes of one volume: how large a segment is, and how many there are.
+/// The sizes of one volume: the segment size and the number of segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Geometry {
     segment_blocks: u32,
     segments: u32,
 }
 
-/// Sizes that make no volume.
+/// Sizes that are not valid for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
-    /// Segments of this size do not exist.
+    /// The segment size is out of range.
     #[error(
-        "a segment of {blocks} blocks is not of {SEGMENT_BLOCKS_MIN} to {SEGMENT_BLOCKS_MAX} blocks (16 MiB to 4 GiB)"
+        "a segment has {SEGMENT_BLOCKS_MIN} to {SEGMENT_BLOCKS_MAX} blocks (16 MiB to 4 GiB), not \
+         {blocks}"
     )]
     SegmentBlocks {
-        /// Blocks of a segment.
+        /// Blocks per segment.
         blocks: u32,
     },
-    /// A volume does not have that many segments.
+    /// The number of segments is out of range.
     #[error(
         "a volume has 1 to {SEGMENTS_MAX} segments, not {segments}: choose another segment size"
     )]
@@ -49,10 +51,11 @@ pub enum GeometryError {
 }
 
 impl Geometry {
-    /// A volume of `segments` segments, each of `segment_blocks` blocks.
+    /// A volume of `segments` segments with `segment_blocks` blocks each.
     ///
     /// # Errors
-    /// A segment outside 16 MiB to 4 GiB, no segment, or more than [`SEGMENTS_MAX`].
+    /// The segment size is outside 16 MiB to 4 GiB, or the number of segments is zero or above
+    /// [`SEGMENTS_MAX`].
     pub const fn new(segment_blocks: u32, segments: u32) -> Result<Geometry, GeometryError> {
         if segment_blocks < SEGMENT_BLOCKS_MIN || segment_blocks > SEGMENT_BLOCKS_MAX {
             return Err(GeometryError::SegmentBlocks {
@@ -68,25 +71,26 @@ impl Geometry {
         })
     }
 
-    /// Blocks of a segment.
+    /// Blocks per segment.
     #[must_use]
     pub const fn segment_blocks(self) -> u32 {
         self.segment_blocks
     }
 
-    /// Segments of the volume.
+    /// Number of segments of the volume.
     #[must_use]
     pub const fn segments(self) -> u32 {
         self.segments
     }
 
-    /// Bytes of a segment.
+    /// Bytes per segment.
     #[must_use]
     pub const fn segment_bytes(self) -> u64 {
         bytes_of(self.segment_blocks)
     }
 
-    /// Byte offset of a segment in the volume. For a segment that the volume does not have, an offset behind its end.
+    /// Byte offset of a segment in the volume. If the volume does not have the segment, the offset
+    /// is behind the end of the volume.
     #[must_use]
     pub const fn segment_offset(self, segment: SegmentNo) -> u64 {
         let before = self.segment_bytes().saturating_mul(segment.0 as u64);
@@ -99,7 +103,8 @@ impl Geometry {
         self.segment_offset(segment).saturating_add(bytes_of(block))
     }
 
-    /// The block of a segment in which descriptor block `index` lies; `None` when it would lie in the headers.
+    /// The block of a segment that holds descriptor block `index`; `None` if it would overlap the
+    /// headers.
     #[must_use]
     pub const fn descriptor_block(self, index: u32) -> Option<u32> {
         descriptor_block(self.segment_blocks, index)
@@ -111,7 +116,8 @@ impl Geometry {
         self.segment_offset(SegmentNo(self.segments))
     }
 
-    /// Most data blocks that a segment can hold: all but the headers and one descriptor block.
+    /// Maximum number of data blocks of a segment: all blocks except the headers and one descriptor
+    /// block.
     #[must_use]
     pub const fn data_blocks(self) -> u32 {
         self.segment_blocks.saturating_sub(HEADER_BLOCKS + 1)
@@ -133,8 +139,8 @@ pub(crate) const fn descriptor_block(segment_blocks: u32, index: u32) -> Option<
     }
 }
 
-/// How many segments of a size fit a volume of a size, both in bytes: 0 when not even one does, at most
-/// [`SEGMENTS_MAX`].
+/// Number of segments of `segment_bytes` that fit in a volume of `volume_bytes`: 0 if none fits, at
+/// most [`SEGMENTS_MAX`].
 #[must_use]
 pub const fn segments_that_fit(volume_bytes: u64, segment_bytes: u64) -> u32 {
     match volume_bytes

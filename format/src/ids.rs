@@ -1,16 +1,17 @@
-//! Identities: fixed-width names that are compared, stored raw and shown as lowercase hex.
+//! Identities: fixed-width names. They are compared, stored raw and shown as lowercase hex.
 //!
-//! Text is strict: exactly two lowercase digits a byte, so that one identity has one spelling.
+//! The text form is strict: exactly two lowercase digits per byte, so each identity has one
+//! spelling.
 
 use std::fmt;
 
-/// A text is not the hex form of an identity.
+/// The text is not the hex form of an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HexError {
     /// The text has the wrong length.
     #[error("expected {expected} hex digits, found {found} bytes")]
     Length {
-        /// Digits of a whole identity.
+        /// Number of hex digits required.
         expected: usize,
         /// Bytes of the text.
         found: usize,
@@ -55,7 +56,7 @@ fn digit(character: u8) -> Option<u8> {
     }
 }
 
-/// Declares an identity of a fixed width.
+/// Declares an identity type of a fixed width.
 macro_rules! identity {
     ($(#[$doc:meta])* $name:ident, $bytes:literal) => {
         $(#[$doc])*
@@ -64,13 +65,13 @@ macro_rules! identity {
         pub struct $name([u8; $bytes]);
 
         impl $name {
-            /// From its raw bytes, as they lie on disk.
+            /// From raw bytes, as stored on disk.
             #[must_use]
             pub const fn from_bytes(bytes: [u8; $bytes]) -> Self {
                 $name(bytes)
             }
 
-            /// Its raw bytes, as they lie on disk.
+            /// The raw bytes, as stored on disk.
             #[must_use]
             pub const fn as_bytes(&self) -> &[u8; $bytes] {
                 &self.0
@@ -101,16 +102,16 @@ macro_rules! identity {
 pub(crate) use identity;
 
 identity! {
-    /// A store: random, drawn when it is created, the same on all its volumes.
+    /// Identity of a store: random, drawn at creation, the same on all its volumes.
     StoreId, 16
 }
 
 identity! {
-    /// A volume of a store: random, drawn when the volume joins it.
+    /// Identity of a volume: random, drawn when the volume joins its store.
     VolumeId, 16
 }
 
-/// A segment of one volume, counted from 0.
+/// The number of a segment on its volume, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentNo(pub u32);
 

@@ -4,12 +4,13 @@
 //!  key(i) = SHA-256( key(i-1), or the seed for the first page, or nothing  ||  words of page i )
 //! ```
 //!
-//! Words are little-endian `u32`, one a token; or, when any word of the page exceeds 32 bits (placeholders of
-//! multimodal input), the byte `ff` and then `u64` each. With [`TokenUnits::Bigram`] (EAGLE drafts) unit `i` is the
-//! two words of tokens `i` and `i + 1`, so that `n` tokens make `n - 1` units.
+//! Words are little-endian `u32`, one per token. If any word of the page exceeds 32 bits
+//! (placeholders of multimodal input), the page is encoded as the byte `ff` followed by `u64`
+//! words. With [`TokenUnits::Bigram`] (EAGLE drafts) unit `i` consists of the two words of tokens
+//! `i` and `i + 1`, so `n` tokens make `n - 1` units.
 //!
-//! A key names tokens and the request's own namespace (`extra_key`, `cache_salt`) only. Nothing of the model is in
-//! it: that is what [`Namespace`](crate::Namespace) is for.
+//! A key covers the tokens and the namespace of the request (`extra_key`, `cache_salt`) only. It
+//! does not cover the model; [`Namespace`](crate::Namespace) does.
 
 use std::num::NonZeroUsize;
 
@@ -18,14 +19,15 @@ use sha2::{Digest, Sha256};
 use crate::ids::identity;
 
 identity! {
-    /// The name of a page: the SHA-256 of all tokens up to and including it. Shown as 64 lowercase hex digits, as
-    /// SGLang does.
+    /// The name of a page: the SHA-256 of all tokens up to the end of the page. Shown as 64
+    /// lowercase hex digits, as SGLang does.
     PageKey, 32
 }
 
 identity! {
-    /// The first 96 bits of a [`PageKey`]: what descriptors keep of a parent, and the index of any key. Two keys that
-    /// share them do no harm: the payload checksum covers the whole key, so that the wrong page is a miss.
+    /// The first 96 bits of a [`PageKey`]. Descriptors store a parent in this form, and the index
+    /// stores every key in it. A collision is harmless: the payload checksum covers the whole key,
+    /// so the wrong page is a miss.
     KeyPrefix, 12
 }
 
@@ -39,7 +41,8 @@ impl PageKey {
 }
 
 impl KeyPrefix {
-    /// The key that begins so and goes on with zeros, for places that look at no more of a key than this: the parent of a put.
+    /// This prefix followed by zeros, for interfaces that take a whole key but use only the prefix:
+    /// the parent of a put.
     #[must_use]
     pub fn padded(&self) -> PageKey {
         let mut key = [0; 32];
@@ -50,17 +53,18 @@ impl KeyPrefix {
     }
 }
 
-/// What one unit of a page is made of.
+/// The content of one unit of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenUnits {
     /// A token.
     Single,
-    /// A token and the one after it: EAGLE-family draft models.
+    /// A token and its successor: EAGLE-family draft models.
     Bigram,
 }
 
-/// The seed of a request's first key: `None` when the request has neither an extra key nor a salt, else a hash that
-/// keeps its pages apart from everyone else's. An empty text is not an absent one.
+/// The seed of a request's first key. `None` if the request has neither an extra key nor a salt;
+/// otherwise a hash that separates its pages from those of other requests. An empty text is
+/// different from an absent text.
 #[must_use]
 pub fn namespace_seed(extra_key: Option<&str>, cache_salt: Option<&str>) -> Option<PageKey> {
     if extra_key.is_none() && cache_salt.is_none() {
@@ -80,9 +84,9 @@ pub fn namespace_seed(extra_key: Option<&str>, cache_salt: Option<&str>) -> Opti
     Some(PageKey(hasher.finalize().into()))
 }
 
-/// The keys of the pages that `tokens` fill, `page_tokens` units each. `prior` is the key of the page before the
-/// first, or the [`namespace_seed`]. A partial last page gets a key too, as in SGLang, whose callers cut the tokens
-/// at a page boundary before anything is stored.
+/// The keys of the pages that `tokens` fill, `page_tokens` units each. `prior` is the key of the
+/// page before the first page, or the [`namespace_seed`]. A partial last page gets a key too, as in
+/// SGLang, whose callers cut the tokens at a page boundary before they store pages.
 #[must_use]
 pub fn page_keys(
     tokens: &[u64],
@@ -116,7 +120,7 @@ pub fn page_keys(
     keys
 }
 
-/// The key of the page whose words these are. `body` is scratch space, kept for the next page.
+/// The key of the page with these words. `body` is a scratch buffer, reused for the next page.
 fn next_key(
     prior: Option<PageKey>,
     words: impl Iterator<Item = u64> + Clone,

@@ -1,9 +1,9 @@
-//! The bytes of a Larder store: encode, decode, validate.
+//! The on-disk format of a Larder store: encode, decode, validate.
 //!
-//! This crate knows what lies on disk and what may be believed of it. It does no I/O, reads no clock, and has no
-//! `unsafe`. Nothing that it is handed makes it panic, allocate without bound, or give out a field that was not
-//! checked: bytes from disk are hostile until a CRC, a range check and a comparison with the place they were read at
-//! have passed ([`Checked`]).
+//! This crate defines the structures on disk and the checks that they must pass. It does no I/O,
+//! reads no clock, and contains no `unsafe`. No input makes it panic, allocate without bound, or
+//! return an unchecked field. Bytes from disk are hostile until a CRC, a range check and a
+//! comparison with the location from which they were read have passed ([`Checked`]).
 //!
 //! ```text
 //!  volume   0         64 KiB        1 MiB
@@ -19,24 +19,25 @@
 //!  page     | part 0 ..000 | part 1 ..000 |      each part padded to whole blocks
 //! ```
 //!
-//! Pages carry no header of their own: neighbours in a chain are neighbours on disk, and a page lands in its pool
-//! with one read. All that is known of a page stands in its descriptor: a [`PageRecord`] in a [`DescriptorBlock`].
+//! Pages have no header of their own. Neighbours in a chain are neighbours on disk, and one read
+//! transfers a page into its pool. All metadata of a page is in its descriptor: a [`PageRecord`] in
+//! a [`DescriptorBlock`].
 //!
 //! | module | owns |
 //! |---|---|
-//! | `consts` | the limits and sizes |
+//! | `consts` | limits and sizes |
 //! | `ids` | identities: store, volume, segment number |
-//! | `serial` | run numbers and the serial that orders everything |
+//! | `serial` | epochs ([`Run`]) and the serial numbers that order all events |
 //! | `key` | page keys: the hash chain over tokens |
-//! | `shape` | the parts of a page and where they lie |
-//! | `namespace` | what must match for bytes to be interchangeable, and its fingerprint |
+//! | `shape` | the parts of a page and their location |
+//! | `namespace` | the fields that must match for pages to be interchangeable; fingerprint |
 //! | `checksum` | the payload checksum |
-//! | `geometry` | where segments and blocks lie in a volume |
+//! | `geometry` | the location of segments and blocks in a volume |
 //! | `superblock`, `segment`, `descriptor` | one structure each, with its layout |
 //! | `archive` | pages in a portable file |
-//! | `frame` | what all structures share: prologue, CRC, levels of trust |
+//! | `frame` | the parts common to all structures: prologue, CRC, levels of trust |
 //! | `bytes` | cursors over little-endian fields |
-//! | `error` | what can be wrong with a block |
+//! | `error` | the kinds of damage of a block |
 
 #![forbid(unsafe_code)]
 #![deny(

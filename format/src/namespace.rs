@@ -1,8 +1,9 @@
-//! Namespaces: what must match for the bytes of two pages to be interchangeable.
+//! Namespaces: the fields that must match for the bytes of two pages to be interchangeable.
 //!
-//! A namespace is stored whole, in a descriptor block of its own, so that people can read what a store holds; every
-//! page names it by its [`Fingerprint`]. Its encoding is canonical: one namespace has one encoding, and bytes that
-//! are not exactly it are refused, so that a fingerprint names one namespace and nothing else.
+//! A namespace is stored completely, in a descriptor block of its own, so that an operator can list
+//! the contents of a store. Every page refers to it by its [`Fingerprint`]. The encoding is
+//! canonical: a namespace has exactly one encoding, and any other bytes are refused. A fingerprint
+//! therefore identifies exactly one namespace.
 //!
 //! ```text
 //!   bytes  field
@@ -21,7 +22,7 @@
 //!       2  extra          how many; then a name and a value each, names ascending
 //! ```
 //!
-//! Texts hold no control characters: they are shown on terminals and in logs.
+//! Texts contain no control characters, because they are shown on terminals and in logs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,12 +33,13 @@ use crate::consts::{FORMAT_VERSION, PARTS_MAX};
 use crate::ids::identity;
 use crate::shape::{PageShape, ShapeError};
 
-/// Longest encoding of a namespace, in bytes: it fits the body of one descriptor block.
+/// Maximum length of the encoding of a namespace, in bytes. It fits in the body of one descriptor
+/// block.
 pub const NAMESPACE_BYTES_MAX: usize = 3800;
 
 const MAGIC: [u8; 8] = *b"LARDERNS";
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 4;
-/// Bytes of an encoding without its part sizes and texts.
+/// Bytes of an encoding without the part sizes and texts.
 const FIXED_BYTES: usize = HEADER_BYTES + 4 + 3 * 8 + 1 + 2;
 
 identity! {
@@ -45,7 +47,7 @@ identity! {
     Fingerprint, 16
 }
 
-/// One position of a parallel group: which of how many.
+/// A position in a parallel group: rank and group size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rank {
     rank: u32,
@@ -66,13 +68,13 @@ impl Rank {
         }
     }
 
-    /// Which, counted from 0.
+    /// The rank, counted from 0.
     #[must_use]
     pub const fn rank(self) -> u32 {
         self.rank
     }
 
-    /// Of how many.
+    /// The size of the group.
     #[must_use]
     pub const fn size(self) -> u32 {
         self.size
@@ -85,18 +87,18 @@ impl fmt::Display for Rank {
     }
 }
 
-/// What a namespace is made of. [`Namespace::new`] checks it.
+/// The fields of a namespace. [`Namespace::new`] checks them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceFields {
-    /// The model's name. Not empty.
+    /// The name of the model. Not empty.
     pub model: String,
-    /// What tells two sets of weights under one name apart. May be empty.
+    /// Distinguishes different weights under the same model name. May be empty.
     pub weights: String,
-    /// The element type of the cache, as the server names it. Not empty.
+    /// The element type of the cache, as named by the server. Not empty.
     pub dtype: String,
-    /// The order of the bytes within a page, as the server names it. Not empty.
+    /// The byte order within a page (layout), as named by the server. Not empty.
     pub layout: String,
-    /// Tokens of a page. Not zero.
+    /// Tokens per page. Not zero.
     pub page_tokens: u32,
     /// The parts of a page.
     pub shape: PageShape,
@@ -106,9 +108,9 @@ pub struct NamespaceFields {
     pub pp: Rank,
     /// Position in the context-parallel group.
     pub cp: Rank,
-    /// Which of the server's pools the pages belong to. May be empty.
+    /// The pool of the server that the pages belong to. May be empty.
     pub pool: String,
-    /// Whatever else must match, by name.
+    /// Further fields that must match, by name.
     pub extra: BTreeMap<String, String>,
 }
 
@@ -128,44 +130,44 @@ struct Inner {
 /// Why fields or bytes are not a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NamespaceError {
-    /// A field that names something names nothing.
+    /// A required field is empty.
     #[error("{field} is empty")]
     Empty {
-        /// Which.
+        /// The field.
         field: &'static str,
     },
-    /// A text would garble a terminal.
+    /// A text contains a control character, which would garble a terminal.
     #[error("{field} holds a control character")]
     Control {
-        /// Which.
+        /// The field.
         field: &'static str,
     },
-    /// The encoding would not fit a descriptor block.
+    /// The encoding does not fit in a descriptor block.
     #[error("it takes {bytes} bytes, at most {NAMESPACE_BYTES_MAX} fit: shorten its texts")]
     TooLong {
         /// Bytes of the encoding.
         bytes: usize,
     },
-    /// The parts make no page.
+    /// The parts are not a valid page shape.
     #[error("its page shape is not valid: {0}")]
     Shape(#[from] ShapeError),
     /// A rank is not below its size.
     #[error("{field} rank {rank} is not below its size {size}")]
     Rank {
-        /// Which group.
+        /// The group.
         field: &'static str,
         /// The rank.
         rank: u32,
         /// The size.
         size: u32,
     },
-    /// The bytes end too early.
+    /// The encoding ends too early.
     #[error("its encoding ends in the middle of a field")]
     Short,
-    /// The bytes are not the encoding of a namespace, or not the one encoding that it has.
+    /// The bytes are not a canonical encoding of a namespace.
     #[error("its encoding is not canonical")]
     NotCanonical,
-    /// The bytes are of another version.
+    /// The encoding has another version.
     #[error("its encoding has version {found}, this build reads version {FORMAT_VERSION}")]
     Version {
         /// The version.
@@ -183,8 +185,8 @@ impl Namespace {
     /// A namespace of these fields.
     ///
     /// # Errors
-    /// An empty model, dtype, layout or extra name; zero page tokens; a control character; an encoding above
-    /// [`NAMESPACE_BYTES_MAX`].
+    /// An empty model, dtype, layout or extra name; zero page tokens; a control character; an
+    /// encoding above [`NAMESPACE_BYTES_MAX`].
     pub fn new(fields: NamespaceFields) -> Result<Namespace, NamespaceError> {
         validate(&fields)?;
         let encoding = encode(&fields)?;
@@ -198,40 +200,41 @@ impl Namespace {
         })
     }
 
-    /// What it is made of.
+    /// The fields.
     #[must_use]
     pub fn fields(&self) -> &NamespaceFields {
         &self.inner.fields
     }
 
-    /// The parts of its pages.
+    /// The parts of a page of this namespace.
     #[must_use]
     pub fn shape(&self) -> &PageShape {
         &self.inner.fields.shape
     }
 
-    /// The name by which its pages know it.
+    /// The fingerprint that the page records hold.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.inner.fingerprint
     }
 
-    /// Its one encoding: at most [`NAMESPACE_BYTES_MAX`] bytes.
+    /// The canonical encoding: at most [`NAMESPACE_BYTES_MAX`] bytes.
     #[must_use]
     pub fn encode(&self) -> &[u8] {
         &self.inner.encoding
     }
 
-    /// Reads an encoding, the whole slice.
+    /// Decodes an encoding; the whole slice must be used.
     ///
     /// # Errors
-    /// The bytes are not exactly what [`Namespace::encode`] gives for some namespace.
+    /// The bytes are not the canonical encoding of a namespace.
     pub fn decode(bytes: &[u8]) -> Result<Namespace, NamespaceError> {
         if bytes.len() > NAMESPACE_BYTES_MAX {
             return Err(NamespaceError::TooLong { bytes: bytes.len() });
         }
         let namespace = Namespace::new(decode_fields(bytes)?)?;
-        // Whatever else may have been different (order, length, repeated names, bytes behind the end) shows here.
+        // This comparison detects every other deviation: order, length, repeated names, trailing
+        // bytes.
         if namespace.encode() == bytes {
             Ok(namespace)
         } else {
@@ -316,7 +319,7 @@ fn validate(fields: &NamespaceFields) -> Result<(), NamespaceError> {
     }
 }
 
-/// Bytes of the encoding, without making it: a caller may hand in texts of any size.
+/// Bytes of the encoding, computed without encoding: a caller may pass texts of any size.
 fn encoded_bytes(fields: &NamespaceFields) -> usize {
     let text_bytes = texts(fields)
         .into_iter()
@@ -445,7 +448,7 @@ fn read_text(reader: &mut Reader<'_>) -> Result<String, NamespaceError> {
 fn read_extra(reader: &mut Reader<'_>) -> Result<BTreeMap<String, String>, NamespaceError> {
     let count = reader.u16()?;
     let mut extra = BTreeMap::new();
-    // Each takes at least four bytes, so a count that lies runs out of bytes at once.
+    // Each entry takes at least four bytes, so a count that is too high runs out of bytes at once.
     for _ in 0..count {
         extra.insert(read_text(reader)?, read_text(reader)?);
     }

@@ -1,7 +1,8 @@
-//! The header of a segment: which life it is in, and how far that has come.
+//! The header of a segment: its generation and its state.
 //!
-//! It lies in two copies, blocks 0 and 1 of the segment, written in turn. It is a hint: the highest valid sequence in
-//! either copy or in any descriptor block is the segment's life, and where they disagree the blocks are right.
+//! The header has two copies, in blocks 0 and 1 of the segment, written alternately. It is a hint:
+//! the generation of the segment is the highest valid sequence in either copy or in any descriptor
+//! block. Where they disagree, the descriptor blocks take precedence.
 //!
 //! ```text
 //!  offset  bytes  field
@@ -18,8 +19,9 @@
 //!      80      -  zero
 //! ```
 //!
-//! It defends against torn copies (the other one holds), misdirected writes (it names its place) and lies about sizes
-//! (every number is held against the segment before it is given out).
+//! Faults covered: torn copies (the other copy is valid), misdirected writes (the header contains
+//! its location) and wrong sizes (every number is checked against the segment before it is
+//! returned).
 
 use crate::bytes::Reader;
 use crate::consts::BLOCK_BYTES;
@@ -29,74 +31,79 @@ use crate::geometry::HEADER_BLOCKS;
 use crate::ids::{SegmentNo, StoreId};
 use crate::serial::Serial;
 
-/// Bytes of a header that carry meaning.
+/// Bytes of a header that are in use.
 const LENGTH: u32 = 80;
 
 const _: () = assert!(PROLOGUE_BYTES + 16 + 3 * 8 + 3 * 4 + 2 * 2 == LENGTH as usize);
 
-/// Where a segment is in its life.
+/// The state of a segment within its generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SegmentState {
-    /// Being appended to, or left so.
+    /// Appended to, or left open by a crash.
     Open,
-    /// Full, or closed early: never appended to again in this life.
+    /// Full, or closed early: never appended to again in this generation.
     Sealed,
-    /// Holds nothing that counts.
+    /// Contains no valid data.
     Free,
 }
 
 /// The header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHeader {
-    /// The store it belongs to.
+    /// The store of the segment.
     pub store: StoreId,
-    /// The volume it lies on, by its place in the store's list.
+    /// The volume of the segment, as an index in the volume list of the store.
     pub volume: u16,
-    /// Its number on that volume.
+    /// The segment number on that volume.
     pub segment: SegmentNo,
-    /// The life: drawn when the segment was opened, never used again. [`Serial::ZERO`] only when free from the start.
+    /// The generation: drawn when the segment was opened, never reused. [`Serial::ZERO`] only if
+    /// the segment was never opened.
     pub sequence: Serial,
-    /// Where it is in that life.
+    /// The state within that generation.
     pub state: SegmentState,
-    /// How many descriptor blocks it has. Has a meaning once sealed, or open and closed in order.
+    /// Number of descriptor blocks. Valid if the segment is sealed, or open in a store that was
+    /// closed in order.
     pub blocks: u32,
-    /// The first data block not used, counted in blocks of the segment: [`HEADER_BLOCKS`] when there is none.
+    /// The first unused data block, counted in blocks of the segment: [`HEADER_BLOCKS`] if the
+    /// segment has no data.
     pub data_end: u32,
-    /// Commits of this segment up to here are known to be synced together with their payload.
+    /// Commits of this segment up to this serial are known to be synced together with their
+    /// payload.
     pub proven: Serial,
-    /// The highest commit known to be synced on every volume when this was written.
+    /// The durable watermark at the time of the write: the highest commit known to be synced on
+    /// every volume.
     pub synced: Serial,
 }
 
-/// Where a segment was read.
+/// The location from which a segment was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentAddress {
     /// The store.
     pub store: StoreId,
-    /// The volume, by its place in the store's list.
+    /// The volume, as an index in the volume list of the store.
     pub volume: u16,
-    /// The segment's number on that volume.
+    /// The segment number on that volume.
     pub segment: SegmentNo,
-    /// Blocks of a segment of this store.
+    /// Blocks per segment of this store.
     pub segment_blocks: u32,
 }
 
-/// The place and life that a whole structure claims. It may lie: nothing of it has been compared with where it was
-/// read.
+/// The location and generation that a whole structure claims. They may be wrong: they have not been
+/// compared with the location from which the structure was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The store.
     pub store: StoreId,
-    /// The volume, by its place in the store's list.
+    /// The volume, as an index in the volume list of the store.
     pub volume: u16,
-    /// The segment's number on that volume.
+    /// The segment number on that volume.
     pub segment: SegmentNo,
-    /// The life of the segment.
+    /// The generation of the segment.
     pub sequence: Serial,
 }
 
 impl SegmentHeader {
-    /// Writes the block.
+    /// Encodes the block.
     pub fn encode(&self, out: &mut [u8; BLOCK_BYTES]) {
         debug_assert_eq!(self.validate(), Ok(()), "no reader would take this header");
         let mut writer = frame::begin(out);
@@ -119,7 +126,7 @@ impl SegmentHeader {
     /// Checks that a block is a whole header.
     ///
     /// # Errors
-    /// It is not; see [`Damage`].
+    /// The block is not valid; see [`Damage`].
     pub fn check(block: &[u8]) -> Result<Checked<SegmentHeader>, Damage> {
         let mut reader = frame::open(block, Structure::SegmentHeader)?;
         let header = SegmentHeader {
@@ -142,7 +149,7 @@ impl SegmentHeader {
         Ok(Checked(header))
     }
 
-    /// What holds whatever the place.
+    /// Checks the rules that do not depend on the location.
     fn validate(&self) -> Result<(), Damage> {
         let serials = [
             ("sequence", self.sequence, self.state == SegmentState::Free),
@@ -172,13 +179,14 @@ impl SegmentHeader {
 }
 
 impl Checked<SegmentHeader> {
-    /// The place and life it claims, to tell an older life from garbage.
+    /// The claimed location and generation. Distinguishes a header of an older generation from
+    /// garbage.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.0.identity()
     }
 
-    /// The header, when it belongs where it was read and its sizes fit there.
+    /// Returns the header if it matches the location from which it was read and its sizes fit.
     ///
     /// # Errors
     /// [`Damage::Elsewhere`], or [`Damage::Field`] for sizes that do not fit the segment.
@@ -194,7 +202,7 @@ impl Checked<SegmentHeader> {
 }
 
 impl Identity {
-    /// Whether this is the place that was read.
+    /// Compares the claimed location with the location that was read.
     #[inline]
     pub(crate) fn at(&self, address: &SegmentAddress) -> Result<(), Damage> {
         if self.store != address.store {

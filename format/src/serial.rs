@@ -1,13 +1,14 @@
-//! Run numbers and serials: what orders everything in a store.
+//! Epochs ([`Run`]) and serial numbers: the order of all events in a store.
 //!
-//! Each open of a store takes the next [`Run`]. Within it, births, commits and segment sequences are drawn from one
-//! growing [`Serial`], the run in its top 24 bits and a counter in its low 40. So a page's birth is below the commit
-//! of the group that carries it, every serial of a later run is above every one of an earlier run, and a delete
-//! kills exactly the births below its own.
+//! Each open of a store starts the next epoch. Within an epoch, versions, commits and segment
+//! generations are drawn from one increasing [`Serial`], with the epoch in its top 24 bits and a
+//! counter in its low 40. Therefore the version of a page is below the commit of the group that
+//! contains it, every serial of a later epoch is above every serial of an earlier epoch, and a
+//! tombstone deletes exactly the versions below its own.
 //!
-//! A crash cannot make a serial appear twice: the run is on disk, synced, before the first serial of it is drawn.
-//! Running out is a value (`None`), never a wrap-around: a store outlives 16 million opens, and a run a million
-//! million serials.
+//! A crash cannot make a serial appear twice: the epoch is persisted before its first serial is
+//! drawn. Exhaustion is a value (`None`), never a wrap-around. The limits are 16 million opens per
+//! store and 2^40 serials per epoch.
 
 use std::fmt;
 
@@ -18,14 +19,14 @@ const RUN_MAX: u32 = (1 << RUN_BITS) - 1;
 
 const _: () = assert!(RUN_BITS + COUNTER_BITS == u64::BITS);
 
-/// One opening of a store, counted from 1. At most 2^24 - 1.
+/// An epoch: one open of a store, counted from 1. At most 2^24 - 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run(u32);
 
 impl Run {
-    /// No run: the run of [`Serial::ZERO`]. Never a store's.
+    /// No epoch: the epoch of [`Serial::ZERO`]. No store ever has it.
     pub const ZERO: Run = Run(0);
-    /// The run that creates a store.
+    /// The epoch that creates a store.
     pub const FIRST: Run = Run(1);
 
     /// `None` above 2^24 - 1.
@@ -34,13 +35,13 @@ impl Run {
         if run <= RUN_MAX { Some(Run(run)) } else { None }
     }
 
-    /// The run as a number.
+    /// The epoch as a number.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The run after this one; `None` when the store has been opened 2^24 - 1 times.
+    /// The next epoch; `None` after 2^24 - 1 opens of the store.
     #[must_use]
     pub const fn next(self) -> Option<Run> {
         Run::new(self.0.saturating_add(1))
@@ -53,36 +54,36 @@ impl fmt::Display for Run {
     }
 }
 
-/// A point in the life of a store: run and counter. Shown as `run.counter`.
+/// A point in the history of a store: epoch and counter. Shown as `run.counter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Serial(u64);
 
 impl Serial {
-    /// Before everything: "none yet".
+    /// Below all serials: "none yet".
     pub const ZERO: Serial = Serial(0);
-    /// After everything.
+    /// Above all serials.
     pub const MAX: Serial = Serial(u64::MAX);
 
-    /// The lowest serial of a run (counter 0): above all serials of earlier runs.
+    /// The lowest serial of an epoch (counter 0): above all serials of earlier epochs.
     #[must_use]
     pub const fn first_of(run: Run) -> Serial {
         Serial((run.0 as u64) << COUNTER_BITS)
     }
 
-    /// The run it was drawn in; [`Run::ZERO`] for [`Serial::ZERO`].
+    /// The epoch of the serial; [`Run::ZERO`] for [`Serial::ZERO`].
     #[must_use]
     pub const fn run(self) -> Run {
         Run((self.0 >> COUNTER_BITS) as u32)
     }
 
-    /// Its place within the run, below 2^40.
+    /// The counter within the epoch, below 2^40.
     #[must_use]
     pub const fn counter(self) -> u64 {
         self.0 & COUNTER_MAX
     }
 
-    /// The serial after this one in the same run; `None` when the counter is exhausted: the run must then be ended
-    /// by opening the store again.
+    /// The next serial of the same epoch; `None` if the counter is exhausted. The store must then
+    /// be opened again to start a new epoch.
     #[must_use]
     pub const fn next(self) -> Option<Serial> {
         if self.counter() < COUNTER_MAX {
@@ -92,20 +93,20 @@ impl Serial {
         }
     }
 
-    /// As it lies on disk.
+    /// The raw value, as stored on disk.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// From what lies on disk. Any value is a serial; whether one belongs where it stands is checked by the
-    /// structure that holds it.
+    /// From the raw value on disk. Any value is a serial; the structure that contains it checks
+    /// whether it is allowed there.
     #[must_use]
     pub const fn from_raw(raw: u64) -> Serial {
         Serial(raw)
     }
 
-    /// Whether a store can have drawn it: runs start at 1.
+    /// Whether a store can have drawn this serial: epochs start at 1.
     pub(crate) const fn is_drawn(self) -> bool {
         self.run().0 != 0
     }

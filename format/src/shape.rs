@@ -1,4 +1,4 @@
-//! The shape of a page: how many bytes each of its parts has, and where they lie on disk.
+//! The shape of a page: the sizes of its parts and their location on disk.
 //!
 //! ```text
 //!  payload    [ part 0      ][ part 1   ]
@@ -7,47 +7,48 @@
 
 use crate::consts::{BLOCK_BYTES_U32, BLOCK_BYTES_U64, PARTS_MAX};
 
-/// Pages stay below this many bytes, padding included.
+/// Upper limit (exclusive) of the bytes of a page, including padding.
 pub const PAGE_BYTES_LIMIT: u64 = 1 << 30;
 
-/// The sizes of a page's parts. A namespace fixes one; every page in it has it.
+/// The sizes of a page's parts. All pages of a namespace have the same shape.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageShape {
-    /// Sizes in bytes; zero from `count` on.
+    /// Sizes in bytes; zero from index `count` on.
     part_bytes: [u32; PARTS_MAX],
     count: u8,
 }
 
-/// Part sizes that make no page.
+/// Part sizes that are not valid for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// No part, or too many.
+    /// No part, or too many parts.
     #[error("a page has 1 to {PARTS_MAX} parts, not {found}")]
     Count {
         /// Parts given.
         found: usize,
     },
-    /// A part without bytes.
+    /// A part has zero bytes.
     #[error("part {part} of the page is empty")]
     Empty {
-        /// Its position.
+        /// The index of the part.
         part: usize,
     },
-    /// Too large a page.
+    /// The page is too large.
     #[error(
         "a page of {bytes} bytes, padding included, is not below the limit of {PAGE_BYTES_LIMIT}"
     )]
     TooLarge {
-        /// Its size on disk, in bytes.
+        /// The size on disk, in bytes.
         bytes: u64,
     },
 }
 
 impl PageShape {
-    /// A page of these parts, sizes in bytes.
+    /// A page with these parts, sizes in bytes.
     ///
     /// # Errors
-    /// None or more than [`PARTS_MAX`] parts, an empty part, or [`PAGE_BYTES_LIMIT`] bytes or more on disk.
+    /// No parts or more than [`PARTS_MAX`], an empty part, or [`PAGE_BYTES_LIMIT`] bytes or more on
+    /// disk.
     pub fn new(part_bytes: &[u32]) -> Result<PageShape, ShapeError> {
         let found = part_bytes.len();
         let too_many = |_| ShapeError::Count { found };
@@ -79,7 +80,7 @@ impl PageShape {
         self.part_bytes.get(..self.parts()).unwrap_or_default()
     }
 
-    /// How many parts: 1 to [`PARTS_MAX`].
+    /// Number of parts: 1 to [`PARTS_MAX`].
     #[must_use]
     pub fn parts(&self) -> usize {
         usize::from(self.count)
@@ -88,7 +89,7 @@ impl PageShape {
     /// Bytes of a part, without padding.
     ///
     /// # Panics
-    /// When there is no such part.
+    /// If the page has no such part.
     #[must_use]
     #[expect(
         clippy::indexing_slicing,
@@ -98,10 +99,10 @@ impl PageShape {
         self.part_sizes()[part]
     }
 
-    /// Blocks of a part, the padded last one included.
+    /// Blocks of a part, including the padded last block.
     ///
     /// # Panics
-    /// When there is no such part.
+    /// If the page has no such part.
     #[must_use]
     pub fn part_blocks(&self, part: usize) -> u32 {
         self.part_bytes(part).div_ceil(BLOCK_BYTES_U32)
@@ -125,7 +126,8 @@ impl PageShape {
             .sum()
     }
 
-    /// Whether every part is whole blocks: then no padding is written, and memory can be read into as it lies.
+    /// Whether every part is a whole number of blocks. Then no padding is written, and a read can
+    /// go directly into the caller's memory.
     #[must_use]
     pub fn is_aligned(&self) -> bool {
         self.part_sizes()
@@ -133,10 +135,10 @@ impl PageShape {
             .all(|bytes| bytes.is_multiple_of(BLOCK_BYTES_U32))
     }
 
-    /// Where a part begins on disk: bytes from the start of its page, a multiple of the block size.
+    /// The start of a part on disk: bytes from the start of its page, a multiple of the block size.
     ///
     /// # Panics
-    /// When there is no such part.
+    /// If the page has no such part.
     #[must_use]
     #[expect(
         clippy::indexing_slicing,

@@ -1,20 +1,21 @@
-//! The superblock: what a volume is, which store it belongs to, and who has it open.
+//! The superblock: the identity of a volume, its store, and the process that has it open.
 //!
-//! It lies in two copies at [`SUPERBLOCK_OFFSETS`](crate::SUPERBLOCK_OFFSETS); a writer replaces the older one, so that
-//! a torn write leaves the other, and [`newest`] tells which counts. Every volume lists all volumes of its store, so
-//! that one path finds the rest and an absent one is noticed.
+//! The superblock has two copies, at [`SUPERBLOCK_OFFSETS`](crate::SUPERBLOCK_OFFSETS). A writer
+//! replaces the older copy, so a torn write leaves the other copy valid; [`newest`] selects the
+//! valid one. Every volume lists all volumes of its store, so one path is enough to find the others
+//! and to detect an absent volume.
 //!
 //! ```text
 //!  offset  bytes  field
 //!       0     24  prologue
 //!      24     16  store
-//!      40     16  pid_scope        where the pid of the holder means something
+//!      40     16  pid_scope        boot and pid namespace in which pid is valid
 //!      56      8  generation       grows with each write of a superblock of this volume
 //!      64      8  created_unix_s
-//!      72      4  run
+//!      72      4  run              the epoch
 //!      76      4  pid              of the holder
 //!      80      4  segment_blocks
-//!      84      2  volume           own place in the list
+//!      84      2  volume           own index in the list
 //!      86      2  volumes          length of the list: 1 to 16
 //!      88      4  state            1 open, 2 clean
 //!      92    164  zero
@@ -26,8 +27,8 @@
 //!            200    path           UTF-8, then zeros
 //! ```
 //!
-//! It defends against torn and stale copies, foreign files, and stores of a newer version. It does not say whether
-//! the path it names still leads to the volume.
+//! Faults covered: torn and stale copies, foreign files, and stores of a newer version. The
+//! superblock does not prove that its paths still lead to the volumes.
 
 use crate::bytes::{Overrun, Reader, Writer};
 use crate::consts::{BLOCK_BYTES, FORMAT_VERSION, SEGMENTS_MAX, VOLUMES_MAX};
@@ -37,7 +38,7 @@ use crate::geometry::{Geometry, GeometryError};
 use crate::ids::{StoreId, VolumeId};
 use crate::serial::Run;
 
-/// Longest path of a volume that a superblock holds, in bytes.
+/// Maximum length of a volume path in a superblock, in bytes.
 pub const VOLUME_PATH_BYTES_MAX: usize = 200;
 
 const FIXED_BYTES: usize = 256;
@@ -48,92 +49,95 @@ const FLAG_LOST: u16 = 1;
 const _: () = assert!(FIXED_RESERVED == 164 && ENTRY_BYTES == 224);
 const _: () = assert!(FIXED_BYTES + VOLUMES_MAX * ENTRY_BYTES <= BLOCK_BYTES);
 
-/// Whether somebody has the store open.
+/// Whether a process has the store open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpenState {
-    /// Opened, or left without being closed.
+    /// Open, or not closed in order.
     Open,
-    /// Closed in order: everything is synced, and the segment headers say where each open segment ends.
+    /// Closed in order: everything is synced, and the segment headers record the end of each open
+    /// segment.
     Clean,
 }
 
-/// Who opened the store last.
+/// The process that opened the store last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder {
     /// Process id, in the holder's own pid namespace.
     pub pid: u32,
-    /// The boot of the machine and the pid namespace that the pid belongs to. In another scope the
-    /// same number is another process.
+    /// The boot of the machine and the pid namespace of the pid. In another scope the same number
+    /// is another process.
     pub pid_scope: [u8; 16],
 }
 
-/// One volume, as all volumes of its store know it.
+/// The entry of a volume in the list that every volume of its store holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeEntry {
-    /// Its identity.
+    /// The identity of the volume.
     pub id: VolumeId,
-    /// How many segments it has.
+    /// Number of segments.
     pub segments: u32,
-    /// Whether the store has been opened without it: it never counts again.
+    /// Whether the store has been opened without this volume. Such a volume is never used again.
     pub lost: bool,
-    /// Where it was when it joined, at most [`VOLUME_PATH_BYTES_MAX`] bytes.
+    /// The path at the time it joined the store, at most [`VOLUME_PATH_BYTES_MAX`] bytes.
     pub path: String,
 }
 
-/// What a volume is.
+/// The superblock of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// The store it belongs to.
+    /// The store of the volume.
     pub store: StoreId,
-    /// Its own place in `volumes`.
+    /// The index of this volume in `volumes`.
     pub volume: u16,
-    /// Grows with each write: of two copies the higher counts.
+    /// Increases with each write. The copy with the higher generation is valid.
     pub generation: u64,
-    /// The run of the last opening.
+    /// The epoch of the last open.
     pub run: Run,
-    /// Whether that opening has ended.
+    /// Whether that epoch was closed in order.
     pub state: OpenState,
-    /// When the store was created: seconds since 1970, for people only.
+    /// Creation time of the store in seconds since 1970. Informational only.
     pub created_unix_s: u64,
-    /// Who that opening was.
+    /// The process of the last open.
     pub holder: Holder,
-    /// Blocks of a segment, on all volumes.
+    /// Blocks per segment, the same on all volumes.
     pub segment_blocks: u32,
     /// All volumes of the store: 1 to [`VOLUMES_MAX`].
     pub volumes: Vec<VolumeEntry>,
 }
 
-/// Why bytes are not a superblock, or a superblock is not one to write.
+/// Why bytes are not a superblock, or a superblock cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SuperblockError {
-    /// Some other file, or an empty one.
+    /// Another file, or an empty file.
     #[error("not a Larder volume: its superblock's magic is absent")]
     NotLarder,
-    /// The device would not give it; what it says is not known.
+    /// The device failed the read; the content is unknown.
     #[error("the superblock cannot be read (error {0} of the system)")]
     Unreadable(i32),
     /// Written by a newer Larder.
     #[error(
-        "format version {version} is newer than version {FORMAT_VERSION}, which this build reads: use a newer Larder"
+        "format version {version} is newer than version {FORMAT_VERSION}, which this build reads: \
+         use a newer Larder"
     )]
     Newer {
-        /// Its version.
+        /// The version of the superblock.
         version: u32,
     },
-    /// A Larder superblock, but not a whole one.
+    /// A Larder superblock that is not whole.
     #[error("the superblock is damaged: {0}")]
     Damaged(Damage),
-    /// Whole, but a field is not one that a writer writes.
+    /// Whole, but a field has a value that no writer writes.
     #[error("the superblock is not valid: {field} cannot be {value}")]
     Invalid {
-        /// The field, as the layout table names it.
+        /// The name of the field in the layout table.
         field: &'static str,
         /// Its value.
         value: u64,
     },
-    /// The two copies belong to two stores: a creation over an older store was cut short.
+    /// The two copies belong to two stores: creation over an older store was interrupted.
     #[error(
-        "the two superblocks name two stores, {a} and {b}: creation was cut short, create the store again"
+        "the two superblocks belong to two stores, {a} and {b}: creation was interrupted, create \
+         the store again"
     )]
     TwoStores {
         /// The store of the first copy.
@@ -162,10 +166,11 @@ impl From<Overrun> for SuperblockError {
 }
 
 impl Superblock {
-    /// The block to write.
+    /// Encodes the block.
     ///
     /// # Errors
-    /// [`SuperblockError::Invalid`]: a field that [`Superblock::decode`] would refuse, such as too long a path.
+    /// [`SuperblockError::Invalid`]: a field that [`Superblock::decode`] would refuse, for example
+    /// a path that is too long.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "validated: at most 16 volumes, paths of at most 200 bytes"
@@ -199,11 +204,11 @@ impl Superblock {
         Ok(block)
     }
 
-    /// Reads a block.
+    /// Decodes a block.
     ///
     /// # Errors
-    /// See [`SuperblockError`]. A block of a newer version is reported as newer when its CRC is right, and as damaged
-    /// when it is not.
+    /// See [`SuperblockError`]. A block of a newer version is reported as newer if its CRC is
+    /// right, and as damaged otherwise.
     pub fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
         let mut reader = frame::open(block, Structure::Superblock)?;
         let store = StoreId::from_bytes(reader.array()?);
@@ -247,10 +252,10 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// The sizes of one of the store's volumes.
+    /// The sizes of a volume of the store.
     ///
     /// # Errors
-    /// There is no such volume, or the superblock was not decoded and its sizes cannot be.
+    /// There is no such volume, or the superblock was not decoded and its sizes are not valid.
     pub fn geometry(&self, volume: u16) -> Result<Geometry, SuperblockError> {
         let entry = self
             .volumes
@@ -270,7 +275,7 @@ impl Superblock {
         if self.run == Run::ZERO {
             return Err(invalid("run", 0_u32));
         }
-        // The one we read cannot be lost.
+        // The volume that holds this superblock cannot be lost.
         if self
             .volumes
             .get(usize::from(self.volume))
@@ -302,11 +307,12 @@ impl Superblock {
     }
 }
 
-/// Which of the two copies counts: the valid one of the higher generation.
+/// Selects the valid copy with the higher generation.
 ///
 /// # Errors
-/// Neither is valid (the reason that tells most), the copies belong to two stores, or one of them was written by a
-/// newer Larder: then the other is out of date, however valid.
+/// Neither copy is valid (the most specific reason is returned), the copies belong to two stores,
+/// or one copy was written by a newer Larder. In the last case the other copy is out of date, even
+/// if it is valid.
 pub fn newest(
     a: Result<Superblock, SuperblockError>,
     b: Result<Superblock, SuperblockError>,

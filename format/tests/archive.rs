@@ -1,4 +1,4 @@
-//! Archives: what was written is read, and nothing else is.
+//! Archives: a reader returns the written items and refuses everything else.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -28,7 +28,7 @@ fn refused(items: &[ArchiveItem], field: &'static str) {
 }
 
 #[test]
-fn what_was_written_is_read_and_the_reader_knows_where_the_next_structure_lies() {
+fn a_reader_returns_the_written_items_and_the_offset_of_the_next_structure() {
     let items = archive_items();
     let mut reader = ArchiveReader::new();
     let page_blocks = u64::from(namespace().shape().page_blocks());
@@ -54,7 +54,7 @@ fn what_was_written_is_read_and_the_reader_knows_where_the_next_structure_lies()
 }
 
 #[test]
-fn the_writer_counts_what_it_wrote() {
+fn the_writer_counts_written_pages_and_blocks() {
     let items = archive_items();
     let mut writer = ArchiveWriter::new(ARCHIVE);
     for item in &items[..5] {
@@ -128,13 +128,13 @@ fn nothing_follows_the_end() {
 }
 
 #[test]
-fn counts_that_lie_are_refused() {
+fn wrong_counts_are_refused() {
     let opening = |pages, blocks| [archive_head(pages, blocks), archive_unnamed(3)];
     let pages = |count| ArchiveItem::Pages(vec![archived_page(1); count]);
     refused(&[&opening(9, 99)[..], &[pages(0)]].concat(), "count");
     let many = ARCHIVED_PAGES_MAX + 1;
     refused(&[&opening(99, 999)[..], &[pages(many)]].concat(), "count");
-    // More than the head announced.
+    // More than the counts in the head.
     refused(&[&opening(1, 99)[..], &[pages(2)]].concat(), "count");
     refused(&[&opening(2, 5)[..], &[pages(2)]].concat(), "count");
     let two = |last| [&opening(3, 9)[..], &[pages(2), last]].concat();
@@ -177,7 +177,7 @@ fn hostile_structures_with_a_right_crc_are_refused() {
     refused(52, &3_u32.to_le_bytes());
     refused(52, &u32::MAX.to_le_bytes());
     refused(60, &[1]);
-    // A flag that no writer sets, reserved bytes, a parent where there is none.
+    // A flag that no writer sets, reserved bytes, and a parent without the parent flag.
     refused(80, &[2]);
     refused(81, &[1]);
     refused(80 + 40, &[1]);
@@ -234,7 +234,7 @@ fn any_section() -> impl Strategy<Value = Vec<ArchiveItem>> {
 
 proptest! {
     #[test]
-    fn every_archive_is_read_as_it_was_encode_archive(
+    fn every_archive_is_read_as_it_was_written(
         sections in prop::collection::vec(any_section(), 0..4),
         left_out in 0..100_u64,
     ) {

@@ -1,4 +1,4 @@
-//! Bytes that are not what was written are refused, and no bytes at all do harm.
+//! Damaged blocks are refused, and no input causes a panic.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -7,11 +7,11 @@ use common::*;
 use larder_format::*;
 use proptest::prelude::*;
 
-/// Every valid block of this crate, with what reads it and writes it again.
+/// A sample of each kind of valid block, with its decoder and encoder.
 struct Sample {
     name: &'static str,
     block: Block,
-    /// The block encoded again, or `None` when it is refused.
+    /// The block after decode and encode, or `None` if decode refuses it.
     again: fn(&[u8]) -> Option<Block>,
 }
 
@@ -169,9 +169,9 @@ fn hostile_word() -> impl Strategy<Value = u32> {
     ]
 }
 
-/// Changes to a block: where, what, and whether two or four bytes wide.
+/// Changes to a block: offset, value, and width (two or four bytes).
 fn changes() -> impl Strategy<Value = Vec<(usize, u32, bool)>> {
-    // Most fields of all structures lie in the first 352 bytes.
+    // Most fields of all structures are in the first 352 bytes.
     let place = prop_oneof![4 => 8..352_usize, 1 => 8..BLOCK_BYTES - 4];
     prop::collection::vec((place, hostile_word(), any::<bool>()), 1..6)
 }
@@ -180,7 +180,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_whole_block_with_hostile_fields_is_refused_or_is_the_encoding_of_what_it_says(changes in changes()) {
+    fn a_whole_block_with_hostile_fields_is_refused_or_is_canonical(changes in changes()) {
         for sample in samples() {
             let mut block = sample.block;
             for (at, word, wide) in &changes {
@@ -209,7 +209,9 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..BLOCK_BYTES + 64)) {
+    fn arbitrary_bytes_are_refused(
+        bytes in prop::collection::vec(any::<u8>(), 0..BLOCK_BYTES + 64),
+    ) {
         for sample in samples() {
             prop_assert!((sample.again)(&bytes).is_none());
         }
@@ -247,7 +249,7 @@ fn a_namespace_has_no_second_encoding() {
         refused(Namespace::decode(&longer)),
         NamespaceError::NotCanonical
     );
-    // The two extra names, swapped.
+    // The two extra names in swapped order.
     let at = |needle: &[u8]| {
         bytes
             .windows(needle.len())
@@ -260,7 +262,7 @@ fn a_namespace_has_no_second_encoding() {
         refused(Namespace::decode(&swapped)),
         NamespaceError::NotCanonical
     );
-    // One of them twice.
+    // One extra name twice.
     let mut twice = [&bytes[..tag], &bytes[rope..tag]].concat();
     let length = u32::try_from(twice.len()).unwrap();
     twice[12..16].copy_from_slice(&length.to_le_bytes());

@@ -1,7 +1,7 @@
-//! Images of every version ever released decode to what was written, and encode to the same bytes.
+//! Images of every released version decode to the original values and encode to the same bytes.
 //!
-//! `LARDER_BLESS=1` writes the images of the current version instead of comparing with them: for a new version, never
-//! to make a failing test of a released one pass.
+//! `LARDER_BLESS=1` writes the images of the current version instead of comparing them. Use it only
+//! for a new version, never to make a failing test of a released version pass.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -68,12 +68,12 @@ fn the_structures_of_an_archive_of_version_1_are_read_and_written_alike() {
 }
 
 #[test]
-fn names_and_checksums_of_version_1_stay_what_they_are() {
+fn names_and_checksums_of_version_1_do_not_change() {
     assert_eq!(
         namespace().fingerprint().to_string(),
         "2444e675c50cffc4757e68874246b2e5"
     );
-    // The same number came from a bitwise CRC-64/NVME written apart from this crate.
+    // The expected value comes from an independent bitwise CRC-64/NVME.
     let mut checksum = PageChecksum::new(namespace().fingerprint(), &key(0x11));
     checksum.part(b"the first part");
     checksum.part(&[7; 5000]);

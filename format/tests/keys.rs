@@ -1,4 +1,4 @@
-//! Page keys are SGLang's, bit for bit.
+//! Page keys are identical to those of SGLang.
 #![allow(clippy::unwrap_used)]
 
 use std::num::NonZeroUsize;
@@ -7,7 +7,7 @@ use larder_format::{HexError, PageKey, TokenUnits, namespace_seed, page_keys};
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// Made by SGLang's own `get_storage_hash_str`.
+/// Made by SGLang's `get_storage_hash_str`.
 const VECTORS: &str = include_str!("sglang_vectors.json");
 
 fn vectors() -> Vec<Value> {
@@ -158,7 +158,7 @@ proptest! {
         prop_assume!(cut + lookahead <= tokens.len());
         let head = page_keys(&tokens[..cut + lookahead], page, None, units);
         prop_assert_eq!(&all[..pages], head.as_slice());
-        // And a chain can be resumed at any page.
+        // A chain can be resumed at any page.
         let tail = page_keys(&tokens[cut..], page, head.last().copied(), units);
         prop_assert_eq!(&all[pages..], tail.as_slice());
     }

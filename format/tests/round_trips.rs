@@ -1,4 +1,4 @@
-//! What is encoded is what is decoded, and nothing has two encodings.
+//! Every structure decodes to the encoded value and has exactly one encoding.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -27,7 +27,10 @@ proptest! {
     #[test]
     fn a_namespace_survives_the_disk(namespace in any_namespace()) {
         prop_assert_eq!(Namespace::decode(namespace.encode()), Ok(namespace.clone()));
-        let descriptors = DescriptorBlock { header: block_header(), body: Body::Namespace(namespace) };
+        let descriptors = DescriptorBlock {
+            header: block_header(),
+            body: Body::Namespace(namespace),
+        };
         prop_assert_eq!(decode_block(&encode_block(&descriptors)), Ok(descriptors));
     }
 
@@ -45,7 +48,10 @@ proptest! {
     }
 
     #[test]
-    fn serials_order_by_run_then_counter(a in (0..1_u32 << 24, 0..1_u64 << 40), b in (0..1_u32 << 24, 0..1_u64 << 40)) {
+    fn serials_order_by_run_then_counter(
+        a in (0..1_u32 << 24, 0..1_u64 << 40),
+        b in (0..1_u32 << 24, 0..1_u64 << 40),
+    ) {
         let (first, second) = (serial(a.0, a.1), serial(b.0, b.1));
         prop_assert_eq!(first.cmp(&second), a.cmp(&b));
         prop_assert_eq!((first.run().get(), first.counter()), a);

@@ -1,4 +1,4 @@
-//! What each structure refuses, and why it says so.
+//! The rules of each structure, and the error for each violation.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -35,7 +35,7 @@ fn a_whole_superblock_of_a_newer_version_is_newer_and_a_torn_one_is_damaged() {
 }
 
 #[test]
-fn whole_blocks_of_a_newer_version_say_so() {
+fn whole_blocks_of_a_newer_version_are_reported_as_newer() {
     let version = 7_u32.to_le_bytes();
     let header = patched(&encode_header(&segment_header()), 8, &version);
     assert_eq!(
@@ -49,7 +49,8 @@ fn whole_blocks_of_a_newer_version_say_so() {
     );
 }
 
-/// A superblock with one thing changed is neither written nor read; what is read is the sample, patched.
+/// A superblock with one invalid field is neither encoded nor decoded. The decoded blocks are the
+/// sample with patched bytes.
 #[test]
 fn a_superblock_with_an_impossible_field_is_neither_written_nor_read() {
     type Change = fn(&mut Superblock);
@@ -164,7 +165,7 @@ fn the_newer_valid_copy_of_a_superblock_counts() {
     assert_eq!(newest(torn(), foreign()), torn());
     assert_eq!(newest(foreign(), torn()), torn());
     assert_eq!(newest(foreign(), foreign()), foreign());
-    // A newer Larder has been here: the copy that can be read is out of date.
+    // A newer Larder has written one copy, so the other copy is out of date although it is valid.
     assert_eq!(newest(of(3), newer()), newer());
     assert_eq!(newest(newer(), of(3)), newer());
     assert_eq!(newest(newer(), torn()), newer());
@@ -180,7 +181,7 @@ fn the_newer_valid_copy_of_a_superblock_counts() {
 }
 
 #[test]
-fn a_segment_header_read_elsewhere_is_refused_and_still_says_what_it_is() {
+fn a_segment_header_read_elsewhere_is_refused_and_still_shows_its_identity() {
     let block = encode_header(&segment_header());
     let checked = SegmentHeader::check(&block).unwrap();
     let identity = checked.identity();
@@ -262,7 +263,7 @@ fn a_segment_header_with_an_impossible_field_is_refused() {
 }
 
 #[test]
-fn a_segment_that_was_never_used_is_free_without_a_life() {
+fn a_segment_that_was_never_used_is_free_without_a_generation() {
     let free = SegmentHeader {
         sequence: Serial::ZERO,
         state: SegmentState::Free,
@@ -276,7 +277,7 @@ fn a_segment_that_was_never_used_is_free_without_a_life() {
 }
 
 #[test]
-fn a_descriptor_block_read_elsewhere_is_refused_and_still_says_what_it_is() {
+fn a_descriptor_block_read_elsewhere_is_refused_and_still_shows_its_identity() {
     let block = encode_block(&records_block());
     let checked = DescriptorBlock::check(&block).unwrap();
     assert_eq!(checked.identity().sequence, serial(9, 1000));
@@ -388,7 +389,7 @@ fn a_descriptor_block_with_an_impossible_field_is_refused() {
     assert_eq!(u32_at(page + 72, 4999), field("blocks", 4999));
     assert_eq!(u64_at(page + 80, commit), field("birth", commit));
     assert_eq!(u64_at(page + 80, 0), field("birth", 0));
-    // The last block below the mark may be used.
+    // The last block below the descriptor blocks may be used.
     let fits = patched(&block, page + 72, &4998_u32.to_le_bytes());
     assert!(decode_block(&fits).is_ok());
 }
@@ -422,7 +423,7 @@ fn a_length_that_differs_from_the_body_is_refused() {
 }
 
 #[test]
-fn errors_are_sentences_with_what_where_and_what_to_do() {
+fn error_messages_give_the_problem_the_place_and_the_remedy() {
     let newer = SuperblockError::Newer { version: 3 };
     assert_eq!(
         newer.to_string(),
@@ -446,13 +447,14 @@ fn errors_are_sentences_with_what_where_and_what_to_do() {
     );
     assert_eq!(
         namespace().to_string(),
-        "Qwen/Qwen3-8B@a1b2c3 bfloat16 page_first_direct pool kv, 64 tokens in 9437184 bytes a page (2 parts), \
+        "Qwen/Qwen3-8B@a1b2c3 bfloat16 page_first_direct pool kv, \
+         64 tokens in 9437184 bytes a page (2 parts), \
          tp 1/4, rope=yarn, tag="
     );
 }
 
 #[test]
-fn a_superblock_that_cannot_be_read_is_never_taken_for_one_that_is_not_there() {
+fn an_unreadable_superblock_is_never_reported_as_absent() {
     let unreadable = || Err(SuperblockError::Unreadable(5));
     let absent = || Err(SuperblockError::NotLarder);
     for found in [

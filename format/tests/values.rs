@@ -1,4 +1,4 @@
-//! The values that structures are made of: namespaces, ranks, page shapes, serials, geometry, checksums.
+//! The value types: namespaces, ranks, page shapes, serials, geometry, checksums.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,7 @@ use larder_format::*;
 use proptest::prelude::*;
 
 #[test]
-fn fields_that_name_nothing_or_garble_a_terminal_make_no_namespace() {
+fn empty_fields_and_control_characters_make_no_namespace() {
     type Change = fn(&mut NamespaceFields);
     let empty = |field| NamespaceError::Empty { field };
     let control = |field| NamespaceError::Control { field };
@@ -149,7 +149,7 @@ fn runs_and_serials_run_out_instead_of_wrapping() {
 }
 
 #[test]
-fn a_volume_is_a_mebibyte_and_its_segments() {
+fn a_volume_has_one_mebibyte_plus_its_segments() {
     let geometry = Geometry::new(4096, 3).unwrap();
     assert_eq!(geometry.segment_bytes(), SEGMENT_BYTES_MIN);
     assert_eq!(geometry.segment_offset(SegmentNo(0)), SEGMENTS_OFFSET);
@@ -187,7 +187,7 @@ fn a_volume_is_a_mebibyte_and_its_segments() {
     );
 }
 
-/// Two superblocks lie where no segment does.
+/// The superblocks do not overlap any segment.
 #[test]
 fn superblocks_lie_before_the_first_segment() {
     let [a, b] = SUPERBLOCK_OFFSETS;
@@ -202,7 +202,9 @@ proptest! {
     ) {
         let segment_bytes = u64::from(segment_blocks) * BLOCK_BYTES as u64;
         let segments = segments_that_fit(volume_bytes, segment_bytes);
-        let bytes = |segments: u32| u128::from(SEGMENTS_OFFSET) + u128::from(segments) * u128::from(segment_bytes);
+        let bytes = |segments: u32| {
+            u128::from(SEGMENTS_OFFSET) + u128::from(segments) * u128::from(segment_bytes)
+        };
         prop_assert!(segments == 0 || bytes(segments) <= u128::from(volume_bytes));
         prop_assert!(segments == SEGMENTS_MAX || bytes(segments + 1) > u128::from(volume_bytes));
     }
@@ -216,7 +218,8 @@ proptest! {
         let mut by_part = PageChecksum::new(name.0, &name.1);
         let mut disk = Vec::new();
         for (length, step) in parts {
-            let part: Vec<u8> = (0..length).map(|n| n.wrapping_mul(step).to_be_bytes()[0]).collect();
+            let part: Vec<u8> =
+                (0..length).map(|n| n.wrapping_mul(step).to_be_bytes()[0]).collect();
             by_part.part(&part);
             disk.extend(part);
             disk.resize(disk.len().next_multiple_of(BLOCK_BYTES), 0);
@@ -239,7 +242,7 @@ fn a_page_under_a_wrong_name_fails_its_checksum() {
     };
     let right = of(namespace().fingerprint(), &key(1));
     assert_ne!(right, of(Fingerprint::from_bytes([0; 16]), &key(1)));
-    // Two keys that share the bits which the index compares.
+    // Two keys that share the bits compared by the index.
     let mut bytes = *key(1).as_bytes();
     bytes[31] ^= 1;
     let twin = PageKey::from_bytes(bytes);

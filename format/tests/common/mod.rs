@@ -1,4 +1,4 @@
-//! Samples and strategies that the tests of this crate share.
+//! Samples and strategies shared by the tests of this crate.
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ const CRC_AT: usize = 16;
 pub const SEGMENT_BLOCKS: u32 = 65_536;
 pub const STORE: StoreId = StoreId::from_bytes([0x5a; 16]);
 
-/// A whole block with other contents: the CRC made right again, as hostile or buggy software would.
+/// The block with its CRC recomputed. Models hostile or buggy software that writes whole blocks.
 pub fn with_right_crc(mut block: Block) -> Block {
     block[CRC_AT..CRC_AT + 4].fill(0);
     let crc = crc32fast::hash(&block);
@@ -254,7 +254,7 @@ pub fn archive_items() -> Vec<ArchiveItem> {
     ]
 }
 
-/// The structures of an archive, each with its block number.
+/// The structures of an archive, in order, one block each.
 pub fn encode_archive(id: ArchiveId, items: &[ArchiveItem]) -> Vec<Block> {
     let mut writer = ArchiveWriter::new(id);
     let blocks = items.iter().map(|item| *writer.item(item).unwrap());
@@ -478,7 +478,7 @@ pub fn any_records_block() -> impl Strategy<Value = DescriptorBlock> {
     })
 }
 
-/// Why it was refused; fails the test, showing what was accepted, when it was not.
+/// Why a value was refused. Panics with the value if it was accepted.
 pub fn refused<T: Debug, E: Debug>(result: Result<T, E>) -> E {
     match result {
         Ok(accepted) => panic!("accepted: {accepted:?}"),
