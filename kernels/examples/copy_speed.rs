@@ -1,9 +1,10 @@
-//! How fast the host device copies between L1 and L2, beside memcpy over the same bytes in the same run.
+//! Speed of copies between L1 and L2 on the host device, compared with memcpy of the same bytes in
+//! the same run.
 //!
-//! Every round copies the same number of bytes four ways, in turn: memcpy on this thread in one piece; memcpy in pieces of the size
-//! that the layouts keep together, from and to as many scattered places; a load; a store. They take turns because a shared
-//! machine is not the same from one moment to the next; what counts is the median of the rounds' ratios to the pieces. Needs
-//! about 2 GiB of memory.
+//! Every round copies the same number of bytes in four ways, in turn: memcpy on this thread in one
+//! piece; memcpy in scattered pieces of the contiguous size of the layouts; a load; a store. The
+//! ways alternate because the load of a shared machine varies. The result is the median over the
+//! rounds of the ratio to memcpy in pieces. Needs about 2 GiB of memory.
 //!
 //! `cargo run --release -p larder-kernels --example copy_speed [ROUNDS]`
 
@@ -23,7 +24,7 @@ use larder_kernels::{
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 
-/// Bytes of each pool, about; a transfer moves half of them.
+/// Approximate bytes of each pool. A transfer moves half of them.
 const POOL_BYTES: u64 = 512 << 20;
 
 struct Bench {
@@ -34,7 +35,7 @@ struct Bench {
     memcpy: Memcpy,
 }
 
-/// The same amount of bytes, copied by memcpy alone.
+/// The same number of bytes, copied by memcpy only.
 struct Memcpy {
     from: Vec<u8>,
     to: Vec<u8>,
@@ -48,7 +49,8 @@ fn main() {
         .nth(1)
         .map_or(9, |rounds| rounds.parse().unwrap());
     println!(
-        "medians of {rounds} rounds; GB/s of memcpy in one piece, in pieces, of loads and stores; the latter two over pieces"
+        "medians of {rounds} rounds; GB/s of memcpy in one piece, in pieces, of loads and stores; \
+         the latter two over pieces"
     );
     let shapes = [
         ("Llama-3.1-8B,   64 tokens", KvShape::mha(32, 8, 128, 2, 64)),
@@ -81,7 +83,8 @@ impl Bench {
             .take(pages as usize / 2)
             .map(|(l1, l2)| PagePair { l1, l2 })
             .collect();
-        // What lies together on both sides: a chunk, or one row of it where the host interleaves layers.
+        // The contiguous size on both sides: a chunk, or one row of it if the host layout
+        // interleaves layers.
         let piece = match layout {
             Layout::PageFirst => shape.row_bytes(),
             Layout::LayerFirst | Layout::PageFirstDirect => shape.chunk_bytes(),
@@ -99,7 +102,7 @@ impl Bench {
     fn run(&mut self, name: &str, rounds: usize) {
         let bytes = (self.memcpy.pieces.len() * self.memcpy.piece) as f64;
         let mut seconds: [Vec<f64>; 4] = Default::default();
-        // The first round touches all memory for the first time.
+        // The warm-up round touches all memory for the first time.
         for round in 0..=rounds {
             let round_seconds = [
                 self.memcpy.whole_seconds(),
@@ -129,7 +132,7 @@ impl Bench {
     }
 
     fn seconds(&self, direction: Direction) -> f64 {
-        // SAFETY: nothing else touches the pools.
+        // SAFETY: no other code touches the pools.
         let transfer = unsafe { Transfer::new(&self.l1, &self.l2, self.pairs.clone()) }.unwrap();
         let started = Instant::now();
         let moving = match direction {

@@ -1,15 +1,18 @@
-//! What the GPU of this machine reaches: loads and stores by copy engine and by kernel, beside the link's ceiling in the same run.
+//! Speed of loads and stores on this machine's GPU, by copy engine and by kernel, compared with the
+//! maximum of the link in the same run.
 //!
-//! For each shape and way, in turn with one large copy each way (the ceiling): GB/s of loads and stores of random pages, as a share
-//! of the ceiling, the CPU's time to submit a layer, and whether every byte came back. Medians. Needs 6 GiB on both sides.
+//! For each shape and way, alternating with one large copy in each direction (the maximum): GB/s of
+//! loads and stores of random pages, the share of the maximum, the CPU time to submit a layer, and
+//! whether every byte was copied correctly. Medians. Needs 6 GiB on both sides.
 //!
 //! `cargo run --release -p larder-kernels --example device_speed [ROUNDS]`
 //!
-//! With `--answer` it measures what it is asked for, line by line, so that others can be measured in turn with it
-//! (`scripts/gpu-peers`): `pools PARTS LAYERS ROW_BYTES TOKENS PAGES` is answered by `ready`; `ceiling`, `load`, `store` and `copies`
-//! (loads with one plain copy a chunk) by GB/s and the microseconds that the CPU takes a layer.
+//! With `--answer` it executes requests from standard input line by line, so that a script can
+//! alternate it with other programs (`scripts/gpu-peers`). The reply to
+//! `pools PARTS LAYERS ROW_BYTES TOKENS PAGES` is `ready`. The reply to `ceiling`, `load`, `store`
+//! and `copies` (loads with one plain copy per chunk) is GB/s and the CPU microseconds per layer.
 //!
-//! Ends with 1 where bytes are wrong, with 3 where there is no GPU, having said how long it took to find out.
+//! Exit code 1: wrong bytes. Exit code 3: no GPU; the detection time is printed.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,10 +34,10 @@ use larder_kernels::{
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 
-/// Bytes of a pool, about.
+/// Approximate bytes of a pool.
 const POOL_BYTES: u64 = 1 << 30;
 
-/// Pages of a transfer.
+/// Pages per transfer.
 const PAGES: [usize; 2] = [16, 256];
 
 fn main() -> ExitCode {
@@ -98,7 +101,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(!right))
 }
 
-/// What others are measured beside.
+/// The pools used in `--answer` mode.
 struct Beside<'a> {
     bench: Bench<'a>,
     pages: usize,
@@ -130,7 +133,7 @@ fn answer() -> ExitCode {
                 };
                 let attention = [Attention::Mla, Attention::Mha][parts as usize - 1];
                 let shape = KvShape::of_rows(attention, layers, row_bytes, tokens).unwrap();
-                // The old pools go first.
+                // Free the old pools first.
                 drop(beside.take());
                 beside = Some(Beside {
                     bench: Bench::new(&device, &engine, &shape),
@@ -171,7 +174,7 @@ struct Bench<'a> {
     device: &'a CudaDevice,
     l1: L1Pool,
     l2: L2Pool,
-    /// For one page as large as the pools, by copy engine: the ceiling.
+    /// For one page as large as the pools, by copy engine: the maximum of the link.
     engine: &'a CudaDevice,
     one: (L1Pool, L2Pool),
     /// For the same pages by plain copies.
@@ -194,7 +197,7 @@ impl Bench<'_> {
         }
     }
 
-    /// As many pairs of random pages, from the first half of L2.
+    /// `pages` pairs of random pages, from the first half of L2.
     fn pairs(&self, pages: usize) -> Vec<PagePair> {
         let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(1);
         let mut l1: Vec<u32> = (0..self.l1.pages()).collect();
@@ -205,7 +208,7 @@ impl Bench<'_> {
         pairs.map(|(l1, l2)| PagePair { l1, l2 }).collect()
     }
 
-    /// One line. Whether all bytes came back.
+    /// Prints one line. Returns whether all bytes were copied correctly.
     fn run(&self, name: &str, pages: usize, rounds: usize) -> bool {
         let half = self.l2.pages() / 2;
         let pages = pages.min(half as usize);
@@ -224,7 +227,7 @@ impl Bench<'_> {
             let down = rate(self.engine, Direction::Store, &self.one, one.clone()).0;
             let pools = (self.l1.clone(), self.l2.clone());
             let (loaded, cpu) = rate(self.device, Direction::Load, &pools, pairs(0));
-            // To other pages, so that they can be compared.
+            // Store to other pages, so that the bytes can be compared.
             let (stored, _) = rate(self.device, Direction::Store, &pools, pairs(half));
             if round > 0 {
                 load.push((loaded, loaded / up));
@@ -237,7 +240,8 @@ impl Bench<'_> {
             .all(|pair| self.same(pair.l2, pair.l2 + half));
         let ((load, of_up), (store, of_down)) = (median(load), median(store));
         println!(
-            "{name} {pages:4} pages  load {load:6.2} GB/s {:4.0} %  store {store:6.2} GB/s {:4.0} %  {:6.2} us a layer  {}",
+            "{name} {pages:4} pages  load {load:6.2} GB/s {:4.0} %  store {store:6.2} GB/s \
+             {:4.0} %  {:6.2} us a layer  {}",
             of_up * 100.0,
             of_down * 100.0,
             median(submit).0,
@@ -249,7 +253,7 @@ impl Bench<'_> {
     fn same(&self, one: u32, other: u32) -> bool {
         let bytes = |page| -> Vec<&[u8]> {
             let runs = self.l2.page_runs(page).unwrap();
-            // SAFETY: runs of the pool's own, and nothing is in flight.
+            // SAFETY: runs of this pool, and nothing is in flight.
             runs.map(|(start, bytes)| unsafe {
                 std::slice::from_raw_parts(start.as_ptr(), bytes as usize)
             })
@@ -259,14 +263,14 @@ impl Bench<'_> {
     }
 }
 
-/// GB/s of one transfer, and microseconds of the CPU a layer.
+/// GB/s of one transfer, and CPU microseconds per layer.
 fn rate(
     device: &CudaDevice,
     direction: Direction,
     pools: &(L1Pool, L2Pool),
     pairs: Vec<PagePair>,
 ) -> (f64, f64) {
-    // SAFETY: nothing else touches the pools.
+    // SAFETY: no other code touches the pools.
     let transfer = unsafe { Transfer::new(&pools.0, &pools.1, pairs) }.unwrap();
     let bytes = transfer.bytes() as f64;
     let layers = f64::from(pools.0.shape().layers());
@@ -289,7 +293,7 @@ fn pools(device: &CudaDevice, shape: &KvShape, pages: u32) -> (L1Pool, L2Pool) {
     let l2 = device
         .register(memory, Layout::PageFirstDirect, shape, pages)
         .unwrap();
-    // Numbers that differ everywhere, so that a page in the wrong place shows.
+    // Every word differs, so that a misplaced page is detected.
     for (word, number) in (0..bytes / 8).zip(1u64..) {
         let at = l2
             .start()

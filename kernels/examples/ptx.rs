@@ -1,8 +1,8 @@
-//! Writes the PTX that is built into the crate, after the kernels' source has changed.
+//! Writes the built-in PTX of the crate. Run it after a change of the kernels' source.
 //!
 //! `LARDER_NVRTC_DIR=DIRECTORY cargo run -p larder-kernels --example ptx > kernels/cu/kv_copy.ptx`
 //!
-//! Take an old NVRTC (12.1): PTX of a newer one is refused by older drivers.
+//! Use an old NVRTC (12.1): older drivers refuse the PTX of newer versions.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

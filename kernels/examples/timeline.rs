@@ -1,17 +1,22 @@
-//! What a GPU does beside loads: TTFT with L2 hits, layer by layer, and by how much loads slow compute down. All by the device's clock.
+//! Interference between loads and compute on a GPU: the TTFT with L2 hits, layer by layer, and the
+//! slowdown of compute by loads. All times come from the device's clock.
 //!
-//! First a stand-in for the forward that waits for each layer's ticket, a half, once and twice as long a layer as its load: both
-//! together may take as long as the longer of the two alone, one layer of it, 10 us a layer and 1 %. Of compute that uses the whole device
-//! (`Busy`) 5 % more, since that is what loads may cost it. With the timeline of one run: `-` a layer is loaded, `#` it is computed.
+//! The first part uses a stand-in for the forward pass that waits for each layer's ticket. Its
+//! layers take half, once and twice the time of their load. Limit for both together: the longer of
+//! the two alone, one of its layers, 10 us per layer and 1 %. For compute that uses the whole
+//! device (`Busy`) the limit is 5 % higher, the allowed slowdown by loads. The timeline of one run
+//! is printed: `-` a layer is loaded, `#` it is computed.
 //!
-//! Then compute on its own and while loads go on all of its time, for each way that loads can go: at most 5 % slower. `Busy` computes in
-//! every processor's caches, `Streaming` reads the device's memory.
+//! The second part measures compute alone and during continuous loads, for each way of loading.
+//! Limit: 5 % slower. `Busy` computes in every processor's caches, `Streaming` reads the device's
+//! memory.
 //!
-//! `cargo run --release -p larder-kernels --example timeline [ROUNDS]`; with `--find` it only says which device there is, with
-//! `--host [ROUNDS]` it shows the first of both on the host device instead, by the CPU's clock: there a thread stands in for the
-//! forward, which takes its time and nothing else, on a core of its own.
+//! `cargo run --release -p larder-kernels --example timeline [ROUNDS]`. With `--find` it only
+//! prints the device. With `--host [ROUNDS]` it runs the first part on the host device, by the
+//! CPU's clock; a thread on its own core, which only spends time, is the stand-in for the forward
+//! pass.
 //!
-//! Medians. Ends with 1 where anything takes longer than it may, with 3 where there is no GPU. Needs 2 GiB on both sides.
+//! Medians. Exit code 1: a limit was exceeded. Exit code 3: no GPU. Needs 2 GiB on both sides.
 
 #![allow(
     dead_code,
@@ -38,19 +43,19 @@ use larder_kernels::{
 };
 use timeline::{Figures, Kind, Layer, SLOWER, Stage, Waits};
 
-/// Bytes of a pool, about: a transfer moves all of it.
+/// Approximate bytes of a pool. A transfer moves all of it.
 const POOL_BYTES: u64 = 1 << 30;
 
-/// What streaming compute reads at a time.
+/// Bytes that streaming compute reads per pass.
 const LARGE_BYTES: u32 = 1 << 29;
 
-/// Milliseconds of compute beside loads.
+/// Milliseconds of compute during loads.
 const BESIDE_MS: f64 = 50.0;
 
-/// Rows of a timeline at most: of more layers every other one is shown, or fewer.
+/// Maximum rows of a timeline. With more layers, only every n-th layer is shown.
 const ROWS: usize = 32;
 
-/// Columns of it.
+/// Columns of a timeline.
 const COLUMNS: usize = 64;
 
 fn main() -> ExitCode {
@@ -82,7 +87,7 @@ fn main() -> ExitCode {
     for (name, shape) in &shapes {
         for way in [Way::Kernel, Way::Copies, Way::Batch] {
             let device = open(Choice::Always(way)).unwrap();
-            // Neighbours are what single copies are for.
+            // Single copies are meant for neighbours.
             let stage = stage(&device, shape, way == Way::Copies);
             good &= beside(&format!("{name}  {way:?}"), &stage, rounds);
         }
@@ -131,11 +136,11 @@ fn stage<'a>(device: &'a CudaDevice, shape: &KvShape, neighbours: bool) -> Stage
 
 fn pools(device: &impl Device, shape: &KvShape, pages: u32) -> (L1Pool, L2Pool) {
     let memory = HostMemory::zeroed(pool_bytes(shape, pages)).unwrap();
-    // Memory that was never written is one page of zeros, which copies faster than any other.
+    // Memory that was never written maps to one page of zeros, which copies faster than real data.
     let l2 = device
         .register(memory, Layout::PageFirstDirect, shape, pages)
         .unwrap();
-    // SAFETY: the pool has that many bytes, and nothing is in flight.
+    // SAFETY: the pool has this size, and nothing is in flight.
     unsafe {
         l2.start()
             .write_bytes(0x5a, pool_bytes(shape, pages) as usize);
@@ -143,7 +148,8 @@ fn pools(device: &impl Device, shape: &KvShape, pages: u32) -> (L1Pool, L2Pool) 
     (device.alloc_l1(shape, pages).unwrap(), l2)
 }
 
-/// TTFT of compute as long as a half, once and twice its load. Whether it was what it may be.
+/// TTFT of compute that takes half, once and twice the time of its load. Returns whether the limits
+/// held.
 fn first_token(name: &str, stage: &Stage<'_>, rounds: usize) -> bool {
     let load_ms = stage.load_ms();
     let rate = stage.bytes() as f64 / load_ms / 1e6;
@@ -159,14 +165,16 @@ fn first_token(name: &str, stage: &Stage<'_>, rounds: usize) -> bool {
     good
 }
 
-/// Prints the median of these runs, of compute as long as this share of the load. Whether it was what it may be.
+/// Prints the median of these runs, with compute of this share of the load time. Returns whether
+/// the limits held.
 fn judge(kind: Kind, share: f64, mut runs: Vec<Figures>) -> bool {
     let in_order = runs.iter().all(Figures::is_in_order);
     runs.sort_by(|one, other| share_of_bound(one, kind).total_cmp(&share_of_bound(other, kind)));
     let run = &runs[runs.len() / 2];
     let is_good = in_order && run.is_good(kind);
     println!(
-        "  {:9} x {share:3}  load {:7.2} ms  compute {:7.2} ms  together {:7.2} ms  may take {:7.2} ms  ratio {:.3}  {}",
+        "  {:9} x {share:3}  load {:7.2} ms  compute {:7.2} ms  together {:7.2} ms  \
+         limit {:7.2} ms  ratio {:.3}  {}",
         format!("{kind:?}"),
         run.load_ms,
         run.compute_ms,
@@ -187,7 +195,7 @@ fn judge(kind: Kind, share: f64, mut runs: Vec<Figures>) -> bool {
     is_good
 }
 
-/// TTFT on the host device. Whether it was what it may be.
+/// TTFT on the host device. Returns whether the limits held.
 fn on_host(rounds: usize) -> bool {
     let device = HostDevice::new().unwrap();
     println!("{}; medians of {rounds} rounds", device.name());
@@ -202,7 +210,7 @@ fn on_host(rounds: usize) -> bool {
             })
             .collect();
         let load = || {
-            // SAFETY: nobody looks at what these pages hold.
+            // SAFETY: no code reads these pages.
             let transfer = unsafe { Transfer::new(&l1, &l2, pairs.clone()) }.unwrap();
             device.load(transfer, &Ticket::done()).unwrap()
         };
@@ -211,7 +219,7 @@ fn on_host(rounds: usize) -> bool {
             load().wait().1.unwrap();
             ms_since(start)
         };
-        // The first touches every page of L1.
+        // The first load touches every page of L1.
         load_ms();
         let usual_ms = load_ms();
         println!("\n{name}  load {usual_ms:.2} ms");
@@ -265,7 +273,7 @@ fn share_of_bound(figures: &Figures, kind: Kind) -> f64 {
     figures.together_ms / figures.bound_ms(kind)
 }
 
-/// One line a layer: when it was loaded, and when it was computed.
+/// Prints one line per layer: its load time and its compute time.
 fn print_layers(run: &Figures) {
     let column = |ms: f64| ((ms / run.together_ms * COLUMNS as f64) as usize).min(COLUMNS);
     let before = std::iter::once(0.0).chain(run.layers.iter().map(|layer| layer.loaded));
@@ -284,7 +292,7 @@ fn print_layers(run: &Figures) {
     }
 }
 
-/// Compute on its own and beside loads that go one way. Whether it was slowed down no more than it may.
+/// Compute alone and during loads by one way. Returns whether the slowdown is within the limit.
 fn beside(name: &str, stage: &Stage<'_>, rounds: usize) -> bool {
     let mut good = true;
     for kind in [Kind::Busy, Kind::Streaming] {
@@ -295,7 +303,8 @@ fn beside(name: &str, stage: &Stage<'_>, rounds: usize) -> bool {
         let is_good = run.slower() <= SLOWER;
         good &= is_good;
         println!(
-            "{name}  {:9}  alone {:7.2} ms  beside loads {:7.2} ms  {:+6.2} %  loads {:6.2} GB/s  {}",
+            "{name}  {:9}  alone {:7.2} ms  during loads {:7.2} ms  {:+6.2} %  \
+             loads {:6.2} GB/s  {}",
             format!("{kind:?}"),
             run.alone_ms,
             run.beside_ms,

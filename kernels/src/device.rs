@@ -1,4 +1,4 @@
-//! What the tiers ask of a device.
+//! The device interface used by the tiers.
 
 use std::fmt;
 
@@ -10,18 +10,19 @@ use crate::tensors::Tensors;
 use crate::ticket::{Gated, Ticket};
 use crate::transfer::Transfer;
 
-/// Holds an L1 pool, and copies between it and L2 pools of the host.
+/// Holds an L1 pool and copies between it and L2 pools of the host.
 ///
-/// Loads are carried out in the order in which they were given, and so are stores; between a load and a store only `after`
-/// orders. A transfer that fails leaves the bytes it was to write undefined, and hurts no other.
+/// Loads run in submission order, and so do stores. Between a load and a store only `after` defines
+/// an order. A failed transfer leaves its destination bytes undefined and does not affect other
+/// transfers.
 pub trait Device: Send + Sync {
-    /// What it is, for logs and stats.
+    /// The name for logs and statistics.
     fn name(&self) -> String;
 
-    /// Makes memory of the host an L2 pool that this device can copy from and to.
+    /// Registers host memory as an L2 pool that this device can copy from and to.
     ///
     /// # Errors
-    /// The memory is too small, or the device cannot use it. The memory is given up.
+    /// The memory is too small, or the device cannot use it. The memory is dropped.
     fn register(
         &self,
         memory: HostMemory,
@@ -30,16 +31,17 @@ pub trait Device: Send + Sync {
         pages: u32,
     ) -> Result<L2Pool, DeviceError>;
 
-    /// Allocates an L1 pool, zeroed.
+    /// Allocates a zeroed L1 pool.
     ///
     /// # Errors
-    /// There is not that much memory.
+    /// There is not enough memory.
     fn alloc_l1(&self, shape: &KvShape, pages: u32) -> Result<L1Pool, DeviceError>;
 
-    /// Makes memory of an engine's own an L1 pool, with the bytes that it has.
+    /// Adopts the engine's own memory as an L1 pool, with its current contents.
     ///
     /// # Errors
-    /// [`DeviceError::Tensors`]: it is not what the shape needs, or not in this device's memory. The memory is given up.
+    /// [`DeviceError::Tensors`]: the memory does not match the shape, or is not in this device's
+    /// memory. The memory is dropped.
     fn adopt_l1(
         &self,
         tensors: Tensors,
@@ -47,38 +49,41 @@ pub trait Device: Send + Sync {
         pages: u32,
     ) -> Result<L1Pool, DeviceError>;
 
-    /// L2 to L1, layer by layer, a ticket a layer. Nothing is written before `after` has settled: the last compute that reads
-    /// or writes those pages of L1, and whatever fills those of L2.
+    /// Copies L2 to L1 layer by layer, with one ticket per layer. Nothing is written before `after`
+    /// has settled. `after` must cover the last computation that reads or writes those L1 pages,
+    /// and all writes to the L2 pages.
     ///
     /// # Errors
-    /// The device does not take it; the transfer comes back untouched.
+    /// The device refuses the transfer and returns it untouched.
     fn load(&self, transfer: Transfer, after: &Ticket) -> Result<Gated<Transfer>, Refused>;
 
-    /// L1 to L2, all layers, one ticket. Nothing is read before `after` has settled: the compute that writes those pages.
+    /// Copies all layers from L1 to L2, with one ticket. Nothing is read before `after` has
+    /// settled. `after` must cover the computation that writes those pages.
     ///
     /// # Errors
-    /// The device does not take it; the transfer comes back untouched.
+    /// The device refuses the transfer and returns it untouched.
     fn store(&self, transfer: Transfer, after: &Ticket) -> Result<Gated<Transfer>, Refused>;
 
-    /// A ticket for all that has been put into a stream of somebody else so far: the `after` of loads and stores.
+    /// A ticket for all work enqueued so far on a foreign stream. Used as `after` of loads and
+    /// stores.
     ///
     /// # Errors
     /// The device has no streams, or is dead.
     fn record(&self, stream: ForeignStream) -> Result<Ticket, DeviceError>;
 
-    /// Has all that is put into a stream of somebody else from here on wait for a ticket; the caller does not wait.
+    /// Makes all later work on a foreign stream wait for a ticket. The caller does not wait.
     ///
     /// # Errors
     /// The device has no streams, is dead, or cannot make a stream wait for this ticket.
     fn hold(&self, stream: ForeignStream, ticket: &Ticket) -> Result<(), DeviceError>;
 
-    /// Copies one chunk out of L1 and waits for it: for checks, not for serving.
+    /// Copies one chunk out of L1 and waits for the copy. For checks, not for serving.
     ///
     /// # Errors
-    /// There is no such chunk, or `into` has another size than a chunk.
+    /// There is no such chunk, or `into` does not have the size of a chunk.
     ///
     /// # Safety
-    /// Nobody writes that chunk meanwhile.
+    /// No other access writes the chunk during the call.
     unsafe fn read_l1(
         &self,
         pool: &L1Pool,
@@ -86,43 +91,43 @@ pub trait Device: Send + Sync {
         into: &mut [u8],
     ) -> Result<(), DeviceError>;
 
-    /// Copies one chunk into L1 and waits for it: for tests and replays, where nothing computes.
+    /// Copies one chunk into L1 and waits for the copy. For tests and replays without computation.
     ///
     /// # Errors
-    /// There is no such chunk, or `from` has another size than a chunk.
+    /// There is no such chunk, or `from` does not have the size of a chunk.
     ///
     /// # Safety
-    /// Nobody reads or writes that chunk meanwhile.
+    /// No other access reads or writes the chunk during the call.
     unsafe fn write_l1(&self, pool: &L1Pool, at: ChunkAt, from: &[u8]) -> Result<(), DeviceError>;
 }
 
-/// A stream that somebody else made: torch's.
+/// A stream created outside this crate, for example by torch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignStream(usize);
 
 impl ForeignStream {
-    /// A `CUstream` by its address; 0 is the default stream.
+    /// A `CUstream` by its address. 0 is the default stream.
     ///
     /// # Safety
-    /// The stream is of the device's context and outlives all uses of this value.
+    /// The stream belongs to the device's context and outlives all uses of this value.
     #[must_use]
     pub unsafe fn new(stream: usize) -> ForeignStream {
         ForeignStream(stream)
     }
 
-    /// Its address.
+    /// The address of the stream.
     #[must_use]
     pub fn address(self) -> usize {
         self.0
     }
 }
 
-/// A transfer that a device did not take.
+/// A transfer that a device refused.
 #[derive(Debug)]
 pub struct Refused {
-    /// Why.
+    /// The reason.
     pub error: DeviceError,
-    /// The transfer.
+    /// The transfer, untouched.
     pub transfer: Transfer,
 }
 
@@ -130,7 +135,7 @@ impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "the device took none of {} pages: {}",
+            "the device refused a transfer of {} pages: {}",
             self.transfer.pairs().len(),
             self.error
         )

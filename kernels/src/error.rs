@@ -1,65 +1,65 @@
-//! What can go wrong at a device. Every fault is a value; none takes the process down.
+//! Errors of a device. Every fault is a value and never terminates the process.
 
 use std::sync::Arc;
 
 use crate::pool::Tier;
 use crate::tensors::TensorsError;
 
-/// Why a device did not do what it was asked for.
+/// Why a device did not execute a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// There is no such device here: the host device serves instead.
+    /// There is no such device on this machine. The host device takes its place.
     #[error("no CUDA device: {why}")]
     Unavailable {
-        /// What is missing.
+        /// The missing component.
         why: String,
     },
-    /// Memory that is not there.
-    #[error("{bytes} bytes for {what} are not to be had; make the pool smaller")]
+    /// The memory is not available.
+    #[error("no memory for {what} ({bytes} bytes); make the pool smaller")]
     NoMemory {
-        /// What it was for.
+        /// The purpose of the memory.
         what: &'static str,
-        /// How much, in bytes.
+        /// The size in bytes.
         bytes: u64,
     },
-    /// Memory that is too small for the pool meant for it.
+    /// The memory is too small for its pool.
     #[error("a host pool of {pages} pages needs {needed} bytes, the memory has {found}")]
     MemoryTooSmall {
         /// Pages of the pool.
         pages: u32,
-        /// Bytes that they need.
+        /// Required bytes.
         needed: u64,
-        /// Bytes there are.
+        /// Available bytes.
         found: u64,
     },
-    /// Tensors that make no L1 pool.
+    /// The tensors are not valid as an L1 pool.
     #[error("no L1 pool: {0}")]
     Tensors(#[from] TensorsError),
-    /// Pools that share memory.
+    /// The pools share memory.
     #[error("the L1 and the L2 pool overlap")]
     PoolsOverlap,
-    /// Pools between which nothing can be copied.
+    /// The pools have different shapes, so pages cannot be copied between them.
     #[error("the L1 and the L2 pool have different KV shapes")]
     ShapesDiffer,
-    /// A page that its pool does not have.
+    /// The pool does not have this page.
     #[error("{tier} has {pages} pages, there is no page {page}")]
     NoSuchPage {
-        /// In which pool.
+        /// The pool.
         tier: Tier,
         /// Page number.
         page: u32,
         /// Pages of that pool.
         pages: u32,
     },
-    /// A page named twice in one transfer: one of the copies would be lost.
+    /// A page occurs twice in one transfer: one of the copies would be lost.
     #[error("page {page} of {tier} is in the same transfer twice")]
     PageTwice {
-        /// In which pool.
+        /// The pool.
         tier: Tier,
         /// Page number.
         page: u32,
     },
-    /// A part or layer that the shape does not have.
+    /// The shape does not have this part or layer.
     #[error("the KV shape has no layer {layer} of part {part}")]
     NoSuchLayer {
         /// Part number.
@@ -67,7 +67,7 @@ pub enum DeviceError {
         /// Layer number.
         layer: u32,
     },
-    /// A buffer that is not the size of a chunk.
+    /// The buffer does not have the size of a chunk.
     #[error("a chunk of this pool has {chunk_bytes} bytes, the buffer {bytes}")]
     ChunkSize {
         /// Bytes of a chunk.
@@ -75,60 +75,61 @@ pub enum DeviceError {
         /// Bytes of the buffer.
         bytes: usize,
     },
-    /// A pool that another device allocated.
+    /// The pool was allocated by another device.
     #[error("the L1 pool belongs to another device")]
     ForeignPool,
-    /// Memory that was not registered first, or not with this device.
+    /// The memory was not registered, or was registered with another device.
     #[error("the L2 pool is not registered with this device")]
     NotRegistered,
-    /// Memory of the host that cannot be page-locked.
+    /// The host memory cannot be page-locked.
     #[error(
-        "{bytes} bytes of the L2 pool cannot be page-locked: {why}; see also the limit of locked memory (ulimit -l)"
+        "{bytes} bytes of the L2 pool cannot be page-locked: {why}; see also the limit of locked \
+         memory (ulimit -l)"
     )]
     NotLockable {
         /// Bytes of the piece.
         bytes: u64,
-        /// What the driver said.
+        /// The driver's error.
         why: String,
     },
-    /// Too much in flight.
+    /// Too many transfers are in flight.
     #[error("{in_flight} transfers are in flight, no more are taken; poll their tickets first")]
     Busy {
         /// Transfers in flight.
         in_flight: usize,
     },
-    /// What had to happen first failed, so that nothing was copied.
-    #[error("what the transfer had to come after failed: {0}")]
+    /// A prerequisite of the transfer failed, so nothing was copied.
+    #[error("a prerequisite of the transfer failed: {0}")]
     After(Arc<DeviceError>),
     /// The promise behind a ticket was dropped.
-    #[error("whoever was to complete this gave it up")]
+    #[error("the operation was abandoned before it completed")]
     Abandoned,
-    /// A copy failed. What it was to overwrite is undefined.
+    /// A copy failed. The contents of its destination are undefined.
     #[error("copying layer {layer} failed: {why}")]
     Copy {
         /// Layer number.
         layer: u32,
-        /// What the device said.
+        /// The device's error.
         why: String,
     },
-    /// A call to the driver failed, and the device with it.
-    #[error("{call} failed: {why}; the device is given up, the host serves on")]
+    /// A driver call failed, and the device is dead.
+    #[error("{call} failed: {why}; the device is no longer used, the host continues to serve")]
     Driver {
-        /// The call.
+        /// The driver function.
         call: &'static str,
         /// Name of the error.
         why: String,
     },
-    /// The device was given up after an earlier failure.
-    #[error("the device was given up after an earlier failure: {0}")]
+    /// The device died in an earlier failure.
+    #[error("the device is no longer used after an earlier failure: {0}")]
     Dead(Arc<DeviceError>),
-    /// The device is going away.
+    /// The device is closing.
     #[error("the device was closed")]
     Closed,
-    /// Streams of a device that has none.
+    /// A stream was passed to a device without streams.
     #[error("the host device has no streams; wait for the ticket itself")]
     NoStreams,
-    /// A ticket that the device cannot wait for in a stream.
+    /// The device cannot make a stream wait for this ticket.
     #[error("the ticket is of another device and not settled; wait for it first")]
     ForeignTicket,
 }

@@ -1,9 +1,11 @@
-//! What the copy kernel of `cu/kv_copy.cu` is launched with.
+//! The launch argument of the copy kernel in `cu/kv_copy.cu`.
 //!
-//! Owns: [`KvCopyArgs`], the kernel's one argument, field by field as the source declares it; and the checks that the kernel
-//! leaves out. Invariants: all addresses and strides are multiples of 16, all counts are at least one, there are fewer than 2^32
-//! segments, and `lanes` is a power of two up to 32, so that it divides any whole number of warps. Strides to the next part and the
-//! next layer of L1 wrap round, as the kernel's sums do: an engine's tensors lie in any order.
+//! Owns: [`KvCopyArgs`], the only argument of the kernel, with the same fields as in the source;
+//! and the checks that the kernel omits. Invariants: all addresses and strides are multiples of 16,
+//! all counts are at least one, there are fewer than 2^32 segments, and `lanes` is a power of two
+//! up to 32, so it divides any whole number of warps. L1 strides to the next part and the next
+//! layer wrap around, as the kernel's additions do, because an engine's tensors can be in any
+//! order.
 
 use std::ops::Range;
 
@@ -14,51 +16,52 @@ use crate::transfer::{Direction, Transfer};
 /// The source of all kernels.
 pub const SOURCE: &str = include_str!("../cu/kv_copy.cu");
 
-/// Bytes that a thread moves at once.
+/// Bytes that a thread moves in one instruction.
 pub const UNIT_BYTES: u64 = 16;
 
 /// Units that a thread has in flight.
 const UNROLL: u32 = 8;
 
-/// Threads that share a row at least: 128 bytes, what the link and the memory on both sides move at once.
+/// Minimum number of threads per row: 128 bytes, the transfer size of the link and of the memory on
+/// both sides.
 const LANES_MIN: u32 = 8;
 
-/// And at most: a warp.
+/// Maximum number of threads per row: a warp.
 const LANES_MAX: u32 = 32;
 
-/// The argument of `kv_copy`; addresses are those that the kernel sees.
+/// The argument of `kv_copy`. Addresses are as the kernel sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct KvCopyArgs {
-    /// Of page 0 of part 0, in the first layer to be copied.
+    /// Source address: page 0 of part 0, in the first layer to copy.
     pub from: u64,
-    /// Likewise.
+    /// Destination address, likewise.
     pub to: u64,
-    /// Of the pairs of pages: [`Transfer::pairs`], as they lie.
+    /// Address of the pairs of pages: [`Transfer::pairs`] in memory order.
     pub pairs: u64,
-    /// In bytes.
+    /// Strides of the source, in bytes.
     pub from_step: Steps,
-    /// In bytes.
+    /// Strides of the destination, in bytes.
     pub to_step: Steps,
     /// Parts of a page.
     pub parts: u32,
-    /// Layers to be copied.
+    /// Layers to copy.
     pub layers: u32,
     /// Pairs of pages.
     pub pages: u32,
-    /// Rows of a page, layer and part: 1 where all its tokens lie together on both sides.
+    /// Rows per page, layer and part: 1 if all tokens of a page are contiguous on both sides.
     pub tokens: u32,
-    /// Units of a row.
+    /// Units per row.
     pub row_units: u32,
-    /// Threads that share a row.
+    /// Threads per row.
     pub lanes: u32,
-    /// Segments of a row.
+    /// Segments per row.
     pub row_segments: u32,
     /// Segments of all rows.
     pub segments: u32,
-    /// Which of a pair is copied from: 0 is L1, 1 is L2.
+    /// Index of the source page in a pair: 0 is L1, 1 is L2.
     pub from_index: u32,
-    /// Pads the structure to whole 8 bytes.
+    /// Padding to a multiple of 8 bytes.
     pub zero: u32,
 }
 
@@ -94,10 +97,12 @@ impl From<&Strides> for Steps {
 }
 
 impl KvCopyArgs {
-    /// Some layers of a transfer. None where the kernel cannot do it, and copy engines must: nothing to copy, rows or
-    /// addresses that are no multiples of 16 bytes, layers that lie unevenly apart, or too many segments for one launch.
+    /// The argument for some layers of a transfer. `None` if the kernel cannot execute it and the
+    /// copy engines must: nothing to copy, rows or addresses that are not multiples of 16 bytes,
+    /// layers that are not evenly spaced, or too many segments for one launch.
     ///
-    /// `pairs` is the address of the pairs of pages. The kernel has to know the L2 pool by the address that the host knows it by.
+    /// `pairs` is the address of the pairs of pages. The kernel must see the L2 pool at its host
+    /// address.
     #[must_use]
     pub fn new(
         transfer: &Transfer,
@@ -114,7 +119,7 @@ impl KvCopyArgs {
         } else {
             (shape.page_tokens(), row_bytes)
         };
-        // The strides within a layer are multiples of a row's bytes.
+        // The strides within a layer are multiples of the row size.
         let l2_start = transfer.l2().address();
         let rows_are = [row_bytes, u64::from(shape.row_bytes()), l2_start];
         let are_aligned = rows_are.iter().all(|it| it.is_multiple_of(UNIT_BYTES));
@@ -127,7 +132,7 @@ impl KvCopyArgs {
             .next_power_of_two()
             .clamp(LANES_MIN, LANES_MAX);
         let row_segments = row_units.div_ceil(lanes * UNROLL);
-        // A page number twice that: the kernel's index into the pairs.
+        // The kernel's index into the pairs is twice the page number.
         let pages = u32::try_from(transfer.pairs().len()).ok()?;
         pages.checked_mul(2)?;
         let count = layers.end.checked_sub(layers.start)?;
@@ -166,14 +171,14 @@ impl KvCopyArgs {
         })
     }
 
-    /// Blocks of `threads` threads that find work, at most `blocks`.
+    /// Number of blocks of `threads` threads that have work, at most `blocks`.
     #[must_use]
     pub fn grid(&self, blocks: u32, threads: u32) -> u32 {
         let workers = (threads / self.lanes).max(1);
         self.segments.div_ceil(workers).min(blocks).max(1)
     }
 
-    /// Its bytes, as the kernel reads them.
+    /// The bytes of the argument, as the kernel reads them.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let steps = |steps: &Steps| [steps.part, steps.layer, steps.page, steps.token];

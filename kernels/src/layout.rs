@@ -1,4 +1,4 @@
-//! Where the rows of a pool lie: every layout is affine, four strides and nothing else.
+//! The location of rows in a pool. Every layout is affine: four strides define it.
 //!
 //! ```text
 //!  layer_first         [part][layer][page][token] row
@@ -6,36 +6,37 @@
 //!  page_first_direct   [part][page][layer][token] row
 //! ```
 //!
-//! L1 is always `layer_first`, the order in which attention kernels read it. One copy routine and one kernel therefore do
-//! for all pairs: they are handed two [`Strides`].
+//! L1 is always `layer_first`, the order in which attention kernels read it. One copy routine and
+//! one kernel therefore cover all pairs of layouts; they take two [`Strides`].
 //!
-//! Invariant: the offset of every row that exists, and its end, is at most [`pool_bytes`], which fits an `i64`.
+//! Invariant: the offset and the end of every existing row are at most [`pool_bytes`], which fits
+//! in an `i64`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::shape::KvShape;
 
-/// How a host pool orders its rows. The names are SGLang's, and those that namespaces carry.
+/// The row order of a host pool. The names are SGLang's, and namespaces use the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// Layer by layer, as the device has it.
+    /// Layer by layer, as on the device.
     LayerFirst,
     /// A part of a page is one run of bytes, token by token.
     PageFirst,
-    /// A part of a page is one run of bytes, layer by layer: what the device copies best.
+    /// A part of a page is one run of bytes, layer by layer. The device copies this layout fastest.
     PageFirstDirect,
 }
 
 impl Layout {
-    /// All of them.
+    /// All layouts.
     pub const ALL: [Layout; 3] = [
         Layout::LayerFirst,
         Layout::PageFirst,
         Layout::PageFirstDirect,
     ];
 
-    /// Its name.
+    /// The name of the layout.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -81,7 +82,7 @@ impl fmt::Display for Layout {
     }
 }
 
-/// A name that is no layout.
+/// The name does not denote a layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no layout; take layer_first, page_first or page_first_direct")]
 pub struct NoSuchLayout(String);
@@ -97,7 +98,7 @@ impl FromStr for Layout {
     }
 }
 
-/// Bytes from one row of a pool to the next, in each direction.
+/// Distances in bytes between rows of a pool, in each dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
     /// To the next part.
@@ -111,7 +112,7 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// Byte offset of the first row of a page, in one layer of one part. For indices that exist.
+    /// Byte offset of the first row of a page, in one layer of one part. The indices must exist.
     #[must_use]
     pub fn page_offset(&self, part: u32, layer: u32, page: u32) -> u64 {
         self.part * u64::from(part) + self.layer * u64::from(layer) + self.page * u64::from(page)

@@ -9,29 +9,31 @@
 //!   +-------------------------+   store: one ticket  +----------------------+
 //! ```
 //!
-//! A [`Device`] takes a [`Transfer`] (pairs of pages) together with the [`Ticket`] that it has to come after, and gives it back
-//! behind the tickets of its layers ([`Gated`]): what a copy in flight touches cannot be had without them. Pages that a failed
-//! copy touched come back too, once nothing touches them any more. L1 is memory that the device allocates, or an engine's own
-//! tensors ([`Tensors`]).
+//! A [`Device`] takes a [`Transfer`] (pairs of pages) and the [`Ticket`] of its prerequisite. It
+//! returns the transfer behind one ticket per layer ([`Gated`]), so the pages of a copy in flight
+//! cannot be accessed without the tickets. After a failed copy the pages also come back, once no
+//! operation touches them. L1 is memory allocated by the device, or an engine's own tensors
+//! ([`Tensors`]).
 //!
-//! This crate knows nothing of trees, tokens or stores. Which page belongs to whom is decided above; the one promise
-//! that it asks for, in [`Transfer::new`], is that pages in flight are left alone.
+//! This crate does not depend on trees, tokens or stores. The layers above decide the owner of each
+//! page. The only guarantee required from them is stated in [`Transfer::new`]: no other access
+//! touches pages in flight.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `shape` | what a page consists of |
-//! | `layout` | where rows lie: affine strides |
+//! | `shape` | the components of a page |
+//! | `layout` | the location of rows: affine strides |
 //! | `pool` | the two pools and their memory |
 //! | `tensors` | an engine's own memory as an L1 pool |
-//! | `transfer` | pairs of pages, checked, and the copies that come of them |
-//! | `ticket` | when a copy is done, and what may not be touched before |
+//! | `transfer` | checked pairs of pages, and the copies derived from them |
+//! | `ticket` | completion of copies, and access to their pages |
 //! | `device` | the [`Device`] trait |
-//! | [`host`] | the device where there is none |
-//! | [`kernel`] | what the copy kernel of `cu/kv_copy.cu` is launched with |
-//! | [`cuda`] | the device where there is one |
-//! | `error` | what can go wrong |
+//! | [`host`] | the device of machines without a GPU |
+//! | [`kernel`] | the launch argument of the copy kernel in `cu/kv_copy.cu` |
+//! | [`cuda`] | the device of machines with a GPU |
+//! | `error` | the errors of a device |
 
-// Offsets are 64 bits wide, and so is every address.
+// Offsets and addresses are 64 bits wide.
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("pools are larger than a 32-bit address space");
 

@@ -1,10 +1,11 @@
-//! The two pools that pages are copied between.
+//! The two pools between which pages are copied.
 //!
-//! L1 is one allocation or an engine's own tensors; either way a table says where each layer of each part begins, and within one a
-//! page follows the other.
+//! L1 is one allocation or an engine's own tensors. In both cases a table holds the start of each
+//! layer of each part, and the pages of a layer are consecutive.
 //!
-//! Invariants: a pool's memory outlives every copy into or out of it (copies hold the pool); its pages, all layers of them, lie
-//! within that memory. Which page is whose is not known here: whoever makes a [`Transfer`](crate::Transfer) vouches for it.
+//! Invariants: the memory of a pool outlives every copy into or out of it, because copies hold the
+//! pool. All layers of its pages lie within that memory. The owner of each page is not known here;
+//! the creator of a [`Transfer`](crate::Transfer) guarantees exclusive access.
 
 use std::any::Any;
 use std::fmt;
@@ -17,12 +18,12 @@ use crate::error::DeviceError;
 use crate::layout::{Layout, Strides, pool_bytes};
 use crate::shape::KvShape;
 
-/// Which pool.
+/// The pool of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tier {
-    /// The device's.
+    /// The device's pool.
     L1,
-    /// The host's.
+    /// The host's pool.
     L2,
 }
 
@@ -35,7 +36,7 @@ impl fmt::Display for Tier {
     }
 }
 
-/// Memory of the host that an L2 pool is to lie in, with whatever keeps it alive.
+/// Host memory for an L2 pool, with the owner that keeps it alive.
 pub struct HostMemory {
     start: NonNull<u8>,
     bytes: u64,
@@ -43,18 +44,19 @@ pub struct HostMemory {
     _owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: plain bytes; its maker vouched that nobody touches them but through pools.
+// SAFETY: plain bytes. The creator guarantees that they are accessed only through pools.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above; a shared reference gives out no bytes.
+// SAFETY: see `Send`. A shared reference gives no access to the bytes.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// `bytes` bytes from `start` on, which `owner` keeps alive: a mapping of one's own, or a tensor. A GPU takes only memory that
-    /// begins on a page of 4096 bytes and shares its last one with nothing.
+    /// `bytes` bytes from `start`, kept alive by `owner`: a mapping or a tensor. A GPU accepts only
+    /// memory that starts on a page boundary (4096 bytes) and does not share its last page.
     ///
     /// # Safety
-    /// The bytes are initialised, readable and writable for as long as `owner` lives, and from here on nobody reads or writes
-    /// those of a page except in its turn: between the end of the last transfer that touched it and the start of the next.
+    /// The bytes are initialised, readable and writable while `owner` lives. From now on, other
+    /// accesses touch the bytes of a page only between the end of the last transfer that touched it
+    /// and the start of the next.
     pub unsafe fn new(
         start: NonNull<u8>,
         bytes: usize,
@@ -68,8 +70,9 @@ impl HostMemory {
         }
     }
 
-    /// The same memory, which its owner has page-locked (`cudaHostRegister`, `cudaHostAlloc`) and keeps so: a GPU looks it up instead
-    /// of locking it, and it may begin anywhere.
+    /// The same memory, page-locked by its owner (`cudaHostRegister`, `cudaHostAlloc`) for its
+    /// whole lifetime. A GPU looks up the registration instead of locking the memory. The memory
+    /// may start at any address.
     #[must_use]
     pub fn locked_by_its_owner(self) -> HostMemory {
         HostMemory {
@@ -90,7 +93,7 @@ impl HostMemory {
         self.bytes
     }
 
-    /// Zeroed memory from the allocator: for tests and small pools.
+    /// Zeroed memory from the allocator. For tests and small pools.
     ///
     /// # Errors
     /// [`DeviceError::NoMemory`].
@@ -105,12 +108,13 @@ impl HostMemory {
     }
 }
 
-/// The host pool: pages in some [`Layout`], in memory that a device knows of. Clones are the same pool.
+/// The host pool: pages in some [`Layout`], in memory known to a device. Clones refer to the same
+/// pool.
 #[derive(Clone)]
 pub struct L2Pool(Arc<L2>);
 
 struct L2 {
-    /// Goes before the memory does.
+    /// Dropped before the memory.
     registration: Option<Box<dyn Any + Send + Sync>>,
     memory: HostMemory,
     layout: Layout,
@@ -121,7 +125,8 @@ struct L2 {
 }
 
 impl L2Pool {
-    /// For devices: a pool in `memory`, which `registration` makes known to the device until it is dropped.
+    /// For devices: a pool in `memory`. `registration` registers the memory with the device until
+    /// it is dropped.
     ///
     /// # Errors
     /// The memory is too small.
@@ -152,7 +157,7 @@ impl L2Pool {
         })))
     }
 
-    /// How its rows are ordered.
+    /// The row order.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.0.layout
@@ -164,27 +169,27 @@ impl L2Pool {
         &self.0.shape
     }
 
-    /// How many pages.
+    /// Number of pages.
     #[must_use]
     pub fn pages(&self) -> u32 {
         self.0.pages
     }
 
-    /// Bytes from row to row.
+    /// Distances between rows, in bytes.
     #[must_use]
     pub fn strides(&self) -> &Strides {
         &self.0.strides
     }
 
-    /// Its first byte.
+    /// The first byte.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.0.memory.start
     }
 
-    /// The runs of bytes that a page consists of, in the order in which it is stored: K, then V (one run for MLA), or for
-    /// `layer_first` those of every layer of K, then of V. Nothing here keeps others from the bytes: whoever uses the addresses
-    /// must have the page.
+    /// The byte runs of a page, in the order in which the page is stored: K, then V (one run for
+    /// MLA). For `layer_first`: every layer of K, then of V. This function does not prevent other
+    /// accesses; the caller must own the page.
     ///
     /// # Errors
     /// There is no such page.
@@ -207,15 +212,16 @@ impl L2Pool {
         }))
     }
 
-    /// The address of its first byte.
+    /// The address of the first byte.
     pub(crate) fn address(&self) -> u64 {
         self.0.memory.start.addr().get() as u64
     }
 
-    /// The byte at an offset that lies inside the pool.
+    /// The byte at an offset inside the pool.
     fn at(&self, offset: u64) -> NonNull<u8> {
         debug_assert!(offset < pool_bytes(&self.0.shape, self.0.pages));
-        // SAFETY: offsets of rows that exist lie inside the memory, which was checked to hold the pool.
+        // SAFETY: offsets of existing rows lie inside the memory. The constructor checked that the
+        // memory holds the pool.
         unsafe { self.0.memory.start.add(offset as usize) }
     }
 
@@ -223,7 +229,7 @@ impl L2Pool {
         self.0.device
     }
 
-    /// What the device made it known with.
+    /// The device's registration of the memory.
     pub(crate) fn registration(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.0.registration.as_deref()
     }
@@ -239,25 +245,25 @@ impl fmt::Debug for L2Pool {
     }
 }
 
-/// The device's pool, in [`Layout::LayerFirst`]. Clones are the same pool.
+/// The device's pool, in [`Layout::LayerFirst`]. Clones refer to the same pool.
 #[derive(Clone)]
 pub struct L1Pool(Arc<L1>);
 
 struct L1 {
-    /// Address of page 0 in each layer of each part: part by part. As the device's own kernels know it; of a host device in memory of
-    /// this process.
+    /// Address of page 0 in each layer of each part, part by part, as seen by the device's kernels.
+    /// For a host device: in memory of this process.
     bases: Box<[u64]>,
     shape: KvShape,
     pages: u32,
     device: DeviceId,
-    /// Every bit that is set in any of `bases`.
+    /// Bitwise OR of all `bases`.
     base_bits: u64,
-    /// Its memory, and what goes before it does.
+    /// The memory, and objects that must be dropped before it.
     _memory: Box<dyn Any + Send + Sync>,
 }
 
 impl L1Pool {
-    /// For devices: a pool from `start` on, in `memory`.
+    /// For devices: a pool that starts at `start`, in `memory`.
     pub(crate) fn in_one_piece(
         device: DeviceId,
         memory: Box<dyn Any + Send + Sync>,
@@ -272,7 +278,7 @@ impl L1Pool {
         Self::at(device, memory, bases.collect(), shape, pages)
     }
 
-    /// For devices: a pool whose layers begin at `bases`, part by part, in `memory`.
+    /// For devices: a pool whose layers start at `bases`, part by part, in `memory`.
     pub(crate) fn at(
         device: DeviceId,
         memory: Box<dyn Any + Send + Sync>,
@@ -300,14 +306,15 @@ impl L1Pool {
         &self.0.shape
     }
 
-    /// How many pages.
+    /// Number of pages.
     #[must_use]
     pub fn pages(&self) -> u32 {
         self.0.pages
     }
 
-    /// Address of a page in one layer of one part, as the device's own kernels know it; of a host device in memory of this process.
-    /// Nothing here keeps others from the bytes: whoever uses the address follows the tickets.
+    /// Address of a page in one layer of one part, as seen by the device's kernels. For a host
+    /// device: in memory of this process. This function does not prevent other accesses; the caller
+    /// must wait for the tickets.
     ///
     /// # Errors
     /// There is no such page or layer.
@@ -322,8 +329,9 @@ impl L1Pool {
         Ok(self.chunk(at))
     }
 
-    /// Bytes from row to row within some layers. Those to the next part and to the next layer wrap round. None where there are no such
-    /// layers, or where they do not lie evenly apart, which a single one does.
+    /// Distances between rows within some layers, in bytes. The strides to the next part and the
+    /// next layer wrap around. `None` if the layers do not exist or are not evenly spaced; a single
+    /// layer always is.
     #[must_use]
     pub fn strides(&self, layers: &Range<u32>) -> Option<Strides> {
         if layers.is_empty() || layers.end > self.0.shape.layers() {
@@ -359,18 +367,18 @@ impl L1Pool {
         })
     }
 
-    /// Address of a chunk that exists.
+    /// Address of a chunk. The chunk must exist.
     pub(crate) fn chunk(&self, at: ChunkAt) -> u64 {
         let layer = at.part * self.0.shape.layers() + at.layer;
         self.0.bases[layer as usize] + u64::from(self.0.shape.chunk_bytes()) * u64::from(at.page)
     }
 
-    /// Whether all of its layers begin at multiples of this.
+    /// Whether all layers start at multiples of this.
     pub(crate) fn is_aligned(&self, power_of_two: u64) -> bool {
         self.0.base_bits.is_multiple_of(power_of_two)
     }
 
-    /// Whether any of its bytes is among these.
+    /// Whether the pool overlaps this range.
     pub(crate) fn touches(&self, start: u64, bytes: u64) -> bool {
         let layer_bytes = u64::from(self.0.shape.chunk_bytes()) * u64::from(self.0.pages);
         let mut bases = self.0.bases.iter();
@@ -381,7 +389,7 @@ impl L1Pool {
         self.0.device
     }
 
-    /// Address of a chunk, if `bytes` is its size.
+    /// Address of a chunk. Fails if `bytes` is not its size.
     pub(crate) fn chunk_of(&self, at: ChunkAt, bytes: usize) -> Result<u64, DeviceError> {
         let chunk_bytes = self.0.shape.chunk_bytes();
         if bytes != chunk_bytes as usize {
@@ -400,7 +408,7 @@ impl fmt::Debug for L1Pool {
     }
 }
 
-/// One chunk of a pool: a page's tokens, in one layer of one part.
+/// One chunk of a pool: the tokens of a page in one layer of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkAt {
     /// 0 is K or the latent, 1 is V.
@@ -418,7 +426,7 @@ pub(crate) fn page_exists(tier: Tier, page: u32, pages: u32) -> Result<(), Devic
     Err(DeviceError::NoSuchPage { tier, page, pages })
 }
 
-/// Tells devices apart.
+/// Identifies a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceId(u64);
 
@@ -429,8 +437,8 @@ impl DeviceId {
     }
 }
 
-/// Zeroed bytes, shared by address, on pages of their own: drivers lock whole pages, and none twice. Untouched pages of large ones
-/// cost nothing.
+/// Zeroed bytes, shared by address, on pages of their own: drivers lock whole pages, and no page
+/// twice. Untouched pages of large allocations cost no memory.
 pub(crate) struct ZeroedBytes {
     start: NonNull<u8>,
     base: NonNull<u8>,
@@ -440,28 +448,29 @@ pub(crate) struct ZeroedBytes {
 /// Alignment of [`ZeroedBytes`].
 const HOST_PAGE_BYTES: usize = 4096;
 
-// SAFETY: plain bytes, given out by address only: whoever uses the address answers for it.
+// SAFETY: plain bytes, exposed only as an address. Users of the address ensure correct access.
 unsafe impl Send for ZeroedBytes {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for ZeroedBytes {}
 
 impl ZeroedBytes {
     pub(crate) fn new(what: &'static str, bytes: u64) -> Result<ZeroedBytes, DeviceError> {
         let none = || DeviceError::NoMemory { what, bytes };
-        // Room to align the start, and for the rest of the last page.
+        // Room to align the start and to fill the last page.
         let room = bytes
             .checked_add(2 * HOST_PAGE_BYTES as u64)
             .ok_or_else(none)?;
         let room = usize::try_from(room).map_err(|_| none())?;
-        // No alignment of note: then the allocator leaves it to the kernel to zero large memory.
+        // A small alignment: the allocator then obtains large memory zeroed from the kernel and
+        // does not clear it itself.
         let layout = std::alloc::Layout::from_size_align(room, 16).map_err(|_| none())?;
-        // SAFETY: the layout's size is not zero.
+        // SAFETY: the size of the layout is not zero.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or_else(none)?;
         let skip = base.align_offset(HOST_PAGE_BYTES);
         assert!(skip < HOST_PAGE_BYTES, "there is room to align in");
         Ok(ZeroedBytes {
-            // SAFETY: inside the memory, which is two pages longer than what is asked for.
+            // SAFETY: inside the memory, which is two pages longer than requested.
             start: unsafe { base.add(skip) },
             base,
             layout,
@@ -475,7 +484,7 @@ impl ZeroedBytes {
 
 impl Drop for ZeroedBytes {
     fn drop(&mut self) {
-        // SAFETY: allocated with this very layout, and given back once.
+        // SAFETY: allocated with exactly this layout, freed once.
         unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
     }
 }

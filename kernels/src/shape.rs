@@ -1,12 +1,13 @@
-//! What a page of KV consists of: parts, layers, tokens, rows.
+//! The components of a KV page: parts, layers, tokens, rows.
 //!
-//! Invariants of a [`KvShape`]: every count is at least one, and a page is smaller than [`PAGE_BYTES_LIMIT`], so that all
-//! sizes within a page fit 32 bits and all offsets within a pool 63.
+//! Invariants of a [`KvShape`]: every count is at least one, and a page is smaller than
+//! [`PAGE_BYTES_LIMIT`]. All sizes within a page therefore fit in 32 bits, and all offsets within a
+//! pool in 63.
 
-/// Pages stay below this many bytes: the limit that the store has too.
+/// Upper limit (exclusive) of the bytes of a page. The store has the same limit.
 pub const PAGE_BYTES_LIMIT: u64 = 1 << 30;
 
-/// Whose cache it is, which decides how many parts a page has.
+/// The attention type, which determines the number of parts per page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Attention {
     /// Multi-head or grouped-query attention: K and V, two parts.
@@ -17,7 +18,7 @@ pub enum Attention {
 
 /// The shape of a page: `parts` x `layers` x `page_tokens` rows of `row_bytes`.
 ///
-/// A row is the smallest thing that any layout keeps together: one token, one layer, one part.
+/// A row is the smallest unit that every layout keeps contiguous: one token, one layer, one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvShape {
     attention: Attention,
@@ -26,22 +27,22 @@ pub struct KvShape {
     page_tokens: u32,
 }
 
-/// Counts that make no shape.
+/// Counts that are not valid for a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// A count of nothing.
+    /// A count is zero.
     #[error("{field} of a KV shape is 0")]
     Zero {
-        /// Which one.
+        /// The name of the count.
         field: &'static str,
     },
-    /// Pages that are too large.
+    /// The pages are too large.
     #[error("a page of this KV shape is not below {PAGE_BYTES_LIMIT} bytes")]
     TooLarge,
 }
 
 impl KvShape {
-    /// K and V of `heads` heads (those of this rank) of `head_dim` values of `value_bytes` bytes.
+    /// K and V of `heads` heads of this rank, with `head_dim` values of `value_bytes` bytes.
     ///
     /// # Errors
     /// A count of 0, or pages of [`PAGE_BYTES_LIMIT`] or more.
@@ -78,7 +79,7 @@ impl KvShape {
         Self::of_rows(Attention::Mla, layers, row_bytes, page_tokens)
     }
 
-    /// Rows of any size: packed formats, whose rows are not a number of values times a size.
+    /// Rows of any size, for packed formats whose row size is not a multiple of a value size.
     ///
     /// # Errors
     /// A count of 0, or pages of [`PAGE_BYTES_LIMIT`] or more.
@@ -108,7 +109,7 @@ impl KvShape {
         }
     }
 
-    /// Whose cache it is.
+    /// The attention type.
     #[must_use]
     pub fn attention(&self) -> Attention {
         self.attention
@@ -129,7 +130,7 @@ impl KvShape {
         self.layers
     }
 
-    /// Tokens of a page.
+    /// Tokens per page.
     #[must_use]
     pub fn page_tokens(&self) -> u32 {
         self.page_tokens
@@ -141,7 +142,8 @@ impl KvShape {
         self.row_bytes
     }
 
-    /// Bytes of a page of one layer of one part: what `layer_first` and `page_first_direct` keep together.
+    /// Bytes of a page in one layer of one part. `layer_first` and `page_first_direct` keep them
+    /// contiguous.
     #[must_use]
     pub fn chunk_bytes(&self) -> u32 {
         self.row_bytes * self.page_tokens

@@ -1,7 +1,8 @@
-//! Memory of an engine's own, as an L1 pool: a tensor for each layer of each part.
+//! An engine's own memory as an L1 pool: one tensor for each layer of each part.
 //!
-//! Invariants of what [`Tensors::bases`] lets through: there are as many tensors as the shape has layers and parts, each is exactly the
-//! pages of its layer, none is at address 0 or passes the end of the address space, and no two share a byte.
+//! Invariants after [`Tensors::bases`] succeeds: the number of tensors is the number of layers in
+//! all parts. Each tensor has exactly the size of the pages of its layer. No tensor is at address 0
+//! or exceeds the address space, and no two tensors overlap.
 
 use std::any::Any;
 use std::fmt;
@@ -9,28 +10,28 @@ use std::fmt;
 use crate::error::DeviceError;
 use crate::shape::KvShape;
 
-/// A run of bytes, by address.
+/// A byte range, by address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
-    /// Of its first byte, as the device knows it.
+    /// Address of the first byte, as seen by the device.
     pub address: u64,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
-/// The memory that an L1 pool is to lie in, with whatever keeps it alive.
+/// The memory of a future L1 pool, with the owner that keeps it alive.
 pub struct Tensors {
     tensors: Vec<Tensor>,
     _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl Tensors {
-    /// K of all layers, then V of all layers; or the latent rows of all layers. Each is `[slots, ...]` without gaps: page `p` is the
-    /// slots from `p * page_tokens` on.
+    /// K of all layers, then V of all layers; or the latent rows of all layers. Each tensor is
+    /// `[slots, ...]` without gaps: page `p` starts at slot `p * page_tokens`.
     ///
     /// # Safety
-    /// The bytes are initialised, readable and writable by the device for as long as `owner` lives, and from here on nobody touches
-    /// those of a page except in its turn, as [`Transfer::new`](crate::Transfer::new) says.
+    /// The bytes are initialised, readable and writable by the device while `owner` lives. From now
+    /// on, accesses to a page follow the rules of [`Transfer::new`](crate::Transfer::new).
     pub unsafe fn new(tensors: Vec<Tensor>, owner: Box<dyn Any + Send + Sync>) -> Tensors {
         Tensors {
             tensors,
@@ -38,7 +39,7 @@ impl Tensors {
         }
     }
 
-    /// Each tensor, with the part and the layer that it is.
+    /// Each tensor, with its part and layer.
     pub(crate) fn each(&self, shape: &KvShape) -> impl Iterator<Item = (Place, Tensor)> + '_ {
         let layers = shape.layers();
         (0..).zip(&self.tensors).map(move |(index, tensor)| {
@@ -47,7 +48,7 @@ impl Tensors {
         })
     }
 
-    /// The address of each, if they make a pool of that many pages.
+    /// The address of each tensor, if they form a pool of `pages` pages.
     ///
     /// # Errors
     /// [`TensorsError`].
@@ -104,7 +105,7 @@ impl fmt::Debug for Tensors {
     }
 }
 
-/// Which tensor.
+/// Identifies a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// 0 is K or the latent, 1 is V.
@@ -119,49 +120,49 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why tensors make no L1 pool.
+/// Why tensors are not valid as an L1 pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorsError {
-    /// Not one for each layer of each part.
+    /// The number of tensors is not the number of layers in all parts.
     #[error("{found} tensors, but the KV shape has {expected} layers in all its parts")]
     Count {
-        /// Tensors.
+        /// Number of tensors.
         found: usize,
         /// Layers of all parts.
         expected: u64,
     },
-    /// A tensor that is not the pages of its layer.
+    /// A tensor does not have the size of the pages of its layer.
     #[error("the tensor of {place} has {found} bytes, {pages} pages need {needed}")]
     Size {
-        /// Which one.
+        /// The tensor.
         place: Place,
-        /// Its bytes.
+        /// Its size in bytes.
         found: u64,
-        /// Bytes that there should be.
+        /// Required bytes.
         needed: u64,
         /// Pages of the pool.
         pages: u32,
     },
-    /// An address at which nothing can be.
+    /// The address is impossible.
     #[error("the tensor of {place} is not in memory: it was freed, or never allocated")]
     Nowhere {
-        /// Which one.
+        /// The tensor.
         place: Place,
     },
-    /// Two that share bytes.
+    /// Two tensors overlap.
     #[error("the tensors of {one} and of {other} overlap")]
     Overlap {
-        /// One.
+        /// One tensor.
         one: Place,
-        /// The other.
+        /// The other tensor.
         other: Place,
     },
-    /// Memory that the device does not copy to.
+    /// The device cannot copy to this memory.
     #[error("the tensor of {place} is not in this device's memory: {why}")]
     Elsewhere {
-        /// Which one.
+        /// The tensor.
         place: Place,
-        /// Where it is, or what the driver said.
+        /// The location of the memory, or the driver's error.
         why: String,
     },
 }

@@ -1,9 +1,10 @@
-//! When a copy is done: tickets, and values that cannot be had without them.
+//! Completion of copies: tickets, and values that are accessible only through tickets.
 //!
-//! A [`Ticket`] settles once, as done or as failed, and stays so. A [`Gated`] value is the only way to what a transfer in
-//! flight touches: it opens layer by layer, and comes out whole when nothing touches it any more.
+//! A [`Ticket`] settles once, as done or failed, and does not change afterwards. A [`Gated`] value
+//! is the only access to the pages of a transfer in flight: it opens layer by layer, and the whole
+//! value is returned when no operation touches it.
 //!
-//! Faults defended against: a [`Promise`] that is dropped fails its ticket, so that nobody waits for ever for something that died.
+//! Faults covered: a [`Promise`] that is dropped fails its ticket, so no waiter hangs.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -13,7 +14,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::cuda::Event;
 use crate::error::DeviceError;
 
-/// A moment to wait for: the end of a copy, or of what a copy has to come after. Clones are the same moment.
+/// An event to wait for: the end of a copy, or of a prerequisite of a copy. Clones refer to the
+/// same event.
 #[derive(Clone, Debug)]
 pub struct Ticket(Kind);
 
@@ -21,9 +23,9 @@ pub struct Ticket(Kind);
 enum Kind {
     Done,
     Promised(Arc<Moment>),
-    /// In a stream of a GPU.
+    /// An event in a GPU stream.
     Event(Arc<Event>),
-    /// The end of all of these, good or bad.
+    /// The end of all these tickets, whether successful or failed.
     AllOver(Arc<[Ticket]>),
 }
 
@@ -35,23 +37,23 @@ struct Moment {
 
 #[derive(Debug)]
 enum State {
-    /// And whom to wake.
+    /// Not settled. Holds the wakers to notify.
     Pending(Vec<Waker>),
     Settled(Result<(), DeviceError>),
 }
 
-/// The duty to settle a [`Ticket`]. Dropped, it fails it.
+/// The obligation to settle a [`Ticket`]. If dropped, the ticket fails.
 #[derive(Debug)]
 pub struct Promise(Option<Arc<Moment>>);
 
 impl Ticket {
-    /// A moment that has passed: for what nothing has to come before.
+    /// A ticket that is already done, for operations without a prerequisite.
     #[must_use]
     pub fn done() -> Ticket {
         Ticket(Kind::Done)
     }
 
-    /// A moment that passes when the promise is kept.
+    /// A ticket that settles together with the promise.
     #[must_use]
     pub fn promised() -> (Promise, Ticket) {
         let moment = Arc::new(Moment {
@@ -64,8 +66,8 @@ impl Ticket {
         )
     }
 
-    /// A moment that has failed: for a forward whose failure is known before its ticket is handed
-    /// over.
+    /// A ticket that has already failed. For a forward whose failure is known before its ticket is
+    /// handed over.
     #[must_use]
     pub fn failed(error: DeviceError) -> Ticket {
         let (promise, ticket) = Ticket::promised();
@@ -73,14 +75,14 @@ impl Ticket {
         ticket
     }
 
-    /// The moment at which all of these have settled. It passes even where some of them failed: it
-    /// orders, and says nothing of the bytes.
+    /// A ticket that settles when all these have settled. It succeeds even if some of them failed:
+    /// it defines an order only, and does not guarantee the bytes.
     #[must_use]
     pub fn all_over(tickets: impl IntoIterator<Item = Ticket>) -> Ticket {
         Ticket(Kind::AllOver(tickets.into_iter().collect()))
     }
 
-    /// Whether both are the same moment, by identity: clones of one ticket are, and all of
+    /// Whether both tickets refer to the same event, by identity. Clones of a ticket do, and all
     /// [`Ticket::done`].
     #[must_use]
     pub fn is_same(&self, other: &Ticket) -> bool {
@@ -93,10 +95,10 @@ impl Ticket {
         }
     }
 
-    /// Whether it has passed. Never waits.
+    /// Whether the event has happened. Never waits.
     ///
     /// # Errors
-    /// What was to happen failed.
+    /// The operation failed.
     pub fn poll(&self) -> Result<bool, DeviceError> {
         match &self.0 {
             Kind::Done => Ok(true),
@@ -109,10 +111,11 @@ impl Ticket {
         }
     }
 
-    /// [`Ticket::poll`], and to be woken when it settles. Nobody wakes for a GPU: the host device takes no ticket of one.
+    /// [`Ticket::poll`] that also registers the caller's waker. A GPU event wakes no waker; the
+    /// host device accepts no GPU tickets.
     pub(crate) fn poll_settled(&self, context: &Context<'_>) -> Poll<Result<(), DeviceError>> {
         if let Kind::AllOver(tickets) = &self.0 {
-            // One that settles later wakes the caller, which then asks for the next.
+            // The first pending ticket wakes the caller, which then polls the next one.
             let is_pending = |ticket: &Ticket| ticket.poll_settled(context).is_pending();
             return match tickets.iter().any(is_pending) {
                 true => Poll::Pending,
@@ -138,7 +141,7 @@ impl Ticket {
         Ticket(Kind::Event(Arc::new(event)))
     }
 
-    /// The event of a ticket of a GPU.
+    /// The event, if this is a GPU ticket.
     pub(crate) fn event(&self) -> Option<&Event> {
         match &self.0 {
             Kind::Event(event) => Some(event),
@@ -154,7 +157,7 @@ impl Ticket {
         }
     }
 
-    /// Whether it waits for a GPU, which wakes nobody on the host.
+    /// Whether it depends on a GPU event, which wakes no waker on the host.
     pub(crate) fn waits_for_gpu(&self) -> bool {
         match &self.0 {
             Kind::Done | Kind::Promised(_) => false,
@@ -163,16 +166,17 @@ impl Ticket {
         }
     }
 
-    /// Waits until it settles: for shutting down, and for engines whose compute runs on the CPU. A scheduler polls.
+    /// Waits until the ticket settles. For shutdown, and for engines that compute on the CPU. A
+    /// scheduler polls instead.
     ///
     /// # Errors
-    /// What was to happen failed.
+    /// The operation failed.
     pub fn wait(&self) -> Result<(), DeviceError> {
         let moment = match &self.0 {
             Kind::Done => return Ok(()),
             Kind::Event(event) => return event.wait(),
             Kind::AllOver(tickets) => {
-                // Only the end of each is waited for, however it ended.
+                // Waits for the end of each; the outcome does not matter.
                 tickets.iter().for_each(|ticket| drop(ticket.wait()));
                 return Ok(());
             }
@@ -187,7 +191,7 @@ impl Ticket {
         }
     }
 
-    /// Whether it has passed or failed. Never waits.
+    /// Whether it has succeeded or failed. Never waits.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         !matches!(self.poll(), Ok(false))
@@ -195,7 +199,7 @@ impl Ticket {
 }
 
 impl Promise {
-    /// It happened, or failed.
+    /// Settles the ticket with the outcome.
     pub fn settle(mut self, outcome: Result<(), DeviceError>) {
         self.settle_once(outcome);
     }
@@ -204,7 +208,7 @@ impl Promise {
         let Some(moment) = self.0.take() else { return };
         let before = std::mem::replace(&mut *moment.state.lock(), State::Settled(outcome));
         moment.settled.notify_all();
-        // Outside the lock: a waker may poll the ticket at once.
+        // Outside the lock, because a waker may poll the ticket at once.
         if let State::Pending(wakers) = before {
             wakers.into_iter().for_each(Waker::wake);
         }
@@ -217,12 +221,12 @@ impl Drop for Promise {
     }
 }
 
-/// A ticket for each layer of a load, in order, or one for all layers of a store.
+/// The tickets of a transfer: one per layer of a load, in order, or one for all layers of a store.
 #[derive(Clone, Debug)]
 pub struct LayerTickets(Arc<[Ticket]>);
 
 impl LayerTickets {
-    /// One ticket a layer, first layer first.
+    /// One ticket per layer, first layer first.
     #[must_use]
     pub fn by_layer(tickets: Vec<Ticket>) -> LayerTickets {
         LayerTickets(tickets.into())
@@ -234,7 +238,8 @@ impl LayerTickets {
         LayerTickets([ticket].into())
     }
 
-    /// The ticket after which a layer may be used. Past the last layer: that of the last one.
+    /// The ticket after which a layer may be used. Past the last layer: the ticket of the last
+    /// layer.
     #[must_use]
     pub fn layer(&self, layer: u32) -> Ticket {
         let last = self.0.len().checked_sub(1);
@@ -245,10 +250,11 @@ impl LayerTickets {
             .unwrap_or_else(Ticket::done)
     }
 
-    /// Whether nothing of it is in flight; then, how it went: the error of the first layer that failed.
+    /// `None` while any layer is in flight. Afterwards the outcome: the error of the first layer
+    /// that failed.
     #[must_use]
     pub fn outcome(&self) -> Option<Result<(), DeviceError>> {
-        // Layers settle in order, so that the last one is the first to ask.
+        // Layers settle in order, so the last one is the most likely to be pending.
         if !self.0.iter().rev().all(Ticket::is_settled) {
             return None;
         }
@@ -256,10 +262,11 @@ impl LayerTickets {
     }
 }
 
-/// A value that transfers in flight stand before: usable layer by layer as their tickets settle, and whole when all have.
+/// A value guarded by transfers in flight. It is usable layer by layer as the tickets settle, and
+/// can be taken out when all have settled.
 ///
-/// Loads hand out the pages that they write in this form, and whatever is derived from such pages (the runs that a match
-/// returns) is wrapped likewise, with the tickets of every load on its path.
+/// Loads return the destination pages in this form. Values derived from such pages (the runs
+/// returned by a match) are guarded in the same way, by the tickets of every load on their path.
 ///
 /// ```
 /// use larder_kernels::{Gated, LayerTickets, Ticket};
@@ -272,7 +279,7 @@ impl LayerTickets {
 /// # Ok::<(), larder_kernels::DeviceError>(())
 /// ```
 ///
-/// There is no other way in:
+/// There is no other access:
 ///
 /// ```compile_fail
 /// # use larder_kernels::Gated;
@@ -280,16 +287,17 @@ impl LayerTickets {
 /// let first = pages.value[0];
 /// ```
 ///
-/// Dropping one in flight leaks what it guards, on purpose: pages that are never handed back cannot be used too early.
+/// Dropping a `Gated` with transfers in flight leaks the guarded value on purpose: pages that are
+/// never handed back cannot be reused too early.
 #[derive(Debug)]
-#[must_use = "what it guards comes back only through `open`"]
+#[must_use = "the guarded value is returned only through `open`"]
 pub struct Gated<T> {
     value: T,
     gates: Vec<LayerTickets>,
 }
 
 impl<T> Gated<T> {
-    /// A value that nothing stands before.
+    /// A value without any guard.
     pub fn free(value: T) -> Gated<T> {
         Gated {
             value,
@@ -297,18 +305,18 @@ impl<T> Gated<T> {
         }
     }
 
-    /// The same value, behind one transfer more.
+    /// Adds the tickets of another transfer as a guard.
     pub fn behind(mut self, tickets: LayerTickets) -> Gated<T> {
         self.gates.push(tickets);
         self
     }
 
-    /// What stands before it: to put other values behind the same transfers.
+    /// The guards, for use with other values.
     pub fn gates(&self) -> &[LayerTickets] {
         &self.gates
     }
 
-    /// The value for use in this layer, if that may be used. Never waits.
+    /// The value for use in this layer, if the layer may be used. Never waits.
     ///
     /// # Errors
     /// A transfer failed: the bytes of this layer are undefined.
@@ -321,7 +329,7 @@ impl<T> Gated<T> {
         Ok(Some(&self.value))
     }
 
-    /// The value for use in this layer; waits until that may be used.
+    /// Waits until this layer may be used, and returns the value.
     ///
     /// # Errors
     /// A transfer failed: the bytes of this layer are undefined.
@@ -332,11 +340,11 @@ impl<T> Gated<T> {
         Ok(&self.value)
     }
 
-    /// The value and how the transfers went, once nothing touches it any more: after a failure too, when all that had begun
-    /// has ended.
+    /// Takes out the value and the outcome of the transfers, once no operation touches it. After a
+    /// failure too, when all operations that had begun have ended.
     ///
     /// # Errors
-    /// Itself, while a transfer is in flight.
+    /// Returns itself while a transfer is in flight.
     pub fn open(self) -> Result<(T, Result<(), DeviceError>), Gated<T>> {
         let mut outcome = Ok(());
         for gate in &self.gates {
@@ -348,7 +356,7 @@ impl<T> Gated<T> {
         Ok((self.value, outcome))
     }
 
-    /// [`Gated::open`], waiting for what is in flight.
+    /// [`Gated::open`], after waiting for the transfers in flight.
     pub fn wait(self) -> (T, Result<(), DeviceError>) {
         let mut outcome = Ok(());
         for ticket in self.gates.iter().flat_map(|gate| gate.0.iter()) {
@@ -375,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_several_comes_with_the_last_of_them_and_does_not_fail() {
+    fn all_over_settles_with_the_last_ticket_and_does_not_fail() {
         let (first, a) = Ticket::promised();
         let (second, b) = Ticket::promised();
         let over = Ticket::all_over([a.clone(), b, Ticket::done()]);
@@ -404,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_layer_does_not_free_what_later_layers_still_touch() {
+    fn a_failed_layer_does_not_free_pages_that_later_layers_still_touch() {
         let (first, a) = Ticket::promised();
         let (second, b) = Ticket::promised();
         let gated = Gated::free(()).behind(LayerTickets::by_layer(vec![a, b]));

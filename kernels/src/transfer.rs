@@ -1,10 +1,12 @@
-//! What is to be copied: pairs of pages of two pools, and the copies that come of them.
+//! Copy requests: pairs of pages of two pools, and the copies derived from them.
 //!
-//! Invariants of a [`Transfer`]: both pools have one shape, every page exists in its pool, and no page is in it twice. So every
-//! address computed from it lies in its pool, and no two copies of it overlap.
+//! Invariants of a [`Transfer`]: both pools have the same shape, every page exists in its pool, and
+//! no page occurs twice. Therefore every address computed from it lies in its pool, and no two of
+//! its copies overlap.
 //!
-//! Neighbours are merged: a run of pages that are neighbours in both pools is one copy a layer and part. Each copy is rows
-//! of one width with two pitches, which one call of a copy engine can do ([`Copy2d`]).
+//! Neighbours are merged: a run of pages that are neighbours in both pools is one copy per layer
+//! and part. Each copy consists of rows of one width with two pitches, which one copy-engine call
+//! can execute ([`Copy2d`]).
 
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use crate::layout::{Strides, pool_bytes};
 use crate::pool::{ChunkAt, L1Pool, L2Pool, Tier, page_exists};
 use crate::shape::KvShape;
 
-/// A page of L1 and the page of L2 with the same bytes, before or after a copy.
+/// A page of L1 and its counterpart in L2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct PagePair {
@@ -23,7 +25,7 @@ pub struct PagePair {
     pub l2: u32,
 }
 
-/// Which way.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// L2 to L1.
@@ -32,16 +34,17 @@ pub enum Direction {
     Store,
 }
 
-/// Pages to be copied between two pools. Whoever has it may touch those pages; a device has it while it copies.
+/// Pages to copy between two pools. The holder of this value may access those pages; during the
+/// copy the device holds it.
 #[derive(Debug)]
 pub struct Transfer(Arc<Plan>);
 
-/// What a transfer and the jobs that carry it out share.
+/// The data shared by a transfer and its jobs.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) l1: L1Pool,
     pub(crate) l2: L2Pool,
-    /// By L2 page.
+    /// Sorted by L2 page.
     pairs: Vec<PagePair>,
     runs: Vec<Run>,
 }
@@ -54,15 +57,15 @@ struct Run {
 }
 
 impl Transfer {
-    /// The pages of `pairs`, in any order.
+    /// A transfer of `pairs`, in any order.
     ///
     /// # Errors
-    /// Shapes that differ, pools that overlap, a page that does not exist, or one that is named twice.
+    /// The shapes differ, the pools overlap, a page does not exist, or a page occurs twice.
     ///
     /// # Safety
-    /// Until the transfer comes back, or is dropped without having been given to a device, nobody writes the pages that are
-    /// copied from (from the moment that the `after` ticket settles), and nobody touches those that are copied to, except
-    /// for a layer of them whose ticket has settled.
+    /// These rules hold until the transfer is returned, or is dropped without having been
+    /// submitted. No other access writes the source pages after the `after` ticket settles. No
+    /// other access touches the destination pages, except a layer whose ticket has settled.
     pub unsafe fn new(
         l1: &L1Pool,
         l2: &L2Pool,
@@ -92,7 +95,7 @@ impl Transfer {
         })))
     }
 
-    /// Its pages, by L2 page.
+    /// The pairs, sorted by L2 page.
     #[must_use]
     pub fn pairs(&self) -> &[PagePair] {
         &self.0.pairs
@@ -110,13 +113,13 @@ impl Transfer {
         &self.0.l2
     }
 
-    /// Bytes to be copied.
+    /// Bytes to copy.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.pairs.len() as u64 * u64::from(self.0.l1.shape().page_bytes())
     }
 
-    /// The copies that one layer takes.
+    /// The copies of one layer.
     pub fn copies(&self, layer: u32) -> impl Iterator<Item = Copy2d> + '_ {
         self.0.copies(layer)
     }
@@ -148,20 +151,20 @@ impl Plan {
     }
 }
 
-/// Rows of one width, each so far from the one before.
+/// Rows of one width, evenly spaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// Bytes of a row.
     pub width: u64,
-    /// How many.
+    /// Number of rows.
     pub count: u64,
-    /// Bytes from one to the next in L1.
+    /// Distance between rows in L1, in bytes.
     pub l1_pitch: u64,
-    /// Bytes from one to the next in L2.
+    /// Distance between rows in L2, in bytes.
     pub l2_pitch: u64,
 }
 
-/// One copy: rows from one place to another.
+/// One copy of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy2d {
     /// Address of the first row in L1.
@@ -191,7 +194,8 @@ impl Rows {
                 ..page
             }
         } else {
-            // Tokens that lie apart on either side lie evenly there, across pages too: no layout puts anything between pages.
+            // If the tokens are not contiguous on a side, they are evenly spaced there, also across
+            // pages: no layout has gaps between pages.
             debug_assert_eq!(l2.page, page.count * page.l2_pitch);
             Rows {
                 count: pages * page.count,
@@ -201,7 +205,7 @@ impl Rows {
         run.merged()
     }
 
-    /// Rows that touch on both sides are one.
+    /// Merges rows that are contiguous on both sides.
     fn merged(self) -> Rows {
         if self.count == 1 || (self.l1_pitch == self.width && self.l2_pitch == self.width) {
             let width = self.width * self.count;

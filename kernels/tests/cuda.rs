@@ -1,10 +1,12 @@
-//! The CUDA device without a GPU: over a driver that is a fake (`cu/fake_driver.cc`), lazy, unordered and strict; and without any
-//! driver.
+//! The CUDA device without a GPU: on a fake driver (`cu/fake_driver.cc`) that is lazy, unordered
+//! and strict; and without a driver.
 //!
-//! What this shows: which calls are made, with what, in what order, and what becomes of errors. What it does not: that a GPU does
-//! what the fake does. The same cases run on a GPU with `LARDER_REQUIRE_GPU=1`, and then fail where there is none.
+//! Covered: the driver calls, their arguments and order, and the handling of errors. Not covered:
+//! whether a GPU behaves like the fake. `LARDER_REQUIRE_GPU=1` runs the same cases on a GPU and
+//! fails if there is none.
 //!
-//! The driver is loaded once a process: each test that needs one runs in a process of its own. Needs a C++ compiler, or a GPU.
+//! The driver is loaded once per process, so each test that needs a driver runs in its own process.
+//! Needs a C++ compiler, or a GPU.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -37,12 +39,12 @@ fn open(choice: Choice, piece_bytes: u64) -> CudaDevice {
     CudaDevice::open(&options).unwrap()
 }
 
-/// As many as this, or as `LARDER_CASES` says.
+/// Runs `count` cases, or `LARDER_CASES` if it is set.
 fn random_cases(count: u32, check: impl Fn(&Case)) {
     random_cases_divided(1, count, check);
 }
 
-/// As many as this, or that part of what `LARDER_CASES` says.
+/// Runs `count` cases, or this fraction of `LARDER_CASES` if it is set.
 fn random_cases_divided(parts: u32, count: u32, check: impl Fn(&Case)) {
     let asked = std::env::var("LARDER_CASES").map(|count| count.parse::<u32>().unwrap());
     let count = asked.map_or(count, |asked| asked.div_ceil(parts));
@@ -60,7 +62,7 @@ fn random_cases_divided(parts: u32, count: u32, check: impl Fn(&Case)) {
         .unwrap();
 }
 
-fn copies_as_the_oracle_says(device: &dyn Device, case: &Case) {
+fn copies_match_the_oracle(device: &dyn Device, case: &Case) {
     copies_through(device, case, &Pools::new(device, case));
 }
 
@@ -81,8 +83,8 @@ fn copies_through(device: &dyn Device, case: &Case, pools: &Pools) {
 }
 
 #[test]
-fn every_row_arrives_whichever_way_it_goes() {
-    if !in_a_process_of_its_own("every_row_arrives_whichever_way_it_goes", &[]) {
+fn every_row_arrives_by_every_way() {
+    if !in_a_process_of_its_own("every_row_arrives_by_every_way", &[]) {
         return;
     }
     for choice in [
@@ -97,7 +99,7 @@ fn every_row_arrives_whichever_way_it_goes() {
             "{}",
             device.name()
         );
-        random_cases(60, |case| copies_as_the_oracle_says(&device, case));
+        random_cases(60, |case| copies_match_the_oracle(&device, case));
     }
 }
 
@@ -116,7 +118,7 @@ fn tensors_of_an_engine_are_a_pool_like_any_other() {
     ] {
         let device = open(choice, 1 << 30);
         random_cases_divided(4, 40, |case| {
-            // Kernels take no such addresses: what they cannot do goes another way.
+            // Kernels do not accept unaligned addresses, so these transfers use another way.
             for skip in [0, 8] {
                 let tensors = device_tensors(tensors_of(case), skip);
                 let pools = Pools::of_tensors(&device, case, tensors);
@@ -127,11 +129,11 @@ fn tensors_of_an_engine_are_a_pool_like_any_other() {
 }
 
 #[test]
-fn tensors_go_after_what_is_in_flight() {
-    if !in_a_process_of_its_own("tensors_go_after_what_is_in_flight", &[]) {
+fn tensors_are_freed_after_copies_in_flight() {
+    if !in_a_process_of_its_own("tensors_are_freed_after_copies_in_flight", &[]) {
         return;
     }
-    // The fake ends the process where they do not.
+    // The fake terminates the process if a tensor is freed too early.
     let _engine = compute();
     let device = open(Choice::Published, 1 << 30);
     let case = case(Direction::Load);
@@ -142,8 +144,8 @@ fn tensors_go_after_what_is_in_flight() {
 }
 
 #[test]
-fn tensors_that_make_no_pool_are_refused_and_the_device_lives_on() {
-    const NAME: &str = "tensors_that_make_no_pool_are_refused_and_the_device_lives_on";
+fn invalid_tensors_are_refused_and_the_device_stays_usable() {
+    const NAME: &str = "invalid_tensors_are_refused_and_the_device_stays_usable";
     if !in_a_process_of_its_own(NAME, &[]) {
         return;
     }
@@ -162,8 +164,7 @@ fn tensors_that_make_no_pool_are_refused_and_the_device_lives_on() {
         said.contains("the tensor of layer 0 of part 0 is not in this device's memory"),
         "{said}"
     );
-    // Freed.
-    // SAFETY: freed at once, and never read.
+    // Freed memory. SAFETY: freed at once, and never read.
     let address = unsafe { result::malloc_sync(count * bytes) }.unwrap();
     // SAFETY: allocated above.
     unsafe { result::free_sync(address) }.unwrap();
@@ -171,10 +172,10 @@ fn tensors_that_make_no_pool_are_refused_and_the_device_lives_on() {
         address: address + index * bytes as u64,
         bytes: bytes as u64,
     });
-    // SAFETY: refused.
+    // SAFETY: the tensors are refused and never used.
     let said = refused(unsafe { Tensors::new(tensors.collect(), Box::new(())) });
     assert!(said.contains("CUDA_ERROR_INVALID_VALUE"), "{said}");
-    copies_as_the_oracle_says(&device, &case);
+    copies_match_the_oracle(&device, &case);
 }
 
 #[test]
@@ -200,14 +201,15 @@ fn memory_that_its_owner_has_locked_is_used_as_it_is() {
     if !in_a_process_of_its_own("memory_that_its_owner_has_locked_is_used_as_it_is", &[]) {
         return;
     }
-    // The fake ends the process where a copy spans two registrations, or where one goes that was never made.
+    // The fake terminates the process if a copy spans two registrations, or if an unknown
+    // registration is removed.
     let _engine = compute();
     let device = open(Choice::Always(Way::Copies), 1 << 30);
     let case = case(Direction::Load);
     let bytes = pool_bytes(&case.shape, case.l2_pages) as usize;
     let memory = Locked::new(bytes, 4096);
     let host = |memory: &Arc<Locked>, bytes| {
-        // SAFETY: nobody else touches it.
+        // SAFETY: no other code touches it.
         let host = unsafe { HostMemory::new(memory.start(), bytes, Box::new(memory.clone())) };
         host.locked_by_its_owner()
     };
@@ -215,7 +217,7 @@ fn memory_that_its_owner_has_locked_is_used_as_it_is() {
     let l2 = register(host(&memory, bytes)).unwrap();
     let l1 = device.alloc_l1(&case.shape, case.l1_pages).unwrap();
     copies_through(&device, &case, &Pools::filled(&device, &case, l1, l2));
-    // It is still locked: its owner unlocks it.
+    // The memory is still locked, because its owner unlocks it.
     assert!(register(host(&memory, bytes)).is_ok());
     memory.unlock(1);
     let refused = register(host(&memory, bytes)).unwrap_err();
@@ -223,7 +225,7 @@ fn memory_that_its_owner_has_locked_is_used_as_it_is() {
         matches!(refused, DeviceError::NotLockable { .. }),
         "{refused}"
     );
-    copies_as_the_oracle_says(&device, &case);
+    copies_match_the_oracle(&device, &case);
 }
 
 #[test]
@@ -231,25 +233,25 @@ fn copies_stay_within_the_pieces_that_were_registered() {
     if !in_a_process_of_its_own("copies_stay_within_the_pieces_that_were_registered", &[]) {
         return;
     }
-    // The fake ends the process where one does not.
+    // The fake terminates the process if a copy leaves its piece.
     for way in [Way::Copies, Way::Batch, Way::Kernel] {
         let device = open(Choice::Always(way), 4096);
-        // Of each page that is registered by itself: a part of them will do.
-        random_cases_divided(4, 80, |case| copies_as_the_oracle_says(&device, case));
+        // Every page is registered separately, which is slow: a fraction of the cases is enough.
+        random_cases_divided(4, 80, |case| copies_match_the_oracle(&device, case));
     }
 }
 
 #[test]
-fn where_kernels_cannot_reach_the_host_copy_engines_do() {
+fn copy_engines_are_used_if_kernels_cannot_reach_the_host() {
     let other = [("FAKE_OTHER_ADDRESSES", "1")];
     if !in_a_process_of_its_own(
-        "where_kernels_cannot_reach_the_host_copy_engines_do",
+        "copy_engines_are_used_if_kernels_cannot_reach_the_host",
         &other,
     ) {
         return;
     }
     let device = open(Choice::Always(Way::Kernel), 1 << 30);
-    random_cases(30, |case| copies_as_the_oracle_says(&device, case));
+    random_cases(30, |case| copies_match_the_oracle(&device, case));
 }
 
 fn case(direction: Direction) -> Case {
@@ -264,13 +266,14 @@ fn case(direction: Direction) -> Case {
 }
 
 #[test]
-fn what_comes_after_a_ticket_waits_for_it_in_the_stream() {
-    if !in_a_process_of_its_own("what_comes_after_a_ticket_waits_for_it_in_the_stream", &[]) {
+fn work_after_a_ticket_waits_for_it_in_the_stream() {
+    if !in_a_process_of_its_own("work_after_a_ticket_waits_for_it_in_the_stream", &[]) {
         return;
     }
     let device = open(Choice::Published, 1 << 30);
-    // Pages go up, down to other places, and up again to where they came from, each after the one before; the fake runs its
-    // streams in an order of its own. A stream of somebody else, the default one, is woven in.
+    // Pages are loaded, stored to other pages, and loaded again to their origin, each after the
+    // previous step. The fake runs its streams in its own order. The default stream, as a foreign
+    // stream, takes part.
     let default = default_stream();
     for _ in 0..50 {
         let case = case(Direction::Load);
@@ -321,7 +324,7 @@ fn tickets_settle_layer_by_layer_and_the_cpu_need_not_wait() {
         .map(|_| device.load(pools.transfer(&case), &Ticket::done()).unwrap())
         .collect();
     if !has_gpu() {
-        // The fake does nothing that nobody asks for.
+        // The fake executes work only on request.
         assert_eq!(loads[4].layer(0).map(|layer| layer.is_some()), Ok(false));
     }
     for load in &loads {
@@ -337,14 +340,11 @@ fn tickets_settle_layer_by_layer_and_the_cpu_need_not_wait() {
 }
 
 #[test]
-fn pools_that_go_while_copies_are_in_flight_go_after_them() {
-    if !in_a_process_of_its_own(
-        "pools_that_go_while_copies_are_in_flight_go_after_them",
-        &[],
-    ) {
+fn pools_dropped_during_copies_are_freed_after_them() {
+    if !in_a_process_of_its_own("pools_dropped_during_copies_are_freed_after_them", &[]) {
         return;
     }
-    // The fake ends the process where they do not.
+    // The fake terminates the process if a pool is freed too early.
     let device = open(Choice::Published, 4096);
     let case = case(Direction::Store);
     let pools = Pools::new(&device, &case);
@@ -353,7 +353,7 @@ fn pools_that_go_while_copies_are_in_flight_go_after_them() {
         .unwrap();
     drop(pools);
     drop(storing);
-    // The L2 pool by itself.
+    // The L2 pool alone.
     let pools = Pools::new(&device, &case);
     let storing = device
         .store(pools.transfer(&case), &Ticket::done())
@@ -372,8 +372,11 @@ fn pools_that_go_while_copies_are_in_flight_go_after_them() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_the_device_lives_on() {
-    if !in_a_process_of_its_own("what_cannot_be_is_refused_and_the_device_lives_on", &[]) {
+fn impossible_requests_are_refused_and_the_device_stays_usable() {
+    if !in_a_process_of_its_own(
+        "impossible_requests_are_refused_and_the_device_stays_usable",
+        &[],
+    ) {
         return;
     }
     let device = open(Choice::Published, 1 << 30);
@@ -382,7 +385,7 @@ fn what_cannot_be_is_refused_and_the_device_lives_on() {
     assert!(matches!(refused, DeviceError::NoMemory { .. }), "{refused}");
     let case = case(Direction::Load);
     let pools = Pools::new(&device, &case);
-    // A ticket that only the CPU can settle, and one that has failed.
+    // A ticket that only the CPU can settle, and a failed ticket.
     let (promise, pending) = Ticket::promised();
     let refused = device.load(pools.transfer(&case), &pending).unwrap_err();
     assert_eq!(refused.error, DeviceError::ForeignTicket);
@@ -393,7 +396,7 @@ fn what_cannot_be_is_refused_and_the_device_lives_on() {
         "{}",
         refused.error
     );
-    // The host device takes no ticket of a GPU that has not settled, and no pool of one.
+    // The host device refuses unsettled GPU tickets and pools of a GPU.
     let host = HostDevice::new().unwrap();
     let on_host = Pools::new(&host, &case);
     let moving = device.load(refused.transfer, &Ticket::done()).unwrap();
@@ -427,11 +430,11 @@ fn what_cannot_be_is_refused_and_the_device_lives_on() {
             .1
             .is_ok()
     );
-    // Memory that is registered already, and memory that begins in the middle of a page.
+    // Memory that is already registered, and memory that starts in the middle of a page.
     let refused = |skip: usize, wanted: &str| {
         let start = pools.l2.start().as_ptr().wrapping_add(skip);
         let start = std::ptr::NonNull::new(start).unwrap();
-        // SAFETY: never touched, and refused.
+        // SAFETY: never touched, because the memory is refused.
         let memory = unsafe { HostMemory::new(start, 4096, Box::new(pools.l2.clone())) };
         let refused = device.register(memory, Layout::PageFirst, &case.shape, 1);
         let said = refused.unwrap_err().to_string();
@@ -441,7 +444,7 @@ fn what_cannot_be_is_refused_and_the_device_lives_on() {
     refused(16, "does not begin on a page");
 }
 
-/// Everything there is to do. Whatever fails is an error; this is the first.
+/// Calls every operation of the device. Returns the first error.
 fn everything() -> Result<(), DeviceError> {
     let device = CudaDevice::open(&CudaOptions {
         choice: Choice::Published,
@@ -452,7 +455,7 @@ fn everything() -> Result<(), DeviceError> {
     let memory = HostMemory::zeroed(pool_bytes(&case.shape, case.l2_pages))?;
     let l2 = device.register(memory, case.layout, &case.shape, case.l2_pages)?;
     let l1 = device.alloc_l1(&case.shape, case.l1_pages)?;
-    // SAFETY: nobody else touches the pools.
+    // SAFETY: no other code touches the pools.
     let transfer = unsafe { Transfer::new(&l1, &l2, case.pairs.clone()) }?;
     let default = default_stream();
     let after = device.record(default)?;
@@ -475,14 +478,14 @@ fn everything() -> Result<(), DeviceError> {
     let mut chunk = vec![0; case.shape.chunk_bytes() as usize];
     // SAFETY: nothing is in flight.
     unsafe { device.read_l1(&l1, at, &mut chunk) }?;
-    // SAFETY: likewise.
+    // SAFETY: nothing is in flight.
     unsafe { device.write_l1(&l1, at, &chunk) }?;
     loaded.and(storing.wait().1)
 }
 
 #[test]
-fn every_call_may_be_the_one_that_fails() {
-    if has_gpu() || !in_a_process_of_its_own("every_call_may_be_the_one_that_fails", &[]) {
+fn a_failure_of_any_call_is_handled() {
+    if has_gpu() || !in_a_process_of_its_own("a_failure_of_any_call_is_handled", &[]) {
         return;
     }
     let steering = Steering::new();
@@ -494,7 +497,7 @@ fn every_call_may_be_the_one_that_fails() {
     for nth in 1..=calls {
         steering.fail(nth);
         match everything() {
-            // Only what cleans up at the end may fail unnoticed.
+            // Only calls of the final cleanup may fail unnoticed.
             Err(error) => assert_eq!(unnoticed, 0, "call {nth}: {error}"),
             Ok(()) => unnoticed += 1,
         }
@@ -535,7 +538,7 @@ fn a_failure_in_the_middle_fails_the_layers_behind_it_and_hands_the_pages_back()
             break;
         }
         failed += 1;
-        // And everything from here on.
+        // All later calls fail too.
         assert!(matches!(
             device.record(default_stream()),
             Err(DeviceError::Dead(_))
@@ -553,12 +556,9 @@ fn a_failure_in_the_middle_fails_the_layers_behind_it_and_hands_the_pages_back()
 }
 
 #[test]
-fn no_device_is_an_error_that_says_so() {
+fn a_missing_device_is_reported() {
     if has_gpu()
-        || !in_a_process_of_its_own(
-            "no_device_is_an_error_that_says_so",
-            &[("FAKE_NO_DEVICE", "1")],
-        )
+        || !in_a_process_of_its_own("a_missing_device_is_reported", &[("FAKE_NO_DEVICE", "1")])
     {
         return;
     }
@@ -567,13 +567,13 @@ fn no_device_is_an_error_that_says_so() {
         why.unwrap().to_string(),
         "no CUDA device: CUDA_ERROR_NO_DEVICE"
     );
-    // And the host serves.
-    random_cases(5, |case| copies_as_the_oracle_says(device.as_ref(), case));
+    // The host device takes over.
+    random_cases(5, |case| copies_match_the_oracle(device.as_ref(), case));
 }
 
 #[test]
-fn a_device_that_does_not_exist_is_an_error_that_says_so() {
-    const NAME: &str = "a_device_that_does_not_exist_is_an_error_that_says_so";
+fn a_nonexistent_device_number_is_reported() {
+    const NAME: &str = "a_nonexistent_device_number_is_reported";
     if has_gpu() || !in_a_process_of_its_own(NAME, &[]) {
         return;
     }
@@ -582,12 +582,15 @@ fn a_device_that_does_not_exist_is_an_error_that_says_so() {
         ..CudaOptions::default()
     };
     let error = CudaDevice::open(&options).err().unwrap().to_string();
-    assert_eq!(error, "no CUDA device: device 1 of 1 was asked for");
+    assert_eq!(
+        error,
+        "no CUDA device: device 1 does not exist (number of devices: 1)"
+    );
 }
 
 #[test]
-#[ignore = "what the processes of the next two tests do"]
-fn opens_or_says_why_not() {
+#[ignore = "runs in the processes of the next two tests"]
+fn opens_or_reports_why_not() {
     let options = CudaOptions {
         choice: Choice::Published,
         ..CudaOptions::default()
@@ -599,7 +602,7 @@ fn opens_or_says_why_not() {
 }
 
 #[test]
-fn a_driver_that_lacks_a_function_is_an_error_that_names_it() {
+fn a_missing_driver_function_is_reported_by_name() {
     let Some(fake) = fake().filter(|_| !has_gpu()) else {
         return;
     };
@@ -615,9 +618,9 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_it() {
     for function in names.filter(|name| *name != optional) {
         let function = format!("cu{function}");
         std::fs::write(&library, lacking(&whole, &function)).unwrap();
-        let output = child("opens_or_says_why_not", directory.path(), &[]);
+        let output = child("opens_or_reports_why_not", directory.path(), &[]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        let wanted = format!("no CUDA device: the driver has no {function};");
+        let wanted = format!("no CUDA device: the driver does not have {function};");
         assert!(
             output.status.success() && said.contains(&wanted),
             "{function}: {said}"
@@ -628,7 +631,7 @@ fn a_driver_that_lacks_a_function_is_an_error_that_names_it() {
 }
 
 #[test]
-fn no_driver_is_an_error_that_says_so() {
+fn a_missing_driver_is_reported() {
     if has_gpu() {
         return;
     }
@@ -637,9 +640,9 @@ fn no_driver_is_an_error_that_says_so() {
         if !library.is_empty() {
             std::fs::write(directory.path().join(library), b"no library").unwrap();
         }
-        let output = child("opens_or_says_why_not", directory.path(), &[]);
+        let output = child("opens_or_reports_why_not", directory.path(), &[]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        // A machine with a driver has one all the same.
+        // On a machine with a driver, the driver is found in spite of the empty directory.
         let expected = ["no CUDA device: libcuda is not installed", "opened "];
         assert!(
             output.status.success() && expected.iter().any(|wanted| said.contains(wanted)),

@@ -1,4 +1,4 @@
-//! The host device against the oracle, and what it does when things go wrong.
+//! The host device against the oracle, and its behaviour under faults.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -35,8 +35,14 @@ proptest! {
     fn every_row_arrives_and_nothing_else_changes(case in cases(1..70u32)) {
         let device = HostDevice::new().unwrap();
         let pools = Pools::new(&device, &case);
-        let (l1, l2) = expected(&case, &pools.l1_bytes(&device), &pools.l2_bytes(), case.shape.layers());
-        let (transfer, outcome) = submit(&device, case.direction, pools.transfer(&case), &Ticket::done()).wait();
+        let (l1, l2) = expected(
+            &case,
+            &pools.l1_bytes(&device),
+            &pools.l2_bytes(),
+            case.shape.layers(),
+        );
+        let moving = submit(&device, case.direction, pools.transfer(&case), &Ticket::done());
+        let (transfer, outcome) = moving.wait();
         prop_assert_eq!(outcome, Ok(()));
         prop_assert!(pools.l1_bytes(&device) == l1);
         prop_assert!(pools.l2_bytes() == l2);
@@ -51,15 +57,21 @@ proptest! {
     fn tensors_of_an_engine_are_a_pool_like_any_other(case in cases(1..70u32), skip in 0..16usize) {
         let device = HostDevice::new().unwrap();
         let pools = Pools::of_tensors(&device, &case, host_tensors(tensors_of(&case), skip));
-        let (l1, l2) = expected(&case, &pools.l1_bytes(&device), &pools.l2_bytes(), case.shape.layers());
-        let (_, outcome) = submit(&device, case.direction, pools.transfer(&case), &Ticket::done()).wait();
+        let (l1, l2) = expected(
+            &case,
+            &pools.l1_bytes(&device),
+            &pools.l2_bytes(),
+            case.shape.layers(),
+        );
+        let moving = submit(&device, case.direction, pools.transfer(&case), &Ticket::done());
+        let (_, outcome) = moving.wait();
         prop_assert_eq!(outcome, Ok(()));
         prop_assert!(pools.l1_bytes(&device) == l1);
         prop_assert!(pools.l2_bytes() == l2);
     }
 
     #[test]
-    fn a_layer_is_there_with_its_ticket_and_the_next_one_is_not(case in cases(1..40u32)) {
+    fn a_layer_arrives_with_its_ticket_and_the_next_layer_does_not(case in cases(1..40u32)) {
         let case = Case { direction: Direction::Load, ..case };
         let device = HostDevice::stepped(Box::new(|_| Ok(())));
         let pools = Pools::new(&device, &case);
@@ -99,7 +111,8 @@ fn pairs(pairs: &[(u32, u32)]) -> Vec<PagePair> {
 #[test]
 fn neighbours_in_both_pools_are_one_copy_a_layer_and_part() {
     let device = HostDevice::stepped(Box::new(|_| Ok(())));
-    // Pages, rows and bytes of each copy of a layer's first part, for the run 2..6 -> 3..7 and the page 0 -> 0.
+    // Pages, rows and bytes of each copy of a layer's first part, for the run 2..6 -> 3..7 and the
+    // page 0 -> 0.
     let run = pairs(&[(3, 4), (2, 3), (0, 0), (4, 5), (5, 6)]);
     let row = u64::from(shape().row_bytes());
     let chunk = u64::from(shape().chunk_bytes());
@@ -122,7 +135,7 @@ fn neighbours_in_both_pools_are_one_copy_a_layer_and_part() {
 }
 
 #[test]
-fn bytes_survive_the_way_up_and_down_again_through_all_layouts() {
+fn bytes_survive_a_load_and_a_store_in_all_layouts() {
     for layout in Layout::ALL {
         let device = HostDevice::new().unwrap();
         let case = case(layout, Direction::Load);
@@ -134,7 +147,7 @@ fn bytes_survive_the_way_up_and_down_again_through_all_layouts() {
             .wait();
         for pair in transfer.pairs() {
             for (start, bytes) in pools.l2.page_runs(pair.l2).unwrap() {
-                // SAFETY: a run of the pool's own, and nothing is in flight.
+                // SAFETY: a run of this pool, and nothing is in flight.
                 unsafe { start.write_bytes(0xee, bytes as usize) };
             }
         }
@@ -149,7 +162,7 @@ fn bytes_survive_the_way_up_and_down_again_through_all_layouts() {
 }
 
 #[test]
-fn the_runs_of_a_page_are_its_bytes_and_no_others() {
+fn the_runs_of_a_page_cover_exactly_its_bytes() {
     for layout in Layout::ALL {
         let device = HostDevice::stepped(Box::new(|_| Ok(())));
         let case = case(layout, Direction::Load);
@@ -157,7 +170,7 @@ fn the_runs_of_a_page_are_its_bytes_and_no_others() {
         let mut wanted = vec![0u8; pools.l2_bytes().len()];
         pools.set_l2(&wanted);
         for (start, bytes) in pools.l2.page_runs(5).unwrap() {
-            // SAFETY: a run of the pool's own, and nothing is in flight.
+            // SAFETY: a run of this pool, and nothing is in flight.
             unsafe { start.write_bytes(7, bytes as usize) };
         }
         let row = shape().row_bytes() as usize;
@@ -175,7 +188,7 @@ fn the_runs_of_a_page_are_its_bytes_and_no_others() {
 }
 
 #[test]
-fn nothing_is_copied_before_what_it_has_to_come_after() {
+fn nothing_is_copied_before_its_prerequisite_settles() {
     for direction in [Direction::Load, Direction::Store] {
         let device = HostDevice::stepped(Box::new(|_| Ok(())));
         let case = case(Layout::PageFirstDirect, direction);
@@ -183,7 +196,7 @@ fn nothing_is_copied_before_what_it_has_to_come_after() {
         let (forward, after) = Ticket::promised();
         let moving = submit(&device, direction, pools.transfer(&case), &after);
         assert!(!device.step(direction));
-        // What the forward still writes is what arrives.
+        // The copy must see the writes that the forward pass makes before it settles the ticket.
         pools.set_l1(&device, &noise(77, pool_bytes(&case.shape, 8) as usize));
         pools.set_l2(&noise(78, pool_bytes(&case.shape, 8) as usize));
         let (l1, l2) = expected(&case, &pools.l1_bytes(&device), &pools.l2_bytes(), 3);
@@ -217,8 +230,9 @@ fn a_forward_that_follows_the_tickets_sees_each_layer_whole_and_of_its_own_round
     let case = case(Layout::PageFirst, Direction::Load);
     let pools = Pools::new(&device, &case);
     let bytes = pool_bytes(&case.shape, 8) as usize;
-    // Three loads into the same pages are in flight at a time, each after the forward that reads what the one before brought. Each
-    // comes from an L2 pool of its own, whose bytes name the round.
+    // Three loads into the same pages are in flight at a time. Each waits for the forward pass that
+    // reads the data of the previous load. Each reads from its own L2 pool, whose bytes contain the
+    // round number.
     let sources: Vec<Pools> = (0..3)
         .map(|_| Pools {
             l1: pools.l1.clone(),
@@ -244,7 +258,7 @@ fn a_forward_that_follows_the_tickets_sees_each_layer_whole_and_of_its_own_round
     }
 }
 
-/// Reads each layer as soon as it may; then lets the pages go.
+/// Reads each layer as soon as it is available, then releases the pages.
 fn forward(device: &HostDevice, pools: &Pools, round: u8, loading: Gated<Transfer>, done: Promise) {
     let mut chunk = vec![0; shape().chunk_bytes() as usize];
     for layer in 0..shape().layers() {
@@ -269,7 +283,7 @@ fn forward(device: &HostDevice, pools: &Pools, round: u8, loading: Gated<Transfe
 }
 
 #[test]
-fn what_comes_after_a_failure_fails_and_copies_nothing() {
+fn a_transfer_fails_and_copies_nothing_after_a_failed_prerequisite() {
     let device = HostDevice::new().unwrap();
     let case = case(Layout::PageFirst, Direction::Load);
     let pools = Pools::new(&device, &case);
@@ -283,7 +297,7 @@ fn what_comes_after_a_failure_fails_and_copies_nothing() {
         Err(DeviceError::After(Arc::new(DeviceError::Abandoned)))
     );
     assert!(pools.l1_bytes(&device) == before);
-    // The pages came back, and the device serves on.
+    // The pages came back, and the device is still usable.
     assert_eq!(
         device.load(transfer, &Ticket::done()).unwrap().wait().1,
         Ok(())
@@ -291,7 +305,7 @@ fn what_comes_after_a_failure_fails_and_copies_nothing() {
 }
 
 #[test]
-fn a_failed_layer_fails_the_ones_behind_it_and_no_other_transfer() {
+fn a_failed_layer_fails_later_layers_and_no_other_transfer() {
     let broken = Arc::new(AtomicBool::new(true));
     let seen = broken.clone();
     let error = DeviceError::Copy {
@@ -349,12 +363,12 @@ fn a_refused_transfer_comes_back_and_a_failed_pool_is_an_error() {
 }
 
 #[test]
-fn transfers_that_make_no_sense_are_refused() {
+fn invalid_transfers_are_refused() {
     let device = HostDevice::stepped(Box::new(|_| Ok(())));
     let case = case(Layout::PageFirst, Direction::Load);
     let pools = Pools::new(&device, &case);
     let of = |list: &[(u32, u32)]| {
-        // SAFETY: nothing is given to a device.
+        // SAFETY: no device receives the transfer.
         unsafe { Transfer::new(&pools.l1, &pools.l2, pairs(list)) }.map(drop)
     };
     assert_eq!(of(&[]), Ok(()));
@@ -391,7 +405,7 @@ fn transfers_that_make_no_sense_are_refused() {
     let other = device
         .alloc_l1(&KvShape::mla(3, 32, 1, 4).unwrap(), 8)
         .unwrap();
-    // SAFETY: nothing is given to a device.
+    // SAFETY: no device receives the transfer.
     let mixed = unsafe { Transfer::new(&other, &pools.l2, Vec::new()) };
     assert_eq!(mixed.unwrap_err(), DeviceError::ShapesDiffer);
 }
@@ -453,7 +467,7 @@ fn chunks_that_do_not_exist_are_refused() {
 }
 
 #[test]
-fn memory_that_is_too_small_or_not_there_is_an_error() {
+fn memory_that_is_too_small_or_unavailable_is_an_error() {
     let device = HostDevice::stepped(Box::new(|_| Ok(())));
     let needed = pool_bytes(&shape(), 8);
     let memory = HostMemory::zeroed(needed - 1).unwrap();
@@ -481,7 +495,7 @@ fn memory_that_is_too_small_or_not_there_is_an_error() {
 }
 
 #[test]
-fn a_device_takes_so_many_transfers_and_no_more() {
+fn a_device_refuses_transfers_above_its_limit() {
     let device = HostDevice::stepped(Box::new(|_| Ok(())));
     let case = case(Layout::PageFirst, Direction::Load);
     let pools = Pools::new(&device, &case);
@@ -507,7 +521,7 @@ fn a_device_takes_so_many_transfers_and_no_more() {
 }
 
 #[test]
-fn closing_a_device_fails_what_is_in_flight() {
+fn closing_a_device_fails_transfers_in_flight() {
     let device = HostDevice::new().unwrap();
     let case = case(Layout::PageFirst, Direction::Load);
     let pools = Pools::new(&device, &case);
@@ -522,7 +536,7 @@ fn closing_a_device_fails_what_is_in_flight() {
 #[test]
 fn the_host_device_has_no_streams() {
     let device = HostDevice::stepped(Box::new(|_| Ok(())));
-    // SAFETY: the host device looks at no stream.
+    // SAFETY: the host device does not use streams.
     let stream = unsafe { ForeignStream::new(0) };
     assert_eq!(device.record(stream).unwrap_err(), DeviceError::NoStreams);
     assert_eq!(
@@ -533,7 +547,7 @@ fn the_host_device_has_no_streams() {
 
 #[test]
 fn offsets_past_4_gib_are_right() {
-    // Address space only: what is not touched costs nothing. K ends past 4 GiB in both pools.
+    // Address space only: untouched memory costs nothing. K ends past 4 GiB in both pools.
     let shape = KvShape::mha(4, 8, 128, 2, 64).unwrap();
     let pages = 5000;
     let (l1_page, l2_page) = (pages - 1, pages - 3);
@@ -548,10 +562,10 @@ fn offsets_past_4_gib_are_right() {
         let at = support::row_at(layout, &shape, pages, (part, layer, l2_page, token));
         assert!(at > 4 << 30);
         let at = l2.start().as_ptr().wrapping_add(at);
-        // SAFETY: a row that exists, and nothing is in flight.
+        // SAFETY: an existing row, and nothing is in flight.
         unsafe { at.copy_from_nonoverlapping(mark.as_ptr(), row) };
         let list = pairs(&[(l1_page, l2_page)]);
-        // SAFETY: nothing else touches the pools.
+        // SAFETY: no other code touches the pools.
         let transfer = unsafe { Transfer::new(&l1, &l2, list) }.unwrap();
         let (transfer, _) = device.load(transfer, &Ticket::done()).unwrap().wait();
         let mut chunk = vec![0; shape.chunk_bytes() as usize];
@@ -569,24 +583,24 @@ fn offsets_past_4_gib_are_right() {
         }
         .unwrap();
         assert!(chunk.ends_with(&mark) && chunk[..chunk.len() - row].iter().all(|byte| *byte == 0));
-        // SAFETY: a row that exists, and nothing is in flight.
+        // SAFETY: an existing row, and nothing is in flight.
         unsafe { at.write_bytes(0, row) };
         let (_, outcome) = device.store(transfer, &Ticket::done()).unwrap().wait();
         assert_eq!(outcome, Ok(()));
-        // SAFETY: a row that exists, and nothing is in flight.
+        // SAFETY: an existing row, and nothing is in flight.
         let back = unsafe { std::slice::from_raw_parts(at, row) };
         assert!(back == mark, "{layout}");
     }
 }
 
 #[test]
-fn tensors_that_make_no_pool_are_refused_and_say_why() {
+fn invalid_tensors_are_refused_with_the_reason() {
     let device = HostDevice::stepped(Box::new(|_| Ok(())));
     let case = case(Layout::PageFirst, Direction::Load);
     let (count, bytes) = tensors_of(&case);
     let memory = vec![0u8; (count + 1) * bytes];
     let start = memory.as_ptr().expose_provenance() as u64;
-    // As they should be: one behind the other.
+    // The valid case: consecutive tensors.
     let right: Vec<Tensor> = (0..count as u64)
         .map(|index| Tensor {
             address: start + index * bytes as u64,
@@ -594,7 +608,7 @@ fn tensors_that_make_no_pool_are_refused_and_say_why() {
         })
         .collect();
     let adopt = |tensors: Vec<Tensor>| {
-        // SAFETY: nobody touches it, and it lives longer.
+        // SAFETY: no code touches the memory, and it outlives the pool.
         let tensors = unsafe { Tensors::new(tensors, Box::new(())) };
         device.adopt_l1(tensors, &case.shape, case.l1_pages)
     };
@@ -615,11 +629,13 @@ fn tensors_that_make_no_pool_are_refused_and_say_why() {
         ),
         (
             &|tensors| tensors[1].address = 0,
-            "no L1 pool: the tensor of layer 1 of part 0 is not in memory: it was freed, or never allocated",
+            "no L1 pool: the tensor of layer 1 of part 0 is not in memory: \
+             it was freed, or never allocated",
         ),
         (
             &|tensors| tensors[1].address = u64::MAX - 100,
-            "no L1 pool: the tensor of layer 1 of part 0 is not in memory: it was freed, or never allocated",
+            "no L1 pool: the tensor of layer 1 of part 0 is not in memory: \
+             it was freed, or never allocated",
         ),
         (
             &|tensors| tensors[0].address += 1,
@@ -647,18 +663,18 @@ fn pools_that_share_memory_are_refused() {
             address: (start + index * tensor_bytes) as u64,
             bytes: tensor_bytes as u64,
         });
-        // SAFETY: nobody touches it, and it lives longer.
+        // SAFETY: no code touches the memory, and it outlives the pool.
         let tensors = unsafe { Tensors::new(tensors.collect(), Box::new(())) };
         let l1 = device
             .adopt_l1(tensors, &case.shape, case.l1_pages)
             .unwrap();
         let l2_start = std::ptr::NonNull::from(&memory[l2_at]);
-        // SAFETY: likewise.
+        // SAFETY: as for the tensors.
         let host = unsafe { HostMemory::new(l2_start, bytes, Box::new(())) };
         let l2 = device
             .register(host, case.layout, &case.shape, case.l2_pages)
             .unwrap();
-        // SAFETY: given to no device.
+        // SAFETY: no device receives the transfer.
         unsafe { Transfer::new(&l1, &l2, case.pairs.clone()) }.map(drop)
     };
     assert_eq!(refused(bytes), Ok(()));

@@ -1,10 +1,11 @@
-//! The copy kernel without a GPU: its very source, compiled as C++, against the oracle; and the source with a bug planted in it,
-//! which has to be noticed.
+//! The copy kernel without a GPU: the real source, compiled as C++, against the oracle; and the
+//! source with planted bugs, all of them to be detected.
 //!
-//! What this shows: address arithmetic, that every unit is stored once and nothing else is, the layout of the argument. What it
-//! does not: the two wrapped instructions, alignment faults, order between streams, limits of a launch, speed.
+//! Covered: address arithmetic, that every unit is stored exactly once and nothing else is stored,
+//! the layout of the argument. Not covered: the two wrapped instructions, alignment faults, order
+//! between streams, launch limits, speed.
 //!
-//! Needs a C++ compiler (`CXX`, or `c++`); skipped, aloud, where there is none.
+//! Needs a C++ compiler (`CXX`, or `c++`); without one the tests are skipped with a message.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -28,7 +29,7 @@ use support::{Case, cases, expected, noise};
 const SHIM: &str = include_str!("../cu/cpu_shim.h");
 const ENTRY: &str = include_str!("../cu/cpu_entry.cc");
 
-/// Bugs, each a piece of the source and what replaces it.
+/// Planted bugs: each replaces a piece of the source.
 const MUTANTS: [(&str, &str); 16] = [
     (
         "part * step.part + layer * step.layer",
@@ -72,7 +73,7 @@ const MUTANTS: [(&str, &str); 16] = [
     ),
 ];
 
-/// A case as the kernel gets it.
+/// A launch of the kernel for a case.
 struct Launch {
     case: Case,
     args: KvCopyArgs,
@@ -92,16 +93,16 @@ impl Launch {
     ) -> Option<Launch> {
         let device = HostDevice::stepped(Box::new(|_| Ok(())));
         let shape = &case.shape;
-        // Pools for their shape alone: large ones are never touched.
+        // The pools provide only shapes and addresses; large pools are never touched.
         let memory = HostMemory::zeroed(pool_bytes(shape, case.l2_pages)).unwrap();
         let l2 = device
             .register(memory, case.layout, shape, case.l2_pages)
             .unwrap();
         let l1 = device.alloc_l1(shape, case.l1_pages).unwrap();
-        // SAFETY: the transfer is given to no device.
+        // SAFETY: no device receives the transfer.
         let transfer = unsafe { Transfer::new(&l1, &l2, case.pairs.clone()) }.unwrap();
         let mut args = KvCopyArgs::new(&transfer, case.direction, layers.clone(), 0)?;
-        // Both memories are elsewhere in the kernel's process.
+        // The kernel's process has both memories at other addresses.
         let first = ChunkAt {
             part: 0,
             layer: 0,
@@ -135,19 +136,19 @@ impl Launch {
         }
     }
 
-    /// The stores that it takes: one a unit.
+    /// The number of stores: one per unit.
     fn stores(&self) -> u64 {
         let page = u64::from(self.case.shape.page_bytes() / self.case.shape.layers());
         self.pairs.len() as u64 * self.layers.len() as u64 * page / 16
     }
 }
 
-/// The kernel's process.
+/// The compiled kernel, run as a process.
 struct Kernel {
     binary: PathBuf,
 }
 
-/// Some bytes of one of the two memories: 0 is copied from, 1 is copied to.
+/// A byte range of one of the two memories: 0 is the source, 1 is the destination.
 struct Patch {
     memory: u64,
     offset: u64,
@@ -155,7 +156,7 @@ struct Patch {
 }
 
 impl Kernel {
-    /// Compiles a source, in a directory of its own. None where there is no compiler.
+    /// Compiles a source in its own directory. `None` without a compiler.
     fn compile(directory: &Path, source: &str) -> Option<Kernel> {
         std::fs::create_dir_all(directory).unwrap();
         for (name, text) in [
@@ -189,14 +190,15 @@ impl Kernel {
                 let said = String::from_utf8_lossy(&output.stderr);
                 assert!(
                     output.status.success(),
-                    "{compiler} does not take the kernel:\n{said}"
+                    "{compiler} does not compile the kernel:\n{said}"
                 );
                 Some(Kernel { binary })
             }
         }
     }
 
-    /// Runs one case: the number of stores, and the bytes of the patches to `read`. None if it died.
+    /// Runs one case. Returns the number of stores and the bytes of the patches to `read`. `None`
+    /// if the process died.
     fn run(&self, launch: &Launch, write: &[Patch], read: &[Patch]) -> Option<(u64, Vec<Vec<u8>>)> {
         let mut input = Vec::new();
         let put = |input: &mut Vec<u8>, number: u64| input.extend(number.to_ne_bytes());
@@ -242,7 +244,7 @@ impl Kernel {
             .spawn()
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
-        // A process that dies reads no further; that is seen in its status.
+        // A write error means that the process has died, which its exit status shows.
         let writing = std::thread::spawn(move || drop(stdin.write_all(&input)));
         let mut output = Vec::new();
         child
@@ -255,7 +257,7 @@ impl Kernel {
         child.wait().unwrap().success().then_some(output)
     }
 
-    /// Whether a case comes out as the oracle says: every byte of both memories, and the number of stores.
+    /// Whether a case matches the oracle: every byte of both memories, and the number of stores.
     fn is_right(&self, launch: &Launch) -> bool {
         let case = &launch.case;
         let [from_bytes, to_bytes] = launch.bytes().map(|bytes| bytes as usize);
@@ -264,7 +266,7 @@ impl Kernel {
             Direction::Load => (&to, &from),
             Direction::Store => (&from, &to),
         };
-        // The oracle counts layers from the first: what lies before is undone.
+        // The oracle always starts at layer 0, so the layers before the range are undone.
         let whole = expected(case, l1, l2, launch.layers.end);
         let (before, after) = match case.direction {
             Direction::Load => (expected(case, l1, l2, launch.layers.start).0, whole.0),
@@ -291,7 +293,7 @@ impl Kernel {
         stores == launch.stores() && patches[0] == from && patches[1] == wanted
     }
 
-    /// Whether rows arrive whose offsets are past 4 GiB: by their part, their layer or their page.
+    /// Whether rows with offsets past 4 GiB arrive: by their part, their layer or their page.
     fn is_right_past_4_gib(&self, layout: Layout, direction: Direction) -> bool {
         let by_part = KvShape::mha(4, 8, 128, 2, 64).unwrap();
         let by_layer = KvShape::mla(6, 8 * 128, 2, 64).unwrap();
@@ -358,7 +360,7 @@ impl Kernel {
             && std::iter::zip(&patches, &read).all(|(got, wanted)| *got == wanted.bytes)
     }
 
-    /// Whether all of it holds; stops at the first thing that does not.
+    /// Whether all checks pass. Stops at the first failure.
     fn is_right_everywhere(&self, launches: &[Launch]) -> bool {
         launches.iter().all(|launch| self.is_right(launch))
             && Layout::ALL.into_iter().all(|layout| {
@@ -369,7 +371,7 @@ impl Kernel {
     }
 }
 
-/// The same random launches every time, so that a mutant that is caught stays caught.
+/// The same random launches in every run, so that a detected mutant stays detected.
 fn launches(count: usize) -> Vec<Launch> {
     let mut runner = TestRunner::new_with_rng(
         Config::default(),
@@ -396,14 +398,14 @@ fn launches(count: usize) -> Vec<Launch> {
         } else {
             0..all_layers
         };
-        // Random cases of no page have nothing to launch.
+        // Random cases without pages have nothing to launch.
         launches.extend(Launch::new(case, layers, grid, seed));
     }
     launches
 }
 
 #[test]
-fn the_kernel_copies_what_the_oracle_says_and_stores_nothing_twice() {
+fn the_kernel_matches_the_oracle_and_stores_nothing_twice() {
     let directory = tempfile::tempdir().unwrap();
     let Some(kernel) = Kernel::compile(directory.path(), SOURCE) else {
         return;
@@ -428,7 +430,7 @@ fn the_kernel_copies_what_the_oracle_says_and_stores_nothing_twice() {
 }
 
 #[test]
-fn every_bug_planted_in_the_kernel_is_noticed() {
+fn every_bug_planted_in_the_kernel_is_detected() {
     let directory = tempfile::tempdir().unwrap();
     let launches = launches(60);
     let mut missed = Vec::new();
@@ -451,7 +453,7 @@ fn every_bug_planted_in_the_kernel_is_noticed() {
 }
 
 #[test]
-fn what_the_kernel_cannot_do_is_left_to_copy_engines() {
+fn transfers_that_the_kernel_does_not_support_use_copy_engines() {
     let case = |row, pairs: &[(u32, u32)]| Case {
         shape: KvShape::of_rows(larder_kernels::Attention::Mla, 2, row, 4).unwrap(),
         layout: Layout::PageFirst,

@@ -1,7 +1,8 @@
-//! The kernels' code: that the built-in PTX is of this source, that NVRTC takes the source for the architectures that matter, and that
-//! the cache of cubins believes nothing it should not.
+//! The kernels' code: the built-in PTX matches the source, NVRTC compiles the source for the
+//! relevant architectures, and the cubin cache returns only valid files.
 //!
-//! Needs NVRTC, found through `LARDER_NVRTC_DIR` (`scripts/fetch-nvrtc` fetches it); skipped, aloud, where there is none.
+//! Needs NVRTC, located through `LARDER_NVRTC_DIR` (`scripts/fetch-nvrtc` downloads it); without it
+//! the tests are skipped with a message.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +17,7 @@ use larder_kernels::kernel::{KvCopyArgs, SOURCE};
 
 fn nvrtc() -> Option<Nvrtc> {
     Nvrtc::find()
-        .inspect_err(|error| skipped("what NVRTC makes of the kernels", error))
+        .inspect_err(|error| skipped("compilation of the kernels by NVRTC", error))
         .ok()
 }
 
@@ -28,9 +29,9 @@ fn cubin(nvrtc: &Nvrtc, source: &str, arch: &str) -> Result<Compiled, NvrtcError
 fn the_built_in_ptx_is_of_this_source() {
     assert!(
         PTX.starts_with(&stamp(SOURCE)),
-        "cu/kv_copy.ptx is stale: write it anew with the example `ptx`"
+        "cu/kv_copy.ptx is stale: write it again with the example `ptx`"
     );
-    // And takes its argument as the crate lays it out.
+    // Its argument has the size of the crate's structure.
     let argument = format!("kv_copy_param_0[{}]", size_of::<KvCopyArgs>());
     assert!(PTX.contains(&argument), "{argument}");
     for kernel in ["kv_copy", "kv_read"] {
@@ -47,7 +48,10 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
     println!("NVRTC {:?}", nvrtc.version());
     for arch in ["sm_80", "sm_90", "sm_100"] {
         if arch == "sm_100" && nvrtc.version() < (12, 8) {
-            skipped(&format!("kernels for {arch}"), "this NVRTC knows none");
+            skipped(
+                &format!("kernels for {arch}"),
+                "this NVRTC does not support it",
+            );
             continue;
         }
         let Compiled { image, log } = cubin(&nvrtc, SOURCE, arch).unwrap();
@@ -68,7 +72,7 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
 }
 
 #[test]
-fn what_does_not_compile_is_an_error_that_says_why() {
+fn a_compile_error_contains_the_compiler_log() {
     let Some(nvrtc) = nvrtc() else { return };
     let error = cubin(&nvrtc, "__global__ void broken( {", "sm_90")
         .unwrap_err()
@@ -83,7 +87,7 @@ fn what_does_not_compile_is_an_error_that_says_why() {
 }
 
 #[test]
-fn a_directory_without_nvrtc_is_an_error_that_says_what_to_do() {
+fn a_directory_without_nvrtc_is_an_error_with_a_remedy() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("libnvrtc.so.13"), b"no library").unwrap();
     let error = Nvrtc::load(Some(directory.path())).unwrap_err().to_string();
@@ -91,7 +95,7 @@ fn a_directory_without_nvrtc_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
-fn without_nvrtc_the_built_in_ptx_is_taken() {
+fn without_nvrtc_the_built_in_ptx_is_used() {
     let directory = tempfile::tempdir().unwrap();
     let image = best("sm_90", None, Some(&Cache::new(directory.path())));
     assert_eq!(image.origin, Origin::BuiltIn);
@@ -117,7 +121,7 @@ fn a_cubin_is_compiled_once_and_again_after_its_file_was_torn() {
     let whole = std::fs::read(&path).unwrap();
     std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     assert_eq!([origin(), origin()], [Origin::Compiled, Origin::Cached]);
-    // An architecture that NVRTC does not know is left to the driver.
+    // For an architecture unknown to NVRTC, the driver compiles the PTX.
     assert_eq!(
         best("sm_9999", Some(&nvrtc), Some(&cache)).origin,
         Origin::BuiltIn
@@ -125,7 +129,7 @@ fn a_cubin_is_compiled_once_and_again_after_its_file_was_torn() {
 }
 
 #[test]
-fn the_cache_gives_out_whole_files_only() {
+fn the_cache_returns_whole_files_only() {
     let directory = tempfile::tempdir().unwrap();
     let cache = Cache::new(directory.path());
     let path = directory.path().join("a");

@@ -1,8 +1,10 @@
-//! Order: a stand-in for the forward reads each layer behind its ticket, in streams of its own, while pages are evicted, backed up and
-//! loaded over; it must never see bytes of before or of after. The CPU waits for nothing until the end.
+//! Order of compute and copies. A stand-in for the forward pass reads each layer after its ticket,
+//! in its own streams, while pages are evicted, backed up and overwritten by loads. It must never
+//! see old or future bytes. The CPU waits only at the end.
 //!
-//! Over the fake driver, which runs its streams in an order of its own; on a GPU with `LARDER_REQUIRE_GPU=1`, with pages of full size
-//! too. That the stand-in would notice is tested as well: without tickets it does.
+//! Runs on the fake driver, which runs its streams in its own order. With `LARDER_REQUIRE_GPU=1` it
+//! runs on a GPU, also with pages of full size. A further test proves that the stand-in detects
+//! errors: without tickets it does.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -25,19 +27,20 @@ use support::driver::{
 use support::honest::found;
 use support::row_at;
 
-/// Halves of L1, each with a stream that computes on it, so that one is loaded while the other is read.
+/// L1 is divided into halves, each with its own compute stream, so that one is loaded while the
+/// other is read.
 const HALVES: u32 = 2;
 
 /// Pages of L1 in each half.
 const L1_PAGES: u32 = 6;
 
-/// Pages of L2 that are only read, by both halves.
+/// Pages of L2 that both halves only read.
 const SOURCES: u32 = 12;
 
-/// Pages of L2 that each half backs up to, and loads from again.
+/// Pages of L2 that each half backs up to and loads from.
 const BACKUPS: u32 = 6;
 
-/// Cycles of idling that make a layer of the forward slower than its load.
+/// Idle cycles that make a layer of the forward pass slower than its load.
 const SLOWER_THAN_LOADS: u64 = 400_000;
 
 const WAYS: [Choice; 4] = [
@@ -55,22 +58,22 @@ fn device(choice: Choice) -> CudaDevice {
     CudaDevice::open(&options).unwrap()
 }
 
-/// And streams of somebody else's on it.
+/// A device and its foreign compute streams.
 fn open(choice: Choice) -> (CudaDevice, [Compute; HALVES as usize]) {
     (device(choice), [compute(), compute()])
 }
 
-/// What the forward leaves out.
+/// The dependency that the forward pass omits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaves {
     Nothing,
-    /// It reads layers before their tickets.
+    /// It reads layers before their tickets settle.
     Tickets,
-    /// It has pages loaded over that it still reads.
+    /// It lets loads overwrite pages that it still reads.
     After,
 }
 
-/// For half of the seeds in tensors of the engine's own, a tensor a layer and part.
+/// For half of the seeds in the engine's own tensors, one per layer and part.
 fn l1_pool(device: &CudaDevice, shape: &KvShape, seed: u64) -> L1Pool {
     let pages = HALVES * L1_PAGES;
     if seed.is_multiple_of(2) {
@@ -89,13 +92,13 @@ struct Forward<'a> {
     l1: L1Pool,
     l2: L2Pool,
     streams: &'a [Compute; HALVES as usize],
-    /// What each page holds, once all that was asked for is done.
+    /// The seed of each page after all submitted work.
     l1_seeds: Vec<u64>,
     l2_seeds: Vec<u64>,
     in_flight: Vec<Gated<Transfer>>,
     random: Pcg64Mcg,
     leaves: Leaves,
-    /// That the forward takes over a layer before it reads, on a GPU.
+    /// Idle cycles before the forward pass reads a layer, on a GPU.
     cycles: u64,
 }
 
@@ -131,7 +134,7 @@ impl<'a> Forward<'a> {
         forward
     }
 
-    /// Each row of L2, and what it should hold.
+    /// Each row of L2 and its expected contents.
     fn each_row(&self, mut each: impl FnMut(&mut [u64], Vec<u64>)) {
         let shape = &self.shape;
         let row = u64::from(shape.row_bytes()) / 8;
@@ -155,11 +158,11 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Some pages of a half, and as many of those.
+    /// Some pages of a half, paired with these L2 pages.
     fn pairs(&mut self, half: u32, mut l2: Vec<u32>) -> Vec<PagePair> {
         let first = half * L1_PAGES;
         let mut l1: Vec<u32> = (first..first + L1_PAGES).collect();
-        // Neighbours sometimes.
+        // Pages are neighbours in some transfers.
         if self.random.random_bool(0.7) {
             l1.shuffle(&mut self.random);
             l2.shuffle(&mut self.random);
@@ -177,11 +180,13 @@ impl<'a> Forward<'a> {
     }
 
     fn transfer(&self, pairs: &[PagePair]) -> Transfer {
-        // SAFETY: whoever touches these pages is in the order of the half's stream, or the test is about what comes of it not being.
+        // SAFETY: all accesses to these pages are ordered by the stream of the half, except in the
+        // tests that omit the order on purpose.
         unsafe { Transfer::new(&self.l1, &self.l2, pairs.to_vec()) }.unwrap()
     }
 
-    /// All that the half's stream has done: what is loaded over is read no more, and what is backed up is there.
+    /// All previous work of the stream of this half: overwritten pages are no longer read, and
+    /// backed-up pages are complete.
     fn after(&self, half: u32) -> Ticket {
         match self.leaves {
             Leaves::After => Ticket::done(),
@@ -190,7 +195,7 @@ impl<'a> Forward<'a> {
                 .record(self.streams[half as usize].stream())
                 .unwrap(),
             Leaves::Tickets => {
-                // Long after whoever does not wait has read.
+                // Long after a reader that does not wait has read.
                 let other = &self.streams[1 - half as usize];
                 other.idle(100 * SLOWER_THAN_LOADS);
                 self.device.record(other.stream()).unwrap()
@@ -198,7 +203,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Pages of the half are evicted for others, and all that it then holds is read, layer by layer.
+    /// Loads other pages into the half over evicted ones, then reads all pages of the half, layer
+    /// by layer.
     fn load(&mut self, half: u32) {
         let from = (0..SOURCES).chain(Self::backups(half)).collect();
         let pairs = self.pairs(half, from);
@@ -220,7 +226,7 @@ impl<'a> Forward<'a> {
                 page: page.into(),
                 seed: self.l1_seeds[page as usize],
             })
-            // Of what was never loaded nothing is known.
+            // The contents of pages that were never loaded are unknown.
             .filter(|expected| expected.seed != 0)
             .collect();
         assert!(expected.len() >= loaded.len());
@@ -232,7 +238,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Pages of the half are copied to L2 over others, behind all that is done with them.
+    /// Copies pages of the half to L2 over others, after all previous work on them.
     fn back_up(&mut self, half: u32) {
         let mut pairs = self.pairs(half, Self::backups(half).collect());
         pairs.retain(|pair| self.l1_seeds[pair.l1 as usize] != 0);
@@ -248,7 +254,8 @@ impl<'a> Forward<'a> {
         self.in_flight.push(storing);
     }
 
-    /// So many steps, and how many words the forward found wrong, and how many in L2.
+    /// Runs `steps` steps. Returns the number of wrong words seen by the forward pass, and the
+    /// number in L2.
     fn run(mut self, steps: usize) -> (u64, u64) {
         for _ in 0..steps {
             let half = self.random.random_range(0..HALVES);
@@ -272,7 +279,7 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// Random shapes, small ones.
+/// Small random shapes.
 fn shape(random: &mut Pcg64Mcg) -> KvShape {
     let (layers, tokens) = (random.random_range(1..6), random.random_range(1..9));
     let heads = random.random_range(1..5);
@@ -283,7 +290,7 @@ fn shape(random: &mut Pcg64Mcg) -> KvShape {
     }
 }
 
-/// As many as this, or as `LARDER_CASES` says.
+/// `count` cases, or `LARDER_CASES` if it is set.
 fn cases(count: u64) -> u64 {
     std::env::var("LARDER_CASES").map_or(count, |count| count.parse().unwrap())
 }
@@ -309,7 +316,7 @@ fn a_forward_behind_the_tickets_never_sees_old_bytes_while_pages_come_and_go() {
     }
 }
 
-/// Pages of Llama-3.1-8B, of 64 tokens: on a GPU. Over the fake, pages that are quicker to copy.
+/// On a GPU: pages of Llama-3.1-8B with 64 tokens. On the fake: pages that are faster to copy.
 fn large() -> KvShape {
     if has_gpu() {
         KvShape::mha(32, 8, 128, 2, 64).unwrap()
@@ -345,16 +352,16 @@ fn a_forward_that_does_not_wait_sees_old_bytes() {
             let (read, stored) = forward.run(40);
             assert!(
                 read + stored > 0,
-                "{choice:?} {leaves:?}: nothing was noticed"
+                "{choice:?} {leaves:?}: nothing was detected"
             );
         }
     }
 }
 
 #[test]
-fn a_device_that_dies_under_load_fails_what_is_in_flight_and_the_host_serves_on() {
+fn a_device_that_dies_under_load_fails_transfers_in_flight_and_the_host_continues() {
     const NAME: &str =
-        "a_device_that_dies_under_load_fails_what_is_in_flight_and_the_host_serves_on";
+        "a_device_that_dies_under_load_fails_transfers_in_flight_and_the_host_continues";
     if !in_a_process_that_may_lose_its_device(NAME) {
         return;
     }
@@ -369,7 +376,7 @@ fn a_device_that_dies_under_load_fails_what_is_in_flight_and_the_host_serves_on(
     let compute = compute();
     let transfer = || {
         let pairs = (0..pages).map(|page| PagePair { l1: page, l2: page });
-        // SAFETY: nobody looks at these pages.
+        // SAFETY: no code reads these pages.
         unsafe { Transfer::new(&l1, &l2, pairs.collect()) }.unwrap()
     };
     let mut in_flight = vec![device.load(transfer(), &Ticket::done()).unwrap()];
@@ -380,7 +387,8 @@ fn a_device_that_dies_under_load_fails_what_is_in_flight_and_the_host_serves_on(
     } else {
         Steering::new().fail_after(200);
     }
-    // Behind the fault, so that it cannot come too late; until somebody notices.
+    // Ordered after the fault, so that the fault cannot come too late. Repeated until the fault is
+    // detected.
     let refused = found("a load is refused", || {
         let after = device.record(compute.stream());
         match after.map(|after| device.load(transfer(), &after)) {
@@ -395,7 +403,7 @@ fn a_device_that_dies_under_load_fails_what_is_in_flight_and_the_host_serves_on(
         matches!(refused, DeviceError::Dead(_) | DeviceError::Driver { .. }),
         "{refused}"
     );
-    // All pages come back, and nothing more is taken.
+    // All pages come back, and the device accepts no more work.
     for moving in in_flight {
         assert_eq!(moving.wait().0.pairs().len(), pages as usize);
     }
@@ -411,7 +419,7 @@ fn a_device_that_dies_under_load_fails_what_is_in_flight_and_the_host_serves_on(
     let l2 = host.register(memory, Layout::PageFirst, &shape, 1).unwrap();
     let l1 = host.alloc_l1(&shape, 1).unwrap();
     let pairs = vec![PagePair { l1: 0, l2: 0 }];
-    // SAFETY: as above.
+    // SAFETY: no code reads these pages.
     let transfer = unsafe { Transfer::new(&l1, &l2, pairs) }.unwrap();
     assert_eq!(
         host.load(transfer, &Ticket::done()).unwrap().wait().1,

@@ -1,7 +1,8 @@
-//! The way that copies go, over the fake driver and in its time: measured once, kept, and chosen by.
+//! The choice of the way to copy, on the fake driver and in its time: measured once, cached, and
+//! used.
 //!
-//! What this shows: that the table is what the clock said, that the cache believes nothing it should not, and what becomes of a device
-//! that cannot be measured. What it does not: how fast any GPU is.
+//! Covered: the table contains the measured times, the cache returns only valid data, and a device
+//! that cannot be measured still works. Not covered: the speed of any GPU.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,7 +29,7 @@ fn fake_time() -> Duration {
     Duration::from_nanos(steering().now().unsigned_abs())
 }
 
-/// Measured in the fake's time, while nothing is moved.
+/// Opens a device with measurements in the fake's time. Nothing is moved.
 fn open(cache: Option<&Path>) -> Result<CudaDevice, DeviceError> {
     steering().still(true);
     let device = CudaDevice::open(&CudaOptions {
@@ -41,12 +42,12 @@ fn open(cache: Option<&Path>) -> Result<CudaDevice, DeviceError> {
     device
 }
 
-/// In the process of a test over the fake.
+/// Whether this is the process of a test on the fake.
 fn over_the_fake(test: &str, variables: &[(&str, &str)]) -> bool {
     !has_gpu() && in_a_process_of_its_own(test, variables)
 }
 
-/// Sixteen pages of 32 KiB a layer, neighbours or not.
+/// Sixteen pages of 32 KiB per layer, neighbours or not.
 fn case(direction: Direction, neighbours: bool) -> Case {
     Case {
         shape: KvShape::mla(2, 16, 1, 2048).unwrap(),
@@ -63,7 +64,7 @@ fn case(direction: Direction, neighbours: bool) -> Case {
     }
 }
 
-/// Which ways a transfer went: copies, batches, kernels, each or not.
+/// The ways that a transfer used: copies, batches, kernels.
 fn went(device: &CudaDevice, case: &Case) -> [bool; 3] {
     let pools = Pools::new(device, case);
     steering().counted();
@@ -79,7 +80,7 @@ const COPIES: [bool; 3] = [true, false, false];
 const BATCH: [bool; 3] = [false, true, false];
 const KERNEL: [bool; 3] = [false, false, true];
 
-/// Whether opening it took measuring.
+/// Whether the open measured the device.
 fn was_measured(cache: &Path) -> bool {
     steering().counted();
     let device = open(Some(cache)).unwrap();
@@ -88,8 +89,8 @@ fn was_measured(cache: &Path) -> bool {
 }
 
 #[test]
-fn transfers_go_the_way_that_was_measured_to_be_cheapest() {
-    if !over_the_fake("transfers_go_the_way_that_was_measured_to_be_cheapest", &[]) {
+fn transfers_use_the_way_measured_as_cheapest() {
+    if !over_the_fake("transfers_use_the_way_measured_as_cheapest", &[]) {
         return;
     }
     let (load, store) = (case(Direction::Load, false), case(Direction::Store, false));
@@ -104,7 +105,8 @@ fn transfers_go_the_way_that_was_measured_to_be_cheapest() {
         assert_eq!(went(&device, &load), loaded, "{speeds:?}");
         assert_eq!(went(&device, &store), stored, "{speeds:?}");
     }
-    // As fast as each other: a call a page costs more than a batch, and one call for all less.
+    // At equal speed, one call per page costs more than a batch, and one call for all pages costs
+    // less.
     steering().speeds([20, 20, 90]);
     let device = open(None).unwrap();
     assert_eq!(went(&device, &load), BATCH);
@@ -112,8 +114,8 @@ fn transfers_go_the_way_that_was_measured_to_be_cheapest() {
 }
 
 #[test]
-fn the_table_holds_what_the_clock_said() {
-    if !over_the_fake("the_table_holds_what_the_clock_said", &[]) {
+fn the_table_holds_the_measured_times() {
+    if !over_the_fake("the_table_holds_the_measured_times", &[]) {
         return;
     }
     steering().speeds([20, 30, 40]);
@@ -133,11 +135,11 @@ fn the_table_holds_what_the_clock_said() {
         ] {
             let cost = cost(probe).unwrap();
             let copying = cost.elapsed_ns - cost.cpu_ns;
-            // And the call that waits.
+            // Plus the waiting call.
             let expected = kib * speed..kib * speed + 2000;
             assert!(expected.contains(&copying), "{point:?} {probe:?} {cost:?}");
         }
-        // A call a row, and one for all.
+        // One call per row, and one for all.
         let calls = cost(Probe::Scattered).unwrap().cpu_ns - cost(Probe::Merged).unwrap().cpu_ns;
         assert!(calls >= (point.rows() - 1) * 1000, "{point:?} {calls}");
     }
@@ -146,8 +148,8 @@ fn the_table_holds_what_the_clock_said() {
 }
 
 #[test]
-fn a_device_is_measured_once_and_again_when_its_table_is_torn_or_of_another() {
-    const NAME: &str = "a_device_is_measured_once_and_again_when_its_table_is_torn_or_of_another";
+fn a_device_is_measured_again_only_if_its_table_is_torn_or_of_another_device() {
+    const NAME: &str = "a_device_is_measured_again_only_if_its_table_is_torn_or_of_another_device";
     if !over_the_fake(NAME, &[]) {
         return;
     }
@@ -166,7 +168,7 @@ fn a_device_is_measured_once_and_again_when_its_table_is_torn_or_of_another() {
     spoiled[100] ^= 1;
     std::fs::write(file.path(), &spoiled).unwrap();
     assert!(was_measured(&cache));
-    // A whole file that is no table.
+    // A whole file that is not a table.
     let short = larder_kernels::cuda::cache::Cache::new(&cache);
     short
         .put(file.file_name().to_str().unwrap(), b"no table")
@@ -176,30 +178,30 @@ fn a_device_is_measured_once_and_again_when_its_table_is_torn_or_of_another() {
     assert!(was_measured(&cache));
     steering().device(1);
     assert!(!was_measured(&cache));
-    // Where nothing can be written, each start measures.
+    // If the cache cannot be written, each start measures.
     let nowhere = file.path().join("below a file");
     assert!(was_measured(&nowhere) && was_measured(&nowhere));
 }
 
 #[test]
-fn a_kept_table_is_what_transfers_go_by() {
-    if !over_the_fake("a_kept_table_is_what_transfers_go_by", &[]) {
+fn a_cached_table_decides_the_way() {
+    if !over_the_fake("a_cached_table_decides_the_way", &[]) {
         return;
     }
     let cache = tempfile::tempdir().unwrap();
     let load = case(Direction::Load, false);
     steering().speeds([90, 20, 90]);
     assert_eq!(went(&open(Some(cache.path())).unwrap(), &load), BATCH);
-    // Another speed that nobody measures.
+    // A changed speed that no open measures.
     steering().speeds([90, 90, 20]);
     assert_eq!(went(&open(Some(cache.path())).unwrap(), &load), BATCH);
 }
 
 #[test]
-fn a_device_that_cannot_be_measured_goes_by_published_figures() {
+fn a_device_that_cannot_be_measured_uses_published_figures() {
     let locks_nothing = [("FAKE_LOCKS_NOTHING", "1")];
     if !over_the_fake(
-        "a_device_that_cannot_be_measured_goes_by_published_figures",
+        "a_device_that_cannot_be_measured_uses_published_figures",
         &locks_nothing,
     ) {
         return;
@@ -208,8 +210,8 @@ fn a_device_that_cannot_be_measured_goes_by_published_figures() {
     let device = open(Some(cache.path())).unwrap();
     assert!(device.table().is_none());
     assert_eq!(std::fs::read_dir(cache.path()).unwrap().count(), 0);
-    // And serves, once memory can be locked.
-    // SAFETY: a process of its own, with no other thread that looks at its environment.
+    // The device works once memory can be locked. SAFETY: a separate process without other threads
+    // that read its environment.
     unsafe { std::env::remove_var("FAKE_LOCKS_NOTHING") };
     assert_eq!(went(&device, &case(Direction::Load, false)), KERNEL);
     assert_eq!(went(&device, &case(Direction::Store, false)), COPIES);
@@ -226,7 +228,7 @@ fn a_device_that_dies_while_it_is_measured_is_an_error_and_leaves_no_table() {
     drop(open(None).unwrap());
     let calls = steering().calls();
     assert!(calls > 1000, "{calls}");
-    // At some call of each kind, and at those before the first copy.
+    // At some calls of each kind, and at all calls before the first copy.
     let moments = (40..120).chain((120..calls - 100).step_by(usize::try_from(calls / 60).unwrap()));
     for nth in moments {
         steering().fail(nth);
@@ -244,9 +246,9 @@ fn a_device_that_dies_while_it_is_measured_is_an_error_and_leaves_no_table() {
 }
 
 #[test]
-fn a_driver_that_refuses_batches_is_not_asked_for_any() {
+fn a_driver_that_refuses_batches_receives_none() {
     if !over_the_fake(
-        "a_driver_that_refuses_batches_is_not_asked_for_any",
+        "a_driver_that_refuses_batches_receives_none",
         &[("FAKE_REFUSES_BATCHES", "1")],
     ) {
         return;
@@ -260,8 +262,8 @@ fn a_driver_that_refuses_batches_is_not_asked_for_any() {
 }
 
 #[test]
-#[ignore = "what the process of the next test does"]
-fn goes_on_without_batches() {
+#[ignore = "runs in the process of the next test"]
+fn works_without_batches() {
     steering().speeds([90, 1, 90]);
     let device = open(None).unwrap();
     assert_eq!(went(&device, &case(Direction::Store, false)), COPIES);
@@ -274,7 +276,7 @@ fn goes_on_without_batches() {
 }
 
 #[test]
-fn a_driver_without_batches_is_none_the_worse() {
+fn a_driver_without_batches_still_works() {
     let Some(fake) = fake().filter(|_| !has_gpu()) else {
         return;
     };
@@ -282,7 +284,7 @@ fn a_driver_without_batches_is_none_the_worse() {
     let whole = std::fs::read(fake.join("libcuda.so")).unwrap();
     let library = lacking(&whole, "cuMemcpyBatchAsync_v2");
     std::fs::write(directory.path().join("libcuda.so"), library).unwrap();
-    let output = child("goes_on_without_batches", directory.path(), &[]);
+    let output = child("works_without_batches", directory.path(), &[]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && said.contains("1 passed"),
@@ -290,7 +292,7 @@ fn a_driver_without_batches_is_none_the_worse() {
     );
 }
 
-/// On a GPU: prints what was measured.
+/// On a GPU: prints the measurements.
 #[test]
 fn a_gpu_is_measured_and_its_table_is_kept() {
     if !has_gpu() {

@@ -1,7 +1,8 @@
-//! Compute beside loads, over the fake driver and in its time: what `examples/timeline.rs` measures on a GPU.
+//! Compute during loads, on the fake driver and in its time. `examples/timeline.rs` measures the
+//! same on a GPU.
 //!
-//! What this shows: that layers are computed as their tickets settle and not later, that what is measured adds up, and that a forward that
-//! waits for all layers would be noticed. What it does not: how long anything takes on a GPU.
+//! Covered: layers are computed as soon as their tickets settle, the measurements add up, and a
+//! forward pass that waits for all layers is detected. Not covered: times on a GPU.
 
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
 
@@ -64,7 +65,7 @@ fn compute_behind_the_tickets_takes_as_long_as_the_longer_of_both_and_a_layer() 
                     (compute / load / share - 1.0).abs() < 0.1,
                     "{way:?} {work:?} {run:?}"
                 );
-                // Whichever is the longer, after or before one layer of the other.
+                // The longer of the two, plus one layer of the other.
                 let expected = (load + compute / layers).max(compute + load / layers);
                 assert!(
                     is_about(run.together_ms, expected),
@@ -95,8 +96,8 @@ fn a_forward_that_waits_for_all_layers_is_too_slow() {
 }
 
 #[test]
-fn compute_is_measured_while_loads_go_on() {
-    if !over_the_fake("compute_is_measured_while_loads_go_on") {
+fn compute_is_measured_during_loads() {
+    if !over_the_fake("compute_is_measured_during_loads") {
         return;
     }
     for way in WAYS {
@@ -105,14 +106,14 @@ fn compute_is_measured_while_loads_go_on() {
         for kind in [Kind::Busy, Kind::Streaming] {
             let load_ms = stage.load_ms();
             let run = stage.beside(stage.work_of(kind, load_ms), 3);
-            // The fake's streams share nothing.
+            // The fake's streams share no resources.
             assert!(run.slower().abs() < 0.005, "{way:?} {kind:?} {run:?}");
             assert!(is_about(run.load_ms, load_ms), "{way:?} {load_ms} {run:?}");
         }
     }
 }
 
-/// Times of two layers, and how long both take alone.
+/// Times of two layers, and the time of each part alone.
 fn figures(layers: [[f64; 3]; 2], load_ms: f64, compute_ms: f64) -> Figures {
     let layers = layers.map(|[loaded, begun, computed]| Layer {
         loaded,
@@ -128,10 +129,10 @@ fn figures(layers: [[f64; 3]; 2], load_ms: f64, compute_ms: f64) -> Figures {
 }
 
 #[test]
-fn what_is_too_long_or_out_of_order_is_not_good() {
+fn runs_that_are_too_long_or_out_of_order_are_not_good() {
     let good = figures([[10.0, 10.0, 20.0], [20.0, 20.0, 30.0]], 20.0, 20.0);
     assert!(good.is_in_order() && good.is_good(Kind::Idle));
-    // The longer of both, a layer, 10 us a layer and 1 %.
+    // The longer of the two, one layer, 10 us per layer and 1 %.
     assert!((good.bound_ms(Kind::Idle) - 30.22).abs() < 1e-9);
     assert!((good.bound_ms(Kind::Busy) - 31.73).abs() < 1e-9);
     let late = figures([[10.0, 10.0, 20.0], [20.0, 21.0, 31.0]], 20.0, 20.0);

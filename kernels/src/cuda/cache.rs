@@ -1,24 +1,25 @@
-//! What is found out about a device once, kept on disk: cubins, and the table of the policy.
+//! On-disk cache of data that is determined once per device: cubins and the policy table.
 //!
-//! A file is named after everything that its contents depend on. It ends with the BLAKE3 of its bytes, and is written under another
-//! name and renamed: a file that is torn, cut off or spoiled is none, and is written again.
+//! The name of a file contains everything that its contents depend on. The file ends with the
+//! BLAKE3 of its bytes and is written by write-and-rename. A torn, truncated or corrupted file
+//! counts as absent and is written again.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 const HASH_BYTES: usize = blake3::OUT_LEN;
 
-/// Largest file that can be one of ours, in bytes; longer ones are not read.
+/// Maximum size of a cache file, in bytes. Longer files are not read.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Files in a directory.
+/// A directory of cache files.
 #[derive(Clone, Debug)]
 pub struct Cache {
     directory: PathBuf,
 }
 
 impl Cache {
-    /// In a directory, which is made when something is stored.
+    /// A cache in a directory. The directory is created on the first `put`.
     #[must_use]
     pub fn new(directory: impl Into<PathBuf>) -> Cache {
         Cache {
@@ -26,7 +27,7 @@ impl Cache {
         }
     }
 
-    /// What was stored under a name, if it is whole.
+    /// The contents stored under a name, if the file is whole.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.directory.join(name);
@@ -38,10 +39,10 @@ impl Cache {
         (!bytes.is_empty() && blake3::hash(&bytes).as_bytes() == hash.as_slice()).then_some(bytes)
     }
 
-    /// Stores something under a name.
+    /// Stores contents under a name.
     ///
     /// # Errors
-    /// Those of the file system. What was there before is there still.
+    /// File system errors. The previous contents stay in place.
     pub fn put(&self, name: &str, contents: &[u8]) -> io::Result<()> {
         std::fs::create_dir_all(&self.directory)?;
         let mut file = tempfile::NamedTempFile::new_in(&self.directory)?;

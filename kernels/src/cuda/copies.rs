@@ -1,4 +1,4 @@
-//! Copies as the copy engines take them: 2D, and in batches.
+//! Copies in the forms that the copy engines accept: 2D and batched.
 
 use std::ffi::c_void;
 
@@ -8,18 +8,18 @@ use cudarc::driver::sys;
 use super::driver::RawStream;
 use crate::transfer::{Copy2d, Direction};
 
-/// Copies many rows by one call.
+/// The driver function that copies many rows in one call.
 const BATCH: &str = "cuMemcpyBatchAsync_v2";
 
-/// Whether the driver, which is present, can copy in batches.
+/// Whether the driver supports batched copies. The driver must be present.
 pub(super) fn has_batches() -> bool {
-    // SAFETY: it is present.
+    // SAFETY: libcuda is present.
     let library = unsafe { sys::culib() };
     // SAFETY: the function is looked up and not called.
     unsafe { library.get::<unsafe extern "C" fn()>(BATCH.as_bytes()) }.is_ok()
 }
 
-/// Rows to be copied by one call.
+/// Rows to copy in one call.
 #[derive(Default)]
 pub(super) struct Batch {
     to: Vec<sys::CUdeviceptr>,
@@ -28,12 +28,12 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Whether there is nothing to copy, which the driver does not take.
+    /// Whether the batch is empty. The driver refuses an empty batch.
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// One row more, by addresses.
+    /// Adds a row, by addresses.
     pub(super) fn push(&mut self, direction: Direction, l1: u64, l2: u64, bytes: u64) {
         let (from, to) = match direction {
             Direction::Load => (l2, l1),
@@ -44,7 +44,7 @@ impl Batch {
         self.bytes.push(bytes as usize);
     }
 
-    /// Puts them into a stream.
+    /// Enqueues the batch on a stream.
     ///
     /// # Safety
     /// As for [`Streams::copy_batch`](super::driver::Streams::copy_batch).
@@ -61,7 +61,8 @@ impl Batch {
             flags: overlap as u32,
         };
         let mut first = 0;
-        // SAFETY: three lists of one length, and one attribute from the first of them on; all are copied before the call returns.
+        // SAFETY: three lists of the same length, and one attribute that applies from index 0. The
+        // driver copies all of them before the call returns.
         let status = unsafe {
             sys::cuMemcpyBatchAsync_v2(
                 self.to.as_mut_ptr(),
@@ -78,7 +79,7 @@ impl Batch {
     }
 }
 
-/// A 2D copy, between the host's memory from `l2` on and the device's.
+/// A 2D copy between device memory and host memory. `l2` is the start of the host memory.
 pub(super) fn rows_2d(direction: Direction, l2: u64, copy: &Copy2d) -> sys::CUDA_MEMCPY2D {
     let rows = copy.rows;
     let (host, device) = ((l2 + copy.l2) as *mut c_void, copy.l1);
@@ -91,7 +92,7 @@ pub(super) fn rows_2d(direction: Direction, l2: u64, copy: &Copy2d) -> sys::CUDA
         Direction::Load => (on_host, on_device, host_pitch, device_pitch),
         Direction::Store => (on_device, on_host, device_pitch, host_pitch),
     };
-    // Of the two addresses on each side the one of its memory type counts.
+    // The memory type of each side selects which of its two addresses the driver uses.
     sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,
         srcY: 0,

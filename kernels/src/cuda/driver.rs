@@ -1,16 +1,19 @@
 //! The driver: contexts, streams, events, copies, kernels.
 //!
-//! Owns: every call into libcuda, but for those of `memory` and `copies`. cudarc resolves each function when it is first called and panics where it is missing; so the
-//! library and all of [`FUNCTIONS`] are looked for first, and no function is called that is not in that list; but for that of
-//! batches, which only newer drivers have and nobody calls without having asked ([`has_batches`](super::copies::has_batches)).
+//! Owns: every call into libcuda except those in `memory` and `copies`. cudarc resolves each
+//! function at its first call and panics if it is missing. Therefore `present` first looks up the
+//! library and all of [`FUNCTIONS`], and this crate calls no function outside that list. The only
+//! exception is the batched copy, which only newer drivers have; callers must check
+//! [`has_batches`](super::copies::has_batches) first.
 //!
-//! Invariant: handles live as long as what uses them: each holds its context.
+//! Invariant: each object holds its context, so handles stay valid while they are in use.
 //!
-//! Faults defended against: no library, no device, a function that an old driver lacks: each is [`DeviceError::Unavailable`]. A call
-//! that fails gives the context up for good, as CUDA's own errors do: whoever asks afterwards is told why.
+//! Faults covered: a missing library, no device, a function missing in an old driver. Each is
+//! [`DeviceError::Unavailable`]. A failed call marks the context as dead permanently, as CUDA
+//! errors do; later calls return the original reason.
 //!
-//! Not defended against: an error code that the bindings do not know. cudarc takes results as an enum, so that they have to be as
-//! new as the newest driver.
+//! Not covered: an error code that is unknown to the bindings. cudarc represents results as an
+//! enum, so the bindings must be as new as the newest driver.
 
 use std::ffi::{CString, c_void};
 use std::fmt;
@@ -23,7 +26,7 @@ use super::copies::{Batch, rows_2d};
 use crate::error::DeviceError;
 use crate::transfer::{Copy2d, Direction};
 
-/// All functions of the driver that this crate calls.
+/// All driver functions that this crate calls.
 const FUNCTIONS: [&str; 37] = [
     "cuInit",
     "cuDriverGetVersion",
@@ -64,48 +67,48 @@ const FUNCTIONS: [&str; 37] = [
     "cuLaunchKernel",
 ];
 
-/// Largest distance from row to row that a 2D copy takes, in bytes.
+/// Maximum pitch of a 2D copy, in bytes.
 const PITCH_MAX: u64 = i32::MAX as u64;
 
 fn unavailable(why: impl Into<String>) -> DeviceError {
     DeviceError::Unavailable { why: why.into() }
 }
 
-/// The error's name; the driver is not asked, which may be the one that has failed.
+/// The name of the error. Does not call the driver, which may itself have failed.
 pub(super) fn name(error: DriverError) -> String {
     format!("{:?}", error.0)
 }
 
-/// Whether there is a driver with all that is needed.
+/// Checks that the driver is present and has all required functions.
 fn present() -> Result<(), DeviceError> {
-    // SAFETY: loads libcuda, whose initialisers need no care.
+    // SAFETY: loads libcuda, whose initialisers have no preconditions.
     if !unsafe { sys::is_culib_present() } {
         return Err(unavailable("libcuda is not installed"));
     }
-    // SAFETY: it is present.
+    // SAFETY: libcuda is present.
     let library = unsafe { sys::culib() };
     for function in FUNCTIONS {
         // SAFETY: the function is looked up and not called.
         let found = unsafe { library.get::<unsafe extern "C" fn()>(function.as_bytes()) };
         if found.is_err() {
             return Err(unavailable(format!(
-                "the driver has no {function}; a newer driver has"
+                "the driver does not have {function}; install a newer driver"
             )));
         }
     }
     Ok(())
 }
 
-/// The primary context of a device: the one that torch uses too.
+/// The primary context of a device, which torch also uses.
 pub(crate) struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
     dead: OnceLock<DeviceError>,
 }
 
-// SAFETY: a context may be made current in any thread, in several at once.
+// SAFETY: a context may be current in any thread, and in several at once.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -117,11 +120,11 @@ impl Context {
         let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);
         if ordinal >= count {
             return Err(unavailable(format!(
-                "device {ordinal} of {count} was asked for"
+                "device {ordinal} does not exist (number of devices: {count})"
             )));
         }
         let device = result::device::get(ordinal).map_err(no)?;
-        // SAFETY: a device that exists; released when this is dropped.
+        // SAFETY: the device exists. `drop` releases the context.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(no)?;
         Ok(Arc::new(Context {
             device,
@@ -130,7 +133,7 @@ impl Context {
         }))
     }
 
-    /// An error once a call has failed.
+    /// Returns an error once the device is dead.
     pub(super) fn alive(&self) -> Result<(), DeviceError> {
         match self.dead.get() {
             None => Ok(()),
@@ -138,7 +141,7 @@ impl Context {
         }
     }
 
-    /// A call whose failure is the end of the device.
+    /// Makes a call whose failure marks the device as dead.
     pub(super) fn call<T>(
         &self,
         call: &'static str,
@@ -148,7 +151,8 @@ impl Context {
         self.attempt(run).map_err(|error| self.die(call, error))
     }
 
-    /// A call that may fail. Leaves the thread with the context it had: that of another device, perhaps.
+    /// Makes a call that may fail. Restores the thread's previous context, which may belong to
+    /// another device.
     pub(super) fn attempt<T>(
         &self,
         run: impl FnOnce() -> Result<T, DriverError>,
@@ -157,10 +161,10 @@ impl Context {
         if before == self.context {
             return run();
         }
-        // SAFETY: the context is retained as long as this value lives.
+        // SAFETY: the context is retained while this value lives.
         unsafe { result::ctx::set_current(self.context) }?;
         let done = run();
-        // SAFETY: it was current before, or there was none.
+        // SAFETY: this context was current before, or it is null.
         unsafe { result::ctx::set_current(before) }?;
         done
     }
@@ -175,23 +179,23 @@ impl Context {
         result::device::get_name(self.device).unwrap_or_else(name)
     }
 
-    /// What tells the device from all others.
+    /// The UUID of the device.
     pub(super) fn uuid(&self) -> Result<[u8; 16], DeviceError> {
         let uuid = self.call("cuDeviceGetUuid", || result::device::get_uuid(self.device))?;
         Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
     }
 
-    /// The driver's version, as the driver writes it.
+    /// The driver version, in the driver's encoding.
     pub(super) fn driver_version(&self) -> Result<i32, DeviceError> {
         let mut version = 0;
         self.call("cuDriverGetVersion", || {
-            // SAFETY: `version` is where it goes.
+            // SAFETY: `version` is a valid output pointer.
             unsafe { sys::cuDriverGetVersion(&raw mut version) }.result()
         })?;
         Ok(version)
     }
 
-    /// `sm_90`, say.
+    /// The architecture, for example `sm_90`.
     pub(super) fn arch(&self) -> Result<String, DeviceError> {
         use sys::CUdevice_attribute as Attribute;
         let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
@@ -199,16 +203,16 @@ impl Context {
         Ok(format!("sm_{major}{minor}"))
     }
 
-    /// Whether streams can allocate, which the kernel's page lists need.
+    /// Whether the device supports stream-ordered allocation, which the kernel's page lists need.
     pub(super) fn allocates_in_streams(&self) -> Result<bool, DeviceError> {
         let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         Ok(self.attribute(supported)? != 0)
     }
 
-    /// In which memory an address lies.
+    /// The memory that contains an address.
     pub(super) fn memory_at(&self, address: u64) -> Result<MemoryAt, DriverError> {
         use sys::CUpointer_attribute_enum as Attribute;
-        // A kind is a `u32` there, an ordinal an `i32`: both are no more than their bits here.
+        // The memory kind is a `u32` and an ordinal an `i32`. Both are used only as bits here.
         let kind: u32 = self.pointer(address, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
         if kind == sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32 {
             return Ok(MemoryAt::Host);
@@ -217,7 +221,7 @@ impl Context {
             .map(MemoryAt::Device)
     }
 
-    /// Where the allocation or registration ends that an address lies in.
+    /// The end of the allocation or registration that contains an address.
     pub(super) fn end_of_range(&self, address: u64) -> Result<u64, DriverError> {
         use sys::CUpointer_attribute_enum as Attribute;
         let start: u64 = self.pointer(address, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)?;
@@ -225,7 +229,8 @@ impl Context {
         Ok(start.saturating_add(bytes))
     }
 
-    /// What the driver knows of an address. It knows nothing of memory that is not its own, which is no end of the device.
+    /// An attribute of an address. Fails for memory unknown to the driver; such a failure does not
+    /// mark the device as dead.
     fn pointer<T: Default>(
         &self,
         address: u64,
@@ -234,55 +239,56 @@ impl Context {
         let mut value = T::default();
         self.attempt(|| {
             let into = (&raw mut value).cast();
-            // SAFETY: the callers' types are as wide as the attributes that they ask for.
+            // SAFETY: the callers' types have the width of the requested attributes.
             unsafe { sys::cuPointerGetAttribute(into, attribute, address) }.result()
         })?;
         Ok(value)
     }
 
-    /// Whether it is the context of the device with this number.
+    /// Whether this is the context of the device with this number.
     pub(super) fn is(&self, ordinal: i32) -> bool {
         self.device == ordinal
     }
 
     fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
         self.call("cuDeviceGetAttribute", || {
-            // SAFETY: a device that exists.
+            // SAFETY: the device exists.
             unsafe { result::device::get_attribute(self.device, attribute) }
         })
     }
 }
 
-/// In which memory an address lies.
+/// The memory that contains an address.
 pub(super) enum MemoryAt {
-    /// That of the host, page-locked.
+    /// Page-locked host memory.
     Host,
-    /// That of the device with this number.
+    /// Memory of the device with this number.
     Device(i32),
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once, and nothing that was made in it is left: everything holds this value.
+        // SAFETY: retained once. All objects created in the context hold this value, so none is
+        // left.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 
-/// A stream of this crate or of somebody else.
+/// A stream of this crate or of another owner.
 #[derive(Clone, Copy)]
 pub(super) struct RawStream(pub(super) sys::CUstream);
 
 // SAFETY: streams may be used from any thread.
 unsafe impl Send for RawStream {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for RawStream {}
 
 /// The two streams of a device.
 pub(crate) struct Streams {
     pub(super) context: Arc<Context>,
-    /// Of the highest priority: what is loaded is waited for.
+    /// Highest priority: computation waits for loads.
     load: RawStream,
-    /// Of the lowest: backing up is in nobody's way.
+    /// Lowest priority: stores must not delay other work.
     store: RawStream,
 }
 
@@ -311,18 +317,19 @@ impl Streams {
         }
     }
 
-    /// Waits until a stream has run dry.
+    /// Waits until a stream is empty.
     pub(super) fn synchronize(&self, stream: RawStream) -> Result<(), DeviceError> {
         self.context.call("cuStreamSynchronize", || {
-            // SAFETY: a stream that exists.
+            // SAFETY: the stream exists.
             unsafe { result::stream::synchronize(stream.0) }
         })
     }
 
-    /// Waits until nothing is in flight, on a dead device too: what it holds is about to go.
+    /// Waits until nothing is in flight. Also runs on a dead device, because the memory in use is
+    /// about to be freed.
     pub(super) fn drain(&self) {
         for stream in [self.load, self.store] {
-            // SAFETY: the stream exists as long as this value does. A context that is dead runs nothing.
+            // SAFETY: the stream lives as long as this value. A dead context runs nothing.
             let _ = self
                 .context
                 .attempt(|| unsafe { result::stream::synchronize(stream.0) });
@@ -337,7 +344,7 @@ impl Streams {
         })
     }
 
-    /// An event for all that has been put into a stream so far.
+    /// Records an event after all work enqueued on a stream so far.
     pub(super) fn record(&self, stream: RawStream) -> Result<Event, DeviceError> {
         let event = self.context.call("cuEventCreate", || {
             result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
@@ -356,8 +363,8 @@ impl Streams {
     /// One copy, by a copy engine.
     ///
     /// # Safety
-    /// The rows lie in device memory and in the registered memory from `l2` on, in one piece of it, which are left alone until the copy
-    /// is done.
+    /// The rows lie in device memory and in one piece of the registered memory that starts at `l2`.
+    /// No other access touches them until the copy is done.
     pub(super) unsafe fn copy(
         &self,
         direction: Direction,
@@ -368,14 +375,14 @@ impl Streams {
         if rows.count > 1 && rows.l1_pitch <= PITCH_MAX && rows.l2_pitch <= PITCH_MAX {
             let plan = rows_2d(direction, l2, copy);
             return self.context.call("cuMemcpy2DAsync", || {
-                // SAFETY: as the caller says.
+                // SAFETY: guaranteed by the caller.
                 unsafe { sys::cuMemcpy2DAsync_v2(&raw const plan, self.of(direction).0) }.result()
             });
         }
         for row in 0..rows.count {
             let l1 = copy.l1 + row * rows.l1_pitch;
             let l2 = l2 + copy.l2 + row * rows.l2_pitch;
-            // SAFETY: as the caller says.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.copy_row(direction, l1, l2, rows.width) }?;
         }
         Ok(())
@@ -393,11 +400,11 @@ impl Streams {
         let (stream, host, bytes) = (self.of(direction).0, l2 as *mut c_void, bytes as usize);
         match direction {
             Direction::Load => self.context.call("cuMemcpyHtoDAsync", || {
-                // SAFETY: as the caller says.
+                // SAFETY: guaranteed by the caller.
                 unsafe { sys::cuMemcpyHtoDAsync_v2(l1, host, bytes, stream) }.result()
             }),
             Direction::Store => self.context.call("cuMemcpyDtoHAsync", || {
-                // SAFETY: as the caller says.
+                // SAFETY: guaranteed by the caller.
                 unsafe { sys::cuMemcpyDtoHAsync_v2(host, l1, bytes, stream) }.result()
             }),
         }
@@ -406,8 +413,8 @@ impl Streams {
     /// Many copies, by copy engines.
     ///
     /// # Safety
-    /// The driver has batches. All rows lie in device memory and in the registered memory of the host, each in one piece of it, which
-    /// are left alone until the copies are done.
+    /// The driver supports batches. All rows lie in device memory and in registered host memory,
+    /// each row within one piece. No other access touches them until the copies are done.
     pub(super) unsafe fn copy_batch(
         &self,
         direction: Direction,
@@ -417,27 +424,28 @@ impl Streams {
             return Ok(());
         }
         let stream = self.of(direction);
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         self.context
             .call("cuMemcpyBatchAsync", || unsafe { batch.submit(stream) })
     }
 
-    /// [`Streams::copy_batch`] by a driver that may refuse: whether it did not. One that is refused does not end the device, unless it
-    /// has died of it.
+    /// [`Streams::copy_batch`] with a driver that may refuse it. Returns whether the driver
+    /// accepted the batch. A refusal does not mark the device as dead, unless the context is dead.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Streams::copy_batch`].
     pub(super) unsafe fn try_batch(&self, direction: Direction, batch: &mut Batch) -> bool {
         let stream = self.of(direction);
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         let outcome = self.context.attempt(|| unsafe { batch.submit(stream) });
         outcome.is_ok()
     }
 
-    /// Copies between device memory and memory of this process that is not registered, and waits for it.
+    /// Copies between device memory and unregistered memory of this process, and waits for the
+    /// copy.
     ///
     /// # Safety
-    /// `bytes` bytes at both addresses, which nobody else touches.
+    /// `bytes` bytes at both addresses are valid, and no other access touches them.
     pub(super) unsafe fn copy_now(
         &self,
         direction: Direction,
@@ -445,15 +453,15 @@ impl Streams {
         host: *mut u8,
         bytes: usize,
     ) -> Result<(), DeviceError> {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.copy_row(direction, l1, host.addr() as u64, bytes as u64) }?;
         self.synchronize(self.of(direction))
     }
 
-    /// Puts a kernel into the load stream.
+    /// Enqueues a kernel on the stream of `direction`.
     ///
     /// # Safety
-    /// `argument` is what the kernel takes by value, and the kernel is right.
+    /// `argument` has the type that the kernel takes by value, and all its fields are valid.
     pub(super) unsafe fn launch<T>(
         &self,
         direction: Direction,
@@ -464,7 +472,8 @@ impl Streams {
         let mut arguments = [(&raw const *argument).cast_mut().cast::<c_void>()];
         let stream = self.of(direction).0;
         self.context.call("cuLaunchKernel", || {
-            // SAFETY: as the caller says; the argument is copied before the call returns.
+            // SAFETY: guaranteed by the caller. The driver copies the argument before the call
+            // returns.
             unsafe {
                 result::launch_kernel(
                     function.0,
@@ -483,7 +492,7 @@ impl Drop for Streams {
     fn drop(&mut self) {
         self.drain();
         for stream in [self.load, self.store] {
-            // SAFETY: made by `new`, destroyed once.
+            // SAFETY: created by `new`, destroyed once.
             let _ = self
                 .context
                 .attempt(|| unsafe { result::stream::destroy(stream.0) });
@@ -491,7 +500,7 @@ impl Drop for Streams {
     }
 }
 
-/// A moment in a stream.
+/// A position in a stream.
 pub(crate) struct Event {
     context: Arc<Context>,
     event: sys::CUevent,
@@ -499,7 +508,7 @@ pub(crate) struct Event {
 
 // SAFETY: events may be used from any thread.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -534,7 +543,8 @@ impl fmt::Debug for Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed once; one that is still waited for goes later, says the driver.
+        // SAFETY: created once, destroyed once. The driver defers the destruction of an event that
+        // still has waiters.
         let _ = self
             .context
             .attempt(|| unsafe { result::event::destroy(self.event) });
@@ -547,20 +557,20 @@ pub(super) struct Module {
     module: sys::CUmodule,
 }
 
-/// A kernel, for as long as its module is loaded.
+/// A kernel. Valid while its module is loaded.
 #[derive(Clone, Copy)]
 pub(super) struct Function(sys::CUfunction);
 
 // SAFETY: modules may be used from any thread.
 unsafe impl Send for Module {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// None where the driver does not take it: the copy engines do without.
+    /// Returns `None` if the driver refuses the image. The copy engines do not need it.
     pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Option<Module> {
         let data = image.as_ptr().cast();
-        // SAFETY: a cubin, or PTX that ends with a NUL; read during the call.
+        // SAFETY: a cubin, or PTX with a final NUL. The driver reads it only during the call.
         let module = context.attempt(|| unsafe { result::module::load_data(data) });
         Some(Module {
             context: context.clone(),
@@ -580,7 +590,8 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded once, unloaded once; whoever launched its kernels has drained the streams before.
+        // SAFETY: loaded once, unloaded once. The owner of its kernels has drained the streams
+        // before.
         let _ = self
             .context
             .attempt(|| unsafe { result::module::unload(self.module) });

@@ -1,41 +1,42 @@
-//! Which code the device gets: from the cache of cubins, from NVRTC, or the PTX that is built in.
+//! Selects the device code: from the cubin cache, from NVRTC, or the built-in PTX.
 //!
-//! A cubin in the cache loads in microseconds; NVRTC makes one in a fraction of a second where it is installed; the PTX needs
-//! nothing but the driver, which compiles it.
+//! A cached cubin loads in microseconds. NVRTC, if installed, compiles a cubin in a fraction of a
+//! second. The PTX needs only the driver, which compiles it.
 //!
-//! A cached cubin is named after everything it depends on: architecture, source, version of NVRTC.
+//! The name of a cached cubin contains everything that it depends on: architecture, source, version
+//! of NVRTC.
 
 use super::cache::Cache;
 use super::nvrtc::{Nvrtc, Target};
 use crate::kernel::SOURCE;
 
-/// The kernels for the driver to compile. The first line says of which source.
+/// The kernels as PTX, compiled by the driver. The first line identifies the source.
 pub const PTX: &str = include_str!("../../cu/kv_copy.ptx");
 
-/// The architecture that [`PTX`] is for; later ones take it too.
+/// The minimum architecture of [`PTX`]. Later architectures also accept it.
 pub const PTX_ARCH: &str = "compute_80";
 
-/// Code for the driver to load.
+/// Code that the driver can load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// A cubin, or PTX that ends with a NUL.
+    /// A cubin, or PTX with a final NUL.
     pub bytes: Vec<u8>,
-    /// Where it came from.
+    /// The origin of the code.
     pub origin: Origin,
 }
 
-/// Where code came from.
+/// The origin of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The cache.
     Cached,
-    /// Compiled just now.
+    /// Compiled by this call.
     Compiled,
-    /// The PTX that is built in.
+    /// The built-in PTX.
     BuiltIn,
 }
 
-/// The first line of a PTX file: which source it was made from.
+/// The first line of a PTX file. It identifies the source from which the file was made.
 #[must_use]
 pub fn stamp(source: &str) -> String {
     format!(
@@ -44,14 +45,15 @@ pub fn stamp(source: &str) -> String {
     )
 }
 
-/// The name of a cubin in the cache.
+/// The file name of a cubin in the cache.
 #[must_use]
 pub fn cubin_name(arch: &str, source: &str, (major, minor): (i32, i32)) -> String {
     let hash = blake3::hash(source.as_bytes()).to_hex();
     format!("kv_copy-{arch}-{hash}-nvrtc-{major}.{minor}.cubin")
 }
 
-/// The best code to be had for an architecture. Never fails: what the cache or NVRTC cannot give is built in.
+/// The best available code for an architecture. Never fails: if neither the cache nor NVRTC
+/// provides code, the built-in PTX is used.
 #[must_use]
 pub fn best(arch: &str, nvrtc: Option<&Nvrtc>, cache: Option<&Cache>) -> Image {
     let cubin = nvrtc.and_then(|nvrtc| cubin(arch, nvrtc, cache));
@@ -69,12 +71,12 @@ fn cubin(arch: &str, nvrtc: &Nvrtc, cache: Option<&Cache>) -> Option<Image> {
             origin: Origin::Cached,
         });
     }
-    // An architecture that this NVRTC does not know, say: the driver may know it.
+    // NVRTC may not support the architecture; the driver may still support it.
     let compiled = nvrtc
         .compile(SOURCE, &Target::Cubin(arch.to_owned()))
         .ok()?;
     if let Some(cache) = cache {
-        // A cache that cannot be written costs the next start its time, and nothing else.
+        // A failed cache write only makes the next start slower.
         let _ = cache.put(&name, &compiled.image);
     }
     Some(Image {

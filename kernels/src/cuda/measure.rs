@@ -1,7 +1,8 @@
-//! Measures the table of the policy on a device that was just opened: a fraction of a second, and at most 64 MiB on both sides.
+//! Measures the policy table when a device is opened. This takes a fraction of a second and at most
+//! 64 MiB on both sides.
 //!
-//! What is measured is what serves: the same calls, through the same pools. Of several rounds the quickest counts, which others on the
-//! machine have disturbed least.
+//! The measurement uses the same calls and the same pool types as normal operation. The minimum
+//! over several rounds counts, because it is least disturbed by other load on the machine.
 
 use std::time::Duration;
 
@@ -15,19 +16,19 @@ use crate::shape::{Attention, KvShape};
 use crate::ticket::Ticket;
 use crate::transfer::{Direction, PagePair, Transfer};
 
-/// Layers of a transfer: two, so that one is asked for while the other is copied.
+/// Layers of a transfer: two, so that one is submitted while the other is copied.
 const LAYERS: u32 = 2;
 
-/// Rounds that count; the one before them finds memory cold.
+/// Measured rounds. One warm-up round runs before them, because memory is cold.
 const ROUNDS: usize = 3;
 
-/// Pages of the pools: as many as there are rows at most.
+/// Pages of the pools: the maximum number of rows.
 const PAGES: u32 = ROWS[ROWS.len() - 1] as u32;
 
-/// Measures every way that can be gone.
+/// Measures every available way.
 ///
 /// # Errors
-/// There is no memory for it, and the device lives on; or the device is dead.
+/// There is not enough memory, and the device stays usable; or the device is dead.
 pub(super) fn table(device: &CudaDevice, clock: Clock) -> Result<Table, DeviceError> {
     let mut table = Table::default();
     for row_bytes in ROW_BYTES {
@@ -43,10 +44,10 @@ pub(super) fn table(device: &CudaDevice, clock: Clock) -> Result<Table, DeviceEr
     Ok(table)
 }
 
-/// Whether the driver takes batches, which is not only a question of having the function.
+/// Whether the driver accepts batches. The presence of the function alone does not prove it.
 ///
 /// # Errors
-/// There is no memory to try it with, or the device is dead.
+/// There is not enough memory for the test, or the device is dead.
 pub(super) fn takes_batches(device: &CudaDevice) -> Result<bool, DeviceError> {
     let pools = Pools::new(device, ROW_BYTES[0])?;
     let transfer = pools.transfer(2, Probe::Batch)?;
@@ -73,7 +74,8 @@ impl Pools {
         })
     }
 
-    /// Pages that are all neighbours, or of which no two are: one pool's order is the other's turned round.
+    /// A transfer whose pages are either all neighbours, or no two of them are neighbours. For the
+    /// latter, the page order of one pool is the reverse of the other's.
     fn transfer(&self, rows: u64, probe: Probe) -> Result<Transfer, DeviceError> {
         let rows = u32::try_from(rows).unwrap_or(PAGES).min(PAGES);
         let pairs = (0..rows).map(|page| PagePair {
@@ -83,7 +85,7 @@ impl Pools {
             },
             l2: page,
         });
-        // SAFETY: nobody else knows these pools, and each transfer is over before the next begins.
+        // SAFETY: no other code uses these pools, and each transfer is over before the next begins.
         unsafe { Transfer::new(&self.l1, &self.l2, pairs.collect()) }
     }
 

@@ -1,7 +1,7 @@
-//! What lies in memory for the driver: pools, page lists, memory of others, registered memory of the host.
+//! Memory known to the driver: pools, page lists, adopted tensors, registered host memory.
 //!
-//! Invariant: memory is freed, unregistered or given back only after both streams have run dry, or in the order of a stream, since copies hold no
-//! reference that the CPU could count.
+//! Invariant: memory is freed, unregistered or returned only after both streams have drained, or in
+//! stream order. Copies hold no reference that the CPU could count.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Zeroed.
+    /// Allocates zeroed memory.
     pub(super) fn zeroed(streams: &Arc<Streams>, bytes: u64) -> Result<DeviceMemory, DeviceError> {
         let context = &streams.context;
         context.alive()?;
@@ -32,14 +32,14 @@ impl DeviceMemory {
             bytes,
         };
         let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
-        // SAFETY: zeroed below, before anybody reads it.
+        // SAFETY: zeroed below, before the first read.
         let address = context.attempt(|| unsafe { result::malloc_sync(size) });
         let memory = DeviceMemory {
             streams: streams.clone(),
             address: address.map_err(none)?,
         };
         context.call("cuMemsetD8Async", || {
-            // SAFETY: as many bytes as were allocated.
+            // SAFETY: the size of the allocation.
             unsafe {
                 result::memset_d8_async(memory.address, 0, size, streams.of(Direction::Load).0)
             }
@@ -64,17 +64,17 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Memory of the device that somebody else allocated.
+/// Device memory allocated outside this crate.
 pub(super) struct Adopted {
     streams: Arc<Streams>,
     _tensors: Tensors,
 }
 
 impl Adopted {
-    /// Of tensors that make a pool of this shape.
+    /// Adopts tensors that form a pool of this shape.
     ///
     /// # Errors
-    /// One of them is not in this device's memory, or not any more.
+    /// A tensor is not, or no longer, in the memory of this device.
     pub(super) fn new(
         streams: &Arc<Streams>,
         tensors: Tensors,
@@ -92,14 +92,14 @@ impl Adopted {
 }
 
 impl Drop for Adopted {
-    /// The tensors go after this.
+    /// Drains the streams before the tensors are dropped.
     fn drop(&mut self) {
         self.streams.drain();
     }
 }
 
-/// Whether both ends of a tensor are in the device's memory. What lies between is not asked for: an allocator may have mapped it piece
-/// by piece.
+/// Checks that both ends of a tensor are in the memory of the device. The bytes between them are
+/// not checked: an allocator may have mapped them piece by piece.
 fn is_here(context: &Context, place: Place, tensor: Tensor) -> Result<(), TensorsError> {
     let last = tensor.address + tensor.bytes.saturating_sub(1);
     for address in [tensor.address, last] {
@@ -115,7 +115,7 @@ fn is_here(context: &Context, place: Place, tensor: Tensor) -> Result<(), Tensor
     Ok(())
 }
 
-/// Device memory that comes and goes in the order of a stream.
+/// Device memory allocated and freed in stream order.
 pub(super) struct Upload<'a> {
     streams: &'a Streams,
     direction: Direction,
@@ -123,7 +123,7 @@ pub(super) struct Upload<'a> {
 }
 
 impl<'a> Upload<'a> {
-    /// With these bytes in it.
+    /// Allocates memory and uploads these bytes.
     pub(super) fn new(
         streams: &'a Streams,
         direction: Direction,
@@ -131,7 +131,7 @@ impl<'a> Upload<'a> {
     ) -> Result<Upload<'a>, DeviceError> {
         let stream = streams.of(direction).0;
         let address = streams.context.call("cuMemAllocAsync", || {
-            // SAFETY: read only after the copy below, in the order of the stream.
+            // SAFETY: read only after the copy below, in stream order.
             unsafe { result::malloc_async(stream, bytes.len()) }
         })?;
         let upload = Upload {
@@ -139,9 +139,9 @@ impl<'a> Upload<'a> {
             direction,
             address,
         };
-        // From memory that is not page-locked the bytes are taken before the call returns.
+        // The source is not page-locked, so the driver reads all bytes before the call returns.
         streams.context.call("cuMemcpyHtoDAsync", || {
-            // SAFETY: as many bytes as were allocated.
+            // SAFETY: the size of the allocation.
             unsafe { result::memcpy_htod_async(address, bytes, stream) }
         })?;
         Ok(upload)
@@ -151,7 +151,7 @@ impl<'a> Upload<'a> {
 impl Drop for Upload<'_> {
     fn drop(&mut self) {
         let stream = self.streams.of(self.direction).0;
-        // SAFETY: allocated in this stream, freed once, in its order.
+        // SAFETY: allocated in this stream and freed once, in stream order.
         let _ = self
             .streams
             .context
@@ -159,19 +159,20 @@ impl Drop for Upload<'_> {
     }
 }
 
-/// Memory of the host that the device knows of.
+/// Host memory registered with the device.
 pub(super) struct Registration {
     streams: Arc<Streams>,
     registered: Vec<u64>,
-    /// Whether kernels reach it by the host's own addresses.
+    /// Whether kernels can use the host addresses.
     pub(super) same_addresses: bool,
 }
 
 impl Registration {
-    /// Registers memory, piece by piece.
+    /// Registers memory piece by piece.
     ///
     /// # Errors
-    /// The kernel or the driver refuses: for want of lockable memory, mostly. The device lives on.
+    /// The kernel or the driver refuses, usually because of the limit on lockable memory. The
+    /// device stays usable.
     pub(super) fn new(
         streams: &Arc<Streams>,
         start: u64,
@@ -189,10 +190,10 @@ impl Registration {
         Ok(registration)
     }
 
-    /// Of memory that its owner has registered, and in which pieces. Nothing of it is unregistered here.
+    /// Finds the pieces of memory that its owner has registered. This value never unregisters them.
     ///
     /// # Errors
-    /// Some of it is not registered, or the driver does not say.
+    /// Some of the memory is not registered, or the driver does not report its range.
     pub(super) fn found(
         streams: &Arc<Streams>,
         start: u64,
@@ -222,9 +223,11 @@ impl Registration {
                 }
             };
             let end = end.map_err(|error| refused(name(error)))?;
-            // No progress would be no piece.
+            // The driver must report a range that extends past this address.
             if end <= start + at {
-                return Err(refused("the driver does not say where it ends".to_owned()));
+                return Err(refused(
+                    "the driver does not report where it ends".to_owned(),
+                ));
             }
             let end = (end - start).min(bytes);
             registration.look_up(start + at, end - at)?;
@@ -240,7 +243,7 @@ impl Registration {
         self.streams
             .context
             .attempt(|| {
-                // SAFETY: memory that its owner keeps until this is dropped.
+                // SAFETY: the owner of the memory keeps it until this value is dropped.
                 unsafe { sys::cuMemHostRegister_v2(host, bytes as usize, flags) }.result()
             })
             .map_err(|error| not_lockable(bytes, error))?;
@@ -248,14 +251,14 @@ impl Registration {
         self.look_up(address, bytes)
     }
 
-    /// By which address kernels know memory that is registered.
+    /// Checks whether kernels see registered memory at its host address.
     fn look_up(&mut self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         let host = address as *mut c_void;
         let mut device = 0;
         self.streams
             .context
             .attempt(|| {
-                // SAFETY: registered above.
+                // SAFETY: the memory is registered.
                 unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut device, host, 0) }.result()
             })
             .map_err(|error| not_lockable(bytes, error))?;
@@ -276,7 +279,8 @@ impl Drop for Registration {
         self.streams.drain();
         for address in &self.registered {
             let host = *address as *mut c_void;
-            // SAFETY: registered with this very address, unregistered once, and no copy is in flight.
+            // SAFETY: registered with exactly this address, unregistered once, and no copy is in
+            // flight.
             let _ = self
                 .streams
                 .context

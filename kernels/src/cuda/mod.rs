@@ -1,28 +1,30 @@
-//! The device where there is one: CUDA, through the driver alone, which is looked for at run time.
+//! The CUDA device. Uses only the driver library, which is located at run time.
 //!
 //! ```text
 //!   load    [wait: after] [layer 0] (event) [layer 1] (event) ...     high priority
 //!   store   [wait: after] [all layers] (event)                        low priority
 //! ```
 //!
-//! Builds without CUDA. Where the driver is missing, too old or without a device, [`CudaDevice::open`] says so in about a millisecond,
-//! and [`HostDevice`] serves ([`or_host`]); a device that fails later fails all that is asked of it from then on.
+//! Builds without CUDA. If the driver is missing, too old or has no device, [`CudaDevice::open`]
+//! returns an error in about a millisecond, and [`HostDevice`] takes its place ([`or_host`]). After
+//! a device has failed, it fails all later requests.
 //!
-//! Stores go by copy engine, which leaves the compute units to the forward; loads by copy engine or by one kernel a layer, whichever
-//! is cheaper by a table that is measured when the device is opened and kept ([`policy`]).
+//! Stores use the copy engines, which leave the compute units to the forward pass. Loads use the
+//! copy engines or one kernel per layer. The cheaper way is chosen by a table that is measured when
+//! the device is opened, and cached ([`policy`]).
 //!
 //! | module | owns |
 //! |---|---|
 //! | `driver` | calls into the driver: contexts, streams, events, copies, kernels |
-//! | `copies` | copies as the copy engines take them |
-//! | `memory` | pools, page lists, tensors of others, registered memory of the host |
-//! | `pieces` | registering in pieces, and copies that stay within one |
-//! | `options` | what a device is opened with |
-//! | [`policy`] | which way copies go |
-//! | `measure` | the policy's table |
-//! | [`image`] | which code the device gets |
-//! | [`nvrtc`] | the compiler, where it is installed |
-//! | [`cache`] | files: code and tables from one start to the next |
+//! | `copies` | copies in the forms that the copy engines accept |
+//! | `memory` | pools, page lists, adopted tensors, registered host memory |
+//! | `pieces` | registration in pieces, and copies that stay within a piece |
+//! | `options` | the options of a device |
+//! | [`policy`] | the choice of the way to copy |
+//! | `measure` | the policy table |
+//! | [`image`] | the choice of device code |
+//! | [`nvrtc`] | the compiler, if it is installed |
+//! | [`cache`] | files: code and tables kept between starts |
 
 pub mod cache;
 mod copies;
@@ -61,10 +63,11 @@ use nvrtc::Nvrtc;
 use pieces::{HOST_PAGE_BYTES, Piece, pieces};
 use policy::{Table, Way, Work};
 
-/// Blocks of a launch: enough to fill a PCIe 5 link, and no more of the device than that.
+/// Blocks per launch: the minimum that saturates a PCIe 5 link, to leave the rest of the device
+/// free.
 const BLOCKS: u32 = 2;
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 1024;
 
 /// A GPU.
@@ -72,13 +75,13 @@ pub struct CudaDevice {
     id: DeviceId,
     name: String,
     choice: Choice,
-    /// Where there is none, the choice is by published figures.
+    /// `None`: the choice uses published figures.
     table: Option<Box<Table>>,
     piece_bytes: u64,
     kernel: Option<Kernel>,
     takes_batches: bool,
     streams: Arc<Streams>,
-    /// One transfer is put into the streams at a time, so that they run in the order in which they were given.
+    /// Only one transfer is enqueued at a time, so that transfers run in submission order.
     submitting: Mutex<()>,
 }
 
@@ -88,15 +91,15 @@ struct Kernel {
     _module: Module,
 }
 
-// SAFETY: a function may be launched from any thread; its module lives as long.
+// SAFETY: a function may be launched from any thread, and its module lives as long as it.
 unsafe impl Send for Kernel {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Kernel {}
 
-/// The GPU where there is one that works; else the host, and why.
+/// The GPU, if a working one exists. Otherwise the host device, with the reason.
 ///
 /// # Errors
-/// The host device cannot be made either.
+/// The host device cannot be created either.
 pub fn or_host(
     options: &CudaOptions,
 ) -> Result<(Arc<dyn Device>, Option<DeviceError>), DeviceError> {
@@ -106,7 +109,7 @@ pub fn or_host(
     }
 }
 
-/// What the device knows of an L2 pool.
+/// The registration of an L2 pool with the device.
 struct Registered {
     registration: Registration,
     pieces: Vec<Piece>,
@@ -116,7 +119,8 @@ impl CudaDevice {
     /// Opens a device.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] where there is none; [`DeviceError::Driver`] where it does not work.
+    /// [`DeviceError::Unavailable`] if there is no device; [`DeviceError::Driver`] if it does not
+    /// work.
     pub fn open(options: &CudaOptions) -> Result<CudaDevice, DeviceError> {
         let context = Context::open(options.ordinal)?;
         let streams = Streams::new(&context)?;
@@ -149,13 +153,14 @@ impl CudaDevice {
         Ok(device)
     }
 
-    /// The table by which ways are chosen; none where they are not chosen by one, or it could not be measured.
+    /// The policy table. `None` if the choice does not use a table, or if the measurement failed.
     #[must_use]
     pub fn table(&self) -> Option<&Table> {
         self.table.as_deref()
     }
 
-    /// Reads the table or measures it. What cannot be measured is done without, unless it was the end of the device.
+    /// Reads the table from the cache or measures it. A failed measurement is ignored, unless the
+    /// device is dead.
     fn measure(&mut self, options: &CudaOptions) -> Result<(), DeviceError> {
         let context = self.streams.context.clone();
         let cache = options.cache.as_ref().map(Cache::new);
@@ -172,13 +177,13 @@ impl CudaDevice {
         match measured {
             Ok(table) => {
                 if let Some(cache) = cache {
-                    // A cache that cannot be written costs the next start its time, and nothing else.
+                    // A failed cache write only makes the next start slower.
                     let _ = cache.put(&name, &table.to_bytes());
                 }
                 self.table = Some(Box::new(table));
                 Ok(())
             }
-            // Whether it lives, the next call tells.
+            // The next call shows whether the device is still alive.
             Err(_) => self.streams.synchronize(self.streams.of(Direction::Load)),
         }
     }
@@ -202,7 +207,7 @@ impl CudaDevice {
         Ok(Gated::free(transfer).behind(LayerTickets::by_layer(tickets)))
     }
 
-    /// Checks whose pools they are, and has the stream wait.
+    /// Checks that the pools belong to this device, and makes the stream wait for `after`.
     fn admit(
         &self,
         direction: Direction,
@@ -223,7 +228,7 @@ impl CudaDevice {
         })
     }
 
-    /// Has a stream wait for a ticket.
+    /// Makes a stream wait for a ticket.
     fn order(&self, stream: RawStream, ticket: &Ticket) -> Result<(), DeviceError> {
         if let Some(members) = ticket.members() {
             let unsettled = members.iter().filter(|member| !member.is_settled());
@@ -240,7 +245,8 @@ impl CudaDevice {
         }
     }
 
-    /// Puts a transfer into its stream: a ticket a layer, or one for all.
+    /// Enqueues a transfer on its stream. Returns one ticket per layer of a load, or one ticket for
+    /// a store.
     fn put(&self, direction: Direction, transfer: &Transfer, way: Way) -> Vec<Ticket> {
         let layers = 0..transfer.l1().shape().layers();
         let tickets = match direction {
@@ -250,7 +256,8 @@ impl CudaDevice {
         let mut done = Vec::with_capacity(tickets);
         let outcome = self.put_layers(direction, transfer, way, &mut done);
         if let Err(error) = outcome {
-            // The device is dead. What it had begun is over before the pages are handed back.
+            // The device is dead. Wait for the work already enqueued before the pages are handed
+            // back.
             let _ = self.streams.synchronize(self.streams.of(direction));
             done.resize_with(tickets, || {
                 let (promise, ticket) = Ticket::promised();
@@ -294,7 +301,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// The way that this transfer goes.
+    /// The way chosen for this transfer.
     fn way(&self, direction: Direction, transfer: &Transfer) -> Way {
         let can = |way| self.can(way, direction, transfer);
         match (self.choice, &self.table) {
@@ -305,7 +312,7 @@ impl CudaDevice {
         }
     }
 
-    /// Whether this transfer can go that way.
+    /// Whether this way is available for this transfer.
     fn can(&self, way: Way, direction: Direction, transfer: &Transfer) -> bool {
         match way {
             Way::Copies => true,
@@ -328,12 +335,13 @@ impl CudaDevice {
         layer: u32,
         pairs: u64,
     ) -> Result<(), DeviceError> {
-        // What held for the first layer holds for all.
+        // If the first layer was accepted, all layers are.
         let args = KvCopyArgs::new(transfer, direction, layer..layer + 1, pairs)
             .ok_or(DeviceError::ForeignPool)?;
         let size = (args.grid(BLOCKS, THREADS), THREADS);
-        // SAFETY: the kernel takes a `KvCopyArgs`, and this one is of a transfer whose maker vouched for its pages; pools and
-        // pages stay until the stream is past it.
+        // SAFETY: the kernel takes a `KvCopyArgs`. This one describes a transfer whose creator
+        // guarantees exclusive access to its pages. Pools and pages stay valid until the stream has
+        // passed the kernel.
         unsafe { self.streams.launch(direction, kernel.function, size, &args) }
     }
 
@@ -347,8 +355,9 @@ impl CudaDevice {
         let mut outcome = Ok(());
         copies(transfer, layer, &mut |copy| {
             if outcome.is_ok() {
-                // SAFETY: the rows of a transfer lie in its pools, and this copy in one piece; whoever made the transfer
-                // vouched for its pages until it is handed back.
+                // SAFETY: the rows of a transfer lie in its pools, and this copy lies in one piece.
+                // The creator of the transfer guarantees exclusive access to its pages until it is
+                // handed back.
                 outcome = unsafe { self.streams.copy(direction, l2, &copy) };
             }
         })?;
@@ -362,20 +371,20 @@ impl CudaDevice {
         layer: u32,
     ) -> Result<(), DeviceError> {
         let mut batch = batch(direction, transfer, layer)?;
-        // SAFETY: as in `copy`.
+        // SAFETY: see `copy`.
         unsafe { self.streams.copy_batch(direction, &mut batch) }
     }
 
-    /// Whether the driver takes the first layer as a batch; waits for it.
+    /// Whether the driver accepts the first layer as a batch. Waits for the copy.
     fn try_batch(&self, direction: Direction, transfer: &Transfer) -> Result<bool, DeviceError> {
         let mut batch = batch(direction, transfer, 0)?;
-        // SAFETY: as in `copy`.
+        // SAFETY: see `copy`.
         let taken = unsafe { self.streams.try_batch(direction, &mut batch) };
         self.streams.synchronize(self.streams.of(direction))?;
         Ok(taken)
     }
 
-    /// Has memory of the host locked, or finds out how it is.
+    /// Page-locks host memory, or looks up how its owner has locked it.
     fn lock(&self, memory: &HostMemory) -> Result<Registered, DeviceError> {
         let (start, bytes) = (memory.start().addr().get() as u64, memory.bytes());
         if memory.is_locked() {
@@ -386,7 +395,7 @@ impl CudaDevice {
             });
         }
         if !start.is_multiple_of(HOST_PAGE_BYTES) {
-            // The driver would take what else lies on that page for locked, too.
+            // The driver would also lock the other data on this page.
             return Err(DeviceError::NotLockable {
                 bytes,
                 why: format!("it does not begin on a page of {HOST_PAGE_BYTES} bytes"),
@@ -399,7 +408,7 @@ impl CudaDevice {
         })
     }
 
-    /// The chunk's address, if `bytes` is its size.
+    /// The address of the chunk. Fails if `bytes` is not its size.
     fn chunk(&self, pool: &L1Pool, at: ChunkAt, bytes: usize) -> Result<u64, DeviceError> {
         if pool.device() != self.id {
             return Err(DeviceError::ForeignPool);
@@ -410,13 +419,14 @@ impl CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // Kernels in flight need the module, which goes now; the pools may stay.
+        // Kernels in flight need the module, which is unloaded next. The pools may outlive this
+        // device.
         self.streams.drain();
     }
 }
 
 impl Kernel {
-    /// The best image that the driver takes.
+    /// The best image that the driver accepts.
     fn load(context: &Arc<Context>, options: &CudaOptions) -> Result<Option<Kernel>, DeviceError> {
         let arch = context.arch()?;
         let cache = options.cache.as_ref().map(Cache::new);
@@ -501,7 +511,7 @@ impl Device for CudaDevice {
         into: &mut [u8],
     ) -> Result<(), DeviceError> {
         let chunk = self.chunk(pool, at, into.len())?;
-        // SAFETY: the chunk is that long, and the caller keeps it from being written.
+        // SAFETY: the chunk has this length, and the caller ensures that it is not written.
         unsafe {
             self.streams
                 .copy_now(Direction::Store, chunk, into.as_mut_ptr(), into.len())
@@ -510,7 +520,8 @@ impl Device for CudaDevice {
 
     unsafe fn write_l1(&self, pool: &L1Pool, at: ChunkAt, from: &[u8]) -> Result<(), DeviceError> {
         let chunk = self.chunk(pool, at, from.len())?;
-        // SAFETY: the chunk is that long, and the caller has it to himself; the host's bytes are only read.
+        // SAFETY: the chunk has this length, and the caller has exclusive access to it. The host
+        // bytes are only read.
         unsafe {
             self.streams
                 .copy_now(Direction::Load, chunk, from.as_ptr().cast_mut(), from.len())
@@ -526,7 +537,7 @@ fn registered(pool: &L2Pool) -> Option<&Registered> {
     pool.registration()?.downcast_ref()
 }
 
-/// The copies of a layer, each in one piece of the host's memory.
+/// The copies of a layer, each within one piece of the host memory.
 fn copies(
     transfer: &Transfer,
     layer: u32,
@@ -539,7 +550,7 @@ fn copies(
     Ok(())
 }
 
-/// The rows of a layer, each in one piece of the host's memory.
+/// The rows of a layer, each within one piece of the host memory.
 fn batch(direction: Direction, transfer: &Transfer, layer: u32) -> Result<Batch, DeviceError> {
     let l2 = transfer.l2().address();
     let mut batch = Batch::default();
@@ -553,7 +564,7 @@ fn batch(direction: Direction, transfer: &Transfer, layer: u32) -> Result<Batch,
     Ok(batch)
 }
 
-/// The pairs as the kernel reads them.
+/// The pairs in the kernel's format.
 fn pair_bytes(transfer: &Transfer) -> Vec<u8> {
     let bytes = |pair: &crate::PagePair| [pair.l1.to_ne_bytes(), pair.l2.to_ne_bytes()].concat();
     transfer.pairs().iter().flat_map(bytes).collect()

@@ -1,50 +1,52 @@
-//! NVRTC, where it is: CUDA C++ to PTX or to a cubin.
+//! NVRTC, if installed: compiles CUDA C++ to PTX or to a cubin.
 //!
-//! Owns: finding the library and calling it. It is loaded by name at run time, every function of it looked up first, so that a
-//! machine without it, or with half of it, gets an error. The library is never unloaded: it leaves threads and handlers behind.
+//! Owns: locating the library and calling it. The library is loaded by name at run time, and every
+//! function is looked up first, so a missing or incomplete library is an error value. The library
+//! is never unloaded, because it leaves threads and handlers behind.
 //!
-//! Does not: decide when to compile. Production needs none of this (see [`image`](super::image)).
+//! Does not decide when to compile. Production does not need NVRTC (see [`image`](super::image)).
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-/// The directory to look in first: that of a Python wheel, say.
+/// Environment variable with the directory to search first, for example that of a Python wheel.
 pub const DIR_VARIABLE: &str = "LARDER_NVRTC_DIR";
 
 /// Names of the library, newest first.
 const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 
-/// Why nothing was compiled.
+/// Why compilation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvrtcError {
-    /// There is none.
+    /// NVRTC was not found.
     #[error("no NVRTC: {0}; set {DIR_VARIABLE} to the directory of libnvrtc.so")]
     Missing(String),
-    /// The source is not accepted, or the target is not known to this version.
+    /// The source is not valid, or this version does not support the target.
     #[error("NVRTC: {call} failed ({why}){log}")]
     Failed {
-        /// The call.
+        /// The NVRTC function.
         call: &'static str,
-        /// Its error, by name.
+        /// The name of its error.
         why: String,
-        /// What the compiler said.
+        /// The compiler log.
         log: String,
     },
 }
 
-/// What to make of a source.
+/// The output format of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Machine code for one architecture: `sm_90`.
     Cubin(String),
-    /// Code that the driver compiles when it is loaded, for this architecture and later ones: `compute_80`.
+    /// Code for this architecture and later ones, compiled by the driver when it is loaded:
+    /// `compute_80`.
     Ptx(String),
 }
 
 impl Target {
-    /// Its name.
+    /// The name of the architecture.
     #[must_use]
     pub fn arch(&self) -> &str {
         match self {
@@ -53,12 +55,12 @@ impl Target {
     }
 }
 
-/// What came of it.
+/// The result of a compilation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
     /// The cubin, or the PTX without its final NUL.
     pub image: Vec<u8>,
-    /// What the compiler said: of a cubin, registers and spills of each kernel.
+    /// The compiler log. For a cubin: registers and spills of each kernel.
     pub log: String,
 }
 
@@ -90,7 +92,7 @@ struct Calls {
     cubin: Output,
 }
 
-/// A pair of functions: one for the size of something, one for the thing.
+/// A pair of functions: the size of an output, and the output.
 #[derive(Clone, Copy, Debug)]
 struct Output {
     size: unsafe extern "C" fn(Program, *mut usize) -> Status,
@@ -98,19 +100,19 @@ struct Output {
 }
 
 impl Nvrtc {
-    /// In the directory that [`DIR_VARIABLE`] names, or wherever the system's loader finds it.
+    /// Loads NVRTC from the directory in [`DIR_VARIABLE`], or through the system loader.
     ///
     /// # Errors
-    /// It is not there, or lacks a function.
+    /// The library is missing or lacks a function.
     pub fn find() -> Result<Nvrtc, NvrtcError> {
         let directory = std::env::var_os(DIR_VARIABLE).map(PathBuf::from);
         Self::load(directory.as_deref())
     }
 
-    /// In this directory, or wherever the system's loader finds it.
+    /// Loads NVRTC from this directory, or through the system loader.
     ///
     /// # Errors
-    /// It is not there, or lacks a function.
+    /// The library is missing or lacks a function.
     pub fn load(directory: Option<&Path>) -> Result<Nvrtc, NvrtcError> {
         if let Some(directory) = directory {
             load_builtins(directory);
@@ -127,7 +129,7 @@ impl Nvrtc {
     }
 
     fn of(library: &Library) -> Result<Nvrtc, NvrtcError> {
-        // SAFETY: the type is that of nvrtcVersion in nvrtc.h of CUDA 12 and 13, as are those below.
+        // SAFETY: the type of nvrtcVersion in nvrtc.h of CUDA 12 and 13, like the types below.
         let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status =
             unsafe { symbol(library, c"nvrtcVersion") }?;
         let calls = Calls::of(library)?;
@@ -150,7 +152,7 @@ impl Nvrtc {
     /// Compiles a source.
     ///
     /// # Errors
-    /// It does not compile, or the target is unknown to this version.
+    /// The source does not compile, or this version does not support the target.
     pub fn compile(&self, source: &str, target: &Target) -> Result<Compiled, NvrtcError> {
         let mut options = vec![
             format!("--gpu-architecture={}", target.arch()),
@@ -178,13 +180,13 @@ impl Nvrtc {
 
 impl Calls {
     fn of(library: &Library) -> Result<Calls, NvrtcError> {
-        // SAFETY: the types are those of nvrtc.h.
+        // SAFETY: the types in nvrtc.h.
         let create = unsafe { symbol(library, c"nvrtcCreateProgram") }?;
-        // SAFETY: likewise.
+        // SAFETY: the type in nvrtc.h.
         let compile = unsafe { symbol(library, c"nvrtcCompileProgram") }?;
-        // SAFETY: likewise.
+        // SAFETY: the type in nvrtc.h.
         let destroy = unsafe { symbol(library, c"nvrtcDestroyProgram") }?;
-        // SAFETY: likewise.
+        // SAFETY: the type in nvrtc.h.
         let error = unsafe { symbol(library, c"nvrtcGetErrorString") }?;
         Ok(Calls {
             create,
@@ -201,7 +203,7 @@ impl Calls {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: takes any number.
+        // SAFETY: accepts any number.
         let name = unsafe { (self.error)(status) };
         let why = if name.is_null() {
             status.to_string()
@@ -217,9 +219,9 @@ impl Calls {
 
 impl Output {
     fn of(library: &Library, size: &CStr, bytes: &CStr) -> Result<Output, NvrtcError> {
-        // SAFETY: the types are those of nvrtc.h.
+        // SAFETY: the types in nvrtc.h.
         let size = unsafe { symbol(library, size) }?;
-        // SAFETY: likewise.
+        // SAFETY: the type in nvrtc.h.
         let bytes = unsafe { symbol(library, bytes) }?;
         Ok(Output { size, bytes })
     }
@@ -240,7 +242,7 @@ impl<'a> Open<'a> {
         })?;
         let mut program = std::ptr::null_mut();
         let none = std::ptr::null();
-        // SAFETY: the strings live through the call, which copies them; there are no headers.
+        // SAFETY: the strings outlive the call, which copies them. There are no headers.
         let status = unsafe {
             (calls.create)(
                 &raw mut program,
@@ -261,7 +263,7 @@ impl<'a> Open<'a> {
             .filter_map(|option| CString::new(option.as_str()).ok())
             .collect();
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: as many strings as said, alive through the call.
+        // SAFETY: `pointers.len()` strings, which outlive the call.
         let status = unsafe {
             (self.calls.compile)(self.program, pointers.len() as c_int, pointers.as_ptr())
         };
@@ -283,11 +285,11 @@ impl<'a> Open<'a> {
 
     fn output(&self, call: &'static str, output: Output) -> Result<Vec<u8>, NvrtcError> {
         let mut size = 0;
-        // SAFETY: `size` is where the size goes.
+        // SAFETY: `size` is a valid output pointer.
         let status = unsafe { (output.size)(self.program, &raw mut size) };
         self.calls.check(call, status, String::new())?;
         let mut bytes = vec![0u8; size];
-        // SAFETY: the buffer has the size that was asked for.
+        // SAFETY: the buffer has the reported size.
         let status = unsafe { (output.bytes)(self.program, bytes.as_mut_ptr().cast()) };
         self.calls.check(call, status, String::new())?;
         Ok(bytes)
@@ -296,12 +298,13 @@ impl<'a> Open<'a> {
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by create, destroyed once.
+        // SAFETY: created by `create`, destroyed once.
         unsafe { (self.calls.destroy)(&raw mut self.program) };
     }
 }
 
-/// NVRTC of CUDA 13 looks for this library by its bare name, and does not find it beside itself.
+/// Loads the builtins library. NVRTC of CUDA 13 opens it by its bare name and does not search its
+/// own directory.
 fn load_builtins(directory: &Path) {
     let Ok(entries) = std::fs::read_dir(directory) else {
         return;
@@ -309,7 +312,8 @@ fn load_builtins(directory: &Path) {
     for entry in entries.flatten() {
         let name = entry.file_name();
         if name.to_string_lossy().starts_with("libnvrtc-builtins.so.") {
-            // A version that does not fit does no harm, and none at all shows when something is compiled.
+            // A wrong version is harmless. A missing library causes an error at the first
+            // compilation.
             let _ = open(&entry.path());
         }
     }
@@ -317,15 +321,15 @@ fn load_builtins(directory: &Path) {
 
 /// Loads a library for the rest of the process.
 fn open(path: &Path) -> Result<&'static Library, libloading::Error> {
-    // SAFETY: the initialisers of NVIDIA's libraries do nothing that needs care.
+    // SAFETY: the initialisers of NVIDIA's libraries have no preconditions.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }?;
     Ok(Box::leak(Box::new(library)))
 }
 
 /// # Safety
-/// `T` is the type of that function.
+/// `T` is the type of the function.
 unsafe fn symbol<T: Copy>(library: &Library, name: &CStr) -> Result<T, NvrtcError> {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { library.get::<T>(name.to_bytes_with_nul()) };
     match found {
         Ok(symbol) => Ok(*symbol),

@@ -1,4 +1,4 @@
-//! What a device is opened with.
+//! The options of a device.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 
 use super::policy::Way;
 
-/// By what the way of each transfer is chosen.
+/// The source of the decision on the way of each transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// A table: read from the cache, or measured when the device is opened, which takes a fraction of a second. Figures that others
-    /// have published where it cannot be measured.
+    /// A table, read from the cache or measured when the device is opened (a fraction of a second).
+    /// Published figures if the measurement is not possible.
     #[default]
     Measured,
-    /// Figures that others have published.
+    /// Published figures.
     Published,
-    /// This way, wherever it can be gone; else copies of their own.
+    /// Always this way if it is available; otherwise separate copies.
     Always(Way),
 }
 
-/// The time since some moment.
+/// Returns the time since a fixed moment.
 pub type Clock = fn() -> Duration;
 
 fn since_first_asked() -> Duration {
@@ -27,18 +27,18 @@ fn since_first_asked() -> Duration {
     FIRST.get_or_init(Instant::now).elapsed()
 }
 
-/// What a device is opened with.
+/// The options of a device.
 #[derive(Clone, Debug)]
 pub struct CudaOptions {
-    /// Which device: its number in the driver's order.
+    /// The number of the device in the driver's order.
     pub ordinal: u32,
-    /// Which way transfers go.
+    /// How the way of a transfer is chosen.
     pub choice: Choice,
-    /// The directory in which cubins and tables of the policy are kept from one start to the next.
+    /// The directory that keeps cubins and policy tables between starts.
     pub cache: Option<PathBuf>,
-    /// Largest piece of host memory registered at once, in bytes.
+    /// Maximum size of host memory registered in one call, in bytes.
     pub piece_bytes: u64,
-    /// What the device is measured with; a simulation has its own.
+    /// The clock used for measurements. A simulation provides its own.
     pub clock: Clock,
 }
 

@@ -1,18 +1,19 @@
-//! Host memory is registered in pieces, and a copy must not reach from one into the next.
+//! Host memory is registered in pieces. A copy must not cross from one piece into the next.
 //!
-//! No CUDA here: arithmetic alone.
+//! Arithmetic only, no CUDA.
 
 use std::ops::Range;
 
 use crate::transfer::{Copy2d, Rows};
 
-/// A run of bytes of a host pool: offsets.
+/// A byte range of a host pool, as offsets.
 pub(super) type Piece = Range<u64>;
 
-/// Pages of host memory: no two pieces share one, since none can be registered twice.
+/// Page size of the host. No two pieces share a page, because a page cannot be registered twice.
 pub(super) const HOST_PAGE_BYTES: u64 = 4096;
 
-/// Cuts `bytes` bytes from the address `start` on into pieces of about `piece_bytes`, at least one page.
+/// Divides `bytes` bytes from address `start` into pieces of about `piece_bytes`, at least one
+/// page.
 pub(super) fn pieces(start: u64, bytes: u64, piece_bytes: u64) -> Vec<Piece> {
     let piece_bytes = piece_bytes.max(HOST_PAGE_BYTES);
     let mut pieces = Vec::new();
@@ -26,7 +27,7 @@ pub(super) fn pieces(start: u64, bytes: u64, piece_bytes: u64) -> Vec<Piece> {
     pieces
 }
 
-/// The same copy as several, none of which reaches across a boundary of the L2 pool's pieces.
+/// Splits a copy so that no part crosses a boundary between pieces of the L2 pool.
 pub(super) fn within(copy: Copy2d, pieces: &[Piece], each: &mut impl FnMut(Copy2d)) {
     let after = pieces.partition_point(|piece| piece.end <= copy.l2);
     let Some(end) = pieces.get(after).map(|piece| piece.end) else {
@@ -38,7 +39,7 @@ pub(super) fn within(copy: Copy2d, pieces: &[Piece], each: &mut impl FnMut(Copy2
         each(copy);
         return;
     }
-    // Rows that end before the boundary, the one across it, and the rest.
+    // Three groups: the rows before the boundary, the row across it, and the rest.
     let room = end - copy.l2;
     let before = room
         .checked_sub(rows.width)
@@ -100,7 +101,9 @@ mod tests {
                 prop_assert_eq!((start + pair[0].end) % HOST_PAGE_BYTES, 0);
             }
             let longest = piece_bytes.max(HOST_PAGE_BYTES);
-            prop_assert!(pieces.iter().all(|piece| piece.start < piece.end && piece.end - piece.start <= longest));
+            prop_assert!(pieces
+                .iter()
+                .all(|piece| piece.start < piece.end && piece.end - piece.start <= longest));
         }
 
         #[test]
@@ -136,7 +139,7 @@ mod tests {
         (0..rows.count).map(row).collect()
     }
 
-    /// Runs that touch on both sides become one.
+    /// Joins runs that are adjacent on both sides.
     fn joined(mut runs: Vec<(u64, u64, u64)>) -> Vec<(u64, u64, u64)> {
         runs.sort_unstable();
         let mut joined: Vec<(u64, u64, u64)> = Vec::new();

@@ -1,66 +1,72 @@
-//! Which way the copies of a layer go: the one that costs least by a table measured on the device.
+//! Chooses the way to copy a layer: the cheapest by a table measured on the device.
 //!
-//! The table holds, for each direction, size of a row and number of rows, what each way takes ([`Cost`]). Where rows lie between its
-//! points the nearest one is asked, on a scale of ratios. Rows that are neighbours in both pools go as one 2D copy, so that these are
-//! measured twice, with no neighbours and with nothing but neighbours, and what lies between costs in between.
+//! The table holds the [`Cost`] of each way for each direction, row size and number of rows. For
+//! other sizes, the nearest point on a logarithmic scale is used. Rows that are neighbours in both
+//! pools are copied as one 2D copy. Separate copies are therefore measured twice, with no
+//! neighbours and with all rows as neighbours; the cost in between is interpolated.
 //!
-//! The price of a way is the time until the layer is there and the CPU's time on top, since a scheduler's thread spends it. A kernel
-//! takes compute units away from the forward: its time counts [`KERNEL_PERCENT`] percent.
+//! The price of a way is the time until the layer has arrived plus the CPU time, because a
+//! scheduler thread spends the CPU time. A kernel takes compute units away from the forward pass,
+//! so its time counts [`KERNEL_PERCENT`] percent.
 //!
-//! Invariants: stores never go by kernel; every way that is chosen is one that can be gone; copies of their own always can.
+//! Invariants: stores never use a kernel. Every chosen way is available. Separate copies are always
+//! available.
 
 use crate::kernel::SOURCE;
 use crate::transfer::{Direction, Transfer};
 
-/// How the copies of a layer go.
+/// The way in which the copies of a layer are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Each by a call of its own to the copy engines: a plain copy, or a 2D copy of a run of pages.
+    /// One copy-engine call per copy: a plain copy, or a 2D copy of a run of pages.
     Copies,
-    /// All by one call to the copy engines, a descriptor a row.
+    /// One copy-engine call for all rows, with one descriptor per row.
     Batch,
-    /// All by one kernel. Loads only.
+    /// One kernel for all rows. Loads only.
     Kernel,
 }
 
-/// All of them; of equals the first is taken, which leaves most alone.
+/// All ways. Among ways of equal price the first is chosen: it uses the fewest shared resources.
 pub const WAYS: [Way; 3] = [Way::Copies, Way::Batch, Way::Kernel];
 
-/// Sizes of rows that are measured, in bytes.
+/// Row sizes that are measured, in bytes.
 pub const ROW_BYTES: [u64; 5] = [4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
 
-/// Numbers of rows that are measured.
+/// Row counts that are measured.
 pub const ROWS: [u64; 4] = [4, 16, 64, 256];
 
-/// What a kernel's time counts, in percent.
+/// Weight of a kernel's time, in percent.
 pub const KERNEL_PERCENT: u64 = 105;
 
-/// By published figures, rows from this many bytes on go by copy engine: on H100 the break-even is between 28 and 64 KiB.
+/// By published figures, rows of at least this many bytes use copy engines: on H100 the break-even
+/// is between 28 and 64 KiB.
 const COPIES_FROM_BYTES: u64 = 64 << 10;
 
-/// Fewer short rows than this go by copy engine too: a launch and its page list cost as much.
+/// Below this number of short rows, copy engines are used too: a launch and its page list cost as
+/// much.
 const KERNEL_FROM_SHORT: u64 = 16;
 
-/// Copies from this many a layer on go by kernel, however long their rows: at about 2 microseconds a call, the figure that others have
-/// published, the CPU would be slower than the link.
+/// From this number of copies per layer on, a kernel is used for rows of any length. At about 2
+/// microseconds per call, the published figure, the CPU would be slower than the link.
 const KERNEL_FROM_COPIES: u64 = 64;
 
-/// Goes up when what is measured, or how it is written down, is another.
+/// Increases when the measurement or its encoding changes.
 const VERSION: u8 = 1;
 
-/// What one layer of a transfer asks for.
+/// The work of one layer of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// Bytes of a row: what lies together on both sides, on average.
+    /// Bytes per row: the average length that is contiguous on both sides.
     pub row_bytes: u64,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Calls that they take as copies of their own: at most one a row, one for all where all are neighbours.
+    /// Number of calls as separate copies: at most one per row, and one in total if all rows are
+    /// neighbours.
     pub copies: u64,
 }
 
 impl Work {
-    /// A layer of this transfer.
+    /// One layer of this transfer.
     #[must_use]
     pub fn of(transfer: &Transfer) -> Work {
         let (mut bytes, mut rows, mut copies) = (0, 0, 0);
@@ -77,33 +83,33 @@ impl Work {
     }
 }
 
-/// What one layer takes.
+/// The cost of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Until it is there, from the moment at which it is asked for, in nanoseconds.
+    /// Time from submission until the data has arrived, in nanoseconds.
     pub elapsed_ns: u64,
-    /// Until it has been asked for: the CPU's time, in nanoseconds.
+    /// CPU time of the submission, in nanoseconds.
     pub cpu_ns: u64,
 }
 
-/// What is measured at each point.
+/// The measurements of each point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// Copies of their own, no two of them neighbours.
+    /// Separate copies; no two rows are neighbours.
     Scattered,
-    /// Copies of their own, all of them neighbours: one 2D copy.
+    /// Separate copies; all rows are neighbours and form one 2D copy.
     Merged,
-    /// A batch of rows, no two of them neighbours.
+    /// A batch of rows; no two rows are neighbours.
     Batch,
     /// A kernel.
     Kernel,
 }
 
-/// All of them.
+/// All measurements.
 pub const PROBES: [Probe; 4] = [Probe::Scattered, Probe::Merged, Probe::Batch, Probe::Kernel];
 
 impl Probe {
-    /// The way that it measures.
+    /// The way that this measurement covers.
     #[must_use]
     pub fn way(self) -> Way {
         match self {
@@ -121,7 +127,7 @@ pub struct Point {
     size: usize,
     /// Index into [`ROWS`].
     count: usize,
-    /// Which way it goes.
+    /// The direction of the copy.
     pub direction: Direction,
 }
 
@@ -129,7 +135,7 @@ const DIRECTIONS: [Direction; 2] = [Direction::Load, Direction::Store];
 const POINTS: usize = ROW_BYTES.len() * ROWS.len() * DIRECTIONS.len();
 
 impl Point {
-    /// All points, those with rows of one size together.
+    /// All points, grouped by row size.
     pub fn all() -> impl Iterator<Item = Point> {
         (0..POINTS).map(|index| Point {
             size: index / (ROWS.len() * DIRECTIONS.len()),
@@ -146,13 +152,13 @@ impl Point {
         }
     }
 
-    /// Bytes of a row.
+    /// Bytes per row.
     #[must_use]
     pub fn row_bytes(&self) -> u64 {
         ROW_BYTES[self.size]
     }
 
-    /// Rows.
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> u64 {
         ROWS[self.count]
@@ -164,7 +170,7 @@ impl Point {
     }
 }
 
-/// The index of the number that is the fewest times larger or smaller.
+/// The index of the number with the smallest ratio to `number`, in either direction.
 fn nearest(sorted: &[u64], number: u64) -> usize {
     let square = u128::from(number) * u128::from(number);
     sorted
@@ -173,7 +179,7 @@ fn nearest(sorted: &[u64], number: u64) -> usize {
         .count()
 }
 
-/// What each way costs at each point, if it was measured there.
+/// The cost of each way at each point, if it was measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table(Vec<[Option<Cost>; PROBES.len()]>);
 
@@ -184,18 +190,18 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Writes down what was measured.
+    /// Records a measurement.
     pub fn set(&mut self, point: &Point, probe: Probe, cost: Cost) {
         self.0[point.index()][probe as usize] = Some(cost);
     }
 
-    /// What was measured.
+    /// The recorded measurement.
     #[must_use]
     pub fn get(&self, point: &Point, probe: Probe) -> Option<Cost> {
         self.0[point.index()][probe as usize]
     }
 
-    /// The cheapest way of those that can be gone.
+    /// The cheapest available way.
     #[must_use]
     pub fn choose(&self, direction: Direction, work: &Work, can: impl Fn(Way) -> bool) -> Way {
         let point = Point::nearest(direction, work);
@@ -223,7 +229,8 @@ impl Table {
         }
     }
 
-    /// Its name in the cache: what it depends on. `device` is the device's UUID, `driver` the driver's version.
+    /// The cache file name. It contains everything that the table depends on: `device` is the UUID
+    /// of the device, `driver` the version of the driver.
     #[must_use]
     pub fn name(device: &[u8; 16], driver: i32) -> String {
         let mut stamp = blake3::Hasher::new();
@@ -236,7 +243,7 @@ impl Table {
         format!("policy-{device}-driver-{driver}-{}", &stamp[..16])
     }
 
-    /// As it is kept.
+    /// The encoding used in the cache.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let costs = self.0.iter().flatten();
@@ -247,7 +254,7 @@ impl Table {
         numbers.flat_map(u64::to_le_bytes).collect()
     }
 
-    /// None where these are not the bytes of a table.
+    /// Returns `None` if the bytes are not a valid table.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Table> {
         let mut table = Table::default();
@@ -273,7 +280,7 @@ fn price(probe: Probe, cost: Cost) -> u64 {
     elapsed.saturating_add(cost.cpu_ns)
 }
 
-/// The way that published figures speak for, where nothing was measured.
+/// The way recommended by published figures, used without measurements.
 #[must_use]
 pub fn published(direction: Direction, work: &Work, can: impl Fn(Way) -> bool) -> Way {
     let short = work.row_bytes < COPIES_FROM_BYTES && work.copies >= KERNEL_FROM_SHORT;
@@ -290,7 +297,8 @@ mod tests {
 
     use super::*;
 
-    /// A table in which each way takes so long everywhere: scattered, merged, batch, kernel.
+    /// A table in which each way costs the same at all points. Order: scattered, merged, batch,
+    /// kernel.
     fn table(elapsed: [u64; 4], cpu: [u64; 4]) -> Table {
         let mut table = Table::default();
         for point in Point::all() {
@@ -316,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cheapest_way_is_taken_and_the_time_of_the_cpu_counts() {
+    fn the_cheapest_way_is_chosen_and_cpu_time_counts() {
         let scattered = work(64, 64);
         let quick = table([900, 900, 800, 700], [0; 4]);
         assert_eq!(chosen(&quick, &scattered), Way::Kernel);
@@ -324,13 +332,13 @@ mod tests {
         assert_eq!(chosen(&costly, &scattered), Way::Batch);
         let costlier = table([900, 900, 800, 700], [0, 0, 200, 400]);
         assert_eq!(chosen(&costlier, &scattered), Way::Copies);
-        // A kernel that is as fast is in the forward's way.
+        // A kernel of equal speed would disturb the forward pass.
         let equal = table([1000, 1000, 1000, 960], [0; 4]);
         assert_eq!(chosen(&equal, &scattered), Way::Copies);
     }
 
     #[test]
-    fn a_way_that_cannot_be_gone_is_not_taken_however_cheap() {
+    fn an_unavailable_way_is_never_chosen_however_cheap() {
         let table = table([900, 900, 800, 1], [0; 4]);
         let can = |way| way != Way::Kernel;
         let way = table.choose(Direction::Load, &work(64, 64), can);
@@ -346,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_their_own_cost_by_how_many_there_are() {
+    fn the_cost_of_separate_copies_depends_on_their_number() {
         // 1000 for one call, 6100 for 52.
         let table = table([6100, 1000, 2000, 9000], [0; 4]);
         let at = |copies| chosen(&table, &work(52, copies));
@@ -379,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_comes_back_from_its_bytes_and_from_no_others() {
+    fn a_table_decodes_from_its_own_bytes_only() {
         let mut table = table([1, 2, 3, 4], [5, 6, 7, 8]);
         table.0[7][3] = None;
         let bytes = table.to_bytes();
@@ -398,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn by_published_figures_many_or_short_copies_are_loaded_by_kernel() {
+    fn published_figures_load_many_or_short_copies_by_kernel() {
         let way = |direction, row_bytes, copies| {
             let work = Work {
                 row_bytes,

@@ -1,13 +1,15 @@
-//! The device where there is none: L1 in memory of the host, copies by memcpy.
+//! The device for machines without a GPU: L1 in host memory, copies by memcpy.
 //!
-//! Owns: two streams, one for loads and one for stores, each a queue with one thread; or none, where a test or a simulation takes
-//! the steps itself ([`HostDevice::stepped`]).
+//! Owns: two streams, one for loads and one for stores. Each is a queue with one thread. In stepped
+//! mode there are no threads, and a test or a simulation runs the steps itself
+//! ([`HostDevice::stepped`]).
 //!
-//! Invariants: a stream carries its transfers out in order, each only after its `after` has settled; a job holds both
-//! pools and settles every promise it has, whatever happens.
+//! Invariants: a stream executes its transfers in order, each only after its `after` has settled. A
+//! job holds both pools and settles all its promises in every case.
 //!
-//! Faults defended against: a failed `after` fails the transfer and copies nothing; what is in flight when the device is dropped
-//! fails; more than [`IN_FLIGHT_MAX`] transfers are refused. Tests put in faults of their own ([`HostDevice::with_faults`]).
+//! Faults covered: a failed `after` fails the transfer, and nothing is copied. Transfers in flight
+//! fail when the device is dropped. More than [`IN_FLIGHT_MAX`] transfers are refused. Tests inject
+//! their own faults ([`HostDevice::with_faults`]).
 
 mod copy;
 mod stream;
@@ -26,23 +28,23 @@ use crate::ticket::{Gated, LayerTickets, Ticket};
 use crate::transfer::{Direction, Transfer};
 use stream::{Job, Stream};
 
-/// Transfers in flight at most, both directions together.
+/// Maximum number of transfers in flight, both directions together.
 pub const IN_FLIGHT_MAX: usize = 1024;
 
-/// A moment at which a [`HostDevice`] can be made to fail.
+/// A point at which a test can make a [`HostDevice`] fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// A host pool is registered.
     Register,
     /// An L1 pool is allocated.
     Allocate,
-    /// A transfer is given to the device.
+    /// A transfer is submitted to the device.
     Submit(Direction),
     /// A layer is about to be copied.
     Copy(Direction, u32),
 }
 
-/// Decides which moments fail.
+/// Decides which operations fail.
 pub type Faults = Box<dyn Fn(Moment) -> Result<(), DeviceError> + Send + Sync>;
 
 /// The device of machines without a GPU.
@@ -53,12 +55,13 @@ pub struct HostDevice {
     stores: Arc<Stream>,
     in_flight: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
-    /// The process that made it: a forked child has a copy of it and none of its threads.
+    /// The process that created the device. A forked child has a copy of the device but none of its
+    /// threads.
     process: u32,
 }
 
 impl HostDevice {
-    /// A device with a thread for each direction.
+    /// A device with one thread per direction.
     ///
     /// # Errors
     /// The threads cannot be started.
@@ -66,7 +69,7 @@ impl HostDevice {
         Self::with_faults(Box::new(|_| Ok(())))
     }
 
-    /// The same, failing where `faults` says so.
+    /// As [`HostDevice::new`], with faults injected by `faults`.
     ///
     /// # Errors
     /// The threads cannot be started.
@@ -85,7 +88,8 @@ impl HostDevice {
         Ok(device)
     }
 
-    /// A device without threads, which copies when it is told to ([`HostDevice::step`]): for simulations and tests of order.
+    /// A device without threads that copies only in [`HostDevice::step`]. For simulations and tests
+    /// of order.
     #[must_use]
     pub fn stepped(faults: Faults) -> HostDevice {
         let faults = Arc::new(faults);
@@ -101,8 +105,9 @@ impl HostDevice {
         }
     }
 
-    /// For a device without threads: copies one layer of the transfer that is first in line, or ends that transfer if there
-    /// is nothing left of it to copy. Whether it did anything: not if the line is empty or its head waits for something.
+    /// For a device without threads: copies one layer of the transfer at the head of the queue, or
+    /// completes that transfer if nothing is left to copy. Returns whether it did anything. It does
+    /// nothing if the queue is empty or the head waits for its `after`.
     #[must_use]
     pub fn step(&self, direction: Direction) -> bool {
         self.stream(direction).step()
@@ -161,7 +166,7 @@ impl HostDevice {
         (self.faults)(Moment::Submit(direction))
     }
 
-    /// The chunk's place in host memory, if `bytes` is its size.
+    /// The address of the chunk in host memory. Fails if `bytes` is not its size.
     fn chunk(&self, pool: &L1Pool, at: ChunkAt, bytes: usize) -> Result<*mut u8, DeviceError> {
         if pool.device() != self.id {
             return Err(DeviceError::ForeignPool);
@@ -228,15 +233,16 @@ impl Device for HostDevice {
         into: &mut [u8],
     ) -> Result<(), DeviceError> {
         let chunk = self.chunk(pool, at, into.len())?;
-        // SAFETY: the chunk is `into.len()` bytes inside the pool, which the caller keeps from being written; `into` is borrowed
-        // exclusively.
+        // SAFETY: the chunk is `into.len()` bytes inside the pool, and the caller ensures that it
+        // is not written. `into` is borrowed exclusively.
         unsafe { std::ptr::copy_nonoverlapping(chunk, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
     unsafe fn write_l1(&self, pool: &L1Pool, at: ChunkAt, from: &[u8]) -> Result<(), DeviceError> {
         let chunk = self.chunk(pool, at, from.len())?;
-        // SAFETY: the chunk is `from.len()` bytes inside the pool, which the caller has to himself; nothing borrowed lies there.
+        // SAFETY: the chunk is `from.len()` bytes inside the pool, and the caller has exclusive
+        // access to it. No borrowed memory overlaps it.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), chunk, from.len()) };
         Ok(())
     }
@@ -245,8 +251,8 @@ impl Device for HostDevice {
 impl Drop for HostDevice {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // Nothing here may be waited for or locked: a thread of the parent may have held any
-            // lock at the moment of the fork.
+            // Do not wait for or lock anything here: a thread of the parent may have held any lock
+            // at the moment of the fork.
             self.threads.drain(..).for_each(std::mem::forget);
             std::mem::forget((self.loads.clone(), self.stores.clone()));
             return;
@@ -254,7 +260,7 @@ impl Drop for HostDevice {
         self.loads.close();
         self.stores.close();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has dropped its promises, and so told those who wait.
+            // A panicked thread has dropped its promises, so its waiters were notified.
             let _ = thread.join();
         }
     }

@@ -1,6 +1,7 @@
-//! A line of transfers, carried out in order.
+//! A queue of transfers, executed in order.
 //!
-//! Invariant: while the thread works it holds no lock, and while it holds the lock it never waits for anything but work.
+//! Invariant: the thread holds no lock while it copies. While it holds the lock, it waits only for
+//! work.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub(super) struct Stream {
     line: Arc<Line>,
 }
 
-/// What wakers reach.
+/// The part of a stream that wakers can reach.
 struct Line {
     state: Mutex<State>,
     changed: Condvar,
@@ -33,17 +34,17 @@ struct State {
     closed: bool,
 }
 
-/// A transfer on its way.
+/// A queued or running transfer.
 pub(super) struct Job {
     plan: Arc<Plan>,
-    /// One a layer, or one for all; those that are left.
+    /// The remaining promises: one per layer, or one for all layers.
     promises: VecDeque<Promise>,
     after: Ticket,
     next_layer: u32,
     _counted: Counted,
 }
 
-/// Counts a job for as long as it lives.
+/// Counts a job while it lives.
 struct Counted(Arc<AtomicUsize>);
 
 impl Drop for Counted {
@@ -53,7 +54,8 @@ impl Drop for Counted {
 }
 
 impl Job {
-    /// `in_flight` has been raised for this job, and sinks when it ends.
+    /// The caller has already incremented `in_flight` for this job. The drop of the job decrements
+    /// it.
     pub(super) fn new(
         plan: Arc<Plan>,
         promises: VecDeque<Promise>,
@@ -73,26 +75,27 @@ impl Job {
         self.promises.is_empty()
     }
 
-    /// All that is left of it fails.
+    /// Fails all remaining promises.
     fn fail(&mut self, error: &DeviceError) {
         for promise in self.promises.drain(..) {
             promise.settle(Err(error.clone()));
         }
     }
 
-    /// One layer.
+    /// Copies one layer.
     fn advance(&mut self, direction: Direction, faults: &Faults) {
         let layer = self.next_layer;
         if let Err(error) = faults(Moment::Copy(direction, layer)) {
             self.fail(&error);
             return;
         }
-        // SAFETY: the device takes only pools of its own, which are in host memory. Whoever made the transfer vouched for its pages
-        // until it is handed back, which the promises left in this job prevent; `after` has settled.
+        // SAFETY: the device accepts only its own pools, which are in host memory. The creator of
+        // the transfer guarantees exclusive access to its pages until it is handed back. The
+        // promises left in this job prevent the hand-back. `after` has settled.
         unsafe { copy::layer(&self.plan, direction, layer) };
         self.next_layer += 1;
         let left = self.plan.l1.shape().layers() - self.next_layer;
-        // Of a store there is one promise, kept with the last layer; of a load one a layer.
+        // A store has one promise, settled with the last layer. A load has one per layer.
         if self.promises.len() > left as usize
             && let Some(promise) = self.promises.pop_front()
         {
@@ -118,7 +121,7 @@ impl Stream {
         self.line.changed.notify_one();
     }
 
-    /// Carries transfers out until the stream is closed.
+    /// Executes transfers until the stream is closed.
     pub(super) fn run(&self) {
         let waker = Waker::from(self.line.clone());
         while let Some(mut job) = self.next(&waker) {
@@ -132,7 +135,7 @@ impl Stream {
         }
     }
 
-    /// The next transfer that may begin; waits for one. None once the stream is closed.
+    /// Waits for the next transfer that may begin. `None` after the stream is closed.
     fn next(&self, waker: &Waker) -> Option<Job> {
         let mut state = self.line.state.lock();
         loop {
@@ -146,7 +149,7 @@ impl Stream {
         }
     }
 
-    /// One layer of the transfer at the head, if it may begin.
+    /// Executes one layer of the transfer at the head, if it may begin.
     pub(super) fn step(&self) -> bool {
         let Some(mut job) = self.line.state.lock().ready(Waker::noop()) else {
             return false;
@@ -160,7 +163,7 @@ impl Stream {
         true
     }
 
-    /// Fails what is in line, and ends the thread.
+    /// Fails all queued transfers and ends the thread.
     pub(super) fn close(&self) {
         let jobs = {
             let mut state = self.line.state.lock();
@@ -175,7 +178,8 @@ impl Stream {
 }
 
 impl State {
-    /// Takes the head of the line if its `after` has settled; else has `waker` woken when it does.
+    /// Takes the head of the queue if its `after` has settled. Otherwise registers `waker` with
+    /// `after`.
     fn ready(&mut self, waker: &Waker) -> Option<Job> {
         let after = &self.jobs.front()?.after;
         let Poll::Ready(outcome) = after.poll_settled(&Context::from_waker(waker)) else {
@@ -191,7 +195,8 @@ impl State {
 
 impl Wake for Line {
     fn wake(self: Arc<Self>) {
-        // With the lock, so that it cannot fall between a look at the ticket and the wait.
+        // Takes the lock so that the notification cannot fall between the check of the ticket and
+        // the wait.
         let _state = self.state.lock();
         self.changed.notify_one();
     }

@@ -1,6 +1,6 @@
-//! A stand-in for the forward: streams of its own in which `kv_read` of `cu/kv_copy.cu` reads L1 layer by layer, and counts the words
-//! that are not what they should be; and marks, by which the device tells when it got where. Calls the driver itself, as an engine
-//! would.
+//! A stand-in for the forward pass. In its own streams, `kv_read` of `cu/kv_copy.cu` reads L1 layer
+//! by layer and counts wrong words. Marks record times by the device's clock. Calls the driver
+//! directly, as an engine does.
 
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
@@ -13,19 +13,19 @@ use cudarc::driver::{result, sys};
 use larder_kernels::cuda::image::PTX;
 use larder_kernels::{ChunkAt, ForeignStream, L1Pool};
 
-/// What each word is multiplied with.
+/// The multiplier of each word.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Layers that the kernel tells apart.
+/// Maximum number of layers that the kernel distinguishes.
 const LAYERS: u64 = 4096;
 
-/// A word of a page with this seed.
+/// A word of the page with this seed.
 pub fn word(seed: u64, words: u64, (part, layer, word): (u32, u32, u64)) -> u64 {
     let first = (u64::from(part) * LAYERS + u64::from(layer)) * words;
     seed.wrapping_add(first + word).wrapping_mul(GOLDEN)
 }
 
-/// A page and the seed that its words follow from: `KvExpected` of the source.
+/// A page and the seed of its words: `KvExpected` of the source.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Expected {
@@ -47,7 +47,7 @@ struct Read {
     pages: u32,
 }
 
-/// Idles for so many cycles, and reads nothing.
+/// The argument for idling for `cycles` cycles without reading.
 fn idling(cycles: u64, wrong: u64) -> Read {
     Read {
         pool: 0,
@@ -62,34 +62,36 @@ fn idling(cycles: u64, wrong: u64) -> Read {
     }
 }
 
-/// Blocks, and threads of each.
+/// Blocks, and threads per block.
 pub type Threads = (u32, u32);
 
-/// One stream of it.
+/// One compute stream.
 pub struct Compute {
     stream: sys::CUstream,
     module: sys::CUmodule,
     function: sys::CUfunction,
-    /// A number a thread.
+    /// One counter per thread.
     wrong: u64,
     threads: Threads,
 }
 
-/// Pages to be read, in the device's memory; freed in the order of the stream that brought it there.
+/// A list of pages to read, in device memory. Freed in the order of the stream that uploaded it.
 pub struct List {
     stream: sys::CUstream,
     address: u64,
     pages: u32,
 }
 
-/// A moment in a stream, by the device's clock.
+/// A position in a stream, timed by the device's clock.
 pub struct Mark(sys::CUevent);
 
 impl Compute {
-    /// In the primary context of device 0, which is made current in this thread; every launch has so many threads.
+    /// A stream in the primary context of device 0, which becomes current in this thread. Every
+    /// launch has `threads` threads.
     pub fn new(threads: Threads) -> Compute {
         result::init().unwrap();
-        // SAFETY: a device that exists; released when this is dropped. The image ends with a NUL, and has that kernel.
+        // SAFETY: the device exists and is released in `drop`. The image ends with a NUL and
+        // contains the kernel.
         unsafe {
             let device = result::device::get(0).unwrap();
             let context = result::primary_ctx::retain(device).unwrap();
@@ -114,24 +116,24 @@ impl Compute {
         }
     }
 
-    /// Of device 0; the fake has none.
+    /// Number of multiprocessors of device 0. The fake reports 0.
     pub fn processors() -> u32 {
         result::init().unwrap();
         let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        // SAFETY: a device that exists.
+        // SAFETY: the device exists.
         let count =
             unsafe { result::device::get_attribute(result::device::get(0).unwrap(), count) };
         u32::try_from(count.unwrap()).unwrap()
     }
 
     pub fn stream(&self) -> ForeignStream {
-        // SAFETY: of the device's context; destroyed when nobody uses it any more.
+        // SAFETY: a stream of the device's context, destroyed after its last use.
         unsafe { ForeignStream::new(self.stream as usize) }
     }
 
-    /// Brings a list of pages there, in the order of the stream.
+    /// Uploads a list of pages, in stream order.
     pub fn list(&self, expected: &[Expected]) -> List {
-        // SAFETY: the list is taken by the call, being in memory that is not locked.
+        // SAFETY: the list is in pageable memory, so the call copies it before it returns.
         let address = unsafe {
             let address = result::malloc_async(self.stream, size_of_val(expected)).unwrap();
             result::memcpy_htod_async(address, expected, self.stream).unwrap();
@@ -144,13 +146,13 @@ impl Compute {
         }
     }
 
-    /// Puts the reading of a layer into the stream, after so many cycles of idling.
+    /// Enqueues the read of a layer, after `cycles` cycles of idling.
     pub fn read(&self, l1: &L1Pool, layer: u32, expected: &[Expected], cycles: u64) {
         let list = self.list(expected);
         self.read_listed(l1, layer, &list, cycles);
     }
 
-    /// The same, of pages that are listed already.
+    /// [`Compute::read`] for pages that are already listed.
     pub fn read_listed(&self, l1: &L1Pool, layer: u32, list: &List, cycles: u64) {
         let first = ChunkAt {
             part: 0,
@@ -171,17 +173,17 @@ impl Compute {
         });
     }
 
-    /// Keeps the stream busy for so many cycles.
+    /// Keeps the stream busy for this number of cycles.
     pub fn idle(&self, cycles: u64) {
         self.launch(&idling(cycles, self.wrong));
     }
 
-    /// The same with so few threads that the device hardly notices.
+    /// [`Compute::idle`] with few threads, which use almost none of the device.
     pub fn idle_apart(&self, cycles: u64) {
         self.launch_with((1, 32.min(self.threads.1)), &idling(cycles, self.wrong));
     }
 
-    /// Reads where nothing is, which is the end of the context. Only for real devices.
+    /// Reads an invalid address, which destroys the context. Only for real devices.
     pub fn fault(&self) {
         self.launch(&Read {
             expected: 16,
@@ -198,7 +200,8 @@ impl Compute {
 
     fn launch_with(&self, (grid, block): Threads, read: &Read) {
         let mut arguments = [(&raw const *read).cast_mut().cast::<c_void>()];
-        // SAFETY: the kernel takes a `KvRead`, whose memory lives until the stream is past it; no more threads than have a number.
+        // SAFETY: the kernel takes a `KvRead`, whose memory lives until the stream has passed the
+        // kernel. There is a counter for every thread.
         unsafe {
             result::launch_kernel(
                 self.function,
@@ -212,7 +215,7 @@ impl Compute {
         .unwrap();
     }
 
-    /// A moment behind all that has been put into the stream so far.
+    /// A mark after all work enqueued so far.
     pub fn mark(&self) -> Mark {
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).unwrap();
         // SAFETY: both exist.
@@ -226,10 +229,10 @@ impl Compute {
         unsafe { result::stream::synchronize(self.stream) }.unwrap();
     }
 
-    /// Waits for the stream. How many words were wrong since it was last asked.
+    /// Waits for the stream. Returns the number of wrong words since the previous call.
     pub fn wrong(&self) -> u64 {
         let mut wrong = vec![0u64; (self.threads.0 * self.threads.1) as usize];
-        // SAFETY: as many as there are threads.
+        // SAFETY: one counter per thread.
         unsafe {
             result::memcpy_dtoh_async(&mut wrong, self.wrong, self.stream).unwrap();
             result::memset_d8_async(self.wrong, 0, size_of_val(&wrong[..]), self.stream).unwrap();
@@ -241,7 +244,7 @@ impl Compute {
 
 impl Drop for Compute {
     fn drop(&mut self) {
-        // SAFETY: all made by `new`, and given back once. What a dead context says to it does not matter.
+        // SAFETY: all created by `new` and freed once. Errors of a dead context do not matter.
         unsafe {
             let _ = result::stream::synchronize(self.stream);
             let _ = result::free_sync(self.wrong);
@@ -256,13 +259,13 @@ impl Drop for Compute {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: allocated in this stream, freed once. What a dead context says to it does not matter.
+        // SAFETY: allocated in this stream, freed once. Errors of a dead context do not matter.
         let _ = unsafe { result::free_async(self.address, self.stream) };
     }
 }
 
 impl Mark {
-    /// Whether the device has got there.
+    /// Whether the device has reached the mark.
     pub fn has_passed(&self) -> bool {
         // SAFETY: the event exists.
         match unsafe { result::event::query(self.0) } {
@@ -272,11 +275,12 @@ impl Mark {
         }
     }
 
-    /// Milliseconds from another mark to this one; both have passed.
+    /// Milliseconds from another mark to this one. Both must have passed.
     pub fn ms_since(&self, other: &Mark) -> f64 {
         type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
         let mut ms = 0.0;
-        // SAFETY: both exist, and all drivers have this function; newer ones alone have the one that the bindings know.
+        // SAFETY: both exist, and all drivers have this function. Only newer drivers have the
+        // function used by the bindings.
         unsafe {
             let elapsed = sys::culib().get::<Elapsed>(b"cuEventElapsedTime").unwrap();
             elapsed(&raw mut ms, other.0, self.0).result().unwrap();
@@ -287,7 +291,7 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed once.
+        // SAFETY: created once, destroyed once.
         let _ = unsafe { result::event::destroy(self.0) };
     }
 }

@@ -1,7 +1,8 @@
-//! The driver that tests stand on: the fake, in a process of its own, or the real one.
+//! The driver used by tests: the fake, in a separate process, or the real driver.
 //!
-//! The driver is loaded once a process, so that each test that needs one runs in a process of its own. Needs a C++ compiler, or a
-//! GPU: with `LARDER_REQUIRE_GPU=1` the real driver is used, and has to be there.
+//! The driver is loaded once per process, so each test that needs a driver runs in its own process.
+//! Needs a C++ compiler, or a GPU: `LARDER_REQUIRE_GPU=1` uses the real driver, which must then be
+//! present.
 
 use std::ffi::c_void;
 use std::path::Path;
@@ -20,35 +21,36 @@ use super::honest::skipped;
 const SHIM: &str = include_str!("../../cu/cpu_shim.h");
 pub const FAKE: &str = include_str!("../../cu/fake_driver.cc");
 
-/// Set in the processes that tests start: there the tests below do what they are named after.
+/// Set in the processes started by tests. There the test bodies run directly.
 const CHILD: &str = "LARDER_TEST_CUDA_CHILD";
 
-/// Set on a machine with a GPU: the real driver is used, and has to be there.
+/// Set on a machine with a GPU: the real driver is used and must be present.
 const REQUIRE: &str = "LARDER_REQUIRE_GPU";
 
 pub fn has_gpu() -> bool {
     std::env::var_os(REQUIRE).is_some()
 }
 
-/// A forward's streams, with few threads where each of them is run by the CPU.
+/// The streams of a forward pass. Few threads on the fake, where the CPU runs each of them.
 pub fn compute() -> Compute {
     const THREADS: [Threads; 2] = [(1, 8), (8, 512)];
     Compute::new(THREADS[usize::from(has_gpu())])
 }
 
-/// What an engine allocated on the device: freed when nobody keeps it any more.
+/// Device memory allocated by an engine. Freed with its last user.
 struct Allocated(Vec<u64>);
 
 impl Drop for Allocated {
     fn drop(&mut self) {
         for address in &self.0 {
-            // SAFETY: allocated once, freed once; in this thread the context is current.
+            // SAFETY: allocated once, freed once. The context is current in this thread.
             let _ = unsafe { result::free_sync(*address) };
         }
     }
 }
 
-/// Tensors in memory of the device that begin so many bytes behind what the driver gave, in no order. The context has to be current.
+/// Tensors in device memory, each `skip` bytes after the start of its allocation, in reverse
+/// address order. The context must be current.
 pub fn device_tensors((count, bytes): (usize, usize), skip: usize) -> Tensors {
     // SAFETY: written before it is read.
     let allocate = |_| unsafe { result::malloc_sync(bytes + 16) }.unwrap();
@@ -58,11 +60,11 @@ pub fn device_tensors((count, bytes): (usize, usize), skip: usize) -> Tensors {
         bytes: bytes as u64,
     });
     let tensors = tensors.collect();
-    // SAFETY: nobody else has it.
+    // SAFETY: no other code has access.
     unsafe { Tensors::new(tensors, Box::new(Allocated(allocated))) }
 }
 
-/// Memory of the host that an engine locks, in pieces: of so many bytes each but for the last.
+/// Host memory that an engine locks in pieces of `piece_bytes`; the last piece may be shorter.
 pub struct Locked {
     memory: Vec<u8>,
     skip: usize,
@@ -84,7 +86,7 @@ impl Locked {
         };
         for piece in 0..pieces {
             let piece_bytes = piece_bytes.min(bytes - piece * piece_bytes);
-            // SAFETY: memory of its own, which is unlocked before it goes.
+            // SAFETY: owned memory, which is unlocked before it is freed.
             let done = unsafe { sys::cuMemHostRegister_v2(locked.at(piece), piece_bytes, 0) };
             done.result().unwrap();
         }
@@ -100,7 +102,7 @@ impl Locked {
         self.memory.as_ptr().wrapping_add(offset).cast_mut().cast()
     }
 
-    /// One piece of it.
+    /// Unlocks one piece.
     pub fn unlock(&self, piece: usize) {
         if self.pieces[piece].swap(false, Ordering::Relaxed) {
             // SAFETY: locked by `new`, unlocked once.
@@ -116,8 +118,8 @@ impl Drop for Locked {
     }
 }
 
-/// The directory with the fake, as the library that is looked for: compiled once a run. None, and said so, where there is no
-/// compiler.
+/// The directory with the fake, under the file name of the real library. Compiled once per test
+/// process. `None`, with a message, if there is no compiler.
 pub fn fake() -> Option<&'static Path> {
     static THERE: OnceLock<bool> = OnceLock::new();
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -159,7 +161,7 @@ fn compile(directory: &Path) -> bool {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(
                 output.status.success(),
-                "{compiler} does not take the fake driver:\n{said}"
+                "{compiler} does not compile the fake driver:\n{said}"
             );
             std::fs::rename(library, directory.join("libcuda.so")).unwrap();
             true
@@ -167,7 +169,7 @@ fn compile(directory: &Path) -> bool {
     }
 }
 
-/// Runs a test, or what is ignored as none, in a process with a fake driver.
+/// Runs a test, including ignored ones, in a process with a fake driver.
 pub fn child(test: &str, directory: &Path, variables: &[(&str, &str)]) -> Output {
     Command::new(std::env::current_exe().unwrap())
         .args(["--include-ignored", "--exact", test])
@@ -180,7 +182,8 @@ pub fn child(test: &str, directory: &Path, variables: &[(&str, &str)]) -> Output
         .unwrap()
 }
 
-/// Whether to go on, in the process of a test's own; elsewhere starts that and checks how it went.
+/// Whether the test body must run here. Returns `true` in the process of the test. Elsewhere it
+/// starts that process and checks its result.
 pub fn in_a_process_of_its_own(test: &str, variables: &[(&str, &str)]) -> bool {
     if std::env::var_os(CHILD).is_some() || has_gpu() {
         return true;
@@ -198,7 +201,7 @@ pub fn in_a_process_of_its_own(test: &str, variables: &[(&str, &str)]) -> bool {
     false
 }
 
-/// As [`in_a_process_of_its_own`], on a GPU too: for tests after which the process has no device any more.
+/// As [`in_a_process_of_its_own`], also on a GPU: for tests after which the process has no device.
 pub fn in_a_process_that_may_lose_its_device(test: &str) -> bool {
     if std::env::var_os(CHILD).is_some() || !has_gpu() {
         return in_a_process_of_its_own(test, &[]);
@@ -214,7 +217,7 @@ pub fn in_a_process_that_may_lose_its_device(test: &str) -> bool {
     false
 }
 
-/// The same library with this function's name in its table of symbols made another.
+/// The library with one function renamed in its symbol table.
 pub fn lacking(library: &[u8], function: &str) -> Vec<u8> {
     let name = format!("\0{function}\0");
     let other = name.replacen("cu", "xx", 1);
@@ -232,7 +235,7 @@ pub fn default_stream() -> ForeignStream {
     unsafe { ForeignStream::new(0) }
 }
 
-/// The calls of the fake that steer it.
+/// The calls that control the fake.
 pub struct Steering(libloading::Library);
 
 impl Steering {
@@ -241,69 +244,70 @@ impl Steering {
         Steering(unsafe { libloading::Library::new("libcuda.so") }.unwrap())
     }
 
-    fn tell(&self, what: &str, number: i64) {
-        // SAFETY: all functions that are told something have that type.
-        let tell = unsafe { self.0.get::<unsafe extern "C" fn(i64)>(what.as_bytes()) }.unwrap();
-        // SAFETY: they take any number, and no context is open where that matters.
-        unsafe { tell(number) };
+    fn set(&self, what: &str, number: i64) {
+        // SAFETY: all control functions with an argument have this type.
+        let set = unsafe { self.0.get::<unsafe extern "C" fn(i64)>(what.as_bytes()) }.unwrap();
+        // SAFETY: any number is valid, and no context is open for the functions that require this.
+        unsafe { set(number) };
     }
 
-    /// Begins anew, and has this call fail and every one after it.
+    /// Resets the fake and makes this call and every later one fail.
     pub fn fail(&self, nth: i64) {
-        self.tell("fake_fail", nth);
+        self.set("fake_fail", nth);
     }
 
-    /// From here on, with what there is.
+    /// As [`Steering::fail`], from now on and without a reset.
     pub fn fail_after(&self, nth: i64) {
-        self.tell("fake_fail_after", nth);
+        self.set("fake_fail_after", nth);
     }
 
-    /// Copies take their time and move nothing.
+    /// Copies take their time but move nothing.
     pub fn still(&self, yes: bool) {
-        self.tell("fake_still", yes.into());
+        self.set("fake_still", yes.into());
     }
 
-    /// From here on it is this device.
+    /// Changes the identity of the device.
     pub fn device(&self, number: u8) {
-        self.tell("fake_device", number.into());
+        self.set("fake_device", number.into());
     }
 
-    fn ask(&self, what: &str) -> i64 {
-        // SAFETY: all functions that are asked something have that type.
-        let ask = unsafe { self.0.get::<unsafe extern "C" fn() -> i64>(what.as_bytes()) }.unwrap();
-        // SAFETY: they only look.
-        unsafe { ask() }
+    fn query(&self, what: &str) -> i64 {
+        // SAFETY: all query functions have this type.
+        let query =
+            unsafe { self.0.get::<unsafe extern "C" fn() -> i64>(what.as_bytes()) }.unwrap();
+        // SAFETY: they only read.
+        unsafe { query() }
     }
 
     pub fn calls(&self) -> i64 {
-        self.ask("fake_calls")
+        self.query("fake_calls")
     }
 
-    /// Its time, in nanoseconds.
+    /// The fake's time, in nanoseconds.
     pub fn now(&self) -> i64 {
-        self.ask("fake_now")
+        self.query("fake_now")
     }
 
-    /// Nanoseconds that a KiB takes: by copies, batches, kernels.
+    /// Sets the nanoseconds per KiB of copies, batches and kernels.
     pub fn speeds(&self, [copies, batch, kernel]: [i64; 3]) {
-        // SAFETY: the function has that type.
+        // SAFETY: the function has this type.
         let speeds = unsafe {
             self.0
                 .get::<unsafe extern "C" fn(i64, i64, i64)>(b"fake_speeds")
         };
-        // SAFETY: takes any numbers.
+        // SAFETY: any numbers are valid.
         unsafe { speeds.unwrap()(copies, batch, kernel) };
     }
 
-    /// Copies, batches and kernels since it was last asked.
+    /// Copies, batches and kernels since the previous call.
     pub fn counted(&self) -> [i64; 3] {
-        // SAFETY: the function has that type.
+        // SAFETY: the function has this type.
         let counted = unsafe {
             self.0
                 .get::<unsafe extern "C" fn(i64) -> i64>(b"fake_counted")
         }
         .unwrap();
-        // SAFETY: takes the numbers of the three.
+        // SAFETY: the valid numbers of the three ways.
         [0, 1, 2].map(|way| unsafe { counted(way) })
     }
 }

@@ -1,4 +1,5 @@
-//! Cases and the oracle: one row at a time, by the layouts' definitions as arrays, sharing no arithmetic with the crate.
+//! Test cases and the oracle. The oracle copies one row at a time, by the layouts' definitions as
+//! arrays, and shares no arithmetic with the crate.
 
 #![allow(
     dead_code,
@@ -21,7 +22,7 @@ use larder_kernels::{
 };
 use proptest::prelude::*;
 
-/// Two pools and what is to be copied between them.
+/// Two pools and the pages to copy between them.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub shape: KvShape,
@@ -32,7 +33,7 @@ pub struct Case {
     pub pairs: Vec<PagePair>,
 }
 
-/// Byte offset of a row, as the layouts are written down: nested arrays.
+/// Byte offset of a row, by the definition of the layouts as nested arrays.
 pub fn row_at(
     layout: Layout,
     shape: &KvShape,
@@ -55,7 +56,8 @@ pub fn row_at(
     }
 }
 
-/// Random cases: all layouts, MHA and MLA, pages of 1 to 64 tokens, rows of every size, neighbours and strangers.
+/// Random cases: all layouts, MHA and MLA, pages of 1 to 64 tokens, rows of every size, neighbours
+/// and scattered pages.
 pub fn cases(row_bytes: impl Strategy<Value = u32>) -> impl Strategy<Value = Case> {
     let shape = (
         prop_oneof![Just(Attention::Mha), Just(Attention::Mla)],
@@ -86,7 +88,7 @@ pub fn cases(row_bytes: impl Strategy<Value = u32>) -> impl Strategy<Value = Cas
     )
 }
 
-/// At most `count` pairs. Half of the seeds keep neighbours together, so that there is something to merge.
+/// At most `count` pairs. Half of the seeds keep neighbours together, so that runs are merged.
 pub fn pairs(l1_pages: u32, l2_pages: u32, count: usize, seed: u64) -> Vec<PagePair> {
     use rand::SeedableRng;
     use rand::seq::SliceRandom;
@@ -108,7 +110,7 @@ pub fn pairs(l1_pages: u32, l2_pages: u32, count: usize, seed: u64) -> Vec<PageP
     pairs
 }
 
-/// Both pools of a case on some device, filled with bytes that differ everywhere.
+/// Both pools of a case on a device, filled with distinct bytes.
 pub struct Pools {
     pub l1: L1Pool,
     pub l2: L2Pool,
@@ -120,13 +122,13 @@ impl Pools {
         Pools::filled(device, case, l1, l2_pool(device, case))
     }
 
-    /// The same with L1 in an engine's own tensors.
+    /// As [`Pools::new`], with L1 in an engine's own tensors.
     pub fn of_tensors(device: &dyn Device, case: &Case, tensors: Tensors) -> Pools {
         let l1 = device.adopt_l1(tensors, &case.shape, case.l1_pages);
         Pools::filled(device, case, l1.unwrap(), l2_pool(device, case))
     }
 
-    /// Those of a case, filled.
+    /// The pools of a case, filled.
     pub fn filled(device: &dyn Device, case: &Case, l1: L1Pool, l2: L2Pool) -> Pools {
         let shape = &case.shape;
         let bytes = larder_kernels::pool_bytes(shape, case.l2_pages);
@@ -138,18 +140,19 @@ impl Pools {
     }
 
     pub fn transfer(&self, case: &Case) -> Transfer {
-        // SAFETY: the tests touch pools only while nothing is in flight, or what has its ticket.
+        // SAFETY: the tests touch pages only while nothing is in flight, or after their ticket has
+        // settled.
         unsafe { Transfer::new(&self.l1, &self.l2, case.pairs.clone()) }.unwrap()
     }
 
     pub fn l2_bytes(&self) -> Vec<u8> {
         let bytes = larder_kernels::pool_bytes(self.l2.shape(), self.l2.pages()) as usize;
-        // SAFETY: the pool has that many bytes, and nothing is in flight.
+        // SAFETY: the pool has this size, and nothing is in flight.
         unsafe { std::slice::from_raw_parts(self.l2.start().as_ptr(), bytes) }.to_vec()
     }
 
     pub fn set_l2(&self, bytes: &[u8]) {
-        // SAFETY: the pool has that many bytes, and nothing is in flight.
+        // SAFETY: the pool has this size, and nothing is in flight.
         unsafe {
             self.l2
                 .start()
@@ -157,7 +160,7 @@ impl Pools {
         };
     }
 
-    /// All chunks of L1, in the pool's order.
+    /// All chunks of L1, in pool order.
     fn chunks(&self) -> impl Iterator<Item = ChunkAt> + use<> {
         let (shape, pages) = (*self.l1.shape(), self.l1.pages());
         (0..shape.parts()).flat_map(move |part| {
@@ -171,7 +174,7 @@ impl Pools {
         self.chunks()
             .flat_map(|at| {
                 let mut bytes = vec![0; chunk];
-                // SAFETY: nothing is in flight, or what is read has its ticket.
+                // SAFETY: nothing is in flight, or the ticket of the chunk has settled.
                 unsafe { device.read_l1(&self.l1, at, &mut bytes) }.unwrap();
                 bytes
             })
@@ -194,7 +197,7 @@ fn l2_pool(device: &dyn Device, case: &Case) -> L2Pool {
     l2.unwrap()
 }
 
-/// How many tensors the L1 pool of a case takes, and the bytes of each.
+/// Number of tensors of the L1 pool of a case, and bytes per tensor.
 pub fn tensors_of(case: &Case) -> (usize, usize) {
     let shape = &case.shape;
     let count = shape.parts() * shape.layers();
@@ -202,7 +205,7 @@ pub fn tensors_of(case: &Case) -> (usize, usize) {
     (count as usize, bytes as usize)
 }
 
-/// Tensors in memory of the host that begin so many bytes behind a multiple of 16, in no order.
+/// Tensors in host memory, each `skip` bytes after a multiple of 16, in reverse order.
 pub fn host_tensors((count, bytes): (usize, usize), skip: usize) -> Tensors {
     let mut memory: Vec<Box<[u128]>> = (0..count).map(|_| vec![0; bytes / 16 + 2].into()).collect();
     let tensors = memory.iter_mut().rev().map(|memory| Tensor {
@@ -210,11 +213,11 @@ pub fn host_tensors((count, bytes): (usize, usize), skip: usize) -> Tensors {
         bytes: bytes as u64,
     });
     let tensors = tensors.collect();
-    // SAFETY: initialised, and nobody else has it.
+    // SAFETY: initialised, and no other code has access.
     unsafe { Tensors::new(tensors, Box::new(memory)) }
 }
 
-/// Bytes that differ from those at other places and of other tags.
+/// Bytes that depend on the position and on the tag.
 pub fn noise(tag: u64, bytes: usize) -> Vec<u8> {
     use rand::{RngExt, SeedableRng};
     let mut noise = vec![0; bytes];
@@ -222,7 +225,8 @@ pub fn noise(tag: u64, bytes: usize) -> Vec<u8> {
     noise
 }
 
-/// What both pools hold after the transfer of `case`, one row at a time; `layers` of them.
+/// The contents of both pools after the first `layers` layers of the transfer of `case`, computed
+/// one row at a time.
 pub fn expected(case: &Case, l1: &[u8], l2: &[u8], layers: u32) -> (Vec<u8>, Vec<u8>) {
     let (mut l1, mut l2) = (l1.to_vec(), l2.to_vec());
     let shape = &case.shape;

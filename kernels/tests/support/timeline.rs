@@ -1,4 +1,5 @@
-//! Compute beside loads, by the device's own clock: when each layer was there, when each was computed, and what the one costs the other.
+//! Compute during loads, by the device's own clock: the arrival and compute time of each layer, and
+//! the mutual slowdown.
 //!
 //! ```text
 //!   probe    [idle] start . . . . . (ticket 0) mark (ticket 1) mark ...
@@ -6,8 +7,8 @@
 //!   compute         start, (ticket 0) mark [layer 0] mark, (ticket 1) mark [layer 1] mark ...
 //! ```
 //!
-//! Everything is asked for while the probe idles, so that no figure holds the CPU's time for asking; a run in which the CPU was too
-//! slow for that is made again with more idling.
+//! All work is submitted while the probe idles, so no figure contains submission time. A run whose
+//! submission took longer than the idle time is repeated with more idling.
 
 use std::cell::Cell;
 
@@ -17,47 +18,48 @@ use larder_kernels::{
 
 use super::compute::{Compute, Expected, List, Mark, Threads};
 
-/// What launches and waits may cost a layer, in milliseconds.
+/// Allowed cost of launches and waits per layer, in milliseconds.
 pub const LAUNCH_MS: f64 = 0.010;
 
-/// And how far the clocks of a GPU wander from run to run.
+/// Allowed variation of GPU clocks between runs.
 pub const WANDER: f64 = 0.01;
 
-/// By how much loads may slow down what computes beside them.
+/// Allowed slowdown of compute by loads.
 pub const SLOWER: f64 = 0.05;
 
-/// Cycles of idling to begin with; a clock of a GPU ticks some two million times a millisecond.
+/// Initial number of idle cycles. A GPU clock has about two million cycles per millisecond.
 const IDLE_CYCLES: u64 = 40_000_000;
 
-/// Attempts at idling for longer than the CPU asks.
+/// Attempts to idle longer than the submission takes.
 const ATTEMPTS: u32 = 6;
 
-/// Blocks for each processor: many more than it takes at once, so that a processor that loads use is made up for by the others.
+/// Blocks per processor: many more than it runs at once, so that other processors compensate for a
+/// processor used by loads.
 const BLOCKS: u32 = 64;
 
-/// Threads of a block.
+/// Threads per block.
 const BLOCK: u32 = 512;
 
-/// What stands in for the forward of a layer.
+/// The stand-in for the forward pass of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Takes its time and nothing else: nothing can slow it down.
+    /// Only spends time, so nothing can slow it down.
     Idle,
-    /// Every processor computes on what its caches hold.
+    /// Every processor computes on data in its caches.
     Busy,
     /// Every processor reads the device's memory.
     Streaming,
 }
 
-/// So much of it.
+/// A kind and its amount.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     pub kind: Kind,
-    /// Cycles, or readings of all pages.
+    /// Cycles, or passes over all pages.
     pub amount: u64,
 }
 
-/// A layer, in milliseconds since the start.
+/// The times of a layer, in milliseconds since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Layer {
     pub loaded: f64,
@@ -65,7 +67,7 @@ pub struct Layer {
     pub computed: f64,
 }
 
-/// Three runs of one transfer and one forward.
+/// Results of three runs: one transfer alone, one forward pass alone, both together.
 #[derive(Clone, Debug)]
 pub struct Figures {
     pub load_ms: f64,
@@ -75,7 +77,8 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// The later of both alone, and one layer of it; compute that can be slowed down by loads is given that.
+    /// The time limit: the longer of the two alone, plus one of its layers. If loads can slow down
+    /// the compute, its time includes the allowed slowdown.
     pub fn bound_ms(&self, kind: Kind) -> f64 {
         let slower = if kind == Kind::Idle { 0.0 } else { SLOWER };
         let later = self.load_ms.max(self.compute_ms * (1.0 + slower));
@@ -83,14 +86,14 @@ impl Figures {
         later * (1.0 + 1.0 / layers + WANDER) + LAUNCH_MS * layers
     }
 
-    /// Whether both were as good as beside each other.
+    /// Whether the run is within the limit and in order.
     pub fn is_good(&self, kind: Kind) -> bool {
         self.together_ms <= self.bound_ms(kind) && self.is_in_order()
     }
 
-    /// No layer is computed before it is there, nor loaded or computed before the one before it.
+    /// No layer is computed before it is loaded. Layers are loaded and computed in order.
     pub fn is_in_order(&self) -> bool {
-        // The marks of two streams that wait for the same may come in any order.
+        // The marks of two streams that wait for the same event may come in any order.
         let waits = self
             .layers
             .iter()
@@ -102,24 +105,24 @@ impl Figures {
     }
 }
 
-/// Which tickets the forward waits for.
+/// The tickets that the forward pass waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
-    /// A layer for its own.
+    /// Each layer waits for its own ticket.
     ByLayer,
-    /// The first layer for that of the last: what this is to be better than.
+    /// The first layer waits for the ticket of the last. The baseline for comparison.
     ForAll,
 }
 
-/// A device, two pools, a forward.
+/// A device, two pools and a forward pass.
 pub struct Stage<'a> {
     device: &'a CudaDevice,
     l1: L1Pool,
     l2: L2Pool,
     pairs: Vec<PagePair>,
-    /// What the forward reads: a page of its own, with a word for each thread.
+    /// The pages read by the forward pass: its own page, with one word per thread.
     small: L1Pool,
-    /// The same, larger than any cache.
+    /// A pool larger than any cache.
     large: L1Pool,
     compute: Compute,
     probe: Compute,
@@ -127,7 +130,7 @@ pub struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// `large_bytes` is what streaming compute reads at a time: more than any cache holds.
+    /// `large_bytes` is the size that streaming compute reads per pass: larger than any cache.
     pub fn new(
         device: &'a CudaDevice,
         (l1, l2): (L1Pool, L2Pool),
@@ -153,22 +156,23 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Layers of the forward.
+    /// Layers of the forward pass.
     pub fn layers(&self) -> u32 {
         self.l1.shape().layers()
     }
 
     fn transfer(&self) -> Transfer {
-        // SAFETY: nobody looks at what these pages hold.
+        // SAFETY: no code reads these pages.
         unsafe { Transfer::new(&self.l1, &self.l2, self.pairs.clone()) }.unwrap()
     }
 
-    /// Bytes of a load.
+    /// Bytes per load.
     pub fn bytes(&self) -> u64 {
         self.transfer().bytes()
     }
 
-    /// Asks for a run while the probe idles: what `ask` returns, once all of it is over.
+    /// Calls `ask` to submit a run while the probe idles. Returns its result after all work has
+    /// completed.
     fn run<T>(&self, ask: impl Fn(&Mark, &Ticket) -> T) -> (Mark, T) {
         for _ in 0..ATTEMPTS {
             self.probe.idle(self.idle_cycles.get());
@@ -184,7 +188,7 @@ impl<'a> Stage<'a> {
             }
             self.idle_cycles.set(self.idle_cycles.get() * 2);
         }
-        panic!("asking takes longer than any idling");
+        panic!("submission takes longer than any idle time");
     }
 
     fn put(&self, work: Work, list: &List) {
@@ -208,7 +212,7 @@ impl<'a> Stage<'a> {
         list
     }
 
-    /// So much of a kind as takes about that long.
+    /// Work of this kind that takes about `ms`.
     pub fn work_of(&self, kind: Kind, ms: f64) -> Work {
         let mut amount = if kind == Kind::Idle { 1_000_000 } else { 100 };
         for _ in 0..3 {
@@ -218,7 +222,7 @@ impl<'a> Stage<'a> {
         Work { kind, amount }
     }
 
-    /// So many launches, alone.
+    /// Time of `launches` launches alone.
     pub fn compute_ms(&self, work: Work, launches: u32) -> f64 {
         let list = self.list(work);
         let (_, (begun, done)) = self.run(|_, _| {
@@ -229,7 +233,7 @@ impl<'a> Stage<'a> {
         done.ms_since(&begun)
     }
 
-    /// A load alone.
+    /// Time of a load alone.
     pub fn load_ms(&self) -> f64 {
         let (start, (loading, loaded)) = self.run(|_, begun| {
             let loading = self.device.load(self.transfer(), begun).unwrap();
@@ -242,7 +246,7 @@ impl<'a> Stage<'a> {
         loaded.ms_since(&start)
     }
 
-    /// A load and a forward, each alone and both together.
+    /// A load and a forward pass, each alone and both together.
     pub fn figures(&self, work: Work, waits: Waits) -> Figures {
         let layers = self.together(work, waits);
         Figures {
@@ -285,7 +289,8 @@ impl<'a> Stage<'a> {
         marks.iter().map(layer).collect()
     }
 
-    /// How much longer so many launches take while loads go on, all of that time; and the load's milliseconds beside them.
+    /// Time of `launches` launches alone and during continuous loads, and the time of a load during
+    /// them.
     pub fn beside(&self, work: Work, launches: u32) -> Beside {
         let alone_ms = self.compute_ms(work, launches);
         let list = self.list(work);
@@ -294,7 +299,7 @@ impl<'a> Stage<'a> {
             let (start, (loading, [first, begun, done, loaded])) = self.run(|_, begun| {
                 let submit = |_| self.device.load(self.transfer(), begun).unwrap();
                 let loading: Vec<Gated<Transfer>> = (0..loads).map(submit).collect();
-                // Not before the first layer is there: loads are under way.
+                // Starts after the first layer has arrived, so that loads are running.
                 let under_way = loading[0].gates()[0].layer(0);
                 self.device.hold(self.compute.stream(), &under_way).unwrap();
                 self.device.hold(self.probe.stream(), &under_way).unwrap();
@@ -323,30 +328,30 @@ impl<'a> Stage<'a> {
 }
 
 impl Drop for Stage<'_> {
-    /// The memory that these read goes after this.
+    /// Waits for the compute before the memory that it reads is freed.
     fn drop(&mut self) {
         self.compute.wait();
         self.probe.wait();
     }
 }
 
-/// Compute alone and beside loads.
+/// Compute alone and during loads.
 #[derive(Clone, Copy, Debug)]
 pub struct Beside {
     pub alone_ms: f64,
     pub beside_ms: f64,
-    /// A load, beside the compute for most of its time.
+    /// Time of a load during compute, for most of its time.
     pub load_ms: f64,
 }
 
 impl Beside {
-    /// By how much it was slower, as a share.
+    /// The relative slowdown.
     pub fn slower(&self) -> f64 {
         self.beside_ms / self.alone_ms - 1.0
     }
 }
 
-/// Enough to keep all processors busy; few where the CPU runs them.
+/// Enough threads to occupy all processors; few if the CPU runs them.
 fn threads() -> Threads {
     match Compute::processors() {
         0 => (1, 8),
