@@ -1,9 +1,11 @@
-//! What the tree costs: matching, inserting and evicting with a million pages in it, and its memory.
+//! The cost of the tree: match, insert and evict with a million pages in it, and its memory.
 //!
-//! For page sizes 1 and 64, over 32,768 tokens (of page size 1 that many pages, of page size 64 512 pages), two shapes: each
-//! prompt one node, and each prompt 512 nodes in a row. *hot* matches one prompt again and again, *cold* another one each time,
-//! so that nothing of it is in the processor's caches. Beside them, in the same run: comparing 128 KiB, and hashing the keys of
-//! a new tail. Evicting also from a tree of prompts of one page each, all below one root. Best and median of many, since a shared machine is not the same from one second to the next.
+//! Page sizes 1 and 64, prompts of 32,768 tokens (32,768 pages of size 1, 512 pages of size 64),
+//! two shapes: each prompt is one node, or a chain of 512 nodes. *hot* matches the same prompt
+//! repeatedly. *cold* matches a different prompt each time, so that none of it is in the
+//! processor's caches. For comparison, in the same run: comparing 128 KiB, and hashing the keys of
+//! a new tail. Eviction is also measured in a tree of one-page prompts below one root. The results
+//! are the minimum and median of many rounds, because the load of a shared machine varies.
 //!
 //! `cargo run --release -p larder-tiers --example tree_speed`
 
@@ -16,13 +18,13 @@ use larder_tiers::config::{Config, L3Write, WritePolicy};
 use larder_tiers::core::{Core, Fence, Request};
 use larder_tiers::prompt::{Prompt, Scope};
 
-/// Tokens of the prompt that is measured.
+/// Tokens of the measured prompt.
 const TOKENS: usize = 32_768;
-/// Nodes of a prompt of many.
+/// Nodes of a multi-node prompt.
 const NODES: usize = 512;
 /// Pages in the tree.
 const PAGES: usize = 1 << 20;
-/// Pages evicted at once.
+/// Pages per eviction.
 const EVICTED: usize = 10_000;
 
 fn main() {
@@ -35,7 +37,7 @@ fn main() {
     siblings();
 }
 
-/// What comparing 128 KiB takes.
+/// Measures the comparison of 128 KiB.
 fn compare() {
     let ours: Vec<u32> = (0..TOKENS as u32).collect();
     let theirs = ours.clone();
@@ -45,7 +47,7 @@ fn compare() {
     println!("comparing {TOKENS} words: {times}");
 }
 
-/// Best and median of some times, in microseconds.
+/// Minimum and median of some times, in microseconds.
 struct Times(Vec<f64>);
 
 impl std::fmt::Display for Times {
@@ -71,7 +73,7 @@ fn repeat(times: usize, mut what: impl FnMut()) -> Times {
     Times(taken)
 }
 
-/// A prompt whose tokens are its own.
+/// A prompt with unique tokens.
 fn prompt(core: &mut Core, number: usize, tokens: usize) -> Prompt {
     let mut prompt = core.prompt(&Scope::default());
     let own = (0..tokens as u64).map(|at| (number as u64) << 16 ^ at);
@@ -79,7 +81,7 @@ fn prompt(core: &mut Core, number: usize, tokens: usize) -> Prompt {
     prompt
 }
 
-/// Runs a prompt to its end as a request that inserts in so many steps.
+/// Runs a prompt to its end as a request that inserts in this number of steps.
 fn run(core: &mut Core, prompt: Prompt, steps: usize) -> Request {
     let tokens = prompt.words().len();
     let mut request = core.start(prompt, 0);
@@ -91,7 +93,7 @@ fn run(core: &mut Core, prompt: Prompt, steps: usize) -> Request {
     request
 }
 
-/// Nothing leaves for L2: the tree alone is measured.
+/// A core that copies nothing to L2, so that only the tree is measured.
 fn core(page_tokens: u32, pages: usize) -> Core {
     let mut config = Config::new(page_tokens, 4096, pages as u32, 1);
     config.write_policy = WritePolicy::WriteThroughSelective;
@@ -100,7 +102,7 @@ fn core(page_tokens: u32, pages: usize) -> Core {
     Core::new(config).unwrap()
 }
 
-/// Prompts that have nothing in common, a page each.
+/// One-page prompts without a common prefix.
 fn siblings() {
     let mut core = core(64, PAGES);
     for number in 0..PAGES {
@@ -150,7 +152,7 @@ fn measure(page_tokens: u32, nodes: usize) {
 }
 
 fn inserts(core: &mut Core, all: &[Prompt], per_prompt: usize) {
-    // All hit: a second request with the same prompt, whose keys are known.
+    // All hits: a second request with the same prompt, whose keys are already hashed.
     let page_tokens = TOKENS / per_prompt;
     let mut request = run(core, all[0].clone(), 1);
     let mut rounds = Vec::new();
@@ -161,7 +163,7 @@ fn inserts(core: &mut Core, all: &[Prompt], per_prompt: usize) {
     }
     rounds.sort_by(f64::total_cmp);
     println!("  insert, all hit: {}", Times(rounds));
-    // The same for a forward that is under way, and its end.
+    // The same with a forward in progress, including its end.
     let mut forward = 0;
     let rounds = repeat(100, || {
         forward += 1;
@@ -170,7 +172,7 @@ fn inserts(core: &mut Core, all: &[Prompt], per_prompt: usize) {
     });
     println!("  insert, all hit, and the end of its forward: {rounds}");
     core.finish(request, false, Fence(forward));
-    // Half of it new: the time without that of the keys, and that of the keys.
+    // Half of the prompt is new: the time without hashing, and the time of hashing.
     let (mut taken, mut hashed) = (Vec::new(), Vec::new());
     for round in 0..20 {
         let mut fresh = core.prompt(&Scope::default());

@@ -1,7 +1,8 @@
-//! The cache of engines that run with caching off: it remembers nothing but the chunks of requests that have not ended.
+//! The cache of engines that run with caching disabled. It stores only the chunks of running
+//! requests.
 //!
-//! With chunked prefill a long prompt is computed in pieces; between two of them the request keeps its row. Nothing is shared,
-//! and an ended request leaves nothing behind.
+//! With chunked prefill, a long prompt is computed in pieces, and the request keeps its row between
+//! them. Requests share nothing, and an ended request leaves no pages.
 
 use std::num::NonZeroU32;
 
@@ -9,7 +10,7 @@ use crate::core::NoRoom;
 use crate::pool::{PagePool, RequestId, RequestTable, Row, TableError};
 use crate::runs::L1;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct ChunkCache {
     pool: PagePool<L1>,
@@ -20,7 +21,7 @@ pub struct ChunkCache {
 /// Why a chunk has no slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
-    /// No such request, or no room for one.
+    /// No such request, or the table is full.
     #[error("{0}")]
     Table(#[from] TableError),
     /// L1 has too few pages.
@@ -29,7 +30,7 @@ pub enum ChunkError {
 }
 
 impl ChunkCache {
-    /// Over a pool of `pages` pages, for at most `requests_max` requests.
+    /// A cache over a pool of `pages` pages, for at most `requests_max` requests.
     #[must_use]
     pub fn new(page_tokens: NonZeroU32, pages: u32, requests_max: u32) -> ChunkCache {
         ChunkCache {
@@ -39,10 +40,10 @@ impl ChunkCache {
         }
     }
 
-    /// Takes a request in, without tokens.
+    /// Adds a request without tokens.
     ///
     /// # Errors
-    /// As many run as may.
+    /// The maximum number of requests is running.
     pub fn start(&mut self) -> Result<RequestId, ChunkError> {
         Ok(self.rows.add(Row::new(self.page_tokens))?)
     }
@@ -69,7 +70,7 @@ impl ChunkCache {
         Ok(self.rows.get(request)?)
     }
 
-    /// Ends a request; its pages are free.
+    /// Ends a request and frees its pages.
     ///
     /// # Errors
     /// There is no such request.
@@ -80,7 +81,7 @@ impl ChunkCache {
         Ok(())
     }
 
-    /// Pages that can be had.
+    /// Free pages.
     #[must_use]
     pub fn free_pages(&self) -> u32 {
         self.pool.free_pages()
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_of_a_request_stay_until_it_ends_and_then_nothing_does() {
+    fn chunks_of_a_request_stay_until_it_ends() {
         let mut cache = ChunkCache::new(NonZeroU32::new(4).unwrap(), 5, 2);
         let (a, b) = (cache.start().unwrap(), cache.start().unwrap());
         assert!(matches!(

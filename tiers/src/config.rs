@@ -1,6 +1,7 @@
-//! Configuration: what can be set, its defaults, and what of it makes no sense.
+//! Configuration: the fields, their defaults, and their validation.
 //!
-//! Every field has a default but the two pool sizes. Unknown fields are refused, and an error names the field it is about.
+//! Every field except the two pool sizes has a default. Unknown fields are refused, and an error
+//! contains the name of its field.
 
 use std::num::NonZeroU32;
 
@@ -15,14 +16,14 @@ pub enum WritePolicy {
     /// When they are first inserted.
     #[default]
     WriteThrough,
-    /// When they are inserted by as many requests as `selective_hits` says.
+    /// When `selective_hits` requests have inserted them.
     WriteThroughSelective,
-    /// When L1 has no room for them any more.
+    /// When they are evicted from L1.
     WriteBack,
 }
 
 impl WritePolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [WritePolicy; 3] = [
         WritePolicy::WriteThrough,
         WritePolicy::WriteThroughSelective,
@@ -34,32 +35,33 @@ impl WritePolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum L3Write {
-    /// As soon as they are in L2, or when they are next inserted where too much was on its way then.
+    /// As soon as they are in L2. If the queue is full at that time, when they are inserted again.
     #[default]
     OnBackup,
-    /// When they are in L2 and were inserted by as many requests as `selective_hits` says.
+    /// When they are in L2 and `selective_hits` requests have inserted them.
     Selective,
-    /// When L2 has no room for them any more.
+    /// When they are evicted from L2.
     OnEviction,
     /// Never.
     Never,
 }
 
-/// How long a request that waits for L3 waits.
+/// How long a request waits for its prefetch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PrefetchPolicy {
-    /// Not at all: it takes what has arrived when it is its turn.
+    /// No wait: the request uses the pages that have arrived when it is scheduled.
     BestEffort,
     /// Until everything has arrived.
     WaitComplete,
-    /// Until everything has arrived or its time is over, counted from when it first had to wait.
+    /// Until everything has arrived or the timeout expires, counted from the first time the request
+    /// had to wait.
     #[default]
     Timeout,
 }
 
 impl PrefetchPolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [PrefetchPolicy; 3] = [
         PrefetchPolicy::BestEffort,
         PrefetchPolicy::WaitComplete,
@@ -73,21 +75,22 @@ impl PrefetchPolicy {
 pub struct PrefetchConfig {
     /// How long a request waits.
     pub policy: PrefetchPolicy,
-    /// Fewer tokens than this are not worth a prefetch.
+    /// Minimum number of tokens for a prefetch.
     pub threshold_tokens: u32,
-    /// Waiting time of `timeout`, in microseconds, before a token is counted.
+    /// Base waiting time of `timeout`, in microseconds.
     pub timeout_base_us: u64,
-    /// And for each 1,024 tokens, in microseconds.
+    /// Additional waiting time per 1,024 tokens, in microseconds.
     pub timeout_per_1024_tokens_us: u64,
-    /// Most of L2 that prefetches under way may ask for, in percent.
+    /// Maximum share of L2 for prefetches in progress, in percent.
     pub l2_percent_max: u32,
-    /// Pages read in one batch: a prefetch can end between two.
+    /// Pages per read batch. A prefetch can end between two batches.
     pub batch_pages: u32,
-    /// Tokens that a prefill computes in a second. Where it is given, a hit is read from L3 only if that is expected to be faster.
+    /// Prefill speed in tokens per second. If set, a hit is read from L3 only if the read is
+    /// expected to be faster than the prefill.
     pub break_even_tokens_per_second: Option<NonZeroU32>,
-    /// How often a request may try.
+    /// Maximum number of attempts per request.
     pub attempts_max: u32,
-    /// Scheduling passes between two tries.
+    /// Scheduling passes between two attempts.
     pub retry_passes: u32,
 }
 
@@ -107,48 +110,50 @@ impl Default for PrefetchConfig {
     }
 }
 
-/// Everything that can be set.
+/// The complete configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Tokens of a page.
+    /// Tokens per page.
     #[serde(default = "one")]
     pub page_tokens: u32,
     /// Pages of the device pool.
     pub l1_pages: u32,
     /// Pages of the host pool; 0 for none.
     pub l2_pages: u32,
-    /// Bytes of a page, all layers and parts: for limits in bytes.
+    /// Bytes per page, all layers and parts. Used for limits in bytes.
     pub page_bytes: u64,
-    /// Which pages leave first.
+    /// The eviction order.
     #[serde(default)]
     pub eviction: EvictionOrder,
     /// When pages are copied from L1 to L2.
     #[serde(default)]
     pub write_policy: WritePolicy,
-    /// Hits after which `write_through_selective` copies to L2, and `l3_write = selective` writes to L3.
+    /// Hits after which `write_through_selective` copies to L2 and `l3_write = selective` writes to
+    /// L3.
     #[serde(default = "two")]
     pub selective_hits: u32,
     /// When pages are written to L3.
     #[serde(default)]
     pub l3_write: L3Write,
-    /// Most bytes on their way to L3, and never more than half of L2; what comes beyond is refused, tail first, until it is
-    /// inserted again.
+    /// Maximum number of bytes queued for L3, and never more than half of L2. Pages above the limit
+    /// are refused, tail first, until they are inserted again.
     #[serde(default = "gibibyte")]
     pub l3_queue_bytes_max: u64,
-    /// Whether this rank writes to L3: with MLA all ranks hold the same bytes, and one writes them.
+    /// Whether this rank writes to L3. With MLA all ranks hold the same bytes, and one rank writes
+    /// them.
     #[serde(default = "yes")]
     pub writes_l3: bool,
-    /// Fewer tokens than this are computed again rather than loaded from L2.
+    /// Minimum number of tokens for a load from L2. Fewer tokens are recomputed.
     #[serde(default = "ten")]
     pub load_threshold_tokens: u32,
-    /// Most loads in flight.
+    /// Maximum number of loads in flight.
     #[serde(default = "eight")]
     pub loads_max: u32,
     /// Prefetches.
     #[serde(default)]
     pub prefetch: PrefetchConfig,
-    /// Different tokens beyond the vocabulary (placeholders of images) that are kept apart.
+    /// Maximum number of distinct tokens beyond the vocabulary (placeholders of images).
     #[serde(default = "sixteen_million")]
     pub wide_tokens_max: u32,
     /// Whether events are collected.
@@ -184,15 +189,15 @@ fn yes() -> bool {
     true
 }
 
-/// A field whose value makes no sense.
+/// A field whose value is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} = {value}: {wrong}")]
 pub struct ConfigError {
-    /// Its name, with the table it is in.
+    /// The name of the field, including its table.
     pub field: &'static str,
-    /// Its value.
+    /// The value.
     pub value: u64,
-    /// What is wrong with it, and what would not be.
+    /// The problem, and the valid values.
     pub wrong: &'static str,
 }
 
@@ -222,7 +227,7 @@ impl Config {
     /// Checks every field.
     ///
     /// # Errors
-    /// The first that makes no sense, by name.
+    /// The first field that is not valid.
     pub fn check(&self) -> Result<(), ConfigError> {
         let prefetch = &self.prefetch;
         let (l1, l2) = (u64::from(self.l1_pages), u64::from(self.l2_pages));
@@ -300,13 +305,13 @@ impl Config {
         }
     }
 
-    /// Whole pages of these tokens, at least one.
+    /// Number of pages for this many tokens, rounded up, at least one.
     pub(crate) fn pages_of(&self, tokens: u32) -> usize {
         (tokens as usize).div_ceil(self.page_tokens as usize).max(1)
     }
 
-    /// Most pages on their way to L3. They are held in L2, and half of that stays free of them: a slow L3 must not be what keeps
-    /// L1 from being backed up.
+    /// Maximum number of pages queued for L3. They are held in L2, and half of L2 stays free of
+    /// them, so that a slow L3 does not prevent backups of L1.
     pub(crate) fn put_pages_max(&self) -> usize {
         let bytes = self.l3_queue_bytes_max / self.page_bytes;
         let half = u64::from(self.l2_pages).div_ceil(2);
@@ -321,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_make_sense_and_come_from_two_sizes_alone() {
+    fn the_defaults_are_valid_and_need_only_two_sizes() {
         let text = r#"{ "l1_pages": 100, "l2_pages": 200, "page_bytes": 4096 }"#;
         let config: Config = serde_json::from_str(text).unwrap();
         assert_eq!(config, Config::new(1, 4096, 100, 200));
@@ -329,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_that_makes_no_sense_is_named() {
+    fn every_invalid_field_is_reported_by_name() {
         let good = Config::new(64, 4096, 100, 200);
         type Spoil = fn(&mut Config);
         let cases: [(&str, Spoil); 9] = [

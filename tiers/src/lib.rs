@@ -1,45 +1,46 @@
-//! The tiers: an L1/L2 radix cache over any L3, with HiCache's semantics and none of its races.
+//! The tiers: an L1/L2 radix cache over any L3, with the semantics of HiCache but without its
+//! races.
 //!
-//! A [`Cache`] is what an engine embeds: it matches prompts against a radix tree of pages, hands out rows of L1 pages, copies pages
-//! to the host tier and to L3, and brings them back. What it decides, the [`mod@core`] decides, which does no I/O and reads no clock;
-//! the cache carries it out.
+//! An engine embeds a [`Cache`]. The cache matches prompts against a radix tree of pages, returns
+//! rows of L1 pages, copies pages to the host tier and to L3, and loads them again. The
+//! [`mod@core`] makes all decisions; it does no I/O and reads no clock. The cache executes them.
 //!
 //! ```text
 //!              scheduler (one thread)
 //!                    |
 //!   +----------------v-----------------+
-//!   | cache   carries out orders       |---- device: L1 <-> L2, tickets        (larder-kernels)
+//!   | cache   executes orders          |---- device: L1 <-> L2, tickets        (larder-kernels)
 //!   |  +----------------------------+  |---- threads: L2 <-> L3                (l3)
-//!   |  | core    decides            |  |---- the other ranks: what is agreed   (ranks)
-//!   |  |   tree    who has what     |  |
-//!   |  |   pool    which page is    |  |
-//!   |  |           free             |  |
+//!   |  | core    decides            |  |---- the other ranks: agreement        (ranks)
+//!   |  |   tree    nodes and pages  |  |
+//!   |  |   pool    free pages       |  |
+//!   |  |                            |  |
 //!   |  +----------------------------+  |
 //!   +----------------------------------+
 //! ```
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`cache`] | the core with a device, an L3 and other ranks around it: what an engine embeds |
-//! | [`mod@core`] | the deciding state machine: requests, room, transfers, prefetches |
+//! | [`cache`] | the core combined with a device, an L3 and other ranks |
+//! | [`mod@core`] | the state machine that decides: requests, eviction, transfers, prefetches |
 //! | [`tree`] | the radix tree |
-//! | [`pool`] | which pages are free, and the rows of requests |
+//! | [`pool`] | free pages of the pools, and the rows of requests |
 //! | [`runs`] | page numbers of a pool, as runs |
-//! | [`prompt`] | tokens as the tree compares them, and their page keys |
-//! | [`l3`] | what is below: the page store, or a directory of files |
-//! | [`ranks`] | how the ranks of one engine agree |
-//! | [`chunk`] | the cache of engines that run with caching off |
-//! | [`config`] | what can be set |
-//! | [`planted`](mod@planted) | bugs for the model test to find; nothing in any other build |
+//! | [`prompt`] | tokens in the form that the tree compares, and their page keys |
+//! | [`l3`] | the tier below: the page store, or a directory of files |
+//! | [`ranks`] | agreement between the ranks of one engine |
+//! | [`chunk`] | the cache of engines that run with caching disabled |
+//! | [`config`] | the configuration |
+//! | [`planted`](mod@planted) | bugs for the model test to detect; empty in release builds |
 //!
-//! Where it differs from HiCache, on purpose:
-//! - What leaves L1 needs no lock of L2 to be gone: pages that L3 still reads in L2 do not hold L1.
-//! - What is on its way to L3 takes at most half of L2.
+//! Intended differences from HiCache:
+//! - Pages can leave L1 without releasing L2 locks: pages that L3 still reads in L2 do not hold L1.
+//! - Pages queued for L3 take at most half of L2.
 //! - Nothing is inserted behind a load in flight. Nothing is copied to L2 before the forward that
-//!   computes it, and every forward before that, has ended well. A failed load or forward takes its
-//!   pages out of the tree with all that was computed on them. So no page of L2 or L3 stands on
-//!   bytes that were never there ([`cache`] says what a caller does).
-//! - A backup that ends before its parent is in L2 is thrown away, whatever the order in which copies end.
+//!   computes it, and every earlier forward, has ended successfully. A failed load or forward
+//!   removes its pages from the tree, with all pages that were computed from them. So no page of L2
+//!   or L3 depends on bytes that were never valid (see [`cache`] for the duties of a caller).
+//! - A backup that ends before its parent is in L2 is discarded, in whichever order copies end.
 
 pub mod cache;
 pub mod chunk;

@@ -1,12 +1,13 @@
-//! Bugs that can be switched on, to see that the model test notices them: the test of the tests.
+//! Bugs that can be enabled, to check that the model test detects them.
 //!
-//! Owns the list of them (`Bug`) and which one is on (`plant`): at most one, for the calling thread. The places that hold a bug
-//! ask `planted!`. In a build without debug assertions that is the word `false`, and nothing else of this module exists.
+//! Owns the list of bugs (`Bug`) and the enabled bug (`plant`): at most one, for the calling
+//! thread. The code with a bug checks `planted!`. In a build without debug assertions `planted!` is
+//! the constant `false`, and nothing else of this module exists.
 
 #[cfg(debug_assertions)]
 pub use switch::{Bug, is_planted, plant};
 
-/// Whether this bug is on.
+/// Whether this bug is enabled.
 #[cfg(debug_assertions)]
 macro_rules! planted {
     ($bug:ident) => {
@@ -14,7 +15,7 @@ macro_rules! planted {
     };
 }
 
-/// Whether this bug is on: never, in this build.
+/// Whether this bug is enabled: never in this build.
 #[cfg(not(debug_assertions))]
 macro_rules! planted {
     ($bug:ident) => {
@@ -32,12 +33,12 @@ mod switch {
         static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
     }
 
-    /// Switches a bug on for this thread, or (`None`) whichever is on off.
+    /// Enables a bug for this thread. `None` disables the current one.
     pub fn plant(bug: Option<Bug>) {
         PLANTED.set(bug);
     }
 
-    /// Whether this bug is on in this thread.
+    /// Whether this bug is enabled in this thread.
     #[must_use]
     pub fn is_planted(bug: Bug) -> bool {
         PLANTED.get() == Some(bug)
@@ -45,75 +46,76 @@ mod switch {
 
     macro_rules! bugs {
         ($($(#[doc = $doc:literal])* $bug:ident,)*) => {
-            /// A mistake that somebody could make.
+            /// A bug that can be planted.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum Bug {
                 $($(#[doc = $doc])* $bug,)*
             }
 
             impl Bug {
-                /// All of them.
+                /// All bugs.
                 pub const ALL: &[Bug] = &[$(Bug::$bug,)*];
             }
         };
     }
 
     bugs! {
-        /// Giving a lock back leaves the root's end of the path locked.
+        /// Releasing a lock leaves the nodes near the root locked.
         LockLeak,
-        /// A split leaves the front part without the L2 pages that are its own.
+        /// A split leaves the front part without its L2 pages.
         SplitForgetsHostRun,
         /// A split leaves the front part without the locks of the whole.
         SplitForgetsLocks,
-        /// Eviction takes nodes that somebody has locked.
+        /// Eviction takes locked nodes.
         EvictsLocked,
         /// A node whose last child has left is not offered to eviction.
         StaleLeafSet,
         /// Requests with different salts share nodes.
         SaltIgnored,
-        /// An insert gives back the tree's pages, not the request's, where it finds the tokens already there.
+        /// An insert frees the tree's pages instead of the request's if the tree already has the
+        /// tokens.
         FreesTheTreesPages,
-        /// An insert forgets to give back the pages of tokens that were already there.
+        /// An insert does not free the pages of tokens that the tree already has.
         KeepsDuplicates,
-        /// A match says nothing of loads in flight on its path.
+        /// A match does not report loads in flight on its path.
         HitOnUnfinishedLoad,
         /// A backup does not wait for the forward that writes its pages.
         BackupBeforeForward,
-        /// A failed forward changes nothing.
+        /// A failed forward has no effect.
         IgnoresFailedForward,
-        /// A request goes on after a forward of its own has failed that filled no whole page.
+        /// A request continues after its own forward, which filled no whole page, has failed.
         RequestOutlivesItsForward,
-        /// What a request inserts after a failed forward of its own stays, though it begins in a
-        /// page which that has filled.
+        /// Pages inserted after a failed forward of the same request stay, although they begin in a
+        /// page that the forward filled.
         FailureSparesLaterInserts,
-        /// An insert whose pages were lost with another's has the pages copied that take their
-        /// place.
+        /// An insert whose pages were lost with another's causes a copy of the pages that take
+        /// their place.
         LostInsertsWaitOn,
-        /// A loss reaches only the last of the parts that its node was split into.
+        /// A loss affects only the last of the parts into which its node was split.
         LossReachesOneFragment,
         /// Requests that hold lost pages are not broken.
         HidesLosses,
-        /// A match goes on through nodes whose pages were lost.
+        /// A match continues through nodes whose pages were lost.
         MatchesLostPages,
         /// A node whose pages were lost stays when nothing needs it any more.
         KeepsBareNodes,
-        /// A load does not wait for the forwards that still use the pages it fills.
+        /// A load does not wait for the forwards that still use its destination pages.
         LoadBeforeForward,
-        /// Lost pages are given back though requests and loads hold them.
+        /// Lost pages are freed while requests and loads hold them.
         FreesLostPagesAtOnce,
-        /// The end of a backup reaches only the last of the parts that its node was split into.
+        /// The end of a backup affects only the last of the parts into which its node was split.
         AckCoversOneFragment,
-        /// A load that failed leaves its pages in the tree.
+        /// A failed load leaves its pages in the tree.
         KeepsFailedLoad,
-        /// A cancelled prefetch gives back pages that a read still writes into.
+        /// A cancelled prefetch frees pages that a read still writes.
         SlotFreedUnderRead,
-        /// A prefetch takes a batch for whole of which L3 gave only the front.
+        /// A prefetch treats a batch as whole although L3 returned only its front.
         TrustsShortRead,
-        /// A prefetched part is put below a parent that has left L2.
+        /// A prefetched part is inserted below a parent that has left L2.
         InsertsBelowLostParent,
         /// Pages that L3 has are written to it again.
         WritesTwice,
-        /// A backup that failed counts as one that succeeded.
+        /// A failed backup counts as successful.
         TrustsFailedBackup,
         /// Hits are counted each time a request is inserted.
         CountsHitsTwice,

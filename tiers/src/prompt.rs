@@ -1,13 +1,17 @@
-//! Prompts: the tokens of a request as the tree compares them, and its page keys, each hashed once.
+//! Prompts: the tokens of a request in the form that the tree compares, and its page keys, each
+//! hashed once.
 //!
-//! The tree holds a token in one `u32` *word*. Tokens from [`ESCAPE`] on, among them the 64-bit placeholders of multimodal
-//! input, are numbered by a [`Vocabulary`]; words from [`ESCAPE`] on are such numbers.
+//! The tree stores a token in one `u32` *word*. Tokens from [`ESCAPE`] on, including the 64-bit
+//! placeholders of multimodal input, are numbered by a [`Vocabulary`]. Words from [`ESCAPE`] on are
+//! such numbers.
 //!
-//! With bigrams, unit `i` is the tokens `i` and `i + 1`. Two prompts whose first tokens are equal have equal units exactly where
-//! their second tokens are, so word `i` is token `i + 1`, and the first token is part of the [`RootKey`]: a bigram costs no more
-//! than a token.
+//! With bigrams, unit `i` consists of the tokens `i` and `i + 1`. If the first tokens of two
+//! prompts are equal, their units are equal exactly if the second tokens of the units are.
+//! Therefore word `i` is token `i + 1`, and the first token is part of the [`RootKey`]: a bigram
+//! costs no more than a token.
 //!
-//! Invariant: prompts of different (extra key, cache salt, bigram) have different root keys, and so never share a node.
+//! Invariant: prompts with different (extra key, cache salt, bigram) have different root keys and
+//! never share a node.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -16,40 +20,41 @@ use larder_format::{PageKey, TokenUnits, namespace_seed, page_keys};
 
 use crate::planted::planted;
 
-/// Tokens from here on are numbered.
+/// Tokens from this value on are numbered.
 pub const ESCAPE: u32 = 0xf000_0000;
 
-/// What keeps the pages of some requests apart from those of others with the same tokens.
+/// Separates the pages of some requests from those of other requests with the same tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scope {
-    /// The request's own namespace: a tenant, a LoRA.
+    /// The namespace of the request: a tenant, a LoRA.
     pub extra_key: Option<String>,
-    /// A secret of the request's, against probing for what others asked.
+    /// A secret of the request. Prevents others from probing for its cached tokens.
     pub cache_salt: Option<String>,
     /// Units are pairs of tokens: EAGLE-family draft models.
     pub bigram: bool,
 }
 
-/// Which root of the forest a prompt belongs under.
+/// The root of the forest for a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RootKey {
     seed: Option<PageKey>,
-    /// The first token's word, of bigrams.
+    /// With bigrams: the word of the first token.
     first: Option<u32>,
     bigram: bool,
 }
 
-/// No further token that needs a number can be numbered.
+/// No further token can be numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{numbered} different tokens from {ESCAPE:#x} on have been seen, no more are kept apart; the prompt is cached up to the first one; raise wide_tokens_max"
+    "{numbered} distinct tokens from {ESCAPE:#x} on have been numbered, which is the maximum; \
+     the prompt is cached up to the first token beyond it; raise wide_tokens_max"
 )]
 pub struct VocabularyFull {
-    /// How many there are.
+    /// Number of numbered tokens.
     pub numbered: u32,
 }
 
-/// Numbers for tokens that are no words themselves.
+/// Numbers for tokens that do not fit in a word.
 #[derive(Debug)]
 pub struct Vocabulary {
     numbers: HashMap<u64, u32>,
@@ -58,7 +63,7 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Numbers at most `tokens_max` different tokens.
+    /// A vocabulary for at most `tokens_max` distinct tokens.
     #[must_use]
     pub fn new(tokens_max: u32) -> Vocabulary {
         Vocabulary {
@@ -94,7 +99,7 @@ impl Vocabulary {
     }
 }
 
-/// The tokens of a request, growing as it is answered.
+/// The tokens of a request, extended as the answer is generated.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     root: RootKey,
@@ -126,10 +131,11 @@ impl Prompt {
         }
     }
 
-    /// Adds tokens behind those it has.
+    /// Appends tokens.
     ///
     /// # Errors
-    /// The vocabulary is full: the prompt ends, for good, before the first token that needed a number.
+    /// The vocabulary is full: the prompt permanently ends before the first token that needed a
+    /// number.
     pub fn extend(
         &mut self,
         vocabulary: &mut Vocabulary,
@@ -149,36 +155,36 @@ impl Prompt {
         Ok(())
     }
 
-    /// Takes back all but its first `tokens` tokens. A prompt of bigrams keeps its first token,
-    /// which decides its root.
+    /// Removes all but the first `tokens` tokens. A prompt of bigrams keeps its first token, which
+    /// determines its root.
     pub fn truncate(&mut self, tokens: usize) {
         let units = tokens.saturating_sub(usize::from(self.root.bigram));
         self.words.truncate(units);
         self.keys.truncate(self.words.len() / self.page_tokens);
     }
 
-    /// Which root it belongs under.
+    /// The root of the prompt.
     #[must_use]
     pub fn root(&self) -> RootKey {
         self.root
     }
 
-    /// A word a unit.
+    /// One word per unit.
     #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.words
     }
 
-    /// Whole pages.
+    /// Number of whole pages.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.words.len() / self.page_tokens
     }
 
-    /// The words and the keys of its first `pages` pages. Keys that were asked for before are not hashed again.
+    /// The words and the keys of the first `pages` pages. Keys are hashed only once.
     ///
     /// # Panics
-    /// When it has fewer pages.
+    /// If the prompt has fewer pages.
     pub fn words_and_keys(
         &mut self,
         vocabulary: &Vocabulary,
@@ -191,10 +197,10 @@ impl Prompt {
         )
     }
 
-    /// The keys of its first `pages` pages, as [`Prompt::words_and_keys`].
+    /// The keys of the first `pages` pages, as [`Prompt::words_and_keys`].
     ///
     /// # Panics
-    /// When it has fewer pages.
+    /// If the prompt has fewer pages.
     pub fn keys(&mut self, vocabulary: &Vocabulary, pages: usize) -> &[PageKey] {
         self.words_and_keys(vocabulary, pages).1
     }
@@ -222,7 +228,7 @@ impl Prompt {
         }
     }
 
-    /// Pages whose keys have been hashed.
+    /// Number of pages whose keys have been hashed.
     #[must_use]
     pub fn hashed_pages(&self) -> usize {
         self.keys.len()
@@ -242,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_asked_for_in_pieces_are_those_of_the_whole_chain() {
+    fn keys_computed_in_pieces_equal_those_of_the_whole_chain() {
         let tokens: Vec<u64> = (0..50)
             .map(|at| if at == 21 { 1 << 40 } else { at * 7 })
             .collect();
@@ -270,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_prompt_goes_on_as_one_that_never_was_longer() {
+    fn a_truncated_prompt_equals_one_that_was_never_longer() {
         for bigram in [false, true] {
             let scope = Scope {
                 bigram,

@@ -1,14 +1,15 @@
-//! Page numbers of a pool, as runs of neighbours: what a node holds, what a pool hands out, what a transfer copies.
+//! Page numbers of a pool, as runs of neighbours. Used for the pages of a node, of an allocation
+//! and of a transfer.
 //!
-//! Invariant: a run is never empty and never reaches beyond `u32`; neighbouring runs that could be one are one. A run knows by
-//! its type which tier its numbers belong to, so that L1 and L2 pages cannot be mixed up.
+//! Invariants: a run is never empty and never exceeds `u32`; adjacent runs are merged. The type of
+//! a run contains the tier of its numbers, so L1 and L2 pages cannot be confused.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// Which pool page numbers belong to.
+/// The pool of page numbers.
 pub trait Tier: Copy + Debug + PartialEq + Eq + Send + Sync + 'static {
-    /// Its name in messages.
+    /// The name used in messages.
     const NAME: &'static str;
 }
 
@@ -37,10 +38,10 @@ pub struct Run<T> {
 }
 
 impl<T: Tier> Run<T> {
-    /// The run of `pages` pages from `start` on.
+    /// The run of `pages` pages that starts at `start`.
     ///
     /// # Panics
-    /// When it is empty or its end is beyond `u32`: the pool that counts pages makes no such run.
+    /// If the run is empty or its end exceeds `u32`: no pool has such a run.
     #[must_use]
     pub fn new(start: u32, pages: u32) -> Run<T> {
         assert!(
@@ -54,30 +55,30 @@ impl<T: Tier> Run<T> {
         }
     }
 
-    /// Its first page.
+    /// The first page.
     #[must_use]
     pub fn start(self) -> u32 {
         self.start
     }
 
-    /// How many pages: at least one.
+    /// Number of pages: at least one.
     #[must_use]
     pub fn pages(self) -> u32 {
         self.pages
     }
 
-    /// The page after its last one.
+    /// The page after the last one.
     #[must_use]
     pub fn end(self) -> u32 {
         self.start + self.pages
     }
 }
 
-/// Pages of a pool in an order of their own: page `i` of a span lies in the `i`-th of them.
+/// Pages of a pool in a given order: page `i` of a span is stored in the `i`-th of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runs<T>(Repr<T>);
 
-/// One run, the common case, costs no allocation. `One` of zero pages is no run.
+/// One run, the common case, needs no allocation. `One` with zero pages is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Repr<T> {
     One { start: u32, pages: u32 },
@@ -123,13 +124,13 @@ impl<T: Tier> Runs<T> {
         pages.iter().map(|page| Run::new(*page, 1)).collect()
     }
 
-    /// Whether there is none.
+    /// Whether there are no pages.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         matches!(self.0, Repr::One { pages: 0, .. })
     }
 
-    /// How many pages.
+    /// Number of pages.
     #[must_use]
     pub fn pages(&self) -> u32 {
         match &self.0 {
@@ -153,10 +154,10 @@ impl<T: Tier> Runs<T> {
         self.iter().flat_map(|run| run.start..run.end())
     }
 
-    /// Keeps the first `pages` pages and gives back the others.
+    /// Keeps the first `pages` pages and returns the others.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// If there are fewer.
     #[must_use]
     pub fn split_off(&mut self, pages: u32) -> Runs<T> {
         let total = self.pages();
@@ -177,13 +178,13 @@ impl<T: Tier> Runs<T> {
         tail.into_iter().collect()
     }
 
-    /// These runs and then those.
+    /// These runs followed by `others`.
     #[must_use]
     pub fn followed_by(&self, others: &Runs<T>) -> Runs<T> {
         self.iter().chain(others.iter()).collect()
     }
 
-    /// Bytes allocated beside the value itself.
+    /// Bytes allocated in addition to the value itself.
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.0 {
             Repr::One { .. } => 0,
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_pays_sixteen_bytes_for_its_runs() {
+    fn the_runs_of_a_node_take_sixteen_bytes() {
         assert_eq!(size_of::<Runs<L1>>(), 16);
     }
 }

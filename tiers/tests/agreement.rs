@@ -1,5 +1,5 @@
-//! Ranks with devices and stores of different speed, luck and honesty, as threads and as processes: their trees stay equal; one
-//! that stops is an error.
+//! Ranks whose devices and stores differ in speed, faults and correctness, as threads and as
+//! processes. Their trees stay equal, and a rank that stops is an error.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 #[path = "../../tests/support/honest.rs"]
@@ -31,7 +31,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The pages of an L3.
 type Pages = Arc<Mutex<HashSet<PageKey>>>;
 
-/// An L3 of one rank: it has what it was given, mostly.
+/// The L3 of one rank. It usually has the pages that were put.
 struct Moody {
     has: Pages,
     dice: Mutex<Pcg64Mcg>,
@@ -94,7 +94,8 @@ fn unreliable(seed: u64) -> Faults {
     })
 }
 
-/// A cache of one rank. With even seeds one rank writes to an L3 that all of them read (MLA), else each has its own.
+/// The cache of one rank. With even seeds, one rank writes to an L3 that all ranks read (MLA);
+/// otherwise each rank has its own L3.
 fn cache(seed: u64, ranks: Box<dyn Ranks>, shared: &Pages) -> Cache {
     let mut dice = Pcg64Mcg::seed_from_u64(seed);
     let shape = KvShape::mha(2, 1, 4, 1, 2).unwrap();
@@ -108,7 +109,7 @@ fn cache(seed: u64, ranks: Box<dyn Ranks>, shared: &Pages) -> Cache {
     config.load_threshold_tokens = 2;
     let is_shared = seed.is_multiple_of(2);
     config.writes_l3 = ranks.rank() == 0 || !is_shared;
-    // What a rank alone has is its own.
+    // Each rank has its own faults.
     let own = seed * 100 + u64::from(ranks.rank());
     let device = Arc::new(HostDevice::with_faults(unreliable(own)).unwrap());
     let memory = HostMemory::zeroed(pool_bytes(&shape, 41)).unwrap();
@@ -131,13 +132,13 @@ fn cache(seed: u64, ranks: Box<dyn Ranks>, shared: &Pages) -> Cache {
     Cache::new(config, parts).unwrap()
 }
 
-/// One rank's script: every rank plays the same.
+/// The script of one rank. Every rank runs the same script.
 struct Script {
     cache: Cache,
     dice: Pcg64Mcg,
     running: Vec<Request>,
     prefetches: Vec<PrefetchId>,
-    /// Forwards end when and how it comes on each rank.
+    /// Forwards end at different times and with different outcomes on each rank.
     own_dice: Pcg64Mcg,
     forwards: Vec<Promise>,
 }
@@ -170,7 +171,7 @@ impl Script {
             .collect()
     }
 
-    /// Everything ends; only L3 outlives it.
+    /// Ends all work. Only L3 survives.
     fn rest(&mut self) {
         for request in std::mem::take(&mut self.running) {
             let forward = self.forward();
@@ -200,7 +201,7 @@ impl Script {
             0..3 if self.running.len() < 4 => {
                 let prompt = self.cache.prompt(&Scope::default(), tokens).unwrap();
                 let mut request = self.cache.start(prompt, 0);
-                // What was matched may be lost by now: then it is seen below.
+                // The matched pages may be lost in the meantime; the checks below detect this.
                 let _ = self.cache.load_back(&mut request, 100);
                 self.running.push(request);
             }
@@ -289,11 +290,11 @@ fn play(
     script.cache.stats().clone()
 }
 
-/// Longer than any test takes: a rank that is slow is no failure.
+/// Longer than any test: a slow rank is not a failure.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 #[test]
-fn trees_of_two_to_eight_ranks_are_equal_after_every_step_whatever_fails_on_one_of_them() {
+fn trees_of_two_to_eight_ranks_are_equal_after_every_step_in_spite_of_local_faults() {
     let mut all = Vec::new();
     for (seed, size) in (0..).zip([2, 3, 4, 8, 2, 5, 2, 2]) {
         let (group, checks) = (
@@ -331,12 +332,12 @@ fn trees_of_two_to_eight_ranks_are_equal_after_every_step_whatever_fails_on_one_
 }
 
 #[test]
-fn a_rank_that_stops_or_goes_is_an_error_for_the_others_and_not_a_hang() {
+fn a_rank_that_stops_or_ends_is_an_error_for_the_others_and_not_a_hang() {
     for goes in [false, true] {
         let mut group = threads(2, Duration::from_millis(50)).unwrap();
         let other = group.pop().unwrap();
         let mut cache = cache(0, Box::new(group.pop().unwrap()), &Pages::default());
-        // The end of a group that is dropped has gone.
+        // Dropping the end of a group counts as the end of the rank.
         let kept = (!goes).then_some(other);
         let error = cache.poll().unwrap_err();
         let is_right = match error {
@@ -348,17 +349,17 @@ fn a_rank_that_stops_or_goes_is_an_error_for_the_others_and_not_a_hang() {
     }
 }
 
-/// Where the group of a process meets, and what it is to do there.
+/// The directory where the processes of a group meet, and the action of the child.
 const PLACE: &str = "LARDER_TEST_CACHE_RANK";
 const ACT: &str = "LARDER_TEST_CACHE_ACT";
 
 /// Steps of ranks that are processes.
 const STEPS: usize = 300;
 
-/// For what somebody has to wait for: long enough for a process of a busy machine to come to a call.
+/// A timeout that a test waits for: long enough for a process on a busy machine to join a call.
 const SHORT: Duration = Duration::from_secs(8);
 
-/// One rank of two processes that meet at a path.
+/// One of two processes that meet at a path.
 fn enter(path: &Path, rank: u32, call: Duration) -> Box<dyn Ranks> {
     let gather = TIMEOUT;
     let timeouts = Timeouts { gather, call };
@@ -369,10 +370,10 @@ fn enter(path: &Path, rank: u32, call: Duration) -> Box<dyn Ranks> {
     Box::new(rank.unwrap())
 }
 
-/// Plays scripts of its own, in step with the other process.
+/// Plays scripts in step with the other process.
 fn play_together(place: &Path, rank: u32) {
     let mut moved = [0; 3];
-    // Odd seeds: a process has an L3 of its own.
+    // Odd seeds: each process has its own L3.
     for seed in [1, 3, 5, 7] {
         let at = |name: &str| place.join(format!("{name}-{seed}"));
         let ranks = enter(&at("ranks"), rank, TIMEOUT);
@@ -389,7 +390,7 @@ fn play_together(place: &Path, rank: u32) {
 }
 
 #[test]
-#[ignore = "what the processes of the next two tests do"]
+#[ignore = "runs in the processes of the next two tests"]
 fn child() {
     let place = std::env::var_os(PLACE).expect("where to meet the others");
     let place = Path::new(&place);
@@ -401,7 +402,7 @@ fn child() {
         enter(&place.join("ranks"), 1, TIMEOUT),
         &Pages::default(),
     );
-    // Until it is stopped, or left alone.
+    // Until this process is killed, or the other one ends.
     while cache.poll().is_ok() {}
 }
 
@@ -435,8 +436,8 @@ fn a_process_that_is_stopped_is_an_error_for_the_others_cache_within_the_timeout
     }
     let pid = Pid::from_child(&child.0);
     kill_process(pid, Signal::STOP).unwrap();
-    // What it had said before it was stopped still counts.
-    let error = found("the process is missed", || cache.poll().err());
+    // Messages sent before the stop still count.
+    let error = found("the stop is detected", || cache.poll().err());
     let wanted = RanksError::Stalled {
         ranks: vec![1],
         timeout: SHORT,
@@ -445,7 +446,7 @@ fn a_process_that_is_stopped_is_an_error_for_the_others_cache_within_the_timeout
         matches!(&error, CacheError::Ranks(found) if *found == wanted),
         "{error}"
     );
-    // It is told no better later, and nothing is lost but the group.
+    // The error persists, and only the group is lost.
     assert!(cache.poll().is_err());
     assert_eq!(cache.core().free_pages(), (30, 40));
     kill_process(pid, Signal::CONT).unwrap();

@@ -1,4 +1,5 @@
-//! Bytes all the way: L1, L2, the real store, another process, and back; and a cache whose device, L3 or pools are no good.
+//! Bytes through all tiers: L1, L2, the real store, another process, and back. Also caches with a
+//! faulty device, a faulty L3 or wrong pools.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod support;
@@ -91,7 +92,8 @@ impl Bench {
         (0..u64::from(PAGES * self.shape.page_tokens()) + 1).map(|token| token * 3)
     }
 
-    /// Whole pages of the prompt: the token that is always computed fills one of its own where a page is one token.
+    /// Whole pages of the prompt. With one token per page, the last token, which is always
+    /// computed, has its own page.
     fn pages(&self) -> usize {
         self.tokens().count() / self.shape.page_tokens() as usize
     }
@@ -101,7 +103,7 @@ impl Bench {
         self.cache.start(prompt, 0)
     }
 
-    /// What belongs into a chunk of the prompt's page `page`.
+    /// The expected bytes of a chunk of the prompt's page `page`.
     fn bytes(&self, page: usize, part: u32, layer: u32) -> Vec<u8> {
         let seed = page as u32 * 31 + part * 7 + layer * 3 + 1;
         (0..self.shape.chunk_bytes())
@@ -120,7 +122,7 @@ impl Bench {
             .collect()
     }
 
-    /// Computes the whole prompt from nothing, and ends the request.
+    /// Computes the whole prompt without a cached part, and ends the request.
     fn compute(&mut self) {
         let mut request = self.start();
         let tokens = self.tokens().count() - request.tokens();
@@ -135,7 +137,7 @@ impl Bench {
         self.cache.drain().unwrap();
     }
 
-    /// Runs the prompt on what L2 has of it, and compares every byte.
+    /// Runs the prompt on its cached part in L2, and compares every byte.
     fn load_and_compare(&mut self) {
         let mut request = self.start();
         assert_eq!(request.l2_pages(), PAGES as usize);
@@ -183,7 +185,7 @@ fn no_faults() -> Faults {
     Box::new(|_| Ok(()))
 }
 
-/// Every shape and layout, over one store.
+/// Runs `with` for every shape and layout, over one store.
 fn each(store: &Path, with: impl Fn(&mut Bench)) {
     let store: Arc<dyn PageStore> = Arc::new(Store::open(store, OpenOptions::default()).unwrap());
     for shape in shapes() {
@@ -231,13 +233,13 @@ fn bytes_come_back_from_l2_and_in_another_process_from_the_store_in_every_shape_
         assert_eq!(
             bench.cache.stats().put,
             0,
-            "what came from L3 is not written to it again"
+            "pages read from L3 are not written to it again"
         );
     });
 }
 
 #[test]
-fn a_directory_of_files_serves_as_well_and_a_torn_file_is_a_miss_that_heals() {
+fn a_directory_of_files_works_as_l3_and_a_torn_file_is_a_miss_that_is_repaired() {
     let directory = tempfile::tempdir().unwrap();
     for layout in Layout::ALL {
         let path = directory.path().join(layout.name());
@@ -249,7 +251,7 @@ fn a_directory_of_files_serves_as_well_and_a_torn_file_is_a_miss_that_heals() {
         assert_eq!(bench.prefetch(), PrefetchState::Ended(5));
         bench.load_and_compare();
         bench.cache.reset().unwrap();
-        // The third page is cut short.
+        // Truncates the third page.
         let mut prompt = bench
             .cache
             .prompt(&Scope::default(), bench.tokens())
@@ -272,14 +274,14 @@ fn a_directory_of_files_serves_as_well_and_a_torn_file_is_a_miss_that_heals() {
     }
 }
 
-/// An L3 that fails every call, or says that it has everything and has nothing.
+/// An L3 that fails every call, or that reports all pages but returns none.
 struct Useless {
-    lies: bool,
+    reports_all: bool,
 }
 
 impl L3 for Useless {
     fn longest_prefix(&self, keys: &[PageKey]) -> usize {
-        if self.lies { keys.len() } else { 0 }
+        if self.reports_all { keys.len() } else { 0 }
     }
 
     fn get(&self, _: &mut [GetPage<'_, '_>]) -> usize {
@@ -294,17 +296,21 @@ impl L3 for Useless {
 }
 
 #[test]
-fn an_l3_that_fails_every_call_or_lies_is_a_miss_and_leaks_nothing() {
-    for lies in [false, true] {
+fn an_l3_that_fails_every_call_or_returns_wrong_counts_is_a_miss_and_leaks_nothing() {
+    for reports_all in [false, true] {
         let shape = KvShape::mla(2, 8, 2, 4).unwrap();
         let mut bench = Bench::new(
             shape,
             Layout::PageFirst,
-            Some(Arc::new(Useless { lies })),
+            Some(Arc::new(Useless { reports_all })),
             no_faults(),
         );
         let state = bench.prefetch();
-        assert_eq!(matches!(state, PrefetchState::Ended(0)), lies, "{state:?}");
+        assert_eq!(
+            matches!(state, PrefetchState::Ended(0)),
+            reports_all,
+            "{state:?}"
+        );
         bench.compute();
         assert_eq!(bench.cache.stats().put_failed, u64::from(PAGES));
         bench.cache.evict(100);
@@ -341,7 +347,11 @@ fn a_device_that_fails_every_backup_costs_hits_and_leaks_nothing() {
         bench.cache.evict(100);
         bench.cache.drain().unwrap();
         assert_eq!(bench.cache.stats().backup_failed, u64::from(PAGES));
-        assert_eq!(bench.start_matched(), 0, "what was never copied is a miss");
+        assert_eq!(
+            bench.start_matched(),
+            0,
+            "a page that was never copied is a miss"
+        );
         bench.leave();
     }
 }
@@ -384,7 +394,7 @@ fn a_load_that_fails_breaks_its_request_which_then_computes_and_nothing_leaks() 
     assert_eq!(
         again.l2_pages(),
         PAGES as usize,
-        "the copy in L2 is as good as before"
+        "the copy in L2 is still valid"
     );
     let declined = bench.cache.load_back(&mut again, 0);
     assert_eq!(declined, Ok(LoadBack::OverQuota));
@@ -445,7 +455,7 @@ fn pools_that_do_not_fit_the_configuration_are_refused_by_name() {
     );
 }
 
-/// A time in which nothing ends before it is told to.
+/// A time in which nothing ends until the test allows it.
 struct Held(Arc<AtomicBool>);
 
 impl Time for Held {
@@ -465,7 +475,7 @@ impl Time for Held {
 }
 
 #[test]
-fn in_a_time_of_its_own_a_cache_learns_of_an_end_when_it_has_come_there() {
+fn a_cache_with_its_own_time_reports_an_end_only_at_that_time() {
     let shape = KvShape::mha(2, 1, 8, 1, 4).unwrap();
     let config = config(&shape);
     let is_over = Arc::new(AtomicBool::new(false));
@@ -483,7 +493,7 @@ fn in_a_time_of_its_own_a_cache_learns_of_an_end_when_it_has_come_there() {
     let tokens = bench.tokens().count();
     bench.cache.extend(&mut request, tokens).unwrap();
     bench.cache.finish(request, true, &Ticket::done());
-    // The copy ends at some moment of these, and nobody is told.
+    // The copy ends during these polls, but no completion is reported.
     for _ in 0..1000 {
         assert_eq!(bench.cache.poll().unwrap(), 0);
     }
@@ -494,7 +504,7 @@ fn in_a_time_of_its_own_a_cache_learns_of_an_end_when_it_has_come_there() {
     bench.leave();
 }
 
-/// An L3 that has everything, and has lost it when it is first asked for it.
+/// An L3 that reports all pages but loses each at the first read.
 #[derive(Default)]
 struct Forgetful(AtomicUsize);
 
@@ -517,7 +527,7 @@ impl L3 for Forgetful {
     fn touch(&self, _: &[PageKey]) {}
 }
 
-/// In which a read that brings nothing is answered at once, and any other takes ten seconds.
+/// A time in which a read without pages ends at once, and any other read takes ten seconds.
 struct Slow(u64);
 
 impl Time for Slow {
@@ -539,7 +549,7 @@ impl Time for Slow {
 }
 
 #[test]
-fn reads_that_brought_nothing_do_not_make_l3_look_fast() {
+fn reads_without_pages_do_not_make_l3_look_fast() {
     let shape = KvShape::mla(2, 8, 2, 4).unwrap();
     let mut config = config(&shape);
     config.prefetch.break_even_tokens_per_second = std::num::NonZeroU32::new(1000);

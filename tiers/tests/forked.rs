@@ -1,4 +1,4 @@
-//! A process that forks while it has a cache: the child can end, and the parent goes on.
+//! A process that forks while it has a cache: the child can exit, and the parent continues.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, fork};
 
 #[test]
-fn a_forked_child_drops_a_cache_without_waiting_and_the_parent_goes_on() {
+fn a_forked_child_drops_a_cache_without_waiting_and_the_parent_continues() {
     let directory = tempfile::tempdir().unwrap();
     let shape = KvShape::mha(2, 1, 8, 2, 4).unwrap();
     let config = Config::new(shape.page_tokens(), u64::from(shape.page_bytes()), 20, 40);
@@ -31,14 +31,15 @@ fn a_forked_child_drops_a_cache_without_waiting_and_the_parent_goes_on() {
     let mut request = cache.start(prompt, 0);
     cache.extend(&mut request, 40).unwrap();
     cache.finish(request, true, &Ticket::done());
-    // SAFETY: the child drops what it has, which this test is about, and ends by `_exit`.
+    // SAFETY: the child only drops its objects, which is the purpose of this test, and ends by
+    // `_exit`.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
-            // One that hangs ends by a signal.
+            // A signal ends a child that hangs.
             alarm::set(60);
             drop(cache);
             drop(device);
-            // SAFETY: no other thread is there.
+            // SAFETY: the child has no other thread.
             unsafe { libc::_exit(7) }
         }
         ForkResult::Parent { child } => {

@@ -1,4 +1,4 @@
-//! Groups of ranks, as threads and as processes: that they agree, and that nothing makes one of them hang.
+//! Groups of ranks, as threads and as processes: they agree, and no fault makes a rank hang.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -19,10 +19,10 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use tempfile::TempDir;
 
-/// Longer than any test takes: where nobody may have to wait for it.
+/// Longer than any test: a timeout that must not expire.
 const LONG: Duration = Duration::from_secs(600);
 
-/// For tests in which somebody has to wait for it. Long enough for threads of a busy machine to come to a call.
+/// A timeout that a test waits for: long enough for threads on a busy machine to join a call.
 const SHORT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,7 +74,7 @@ fn group(kind: Kind, size: u32, call: Duration) -> Vec<Box<dyn Ranks>> {
     })
 }
 
-/// What each rank does, on a thread of its own. A rank lives until all are done.
+/// Runs `act` for each rank on its own thread. A rank lives until all are done.
 fn each<T: Send>(group: Vec<Box<dyn Ranks>>, act: impl Fn(&mut dyn Ranks) -> T + Sync) -> Vec<T> {
     let ended: Vec<_> = std::thread::scope(|scope| {
         let act = &act;
@@ -157,7 +157,7 @@ fn ranks_that_are_delayed_at_random_agree_on_every_round() {
 }
 
 #[test]
-fn a_rank_that_stalls_is_an_error_for_all_that_names_it() {
+fn a_rank_that_stalls_is_reported_to_all() {
     for kind in KINDS {
         for (size, stalled) in [(2, 0), (2, 1), (5, 3)] {
             let errors = each(group(kind, size, SHORT), |rank| {
@@ -183,7 +183,7 @@ fn a_rank_that_stalls_is_an_error_for_all_that_names_it() {
 }
 
 #[test]
-fn a_rank_that_comes_too_late_is_told_why_nobody_is_there() {
+fn a_rank_that_joins_too_late_gets_the_reason() {
     for kind in KINDS {
         let mut ranks = group(kind, 3, SHORT);
         let mut late = ranks.remove(1);
@@ -191,7 +191,8 @@ fn a_rank_that_comes_too_late_is_told_why_nobody_is_there() {
             let error = rank.max(&mut [0; 4]).unwrap_err();
             (error.clone(), rank.max(&mut [0; 4]).unwrap_err() == error)
         });
-        // Threads of the group told it before they went; a host that went told it by going.
+        // Threads of the group sent the reason before they ended. A host that ended is reported as
+        // ended.
         let told = late.max(&mut [0; 4]).unwrap_err();
         assert_eq!(
             told,
@@ -209,7 +210,7 @@ fn a_rank_that_comes_too_late_is_told_why_nobody_is_there() {
 }
 
 #[test]
-fn a_rank_that_goes_is_an_error_for_all_at_once() {
+fn a_rank_that_ends_is_an_error_for_all_at_once() {
     for kind in KINDS {
         for (size, gone) in [(2, 1), (2, 0), (6, 4)] {
             let mut ranks = group(kind, size, LONG);
@@ -230,7 +231,7 @@ fn a_rank_that_goes_is_an_error_for_all_at_once() {
 }
 
 #[test]
-fn a_round_that_all_came_to_is_over_even_if_one_then_goes() {
+fn a_round_joined_by_all_is_complete_even_if_a_rank_then_ends() {
     for kind in KINDS {
         for _ in 0..50 {
             let results = std::thread::scope(|scope| {
@@ -253,7 +254,7 @@ fn a_round_that_all_came_to_is_over_even_if_one_then_goes() {
 }
 
 #[test]
-fn calls_that_differ_are_an_error_that_names_both_ranks() {
+fn differing_calls_are_an_error_that_reports_both_ranks() {
     let different: [(Reduce, usize); 2] = [(Reduce::Max, 2), (Reduce::Min, 3)];
     for kind in KINDS {
         for (reduce, values) in different {
@@ -311,7 +312,7 @@ fn too_many_values_break_the_group_and_not_the_process() {
                     VALUES_MAX
                 };
                 let error = rank.min(&mut vec![0; values]).unwrap_err();
-                // Gone, for those who did not see what it called for.
+                // Other ranks, which did not see the call, get `Gone`.
                 (rank.rank() != odd).then_some(error)
             });
             assert!(
@@ -323,7 +324,7 @@ fn too_many_values_break_the_group_and_not_the_process() {
 }
 
 #[test]
-fn groups_that_cannot_be_are_refused() {
+fn impossible_groups_are_refused() {
     let (_directory, path) = place();
     assert!(matches!(
         threads(0, LONG),
@@ -347,7 +348,7 @@ fn groups_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_group_that_does_not_gather_says_who_is_missing() {
+fn a_group_that_does_not_gather_reports_the_missing_ranks() {
     let (_directory, path) = place();
     let few = Timeouts {
         gather: SHORT,
@@ -367,7 +368,7 @@ fn a_group_that_does_not_gather_says_who_is_missing() {
 }
 
 #[test]
-fn those_who_do_not_belong_are_turned_away_and_the_group_gathers_without_them() {
+fn invalid_join_requests_are_refused_and_the_group_gathers_without_them() {
     let (_directory, path) = place();
     std::thread::scope(|scope| {
         let host = scope.spawn(|| enter(&path, 0, 3, LONG));
@@ -380,10 +381,10 @@ fn those_who_do_not_belong_are_turned_away_and_the_group_gathers_without_them() 
             away(2, 4),
             RanksError::TurnedAway {
                 rank: 2,
-                why: "it counts 4 ranks, rank 0 counts 3".to_owned()
+                why: "it expects 4 ranks, rank 0 expects 3".to_owned()
             }
         );
-        // Strangers: one says nothing, one nothing sensible.
+        // Foreign connections: one sends nothing, one sends other data.
         drop(UnixStream::connect(&path).unwrap());
         let mut stranger = UnixStream::connect(&path).unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -394,7 +395,7 @@ fn those_who_do_not_belong_are_turned_away_and_the_group_gathers_without_them() 
             twice,
             RanksError::TurnedAway {
                 rank: 2,
-                why: "there is one already".to_owned()
+                why: "this rank has already joined".to_owned()
             }
         );
         let first = scope.spawn(|| enter(&path, 1, 3, LONG));
@@ -420,9 +421,9 @@ fn a_socket_that_a_killed_host_left_behind_is_taken_over_and_one_in_use_is_not()
     ));
 }
 
-/// A rank that speaks for itself: joins, as the messages are written down.
+/// A rank without the library: joins with a hand-written message.
 fn greet(path: &Path, rank: u8, size: u8, magic: &[u8; 8]) -> UnixStream {
-    let mut stream = found("somebody listens", || UnixStream::connect(path).ok());
+    let mut stream = found("the host listens", || UnixStream::connect(path).ok());
     let message = [&[0][..], magic, &[1, rank, size]].concat();
     stream.write_all(&framed(&message)).unwrap();
     stream
@@ -434,7 +435,8 @@ fn framed(message: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_connection_that_breaks_anywhere_is_an_error_for_the_others() {
-    // A call for the minimum of one value, cut off everywhere, and followed by the end of the connection.
+    // A call for the minimum of one value, truncated at every position, followed by the end of the
+    // connection.
     let call = framed(&[1, 0, 1, 42]);
     for sent in 0..call.len() {
         let error = others_of(&call[..sent]);
@@ -443,7 +445,7 @@ fn a_connection_that_breaks_anywhere_is_an_error_for_the_others() {
 }
 
 #[test]
-fn bytes_that_are_no_call_are_an_error_that_names_who_sent_them() {
+fn invalid_bytes_are_an_error_that_reports_their_sender() {
     let nonsense: [&[u8]; 6] = [
         &[0xff; 4],
         &framed(&[]),
@@ -461,7 +463,7 @@ fn bytes_that_are_no_call_are_an_error_that_names_who_sent_them() {
     }
 }
 
-/// What rank 0 is told when rank 1 sends these bytes and hangs up.
+/// The error of rank 0 when rank 1 sends these bytes and closes the connection.
 fn others_of(bytes: &[u8]) -> RanksError {
     let (_directory, path) = place();
     std::thread::scope(|scope| {
@@ -475,9 +477,9 @@ fn others_of(bytes: &[u8]) -> RanksError {
 }
 
 #[test]
-fn a_host_that_talks_nonsense_or_nothing_is_an_error_for_its_guests() {
+fn a_host_that_sends_invalid_data_or_nothing_is_an_error_for_its_guests() {
     for (answers, wanted) in [
-        // Welcome; then two values for one.
+        // A valid join answer, then two values for one.
         (
             vec![framed(&[0, 0]), framed(&[0, 2, 7, 7])],
             "rank 0 sent 2 values for 1",
@@ -486,8 +488,8 @@ fn a_host_that_talks_nonsense_or_nothing_is_an_error_for_its_guests() {
             vec![framed(&[0, 0]), vec![0xff; 4]],
             "rank 0 sent a frame of",
         ),
-        (vec![framed(&[0, 0]), vec![1]], "rank 0 is gone"),
-        (vec![framed(&[0, 0])], "rank 0 is gone"),
+        (vec![framed(&[0, 0]), vec![1]], "rank 0 has ended"),
+        (vec![framed(&[0, 0])], "rank 0 has ended"),
     ] {
         let (_directory, path) = place();
         let listener = UnixListener::bind(&path).unwrap();
@@ -497,7 +499,7 @@ fn a_host_that_talks_nonsense_or_nothing_is_an_error_for_its_guests() {
                 guest.min(&mut [1]).unwrap_err()
             });
             let (mut stream, _) = listener.accept().unwrap();
-            // Its greeting and its call are heard, so that the end of this connection is an end and not a reset.
+            // Reads the join request and the call, so that the connection closes without a reset.
             stream.read_exact(&mut [0; 16]).unwrap();
             stream.write_all(&answers[0]).unwrap();
             stream.read_exact(&mut [0; 8]).unwrap();
@@ -530,14 +532,14 @@ fn a_host_that_is_stopped_is_an_error_after_twice_the_timeout() {
 const CHILD: &str = "LARDER_TEST_RANK_OF";
 
 #[test]
-#[ignore = "what the process of the next test does"]
+#[ignore = "runs in the process of the next test"]
 fn child() {
     let path = std::env::var(CHILD).expect("where to meet the others");
     let mut rank = enter(Path::new(&path), 2, 3, LONG);
     let mut values = [2];
     rank.max(&mut values).unwrap();
     assert_eq!(values, [9]);
-    // Until it is killed: nobody comes to this round.
+    // Until it is killed: no other rank joins this round.
     let _ = rank.max(&mut values);
 }
 

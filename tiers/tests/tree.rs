@@ -1,4 +1,5 @@
-//! The tree through the core: who shares with whom, who leaves first, what is split, hashed and told once.
+//! The tree through the core: sharing, eviction order, splits, and that keys are hashed and uses
+//! reported only once.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 use larder_tiers::config::{Config, L3Write, WritePolicy};
@@ -30,7 +31,7 @@ fn prompt(core: &mut Core, scope: &Scope, tokens: impl IntoIterator<Item = u64>)
     prompt
 }
 
-/// Has a prompt computed and kept.
+/// Computes a prompt and keeps its pages.
 fn run(core: &mut Core, prompt: Prompt, priority: i32) {
     let request = computed(core, prompt, priority);
     core.finish(request, true, Fence(0));
@@ -44,7 +45,7 @@ fn computed(core: &mut Core, prompt: Prompt, priority: i32) -> Request {
     request
 }
 
-/// Ends every order well.
+/// Completes every order successfully.
 fn settle(core: &mut Core) -> Vec<Order> {
     let mut all = Vec::new();
     while let Some(order) = core.next_order() {
@@ -97,14 +98,15 @@ fn equal_tokens_under_another_extra_key_salt_or_unit_share_no_node() {
         assert_eq!(matched(&mut core, scope, 0..21), (0, 0));
         let prompt = prompt(&mut core, scope, 0..21);
         run(&mut core, prompt, 0);
-        // A root and a node each.
+        // One root and one node per scope.
         assert_eq!(core.counts().nodes, 2 * (before + 1));
         assert_eq!(core.counts().l1_pages, 5 * (before + 1));
     }
     for scope in &scopes {
         assert_eq!(matched(&mut core, scope, 0..21), (5, 0));
     }
-    // Bigrams that begin otherwise are other prompts, though every later token is the same.
+    // Bigrams with a different first token are different prompts, although every later token is
+    // equal.
     assert_eq!(
         matched(&mut core, &scopes[3], [7].into_iter().chain(1..21)),
         (0, 0)
@@ -129,7 +131,7 @@ fn a_match_splits_at_page_boundaries_only_and_both_parts_go_on() {
 }
 
 #[test]
-fn an_insert_gives_back_what_the_tree_has_and_keeps_the_unaligned_tail_with_the_request() {
+fn an_insert_frees_duplicates_and_keeps_the_unaligned_tail_with_the_request() {
     let mut core = core(|config| config.l1_pages = 20);
     let scope = Scope::default();
     let (a, b) = (
@@ -184,7 +186,7 @@ fn leaving(order: EvictionOrder) -> Vec<u64> {
         let prompt = prompt(&mut core, &scope, number * 100..number * 100 + 8);
         run(&mut core, prompt, priority);
     }
-    // 0 is hit three times more, 2 once, and after that 1 is used without a hit.
+    // 0 is hit three more times and 2 once; after that 1 is used without a hit.
     for number in [0, 0, 0, 2] {
         let prompt = prompt(&mut core, &scope, number * 100..number * 100 + 8);
         run(&mut core, prompt, 0);
@@ -217,7 +219,7 @@ fn core_has_left(core: &Core, number: u64) -> bool {
 }
 
 #[test]
-fn each_order_of_eviction_takes_whom_its_name_says() {
+fn each_eviction_order_evicts_by_its_definition() {
     assert_eq!(leaving(EvictionOrder::Lru), [3, 0, 2, 1]);
     assert_eq!(leaving(EvictionOrder::Mru), [1, 2, 0, 3]);
     assert_eq!(leaving(EvictionOrder::Fifo), [0, 1, 2, 3]);
@@ -227,7 +229,7 @@ fn each_order_of_eviction_takes_whom_its_name_says() {
 }
 
 #[test]
-fn leaves_go_before_their_parents_and_what_is_held_does_not_go() {
+fn leaves_are_evicted_before_their_parents_and_held_nodes_never() {
     let mut core = core(|config| {
         config.write_policy = WritePolicy::WriteThroughSelective;
         config.selective_hits = 9;
@@ -283,7 +285,7 @@ fn selective_writing_to_l3_waits_for_the_second_request_too() {
 }
 
 #[test]
-fn write_back_copies_what_leaves_and_frees_it_when_the_copy_has_ended() {
+fn write_back_copies_evicted_pages_and_frees_them_after_the_copy() {
     let mut core = core(|config| config.write_policy = WritePolicy::WriteBack);
     let scope = Scope::default();
     let first = prompt(&mut core, &scope, 0..16);
@@ -330,7 +332,7 @@ fn the_l3_queue_is_bounded_in_bytes_and_refuses_the_tail_first() {
 }
 
 #[test]
-fn a_prefetch_below_what_l2_has_not_is_declined_and_one_below_it_hangs_on() {
+fn a_prefetch_is_declined_unless_its_parent_is_in_l2() {
     let mut core = core(|config| config.write_policy = WritePolicy::WriteThroughSelective);
     let scope = Scope::default();
     let first = prompt(&mut core, &scope, 0..8);
@@ -353,7 +355,7 @@ fn a_prefetch_below_what_l2_has_not_is_declined_and_one_below_it_hangs_on() {
 }
 
 #[test]
-fn reading_what_is_faster_computed_is_declined() {
+fn a_read_that_is_slower_than_computing_is_declined() {
     let mut core = core(|config| {
         config.prefetch.break_even_tokens_per_second = std::num::NonZeroU32::new(1000);
     });
@@ -372,16 +374,17 @@ fn reading_what_is_faster_computed_is_declined() {
     assert_eq!(core.stats().declined.break_even, 1);
 }
 
-/// A request may wait long after its pages have come; with a full queue all of them would have left again.
+/// A request may wait long after its pages have arrived. Without the hold, all of them would have
+/// left again with a full queue.
 #[test]
-fn what_was_prefetched_stays_in_l2_until_its_request_looks() {
+fn prefetched_pages_stay_in_l2_until_their_request_polls() {
     for is_cancelled in [false, true] {
         let mut core = core(|config| config.l2_pages = 16);
         let scope = Scope::default();
         let mut waiting = prompt(&mut core, &scope, 0..32);
         let id = core.prefetch(&mut waiting).unwrap();
         settle(&mut core);
-        // Others need all of L2.
+        // Other requests need all of L2.
         let press = |core: &mut Core, from: u64| {
             for number in from..from + 4 {
                 let other = prompt(core, &scope, number * 100..number * 100 + 32);
@@ -397,15 +400,16 @@ fn what_was_prefetched_stays_in_l2_until_its_request_looks() {
         } else {
             assert_eq!(core.poll_prefetch(id, false), PrefetchState::Ended(8));
         }
-        // Nobody waits for them any more.
+        // No request waits for them any more.
         press(&mut core, 5);
         assert_eq!(core.peek(&waiting), (0, 0));
     }
 }
 
-/// With nothing read any more nobody would hear that L3 is fast again, after one bad moment of its disk.
+/// Without occasional reads, the cache would never measure that L3 is fast again after one slow
+/// moment of its disk.
 #[test]
-fn a_slow_moment_of_l3_is_not_held_against_it_for_ever() {
+fn a_slow_moment_of_l3_does_not_stop_reads_for_ever() {
     let mut core = core(|config| {
         config.prefetch.break_even_tokens_per_second = std::num::NonZeroU32::new(1000);
     });
@@ -421,7 +425,7 @@ fn a_slow_moment_of_l3_is_not_held_against_it_for_ever() {
             core.observe_read(4096, 1);
         }
     }
-    // A few to find out, then all of them.
+    // A few reads to measure the speed, then all.
     assert!((100..200).contains(&read), "{read} of 200");
     assert_eq!(core.stats().declined.break_even, 200 - read);
 }
@@ -439,7 +443,7 @@ fn a_request_tries_again_after_some_passes_and_not_for_ever() {
 }
 
 #[test]
-fn what_is_hot_above_is_told_below_once_a_batch() {
+fn pages_used_in_upper_tiers_are_reported_to_l3_once_per_batch() {
     let mut core = core(|_| {});
     let scope = Scope::default();
     let first = prompt(&mut core, &scope, 0..40);
@@ -461,7 +465,7 @@ fn what_is_hot_above_is_told_below_once_a_batch() {
 }
 
 #[test]
-fn an_answer_to_no_order_or_of_the_wrong_kind_is_an_error_that_changes_nothing() {
+fn an_answer_without_order_or_of_the_wrong_kind_is_an_error_that_changes_nothing() {
     let mut core = core(|_| {});
     let first = prompt(&mut core, &Scope::default(), 0..8);
     run(&mut core, first, 0);
@@ -539,7 +543,8 @@ fn a_prefetch_that_is_overdue_ends_with_what_has_arrived() {
     answer(&mut core, Outcome::Pages(8));
     answer(&mut core, Outcome::Pages(2));
     answer(&mut core, Outcome::Pages(2));
-    // 1000 us and 32 tokens' worth of 32,000 a 1,024, from the first poll that finds it unfinished.
+    // 1000 us plus 32,000 us per 1,024 tokens for 32 tokens, counted from the first poll that finds
+    // it unfinished.
     for (now, is_overdue) in [(5_000_000, false), (5_002_000, false), (5_002_001, true)] {
         assert_eq!(core.is_prefetch_overdue(id, now), is_overdue);
         let state = core.poll_prefetch(id, is_overdue);
@@ -562,7 +567,7 @@ fn pages_read_for_a_parent_that_is_not_in_l2_are_given_back_and_counted() {
     let mut long = prompt(&mut core, &scope, 0..32);
     let id = core.prefetch(&mut long).unwrap();
     answer(&mut core, Outcome::Pages(8));
-    // Meanwhile somebody computes the first pages, and they stay in L1 alone.
+    // In the meantime another request computes the first pages, and they stay in L1 only.
     let short = prompt(&mut core, &scope, 0..9);
     run(&mut core, short, 0);
     settle(&mut core);
@@ -575,7 +580,7 @@ fn pages_read_for_a_parent_that_is_not_in_l2_are_given_back_and_counted() {
 }
 
 #[test]
-fn under_write_back_l2_first_gives_up_copies_of_what_is_still_in_l1() {
+fn with_write_back_l2_first_drops_copies_of_pages_in_l1() {
     let mut core = core(|config| {
         config.write_policy = WritePolicy::WriteBack;
         config.l3_write = L3Write::Never;
@@ -589,7 +594,7 @@ fn under_write_back_l2_first_gives_up_copies_of_what_is_still_in_l1() {
         core.evict(100);
         settle(&mut core);
     }
-    // A comes back to L1, so that both tiers have it; the third prompt is in L2 alone, and used longer ago than A.
+    // A returns to L1, so both tiers have it. The third prompt is in L2 only and was used before A.
     let again = prompt(&mut core, &scope, a.clone());
     let mut request = core.start(again, 0);
     core.load_back(&mut request, 100, Fence(0)).unwrap();
@@ -606,13 +611,13 @@ fn under_write_back_l2_first_gives_up_copies_of_what_is_still_in_l1() {
 }
 
 #[test]
-fn a_load_that_fails_takes_the_loads_below_it_along_and_l2_keeps_everything() {
+fn a_failed_load_fails_the_loads_below_it_and_l2_keeps_everything() {
     for first_fails_first in [true, false] {
         fail_above(first_fails_first);
     }
 }
 
-/// Two loads, one below the other; the upper one fails, before the lower one ends well or after it.
+/// Two loads, one below the other. The upper load fails before or after the lower one succeeds.
 fn fail_above(first_fails_first: bool) {
     let mut core = core(|_| {});
     let scope = Scope::default();
@@ -641,7 +646,7 @@ fn fail_above(first_fails_first: bool) {
     let (bad, good) = (Outcome::Copied(false), Outcome::Copied(true));
     let mut ends = [(first, bad), (second, good)].map(|(id, outcome)| Done { id, outcome });
     if !first_fails_first {
-        // What is below a load in flight is not there either.
+        // Pages below a load in flight are not readable.
         ends.reverse();
     }
     core.complete(ends[0]).unwrap();
@@ -654,7 +659,7 @@ fn fail_above(first_fails_first: bool) {
     assert_eq!(
         core.free_pages().0,
         200 - 8,
-        "requests still hold what was to be filled"
+        "requests still hold the destination pages"
     );
     core.finish(short, true, Fence(0));
     core.finish(long, true, Fence(0));

@@ -1,22 +1,22 @@
-//! What ranks agree on before it is believed.
+//! Agreement between ranks on completions.
 //!
-//! Every rank gives the same orders and forwards in the same order. Completions are taken in that
-//! order too, within each line of work: as many as all ranks have at the front of the line, each
-//! with the least outcome of any rank. There are lines of their own for what must not wait for one
-//! another: a slow L3 holds back no load. What only one rank may decide (how fast L3 is) is rank
-//! 0's word.
+//! Every rank issues the same orders and forwards in the same order. Within each line of work,
+//! completions are also taken in that order: as many as all ranks have at the front of the line,
+//! each with the least outcome of any rank. Work that must not wait for other work has its own
+//! line; for example, a slow L3 delays no load. Values that only one rank may decide (the speed of
+//! L3) come from rank 0.
 //!
-//! Without other ranks, completions are taken as they come.
+//! Without other ranks, completions are taken as they arrive.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::core::{Fence, OpId, Outcome};
 use crate::ranks::{Ranks, RanksError, VALUES_MAX};
 
-/// Most completions of a line taken at once: two values each, within one call of the group.
+/// Maximum number of completions per line and call: two values each, within one call of the group.
 const TAKEN_MAX: usize = VALUES_MAX / 2 / LINES;
 
-/// Work that is answered in the order in which it is given.
+/// Work that is completed in the order in which it is issued.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Line {
     BackUp,
@@ -28,7 +28,7 @@ pub(super) enum Line {
 
 const LINES: usize = 5;
 
-/// Work whose end is agreed on.
+/// Work whose end needs agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Work {
     Order(OpId),
@@ -41,17 +41,17 @@ pub(super) struct End {
     pub(super) work: Work,
     /// Of a forward: `Copied`, and whether it succeeded.
     pub(super) outcome: Outcome,
-    /// How long it took, for a read of L3.
+    /// Duration of a read from L3.
     pub(super) read_micros: Option<u64>,
 }
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct Agreed {
     ranks: Option<Box<dyn Ranks>>,
     /// Work without an agreed end, oldest first.
     expected: [VecDeque<Work>; LINES],
     ended: BTreeMap<Work, End>,
-    /// Without ranks: what has ended, as it came.
+    /// Without ranks: completions in order of arrival.
     taken: Vec<End>,
 }
 
@@ -70,14 +70,14 @@ impl Agreed {
         self.ranks.is_some()
     }
 
-    /// Some work is on its way.
+    /// Registers work that has been issued.
     pub(super) fn expect(&mut self, line: Line, work: Work) {
         if self.ranks.is_some() {
             self.expected[line as usize].push_back(work);
         }
     }
 
-    /// Some work has ended on this rank.
+    /// Records that work has ended on this rank.
     pub(super) fn ended(&mut self, end: End) {
         if self.ranks.is_some() {
             self.ended.insert(end.work, end);
@@ -86,7 +86,7 @@ impl Agreed {
         }
     }
 
-    /// Whether any rank says yes.
+    /// Whether the value is true on any rank.
     pub(super) fn any(&mut self, own: bool) -> Result<bool, RanksError> {
         let Some(ranks) = &mut self.ranks else {
             return Ok(own);
@@ -96,7 +96,7 @@ impl Agreed {
         Ok(votes != [0])
     }
 
-    /// The ends that all ranks have.
+    /// Returns the ends that all ranks have.
     pub(super) fn take(&mut self) -> Result<Vec<End>, RanksError> {
         let Some(ranks) = &mut self.ranks else {
             return Ok(std::mem::take(&mut self.taken));
@@ -124,7 +124,8 @@ impl Agreed {
                 Outcome::Copied(is_good) => u64::from(is_good),
                 Outcome::Pages(pages) => pages as u64,
             });
-            // The least of all is rank 0's: no other says anything less.
+            // The minimum over all ranks is rank 0's value, because all other ranks send the
+            // maximum.
             values.push(end.read_micros.filter(|_| is_first).unwrap_or(u64::MAX));
         }
         ranks.min(&mut values)?;

@@ -1,4 +1,4 @@
-//! Why a cache cannot be made, or cannot go on; and the check that its pools fit its configuration.
+//! Errors of a cache, and the check of its pools against its configuration.
 
 use larder_kernels::{DeviceError, KvShape};
 
@@ -6,34 +6,35 @@ use crate::config::{Config, ConfigError};
 use crate::core::{Broken, DoneError};
 use crate::ranks::RanksError;
 
-/// Why a cache cannot be made, or cannot go on.
+/// Why a cache cannot be created or cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The configuration makes no sense.
+    /// The configuration is not valid.
     #[error("{0}")]
     Config(#[from] ConfigError),
     /// A pool does not fit the configuration.
     #[error(
-        "the {tier} pool has {found} pages; {needed} are needed: those of {tier}_pages and one for padding"
+        "the {tier} pool has {found} pages; {needed} are needed: {tier}_pages plus one for padding"
     )]
     Pool {
-        /// Which.
+        /// The pool.
         tier: &'static str,
-        /// Its pages.
+        /// Pages of the pool.
         found: u32,
-        /// Pages it must have.
+        /// Required pages.
         needed: u32,
     },
-    /// The pools do not have the configured page.
+    /// The page shape of a pool does not match the configuration.
     #[error(
-        "a page of the {tier} pool has {found_tokens} tokens and {found_bytes} bytes, the configuration says {tokens} and {bytes}"
+        "a page of the {tier} pool has {found_tokens} tokens and {found_bytes} bytes, \
+         but the configuration has {tokens} and {bytes}"
     )]
     Page {
-        /// Which pool.
+        /// The pool.
         tier: &'static str,
-        /// Its tokens.
+        /// Tokens per page of the pool.
         found_tokens: u32,
-        /// Its bytes.
+        /// Bytes per page of the pool.
         found_bytes: u64,
         /// Tokens configured.
         tokens: u32,
@@ -43,10 +44,10 @@ pub enum CacheError {
     /// The threads for L3 cannot be started.
     #[error("threads for L3 cannot be started: {0}")]
     Threads(#[from] std::io::Error),
-    /// The ranks do not agree.
+    /// The group of ranks is broken.
     #[error("{0}")]
     Ranks(#[from] RanksError),
-    /// A completion that belongs to nothing: a defect of this crate.
+    /// A completion without a matching order: a defect of this crate.
     #[error("{0}")]
     Done(#[from] DoneError),
 }
@@ -54,7 +55,7 @@ pub enum CacheError {
 /// Why a chunk cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
-    /// The request stands on lost pages.
+    /// The request depends on lost pages.
     #[error(transparent)]
     Broken(#[from] Broken),
     /// A load failed, or there is no such chunk.

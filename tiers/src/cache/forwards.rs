@@ -1,8 +1,7 @@
-//! The forwards whose ends are not known yet, in the order in which they were given, by their
-//! tickets.
+//! Forwards that have not ended, in submission order, with their tickets.
 //!
-//! Tickets may settle in any order. A forward counts as ended for the core when it and all before
-//! it are over; one that failed is reported at once.
+//! Tickets may settle in any order. For the core, a forward has ended when it and all earlier
+//! forwards are over. A failed forward is reported at once.
 
 use std::collections::VecDeque;
 
@@ -14,9 +13,9 @@ use crate::core::Fence;
 enum State {
     /// Its ticket has not settled.
     Running,
-    /// Its ticket has settled. With other ranks that is not agreed on yet.
+    /// Its ticket has settled. With other ranks, the end is not agreed yet.
     Settled,
-    /// It is over, and one before it is not.
+    /// It is over, but an earlier forward is not.
     Over,
 }
 
@@ -26,7 +25,7 @@ struct Forward {
     state: State,
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Default)]
 pub(super) struct Forwards {
     given: VecDeque<Forward>,
@@ -39,20 +38,21 @@ impl Forwards {
         self.newest
     }
 
-    /// The number of the forward with this ticket, where that is the newest and has not settled:
-    /// several requests of one batch share a forward.
+    /// The number of the forward with this ticket, if it is the newest and has not settled. Several
+    /// requests of a batch share a forward.
     pub(super) fn known(&self, ticket: &Ticket) -> Option<Fence> {
         let newest = self.given.back()?;
         let is_it = newest.state == State::Running && newest.ticket.is_same(ticket);
         is_it.then_some(newest.fence)
     }
 
-    /// Whether no forward is out, and this ticket has passed: then there is nothing to wait for.
+    /// Whether no forward is running and this ticket has settled successfully. Then nothing needs
+    /// to wait.
     pub(super) fn is_past(&self, ticket: &Ticket) -> bool {
         self.given.is_empty() && ticket.poll() == Ok(true)
     }
 
-    /// A further forward: its number.
+    /// Adds a forward and returns its number.
     pub(super) fn push(&mut self, ticket: &Ticket) -> Fence {
         self.newest.0 += 1;
         self.given.push_back(Forward {
@@ -63,7 +63,7 @@ impl Forwards {
         self.newest
     }
 
-    /// The forwards whose tickets have settled since the last call, and how.
+    /// The forwards whose tickets have settled since the last call, with their outcomes.
     pub(super) fn settled(&mut self) -> Vec<(Fence, Result<(), DeviceError>)> {
         let mut settled = Vec::new();
         for forward in &mut self.given {
@@ -81,7 +81,8 @@ impl Forwards {
         settled
     }
 
-    /// A forward is over: the newest of which that is true with all before it, if there is one.
+    /// Marks a forward as over. Returns the newest forward for which it and all earlier forwards
+    /// are over, if this advances.
     pub(super) fn over(&mut self, fence: Fence) -> Option<Fence> {
         let forward = self.given.iter_mut().find(|given| given.fence == fence);
         forward?.state = State::Over;
@@ -95,7 +96,7 @@ impl Forwards {
         ended
     }
 
-    /// The moment at which all that were given are over.
+    /// A ticket that settles when all submitted forwards are over.
     pub(super) fn all_over(&self) -> Ticket {
         let running = self.given.iter().filter(|given| !given.ticket.is_settled());
         Ticket::all_over(running.map(|given| given.ticket.clone()))

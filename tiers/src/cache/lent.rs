@@ -1,11 +1,12 @@
-//! Pages of the host pool as L3 sees them: lent to a thread from an order to its end, as slices.
+//! Pages of the host pool, lent to an L3 thread as slices for the duration of an order.
 //!
-//! The pool gives out addresses; who may use which page is what the core's orders say. A [`LentPages`] is made from an order and
-//! lives until its answer is on its way back, and the core gives none of its pages to anybody before it has that answer: the
-//! argument for every slice made here.
+//! The pool returns addresses; the core's orders define which page may be used. A [`LentPages`] is
+//! created from an order and lives until its answer has been sent. The core does not reuse any page
+//! of the order before it has the answer. This is the safety argument for every slice created here.
 //!
-//! A page of a `layer_first` pool is in as many pieces as it has layers and parts: more than a page of the store may have. It
-//! goes through a copy in `page_first_direct` order, a part in one piece.
+//! A page of a `layer_first` pool consists of one piece per layer and part, which can exceed the
+//! number of pieces allowed in the store. Such a page is copied through a buffer in
+//! `page_first_direct` order, with one piece per part.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -16,20 +17,21 @@ use larder_kernels::{DeviceError, L2Pool, Layout};
 use crate::l3::L3;
 use crate::runs::{L2, Runs};
 
-/// Pages that an order is about.
+/// The pages of an order.
 pub(super) struct LentPages {
     pool: L2Pool,
     pages: Vec<u32>,
 }
 
 impl LentPages {
-    /// The pages of an order.
+    /// Lends the pages of an order.
     ///
     /// # Safety
-    /// Until this is dropped nobody else writes these pages; for [`LentPages::get`], nobody else reads them either.
+    /// Until this value is dropped, no other code writes these pages. For [`LentPages::get`], no
+    /// other code reads them either.
     ///
     /// # Errors
-    /// The pool has not all of them.
+    /// The pool does not have all of them.
     pub(super) unsafe fn new(pool: &L2Pool, runs: &Runs<L2>) -> Result<LentPages, DeviceError> {
         let pages: Vec<u32> = runs.page_numbers().collect();
         for page in &pages {
@@ -49,32 +51,34 @@ impl LentPages {
         self.pool.shape().part_bytes() as usize
     }
 
-    /// The pieces of each page, in the order in which they are stored.
+    /// The pieces of each page, in storage order.
     fn pieces(&self) -> impl Iterator<Item = Vec<&[u8]>> {
         self.pages.iter().map(|page| {
             let runs = self.pool.page_runs(*page).into_iter().flatten();
             runs.map(|(start, bytes)| {
-                // SAFETY: the run lies in the pool, which this value holds, and nobody writes the page while it is lent.
+                // SAFETY: the run lies in the pool, which this value holds. No other code writes
+                // the page while it is lent.
                 unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes as usize) }
             })
             .collect()
         })
     }
 
-    /// The same, to be written.
+    /// The pieces of each page, for writing.
     fn pieces_mut(&mut self) -> impl Iterator<Item = Vec<&mut [u8]>> {
         self.pages.iter().map(|page| {
             let runs = self.pool.page_runs(*page).into_iter().flatten();
             runs.map(|(start, bytes)| {
-                // SAFETY: the run lies in the pool, and nobody else touches the page while it is lent. Runs of a page do not
-                // overlap, an order names no page twice, and `self` stays borrowed exclusively.
+                // SAFETY: the run lies in the pool, and no other code touches the page while it is
+                // lent. Runs of a page do not overlap, an order contains no page twice, and `self`
+                // stays borrowed exclusively.
                 unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes as usize) }
             })
             .collect()
         })
     }
 
-    /// Gives them to L3; how many it has then.
+    /// Writes the pages to L3. Returns how many of them L3 then has.
     pub(super) fn put(
         &self,
         l3: &dyn L3,
@@ -111,7 +115,7 @@ impl LentPages {
         l3.put(&pages)
     }
 
-    /// Fills them from L3; how many are whole, counted from the first.
+    /// Fills the pages from L3. Returns how many are whole, counted from the first.
     pub(super) fn get(&mut self, l3: &dyn L3, keys: &[PageKey]) -> usize {
         if !self.is_gathered() {
             let slices = |pieces: Vec<_>| pieces.into_iter().map(IoSliceMut::new).collect();

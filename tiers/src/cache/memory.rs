@@ -1,4 +1,5 @@
-//! Memory for an L2 pool: page-aligned, huge-page backed where the kernel has them, locked and known to the store where asked for.
+//! Memory for an L2 pool: page-aligned, with huge pages if the kernel provides them, optionally
+//! locked and registered with the store.
 
 use std::ptr::NonNull;
 
@@ -7,20 +8,22 @@ use larder_engine::memory::AlignedBuf;
 use larder_kernels::HostMemory;
 use rustix::mm;
 
-/// What is asked for beside the bytes.
+/// Options besides the size.
 #[derive(Default)]
 pub struct HostMemoryOptions<'s> {
-    /// Lock it, so that it is never paged out.
+    /// Lock the memory, so that it is never paged out.
     pub locked: bool,
-    /// The store to make it known to, so that its pages are moved without being looked up each time.
+    /// The store with which the memory is registered, so that its pages are not looked up for each
+    /// transfer.
     pub store: Option<&'s dyn PageStore>,
 }
 
-/// `bytes` bytes of zeroed memory, for the rest of the process: a store that was told of it never forgets. Also what came of
-/// locking and registering it, as sentences: where they fail, the memory is as good, only slower.
+/// `bytes` bytes of zeroed memory, kept until the process ends, because a store never unregisters
+/// it. Also returns the results of locking and registration as messages. If either fails, the
+/// memory is usable but slower.
 ///
 /// # Errors
-/// There is no such memory.
+/// The memory is not available.
 pub fn host_memory(
     bytes: u64,
     options: &HostMemoryOptions<'_>,
@@ -29,7 +32,7 @@ pub fn host_memory(
     let mut memory = AlignedBuf::zeroed(length)?.leak();
     let mut notes = Vec::new();
     if options.locked {
-        // SAFETY: the range is this very buffer; locking changes none of its bytes.
+        // SAFETY: the range is this buffer. Locking does not change its bytes.
         let locked = unsafe { mm::mlock(memory.as_mut_ptr().cast(), memory.len()) };
         notes.push(match locked {
             Ok(()) => "the host pool is locked in memory".to_owned(),
@@ -42,8 +45,8 @@ pub fn host_memory(
         notes.push(note);
     }
     let start = NonNull::from(&mut *memory).cast();
-    // SAFETY: the bytes are initialised and live as long as the process; the only reference to them ends here, so that from
-    // here on they are touched through the pool alone.
+    // SAFETY: the bytes are initialised and live until the process ends. The only reference to them
+    // ends here, so all later accesses go through the pool.
     let memory = unsafe { HostMemory::new(start, length, Box::new(())) };
     Ok((memory, notes))
 }

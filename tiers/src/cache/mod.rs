@@ -1,66 +1,66 @@
-//! The cache: the core with a device, an L3 and other ranks around it. What an engine embeds.
+//! The cache: the core combined with a device, an L3 and other ranks. An engine embeds it.
 //!
 //! ```text
 //!  loop of a scheduler
-//!    poll                        what has ended; locks go here and nowhere else
-//!    prefetch, poll_prefetch     for requests that wait
-//!    start, load_back, extend    for requests that run
+//!    poll                        completions; locks are released only here
+//!    prefetch, poll_prefetch     for waiting requests
+//!    start, load_back, extend    for running requests
 //!    pages(request)              its L1 pages, behind the loads that fill them
 //!    ... forward ...
 //!    insert / finish             with the ticket of the forward
 //! ```
 //!
-//! One thread calls it. Copies run on the device, L3 is waited for by threads of its own; what they have done is looked at in
-//! [`Cache::poll`].
+//! One thread calls the cache. Copies run on the device, and separate threads wait for L3. Their
+//! completions are processed only in [`Cache::poll`].
 //!
 //! # When a forward fails
 //!
-//! The ticket of a forward settles when nothing of that forward touches L1 any more, and fails when
-//! the pages that it was to write are not all good. Tickets may settle in any order. The ticket
-//! given to [`Cache::insert`] and [`Cache::finish`] speaks for everything that has computed for the
-//! request since its last insert: of several forwards, one ticket that fails if any of them failed.
-//! Where the failure is known before that call, [`Ticket::failed`] is such a ticket.
+//! The ticket of a forward settles when that forward no longer touches L1. It fails if any page
+//! written by the forward is not valid. Tickets may settle in any order. The ticket passed to
+//! [`Cache::insert`] and [`Cache::finish`] covers all computation for the request since its last
+//! insert. With several forwards, pass one ticket that fails if any of them failed. If the failure
+//! is known before that call, use [`Ticket::failed`].
 //!
-//! 1. Let the ticket fail, or drop its promise. Nothing else is to be undone: pages of that forward
-//!    never get into L2 or L3, and [`Cache::poll`] takes them out of L1, together with all pages
-//!    that were computed on them.
-//! 2. Before the words of a forward are used: wait for its ticket and those of the forwards before
-//!    it, poll, and ask [`Cache::is_broken`] for each of its requests. A request is broken when a
-//!    forward of its own has failed, or that of pages that it shares, or a load. Its calls return
-//!    [`Broken`].
-//! 3. [`Cache::restart`] a broken request with the tokens whose words were used, or
+//! 1. Let the ticket fail, or drop its promise. Nothing else must be undone: pages of that forward
+//!    never reach L2 or L3, and [`Cache::poll`] removes them from L1, together with all pages that
+//!    were computed from them.
+//! 2. Before the output tokens of a forward are used: wait for its ticket and those of all earlier
+//!    forwards, poll, and call [`Cache::is_broken`] for each of its requests. A request is broken
+//!    if a forward of its own has failed, or a forward of pages that it shares, or a load. Its
+//!    calls return [`Broken`].
+//! 3. [`Cache::restart`] a broken request with the tokens whose output was used, or
 //!    [`Cache::finish`] it.
 //!
-//! A request whose forward has failed without having been inserted is restarted or finished with
+//! A request whose forward failed before it was inserted must be restarted, or finished with
 //! `keep = false`.
 //!
 //! # Ranks
 //!
 //! All ranks make the same calls in the same order. Completions are taken in the order of their
-//! orders, as many as every rank has, with the worst outcome of any; so all trees stay equal,
-//! whatever is fast or fails on one of them. That a forward has failed is then seen in
-//! [`Cache::poll`] alone; without other ranks also by the calls that begin, insert or end a
-//! request.
+//! orders, as many as every rank has, with the worst outcome of any rank. All trees therefore stay
+//! equal, even if a rank is faster or fails. With other ranks, a failed forward is detected only in
+//! [`Cache::poll`]; without, also by the calls that start, insert or finish a request.
 //!
 //! # Forks
 //!
-//! A forked child must not use the cache of its parent: it has none of the threads. It may drop it.
+//! A forked child must not use the cache of its parent, because it has none of the threads. It may
+//! drop the cache.
 //!
-//! # Faults defended against
+//! # Faults covered
 //!
-//! A device that takes or finishes no copy (the pages are given back, the request computes), a
-//! forward that fails at any time (above), an L3 that fails, lies or stalls (a miss; nothing else
-//! waits for it).
+//! A device that refuses or fails copies: the pages are freed, and the request computes. A forward
+//! that fails at any time: see above. An L3 that fails, returns wrong counts or stalls: a miss, and
+//! no other work waits for it.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `forwards` | the forwards whose ends are not known yet |
-//! | `lent` | pages of the host pool as L3 sees them |
+//! | `forwards` | forwards that have not ended |
+//! | `lent` | pages of the host pool lent to L3 |
 //! | `workers` | threads that wait for L3 |
 //! | `memory` | memory for the host pool |
-//! | `error` | why a cache cannot be made, or cannot go on |
-//! | `agree` | what ranks agree on before it is believed |
-//! | `time` | the machine's time, or a replay's |
+//! | `error` | errors of a cache |
+//! | `agree` | agreement between ranks on completions |
+//! | `time` | real time, or the time of a replay |
 
 mod agree;
 mod error;
@@ -103,42 +103,43 @@ use lent::LentPages;
 use time::RealTime;
 use workers::{Work, Workers};
 
-/// What a cache stands on.
+/// The components of a cache.
 pub struct Parts {
     /// Copies between the pools.
     pub device: Arc<dyn Device>,
-    /// The device pool: `l1_pages` pages and one for padding.
+    /// The device pool: `l1_pages` pages plus one for padding.
     pub l1: L1Pool,
-    /// The host pool: `l2_pages` pages and one for padding.
+    /// The host pool: `l2_pages` pages plus one for padding.
     pub l2: L2Pool,
-    /// What is below; nothing is also an answer.
+    /// The tier below L2, if there is one.
     pub l3: Option<Arc<dyn L3>>,
-    /// The other ranks, where there are any.
+    /// The other ranks, if there are any.
     pub ranks: Option<Box<dyn Ranks>>,
 }
 
-/// A copy under way, for one order or for several that were merged.
+/// A copy in progress, for one order or for several merged orders.
 struct Copy {
     ids: Vec<OpId>,
     transfer: Gated<Transfer>,
 }
 
-/// See the module.
+/// See the module documentation.
 pub struct Cache {
     core: Core,
     device: Arc<dyn Device>,
     l1: L1Pool,
     l2: L2Pool,
     copies: Vec<Copy>,
-    /// What stands before the pages of each load in flight.
+    /// The tickets of each load in flight.
     loads: HashMap<LoadId, Vec<LayerTickets>>,
     workers: Option<Workers>,
     agreed: Agreed,
     forwards: Forwards,
     time: Box<dyn Time>,
-    /// What the device and L3 are done with, and `time` perhaps not; how long a read took, in microseconds.
+    /// Orders completed by the device or L3 that may not have ended by `time`, with the duration of
+    /// a read in microseconds.
     ended: Vec<(Done, Option<u64>)>,
-    /// Reads under way: the pages they ask for.
+    /// Reads in progress, with the number of requested pages.
     reads: HashMap<OpId, usize>,
     origin: Origin,
 }
@@ -147,15 +148,15 @@ impl Cache {
     /// A cache over empty pools.
     ///
     /// # Errors
-    /// The configuration makes no sense, or the pools do not fit it.
+    /// The configuration is not valid, or the pools do not match it.
     pub fn new(config: Config, parts: Parts) -> Result<Cache, CacheError> {
         Self::in_time(config, parts, Box::new(RealTime(Instant::now())))
     }
 
-    /// The same, in a time of its own: for replays.
+    /// As [`Cache::new`], with its own time, for replays.
     ///
     /// # Errors
-    /// The configuration makes no sense, or the pools do not fit it.
+    /// The configuration is not valid, or the pools do not match it.
     pub fn in_time(config: Config, parts: Parts, time: Box<dyn Time>) -> Result<Cache, CacheError> {
         config.check()?;
         let Parts {
@@ -202,7 +203,7 @@ impl Cache {
         self.core.take_events()
     }
 
-    /// A prompt of this scope and these tokens.
+    /// A prompt with this scope and these tokens.
     ///
     /// # Errors
     /// The vocabulary is full.
@@ -216,10 +217,10 @@ impl Cache {
         Ok(prompt)
     }
 
-    /// Adds tokens to the prompt of a request as it is answered.
+    /// Adds tokens to the prompt of a request as the answer is generated.
     ///
     /// # Errors
-    /// The vocabulary is full: it is cached up to there.
+    /// The vocabulary is full: the prompt is cached up to there.
     pub fn extend_prompt(
         &mut self,
         request: &mut Request,
@@ -228,7 +229,7 @@ impl Cache {
         self.core.extend_prompt(request.prompt_mut(), tokens)
     }
 
-    /// What is cached of a prompt: how much, for scheduling. Its pages are had by [`Cache::start`].
+    /// The cached part of a prompt, for scheduling. [`Cache::start`] gives access to its pages.
     pub fn match_prefix(&mut self, prompt: &Prompt) -> Matched {
         self.look_at_forwards();
         self.core.match_prefix(prompt)
@@ -240,7 +241,7 @@ impl Cache {
         self.core.start(prompt, priority)
     }
 
-    /// See [`Core::restart`]. `forward`: the last one that uses the request's pages.
+    /// See [`Core::restart`]. `forward`: the last forward that uses the request's pages.
     pub fn restart(&mut self, request: Request, tokens: usize, forward: &Ticket) -> Request {
         self.look_at_forwards();
         let fence = self.fence(forward);
@@ -269,7 +270,8 @@ impl Cache {
         result
     }
 
-    /// The L1 pages of a request, behind the loads that still fill some of them: a layer's tickets are those of all of these.
+    /// The L1 pages of a request, guarded by the loads that still fill some of them. The ticket of
+    /// a layer covers that layer of all pages.
     ///
     /// # Errors
     /// The request is broken.
@@ -285,11 +287,12 @@ impl Cache {
         Ok(gates.fold(Gated::free(row), |row, gate| row.behind(gate.clone())))
     }
 
-    /// Writes one chunk of a page of a request's own, as a forward would: for replays and tests, where nothing computes. `page`
-    /// counts from the request's first.
+    /// Writes one chunk of a page owned by the request, as a forward would. For replays and tests
+    /// without computation. `page` is relative to the request's first page.
     ///
     /// # Errors
-    /// The page is not the request's own, there is no such chunk, or `bytes` has another size.
+    /// The page does not belong to the request, there is no such chunk, or `bytes` has another
+    /// size.
     pub fn write_chunk(
         &self,
         request: &Request,
@@ -298,16 +301,16 @@ impl Cache {
     ) -> Result<(), DeviceError> {
         let row = request.pages().0;
         let page = self.page_at(row, at.page, row.shared_pages())?;
-        // SAFETY: the page is the request's own: the tree does not know it, so that no order names it, and this call, which
-        // waits, is the only one that touches it.
+        // SAFETY: the request owns the page. The page is not in the tree, so no order uses it, and
+        // this synchronous call is its only access.
         unsafe {
             self.device
                 .write_l1(&self.l1, ChunkAt { page, ..at }, bytes)
         }
     }
 
-    /// Reads one chunk of a request's pages, as a forward would, waiting for the loads that stand before that layer. `page`
-    /// counts from the request's first.
+    /// Reads one chunk of a request's pages, as a forward would. Waits for the loads of that layer.
+    /// `page` is relative to the request's first page.
     ///
     /// # Errors
     /// The request is broken, a load failed, the request has no such page, there is no such chunk,
@@ -320,7 +323,8 @@ impl Cache {
     ) -> Result<(), ChunkError> {
         let gated = self.pages(request)?;
         let page = self.page_at(gated.wait_layer(at.layer)?, at.page, 0)?;
-        // SAFETY: the layer's loads have ended, the request holds the page, and what is held is only read.
+        // SAFETY: the loads of the layer have ended. The request holds the page, and held pages are
+        // only read.
         unsafe { self.device.read_l1(&self.l1, ChunkAt { page, ..at }, into) }?;
         Ok(())
     }
@@ -335,8 +339,8 @@ impl Cache {
         })
     }
 
-    /// Whether a request stands on pages of a failed forward or load. See the module for what to do
-    /// then.
+    /// Whether a request depends on pages of a failed forward or load. See the module documentation
+    /// for the required steps.
     #[must_use]
     pub fn is_broken(&mut self, request: &Request) -> bool {
         self.look_at_forwards();
@@ -344,10 +348,11 @@ impl Cache {
     }
 
     /// See [`Core::insert`]. `forward` settles when the request's pages have been written, and
-    /// fails when they are not good.
+    /// fails if they are not valid.
     ///
     /// # Errors
-    /// The request is broken, `forward` has failed already, or both: nothing of it is in the tree.
+    /// The request is broken or `forward` has already failed: no page of the request is in the
+    /// tree.
     pub fn insert(&mut self, request: &mut Request, forward: &Ticket) -> Result<InsertEnd, Broken> {
         self.look_at_forwards();
         let fence = self.fence(forward);
@@ -360,7 +365,7 @@ impl Cache {
         })
     }
 
-    /// See [`Core::finish`]. `forward`: the last one that uses the request's pages, as for
+    /// See [`Core::finish`]. `forward`: the last forward that uses the request's pages, as for
     /// [`Cache::insert`].
     pub fn finish(&mut self, request: Request, keep: bool, forward: &Ticket) -> InsertEnd {
         self.look_at_forwards();
@@ -384,8 +389,8 @@ impl Cache {
         fence
     }
 
-    /// Takes in which forwards have ended, where no other rank has to agree. A forward that has
-    /// failed before it is given is looked at after its insert, and takes that along.
+    /// Processes ended forwards if no agreement with other ranks is needed. A forward that failed
+    /// before it was passed in is processed after its insert, and removes the inserted pages.
     fn look_at_forwards(&mut self) {
         if self.agreed.has_ranks() {
             return;
@@ -395,13 +400,13 @@ impl Cache {
         }
     }
 
-    /// The forwards whose tickets have settled here since the last call, and whether they
-    /// succeeded.
+    /// The forwards whose tickets have settled on this rank since the last call, with their
+    /// success.
     fn settled_forwards(&mut self) -> Vec<(Fence, bool)> {
         let settled = self.forwards.settled().into_iter();
         let is_good = |(fence, outcome): (Fence, Result<(), DeviceError>)| {
             if let Err(error) = &outcome {
-                tracing::warn!("a forward failed, its pages are taken out of the cache: {error}");
+                tracing::warn!("a forward failed, its pages are removed from the cache: {error}");
             }
             (fence, outcome.is_ok())
         };
@@ -420,17 +425,17 @@ impl Cache {
     /// See [`Core::prefetch`].
     ///
     /// # Errors
-    /// Nothing is begun, and why.
+    /// Nothing was started, with the reason.
     pub fn prefetch(&mut self, prompt: &mut Prompt) -> Result<PrefetchId, Declined> {
         let result = self.core.prefetch(prompt);
         self.carry_out();
         result
     }
 
-    /// How a prefetch is that a request waits for; all ranks ask.
+    /// The state of a prefetch for which a request waits. All ranks must call this.
     ///
     /// # Errors
-    /// The ranks do not agree.
+    /// The group of ranks is broken.
     pub fn poll_prefetch(&mut self, id: PrefetchId) -> Result<PrefetchState, CacheError> {
         let overdue = self.core.is_prefetch_overdue(id, self.time.now_us());
         let overdue = self.agreed.any(overdue)?;
@@ -444,31 +449,32 @@ impl Cache {
         self.core.cancel_prefetch(id);
     }
 
-    /// Lets at least so many pages leave L1, or what can.
+    /// Evicts at least `pages` pages from L1, or as many as possible.
     pub fn evict(&mut self, pages: usize) -> usize {
         let evicted = self.core.evict(pages);
         self.carry_out();
         evicted.freed
     }
 
-    /// Tells L3 what was of use above; now and then is enough.
+    /// Reports to L3 the pages that were used in the upper tiers. Occasional calls are enough.
     pub fn tell_warmth(&mut self) {
         self.core.tell_warmth();
         self.carry_out();
     }
 
-    /// Forgets what is cached in L1 and L2.
+    /// Drops all cached pages of L1 and L2.
     ///
     /// # Errors
-    /// Something still uses it.
+    /// The cache is in use.
     pub fn reset(&mut self) -> Result<(), Busy> {
         self.core.reset()
     }
 
-    /// Takes in what has ended; all ranks call it. How many orders and forwards ended.
+    /// Processes completions. All ranks must call this. Returns the number of orders and forwards
+    /// that ended.
     ///
     /// # Errors
-    /// The ranks do not agree.
+    /// The group of ranks is broken.
     pub fn poll(&mut self) -> Result<usize, CacheError> {
         self.collect();
         let ends = self.agreed.take()?;
@@ -481,7 +487,8 @@ impl Cache {
                 }
             }
         }
-        // A load that has ended below one in flight is not over yet, and whoever is behind it still needs its tickets.
+        // A completed load is not over while a load above it is in flight. Requests behind it still
+        // need its tickets.
         let core = &self.core;
         self.loads.retain(|load, _| core.is_loading(*load));
         self.carry_out();
@@ -489,7 +496,8 @@ impl Cache {
     }
 
     fn order_ended(&mut self, id: OpId, end: End) -> Result<(), CacheError> {
-        // One that did not bring what was asked for says nothing of how fast pages come.
+        // A read that returned fewer pages than requested gives no information about the speed of
+        // L3.
         let asked = self.reads.remove(&id);
         if let (Some(micros), Some(asked)) = (end.read_micros, asked)
             && end.outcome == Outcome::Pages(asked)
@@ -502,12 +510,12 @@ impl Cache {
         Ok(())
     }
 
-    /// Polls until no order is out and no insert waits for its forward: before a shutdown, and in
-    /// tests. Waits for the device, for L3, and for the tickets that [`Cache::insert`] was given:
-    /// all of them have to settle.
+    /// Polls until no order is outstanding and no insert waits for its forward. For shutdown and
+    /// tests. Waits for the device, for L3, and for the tickets passed to [`Cache::insert`]: all of
+    /// them must settle.
     ///
     /// # Errors
-    /// The ranks do not agree.
+    /// The group of ranks is broken.
     pub fn drain(&mut self) -> Result<(), CacheError> {
         while self.core.orders_out() > 0 || self.core.inserts_pending() > 0 {
             if self.poll()? == 0 {
@@ -517,7 +525,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Finds out what the device and the threads have done.
+    /// Collects completions of the device and the threads.
     fn collect(&mut self) {
         for (fence, is_good) in self.settled_forwards() {
             self.agreed.ended(End {
@@ -556,7 +564,7 @@ impl Cache {
         }
     }
 
-    /// Gives the core's orders to whoever carries them out.
+    /// Passes the core's orders to the device and the threads.
     fn carry_out(&mut self) {
         let mut orders: VecDeque<Order> = std::iter::from_fn(|| self.core.next_order()).collect();
         let answered = |order: &&Order| !matches!(order, Order::Touch { .. });
@@ -574,7 +582,7 @@ impl Cache {
                     }
                     ids.iter()
                         .for_each(|id| self.agreed.expect(Line::BackUp, Awaited::Order(*id)));
-                    // The core orders a backup when the forwards of its pages have ended.
+                    // The core orders a backup after the forwards of its pages have ended.
                     let stored = self.transfer(pairs).and_then(|transfer| {
                         self.device
                             .store(transfer, &Ticket::done())
@@ -603,11 +611,11 @@ impl Cache {
     }
 
     fn transfer(&self, pairs: Vec<PagePair>) -> Result<Transfer, DeviceError> {
-        // SAFETY: the core holds every page of an order until it is told that the order has ended,
-        // which it is only when the transfer has come back: it gives none of them out, and writes
-        // none. What is backed up has been written by forwards that have ended; a load begins when
-        // every forward that may still use its pages of L1 is over, and rows name those behind the
-        // load's own tickets.
+        // SAFETY: the core holds every page of an order until the order is completed, which happens
+        // only after the transfer has been returned. Until then the core neither hands out nor
+        // writes these pages. Pages of a backup were written by forwards that have ended. A load
+        // begins when every forward that may still use its L1 pages is over, and rows contain those
+        // pages only behind the tickets of the load.
         unsafe { Transfer::new(&self.l1, &self.l2, pairs) }
     }
 
@@ -615,7 +623,7 @@ impl Cache {
         match begun {
             Ok(transfer) => self.copies.push(Copy { ids, transfer }),
             Err(error) => {
-                tracing::warn!("a copy between L1 and L2 was not taken: {error}");
+                tracing::warn!("the device refused a copy between L1 and L2: {error}");
                 let outcome = Outcome::Copied(false);
                 let dones = ids.into_iter().map(|id| Done { id, outcome });
                 self.ended.extend(dones.map(|done| (done, None)));
@@ -682,13 +690,14 @@ impl Cache {
     }
 
     fn lend(&self, pages: &Runs<L2>) -> Result<LentPages, DeviceError> {
-        // SAFETY: as for transfers: the pages are the order's until its answer is taken in.
+        // SAFETY: as for transfers: the pages belong to the order until its answer is processed.
         unsafe { LentPages::new(&self.l2, pages) }
     }
 }
 
 impl Drop for Cache {
-    /// Waits for what is in flight: the pools may go with the cache. In a forked child nothing is.
+    /// Waits for work in flight, because the pools may be dropped together with the cache. A forked
+    /// child has no work in flight.
     fn drop(&mut self) {
         if self.origin.is_inherited() {
             return;

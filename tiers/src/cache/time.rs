@@ -1,26 +1,28 @@
-//! Time as a cache knows it: the machine's own, or that of a replay, in which copies take as long as they would elsewhere.
+//! The time of a cache: real time, or the time of a replay in which copies take as long as on
+//! another machine.
 
 use std::time::Instant;
 
 use crate::core::{OpId, Order};
 
-/// See the module.
+/// See the module documentation.
 pub trait Time: Send {
-    /// Microseconds since a moment of its own.
+    /// Microseconds since a fixed moment.
     fn now_us(&mut self) -> u64;
 
-    /// An order that will be answered is given to the device or to L3.
+    /// Called when an order that needs an answer is passed to the device or L3.
     fn begun(&mut self, order: &Order);
 
-    /// How long a read of L3 took, in microseconds, that took `measured` on the machine. Asked before [`Time::is_over`], and
-    /// believed when that says yes.
+    /// The duration of a read from L3 in microseconds, given the `measured` real duration. Called
+    /// before [`Time::is_over`]; the result is used once that returns `true`.
     fn read_us(&mut self, id: OpId, measured: u64) -> u64;
 
-    /// Whether an order that the device or L3 is done with has ended in this time too. Asked at every poll until it says yes.
+    /// Whether a completed order of the device or L3 has also ended in this time. Called at every
+    /// poll until it returns `true`.
     fn is_over(&mut self, id: OpId) -> bool;
 }
 
-/// The machine's own.
+/// Real time.
 pub(super) struct RealTime(pub(super) Instant);
 
 impl Time for RealTime {

@@ -1,8 +1,9 @@
-//! The threads that wait for L3, so that the scheduler does not.
+//! The threads that wait for L3 instead of the scheduler.
 //!
-//! Three kinds of work: asking what L3 has, reading, writing. What is asked and written is so in the order in which it is given;
-//! several reads are under way at once, each of a prefetch of its own, so that one that stalls holds back no other. A queue is
-//! closed by dropping its sender; then its threads end, after what they have begun.
+//! There are three kinds of work: lookups, reads and writes. Lookups and writes are executed in
+//! submission order. Several reads run concurrently, each for a separate prefetch, so that a
+//! stalled read does not delay the others. Dropping the sender closes a queue; its threads then end
+//! after their current work.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,7 @@ use super::lent::LentPages;
 use crate::core::{Done, OpId, Outcome};
 use crate::l3::L3;
 
-/// Something for a thread to do.
+/// A unit of work for a thread.
 pub(super) enum Work {
     Exists {
         id: OpId,
@@ -45,13 +46,13 @@ struct Queues {
     writing: Sender<Work>,
 }
 
-/// An answer, and how long a read took for it, in microseconds.
+/// A completion, with the duration of a read in microseconds.
 pub(super) struct Answer {
     pub(super) done: Done,
     pub(super) read_micros: Option<u64>,
 }
 
-/// Reads of L3 under way at once.
+/// Number of concurrent reads from L3.
 pub const READERS: usize = 4;
 
 /// The threads.
@@ -63,7 +64,7 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// Starts them.
+    /// Starts the threads.
     pub(super) fn start(l3: &Arc<dyn L3>) -> std::io::Result<Workers> {
         let (answer, answers) = channel();
         let (asking, to_ask) = channel();
@@ -94,7 +95,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Gives work to the thread it is for. What none takes any more is as if L3 had nothing and took nothing.
+    /// Queues work for its thread. If the thread has ended, returns a completion as if L3 had no
+    /// pages and stored none.
     pub(super) fn give(&self, work: Work) -> Option<Done> {
         let id = match &work {
             Work::Exists { id, .. } | Work::Get { id, .. } | Work::Put { id, .. } => Some(*id),
@@ -110,7 +112,7 @@ impl Workers {
         id.filter(|_| !is_taken).map(|id| Done { id, outcome })
     }
 
-    /// What has been done since the last call.
+    /// The completions since the last call.
     pub(super) fn answers(&self) -> impl Iterator<Item = Answer> + '_ {
         self.answers.try_iter()
     }
@@ -119,20 +121,21 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         if self.origin.is_inherited() {
-            // A forked child has none of the threads, and may have locks that nobody gives back.
+            // A forked child has none of the threads, and locks may stay held forever.
             std::mem::forget((self.queues.take(), std::mem::take(&mut self.threads)));
             return;
         }
         self.queues = None;
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so; its orders are answered by nobody, and the core goes with it.
+            // The panic has already been reported. The thread's orders are never answered, but the
+            // core is dropped too.
             let _ = thread.join();
         }
     }
 }
 
 fn serve(l3: &dyn L3, queue: &Mutex<Receiver<Work>>, answers: &Sender<Answer>) {
-    // The lock is held while waiting, and by whoever waits: the others wait for the lock.
+    // One thread waits for work while it holds the lock. The others wait for the lock.
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
     while let Ok(work) = next() {
         let started = Instant::now();
@@ -158,7 +161,7 @@ fn serve(l3: &dyn L3, queue: &Mutex<Receiver<Work>>, answers: &Sender<Answer>) {
         };
         let outcome = Outcome::Pages(pages);
         let done = Done { id, outcome };
-        // Nobody listens any more when the cache is going away.
+        // The receiver is closed: the cache is being dropped.
         if answers.send(Answer { done, read_micros }).is_err() {
             return;
         }

@@ -1,61 +1,65 @@
-//! The invariant of the core: every page has one owner, and every lock a holder.
+//! The invariant of the core: every page has one owner, and every lock has a holder.
 
 use super::{Core, Request, RequestId};
 use crate::runs::{L1, Runs, Tier};
 use crate::tree::{Flaw, claim};
 
-/// What is wrong with a core.
+/// A violated invariant of a core.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Leak {
-    /// The tree is not sound.
+    /// The tree violates an invariant.
     #[error("{0}")]
     Tree(#[from] Flaw),
-    /// A page that has an owner is free, or one that has none is not.
-    #[error("page {page} of {tier} is {}", if *.is_owned { "owned and free" } else { "neither owned nor free" })]
+    /// A page with an owner is free, or a page without an owner is not free.
+    #[error(
+        "page {page} of {tier} is {}",
+        if *.is_owned { "owned and free" } else { "neither owned nor free" }
+    )]
     Page {
-        /// Which tier's pool.
+        /// The pool.
         tier: &'static str,
-        /// Which page.
+        /// The page.
         page: u32,
-        /// Whether it has an owner.
+        /// Whether the page has an owner.
         is_owned: bool,
     },
-    /// A page with two owners, or of no pool.
+    /// A page has two owners, or does not exist in its pool.
     #[error("{holder}: {what}")]
     Owner {
-        /// Who owns it.
+        /// The owner.
         holder: &'static str,
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
-    /// Locks that nobody holds, or holders whose locks are gone.
-    #[error("{found:?} locks are out (L1, L2) and {expected:?} are held")]
+    /// The number of locks in the tree differs from the number of locks at their holders.
+    #[error("the tree counts {found:?} locks (L1, L2), the holders {expected:?}")]
     Locks {
-        /// Counted in the tree.
+        /// Locks counted in the tree (L1, L2).
         found: (u32, u32),
-        /// Counted at their holders.
+        /// Locks counted at their holders (L1, L2).
         expected: (u32, u32),
     },
-    /// A request that is remembered and does not run.
+    /// A request is marked as broken but does not run.
     #[error("request {} is broken and does not run", .0.0)]
     Request(RequestId),
-    /// A running total that does not add up.
+    /// A running total is wrong.
     #[error("{what} adds up to {expected}, not {found}")]
     Total {
-        /// Which.
+        /// The total.
         what: &'static str,
-        /// The total kept.
+        /// The stored total.
         found: usize,
-        /// The sum.
+        /// The computed sum.
         expected: usize,
     },
 }
 
 impl Core {
-    /// Proves the invariants of the core and its tree, in time that grows with the pools. `requests` are those that run.
+    /// Checks the invariants of the core and its tree. The time grows with the pools. `requests`
+    /// are the running requests.
     ///
     /// # Errors
-    /// The first flaw found.
+    /// The first violation found.
     pub fn validate<'r>(
         &self,
         requests: impl IntoIterator<Item = &'r Request>,
@@ -109,11 +113,7 @@ impl Core {
             .sum();
         let totals = [
             ("pages wanted by prefetches", self.prefetch_pages, wanted),
-            (
-                "pages on their way to L3",
-                self.put_pages,
-                self.put_pages_out(),
-            ),
+            ("pages queued for L3", self.put_pages, self.put_pages_out()),
             ("loads in flight", self.loads, self.loads_out()),
             (
                 "pages whose forward has not ended",

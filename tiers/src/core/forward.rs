@@ -1,19 +1,20 @@
-//! Forward passes: what waits for the end of one, and what a failed one takes with it.
+//! Forward passes: work that waits for their end, and the effects of a failure.
 //!
 //! ```text
 //!   insert(forward) --> pending --forwards_ended--> backed up, written to L3
 //!                          |
-//!                          +-----forward_failed---> lost: out of L1, and of the tree where L2 has no older copy
+//!                          +-----forward_failed---> lost: removed from L1, and from the tree
+//!                                                   unless L2 has an older copy
 //! ```
 //!
-//! Inserted pages are readable at once: a later forward of the same engine comes after the one that
-//! writes them. They are copied to L2 only when that forward, and every one before it, has ended
-//! well. So no page of a failed forward ever reaches L2 or L3, and nothing has to be taken back
-//! from there.
+//! Inserted pages are readable at once, because a later forward of the same engine runs after the
+//! forward that writes them. They are copied to L2 only after that forward and every earlier
+//! forward have ended successfully. A page of a failed forward therefore never reaches L2 or L3,
+//! and nothing must be removed from there.
 //!
-//! A forward that fails loses the pages that its requests inserted with it and later, and all L1
-//! pages below those in the tree: they were computed on them. A request is broken from then on when
-//! it was inserted with that forward, or holds any lost page.
+//! A failed forward loses the pages that its requests inserted with it and later, and all L1 pages
+//! below those in the tree, because they were computed from them. A request is then broken if it
+//! was inserted with that forward or holds any lost page.
 
 use std::collections::BTreeSet;
 
@@ -26,25 +27,26 @@ use crate::tree::{Lock, NodeId};
 #[derive(Debug)]
 pub(super) struct Pending {
     forward: Fence,
-    /// The newest forward at that time: the path may hold pages of any up to this one.
+    /// The newest forward at that time. The path may contain pages of any forward up to this one.
     until: Fence,
     request: RequestId,
     is_running: bool,
-    /// Where the inserted path ends; `None` when it has no whole page.
+    /// The end of the inserted path; `None` if it has no whole page.
     end: Option<NodeId>,
-    /// How many pages at its end the tree took from the request. They cannot leave L1 meanwhile.
+    /// Number of pages at the end of the path that the tree took from the request. They cannot
+    /// leave L1 while the insert is pending.
     pages: usize,
 }
 
-/// Pages that a request stands on were lost: a forward or a load has failed. The request cannot go
-/// on. Restart it ([`Core::restart`]), or finish it without keeping.
+/// Pages of the request were lost in a failed forward or load. The request cannot continue. Restart
+/// it ([`Core::restart`]), or finish it without keeping its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("pages that the request stands on were lost with a failed forward or load; restart it")]
+#[error("the request depends on pages that were lost in a failed forward or load; restart it")]
 pub struct Broken;
 
 impl Core {
-    /// All forwards up to this one have ended. Those that failed were reported before, by
-    /// [`Core::forward_failed`].
+    /// Reports that all forwards up to this one have ended. Failed forwards must have been reported
+    /// before, by [`Core::forward_failed`].
     pub fn forwards_ended(&mut self, until: Fence) {
         self.ended = self.ended.max(until);
         let ended = self.ended;
@@ -61,13 +63,13 @@ impl Core {
         }
     }
 
-    /// A forward has failed: the pages that it wrote are undefined, and nothing touches them for it
-    /// any more. What was inserted with it is lost, and its requests are broken.
+    /// Reports that a forward has failed and no longer touches any page. Its pages are undefined.
+    /// All pages inserted with it are lost, and its requests are broken.
     pub fn forward_failed(&mut self, forward: Fence) {
         if planted!(IgnoresFailedForward) {
             return;
         }
-        // What a request inserted later may begin in a page that this forward has filled in part.
+        // Later inserts of the same request may begin in a page that this forward filled in part.
         let mut requests = BTreeSet::new();
         let has_failed = |pending: &mut Pending| {
             if pending.forward == forward {
@@ -81,7 +83,7 @@ impl Core {
             if pending.is_running && !planted!(RequestOutlivesItsForward) {
                 self.broken.insert(pending.request);
             }
-            // The loss of an earlier insert may have taken a later one along.
+            // The loss of an earlier insert may include a later insert.
             if let Some(end) = pending.end.filter(|end| self.tree.is_pending(*end)) {
                 self.stats.forward_failed += self.lose(end, pending.pages) as u64;
             }
@@ -90,8 +92,8 @@ impl Core {
         self.free_lost();
     }
 
-    /// Takes an insert in: the path to `end`, and how many pages of it are new. It waits for the
-    /// newest forward where that has not ended.
+    /// Records an insert: the path to `end`, and the number of new pages in it. It waits for the
+    /// newest forward if that has not ended.
     pub(super) fn inserted(
         &mut self,
         request: RequestId,
@@ -118,7 +120,7 @@ impl Core {
         });
     }
 
-    /// Whether a request stands on lost pages.
+    /// Whether a request depends on lost pages.
     #[must_use]
     pub fn is_broken(&self, request: &Request) -> bool {
         let is_lost = |lock: &Lock| self.tree.is_lost(lock) && !planted!(HidesLosses);
@@ -132,7 +134,7 @@ impl Core {
         Ok(())
     }
 
-    /// A request has ended: its inserts go on without it.
+    /// A request has ended. Its pending inserts continue without it.
     pub(super) fn leave_pending(&mut self, request: RequestId) {
         self.broken.remove(&request);
         for pending in &mut self.pending {
@@ -140,16 +142,16 @@ impl Core {
         }
     }
 
-    /// The last `pages` L1 pages up to a node's end are no good, and all L1 pages below. How many
-    /// those are together.
+    /// Marks the last `pages` L1 pages up to a node's end, and all L1 pages below them, as lost.
+    /// Returns their number.
     pub(super) fn lose(&mut self, node: NodeId, pages: usize) -> usize {
         let lost = self.tree.lose(node, pages);
         for keys in lost.readable {
             let tier = TierName::L1;
-            self.tell(Event::Removed { tier, keys });
+            self.emit(Event::Removed { tier, keys });
         }
-        // Inserts of these pages wait for nothing any more, whatever becomes of their forwards: new
-        // pages may take their place meanwhile, and those wait for forwards of their own.
+        // Inserts of these pages no longer wait for their forwards. New pages may take their place
+        // in the meantime, and those wait for their own forwards.
         if !planted!(LostInsertsWaitOn) {
             let is_lost = |end: NodeId| lost.nodes.contains(&end);
             let pending = &mut self.pending;
@@ -158,7 +160,7 @@ impl Core {
         lost.pages
     }
 
-    /// Gives back the lost pages that nothing from before their loss holds any more.
+    /// Frees the lost pages that have no holder from before their loss.
     pub(super) fn free_lost(&mut self) {
         for pages in self.tree.take_free_losses() {
             self.free_l1(&pages);
@@ -171,7 +173,7 @@ impl Core {
         self.pending.len()
     }
 
-    /// Pages that they brought, counted.
+    /// Number of pages in pending inserts.
     pub(super) fn pages_pending(&self) -> usize {
         self.pending.iter().map(|pending| pending.pages).sum()
     }

@@ -1,4 +1,5 @@
-//! The core decides: what is matched, inserted, evicted, copied, read and written. It does no I/O and reads no clock.
+//! The core makes all decisions: match, insert, evict, copy, read and write. It does no I/O and
+//! reads no clock.
 //!
 //! ```text
 //!   requests                    +------+   orders: back up, load, put, exists, get
@@ -7,27 +8,27 @@
 //!   prefetch, poll              +------+   completions
 //! ```
 //!
-//! Calls come from one thread, the scheduler's; a completion is looked at when the scheduler hands it over, and only then do
-//! the locks of its transfer go. What a transfer reads or writes is held from its order to its completion, so that no page is
-//! given out while a copy touches it.
+//! All calls come from the scheduler's thread. A completion is processed, and the locks of its
+//! transfer are released, only when the scheduler passes it in. The pages of a transfer are held
+//! from its order to its completion, so no page is reused while a copy touches it.
 //!
-//! Fences: the forward passes are numbered in the order in which they are inserted. A load, which
-//! overwrites L1, comes after the newest one. A backup is ordered when the forwards of its pages
-//! have ended well.
+//! Fences: forward passes are numbered in the order in which they are inserted. A load overwrites
+//! L1, so it waits for the newest forward. A backup is ordered after the forwards of its pages have
+//! ended successfully.
 //!
 //! Invariant ([`Core::validate`]): every page of a pool that is not free has exactly one owner: the
 //! tree, a request, a transfer, a prefetch, or a loss (pages of a failed load or forward that
 //! requests still hold).
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `request` | a request's way: start, load back, extend, insert, finish |
+//! | `request` | the steps of a request: start, load back, extend, insert, finish |
 //! | `forward` | inserts whose forward has not ended; failed forwards |
-//! | `room` | making room in L1 and L2 |
-//! | `transfer` | backups, loads, puts, and what their completions change |
+//! | `room` | eviction from L1 and L2 |
+//! | `transfer` | backups, loads, puts, and the effects of their completions |
 //! | `prefetch` | L3 to L2 |
 //! | `report` | counters and events |
-//! | `audit` | the invariant, checked |
+//! | `audit` | checks of the invariant |
 
 mod audit;
 mod forward;
@@ -55,12 +56,12 @@ pub use report::{Declines, Event, Stats, TierName};
 pub use request::{ExtendError, InsertEnd, LoadBack, NoRoom, Request, RequestId};
 pub use room::Evicted;
 
-/// Number of a forward pass, in the order in which they are inserted. 0 is before the first: there
-/// is nothing to wait for.
+/// Number of a forward pass, in the order in which they are inserted. 0 is before the first:
+/// nothing to wait for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fence(pub u64);
 
-/// Number of a transfer under way. Loads are [`LoadId`]s of the same number.
+/// Number of a transfer in progress. Loads are [`LoadId`]s with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u32);
 
@@ -70,114 +71,117 @@ impl From<LoadId> for OpId {
     }
 }
 
-/// Something to be done outside. Each is answered by one [`Done`] of its number, in any order, [`Order::Touch`] aside.
+/// Work for the device or L3. Each order is answered by one [`Done`] with its number, in any order,
+/// except [`Order::Touch`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Copy L1 to L2, all layers.
     BackUp {
-        /// Its number.
+        /// The number of the order.
         id: OpId,
-        /// From.
+        /// The source.
         l1: Runs<L1>,
-        /// To.
+        /// The destination.
         l2: Runs<L2>,
     },
     /// Copy L2 to L1, layer by layer.
     Load {
-        /// Its number.
+        /// The number of the order.
         id: OpId,
-        /// From.
+        /// The source.
         l2: Runs<L2>,
-        /// To.
+        /// The destination.
         l1: Runs<L1>,
-        /// Not before all forwards up to this one have ended, well or not.
+        /// Starts after all forwards up to this one have ended, whether they succeeded or failed.
         after: Fence,
     },
     /// Write pages of L2 to L3.
     Put {
-        /// Its number.
+        /// The number of the order.
         id: OpId,
-        /// Their keys, one after the other in their chain.
+        /// The keys, consecutive in their chain.
         keys: Vec<PageKey>,
-        /// The key before the first.
+        /// The key before the first one.
         parent: Option<PageKey>,
-        /// Pages before the first.
+        /// Number of pages before the first one.
         depth: usize,
-        /// Where they lie.
+        /// The source.
         l2: Runs<L2>,
-        /// Whether another rank writes them: then nothing is to be done, and all are stored.
+        /// Whether another rank writes these pages. Then there is nothing to do, and all pages
+        /// count as stored.
         is_skipped: bool,
     },
-    /// Ask L3 how many of these it has, counted from the first.
+    /// Look up how many of these pages L3 has, counted from the first.
     Exists {
-        /// Its number.
+        /// The number of the order.
         id: OpId,
-        /// One after the other in their chain.
+        /// The keys, consecutive in their chain.
         keys: Vec<PageKey>,
     },
     /// Read pages of L3 into L2.
     Get {
-        /// Its number.
+        /// The number of the order.
         id: OpId,
-        /// One after the other in their chain.
+        /// The keys, consecutive in their chain.
         keys: Vec<PageKey>,
-        /// Where they go.
+        /// The destination.
         l2: Runs<L2>,
     },
-    /// Tell L3 that these were of use. Not answered.
+    /// Report to L3 that these pages were used. Not answered.
     Touch {
-        /// Which.
+        /// The keys.
         keys: Vec<PageKey>,
     },
 }
 
-/// What became of an order.
+/// The outcome of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Of a backup or a load: whether everything was copied.
+    /// Of a backup or load: whether everything was copied.
     Copied(bool),
-    /// Of a put, exists or get: how many pages, counted from the first.
+    /// Of a put, exists or get: number of pages, counted from the first.
     Pages(usize),
 }
 
-/// An order that has come to its end: nothing outside touches its pages any more.
+/// The completion of an order. Nothing outside the core touches its pages any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Which.
+    /// The order.
     pub id: OpId,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// A completion that answers no order.
+/// A completion that does not match an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoneError {
-    /// No such order is out.
-    #[error("no order {} is out: it was answered twice, or never given", .0.0)]
+    /// No such order is outstanding.
+    #[error("order {} is not outstanding: it was answered twice, or never issued", .0.0)]
     Unknown(OpId),
-    /// The answer is of another kind than the order.
-    #[error("order {} was answered by {found:?}, which is no answer to it", .id.0)]
+    /// The outcome does not match the kind of the order.
+    #[error("order {} was answered by {found:?}, which does not match its kind", .id.0)]
     WrongKind {
-        /// Which order.
+        /// The order.
         id: OpId,
-        /// The answer.
+        /// The outcome.
         found: Outcome,
     },
 }
 
-/// Something still uses the cache.
+/// The cache is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the cache is in use: {locks} locks are out and {orders} orders under way; finish the requests and poll until idle"
+    "the cache is in use: {locks} locks are held and {orders} orders are in progress; \
+     finish the requests and poll until idle"
 )]
 pub struct Busy {
-    /// Locks out.
+    /// Locks held.
     pub locks: u32,
-    /// Orders under way, and inserts whose forwards have not ended.
+    /// Orders in progress, plus inserts whose forwards have not ended.
     pub orders: usize,
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct Core {
     config: Config,
@@ -195,12 +199,12 @@ pub struct Core {
     prefetches: BTreeMap<PrefetchId, prefetch::Prefetch>,
     prefetch_pages: usize,
     read_speed: Option<prefetch::ReadSpeed>,
-    /// Prefetches in a row that were not worth it.
+    /// Number of consecutive prefetches that were not worth reading.
     given_up: u32,
     next_id: u32,
     next_request: u64,
     orders: VecDeque<Order>,
-    /// The newest forward, and the newest of those that have ended with all before them.
+    /// The newest forward, and the newest forward for which it and all earlier ones have ended.
     newest: Fence,
     ended: Fence,
     stats: Stats,
@@ -211,7 +215,7 @@ impl Core {
     /// A core over empty pools.
     ///
     /// # Errors
-    /// A field of the configuration makes no sense.
+    /// A field of the configuration is not valid.
     pub fn new(config: Config) -> Result<Core, ConfigError> {
         config.check()?;
         let page_tokens = NonZeroU32::new(config.page_tokens).unwrap_or(NonZeroU32::MIN);
@@ -249,19 +253,20 @@ impl Core {
         Ok(core)
     }
 
-    /// Room for as many nodes as there can be, so that none moves while requests wait: a node has a page of its own in L1 or L2.
+    /// Reserves space for the maximum number of nodes, so that no reallocation delays requests.
+    /// Every node has at least one page of its own in L1 or L2.
     fn reserve(&mut self) {
         let pages = self.config.l1_pages as usize + self.config.l2_pages as usize;
         self.tree.reserve(pages.min(NODES_RESERVED_MAX));
     }
 
-    /// Its configuration.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// An empty prompt of this scope.
+    /// An empty prompt with this scope.
     #[must_use]
     pub fn prompt(&self, scope: &Scope) -> Prompt {
         let page_tokens = self.page_tokens.try_into();
@@ -283,35 +288,36 @@ impl Core {
         prompt.extend(&mut self.vocabulary, tokens)
     }
 
-    /// Hashes the keys of a prompt's whole pages that have not been hashed before: what [`Core::insert`] and [`Core::prefetch`] do
-    /// when they need them. For callers with time to spare earlier.
+    /// Hashes the keys of whole pages that have not been hashed yet. [`Core::insert`] and
+    /// [`Core::prefetch`] do this on demand; this function is for callers with idle time earlier.
     pub fn hash_prompt(&self, prompt: &mut Prompt) {
         prompt.keys(&self.vocabulary, prompt.pages());
     }
 
-    /// What is cached of a prompt. Holds nothing: it is true until the next call.
+    /// The cached part of a prompt. Takes no lock: the result is valid until the next call.
     pub fn match_prefix(&mut self, prompt: &Prompt) -> Matched {
         self.tree.match_prefix(prompt.root(), prompt.words())
     }
 
-    /// How many pages of a prompt are in L1, and how many behind them in L2 alone. Changes nothing, not even what is used.
+    /// Number of pages of a prompt in L1, and number of following pages in L2 only. Changes
+    /// nothing, not even the recency of use.
     #[must_use]
     pub fn peek(&self, prompt: &Prompt) -> (usize, usize) {
         self.tree.peek(prompt.root(), prompt.words())
     }
 
-    /// The next thing to be done outside.
+    /// The next order to execute.
     pub fn next_order(&mut self) -> Option<Order> {
         self.orders.pop_front()
     }
 
-    /// Orders that have not been answered.
+    /// Number of outstanding orders.
     #[must_use]
     pub fn orders_out(&self) -> usize {
         self.flights.len() + self.prefetches.values().filter(|p| p.is_waiting()).count()
     }
 
-    /// Has L3 told of pages that were of use in the tiers above.
+    /// Orders a report to L3 of the pages that were used in the upper tiers.
     pub fn tell_warmth(&mut self) {
         let keys = self.tree.take_warm();
         if !keys.is_empty() {
@@ -336,35 +342,35 @@ impl Core {
         self.tree.counts()
     }
 
-    /// Pages that can be had: in L1, in L2.
+    /// Number of free pages in L1 and L2.
     #[must_use]
     pub fn free_pages(&self) -> (u32, u32) {
         (self.l1.free_pages(), self.l2.free_pages())
     }
 
-    /// Pages of L1 that are free or can be made so.
+    /// Number of L1 pages that are free or can be freed.
     #[must_use]
     pub fn available_pages(&self) -> usize {
         let counts = self.tree.counts();
         self.l1.free_pages() as usize + counts.l1_pages - counts.l1_locked_pages
     }
 
-    /// A digest of the tree; equal on ranks that agree.
+    /// A digest of the tree. Equal on ranks with equal trees.
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.tree.digest()
     }
 
-    /// Bytes of the tree, tokens aside.
+    /// Bytes of the tree, without tokens.
     #[must_use]
     pub fn tree_bytes(&self) -> usize {
         self.tree.ram_bytes()
     }
 
-    /// Forgets everything cached. Prompts stay valid.
+    /// Drops all cached pages. Prompts stay valid.
     ///
     /// # Errors
-    /// Something still uses it: then nothing changes.
+    /// The cache is in use: nothing changes.
     pub fn reset(&mut self) -> Result<(), Busy> {
         let (l1, l2) = self.tree.locks_out();
         let (locks, orders) = (l1 + l2, self.orders_out() + self.pending.len());
@@ -404,7 +410,7 @@ impl Core {
         Row::new(self.page_tokens)
     }
 
-    fn tell(&mut self, event: Event) {
+    fn emit(&mut self, event: Event) {
         if self.config.events {
             self.events.push(event);
         }
@@ -419,10 +425,10 @@ impl Core {
     }
 }
 
-/// Most nodes that room is made for ahead of need.
+/// Maximum number of nodes for which space is reserved in advance.
 const NODES_RESERVED_MAX: usize = 1 << 24;
 
-/// Gives pages back that the core took from this very pool.
+/// Frees pages that the core took from this pool.
 fn free<T: Tier>(pool: &mut PagePool<T>, pages: &Runs<T>) {
     if let Err(error) = pool.free(pages) {
         panic!("pages have two owners: {error}");

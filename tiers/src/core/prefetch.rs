@@ -1,17 +1,19 @@
-//! Prefetches: L3 to L2, for a request that waits.
+//! Prefetches: from L3 to L2, for a waiting request.
 //!
 //! ```text
 //!  asked --exists--> reading batch 0 --> reading batch 1 --> ... --> ended (pages in the tree)
 //!    |                  |   closed by the policy or cancelled: no further batch
-//!    +---> declined     +--> draining: the batch in flight still owns its pages, then gone
+//!    +---> declined     +--> draining: the batch in flight still owns its pages, then removed
 //! ```
 //!
-//! Invariants: L2 pages are taken only when L3 has said how many pages it has; a page that a read may still write into belongs to
-//! the prefetch until that read has ended; the node it hangs below is held in L2 from the first question to the end, and what has
-//! come until the request has looked: until then it counts as L2 that prefetches ask for.
+//! Invariants: L2 pages are allocated only after L3 has returned its number of pages. A page that a
+//! read may still write belongs to the prefetch until that read has ended. The parent node is held
+//! in L2 from the first lookup to the end. Arrived pages are held until the request polls, and
+//! count towards the L2 share of prefetches until then.
 //!
-//! Faults defended against: L3 says more than it has (the batch is cut at the first page that does not come), fails (nothing
-//! comes), or takes for ever (the policy closes the prefetch; its pages stay with it, nothing else waits).
+//! Faults covered: L3 reports more pages than it has (the batch is cut at the first missing page),
+//! fails (no page arrives), or never answers (the policy closes the prefetch; its pages stay
+//! reserved, and no other work waits).
 
 use larder_format::PageKey;
 
@@ -26,31 +28,31 @@ use crate::tree::{Hold, Lock, NodeId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PrefetchId(pub u32);
 
-/// Why nothing is prefetched.
+/// Why a prefetch was not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Declined {
-    /// What is cached ends in a node that L2 has not: nothing can be put below it there.
+    /// The cached part ends in a node that is not in L2, so nothing can be inserted below it there.
     AnchorNotInL2,
-    /// Fewer tokens are left than are worth it.
+    /// The remaining tokens are below the threshold.
     BelowThreshold,
-    /// Prefetches under way ask for as much of L2 as they may: try again later.
+    /// Prefetches in progress have reached their share of L2: try again later.
     L2Share,
-    /// L3 has too few of the tokens.
+    /// L3 has fewer tokens than the threshold.
     L3Miss,
-    /// Computing them is expected to be faster.
+    /// Computing the tokens is expected to be faster.
     BreakEven,
-    /// L2 has no room for as many pages as are worth it: try again later.
+    /// L2 has no room for the minimum number of pages: try again later.
     L2Room,
 }
 
-/// How a prefetch is.
+/// The state of a prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefetchState {
-    /// The request waits on.
+    /// The request must wait.
     Waiting,
-    /// It is over: so many pages came into L2. It is forgotten.
+    /// The prefetch has ended with this number of pages in L2, and is removed.
     Ended(usize),
-    /// Nothing was read. It is forgotten.
+    /// Nothing was read. The prefetch is removed.
     Declined(Declined),
     /// There is no such prefetch.
     Unknown,
@@ -58,42 +60,43 @@ pub enum PrefetchState {
 
 #[derive(Debug)]
 enum Stage {
-    /// L3 was asked what it has.
+    /// Waiting for the lookup in L3.
     Asked,
-    /// Pages come, a batch at a time.
+    /// Pages arrive in batches.
     Reading {
         l2: Runs<L2>,
-        /// Pages that have come.
+        /// Pages that have arrived.
         arrived: usize,
         /// Pages of the batch in flight: at least one.
         batch: usize,
     },
-    /// Nobody waits any more. An answer is outstanding, and with it these pages, if it is that of a read.
+    /// No request waits any more. An answer is outstanding. If it is that of a read, these pages
+    /// belong to it.
     Draining { l2: Runs<L2> },
-    /// Over, not looked at yet.
+    /// Over, but not polled yet.
     Over(PrefetchState),
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct Prefetch {
     stage: Stage,
-    /// What is wanted, until it is over and the request has looked.
+    /// The requested pages, until the prefetch is over and the request has polled.
     claim: Option<Claim>,
-    /// When a request first had to wait for it, in microseconds.
+    /// The first time a request had to wait for it, in microseconds.
     blocked_since: Option<u64>,
 }
 
-/// What a prefetch asks for and holds.
+/// The requested pages and the held node of a prefetch.
 #[derive(Debug)]
 struct Claim {
     root: RootKey,
-    /// Words and keys from the beginning of the prompt to the last page wanted.
+    /// Words and keys from the start of the prompt to the last requested page.
     words: Vec<u32>,
     keys: Vec<PageKey>,
-    /// The first page wanted.
+    /// The first requested page.
     from: usize,
-    /// Holds the node that it hangs below, then the last one that came.
+    /// Holds the parent node, later the last arrived node.
     anchor: Option<Lock>,
 }
 
@@ -104,12 +107,12 @@ impl Claim {
 }
 
 impl Prefetch {
-    /// Whether an order of it is out.
+    /// Whether an order of this prefetch is outstanding.
     pub(super) fn is_waiting(&self) -> bool {
         !matches!(self.stage, Stage::Over(_))
     }
 
-    /// Pages that it asks for.
+    /// Number of requested pages.
     pub(super) fn wanted(&self) -> usize {
         self.claim.as_ref().map_or(0, Claim::wanted)
     }
@@ -121,7 +124,7 @@ impl Prefetch {
             .is_some_and(|claim| claim.anchor.is_some())
     }
 
-    /// L2 pages that are its own.
+    /// L2 pages owned by the prefetch.
     pub(super) fn l2(&self) -> Option<&Runs<L2>> {
         match &self.stage {
             Stage::Reading { l2, .. } | Stage::Draining { l2 } => Some(l2),
@@ -130,17 +133,17 @@ impl Prefetch {
     }
 }
 
-/// Prefetches given up in a row for being slower than computing, after which one is read all the same: only reads tell how fast
-/// L3 has become.
+/// Number of consecutive prefetches declined because computing is faster, after which one is read
+/// anyway. Only a read shows whether L3 has become faster.
 const GIVEN_UP_MAX: u32 = 15;
 
-/// How fast L3 is read: a running mean.
+/// The read speed of L3: a running mean.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadSpeed {
     bytes_per_second: f64,
 }
 
-/// How often a request tries to prefetch: not at every scheduling pass, and not for ever.
+/// Limits the prefetch attempts of a request: not in every scheduling pass, and not indefinitely.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Retries {
     attempts: u32,
@@ -148,8 +151,9 @@ pub struct Retries {
 }
 
 impl Retries {
-    /// Whether to try now, in this scheduling pass: a first time at once, again after `retry_passes`; a request at the head of
-    /// the queue, and one that lost what it had hung on to (`is_urgent`), need not wait. Counts the try.
+    /// Whether to try in this scheduling pass: the first time at once, later after `retry_passes`.
+    /// A request at the head of the queue, or a request whose prefetch lost its parent node
+    /// (`is_urgent`), does not have to wait. Counts the attempt.
     pub fn is_due(&mut self, core: &Core, pass: u64, is_urgent: bool) -> bool {
         let config = &core.config().prefetch;
         let is_due = self.attempts < config.attempts_max
@@ -163,10 +167,10 @@ impl Retries {
 }
 
 impl Core {
-    /// Begins to bring into L2 what L3 has of a prompt behind what is cached of it.
+    /// Starts to read into L2 the pages that L3 has after the cached part of a prompt.
     ///
     /// # Errors
-    /// Nothing is begun, and why.
+    /// Nothing was started, with the reason.
     pub fn prefetch(&mut self, prompt: &mut Prompt) -> Result<PrefetchId, Declined> {
         let result = self.try_prefetch(prompt);
         if let Err(declined) = result {
@@ -239,7 +243,7 @@ impl Core {
         } += 1;
     }
 
-    /// Tells how long a read from L3 took, for the break-even.
+    /// Records the duration of a read from L3, for the break-even decision.
     pub fn observe_read(&mut self, bytes: u64, micros: u64) {
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let now = bytes as f64 * 1e6 / micros.max(1) as f64;
@@ -249,7 +253,8 @@ impl Core {
         self.read_speed = Some(ReadSpeed { bytes_per_second });
     }
 
-    /// Whether reading so many pages is expected to take no longer than computing them, or nothing is known of either.
+    /// Whether reading this many pages is expected to take no longer than computing them. Also true
+    /// if either speed is unknown.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     fn is_worth_reading(&self, pages: usize) -> bool {
         let rate = self.config.prefetch.break_even_tokens_per_second;
@@ -261,15 +266,16 @@ impl Core {
         read_seconds <= tokens / f64::from(rate.get())
     }
 
-    /// Whether so many pages are read: because it is worth it, or to learn how fast L3 is.
+    /// Whether to read this many pages: because it is worth it, or to measure the speed of L3.
     fn may_be_read(&mut self, pages: usize) -> bool {
         let is_read = self.is_worth_reading(pages) || self.given_up >= GIVEN_UP_MAX;
         self.given_up = if is_read { 0 } else { self.given_up + 1 };
         is_read
     }
 
-    /// Whether the time of a request that waits for a prefetch is over. `now` in microseconds; the first call that finds it
-    /// unfinished starts the clock. Ranks vote: one that says yes speaks for all.
+    /// Whether the waiting time of a request for a prefetch has expired. `now` is in microseconds.
+    /// The first call for an unfinished prefetch starts the clock. With several ranks, one rank
+    /// that returns `true` decides for all.
     pub fn is_prefetch_overdue(&mut self, id: PrefetchId, now: u64) -> bool {
         let config = &self.config.prefetch;
         let Some(prefetch) = self.prefetches.get_mut(&id) else {
@@ -291,7 +297,8 @@ impl Core {
         }
     }
 
-    /// How a prefetch is; with `overdue`, it ends here with what has arrived. What is over is forgotten.
+    /// The state of a prefetch. With `overdue`, the prefetch ends now with the pages that have
+    /// arrived. A prefetch that is over is removed.
     pub fn poll_prefetch(&mut self, id: PrefetchId, overdue: bool) -> PrefetchState {
         let Some(prefetch) = self.prefetches.get(&id) else {
             return PrefetchState::Unknown;
@@ -310,7 +317,8 @@ impl Core {
         }
     }
 
-    /// Ends a prefetch whose request has gone. Nothing is kept; what a read may still write into is given back when it has ended.
+    /// Cancels a prefetch whose request has ended. No page is kept. Pages that a read may still
+    /// write are freed after that read.
     pub fn cancel_prefetch(&mut self, id: PrefetchId) {
         if self
             .prefetches
@@ -323,13 +331,13 @@ impl Core {
         }
     }
 
-    /// One that is over is not asked for any more.
+    /// Removes a prefetch that is over.
     fn forget_prefetch(&mut self, id: PrefetchId) {
         self.drop_claim(id);
         self.prefetches.remove(&id);
     }
 
-    /// An order of a prefetch was answered.
+    /// Processes the answer to an order of a prefetch.
     pub(super) fn prefetch_answered(&mut self, id: PrefetchId, pages: usize) {
         let Some(prefetch) = self.prefetches.get_mut(&id) else {
             return;
@@ -367,7 +375,7 @@ impl Core {
         }
     }
 
-    /// L3 has said how many pages it has: takes L2 pages for as many as are worth it.
+    /// L3 has returned its number of pages: allocates L2 pages for as many as are worth reading.
     fn prefetch_confirmed(&mut self, id: PrefetchId, found: usize) -> Result<(), Declined> {
         let claim = self
             .prefetches
@@ -393,7 +401,7 @@ impl Core {
         Ok(())
     }
 
-    /// Asks for the next batch, or ends when there is none.
+    /// Orders the next batch, or ends the prefetch if there is none.
     fn read_batch(&mut self, id: PrefetchId) {
         let batch_max = self.config.prefetch.batch_pages as usize;
         let Some(Prefetch {
@@ -420,21 +428,22 @@ impl Core {
         self.orders.push_back(order);
     }
 
-    /// Everything that will come has come.
+    /// Ends a prefetch after all its reads.
     fn end_reading(&mut self, id: PrefetchId) {
         let pages = self.end_pages(id, true);
         self.set_stage(id, Stage::Over(PrefetchState::Ended(pages)));
     }
 
-    /// Nobody waits for a prefetch any more, which ends as [`Core::end_pages`] says; with an answer outstanding it drains.
+    /// Ends a prefetch for which no request waits, by [`Core::end_pages`]. If an answer is
+    /// outstanding, the prefetch drains.
     fn leave_prefetch(&mut self, id: PrefetchId, keep: bool) -> usize {
         let pages = self.end_pages(id, keep);
         self.drop_claim(id);
         pages
     }
 
-    /// With `keep`, what has arrived goes into the tree, and its count is returned; pages that no read is under way into are given
-    /// back.
+    /// Frees the pages into which no read is in progress. With `keep`, inserts the arrived pages
+    /// into the tree first and returns their number.
     fn end_pages(&mut self, id: PrefetchId, keep: bool) -> usize {
         let Some(prefetch) = self.prefetches.get_mut(&id) else {
             return 0;
@@ -466,7 +475,7 @@ impl Core {
         0
     }
 
-    /// Puts pages that have arrived into the tree, and holds them; how many it took.
+    /// Inserts arrived pages into the tree and holds them. Returns how many the tree took.
     fn keep_arrived(&mut self, id: PrefetchId, came: Runs<L2>) -> usize {
         let Some(Prefetch {
             claim: Some(claim), ..
@@ -486,13 +495,13 @@ impl Core {
         self.free_l2(&inserted.duplicates);
         self.free_l2(&inserted.orphans);
         if let Some(node) = inserted.node {
-            self.tell_stored(TierName::L2, node);
+            self.emit_stored(TierName::L2, node);
             self.hold_arrived(id, node);
         }
         inserted.pages
     }
 
-    /// Holds what has arrived, up to this node, and with it the anchor.
+    /// Holds the arrived pages up to this node, including the anchor.
     fn hold_arrived(&mut self, id: PrefetchId, node: NodeId) {
         let held = self.tree.lock(node, Hold::L2);
         let claim = self.prefetches.get_mut(&id);

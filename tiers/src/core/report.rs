@@ -1,4 +1,4 @@
-//! What the core tells: counters, and what entered and left each tier.
+//! Reports of the core: counters, and events of pages entering and leaving tiers.
 
 use larder_format::PageKey;
 use serde::Serialize;
@@ -15,79 +15,80 @@ pub enum TierName {
     L3,
 }
 
-/// Pages that entered or left a tier. Keys follow one another in their chain.
+/// Pages that entered or left a tier. Keys are consecutive in their chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// They can be read there.
+    /// The pages are readable in the tier.
     Stored {
-        /// Where.
+        /// The tier.
         tier: TierName,
-        /// Which.
+        /// The keys.
         keys: Vec<PageKey>,
-        /// The key before the first, if there is one.
+        /// The key before the first one, if there is one.
         parent: Option<PageKey>,
     },
-    /// They cannot any more. L3 does not say when it drops a page.
+    /// The pages are no longer readable. L3 does not report when it drops a page.
     Removed {
-        /// Where from.
+        /// The tier.
         tier: TierName,
-        /// Which.
+        /// The keys.
         keys: Vec<PageKey>,
     },
 }
 
-/// Counters since the start. Pages unless said otherwise.
+/// Counters since the start, in pages unless noted otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// Pages of prompts that started.
+    /// Pages of prompts of started requests.
     pub requested: u64,
-    /// Of those, found in L1.
+    /// Requested pages found in L1.
     pub l1_hits: u64,
-    /// Of those, found in L2 alone.
+    /// Requested pages found in L2 only.
     pub l2_hits: u64,
-    /// Brought into L2 by prefetches.
+    /// Pages read into L2 by prefetches.
     pub l3_hits: u64,
-    /// Taken over from requests.
+    /// Pages taken over from requests.
     pub inserted: u64,
-    /// Of requests, that the tree had already.
+    /// Pages of requests that the tree already had.
     pub duplicates: u64,
-    /// Copied to L2.
+    /// Pages copied to L2.
     pub backed_up: u64,
-    /// Not copied to L2: it had no room.
+    /// Pages not copied to L2: no room.
     pub backup_no_room: u64,
-    /// Not copied to L2: the copy failed, or the parent's did.
+    /// Pages not copied to L2: the copy of the pages or of their parent failed.
     pub backup_failed: u64,
-    /// Loaded into L1.
+    /// Pages loaded into L1.
     pub loaded: u64,
-    /// Whose load failed, or that of a page before them.
+    /// Pages whose load failed, or the load of a page before them.
     pub load_failed: u64,
-    /// Lost from L1: a forward that failed was to write them, or pages before them.
+    /// Pages lost from L1 by a failed forward that wrote them or pages before them.
     pub forward_failed: u64,
-    /// Loads that were declined, requests.
+    /// Requests whose load was declined.
     pub loads_declined: u64,
-    /// Left L1, still in L2.
+    /// Pages evicted from L1 that stay in L2.
     pub l1_evicted: u64,
-    /// Left L1 and with it the tree, never copied to L2.
+    /// Pages evicted from L1 and from the tree without a copy in L2.
     pub l1_dropped: u64,
-    /// Left L2.
+    /// Pages evicted from L2.
     pub l2_evicted: u64,
-    /// Dropped with an ancestor that could not be backed up.
+    /// Pages dropped with an ancestor that could not be backed up.
     pub subtree_dropped: u64,
-    /// Written to L3, or found there.
+    /// Pages written to L3, or found there.
     pub put: u64,
-    /// Not given to L3: too much was on its way.
+    /// Pages not queued for L3: the queue was full.
     pub put_refused: u64,
-    /// That L3 did not store.
+    /// Pages that L3 did not store.
     pub put_failed: u64,
-    /// Prefetches that began.
+    /// Prefetches started.
     pub prefetches: u64,
-    /// Read from L3, thrown away: the parent had left L2.
+    /// Pages read from L3 and discarded: the parent had left L2.
     pub prefetch_orphans: u64,
-    /// Read from L3, thrown away: they had come by another way, or the request was gone.
+    /// Pages read from L3 and discarded: another request had provided them, or the request had
+    /// ended.
     pub prefetch_wasted: u64,
-    /// That L3 confirmed and then did not give.
+    /// Pages that L3 confirmed but did not return.
     pub prefetch_short: u64,
-    /// That L3 has and L2 had no room for.
+    /// Pages in L3 for which L2 had no room.
     pub prefetch_no_room: u64,
     /// Prefetches declined, by reason.
     pub declined: Declines,
@@ -96,15 +97,15 @@ pub struct Stats {
 /// Prefetches declined, by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Declines {
-    /// The match ended in L1 alone.
+    /// The cached part ended in L1 only.
     pub anchor_not_in_l2: u64,
-    /// Too few tokens were left.
+    /// Too few tokens remained.
     pub below_threshold: u64,
-    /// Prefetches under way ask for as much of L2 as they may.
+    /// Prefetches in progress had reached their share of L2.
     pub l2_share: u64,
     /// L3 has too few of the tokens.
     pub l3_miss: u64,
-    /// Computing them is faster.
+    /// Computing the tokens is faster.
     pub break_even: u64,
     /// L2 had no room.
     pub l2_room: u64,

@@ -1,11 +1,11 @@
-//! A request's way: start, load back, extend, insert, finish.
+//! The steps of a request: start, load back, extend, insert, finish.
 //!
-//! A request holds what it was matched with by one lock at a time: the L1 part once it runs on it, the whole match until it has
-//! been decided whether the L2 part is loaded. Its row names pages of the tree and pages of its own.
+//! A request holds its match by one lock at a time: the L1 part once it runs, the whole match until
+//! the load of the L2 part has been decided. Its row contains pages of the tree and pages of its
+//! own.
 //!
-//! Invariant: what a request inserts was computed on pages that were there. Behind a load in flight
-//! nothing is inserted, and a request that is broken inserts nothing any more: pages that it holds
-//! were lost, or its forward failed.
+//! Invariant: inserted pages were computed from valid pages. Nothing is inserted behind a load in
+//! flight. A broken request inserts nothing: pages that it holds were lost, or its forward failed.
 
 use super::{Broken, Core, Fence, TierName};
 use crate::config::{L3Write, WritePolicy};
@@ -13,7 +13,7 @@ use crate::pool::Row;
 use crate::prompt::Prompt;
 use crate::tree::{Hold, LoadId, Lock, NodeId, Offer};
 
-/// Number of a request: each one of a core has its own.
+/// Number of a request, unique within a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
@@ -27,17 +27,17 @@ pub struct Request {
     priority: i32,
     /// Holds the L1 part.
     lock: Option<Lock>,
-    /// Holds the L2 part behind it while it may still be loaded.
+    /// Holds the L2 part after the L1 part while it may still be loaded.
     l2_lock: Option<Lock>,
     l2_pages: usize,
-    /// Loads that fill pages of its row.
+    /// Loads that fill pages of the row.
     loads: Vec<LoadId>,
-    /// Pages that have been counted as hits.
+    /// Number of pages that have been counted as hits.
     counted: usize,
 }
 
 impl Request {
-    /// Its number.
+    /// The number of the request.
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.id
@@ -47,42 +47,43 @@ impl Request {
         self.lock.as_ref()
     }
 
-    /// Its prompt; [`Core::extend_prompt`] makes it longer as it is answered.
+    /// The prompt. [`Core::extend_prompt`] extends it as the answer is generated.
     pub fn prompt_mut(&mut self) -> &mut Prompt {
         &mut self.prompt
     }
 
-    /// Its prompt.
+    /// The prompt.
     #[must_use]
     pub fn prompt(&self) -> &Prompt {
         &self.prompt
     }
 
-    /// Pages of its prompt that L2 has behind those in its row, while they may be loaded.
+    /// Number of pages of the prompt in L2 after those in the row, while they may still be loaded.
     #[must_use]
     pub fn l2_pages(&self) -> usize {
         self.l2_pages
     }
 
-    /// How many tokens of it have a slot.
+    /// Number of tokens with a slot.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.row.tokens()
     }
 
-    /// Its pages of L1, and the loads that have to end before all of those are readable: one cannot be had without the other.
+    /// The L1 pages, and the loads that must end before all of them are readable. Returned together
+    /// so that the loads cannot be overlooked.
     #[must_use]
     pub fn pages(&self) -> (&Row, &[LoadId]) {
         (&self.row, &self.loads)
     }
 
-    /// The pages of its row that are its own.
+    /// The pages of the row that the request owns.
     #[must_use]
     pub fn own_pages(&self) -> &[u32] {
         self.row.own_pages()
     }
 
-    /// Locks that it holds, by kind.
+    /// Number of locks held, by kind.
     #[must_use]
     pub fn locks(&self) -> (u32, u32) {
         (
@@ -92,56 +93,59 @@ impl Request {
     }
 }
 
-/// What became of loading a request's L2 part.
+/// The result of loading the L2 part of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadBack {
-    /// It is on its way: so many pages, readable when the load has ended.
+    /// A load of this many pages was started. They are readable when it has ended.
     Started(LoadId, usize),
     /// There is nothing to load.
     Nothing,
-    /// Too few tokens to be worth it; the request computes them.
+    /// The number of tokens is below the threshold; the request computes them.
     BelowThreshold,
-    /// As many loads are in flight as may be, or more pages than the caller allows; the request computes them.
+    /// The maximum number of loads is in flight, or the pages exceed the caller's quota; the
+    /// request computes them.
     OverQuota,
-    /// L1 has no room; the request computes them as far as there is.
+    /// L1 has no room; the request computes the tokens that fit.
     NoRoom,
 }
 
 /// L1 has too few pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{short} pages of L1 are missing, {pending} of them will be free when backups have ended; wait, or take a request back"
+    "{short} pages of L1 are missing, {pending} of them will be free after backups in progress; \
+     wait, or retract a request"
 )]
 pub struct NoRoom {
-    /// Pages missing.
+    /// Missing pages.
     pub short: usize,
-    /// Pages that backups under way will free.
+    /// Pages that backups in progress will free.
     pub pending: usize,
 }
 
-/// Why a request gets no further slots.
+/// Why a request gets no slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExtendError {
     /// L1 has too few pages.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
-    /// Pages that it stands on were lost.
+    /// Pages of the request were lost.
     #[error(transparent)]
     Broken(#[from] Broken),
 }
 
-/// What became of an insert.
+/// The result of an insert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InsertEnd {
-    /// Pages of the request, from its first, that are the tree's.
+    /// Number of pages of the request, from the first, that belong to the tree.
     pub pages: usize,
-    /// Pages that it gave back because the tree had those tokens.
+    /// Number of pages freed because the tree already had their tokens.
     pub duplicates: usize,
 }
 
 impl Core {
-    /// Begins a request on what L1 has of its prompt, its last token aside, which is always computed. What L2 has behind it is
-    /// held until [`Core::load_back`] decides.
+    /// Starts a request on the part of its prompt that is in L1. The last token is excluded,
+    /// because it is always computed. The following part in L2 is held until [`Core::load_back`]
+    /// decides.
     pub fn start(&mut self, prompt: Prompt, priority: i32) -> Request {
         let per_page = self.page_tokens.get() as usize;
         let usable = prompt.words().len().saturating_sub(1) / per_page * per_page;
@@ -171,9 +175,9 @@ impl Core {
         }
     }
 
-    /// Decides whether the L2 part of a request is loaded, at most `quota` pages of it or none.
-    /// Where it is not, nothing changes but that the request computes those tokens. The load comes
-    /// after all forwards up to `after`.
+    /// Decides whether the L2 part of a request is loaded: at most `quota` pages, or none. Without
+    /// a load, the request computes those tokens and nothing else changes. The load waits for all
+    /// forwards up to `after`.
     ///
     /// # Errors
     /// The request is broken.
@@ -207,7 +211,8 @@ impl Core {
             .sum();
         let is_behind_row = self.tree.depth_of_end(end) == Some(request.row.shared_pages() + pages);
         if pages == 0 || !is_behind_row || !request.row.own_pages().is_empty() {
-            // Another request has brought it to L1 meanwhile, or this one computes it already: a new match would tell.
+            // Another request has loaded it, or this one already computes it. A new match would
+            // show this.
             return LoadBack::Nothing;
         }
         if pages < self.config.pages_of(self.config.load_threshold_tokens) {
@@ -232,10 +237,10 @@ impl Core {
         LoadBack::Started(load, pages)
     }
 
-    /// Gives a request slots for `tokens` further tokens, making room where there is too little.
+    /// Allocates slots for `tokens` further tokens, and evicts pages if necessary.
     ///
     /// # Errors
-    /// There is no room: nothing changes but what was evicted on the way. Or the request is broken.
+    /// There is no room: nothing changes except the evicted pages. Or the request is broken.
     pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), ExtendError> {
         self.check(request)?;
         let needed = request.row.pages_short(tokens);
@@ -257,13 +262,13 @@ impl Core {
         self.flights.contains_key(&load.into())
     }
 
-    /// Hands the whole pages that a request has computed over to the tree, its prompt being as long
-    /// as its answer so far. What the tree has already is given back, and the row names the tree's
-    /// pages from then on; the partly filled page stays the request's.
+    /// Moves the computed whole pages of a request to the tree. The prompt must be extended by the
+    /// answer so far. Pages that the tree already has are freed, and the row then contains the
+    /// tree's pages instead. The partly filled page stays with the request.
     ///
     /// `forward` is the forward that writes these pages, or the last of several. Requests may match
-    /// them at once. They are copied to L2 when [`Core::forwards_ended`] has reached it;
-    /// [`Core::forward_failed`] takes them out of the tree.
+    /// them at once. They are copied to L2 after [`Core::forwards_ended`] has reached it;
+    /// [`Core::forward_failed`] removes them from the tree.
     ///
     /// # Errors
     /// The request is broken: nothing is inserted.
@@ -293,7 +298,7 @@ impl Core {
         self.stats.inserted += u64::from(taken);
         self.stats.duplicates += u64::from(inserted.duplicates.pages());
         for node in &inserted.taken {
-            self.tell_stored(TierName::L1, *node);
+            self.emit_stored(TierName::L1, *node);
         }
         self.inserted(request.id, inserted.end, &inserted.taken, forward);
         if let Some(end) = inserted.end
@@ -307,7 +312,7 @@ impl Core {
         })
     }
 
-    /// The request holds the path to `end` instead of what it held.
+    /// Replaces the request's lock with a lock on the path to `end`.
     fn move_lock(&mut self, request: &mut Request, end: NodeId) {
         if request.lock.as_ref().map(Lock::node) == Some(end) {
             return;
@@ -318,15 +323,15 @@ impl Core {
         }
     }
 
-    /// Has a path whose forwards have ended copied to L2 and written to L3, as the policies ask
-    /// for.
+    /// Orders the copy to L2 and the write to L3 of a path whose forwards have ended, as required
+    /// by the policies.
     pub(super) fn copy_down(&mut self, end: NodeId) {
         self.back_up_path(end);
         self.put_path(end);
     }
 
-    /// Has what the write policy asks for copied to L2, from the root down; what L2 has no room for stays in L1 alone, and so
-    /// does all below it.
+    /// Orders the copies to L2 that the write policy requires, from the root down. If L2 has no
+    /// room for a node, that node and all nodes below it stay in L1 only.
     fn back_up_path(&mut self, end: NodeId) {
         let hits = match self.config.write_policy {
             WritePolicy::WriteThrough => 0,
@@ -340,7 +345,8 @@ impl Core {
         }
     }
 
-    /// Has what L2 has of the path written to L3, as far as the policy asks and L3 has not been given it.
+    /// Orders the writes to L3 that the policy requires, for nodes of the path that are in L2 and
+    /// have not been queued.
     fn put_path(&mut self, end: NodeId) {
         let hits = match self.config.l3_write {
             L3Write::OnBackup => 0,
@@ -352,20 +358,20 @@ impl Core {
         }
     }
 
-    /// Ends a request. With `keep`, what it has computed is inserted first, unless it is broken or
-    /// a load in flight lies before it; the rest is given back. No forward after `forward` may use
-    /// its pages.
+    /// Ends a request. With `keep`, its computed pages are inserted first, unless the request is
+    /// broken or is behind a load in flight. All other pages are freed. No forward after `forward`
+    /// may use its pages.
     pub fn finish(&mut self, mut request: Request, keep: bool, forward: Fence) -> InsertEnd {
-        // A broken request keeps nothing, and there is nobody left who has to know.
+        // A broken request keeps no pages. The request ends here, so the error needs no report.
         let inserted = keep.then(|| self.insert(&mut request, forward).ok());
         let _prompt = self.end(request, forward);
         inserted.flatten().unwrap_or_default()
     }
 
-    /// Ends a request without keeping what it has not inserted, and begins it again on what is
-    /// cached now of the first `tokens` tokens of its prompt: for one that is broken, or whose
-    /// forward has failed. Words of a failed forward, and all after them, are not among those
-    /// tokens. No forward after `forward` may use the pages that the request had.
+    /// Ends a request without keeping pages that it has not inserted, and starts it again on the
+    /// cached part of the first `tokens` tokens of its prompt. For a request that is broken, or
+    /// whose forward has failed. `tokens` must not include the output of a failed forward or
+    /// anything after it. No forward after `forward` may use the pages that the request had.
     pub fn restart(&mut self, request: Request, tokens: usize, forward: Fence) -> Request {
         let priority = request.priority;
         let mut prompt = self.end(request, forward);

@@ -1,21 +1,21 @@
-//! Making room: in L1 by leaving L1, in L2 by leaving L2, always from the leaves, never what somebody holds.
+//! Eviction: from L1 and from L2, always from the leaves, never a held node.
 
 use super::{Core, Event, TierName};
 use crate::config::{L3Write, WritePolicy};
 use crate::runs::{L1, L2, Runs};
 use crate::tree::{Gone, NodeId};
 
-/// What making room came to.
+/// The result of an eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evicted {
     /// Pages that are free now.
     pub freed: usize,
-    /// Pages that will be when backups that have begun have ended.
+    /// Pages that will be free after backups that have started.
     pub pending: usize,
 }
 
 impl Core {
-    /// Lets at least `pages` pages leave L1, or what can.
+    /// Evicts at least `pages` pages from L1, or as many as possible.
     pub fn evict(&mut self, pages: usize) -> Evicted {
         let mut evicted = Evicted::default();
         // Nodes that can neither be backed up nor dropped now.
@@ -43,21 +43,22 @@ impl Core {
         evicted
     }
 
-    /// A node leaves L1 and stays in L2. How many pages that freed.
+    /// Removes a node from L1 that stays in L2. Returns the number of freed pages.
     pub(super) fn leave_l1(&mut self, node: NodeId) -> usize {
         let gone = self.tree.leave_l1(node);
         self.stats.l1_evicted += gone.l1_keys.len() as u64;
         self.give_back(gone)
     }
 
-    /// Drops a node that cannot be backed up, and all below it; `None` when somebody holds any of it.
+    /// Drops a node that cannot be backed up, with all nodes below it. `None` if any of them is
+    /// held.
     pub(super) fn drop_subtree(&mut self, node: NodeId) -> Option<usize> {
         let gone = self.tree.remove_subtree(node)?;
         self.stats.subtree_dropped += (gone.l1_keys.len() + gone.l2_keys.len()) as u64;
         Some(self.give_back(gone))
     }
 
-    /// L1 pages, made room for where there are too few free.
+    /// Allocates L1 pages, after evictions if necessary.
     pub(super) fn take_l1(&mut self, pages: usize) -> Option<Runs<L1>> {
         let free = self.l1.free_pages() as usize;
         if free < pages {
@@ -66,13 +67,13 @@ impl Core {
         self.l1.allocate(u32::try_from(pages).ok()?)
     }
 
-    /// L2 pages, made room for where there are too few free.
+    /// Allocates L2 pages, after evictions if necessary.
     pub(super) fn take_l2(&mut self, pages: usize) -> Option<Runs<L2>> {
         self.make_l2_room(pages);
         self.l2.allocate(u32::try_from(pages).ok()?)
     }
 
-    /// Lets nodes leave L2 until so many pages are free, or nothing more can leave.
+    /// Evicts nodes from L2 until this many pages are free, or until no node can be evicted.
     pub(super) fn make_l2_room(&mut self, pages: usize) {
         if pages > self.l2.pages() as usize {
             return;
@@ -102,13 +103,13 @@ impl Core {
         }
     }
 
-    /// Gives back what left, and tells of it. How many pages of L1 that freed.
+    /// Frees the removed pages and emits the events. Returns the number of freed L1 pages.
     pub(super) fn give_back(&mut self, gone: Gone) -> usize {
         self.free_l1(&gone.l1);
         self.free_l2(&gone.l2);
         for (tier, keys) in [(TierName::L1, gone.l1_keys), (TierName::L2, gone.l2_keys)] {
             if !keys.is_empty() {
-                self.tell(Event::Removed { tier, keys });
+                self.emit(Event::Removed { tier, keys });
             }
         }
         gone.l1.pages() as usize

@@ -1,12 +1,13 @@
-//! Transfers in flight: backups, loads, puts; and what their ends change.
+//! Transfers in flight: backups, loads, puts, and the effects of their completions.
 //!
-//! | order | holds from order to end | at a good end | at a bad end |
+//! | order | held from order to end | after success | after failure |
 //! |---|---|---|---|
-//! | back up | the node in L1, its L2 pages | every part has its L2 pages, and goes on to L3 | the L2 pages are given back |
-//! | load | the path in L1 | the pages are readable, when those above them are | the L1 pages are lost, and those of loads below |
-//! | put | the node in L2 | L3 has the pages | they are tried again when they are next backed up |
+//! | back up | node in L1, its L2 pages | parts get their L2 pages; put to L3 | L2 pages freed |
+//! | load | path in L1 | readable, once the pages above are | L1 pages lost, also of loads below |
+//! | put | node in L2 | L3 has the pages | ordered again after the next insert |
 //!
-//! A backup whose parent has not come to L2 ends badly, whatever became of the copy: what is in L2 is reachable from above.
+//! A backup whose parent is not in L2 fails even if the copy succeeded: every node in L2 must be
+//! reachable from above.
 
 use super::prefetch::Prefetch;
 use super::{Core, Done, DoneError, Event, Fence, Order, Outcome, PrefetchId, TierName};
@@ -15,36 +16,37 @@ use crate::planted::planted;
 use crate::runs::{L1, L2, Runs};
 use crate::tree::{Hold, LoadId, Lock, NodeId};
 
-/// A transfer in flight. Its lock names the node in which its pages end.
+/// A transfer in flight. Its lock holds the node in which its pages end.
 #[derive(Debug)]
 pub(super) enum Flight {
     Backup {
         lock: Lock,
         l2: Runs<L2>,
-        /// The node is to leave L1 when it is in L2.
+        /// The node leaves L1 once it is in L2.
         evicts: bool,
     },
     Load {
         lock: Lock,
         pages: usize,
-        /// How it ended, while it waits for a load above it: what is below a load in flight is not there either.
+        /// The outcome, while it waits for a load above it: pages below a load in flight are not
+        /// readable.
         ended: Option<bool>,
     },
     Put {
         lock: Lock,
-        /// Pages of the node, and how many of them are on their way.
+        /// Pages of the node, and how many of them are queued.
         pages: usize,
         given: usize,
-        /// The node is to leave L2 after it.
+        /// The node leaves L2 afterwards.
         evicts: bool,
     },
 }
 
 impl Core {
-    /// Takes the end of an order in.
+    /// Processes the completion of an order.
     ///
     /// # Errors
-    /// It is the end of no order that is out: nothing changes.
+    /// The completion matches no outstanding order: nothing changes.
     pub fn complete(&mut self, done: Done) -> Result<(), DoneError> {
         let Done { id, outcome } = done;
         let wrong = DoneError::WrongKind { id, found: outcome };
@@ -103,10 +105,10 @@ impl Core {
         Ok(())
     }
 
-    /// Begins to copy a node to L2; how many pages, or `None` when L2 has no room.
+    /// Starts the copy of a node to L2. Returns the number of pages, or `None` if L2 has no room.
     pub(super) fn start_backup(&mut self, node: NodeId, evicts: bool) -> Option<usize> {
         let pages = self.tree.keys(node)?.len();
-        // Held first: making room must not take it.
+        // Locked first, so that the eviction for room cannot take the node.
         let lock = self.tree.lock(node, Hold::L1)?;
         let Some(l2) = self.take_l2(pages) else {
             self.stats.backup_no_room += pages as u64;
@@ -146,7 +148,7 @@ impl Core {
         }
         self.stats.backed_up += pages as u64;
         for part in &parts {
-            self.tell_stored(TierName::L2, *part);
+            self.emit_stored(TierName::L2, *part);
             let is_due = match self.config.l3_write {
                 L3Write::OnBackup => true,
                 L3Write::Selective => self.tree.hits(*part) >= self.config.selective_hits,
@@ -165,7 +167,7 @@ impl Core {
         }
     }
 
-    /// What was to leave L1 and could not be copied is dropped, or stays where somebody uses it again.
+    /// Drops nodes that should leave L1 but could not be copied. Nodes in use again stay.
     fn drop_after_failed_backup(&mut self, parts: &[NodeId]) {
         for part in parts.iter().rev() {
             if self.tree.may_leave_l1(*part) {
@@ -174,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Begins to load nodes that are in L2 alone, from the root down, into these L1 pages.
+    /// Starts to load nodes that are in L2 only, from the root down, into these L1 pages.
     pub(super) fn start_load(&mut self, nodes: &[NodeId], l1: Runs<L1>) -> Option<LoadId> {
         let lock = self.tree.lock(*nodes.last()?, Hold::L1)?;
         let id = self.fresh_id();
@@ -197,7 +199,7 @@ impl Core {
         Some(load)
     }
 
-    /// Takes in the loads that have ended and that no load in flight stands above, until there is none.
+    /// Processes completed loads that have no load in flight above them, until none is left.
     pub(super) fn take_in_loads(&mut self) {
         let tree = &self.tree;
         let is_ripe = |flight: &Flight| match flight {
@@ -222,11 +224,11 @@ impl Core {
         self.loads -= 1;
         let node = lock.node();
         if self.tree.is_lost(&lock) {
-            // A load or a forward above it failed, and took its pages along.
+            // The pages were already lost with a failed load or forward above.
         } else if is_good {
             self.stats.loaded += pages as u64;
             for part in self.tree.end_load(node, pages) {
-                self.tell_stored(TierName::L1, part);
+                self.emit_stored(TierName::L1, part);
             }
         } else {
             self.stats.load_failed += self.lose(node, pages) as u64;
@@ -234,8 +236,8 @@ impl Core {
         self.tree.unlock(lock);
     }
 
-    /// Begins to write a node to L3, as much of it as may be on its way at once; how many of its pages, or `None` when L3 has
-    /// them, they are on their way, or none may be.
+    /// Starts to write a node to L3, up to the limit of the queue. Returns the number of pages.
+    /// `None` if L3 has them, if they are already queued, or if the queue is full.
     pub(super) fn start_put(&mut self, node: NodeId, evicts: bool) -> Option<usize> {
         let mut span = self.tree.wanting_put(node)?;
         let pages = span.keys.len();
@@ -278,7 +280,7 @@ impl Core {
         self.tree.unlock(lock);
         for part in &parts {
             if self.tree.is_in_l3(*part) {
-                self.tell_stored(TierName::L3, *part);
+                self.emit_stored(TierName::L3, *part);
             }
         }
         if evicts {
@@ -292,24 +294,24 @@ impl Core {
         }
     }
 
-    pub(super) fn tell_stored(&mut self, tier: TierName, node: NodeId) {
+    pub(super) fn emit_stored(&mut self, tier: TierName, node: NodeId) {
         if self.config.events
             && let Some(keys) = self.tree.keys(node)
         {
             let keys = keys.to_vec();
             let parent = self.tree.parent_key(node);
-            self.tell(Event::Stored { tier, keys, parent });
+            self.emit(Event::Stored { tier, keys, parent });
         }
     }
 
-    /// Locks, by kind, that transfers hold.
+    /// Number of locks held by transfers, by kind.
     pub(super) fn flight_locks(&self) -> (u32, u32) {
         let is_put = |flight: &&Flight| matches!(flight, Flight::Put { .. });
         let puts = self.flights.values().filter(is_put).count() as u32;
         (self.flights.len() as u32 - puts, puts)
     }
 
-    /// Pages on their way to L3, counted.
+    /// Number of pages queued for L3.
     pub(super) fn put_pages_out(&self) -> usize {
         let given = self.flights.values().map(|flight| match flight {
             Flight::Put { given, .. } => *given,
@@ -318,7 +320,7 @@ impl Core {
         given.sum()
     }
 
-    /// Loads in flight, counted.
+    /// Number of loads in flight.
     pub(super) fn loads_out(&self) -> usize {
         let is_load = |flight: &&Flight| matches!(flight, Flight::Load { .. });
         self.flights.values().filter(is_load).count()

@@ -1,12 +1,13 @@
-//! A directory with a file a page: what serving engines ship, kept for comparison and as a model in tests.
+//! A directory with one file per page. Serving engines ship such a backend; it is kept for
+//! comparison and as a model in tests.
 //!
 //! ```text
 //!  <64 hex digits of the key>.kv    the parts, back to back
-//!  <the same>.<number>.tmp          being written; renamed when it is whole
+//!  <the same>.<number>.tmp          being written; renamed when complete
 //! ```
 //!
-//! Not durable, not bounded, not checksummed: it promises no more than those do, but that a file of the wrong length is a miss
-//! and goes away, so that the page can be stored again.
+//! Not durable, not bounded, not checksummed. It guarantees no more than those backends, except
+//! that a file of the wrong length is a miss and is removed, so that the page can be stored again.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -24,23 +25,23 @@ use super::L3;
 pub struct FilesError {
     /// The directory.
     pub path: PathBuf,
-    /// What the system said.
+    /// The system error.
     #[source]
     pub error: io::Error,
 }
 
-/// See the module.
+/// See the module documentation.
 pub struct FilesL3 {
     directory: PathBuf,
     written: AtomicU64,
 }
 
 impl FilesL3 {
-    /// The pages of this directory, which is made if need be. Pages of one shape and one model only: nothing else tells them
-    /// apart.
+    /// The pages of this directory, which is created if necessary. All pages must have the same
+    /// shape and model, because the file name does not distinguish them.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The directory cannot be created.
     pub fn new(directory: &Path) -> Result<FilesL3, FilesError> {
         fs::create_dir_all(directory).map_err(|error| FilesError {
             path: directory.to_owned(),
@@ -80,7 +81,7 @@ impl FilesL3 {
             .and_then(|mut file| page.parts.iter().try_for_each(|part| file.write_all(part)))
             .and_then(|()| fs::rename(&unfinished, &path));
         if written.is_err() {
-            // What was begun is in the way; where even that fails it is only space.
+            // The incomplete file is useless. If its removal fails too, it only takes space.
             let _ = fs::remove_file(&unfinished);
         }
         written

@@ -1,12 +1,13 @@
-//! L3: whatever keeps pages below the host tier.
+//! L3: the tier below host memory.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `store` | the page store of `larder-engine` |
-//! | `files` | a directory with a file a page, for comparison |
+//! | `files` | a directory with one file per page, for comparison |
 //!
-//! A backend is called from several threads, only with keys of one namespace, and never answers with an error: what it cannot
-//! give is a miss, what it cannot take is not stored. The bytes that it moves are the caller's pages themselves.
+//! A backend is called from several threads, with keys of one namespace only. It never returns an
+//! error: a page that it cannot read is a miss, and a page that it cannot write is not stored. It
+//! transfers bytes directly from and to the caller's pages.
 
 mod files;
 mod store;
@@ -17,17 +18,19 @@ use larder_format::PageKey;
 pub use files::{FilesError, FilesL3};
 pub use store::StoreL3;
 
-/// See the module. Keys of one call follow one another in their chain.
+/// See the module documentation. The keys of a call are consecutive in their chain.
 pub trait L3: Send + Sync {
-    /// How many of these it has, counted from the first.
+    /// Number of these pages that L3 has, counted from the first.
     fn longest_prefix(&self, keys: &[PageKey]) -> usize;
 
-    /// Reads pages; how many, counted from the first, are whole. The bytes of the others are unspecified.
+    /// Reads pages. Returns how many, counted from the first, are whole. The bytes of the others
+    /// are unspecified.
     fn get(&self, pages: &mut [GetPage<'_, '_>]) -> usize;
 
-    /// Takes pages; how many, counted from the first, it has now. It is done with their bytes when this returns.
+    /// Writes pages. Returns how many, counted from the first, L3 then has. It no longer uses their
+    /// bytes after the return.
     fn put(&self, pages: &[PutPage<'_>]) -> usize;
 
-    /// Hears that these were of use in a tier above.
+    /// Reports that these pages were used in an upper tier.
     fn touch(&self, keys: &[PageKey]);
 }

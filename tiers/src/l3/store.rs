@@ -9,7 +9,7 @@ use larder_format::{Namespace, PageKey};
 
 use super::L3;
 
-/// One namespace of a page store: in this process or in another.
+/// One namespace of a page store, in this process or in another.
 pub struct StoreL3 {
     store: Arc<dyn PageStore>,
     namespace: NamespaceId,
@@ -30,7 +30,7 @@ impl StoreL3 {
         })
     }
 
-    /// Has its puts go by these options.
+    /// Sets the options of its puts.
     #[must_use]
     pub fn with_puts(self, options: PutOptions) -> StoreL3 {
         StoreL3 { options, ..self }

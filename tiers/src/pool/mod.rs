@@ -1,11 +1,11 @@
-//! Who may write where: pages of the L1 and L2 pools, and the rows of running requests.
+//! Page ownership: free pages of the L1 and L2 pools, and the rows of running requests.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `pages` | which pages of a pool are free |
+//! | `pages` | the free pages of a pool |
 //! | `row` | the pages of one request, and the table of requests |
 //!
-//! No bytes live here: page numbers only.
+//! This module handles page numbers only, no bytes.
 
 mod pages;
 mod row;

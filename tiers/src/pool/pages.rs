@@ -1,65 +1,66 @@
 //! The pages of a pool: one bit each, set while the page is free.
 //!
 //! ```text
-//!  summary   [ 1 0 1 ...    one bit a word of `free`: not zero
-//!  free      [ 0110... | 0000... | 1111... ]      one bit a page
+//!  summary   [ 1 0 1 ...    one bit per word of `free`: not zero
+//!  free      [ 0110... | 0000... | 1111... ]      one bit per page
 //! ```
 //!
-//! Invariants: page 0 is never free, so that a row may point there for padding; `free_count` is the number of set bits; a
-//! summary bit is set exactly when its word is not zero.
+//! Invariants: page 0 is never free, so a row may use it for padding. `free_count` is the number of
+//! set bits. A summary bit is set exactly if its word is not zero.
 //!
-//! Faults defended against: a page given back twice, or that the pool does not have, is an error that changes nothing.
+//! Faults covered: freeing a page twice, or a page that the pool does not have, is an error that
+//! changes nothing.
 //!
-//! Allocation prefers one run of neighbours, so that copies merge, and looks for it from where the last one ended; the search
-//! is bounded, and what it does not find is given out in pieces.
+//! Allocation prefers one run of neighbours, so that copies merge. The search starts at the end of
+//! the last allocation and is bounded; if it fails, the pages are allocated in pieces.
 
 use std::marker::PhantomData;
 
 use crate::runs::{Run, Runs, Tier};
 
-/// Free runs that an allocation looks at before it takes pieces.
+/// Number of free runs that an allocation examines before it takes pieces.
 const RUNS_SEARCHED_MAX: usize = 128;
 
-/// Why pages could not be given back.
+/// Why pages could not be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// The page is free already.
-    #[error("page {page} of {tier} was given back twice")]
+    /// The page is already free.
+    #[error("page {page} of {tier} was freed twice")]
     DoubleFree {
-        /// Which tier's pool.
+        /// The pool.
         tier: &'static str,
-        /// Which page.
+        /// The page.
         page: u32,
     },
-    /// The pool never gave out such a page.
+    /// The pool does not have this page.
     #[error("page {page} does not belong to {tier}, whose pages are 1 to {last}")]
     Foreign {
-        /// Which tier's pool.
+        /// The pool.
         tier: &'static str,
-        /// Which page.
+        /// The page.
         page: u32,
-        /// The pool's last page.
+        /// The last page of the pool.
         last: u32,
     },
 }
 
-/// Which pages of a pool are free.
+/// The free pages of a pool.
 #[derive(Clone, Debug)]
 pub struct PagePool<T> {
     free: Vec<u64>,
     summary: Vec<u64>,
     free_count: u32,
     pages: u32,
-    /// Where the next search begins.
+    /// The start of the next search.
     cursor: u32,
     tier: PhantomData<T>,
 }
 
 impl<T: Tier> PagePool<T> {
-    /// A pool of `pages` pages, all free: they are numbered from 1, and page 0 is padding.
+    /// A pool of `pages` free pages, numbered from 1. Page 0 is padding.
     ///
     /// # Panics
-    /// When there are `u32::MAX` pages or more.
+    /// With `u32::MAX` pages or more.
     #[must_use]
     pub fn new(pages: u32) -> PagePool<T> {
         assert!(pages < u32::MAX, "a pool numbers its pages with 32 bits");
@@ -78,26 +79,27 @@ impl<T: Tier> PagePool<T> {
         pool
     }
 
-    /// Pages in all, padding aside.
+    /// Total number of pages, without padding.
     #[must_use]
     pub fn pages(&self) -> u32 {
         self.pages
     }
 
-    /// Pages that can be had.
+    /// Number of free pages.
     #[must_use]
     pub fn free_pages(&self) -> u32 {
         self.free_count
     }
 
-    /// Whether this page can be had.
+    /// Whether this page is free.
     #[must_use]
     pub fn is_free(&self, page: u32) -> bool {
         let word = self.free.get(page as usize / 64);
         word.is_some_and(|word| word >> (page % 64) & 1 == 1)
     }
 
-    /// Takes `pages` pages, as few runs as a short search finds; `None`, and no change, when there are fewer.
+    /// Allocates `pages` pages, in as few runs as a short search finds. `None`, and no change, if
+    /// there are fewer free pages.
     #[must_use]
     pub fn allocate(&mut self, pages: u32) -> Option<Runs<T>> {
         if pages > self.free_count {
@@ -117,10 +119,10 @@ impl<T: Tier> PagePool<T> {
         Some(runs)
     }
 
-    /// Gives pages back.
+    /// Frees pages.
     ///
     /// # Errors
-    /// A page that is free already or not of this pool: nothing is given back.
+    /// A page is already free or does not belong to the pool: nothing is freed.
     pub fn free(&mut self, runs: &Runs<T>) -> Result<(), PoolError> {
         for run in runs.iter() {
             if run.start() == 0 || run.end() - 1 > self.pages {
@@ -134,7 +136,7 @@ impl<T: Tier> PagePool<T> {
         }
         for (at, run) in runs.iter().enumerate() {
             if let Some(page) = self.first_free_in(run) {
-                // Runs that overlap one another show only here.
+                // Only this check detects runs that overlap each other.
                 runs.iter().take(at).for_each(|run| self.set(run, false));
                 return Err(PoolError::DoubleFree {
                     tier: T::NAME,
@@ -155,7 +157,7 @@ impl<T: Tier> PagePool<T> {
             .map(|(start, _)| start)
     }
 
-    /// This many pages in the order of their numbers, from the cursor on.
+    /// The first `pages` free pages in order of their numbers, starting at the cursor.
     fn pieces(&self, pages: u32) -> Runs<T> {
         let mut left = pages;
         let mut runs = Vec::new();
@@ -163,7 +165,7 @@ impl<T: Tier> PagePool<T> {
         let before = self
             .free_runs(1, pages)
             .take_while(|(start, _)| *start < self.cursor);
-        // A run that crosses the cursor is met from both sides.
+        // A run across the cursor is found from both sides.
         let before = before.map(|(start, length)| (start, length.min(self.cursor - start)));
         for (start, length) in behind.chain(before) {
             if left == 0 {
@@ -177,8 +179,8 @@ impl<T: Tier> PagePool<T> {
         runs.into_iter().collect()
     }
 
-    /// The free runs from `from` on, start and length; one longer than `longest` comes in pieces of that length, so that nobody
-    /// has to find the end of a pool that is all but empty.
+    /// The free runs from `from` on, as start and length. A run longer than `longest` is returned
+    /// in pieces of that length, so that the search does not have to find the end of a long run.
     fn free_runs(&self, from: u32, longest: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
         let mut at = from;
         std::iter::from_fn(move || {
@@ -189,7 +191,7 @@ impl<T: Tier> PagePool<T> {
         })
     }
 
-    /// The first free page from `from` on.
+    /// The first free page, starting at `from`.
     fn next_free(&self, from: u32) -> Option<u32> {
         let mut word = from as usize / 64;
         let first = *self.free.get(word)? & (u64::MAX << (from % 64));
@@ -207,7 +209,8 @@ impl<T: Tier> PagePool<T> {
         Some(page_at(word, self.free[word].trailing_zeros()))
     }
 
-    /// The first page from `from` on that is not free, or `until`, or the one after the pool's last.
+    /// The first page that is not free, starting at `from`; or `until`, or the page after the
+    /// pool's last.
     fn next_taken(&self, from: u32, until: u32) -> u32 {
         let until = until.min(self.pages + 1);
         let mut word = from as usize / 64;
@@ -251,7 +254,7 @@ impl<T: Tier> PagePool<T> {
     }
 }
 
-/// The words that a run touches, and which of their bits are the run's.
+/// The words that a run covers, with the bits of the run in each.
 fn words_of<T: Tier>(run: Run<T>) -> impl Iterator<Item = (usize, u64)> {
     let (first, last) = (run.start(), run.end() - 1);
     (first / 64..=last / 64).map(move |word| {
@@ -280,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fresh_pool_gives_out_one_run_and_never_page_zero() {
+    fn a_fresh_pool_allocates_one_run_and_never_page_zero() {
         let mut pool = PagePool::<L1>::new(200);
         let all = pool.allocate(200).unwrap();
         assert_eq!(all.iter().count(), 1);
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_given_back_twice_or_of_another_pool_is_an_error_that_changes_nothing() {
+    fn freeing_a_page_twice_or_a_foreign_page_is_an_error_that_changes_nothing() {
         let mut pool = PagePool::<L1>::new(100);
         let taken = pool.allocate(10).unwrap();
         let tier = "L1";
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_random_pages_come_and_go_as_in_a_plain_set() {
+    fn a_million_random_operations_match_a_plain_set() {
         let mut dice = Pcg64Mcg::seed_from_u64(1);
         for pages in [0, 1, 62, 63, 64, 130, 5000] {
             let mut pool = PagePool::<L1>::new(pages);

@@ -1,12 +1,12 @@
-//! Rows: where the KV of one running request lies in L1, and the table of all of them.
+//! Rows: the location in L1 of the KV of a running request, and the table of all rows.
 //!
 //! ```text
 //!  tokens   0 ............ shared ................... tokens
-//!  pages    | the tree's pages   | the request's own pages  |      the last one may be partly filled
+//!  pages    | the tree's pages   | the request's own pages  |   the last may be partly filled
 //! ```
 //!
-//! Invariants of a row: it has exactly the pages that its tokens need; the first `shared` pages belong to the tree, the others
-//! to the request and to nobody else; shared pages are full.
+//! Invariants of a row: it has exactly the pages that its tokens need. The first `shared` pages
+//! belong to the tree; the request exclusively owns the others. Shared pages are full.
 
 use std::num::NonZeroU32;
 
@@ -34,25 +34,25 @@ impl Row {
         }
     }
 
-    /// Tokens that have a slot.
+    /// Number of tokens with a slot.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Its pages, in order.
+    /// The pages, in order.
     #[must_use]
     pub fn pages(&self) -> &[u32] {
         &self.pages
     }
 
-    /// How many pages at its front belong to the tree.
+    /// Number of pages at the front that belong to the tree.
     #[must_use]
     pub fn shared_pages(&self) -> usize {
         self.shared
     }
 
-    /// Where a token's KV lies: a slot of the L1 pool, `page_size` slots a page.
+    /// The location of a token's KV: a slot of the L1 pool, with `page_size` slots per page.
     #[must_use]
     pub fn slot(&self, token: usize) -> Option<u64> {
         let per_page = self.page_tokens.get() as usize;
@@ -62,15 +62,16 @@ impl Row {
         })
     }
 
-    /// Pages that `more` further tokens need beyond those the row has: none while they fit the partly filled last one.
+    /// Number of pages that `more` further tokens need beyond those of the row: zero while they fit
+    /// in the partly filled last page.
     #[must_use]
     pub fn pages_short(&self, more: usize) -> usize {
         let needed = (self.tokens + more).div_ceil(self.page_tokens.get() as usize);
         needed - self.pages.len()
     }
 
-    /// Gives `more` further tokens a slot each, first in the partly filled last page. `None`, and no change, when the pool has
-    /// too few pages.
+    /// Allocates a slot for each of `more` further tokens, first in the partly filled last page.
+    /// `None`, and no change, if the pool has too few pages.
     #[must_use]
     pub fn extend(&mut self, pool: &mut PagePool<L1>, more: usize) -> Option<()> {
         let short = u32::try_from(self.pages_short(more)).ok()?;
@@ -80,10 +81,10 @@ impl Row {
         Some(())
     }
 
-    /// Puts pages of the tree behind the shared ones of a row that has no pages of its own.
+    /// Appends pages of the tree to the shared pages of a row without own pages.
     ///
     /// # Panics
-    /// When the row has pages of its own.
+    /// If the row has own pages.
     pub(crate) fn share(&mut self, runs: &Runs<L1>) {
         assert_eq!(
             self.shared,
@@ -95,7 +96,8 @@ impl Row {
         self.tokens = self.shared * self.page_tokens.get() as usize;
     }
 
-    /// Hands the pages up to `until` over to the tree; those from `from` on become these.
+    /// Replaces the pages from `from` on with `runs`, which are pages of the tree. All pages up to
+    /// the end of `runs` then belong to the tree.
     pub(crate) fn hand_over(&mut self, from: usize, runs: &Runs<L1>) {
         let until = from + runs.pages() as usize;
         for (page, number) in self.pages[from..until].iter_mut().zip(runs.page_numbers()) {
@@ -104,13 +106,13 @@ impl Row {
         self.shared = self.shared.max(until);
     }
 
-    /// Ends the row; what is left to give back are the pages of its own.
+    /// Ends the row and returns its own pages, which must be freed.
     #[must_use]
     pub(crate) fn into_own_pages(self) -> Runs<L1> {
         Runs::of_pages(&self.pages[self.shared..])
     }
 
-    /// The pages of its own.
+    /// The pages that the request owns.
     #[must_use]
     pub fn own_pages(&self) -> &[u32] {
         &self.pages[self.shared..]
@@ -121,13 +123,13 @@ impl Row {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u32);
 
-/// Why a request's row is not to be had.
+/// Why a request's row is not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// No number is free.
     #[error("{requests} requests are running, no more fit; finish one or raise requests_max")]
     Full {
-        /// Requests that fit.
+        /// Capacity of the table.
         requests: u32,
     },
     /// No such request.
@@ -135,7 +137,8 @@ pub enum TableError {
     Unknown(RequestId),
 }
 
-/// The running requests and what each of them has: SGLang's `ReqToTokenPool`, with rows that know what is theirs.
+/// The running requests with their data: SGLang's `ReqToTokenPool`, with rows that know their owned
+/// pages.
 #[derive(Debug)]
 pub struct RequestTable<R> {
     rows: Vec<Option<R>>,
@@ -143,7 +146,7 @@ pub struct RequestTable<R> {
 }
 
 impl<R> RequestTable<R> {
-    /// A table for so many requests.
+    /// A table for this many requests.
     #[must_use]
     pub fn new(requests_max: u32) -> RequestTable<R> {
         RequestTable {
@@ -152,7 +155,7 @@ impl<R> RequestTable<R> {
         }
     }
 
-    /// Takes a request in.
+    /// Adds a request.
     ///
     /// # Errors
     /// The table is full.
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_does_not_fit_the_pool_is_left_as_it_was() {
+    fn a_row_that_does_not_fit_the_pool_is_unchanged() {
         let mut pool = PagePool::new(2);
         let mut row = row(4);
         row.extend(&mut pool, 5).unwrap();
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_refuses_what_does_not_fit_and_what_it_does_not_know() {
+    fn a_full_table_refuses_requests_and_unknown_requests_are_errors() {
         let mut table = RequestTable::new(1);
         let id = table.add('a').unwrap();
         assert_eq!(table.add('b'), Err(TableError::Full { requests: 1 }));

@@ -1,7 +1,9 @@
-//! The meeting point of all ranks: one round after another. Nobody waits here; whoever comes says how to be told.
+//! The rendezvous of all ranks, in consecutive rounds. Nothing blocks here; each caller passes a
+//! callback for its reply.
 //!
-//! Invariants: a round ends when every rank has come to it once, and all are told the same; everybody who comes is told exactly once.
-//! Broken stays broken, and the first reason is the one that everybody is told. Nobody is told under the lock.
+//! Invariants: a round ends when every rank has joined it once, and all ranks get the same reply.
+//! Each caller is notified exactly once. A broken group stays broken, and all callers get the first
+//! reason. Callbacks run outside the lock.
 
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::wire::Answer;
 use super::{Call, RanksError, Reduce, TIMEOUT_MAX, VALUES_MAX};
 
-/// How somebody is told what came of a round.
+/// The callback that receives the result of a round.
 pub(super) type Reply = Box<dyn FnOnce(Answer) + Send>;
 
 /// Names a round.
@@ -25,9 +27,9 @@ pub(super) struct Group {
 
 struct State {
     round: Round,
-    /// Who has come to it.
+    /// The calls that have joined the round.
     came: Vec<(Call, Reply)>,
-    /// What their values have been reduced to.
+    /// The values reduced so far.
     reduced: Vec<u64>,
     broken: Option<RanksError>,
 }
@@ -50,12 +52,13 @@ impl Group {
         self.size
     }
 
-    /// How long a rank waits in a round before it has it [expire](Group::expire).
+    /// The maximum wait of a rank in a round before it calls [`expire`](Group::expire).
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// A rank comes to the round. It is told what came of it: at once if it is the last or the group is broken.
+    /// A rank joins the round. Its callback runs with the result: at once if this rank is the last
+    /// or the group is broken.
     pub(super) fn come(&self, rank: u32, reduce: Reduce, values: &[u64], reply: Reply) -> Round {
         let mut state = self.state.lock();
         let round = state.round;
@@ -74,13 +77,14 @@ impl Group {
                 Ok(std::mem::take(&mut state.reduced))
             }
         };
-        let told = std::mem::take(&mut state.came);
+        let waiters = std::mem::take(&mut state.came);
         drop(state);
-        tell(told, &answer);
+        notify(waiters, &answer);
         round
     }
 
-    /// Somebody has waited long enough for this round: the group is broken if it has not ended.
+    /// A caller's wait for this round has timed out: the group is broken if the round has not
+    /// ended.
     pub(super) fn expire(&self, round: Round) {
         let state = self.state.lock();
         if state.round == round && state.broken.is_none() {
@@ -92,21 +96,22 @@ impl Group {
         }
     }
 
-    /// Nobody agrees on anything any more, for this reason unless there was one already. Returns what it is.
+    /// Breaks the group with this reason, unless it is already broken. Returns the effective
+    /// reason.
     pub(super) fn break_up(&self, error: RanksError) -> RanksError {
         Self::broken(self.state.lock(), error)
     }
 
     fn broken(mut state: MutexGuard<'_, State>, error: RanksError) -> RanksError {
         let error = state.broken.get_or_insert(error).clone();
-        let told = std::mem::take(&mut state.came);
+        let waiters = std::mem::take(&mut state.came);
         drop(state);
-        tell(told, &Err(error.clone()));
+        notify(waiters, &Err(error.clone()));
         error
     }
 }
 
-fn tell(came: Vec<(Call, Reply)>, answer: &Answer) {
+fn notify(came: Vec<(Call, Reply)>, answer: &Answer) {
     for (_, reply) in came {
         reply(answer.clone());
     }

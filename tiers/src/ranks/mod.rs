@@ -1,20 +1,21 @@
-//! How the ranks of one engine agree.
+//! Agreement between the ranks of one engine.
 //!
-//! Every rank keeps a tree of its own, and all trees must stay the same. What a rank alone has seen (how many pages its L3
-//! holds, whether its deadline has passed) therefore changes a tree only after all ranks have reduced it to one value: the
-//! least, or the greatest. All ranks make the same calls in the same order.
+//! Every rank has its own tree, and all trees must stay equal. A local observation (the number of
+//! pages in its L3, an expired deadline) therefore changes a tree only after all ranks have reduced
+//! it to one value: the minimum or the maximum. All ranks make the same calls in the same order.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `group` | one round after another, and everything that can go wrong in one |
+//! | `group` | consecutive rounds, and the errors of a round |
 //! | `threads` | ranks that are threads of one process |
 //! | `socket` | ranks that are processes: rank 0 hosts the group, the others join it |
-//! | `wire` | what the processes say to each other |
+//! | `wire` | the messages between the processes |
 //!
-//! Faults defended against: a rank that does not come is an error for all after a timeout; one that has gone is an error for all
-//! at once; calls that differ are an error that names both. A group in which anything went wrong stays broken, with the
-//! same error for everybody: ranks that went on by themselves would no longer have the same trees. A round in which every
-//! rank has taken part is over, whatever happens afterwards.
+//! Faults covered: a rank that does not join a call is an error for all ranks after a timeout. A
+//! rank that has ended is an immediate error for all. Differing calls are an error that reports
+//! both. A broken group stays broken, with the same error for all ranks: ranks that continued alone
+//! would no longer have equal trees. A round joined by every rank is complete, independent of later
+//! failures.
 
 mod group;
 mod socket;
@@ -29,39 +30,40 @@ use serde::{Deserialize, Serialize};
 pub use socket::{SocketRank, Timeouts};
 pub use threads::{ThreadRank, threads};
 
-/// Most values of one call.
+/// Maximum number of values per call.
 pub const VALUES_MAX: usize = 256;
 
-/// Most ranks of a group.
+/// Maximum number of ranks of a group.
 pub const RANKS_MAX: u32 = 1024;
 
-/// Longest time that a group waits; longer timeouts are this long.
+/// Maximum timeout of a group. Longer timeouts are reduced to it.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What becomes of the values of all ranks.
+/// How the values of all ranks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reduce {
-    /// The least of each.
+    /// The minimum of each value.
     Min,
-    /// The greatest of each.
+    /// The maximum of each value.
     Max,
 }
 
 /// One rank's end of a group.
 pub trait Ranks: Send {
-    /// Which one: below [`Ranks::size`].
+    /// The number of this rank: below [`Ranks::size`].
     fn rank(&self) -> u32;
 
-    /// How many there are.
+    /// Number of ranks.
     fn size(&self) -> u32;
 
-    /// Replaces each value by that of all ranks; waits for them. After an error the values are as before.
+    /// Replaces each value with the combined value of all ranks. Waits for all ranks. After an
+    /// error the values are unchanged.
     ///
     /// # Errors
-    /// Something went wrong in the group, now or earlier.
+    /// The group is broken, by this call or earlier.
     fn all_reduce(&mut self, reduce: Reduce, values: &mut [u64]) -> Result<(), RanksError>;
 
-    /// The least of each value over all ranks.
+    /// The minimum of each value over all ranks.
     ///
     /// # Errors
     /// As [`Ranks::all_reduce`].
@@ -69,7 +71,7 @@ pub trait Ranks: Send {
         self.all_reduce(Reduce::Min, values)
     }
 
-    /// The greatest of each value over all ranks.
+    /// The maximum of each value over all ranks.
     ///
     /// # Errors
     /// As [`Ranks::all_reduce`].
@@ -78,71 +80,74 @@ pub trait Ranks: Send {
     }
 }
 
-/// Why ranks do not agree, and why they no longer will.
+/// Why the ranks do not agree. The group stays broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum RanksError {
-    /// Some did not come in time.
-    #[error("{} did not come within {timeout:?}; the group is broken, restart all ranks", Names(.ranks))]
+    /// Some ranks did not join in time.
+    #[error(
+        "{} did not join within {timeout:?}; the group is broken, restart all ranks",
+        Names(.ranks)
+    )]
     Stalled {
-        /// Those that were missing.
+        /// The missing ranks.
         ranks: Vec<u32>,
         /// How long the others waited.
         timeout: Duration,
     },
-    /// One has ended, or its connection has.
-    #[error("rank {rank} is gone; the group is broken, restart all ranks")]
+    /// A rank has ended, or its connection has.
+    #[error("rank {rank} has ended; the group is broken, restart all ranks")]
     Gone {
-        /// Which one.
+        /// The rank.
         rank: u32,
     },
-    /// Two made different calls.
-    #[error("{first} but {second}: the ranks no longer do the same, restart all of them")]
+    /// Two ranks made different calls.
+    #[error("{first} but {second}: the ranks have diverged, restart all of them")]
     Mismatch {
-        /// Who came first.
+        /// The earlier call.
         first: Call,
-        /// Who came later, with another call.
+        /// The later, different call.
         second: Call,
     },
-    /// One said something that is not understood.
+    /// A rank sent an invalid message.
     #[error("rank {rank} sent {what}; all ranks must run the same version")]
     Garbled {
-        /// Which one.
+        /// The rank.
         rank: u32,
-        /// What it was.
+        /// A description of the message.
         what: String,
     },
     /// Too many values in one call.
     #[error("rank {rank} called with {values} values, at most {VALUES_MAX} are reduced at once")]
     TooLong {
-        /// Which one.
+        /// The rank.
         rank: u32,
-        /// How many.
+        /// Number of values.
         values: usize,
     },
-    /// A number of ranks, or of a rank, that cannot be.
+    /// An impossible number of ranks, or rank number.
     #[error("rank {rank} of {size}: there are 1 to {RANKS_MAX} ranks, numbered from 0")]
     NoSuchRank {
-        /// Which one.
+        /// The rank.
         rank: u32,
-        /// How many ranks.
+        /// Number of ranks.
         size: u32,
     },
-    /// One that asked to join was turned away.
-    #[error("rank {rank} was turned away: {why}")]
+    /// A join request was refused.
+    #[error("rank {rank} was refused: {why}")]
     TurnedAway {
-        /// Which one.
+        /// The rank.
         rank: u32,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// The socket does not work.
     #[error("{what} {path:?} failed: {why}")]
     Socket {
-        /// What was tried.
+        /// The failed operation.
         what: String,
-        /// Where.
+        /// The path of the socket.
         path: String,
-        /// What the system said.
+        /// The system error.
         why: String,
     },
 }
@@ -150,11 +155,11 @@ pub enum RanksError {
 /// One rank's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// Whose.
+    /// The rank.
     pub rank: u32,
-    /// What it asked for.
+    /// The reduction.
     pub reduce: Reduce,
-    /// Of how many values.
+    /// Number of values.
     pub values: usize,
 }
 
@@ -178,7 +183,7 @@ impl fmt::Display for Reduce {
     }
 }
 
-/// Ranks by name.
+/// A list of ranks for messages.
 struct Names<'a>(&'a [u32]);
 
 impl fmt::Display for Names<'_> {

@@ -1,5 +1,6 @@
-//! Ranks that are processes of one machine. Rank 0 hosts the group: a thread for each of the others takes that rank's place in
-//! it, so that both kinds of group break in the same ways.
+//! Ranks that are processes of one machine. Rank 0 hosts the group. In rank 0, one thread per other
+//! rank represents that rank in the group, so groups of threads and of processes break in the same
+//! ways.
 //!
 //! ```text
 //!   rank 1 --- socket --- thread 1 --+
@@ -7,11 +8,13 @@
 //!   ...                              |
 //! ```
 //!
-//! The socket's file is there only while the group gathers. It is protected by the directory it lies in, and no more.
+//! The file of the socket exists only while the group gathers. Its only protection is the directory
+//! that contains it.
 //!
-//! Faults defended against: ranks that start in any order; a rank that comes twice, or counts other than the host does; a process
-//! that ends (its connection does too), in a call or outside; a host that is stopped, which the others notice after twice the
-//! timeout: before, it might still say who is missing.
+//! Faults covered: ranks that start in any order; a rank that joins twice, or expects another group
+//! size; a process that ends, during a call or outside (its connection ends too); a stopped host,
+//! which the other ranks detect after twice the timeout, because before that the host may still
+//! report the missing ranks.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -27,18 +30,18 @@ use parking_lot::Mutex;
 
 use super::group::{Group, Round};
 use super::threads::ThreadRank;
-use super::wire::{Answer, MAGIC, Said, VERSION, receive, send};
+use super::wire::{Answer, MAGIC, Message, VERSION, receive, send};
 use super::{Ranks, RanksError, Reduce, TIMEOUT_MAX, VALUES_MAX, rank_exists};
 
-/// How often something that cannot be waited for is looked at while a group gathers.
+/// Poll interval while a group gathers.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// How long is waited for what.
+/// The timeouts of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For all ranks to join: as long as the slowest of them takes to start.
+    /// For all ranks to join: at least the start time of the slowest rank.
     pub gather: Duration,
-    /// For all ranks to come to a call, from the first one on.
+    /// For all ranks to join a call, counted from the first.
     pub call: Duration,
 }
 
@@ -52,17 +55,17 @@ enum End {
 
 /// Rank 0.
 struct Host {
-    /// Goes first, so that nobody is left waiting for it.
+    /// Dropped first, so that no rank waits for it.
     own: Option<ThreadRank>,
-    /// One a guest.
+    /// One thread per guest.
     threads: Vec<(UnixStream, JoinHandle<()>)>,
 }
 
-/// Every other rank.
+/// A rank other than 0.
 struct Guest {
     rank: u32,
     size: u32,
-    /// For the answer to a call.
+    /// Maximum wait for the answer to a call.
     patience: Duration,
     stream: UnixStream,
     broken: Option<RanksError>,
@@ -72,7 +75,7 @@ impl SocketRank {
     /// Rank 0 of `size`: opens a socket at `path` and waits for the others.
     ///
     /// # Errors
-    /// No socket can be made there, or not all came in time.
+    /// The socket cannot be created, or not all ranks joined in time.
     pub fn host(
         path: impl AsRef<Path>,
         size: u32,
@@ -94,10 +97,11 @@ impl SocketRank {
         Ok(SocketRank(End::Host(host)))
     }
 
-    /// Any other rank: joins the group whose host opens the socket at `path`, and waits until it is complete.
+    /// Any other rank: joins the group whose host listens at `path`, and waits until the group is
+    /// complete.
     ///
     /// # Errors
-    /// There is no host in time, it turned this rank away, or not all came.
+    /// No host was found in time, the host refused this rank, or not all ranks joined.
     pub fn join(
         path: impl AsRef<Path>,
         rank: u32,
@@ -111,12 +115,12 @@ impl SocketRank {
         let mut guest = Guest {
             rank,
             size,
-            // The host answers within one, be it to say who is missing.
+            // The host answers within one timeout, if only with the missing ranks.
             patience: call.saturating_mul(2),
             stream,
             broken: None,
         };
-        let join = Said::Join {
+        let join = Message::Join {
             magic: MAGIC,
             version: VERSION,
             rank,
@@ -178,7 +182,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         self.own = None;
         for (stream, thread) in self.threads.drain(..) {
-            // The thread reads no more; what it still answers goes out.
+            // The thread reads no more, but can still send its answers.
             let _ = stream.shutdown(Shutdown::Read);
             let _ = thread.join();
         }
@@ -191,13 +195,14 @@ impl Guest {
             return Err(error.clone());
         }
         if values.len() > VALUES_MAX {
-            // The host would not read so much: told here, the others learn of it when this rank goes.
+            // The host would refuse a message of this size. The error is returned here; the others
+            // notice when this rank ends.
             return Err(self.broken_by(RanksError::TooLong {
                 rank: self.rank,
                 values: values.len(),
             }));
         }
-        let call = Said::Call {
+        let call = Message::Call {
             reduce,
             values: values.to_vec(),
         };
@@ -210,15 +215,16 @@ impl Guest {
         Ok(())
     }
 
-    fn exchange(&mut self, said: &Said, patience: Duration) -> Answer {
-        let answer = self.ask(said, patience);
+    fn exchange(&mut self, message: &Message, patience: Duration) -> Answer {
+        let answer = self.request(message, patience);
         answer.map_err(|error| self.broken_by(error))
     }
 
-    fn ask(&self, said: &Said, patience: Duration) -> Answer {
+    fn request(&self, message: &Message, patience: Duration) -> Answer {
         let until = Instant::now() + patience;
-        let sent = send(&self.stream, said);
-        // Even where nothing could be sent: a host that has hung up left word why.
+        let sent = send(&self.stream, message);
+        // Even if the send failed: a host that closed the connection may have sent the reason
+        // before.
         let answer: io::Result<Answer> = receive(Until(&self.stream, until));
         answer
             .or_else(|error| sent.and(Err(error)))
@@ -233,29 +239,29 @@ impl Guest {
             })
     }
 
-    /// The others are told by the end of the connection.
+    /// The end of the connection notifies the others.
     fn broken_by(&mut self, error: RanksError) -> RanksError {
         let _ = self.stream.shutdown(Shutdown::Both);
         self.broken.get_or_insert(error).clone()
     }
 }
 
-/// A guest's place in the group.
+/// The representative of a guest in the group.
 struct Place {
     rank: u32,
     group: Arc<Group>,
     answers: Arc<Mutex<Answers>>,
 }
 
-/// The way back to a guest, for whoever ends a round.
+/// The connection back to a guest, used by the thread that ends a round.
 struct Answers {
     stream: UnixStream,
-    /// Whether the guest is in a round of which it has not been told.
+    /// Whether the guest is in a round and has not received its result.
     owed: bool,
 }
 
 impl Answers {
-    /// What goes wrong here shows in reading.
+    /// Errors are ignored here; they also appear in the reads.
     fn send(&mut self, answer: &Answer) {
         let _ = send(&self.stream, answer);
         self.owed = false;
@@ -274,19 +280,20 @@ impl Place {
         })
     }
 
-    /// Takes part for the guest until it goes. Reads on while the guest waits, so as to see it go.
+    /// Represents the guest until it ends. Continues to read while the guest waits, to detect its
+    /// end.
     fn serve(&self, stream: UnixStream) {
         let mut reader = BufReader::new(stream);
         self.answers.lock().send(&Ok(Vec::new()));
         let error = loop {
             match receive(&mut reader) {
-                Ok(Said::Call { reduce, values }) => {
+                Ok(Message::Call { reduce, values }) => {
                     let round = self.come(reduce, &values);
                     if let Err(error) = self.await_next(&mut reader, round) {
                         break connection_error(self.rank, &error);
                     }
                 }
-                Ok(Said::Join { .. }) => {
+                Ok(Message::Join { .. }) => {
                     break RanksError::Garbled {
                         rank: self.rank,
                         what: "a second greeting".to_owned(),
@@ -298,8 +305,8 @@ impl Place {
         let error = self.group.break_up(error);
         let mut answers = self.answers.lock();
         if !answers.owed {
-            // Last words, for a guest that is still there. One in a round is told what came of that, perhaps by somebody who
-            // is just about to.
+            // Sends the reason if the guest is still connected. A guest in a round gets the result
+            // of the round, possibly from another thread that is about to send it.
             answers.send(&Err(error));
         }
     }
@@ -311,7 +318,8 @@ impl Place {
         self.group.come(self.rank, reduce, values, reply)
     }
 
-    /// Waits for the first byte of the guest's next call, or its end; has the round expire when its time is up.
+    /// Waits for the first byte of the guest's next call, or for its end. Expires the round after
+    /// the timeout.
     fn await_next(&self, reader: &mut BufReader<UnixStream>, round: Round) -> io::Result<()> {
         let timeout = self.group.timeout().max(Duration::from_millis(1));
         reader.get_ref().set_read_timeout(Some(timeout))?;
@@ -333,7 +341,7 @@ impl Drop for Place {
     }
 }
 
-/// Whether a read ended because its time was up.
+/// Whether a read ended by a timeout.
 fn is_late(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
 }
@@ -348,7 +356,7 @@ fn connection_error(rank: u32, error: &io::Error) -> RanksError {
     }
 }
 
-/// A listening socket whose file goes when it does.
+/// A listening socket that removes its file when dropped.
 struct Socket {
     listener: UnixListener,
     path: PathBuf,
@@ -363,7 +371,8 @@ impl Drop for Socket {
 impl Socket {
     fn bind(path: &Path) -> Result<Socket, RanksError> {
         let bound = UnixListener::bind(path).or_else(|error| {
-            // A host that was killed while its group gathered leaves the file; nobody answers there.
+            // A host that was killed while its group gathered leaves the file behind, and
+            // connections to it are refused.
             let nobody = UnixStream::connect(path)
                 .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
             if error.kind() != ErrorKind::AddrInUse || !nobody {
@@ -382,7 +391,7 @@ impl Socket {
         })
     }
 
-    /// Waits until all guests are there.
+    /// Waits until all guests have joined.
     fn gather(
         &self,
         size: u32,
@@ -393,7 +402,7 @@ impl Socket {
         while guests.len() + 1 < size as usize {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    // One that is turned away learns why; the place is still free for another.
+                    // A refused rank receives the reason. Its place stays free for another.
                     let _ = admit(stream, size, until, &mut guests);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -418,7 +427,7 @@ impl Socket {
     }
 }
 
-/// Hears who it is, and keeps the stream or says why not.
+/// Reads the join request of a guest. Keeps the stream, or refuses with the reason.
 fn admit(
     stream: UnixStream,
     size: u32,
@@ -426,7 +435,7 @@ fn admit(
     guests: &mut BTreeMap<u32, UnixStream>,
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
-    let Said::Join {
+    let Message::Join {
         magic,
         version,
         rank,
@@ -436,9 +445,9 @@ fn admit(
         return Ok(());
     };
     let why = if (magic, version) != (MAGIC, VERSION) {
-        format!("it speaks version {version}, rank 0 speaks {VERSION}")
+        format!("its protocol version is {version}, that of rank 0 is {VERSION}")
     } else if its_size != size {
-        format!("it counts {its_size} ranks, rank 0 counts {size}")
+        format!("it expects {its_size} ranks, rank 0 expects {size}")
     } else if rank == 0 || rank >= size {
         format!("rank 0 waits for ranks 1 to {}", size - 1)
     } else if let Entry::Vacant(place) = guests.entry(rank) {
@@ -446,13 +455,13 @@ fn admit(
         place.insert(stream);
         return Ok(());
     } else {
-        "there is one already".to_owned()
+        "this rank has already joined".to_owned()
     };
     let away: Answer = Err(RanksError::TurnedAway { rank, why });
     send(&stream, &away)
 }
 
-/// Finds the host, which may not be there yet.
+/// Connects to the host, which may not have started yet.
 fn connect(path: &Path, until: Instant) -> Result<UnixStream, RanksError> {
     loop {
         match UnixStream::connect(path) {
@@ -479,7 +488,7 @@ fn socket_error(what: &str, path: &Path, error: &io::Error) -> RanksError {
     }
 }
 
-/// Reads that end at a moment, however little comes each time.
+/// A reader with an absolute deadline, independent of the size of each read.
 struct Until<'a>(&'a UnixStream, Instant);
 
 impl io::Read for Until<'_> {

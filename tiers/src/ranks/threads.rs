@@ -9,25 +9,25 @@ use super::group::Group;
 use super::wire::Answer;
 use super::{Ranks, RanksError, Reduce, rank_exists};
 
-/// One thread's end of a group. Dropped, it is gone for all others.
+/// One thread's end of a group. If dropped, the rank has ended for all others.
 pub struct ThreadRank {
     rank: u32,
     group: Arc<Group>,
-    told: Arc<Told>,
+    slot: Arc<ReplySlot>,
 }
 
-/// Where a thread waits to be told.
+/// The place where a thread waits for its reply.
 #[derive(Default)]
-struct Told {
+struct ReplySlot {
     answer: Mutex<Option<Answer>>,
     arrived: Condvar,
 }
 
-/// The ends of a group of `size` ranks, in order. A rank that does not come to a call within `timeout` of another one breaks the
-/// group.
+/// The ends of a group of `size` ranks, in order. A rank that does not join a call within `timeout`
+/// of another rank breaks the group.
 ///
 /// # Errors
-/// No such number of ranks.
+/// The number of ranks is not valid.
 pub fn threads(size: u32, timeout: Duration) -> Result<Vec<ThreadRank>, RanksError> {
     rank_exists(0, size)?;
     let group = Arc::new(Group::new(size, timeout));
@@ -40,7 +40,7 @@ impl ThreadRank {
         ThreadRank {
             rank,
             group,
-            told: Arc::default(),
+            slot: Arc::default(),
         }
     }
 }
@@ -56,22 +56,23 @@ impl Ranks for ThreadRank {
 
     fn all_reduce(&mut self, reduce: Reduce, values: &mut [u64]) -> Result<(), RanksError> {
         let until = Instant::now() + self.group.timeout();
-        let told = self.told.clone();
+        let slot = self.slot.clone();
         let reply = Box::new(move |answer| {
-            *told.answer.lock() = Some(answer);
-            told.arrived.notify_one();
+            *slot.answer.lock() = Some(answer);
+            slot.arrived.notify_one();
         });
         let round = self.group.come(self.rank, reduce, values, reply);
-        let mut answer = self.told.answer.lock();
+        let mut answer = self.slot.answer.lock();
         let mut expired = false;
         let reduced = loop {
             if let Some(answer) = answer.take() {
                 break answer?;
             }
             if expired {
-                // Whoever had the round end or break tells everybody next.
-                self.told.arrived.wait(&mut answer);
-            } else if self.told.arrived.wait_until(&mut answer, until).timed_out() {
+                // The round has ended or the group is broken, so the notification is about to
+                // arrive.
+                self.slot.arrived.wait(&mut answer);
+            } else if self.slot.arrived.wait_until(&mut answer, until).timed_out() {
                 expired = true;
                 MutexGuard::unlocked(&mut answer, || self.group.expire(round));
             }

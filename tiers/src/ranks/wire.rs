@@ -1,8 +1,10 @@
-//! What the processes of a group say to each other: frames over a Unix stream socket.
+//! The messages between the processes of a group: frames over a Unix stream socket.
 //!
-//! A frame is a length (`u32`, little-endian, at most [`FRAME_BYTES_MAX`]) and that many bytes: one message in postcard's encoding.
+//! A frame is a length (`u32`, little-endian, at most [`FRAME_BYTES_MAX`]) followed by that many
+//! bytes: one message in postcard encoding.
 //!
-//! Faults defended against: lengths beyond the limit, frames that end early, bytes that are no message or more than one.
+//! Faults covered: lengths beyond the limit, frames that end early, bytes that are not exactly one
+//! message.
 
 use std::io::{self, Read, Write};
 
@@ -10,30 +12,31 @@ use serde::{Deserialize, Serialize};
 
 use super::{RanksError, Reduce, VALUES_MAX};
 
-/// First bytes of a conversation.
+/// First bytes of a connection.
 pub(super) const MAGIC: [u8; 8] = *b"LARDERRK";
 
 /// Version of the messages.
 pub(super) const VERSION: u32 = 1;
 
-/// Longest frame, in bytes: a call of [`VALUES_MAX`] values of up to 10 bytes, or the names of all ranks, with room to spare.
+/// Maximum length of a frame, in bytes: a call of [`VALUES_MAX`] values of up to 10 bytes, or the
+/// numbers of all ranks, with a margin.
 const FRAME_BYTES_MAX: usize = 16 * VALUES_MAX + 4096;
 
-/// What a rank says to its host.
+/// A message from a rank to its host.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Said {
-    /// First of all.
+pub(super) enum Message {
+    /// The first message.
     Join {
         magic: [u8; 8],
         version: u32,
         rank: u32,
         size: u32,
     },
-    /// One call.
+    /// A call.
     Call { reduce: Reduce, values: Vec<u64> },
 }
 
-/// What it is answered: nothing to a join that succeeded, the values to a call.
+/// The answer of the host: no values for a successful join, the reduced values for a call.
 pub(super) type Answer = Result<Vec<u64>, RanksError>;
 
 pub(super) fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
@@ -43,7 +46,8 @@ pub(super) fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<(
     to.write_all(&frame)
 }
 
-/// The next message; [`io::ErrorKind::UnexpectedEof`] where there is none, [`io::ErrorKind::InvalidData`] where it is none.
+/// Reads the next message. [`io::ErrorKind::UnexpectedEof`] if the connection has ended,
+/// [`io::ErrorKind::InvalidData`] if the bytes are not a message.
 pub(super) fn receive<T: for<'a> Deserialize<'a>>(mut from: impl Read) -> io::Result<T> {
     let mut bytes = [0; 4];
     from.read_exact(&mut bytes)?;
@@ -56,7 +60,7 @@ pub(super) fn receive<T: for<'a> Deserialize<'a>>(mut from: impl Read) -> io::Re
     match postcard::take_from_bytes(&frame) {
         Ok((message, [])) => Ok(message),
         Ok((_, rest)) => Err(garbled(format!("{} bytes too many", rest.len()))),
-        Err(error) => Err(garbled(format!("no message ({error})"))),
+        Err(error) => Err(garbled(format!("an invalid message ({error})"))),
     }
 }
 

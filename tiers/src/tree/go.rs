@@ -1,16 +1,17 @@
-//! Leaving: L1, L2, the tree. The leaf sets say who may; whoever decides says who does.
+//! Removal from L1, from L2, and from the tree. The leaf sets define the candidates; the caller
+//! selects one.
 
 use super::node::IN_L3;
 use super::{NodeId, Tree};
 use crate::runs::{L1, L2, Runs};
 use larder_format::PageKey;
 
-/// What left with a node.
+/// The pages removed with a node.
 #[derive(Debug, Default)]
 pub struct Gone {
-    /// Its L1 pages, to be given back.
+    /// The L1 pages, which must be freed.
     pub l1: Runs<L1>,
-    /// Its L2 pages, to be given back.
+    /// The L2 pages, which must be freed.
     pub l2: Runs<L2>,
     /// The keys of the pages that left L1.
     pub l1_keys: Vec<PageKey>,
@@ -19,7 +20,7 @@ pub struct Gone {
 }
 
 impl Tree {
-    /// The node whose L1 pages go next, these passed over, and whether L2 has them too.
+    /// The next node to leave L1, except those in `passed`, and whether it is also in L2.
     #[must_use]
     pub fn next_of_l1(&self, passed: &[NodeId]) -> Option<(NodeId, bool)> {
         let at = self
@@ -29,41 +30,41 @@ impl Tree {
         Some((self.id(at), !self.node(at).l2.is_empty()))
     }
 
-    /// Whether nobody keeps a node, which may have gone, from leaving L1.
+    /// Whether a node may leave L1: nothing holds it. The node may have been removed.
     #[must_use]
     pub fn may_leave_l1(&self, node: NodeId) -> bool {
         let node = self.place(node).map(|at| self.node(at));
         node.is_some_and(|node| self.leaves.membership(node).l1)
     }
 
-    /// Whether nobody keeps a node, which may have gone, from leaving L2 and the tree.
+    /// Whether a node may leave L2 and the tree: nothing holds it. The node may have been removed.
     #[must_use]
     pub fn may_leave_l2(&self, node: NodeId) -> bool {
         let node = self.place(node).map(|at| self.node(at));
         node.is_some_and(|node| self.leaves.membership(node).l2)
     }
 
-    /// The node whose L2 pages go next, and with them the node.
+    /// The next node to leave L2, and with it the tree.
     #[must_use]
     pub fn next_of_l2(&self) -> Option<NodeId> {
         self.leaves.first_l2().map(|at| self.id(at))
     }
 
-    /// The node in L1 whose L2 copy goes next.
+    /// The next node in L1 whose L2 copy is dropped.
     #[must_use]
     pub fn next_double(&self) -> Option<NodeId> {
         self.leaves.first_double().map(|at| self.id(at))
     }
 
-    /// Takes a node out of L1 that is in L2 too.
+    /// Removes a node from L1 that is also in L2.
     ///
     /// # Panics
-    /// When somebody holds it, or it is not in both: only what the leaf sets offer may go.
+    /// If the node is held, or is not in both tiers: only nodes from the leaf sets may leave.
     pub fn leave_l1(&mut self, node: NodeId) -> Gone {
         let at = self.held(node);
         assert!(
             !self.node(at).l2.is_empty(),
-            "what leaves L1 alone is in L2"
+            "a node that leaves only L1 is in L2"
         );
         Gone {
             l1: self.take_l1(at),
@@ -72,7 +73,7 @@ impl Tree {
         }
     }
 
-    /// Takes a node's L2 copy, which L1 has too.
+    /// Removes the L2 copy of a node that is also in L1.
     ///
     /// # Panics
     /// As [`Tree::leave_l1`].
@@ -80,7 +81,7 @@ impl Tree {
         let at = self.held(node);
         assert!(
             !self.node(at).l1.is_empty(),
-            "what leaves L2 alone is in L1"
+            "a node that leaves only L2 is in L1"
         );
         Gone {
             l2: self.change(at, |node| std::mem::take(&mut node.l2)),
@@ -112,8 +113,8 @@ impl Tree {
         }
     }
 
-    /// Removes a node and all below it, none of which is in L1; `None`, and no change, when
-    /// anything in it is held.
+    /// Removes a node that is not in L1, with all nodes below it. `None`, and no change, if any of
+    /// them is held.
     pub fn remove_subtree(&mut self, node: NodeId) -> Option<Gone> {
         let top = self.held(node);
         let mut order = vec![top];
@@ -128,7 +129,7 @@ impl Tree {
         let mut all = Gone::default();
         let nodes: Vec<NodeId> = order.into_iter().map(|at| self.id(at)).collect();
         for node in nodes.into_iter().rev() {
-            // A node without pages goes with its last child.
+            // A bare node was already removed together with its last child.
             if self.place(node).is_none() {
                 continue;
             }

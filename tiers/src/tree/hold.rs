@@ -1,4 +1,4 @@
-//! Locks, and what transfers leave on the nodes they are about.
+//! Locks, and the state that transfers store in their nodes.
 
 use larder_format::PageKey;
 
@@ -8,22 +8,23 @@ use super::{LoadId, NodeId, Tree};
 use crate::planted::planted;
 use crate::runs::{L1, L2, Runs};
 
-/// What a lock holds.
+/// The pages that a lock holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// L1 pages, and L2 pages with them: a request runs on them, or a copy between the two is in flight.
+    /// L1 pages, and also L2 pages: a request uses them, or a copy between the tiers is in flight.
     L1,
-    /// L2 pages alone: L3 reads them, or they are about to be loaded or built upon.
+    /// L2 pages only: L3 reads them, or they are about to be loaded or extended.
     L2,
 }
 
-/// The receipt of a lock: what it holds, from a node up to its root, stays until it is given back. It survives splits.
+/// The receipt of a lock. The pages from a node up to its root stay until the lock is released. It
+/// survives splits.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a lock that is not given back holds its pages for ever"]
 pub struct Lock {
     node: NodeId,
     hold: Hold,
-    /// Losses before it was taken.
+    /// Number of losses before it was taken.
     taken_after: u64,
 }
 
@@ -36,7 +37,7 @@ impl Lock {
         self.taken_after
     }
 
-    /// The node in which it ends.
+    /// The node at the end of the locked path.
     #[must_use]
     pub fn node(&self) -> NodeId {
         self.node
@@ -44,7 +45,7 @@ impl Lock {
 }
 
 impl Tree {
-    /// Holds the path from a node up to its root; `None` when the node has gone.
+    /// Locks the path from a node up to its root. `None` if the node has been removed.
     pub fn lock(&mut self, node: NodeId, hold: Hold) -> Option<Lock> {
         let from = self.place(node)?;
         self.count_locks(from, hold, |locks| *locks += 1);
@@ -56,7 +57,7 @@ impl Tree {
         })
     }
 
-    /// Gives a lock back.
+    /// Releases a lock.
     #[expect(clippy::needless_pass_by_value, reason = "a receipt is used up")]
     pub fn unlock(&mut self, lock: Lock) {
         let from = self.held(lock.node);
@@ -87,34 +88,35 @@ impl Tree {
         }
     }
 
-    /// The forward that writes the L1 pages of a node has not ended.
+    /// Marks the forward that writes the L1 pages of a node as pending.
     pub(crate) fn begin_forward(&mut self, node: NodeId) {
         let at = self.held(node);
         self.change(at, |node| node.flags |= PENDING);
     }
 
-    /// Whether the forward that writes the L1 pages of a node, which may have gone, has not ended.
+    /// Whether the forward that writes the L1 pages of a node is pending. The node may have been
+    /// removed.
     pub(crate) fn is_pending(&self, node: NodeId) -> bool {
         self.place(node)
             .is_some_and(|at| self.node(at).has(PENDING))
     }
 
-    /// The forward that writes the last `pages` L1 pages up to a node's end has ended well.
+    /// The forward that writes the last `pages` L1 pages up to a node's end has ended successfully.
     pub(crate) fn end_forward(&mut self, node: NodeId, pages: usize) {
         for at in self.parts(node, pages) {
             self.change(at, |node| node.flags &= !PENDING);
         }
     }
 
-    /// A backup of a node into these L2 pages begins: its L1 pages.
+    /// A backup of a node begins. Returns its L1 pages.
     pub(crate) fn begin_backup(&mut self, node: NodeId) -> Runs<L1> {
         let at = self.held(node);
         self.change(at, |node| node.flags |= BACKING_UP);
         self.node(at).l1.clone()
     }
 
-    /// The backup of the last `l2.pages()` pages up to a node's end has ended: each part gets its L2 pages, or (`l2` is `None`)
-    /// none does. The parts, first one first.
+    /// The backup of the last `l2.pages()` pages up to a node's end has ended. Each part gets its
+    /// L2 pages, or none does if `l2` is `None`. Returns the parts, first one first.
     pub(crate) fn end_backup(
         &mut self,
         node: NodeId,
@@ -142,7 +144,8 @@ impl Tree {
         parts.into_iter().map(|at| self.id(at)).collect()
     }
 
-    /// A load into these L1 pages begins, for nodes from the root down that are in L2 alone. Its L2 pages.
+    /// A load into these L1 pages begins, for nodes from the root down that are in L2 only. Returns
+    /// their L2 pages.
     pub(crate) fn begin_load(
         &mut self,
         nodes: &[NodeId],
@@ -161,7 +164,8 @@ impl Tree {
         l2.into_iter().collect()
     }
 
-    /// The load of the last `pages` pages up to a node's end has ended well. Its parts, first one first.
+    /// The load of the last `pages` pages up to a node's end has ended successfully. Returns the
+    /// parts, first one first.
     pub(crate) fn end_load(&mut self, node: NodeId, pages: usize) -> Vec<NodeId> {
         let parts = self.parts(node, pages);
         for &at in &parts {
@@ -170,13 +174,14 @@ impl Tree {
         parts.into_iter().rev().map(|at| self.id(at)).collect()
     }
 
-    /// Whether what the last `pages` pages up to a node's end hang below is being loaded.
+    /// Whether the parent of the last `pages` pages up to a node's end is being loaded.
     pub(crate) fn is_behind_load(&self, node: NodeId, pages: usize) -> bool {
         let top = self.parts(node, pages).pop();
         top.is_some_and(|top| self.node(self.node(top).parent).load().is_some())
     }
 
-    /// Whether the last `pages` pages up to a node's end hang below L2, or need not.
+    /// Whether the last `pages` pages up to a node's end may enter L2: their parent is in L2, or
+    /// does not have to be.
     pub(crate) fn may_enter_l2(&self, node: NodeId, pages: usize) -> bool {
         let top = self.parts(node, pages).pop();
         top.is_some_and(|top| {
@@ -185,12 +190,13 @@ impl Tree {
         })
     }
 
-    /// Where a node ends, in pages from the beginning of its chain.
+    /// The end of a node, in pages from the start of its chain.
     pub(crate) fn depth_of_end(&self, node: NodeId) -> Option<usize> {
         Some(self.node(self.place(node)?).end())
     }
 
-    /// The pages of a node that L3 has not, when all of its pages are in L2 and none is on its way to L3 yet.
+    /// The pages of a node that L3 does not have. `None` unless all pages of the node are in L2 and
+    /// none is queued for L3.
     #[must_use]
     pub(crate) fn wanting_put(&self, node: NodeId) -> Option<Span> {
         let at = self.place(node)?;
@@ -207,14 +213,14 @@ impl Tree {
         })
     }
 
-    /// The pages of a node are on their way to L3.
+    /// The pages of a node are queued for L3.
     pub(crate) fn begin_put(&mut self, node: NodeId) {
         let at = self.held(node);
         self.change(at, |node| node.flags |= PUTTING);
     }
 
-    /// The put of the last `pages` pages up to a node's end has ended; L3 has the first `stored` of them. Its parts, first one
-    /// first.
+    /// The put of the last `pages` pages up to a node's end has ended. L3 has the first `stored` of
+    /// them. Returns the parts, first one first.
     pub(crate) fn end_put(&mut self, node: NodeId, pages: usize, stored: usize) -> Vec<NodeId> {
         let mut end = pages;
         let parts = self.parts(node, pages);
@@ -230,7 +236,7 @@ impl Tree {
         parts.into_iter().rev().map(|at| self.id(at)).collect()
     }
 
-    /// The keys of pages that were of use since the last call and that L3 has.
+    /// The keys of pages in L3 that were used since the last call.
     pub fn take_warm(&mut self) -> Vec<PageKey> {
         let mut keys = Vec::new();
         for id in std::mem::take(&mut self.warm) {
@@ -242,14 +248,14 @@ impl Tree {
         keys
     }
 
-    /// Gives a node L1 pages.
+    /// Assigns L1 pages to a node.
     pub(super) fn set_l1(&mut self, at: u32, l1: Runs<L1>) {
         let parent = self.node(at).parent;
         self.change(at, |node: &mut Node| node.l1 = l1);
         self.change(parent, |parent| parent.l1_children += 1);
     }
 
-    /// Takes a node's L1 pages from it.
+    /// Removes the L1 pages of a node.
     pub(super) fn take_l1(&mut self, at: u32) -> Runs<L1> {
         assert_eq!(
             self.node(at).l1_children,

@@ -1,15 +1,16 @@
-//! The leaf sets: which nodes eviction may take, in the order in which it takes them.
+//! The leaf sets: the nodes that eviction may take, in eviction order.
 //!
-//! Three sets, each exact at every moment:
+//! Three sets, exact at all times:
 //!
-//! | set | its nodes are | and |
+//! | set | location of its nodes | conditions |
 //! |---|---|---|
-//! | L1 | in L1 | no child is in L1, no lock holds L1, the forward has ended |
-//! | L2 | in L2, not in L1 | no child at all, no lock of either kind |
-//! | doubles | in L1 and L2 | no lock holds L2 alone, no transfer is in flight, the forward has ended; only under write_back |
+//! | L1 | in L1 | no child in L1, no lock on L1, forward ended |
+//! | L2 | in L2, not in L1 | no child, no lock of either kind |
+//! | doubles | in L1 and L2 | no lock on L2 only, no transfer in flight, forward ended |
 //!
-//! An entry holds the rank that its node had when it was listed. Whoever changes what a rank or a membership depends on
-//! unlists the node before and lists it after; only `Tree::change` does.
+//! The third set is used only with write_back. An entry contains the rank that its node had when it
+//! was listed. A change that affects a rank or a membership must unlist the node before and list it
+//! after; only `Tree::change` does.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::node::{BACKING_UP, NONE, Node, PENDING};
 use crate::planted::planted;
 
-/// Which of the nodes that may go goes first.
+/// Which of the candidate nodes is evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EvictionOrder {
@@ -27,18 +28,18 @@ pub enum EvictionOrder {
     Lru,
     /// Least often hit, then least recently used.
     Lfu,
-    /// First made.
+    /// First created.
     Fifo,
     /// Most recently used.
     Mru,
-    /// Last made.
+    /// Last created.
     Filo,
     /// Lowest priority, then least recently used.
     Priority,
 }
 
 impl EvictionOrder {
-    /// All of them.
+    /// All orders.
     pub const ALL: [EvictionOrder; 6] = [
         EvictionOrder::Lru,
         EvictionOrder::Lfu,
@@ -55,7 +56,7 @@ impl EvictionOrder {
             EvictionOrder::Fifo => (node.made, 0),
             EvictionOrder::Mru => (!node.used, node.made),
             EvictionOrder::Filo => (!node.made, 0),
-            // Flipping the sign bit makes the order of unsigned numbers that of signed ones.
+            // Flipping the sign bit maps the order of signed numbers to that of unsigned numbers.
             EvictionOrder::Priority => {
                 let unsigned = node.priority.cast_unsigned() ^ (1 << 31);
                 (u64::from(unsigned), node.used)
@@ -66,7 +67,8 @@ impl EvictionOrder {
 
 type Rank = (u64, u64);
 
-/// One leaf set. Equal ranks go by the slab's numbers, which are the same on every rank of a group.
+/// One leaf set. Equal ranks are ordered by slab number, which is the same on every rank of a
+/// group.
 #[derive(Debug, Default)]
 struct LeafSet(BTreeSet<(Rank, u32)>);
 
@@ -80,7 +82,7 @@ pub(super) struct Leaves {
     doubles: LeafSet,
 }
 
-/// In which sets a node belongs.
+/// The sets of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Membership {
     pub(super) l1: bool,
@@ -158,7 +160,7 @@ impl Leaves {
         self.doubles.0.first().map(|(_, at)| *at)
     }
 
-    /// Whether a node is listed exactly where it belongs, with the rank it has.
+    /// Whether a node is listed exactly in its sets, with its rank.
     pub(super) fn is_exact(&self, at: u32, node: &Node) -> bool {
         let entry = (self.order.rank(node), at);
         let listed = Membership {
@@ -174,7 +176,7 @@ impl Leaves {
         [self.l1.0.len(), self.l2.0.len(), self.doubles.0.len()]
     }
 
-    /// Bytes, estimated: entries of a B-tree's nodes that are two thirds full.
+    /// Estimated bytes: entries of B-tree nodes that are two thirds full.
     pub(super) fn heap_bytes(&self) -> usize {
         self.lengths().iter().sum::<usize>() * size_of::<(Rank, u32)>() * 3 / 2
     }

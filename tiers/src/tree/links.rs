@@ -1,4 +1,4 @@
-//! Parents and children, the table that finds a child by its first page, and splitting.
+//! Parents and children, the hash table of children by first page, and splitting.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
@@ -8,7 +8,7 @@ use crate::planted::planted;
 use crate::prompt::RootKey;
 use crate::runs::Runs;
 
-/// The table's hash of a tag: its upper bits and its lower ones both count.
+/// The table's hash of a tag. Both its upper and its lower bits are significant.
 pub(super) fn spread(tag: u32) -> u64 {
     u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -21,14 +21,14 @@ impl Tree {
         (hasher.finish() >> 32) as u32
     }
 
-    /// The child of `parent` that begins with this page.
+    /// The child of `parent` that starts with this page.
     pub(super) fn child(&self, parent: u32, page: &[u32]) -> Option<u32> {
         let first = self.node(parent).first_child;
         if first == NONE {
             return None;
         }
         let begins = |at: u32| self.node(at).words.get(..page.len()) == Some(page);
-        // Most nodes of a conversation have one child, and looking at it is cheaper than hashing.
+        // Most nodes of a conversation have one child. Comparing it is cheaper than hashing.
         if self.node(first).next == NONE {
             return begins(first).then_some(first);
         }
@@ -40,7 +40,7 @@ impl Tree {
         self.table.find(spread(tag), is_it).copied()
     }
 
-    /// The root of these prompts, made when there is none.
+    /// The root of these prompts, created if it does not exist.
     pub(super) fn root_or_new(&mut self, key: RootKey) -> u32 {
         if let Some(at) = self.roots.get(&key) {
             return *at;
@@ -51,7 +51,7 @@ impl Tree {
         at
     }
 
-    /// Forgets a root without children.
+    /// Removes a root without children.
     pub(super) fn drop_root(&mut self, at: u32) {
         if let Some(key) = self.root_keys.remove(&at) {
             self.roots.remove(&key);
@@ -82,7 +82,8 @@ impl Tree {
         std::mem::replace(&mut self.nodes[at as usize], vacant)
     }
 
-    /// Puts a new node below `parent`. It has words, keys and runs; its links are made here.
+    /// Inserts a new node below `parent`. It has words, keys and runs; this function sets its
+    /// links.
     pub(super) fn attach(&mut self, parent: u32, mut node: Node) -> u32 {
         node.parent = parent;
         node.next = self.node(parent).first_child;
@@ -106,7 +107,7 @@ impl Tree {
         at
     }
 
-    /// Whether a node is not the only child, and so in the table.
+    /// Whether a node has siblings and is therefore in the table.
     pub(super) fn has_siblings(&self, at: u32) -> bool {
         let node = self.node(at);
         node.next != NONE || node.previous != NONE
@@ -130,7 +131,7 @@ impl Tree {
             .remove();
     }
 
-    /// Takes a node without children out of the tree, and what is left bare above it.
+    /// Removes a node without children from the tree, and then the nodes above that become bare.
     pub(super) fn detach(&mut self, at: u32) -> Node {
         let parent = self.node(at).parent;
         let node = self.unlink(at);
@@ -138,7 +139,7 @@ impl Tree {
         node
     }
 
-    /// Takes a node without children out of the tree. The parent stays, whatever it is left with.
+    /// Removes a node without children from the tree. The parent always stays.
     pub(super) fn unlink(&mut self, at: u32) -> Node {
         let node = self.node(at);
         assert_eq!(node.first_child, NONE, "nodes leave from the leaves up");
@@ -179,7 +180,8 @@ impl Tree {
         node
     }
 
-    /// Splits a node after its first `pages` pages. Its number stays with the last part; the first part is returned.
+    /// Splits a node after its first `pages` pages. Its number stays with the last part. Returns
+    /// the first part.
     pub(super) fn split(&mut self, at: u32, pages: usize) -> u32 {
         let node = &mut self.nodes[at as usize];
         assert!(pages > 0 && pages < node.pages(), "a split makes two parts");
@@ -234,7 +236,8 @@ impl Tree {
         first
     }
 
-    /// The parts that the last `pages` pages up to a node's end lie in: the node itself, then its ancestors.
+    /// The parts that contain the last `pages` pages up to a node's end: the node itself, then its
+    /// ancestors.
     pub(super) fn parts(&self, node: NodeId, pages: usize) -> Vec<u32> {
         let mut left = pages;
         let mut parts = Vec::new();
@@ -258,7 +261,7 @@ fn divide<T: Clone>(whole: &mut Box<[T]>, at: usize) -> (Box<[T]>, Box<[T]>) {
     (first.into_boxed_slice(), rest)
 }
 
-/// Keeps the last part in `runs` and gives the first one back.
+/// Keeps the last part in `runs` and returns the first part.
 fn divide_runs<T: crate::runs::Tier>(runs: &mut Runs<T>, pages: u32) -> Runs<T> {
     if runs.is_empty() {
         return Runs::default();

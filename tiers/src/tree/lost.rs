@@ -1,14 +1,15 @@
-//! Lost pages: L1 pages whose bytes are no good, because a load or a forward failed.
+//! Lost pages: L1 pages whose bytes are not valid, because a load or a forward failed.
 //!
-//! A loss takes the L1 pages of a node and of all L1 nodes below it: those were computed on them.
-//! The nodes that have L2 pages stay: their L2 copies are older than the loss. A node without L2
-//! pages becomes bare: no page, but still a part of the path of its locks. A match ends before a
-//! bare node, an insert gives it new pages, and it leaves the tree with its last lock and child.
+//! A loss covers the L1 pages of a node and of all L1 nodes below it, because those were computed
+//! from them. Nodes with L2 pages stay: their L2 copies are older than the loss. A node without L2
+//! pages becomes bare: it has no page, but is still part of the path of its locks. A match ends
+//! before a bare node, an insert gives it new pages, and it leaves the tree with its last lock and
+//! child.
 //!
 //! Lost pages are not free at once: requests and loads that hold the nodes may still touch them.
-//! Each loss counts the locks that were taken before it; its pages are free when all of them have
-//! been given back. A lock that is taken later, on the same nodes with new pages, neither delays
-//! that nor is affected by the loss.
+//! Each loss counts the locks taken before it, and its pages are freed when all of these are
+//! released. A later lock on the same nodes with new pages neither delays the release nor is
+//! affected by the loss.
 
 use larder_format::PageKey;
 
@@ -18,32 +19,32 @@ use super::{NodeId, Tree};
 use crate::planted::planted;
 use crate::runs::{L1, Runs};
 
-/// One loss, while locks from before it are out.
+/// One loss, while locks from before it are held.
 #[derive(Debug)]
 pub(super) struct Loss {
-    /// The number of the loss: losses are counted from 1.
+    /// The number of the loss, counted from 1.
     number: u64,
-    /// The first node that lost its pages, going down.
+    /// The topmost node that lost its pages.
     top: NodeId,
-    /// Locks from before the loss that hold the node.
+    /// Number of locks on the node from before the loss.
     holders: u32,
     /// The pages.
     l1: Runs<L1>,
 }
 
-/// What a loss has taken.
+/// The result of a loss.
 #[derive(Debug, Default)]
 pub(crate) struct Lost {
-    /// L1 pages.
+    /// Number of L1 pages.
     pub(crate) pages: usize,
-    /// The keys of those that were readable, node by node.
+    /// The keys of the pages that were readable, by node.
     pub(crate) readable: Vec<Vec<PageKey>>,
     /// The nodes that had them.
     pub(crate) nodes: Vec<NodeId>,
 }
 
 impl Tree {
-    /// The last `pages` L1 pages up to a node's end are no good, and with them all L1 pages below.
+    /// Marks the last `pages` L1 pages up to a node's end, and all L1 pages below, as lost.
     pub(crate) fn lose(&mut self, node: NodeId, pages: usize) -> Lost {
         let mut lost = Lost::default();
         let parts = self.parts(node, pages);
@@ -70,7 +71,7 @@ impl Tree {
         if planted!(FreesLostPagesAtOnce) {
             loss.holders = 0;
         }
-        // From the leaves up, as L1 is always left.
+        // From the leaves up: a node leaves L1 after its children.
         for &id in nodes.iter().rev() {
             let at = self.held(id);
             if self.node(at).load().is_none() {
@@ -83,7 +84,7 @@ impl Tree {
                 node.loading = NONE;
                 node.flags &= !PENDING;
                 if node.is_bare() {
-                    // It was never computed: no request has inserted it.
+                    // It was never computed successfully, so no request has inserted it.
                     node.hits = 0;
                     node.flags &= WARM;
                 }
@@ -111,13 +112,13 @@ impl Tree {
         nodes
     }
 
-    /// Whether L1 pages that a lock holds were lost since it was taken.
+    /// Whether L1 pages under a lock were lost since it was taken.
     #[must_use]
     pub fn is_lost(&self, lock: &Lock) -> bool {
         self.losses_of(lock).next().is_some()
     }
 
-    /// The losses, by their place in the list, that took pages from under a lock.
+    /// The losses, as indices in the list, that affect a lock.
     fn losses_of<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = usize> + 'a {
         let later = self.lost.iter().enumerate();
         let later =
@@ -129,7 +130,7 @@ impl Tree {
         later.filter_map(move |(index, loss)| is_above(loss.top).then_some(index))
     }
 
-    /// A lock is given back: the losses since it was taken have one holder less.
+    /// A lock is released: the losses since it was taken have one holder less.
     pub(super) fn release_losses(&mut self, lock: &Lock) {
         if self.lost.is_empty() {
             return;
@@ -141,18 +142,18 @@ impl Tree {
         }
     }
 
-    /// The pages of losses that no lock from before them holds any more.
+    /// The pages of losses without remaining holders.
     pub(crate) fn take_free_losses(&mut self) -> Vec<Runs<L1>> {
         let over = self.lost.extract_if(.., |loss| loss.holders == 0);
         over.map(|loss| loss.l1).collect()
     }
 
-    /// The pages of the losses that are still held.
+    /// The pages of the losses that still have holders.
     pub(crate) fn lost_pages(&self) -> impl Iterator<Item = &Runs<L1>> {
         self.lost.iter().map(|loss| &loss.l1)
     }
 
-    /// Drops a node that has no page, no child and no lock; then its parent, if that is left so.
+    /// Removes a node without page, child and lock; then its parent, if the same holds for it.
     pub(super) fn drop_bare(&mut self, from: u32) {
         let mut at = from;
         while at != NONE {

@@ -1,34 +1,38 @@
-//! The radix tree: spans of pages, where they lie in L1 and L2, and who holds them. It decides nothing and moves nothing.
+//! The radix tree: spans of pages, their location in L1 and L2, and their locks. It makes no
+//! decisions and moves no data.
 //!
 //! ```text
 //!  roots   one for each (extra key, cache salt, bigram): a node without pages
 //!    |
-//!   node   words  keys   one a page
-//!    |     l1            none, or one page a page
-//!   node   l2            none, or one page a page
+//!   node   words  keys   one key per page
+//!    |     l1            empty, or one L1 page per page
+//!   node   l2            empty, or one L2 page per page
 //! ```
 //!
-//! Invariants, proven by [`Tree::validate`]:
-//! - words, keys and runs of a node line up; every node but a root is in L1 or L2, or its pages
-//!   were lost and something holds it or hangs below it;
-//! - a node in L1 has all its ancestors in L1; unless under write_back, a node in L2 has all its ancestors in L2;
+//! Invariants, checked by [`Tree::validate`]:
+//! - words, keys and runs of a node have matching lengths; every node but a root is in L1 or L2, or
+//!   its pages were lost and it has a lock or a child;
+//! - a node in L1 has all its ancestors in L1; except with write_back, a node in L2 has all its
+//!   ancestors in L2;
 //! - siblings differ in their first page;
-//! - a lock on a node is counted on every node up to its root, so that a split carries it and its receipt releases both parts;
-//! - the leaf sets, from which eviction takes, are exact.
+//! - a lock on a node is counted on every node up to its root, so that both parts of a split have
+//!   it and its receipt releases both;
+//! - the leaf sets, from which eviction takes its candidates, are exact.
 //!
-//! A split keeps the number of the node for its *last* part: whoever holds a node's number holds its end, and everything
-//! before it is found on the way up. That is why an acknowledgement that names a node and a count of pages reaches every part.
+//! After a split, the node number belongs to the *last* part: a node number identifies the end of
+//! the node, and everything before it is found on the path up. A completion with a node and a page
+//! count therefore reaches every part.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | `node` | one node |
-//! | `leaves` | which nodes may go, in which order |
-//! | `links` | parents, children, the table that finds a child, splitting |
+//! | `leaves` | the eviction candidates, in order |
+//! | `links` | parents, children, the table of children, splitting |
 //! | `path` | from tokens to nodes: match, insert |
 //! | `hold` | locks and states of transfers |
-//! | `go` | leaving L1, leaving L2, leaving the tree |
+//! | `go` | removal from L1, from L2, from the tree |
 //! | `lost` | L1 pages whose load or forward failed |
-//! | `validate` | the invariants |
+//! | `validate` | checks of the invariants |
 
 mod go;
 mod hold;
@@ -59,28 +63,28 @@ pub use path::{HostInserted, Inserted, Matched, Offer, Span};
 pub use validate::Flaw;
 pub(crate) use validate::claim;
 
-/// Pages of the tree, by where they are.
+/// Number of pages of the tree, by location.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TreeCounts {
-    /// Nodes, roots included.
+    /// Nodes, including roots.
     pub nodes: usize,
     /// Pages in L1.
     pub l1_pages: usize,
-    /// Pages in L1 that a lock holds, or whose forward has not ended.
+    /// Pages in L1 that are locked or whose forward has not ended.
     pub l1_locked_pages: usize,
     /// Pages in L2.
     pub l2_pages: usize,
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct Tree {
     nodes: Vec<Node>,
-    /// Places of `nodes` that hold none.
+    /// Unused slots of `nodes`.
     vacant: Vec<u32>,
     roots: HashMap<RootKey, u32>,
     root_keys: HashMap<u32, RootKey>,
-    /// Children by parent and first page, those that are not the only ones.
+    /// Children by parent and first page, for children with siblings.
     table: HashTable<u32>,
     hasher: RandomState,
     leaves: Leaves,
@@ -89,17 +93,18 @@ pub struct Tree {
     path: Vec<u32>,
     /// Nodes that are WARM.
     warm: Vec<NodeId>,
-    /// Losses so far, and those whose pages are still held.
+    /// Number of losses so far, and the losses whose pages are still held.
     losses: u64,
     lost: Vec<Loss>,
     page_tokens: usize,
     write_back: bool,
-    /// Operations so far: the tree's clock, the same on every rank of a group.
+    /// Number of operations so far: the tree's clock, equal on every rank of a group.
     tick: u64,
 }
 
 impl Tree {
-    /// An empty tree over pages of `page_tokens` tokens. Under `write_back`, a node may be in L2 though its parent is not.
+    /// An empty tree over pages of `page_tokens` tokens. With `write_back`, a node may be in L2
+    /// although its parent is not.
     #[must_use]
     pub fn new(page_tokens: NonZeroUsize, order: EvictionOrder, write_back: bool) -> Tree {
         Tree {
@@ -121,7 +126,8 @@ impl Tree {
         }
     }
 
-    /// Makes room for so many nodes, so that none has to move when more come. Memory is taken when it is first used.
+    /// Reserves space for this many nodes, so that later inserts do not reallocate. Memory is used
+    /// only when it is first touched.
     pub fn reserve(&mut self, nodes: usize) {
         self.nodes.reserve(nodes);
         let nodes_of_slab = &self.nodes;
@@ -129,13 +135,13 @@ impl Tree {
         self.table.reserve(nodes, hash);
     }
 
-    /// Sizes at this moment.
+    /// The current counts.
     #[must_use]
     pub fn counts(&self) -> TreeCounts {
         self.counts
     }
 
-    /// Bytes of the tree, tokens aside, allocators' overhead aside.
+    /// Bytes of the tree, without tokens and allocator overhead.
     #[must_use]
     pub fn ram_bytes(&self) -> usize {
         let of_nodes: usize = self
@@ -161,21 +167,21 @@ impl Tree {
         NodeId { at, generation }
     }
 
-    /// The place of a node, while it is in the tree.
+    /// The slot of a node, while it is in the tree.
     fn place(&self, id: NodeId) -> Option<u32> {
         let node = self.nodes.get(id.at as usize)?;
         (node.generation == id.generation).then_some(id.at)
     }
 
-    /// The place of a node that somebody holds.
+    /// The slot of a held node.
     ///
     /// # Panics
-    /// When it has gone: what is locked never goes.
+    /// If the node has been removed: locked nodes are never removed.
     fn held(&self, id: NodeId) -> u32 {
         self.place(id).expect("a node that is held is in the tree")
     }
 
-    /// Changes a node. All that the leaf sets depend on is changed through here, so that they stay exact.
+    /// Changes a node. All changes that affect the leaf sets must go through this function.
     fn change<R>(&mut self, at: u32, change: impl FnOnce(&mut Node) -> R) -> R {
         let node = &mut self.nodes[at as usize];
         self.leaves.unlist(at, node);
@@ -200,14 +206,14 @@ impl Tree {
         Some(&self.node(self.place(id)?).keys)
     }
 
-    /// The key before a node's first, if there is one.
+    /// The key before the first key of a node, if there is one.
     #[must_use]
     pub fn parent_key(&self, id: NodeId) -> Option<PageKey> {
         let parent = self.node(self.place(id)?).parent;
         self.node(parent).keys.last().copied()
     }
 
-    /// The places from a node up to its root, both included.
+    /// The slots from a node up to its root, both included.
     fn upward(&self, from: u32) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors((from != NONE).then_some(from), |at| {
             let parent = self.node(*at).parent;

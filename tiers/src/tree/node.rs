@@ -1,4 +1,4 @@
-//! One node: a span of whole pages, where they lie, and who holds them.
+//! One node: a span of whole pages, their location, and their locks.
 
 use larder_format::PageKey;
 
@@ -7,7 +7,8 @@ use crate::runs::{L1, L2, Runs};
 /// No node.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// A node, by its place in the slab and the life of that place: a node that has gone is never mistaken for another.
+/// Identifies a node by its slot in the slab and the generation of the slot. A removed node is
+/// never confused with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId {
     pub(super) at: u32,
@@ -18,50 +19,50 @@ pub struct NodeId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LoadId(pub u32);
 
-/// L3 has all of its pages.
+/// L3 has all pages of the node.
 pub(super) const IN_L3: u8 = 1;
-/// Its pages are on their way to L3.
+/// The pages are queued for L3.
 pub(super) const PUTTING: u8 = 2;
-/// Its pages are on their way from L1 to L2.
+/// The pages are being copied from L1 to L2.
 pub(super) const BACKING_UP: u8 = 4;
-/// It was of use since L3 was last told.
+/// The node was used since the last report to L3.
 pub(super) const WARM: u8 = 8;
-/// The forward that writes its L1 pages has not ended: they cannot leave, and are not copied.
+/// The forward that writes the L1 pages has not ended: they can neither leave nor be copied.
 pub(super) const PENDING: u8 = 16;
 
-/// See the module. A root is a node without pages.
+/// See the module documentation. A root is a node without pages.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// `page_tokens` words a page.
+    /// `page_tokens` words per page.
     pub(super) words: Box<[u32]>,
-    /// One a page.
+    /// One key per page.
     pub(super) keys: Box<[PageKey]>,
-    /// None, or one page a page.
+    /// Empty, or one L1 page per page.
     pub(super) l1: Runs<L1>,
-    /// None, or one page a page.
+    /// Empty, or one L2 page per page.
     pub(super) l2: Runs<L2>,
-    /// The last operation that was served from it.
+    /// The last operation that used the node.
     pub(super) used: u64,
-    /// The operation that made it.
+    /// The operation that created the node.
     pub(super) made: u64,
     pub(super) parent: u32,
-    /// The children are a ring-free list: the first, then each one's `next`.
+    /// The children form a linked list: the first child, then the `next` of each.
     pub(super) first_child: u32,
     pub(super) next: u32,
     pub(super) previous: u32,
     pub(super) generation: u32,
-    /// Pages before it in its chain.
+    /// Number of pages before the node in its chain.
     pub(super) depth: u32,
-    /// Children that are in L1.
+    /// Number of children in L1.
     pub(super) l1_children: u32,
-    /// Locks on it or below it that hold its L1 pages, and so its L2 pages too.
+    /// Locks on the node or below it that hold its L1 pages, and therefore its L2 pages too.
     pub(super) l1_locks: u32,
-    /// Locks on it or below it that hold its L2 pages.
+    /// Locks on the node or below it that hold its L2 pages.
     pub(super) l2_locks: u32,
-    /// Requests that inserted its tokens.
+    /// Number of requests that inserted its tokens.
     pub(super) hits: u32,
     pub(super) priority: i32,
-    /// The upper half of the hash it is found by, while it has siblings.
+    /// The upper half of its hash in the table of children, while it has siblings.
     pub(super) tag: u32,
     /// The load that fills its L1 pages, or [`NONE`].
     pub(super) loading: u32,
@@ -98,7 +99,7 @@ impl Node {
         self.keys.len()
     }
 
-    /// The pages up to its end.
+    /// The end of the node, in pages from the start of the chain.
     pub(super) fn end(&self) -> usize {
         self.depth as usize + self.pages()
     }
@@ -107,7 +108,7 @@ impl Node {
         self.keys.is_empty()
     }
 
-    /// Whether it has no page in L1 or L2: a root, or a node whose pages were lost.
+    /// Whether the node has no page in L1 or L2: a root, or a node whose pages were lost.
     pub(super) fn is_bare(&self) -> bool {
         self.l1.is_empty() && self.l2.is_empty()
     }
@@ -120,7 +121,7 @@ impl Node {
         (self.loading != NONE).then_some(LoadId(self.loading))
     }
 
-    /// Whether its L1 pages have to stay.
+    /// Whether the L1 pages must stay.
     pub(super) fn is_l1_held(&self) -> bool {
         self.l1_locks > 0 || self.has(PENDING)
     }

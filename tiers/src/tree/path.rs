@@ -1,7 +1,8 @@
 //! From tokens to nodes: match and insert.
 //!
-//! A load in flight is part of what a match returns: its pages are not readable before the load is. Nothing is inserted behind
-//! such a load, by nobody: if it fails, nothing stands on pages that were never filled.
+//! A match includes the loads in flight on its path: their pages are not readable before the load
+//! has ended. Nothing is inserted behind such a load. If it fails, no page depends on pages that
+//! were never filled.
 
 use larder_format::PageKey;
 
@@ -11,95 +12,95 @@ use crate::planted::planted;
 use crate::prompt::RootKey;
 use crate::runs::{L1, L2, Run, Runs};
 
-/// What the tree has of a prompt.
+/// The cached part of a prompt.
 #[derive(Clone, Debug, Default)]
 pub struct Matched {
-    /// Its first pages, in L1.
+    /// The first pages, in L1.
     pub l1: Runs<L1>,
     /// Loads that fill some of those, in order.
     pub loads: Vec<LoadId>,
-    /// The node in which the L1 part ends; `None` when it has no page.
+    /// The node in which the L1 part ends; `None` if it has no page.
     pub l1_end: Option<NodeId>,
-    /// How many pages behind them are in L2 alone.
+    /// Number of following pages that are in L2 only.
     pub l2_pages: usize,
-    /// The node in which the match ends; `None` when nothing matches.
+    /// The node in which the match ends; `None` if nothing matches.
     pub end: Option<NodeId>,
-    /// Whether the match ends in L2: behind it, pages of L3 can be put.
+    /// Whether the match ends in L2: pages of L3 can be inserted after it.
     pub ends_in_l2: bool,
 }
 
 impl Matched {
-    /// Pages in L1 and L2.
+    /// Number of pages in L1 and L2.
     #[must_use]
     pub fn pages(&self) -> usize {
         self.l1.pages() as usize + self.l2_pages
     }
 }
 
-/// What a request offers to the tree.
+/// The pages that a request offers to the tree.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
-    /// Where its prompt belongs.
+    /// The root of the prompt.
     pub root: RootKey,
     /// The words of whole pages.
     pub words: &'a [u32],
-    /// Their keys.
+    /// The keys of the pages.
     pub keys: &'a [PageKey],
-    /// Their L1 pages; those before `own_from` are the tree's.
+    /// The L1 pages. Those before `own_from` belong to the tree.
     pub pages: &'a [u32],
-    /// From which page on the pages are the request's own.
+    /// Index of the first page that the request owns.
     pub own_from: usize,
-    /// Up to which page it has been counted as a hit.
+    /// Number of pages that have already been counted as hits.
     pub counted: usize,
-    /// How much it is worth.
+    /// The priority of the request.
     pub priority: i32,
 }
 
-/// What became of an offer.
+/// The result of an offer.
 #[derive(Debug, Default)]
 pub struct Inserted {
-    /// The tree has the pages of the prompt up to here.
+    /// Number of pages of the prompt that the tree has.
     pub pages: usize,
-    /// Where it has those from `own_from` on.
+    /// The tree's pages from `own_from` on.
     pub runs: Runs<L1>,
-    /// The request's pages that the tree did not need, to be given back.
+    /// The request's pages that the tree did not need. They must be freed.
     pub duplicates: Runs<L1>,
-    /// Nodes with pages that the tree took from the request: the last of the path, the last one
-    /// `end`.
+    /// Nodes with pages that the tree took from the request: the last nodes of the path, ending
+    /// with `end`.
     pub taken: Vec<NodeId>,
-    /// The node in which the prompt ends; `None` when it has no page.
+    /// The node in which the prompt ends; `None` if it has no page.
     pub end: Option<NodeId>,
 }
 
-/// What became of pages that were read from L3.
+/// The result of inserting pages read from L3.
 #[derive(Debug, Default)]
 pub struct HostInserted {
-    /// Pages that the tree has had meanwhile, to be given back.
+    /// Pages that the tree got from elsewhere in the meantime. They must be freed.
     pub duplicates: Runs<L2>,
     /// Pages that the tree took.
     pub pages: usize,
-    /// Pages that could not be put below a parent that has left L2, to be given back.
+    /// Pages that could not be inserted below a parent that has left L2. They must be freed.
     pub orphans: Runs<L2>,
-    /// The node that was made.
+    /// The new node.
     pub node: Option<NodeId>,
 }
 
 /// A part of a chain.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Its keys.
+    /// The keys.
     pub keys: Vec<PageKey>,
-    /// The key before the first, if there is one.
+    /// The key before the first one, if there is one.
     pub parent: Option<PageKey>,
-    /// Pages before it.
+    /// Number of pages before it.
     pub depth: usize,
-    /// Where it lies in L2.
+    /// The L2 pages.
     pub l2: Runs<L2>,
 }
 
 impl Tree {
-    /// Finds the nodes that hold the beginning of `words`, splitting the last one where it goes another way; they are left in
-    /// `self.path`, root aside. Returns how many pages they have.
+    /// Finds the nodes for the beginning of `words`, and splits the last one where the words
+    /// differ. The nodes are left in `self.path`, without the root. Returns their number of pages.
     fn descend(&mut self, root: u32, words: &[u32]) -> usize {
         self.path.clear();
         let per_page = self.page_tokens;
@@ -124,7 +125,8 @@ impl Tree {
         pages
     }
 
-    /// What the tree has of a prompt; its nodes count as used. Splits the last one where the prompt goes another way.
+    /// The cached part of a prompt. Its nodes count as used. Splits the last node where the prompt
+    /// differs.
     pub fn match_prefix(&mut self, root: RootKey, words: &[u32]) -> Matched {
         self.tick += 1;
         let Some(&root) = self.roots.get(&root) else {
@@ -160,7 +162,7 @@ impl Tree {
         matched
     }
 
-    /// How many pages of a prompt are in L1, and how many behind them in L2. Changes nothing.
+    /// Number of pages of a prompt in L1, and number of following pages in L2. Changes nothing.
     #[must_use]
     pub fn peek(&self, root: RootKey, words: &[u32]) -> (usize, usize) {
         let (mut l1, mut l2) = (0, 0);
@@ -188,7 +190,7 @@ impl Tree {
         (l1, l2)
     }
 
-    /// A node was of use.
+    /// Records a use of a node.
     fn touch(&mut self, at: u32, hits: u32, priority: Option<i32>) {
         let tick = self.tick;
         let node = self.node(at);
@@ -201,7 +203,7 @@ impl Tree {
             node.hits = node.hits.saturating_add(hits);
             node.priority = priority.map_or(node.priority, |priority| node.priority.max(priority));
         };
-        // A rank matters only to what a leaf set holds.
+        // The rank is only needed while the node is in a leaf set.
         if self.leaves.is_listed(self.node(at)) {
             self.change(at, touched);
         } else {
@@ -209,11 +211,12 @@ impl Tree {
         }
     }
 
-    /// Takes over the pages of a request: new nodes for tokens that the tree has not, L1 pages for
-    /// nodes that have none. Pages for tokens it has in L1 are duplicates. Stops before a load in
-    /// flight.
+    /// Takes over the pages of a request: new nodes for tokens that the tree does not have, L1
+    /// pages for nodes without L1 pages. Pages for tokens that are already in L1 are duplicates.
+    /// Stops before a load in flight.
     ///
-    /// The nodes that take pages are the last ones of the path: a node in L1 has its parent there.
+    /// The nodes that take pages are the last ones of the path, because the parent of a node in L1
+    /// is in L1.
     pub fn insert(&mut self, offer: &Offer<'_>) -> Inserted {
         self.tick += 1;
         if offer.keys.is_empty() {
@@ -282,7 +285,7 @@ impl Tree {
         inserted
     }
 
-    /// A node for the pages from `from` on.
+    /// A new node for the pages from `from` on.
     fn new_node(&self, words: &[u32], keys: &[PageKey], from: usize) -> Node {
         Node {
             words: words[from * self.page_tokens..].into(),
@@ -294,8 +297,9 @@ impl Tree {
         }
     }
 
-    /// Takes over L2 pages that hold the pages from `from` on, read from L3. Pages that the tree has meanwhile are duplicates;
-    /// where the way there has left L2, the rest are orphans (not under write_back).
+    /// Takes over L2 pages for the pages from `from` on, read from L3. Pages that the tree has got
+    /// in the meantime are duplicates. If the path has left L2, the rest are orphans (except with
+    /// write_back).
     pub fn insert_host(
         &mut self,
         root: RootKey,
@@ -322,7 +326,7 @@ impl Tree {
         let rest = pages.split_off(known.min(pages.pages()));
         inserted.duplicates = pages;
         if rest.is_empty() {
-            // Everything has come by another way.
+            // All pages have arrived in another way.
         } else if has_way {
             inserted.pages = rest.pages() as usize;
             let node = self.new_node(words, keys, matched);
@@ -340,8 +344,8 @@ impl Tree {
         inserted
     }
 
-    /// Nodes on the way to `end` that are not in L2 nor on the way there, from the root down, as
-    /// long as each has `hits` hits and its forward has ended.
+    /// Nodes on the path to `end` that are neither in L2 nor being copied there, from the root
+    /// down, as long as each has `hits` hits and its forward has ended.
     #[must_use]
     pub fn wanting_backup(&self, end: NodeId, hits: u32) -> Vec<NodeId> {
         let Some(end) = self.place(end) else {
@@ -360,7 +364,8 @@ impl Tree {
         hot.map(|at| self.id(at)).collect()
     }
 
-    /// Nodes on the way to `end` that are in L2 and not known to L3, from the root down, that have `hits` hits.
+    /// Nodes on the path to `end` that are in L2, not known to be in L3, and have `hits` hits, from
+    /// the root down.
     #[must_use]
     pub fn wanting_put_path(&self, end: NodeId, hits: u32) -> Vec<NodeId> {
         let Some(end) = self.place(end) else {
@@ -379,13 +384,14 @@ impl Tree {
         wanting
     }
 
-    /// How many requests inserted a node's tokens; 0 when it has gone.
+    /// Number of requests that inserted the tokens of a node; 0 if it has been removed.
     #[must_use]
     pub fn hits(&self, node: NodeId) -> u32 {
         self.place(node).map_or(0, |at| self.node(at).hits)
     }
 
-    /// Nodes on the way to `end` that are in L2 alone, from the root down: what a load has to bring.
+    /// Nodes on the path to `end` that are in L2 only, from the root down. A load must include
+    /// them.
     #[must_use]
     pub fn wanting_load(&self, end: NodeId) -> Vec<NodeId> {
         let Some(end) = self.place(end) else {
@@ -400,10 +406,11 @@ impl Tree {
     }
 }
 
-/// Words compared at once: long enough for the fastest comparison there is, short enough to find the difference in.
+/// Number of words compared at once: long enough for the fastest comparison, short enough to search
+/// for the difference.
 const CHUNK_WORDS: usize = 1024;
 
-/// How many whole pages two texts have in common at their beginnings.
+/// Number of whole pages in the common prefix of two word sequences.
 fn common_pages(node: &[u32], rest: &[u32], per_page: usize) -> usize {
     let length = node.len().min(rest.len());
     let (node, rest) = (&node[..length], &rest[..length]);

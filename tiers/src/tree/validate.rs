@@ -1,4 +1,4 @@
-//! The invariants, proven on a whole tree; and its digest, by which the trees of two ranks are compared.
+//! Checks of the invariants on a whole tree, and its digest, which compares the trees of two ranks.
 
 use std::collections::HashMap;
 
@@ -6,21 +6,21 @@ use super::node::{BACKING_UP, NONE, Node, PENDING, PUTTING, WARM};
 use super::{Tree, TreeCounts};
 use crate::runs::{Runs, Tier};
 
-/// What is wrong with a tree, and where.
+/// A violated invariant of a tree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("node {node}: {what}")]
 pub struct Flaw {
-    /// Its place in the slab.
+    /// The slot of the node.
     pub node: u32,
-    /// What is wrong.
+    /// The problem.
     pub what: &'static str,
 }
 
 impl Tree {
-    /// Proves the invariants of the tree, in time that grows with it.
+    /// Checks the invariants of the tree. The time grows with the tree.
     ///
     /// # Errors
-    /// The first flaw found.
+    /// The first violation found.
     pub fn validate(&self) -> Result<(), Flaw> {
         let mut counts = TreeCounts::default();
         let mut listed = [0; 3];
@@ -45,10 +45,10 @@ impl Tree {
             if node.is_root() {
                 let key = self.root_keys.get(&at);
                 if node.parent != NONE || key.and_then(|key| self.roots.get(key)) != Some(&at) {
-                    return flaw("it is a root that is not known as one");
+                    return flaw("it is a root that is not registered");
                 }
                 if node.first_child == NONE && !node.is_locked() {
-                    return flaw("it is a root that leads nowhere");
+                    return flaw("it is a root without children or locks");
                 }
             } else {
                 self.validate_node(at)?;
@@ -57,7 +57,7 @@ impl Tree {
         }
         let flaw = |what| Err(Flaw { node: NONE, what });
         if listed != self.leaves.lengths() {
-            return flaw("a leaf set lists a node that has gone");
+            return flaw("a leaf set lists a removed node");
         }
         if counts != self.counts {
             return flaw("pages or nodes are not counted right");
@@ -125,7 +125,7 @@ impl Tree {
             ),
             (
                 !node.has(PUTTING) || node.l2_locks > 0,
-                "it is on its way to L3 and not held",
+                "it is queued for L3 and not held",
             ),
             (
                 !node.has(PENDING) || !node.l1.is_empty() && node.load().is_none(),
@@ -143,7 +143,8 @@ impl Tree {
         }
     }
 
-    /// What a node must have of its children: links both ways, counts, and no more locks below than on it.
+    /// Checks a node against its children: links in both directions, counts, and no more locks
+    /// below than on it.
     fn validate_children(&self, at: u32) -> Result<(), Flaw> {
         let node = self.node(at);
         let flaw = |what| Err(Flaw { node: at, what });
@@ -168,14 +169,14 @@ impl Tree {
         Ok(())
     }
 
-    /// Pages whose forward has not ended.
+    /// Number of pages whose forward has not ended.
     #[must_use]
     pub fn pending_pages(&self) -> usize {
         let live = self.live().map(|at| self.node(at));
         live.filter(|node| node.has(PENDING)).map(Node::pages).sum()
     }
 
-    /// All locks that are out: receipts not given back, by kind.
+    /// Number of held locks, by kind.
     #[must_use]
     pub fn locks_out(&self) -> (u32, u32) {
         let roots = self.roots.values().map(|at| self.node(*at));
@@ -184,10 +185,10 @@ impl Tree {
         })
     }
 
-    /// Marks every page that the tree owns in these tables, one entry a page of the pool.
+    /// Marks every page that the tree owns in these tables, with one entry per page of the pool.
     ///
     /// # Errors
-    /// A page that the pool has not or that is marked already.
+    /// A page does not exist in the pool or is already marked.
     pub fn claim_pages(&self, l1: &mut [bool], l2: &mut [bool]) -> Result<(), Flaw> {
         for at in self.live() {
             let node = self.node(at);
@@ -197,7 +198,8 @@ impl Tree {
         Ok(())
     }
 
-    /// A digest of everything that two ranks must agree on: equal trees have equal digests, whatever page numbers they use.
+    /// A digest of all state that two ranks must agree on. Equal trees have equal digests; page
+    /// numbers are not included.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut places: HashMap<u32, u64> = HashMap::new();
@@ -219,7 +221,7 @@ impl Tree {
 pub(crate) fn claim<T: Tier>(runs: &Runs<T>, table: &mut [bool]) -> Result<(), &'static str> {
     for page in runs.page_numbers() {
         match table.get_mut(page as usize) {
-            None => return Err("it has a page that its pool has not"),
+            None => return Err("it has a page that its pool does not have"),
             Some(true) => return Err("one of its pages has another owner"),
             Some(owned) => *owned = true,
         }

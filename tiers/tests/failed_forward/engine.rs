@@ -1,14 +1,14 @@
-//! A small engine over the cache: a model whose every word depends on all bytes of its KV, and
-//! forwards that fail.
+//! A small engine over the cache: a model in which every output token depends on all bytes of its
+//! KV, and forwards that fail.
 //!
-//! The model: two layers, a row of eight bytes a token and part. A word depends on the K and V rows
-//! of all positions before it, as they lie in L1, so that one wrong byte changes the words.
-//! [`uncached`] is the same model without a cache.
+//! The model has two layers and a row of eight bytes per token and part. An output token depends on
+//! the K and V rows of all earlier positions, as stored in L1, so one wrong byte changes the
+//! output. [`uncached`] is the same model without a cache.
 //!
-//! Forwards are computed when they are submitted; their tickets settle later, in any order. One
-//! that fails has written garbage, and whatever was computed on that meanwhile is garbage too.
-//! Words are believed as the cache's documentation says: when the tickets have settled well, after
-//! a poll, and if the request is not broken.
+//! Forwards are computed when they are submitted; their tickets settle later, in any order. A
+//! failed forward has written garbage, and all results computed from it in the meantime are garbage
+//! too. Output is accepted by the rules of the cache's documentation: after the tickets have
+//! settled successfully and a poll, and if the request is not broken.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,7 @@ const LAYERS: u32 = 2;
 const PARTS: u32 = 2;
 const ROW: usize = 8;
 
-/// Words that a request asks for.
+/// Output tokens per request.
 const ANSWER: usize = 5;
 
 fn mix(a: u64, b: u64) -> u64 {
@@ -40,8 +40,8 @@ fn mix(a: u64, b: u64) -> u64 {
     (z ^ z >> 31).wrapping_mul(0xd6e8_feb8_6659_fd93)
 }
 
-/// Computes one token. `row` reads the K or V row of an earlier position, `keep` takes those of
-/// this one. The next word.
+/// Computes one token and returns the next. `row` reads the K or V row of an earlier position,
+/// `keep` stores the rows of this position.
 fn step(
     token: u64,
     position: usize,
@@ -65,7 +65,7 @@ fn step(
 /// Rows by layer, part and position.
 type Rows = HashMap<(u32, u32, usize), u64>;
 
-/// The words that follow a prompt, computed without a cache, and the rows of all of it.
+/// The output for a prompt, computed without a cache, and the rows of all positions.
 fn uncached(prompt: &[u64]) -> (Vec<u64>, Rows) {
     let mut rows = Rows::new();
     let mut tokens = prompt.to_vec();
@@ -87,7 +87,7 @@ fn uncached(prompt: &[u64]) -> (Vec<u64>, Rows) {
     (tokens.split_off(prompt.len()), rows)
 }
 
-/// An L3 in memory, which outlives its caches.
+/// An L3 in memory that outlives its caches.
 #[derive(Default)]
 pub struct Pages(Mutex<HashMap<PageKey, Vec<u8>>>);
 
@@ -120,7 +120,7 @@ impl L3 for Pages {
         let mut pages = self.0.lock().unwrap();
         for page in given {
             let bytes = page.parts.iter().flat_map(|part| part.iter().copied());
-            // As in the store: a page that is there is not written again.
+            // As in the store: an existing page is not written again.
             pages.entry(page.key).or_insert_with(|| bytes.collect());
         }
         given.len()
@@ -140,17 +140,17 @@ struct Running {
     request: Request,
     prompt: usize,
     tokens: Vec<u64>,
-    /// Tokens whose KV is computed.
+    /// Number of tokens whose KV is computed.
     computed: usize,
-    /// The ticket of the newest forward, which speaks for all since the last insert.
+    /// The ticket of the newest forward. It covers all forwards since the last insert.
     ticket: Ticket,
     /// The number of that forward.
     forward: u64,
-    /// A forward since the last insert has failed: the later ones fail too.
+    /// A forward since the last insert has failed, so the later ones fail too.
     is_bad: bool,
 }
 
-/// What happened in a run.
+/// Events of a run.
 #[derive(Default)]
 pub struct Seen {
     pub answers: u64,
@@ -165,21 +165,21 @@ pub struct Engine {
     cache: Cache,
     device: Arc<HostDevice>,
     shape: KvShape,
-    /// Prompts, and what follows each.
+    /// Prompts with their expected output.
     prompts: Vec<(Vec<u64>, Vec<u64>)>,
     running: Vec<Running>,
     forwards: Vec<Forward>,
-    /// Forwards so far.
+    /// Number of forwards so far.
     submitted: u64,
     prefetches: Vec<PrefetchId>,
     seen: Seen,
-    /// One of how many forwards fails; none for 0.
+    /// One forward in this many fails; none if 0.
     bad_forwards: usize,
 }
 
 impl Engine {
-    /// An engine over this L3. The seed decides everything, and prompts of one `family` are the
-    /// same.
+    /// An engine over this L3. The seed determines the whole run. Engines of the same `family` have
+    /// the same prompts.
     pub fn new(seed: u64, family: u64, l3: Arc<Pages>) -> Engine {
         let mut dice = Pcg64Mcg::seed_from_u64(seed);
         let shape = KvShape::mha(LAYERS, 1, ROW as u32 / 2, 2, 2).unwrap();
@@ -239,8 +239,8 @@ impl Engine {
         }
     }
 
-    /// Plays so many random steps, answers what was asked, and comes to rest: nothing is left over,
-    /// and L3 has right bytes.
+    /// Runs this number of random steps, completes all requests, and ends all work. Checks that
+    /// nothing is left over and that L3 has the right bytes.
     pub fn play(mut self, steps: usize, l3: &Pages) -> Seen {
         self.warm_up();
         for _ in 0..steps {
@@ -270,7 +270,7 @@ impl Engine {
         self.seen
     }
 
-    /// Brings up what L3 has.
+    /// Loads the pages that L3 has.
     fn warm_up(&mut self) {
         for at in 0..self.prompts.len() {
             let tokens = self.prompts[at].0.clone();
@@ -291,7 +291,7 @@ impl Engine {
         }
     }
 
-    /// Every page of L3 has the bytes of its prompt.
+    /// Checks that every page of L3 has the bytes of its prompt.
     fn check(&mut self, l3: &Pages) {
         let pages = l3.0.lock().unwrap();
         for (prompt, words) in &self.prompts {
@@ -313,7 +313,8 @@ impl Engine {
                     }
                 }
                 if expected.contains(&None) {
-                    // The last word has no KV here: a longer prompt has computed the page.
+                    // The KV of the last output token is not known here; a longer prompt has
+                    // computed the page.
                     continue;
                 }
                 let (found, _) = found.as_chunks::<ROW>();
@@ -413,7 +414,7 @@ impl Engine {
         self.prefetches.extend(self.cache.prefetch(&mut prompt));
     }
 
-    /// One step of a request: begin again, end, or compute a chunk.
+    /// One step of a request: restart it, finish it, or compute a chunk.
     fn advance(&mut self, at: usize) {
         if self.cache.is_broken(&self.running[at].request) {
             return self.restart(at);
@@ -424,7 +425,7 @@ impl Engine {
         }
         let running = &self.running[at];
         let left = running.tokens.len() - running.computed;
-        // Slots that it got before and did not use, behind a load.
+        // Slots that it got earlier and has not used, behind a load.
         let chunk = match running.request.tokens() - running.computed {
             0 => 1 + self.below(left),
             given => given,
@@ -435,7 +436,7 @@ impl Engine {
             Ok(()) => {}
             Err(ExtendError::Broken(_)) => return self.restart(at),
             Err(ExtendError::NoRoom(_)) => {
-                // The others go on; with all of them stuck, one gives way.
+                // The other requests continue. If all are blocked, one is finished.
                 let running = self.running.swap_remove(at);
                 self.cache.finish(running.request, true, &running.ticket);
                 return;
@@ -464,7 +465,7 @@ impl Engine {
         }
     }
 
-    /// Computes a chunk of a request, well or not.
+    /// Computes a chunk of a request, which may fail.
     fn forward(&mut self, at: usize, chunk: usize) {
         let fails = self.bad_forwards > 0 && self.below(self.bad_forwards) == 0;
         let is_bad = self.running[at].is_bad || fails;
@@ -539,7 +540,7 @@ impl Engine {
         self.cache.write_chunk(request, at, &chunk).unwrap();
     }
 
-    /// A request that cannot go on begins again, from its prompt.
+    /// Restarts a request that cannot continue, from its prompt.
     fn restart(&mut self, at: usize) {
         self.seen.restarts += 1;
         let running = self.running.swap_remove(at);
@@ -556,8 +557,8 @@ impl Engine {
         self.running.push(running);
     }
 
-    /// All words of a request are there. They are believed when the forwards up to its last one
-    /// have ended well.
+    /// A request has its complete output. It is accepted when all forwards up to its last one have
+    /// ended successfully.
     fn answer(&mut self, at: usize) {
         let running = &mut self.running[at];
         let is_before = |forward: &Forward| forward.number <= running.forward;

@@ -1,5 +1,4 @@
-//! Forwards that fail, tried as an engine would meet them: through the public interface, with
-//! bytes.
+//! Failed forwards as an engine sees them: through the public interface, with real bytes.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -15,13 +14,12 @@ use std::sync::Arc;
 
 use engine::{Engine, Pages, Seen};
 
-/// Random runs of the small engine. Every fourth run begins with the L3 that the three before it
-/// have left.
+/// Random runs of the small engine. Every fourth run starts with the L3 contents of the three runs
+/// before it.
 ///
-/// `LARDER_FORWARD_RUNS` says how many runs are played, `LARDER_FORWARD_RUN` plays one group of
-/// four.
+/// `LARDER_FORWARD_RUNS` sets the number of runs, `LARDER_FORWARD_RUN` runs one group of four.
 #[test]
-fn no_word_differs_from_the_uncached_run_whatever_forwards_fail() {
+fn no_output_differs_from_the_uncached_run_when_forwards_fail() {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let one = number("LARDER_FORWARD_RUN").map(|run| run / 4..run / 4 + 1);
     let groups = one.unwrap_or(0..number("LARDER_FORWARD_RUNS").unwrap_or(2000) / 4);
@@ -49,5 +47,8 @@ fn no_word_differs_from_the_uncached_run_whatever_forwards_fail() {
         all.loaded,
     ];
     println!("answers, restarts, failed pages, L3 hits, loaded pages: {counts:?}");
-    assert!(!counts.contains(&0), "what never happens is not tested");
+    assert!(
+        !counts.contains(&0),
+        "an event that never happens is not tested"
+    );
 }

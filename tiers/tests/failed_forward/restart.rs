@@ -1,5 +1,5 @@
-//! A failed forward, a second request, the store, and another process: the bytes that come back are
-//! the right ones.
+//! A failed forward, a second request, the store, and another process: the right bytes are read
+//! back.
 
 use std::path::Path;
 use std::process::Command;
@@ -77,8 +77,8 @@ fn write(cache: &Cache, request: &Request, bytes: impl Fn(ChunkAt) -> Vec<u8>) {
     }
 }
 
-/// The forward fails before or behind the end of its request, noticed or not; then the prompt is
-/// asked for again.
+/// The forward fails before or after the end of its request, with or without a poll in between.
+/// Then the prompt is requested again.
 fn fail_and_ask_again(cache: &mut Cache, fails_late: bool) {
     let mut request = start(cache);
     write(cache, &request, |at| vec![0xee; bytes(at).len()]);

@@ -1,5 +1,5 @@
-//! A CUDA context that is lost under a cache, on the fake driver: a forward that fails like any
-//! other, and a device that takes nothing any more.
+//! A CUDA context that is lost under a cache, on the fake driver: the forward fails like any other,
+//! and the device refuses all further work.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 #[allow(dead_code, reason = "shared with the tests of the devices")]
@@ -79,7 +79,7 @@ fn start(cache: &mut Cache, bytes: impl Fn(ChunkAt) -> Vec<u8>) -> Request {
     request
 }
 
-/// Ends what is left, and finds nothing lost.
+/// Ends the remaining work, and checks that no page leaked.
 fn end(mut cache: Cache) {
     cache.drain().unwrap();
     cache.core().validate([]).unwrap();
@@ -87,7 +87,7 @@ fn end(mut cache: Cache) {
     assert_eq!(cache.core().free_pages(), (20, 40));
 }
 
-/// How many pages the next process finds, all of them right.
+/// Number of pages that the next process finds. All of them must be right.
 fn found(files: &Path) -> usize {
     let mut cache = open(Arc::new(HostDevice::new().unwrap()), files);
     let mut prompt = cache.prompt(&Scope::default(), 0..TOKENS).unwrap();
@@ -112,15 +112,14 @@ fn found(files: &Path) -> usize {
 }
 
 #[test]
-fn a_context_that_is_lost_in_a_forward_takes_its_pages_along_and_nothing_else() {
-    let name = "a_context_that_is_lost_in_a_forward_takes_its_pages_along_and_nothing_else";
+fn a_context_lost_in_a_forward_loses_the_pages_of_that_forward_only() {
+    let name = "a_context_lost_in_a_forward_loses_the_pages_of_that_forward_only";
     if has_gpu() || !in_a_process_of_its_own(name, &[]) {
         return;
     }
     let steering = Steering::new();
     let directory = tempfile::tempdir().unwrap();
-    // The event is recorded, and then the context is lost: what the forward has written is
-    // anything.
+    // The event is recorded, then the context is lost: the forward's output is undefined.
     for finishes_first in [false, true] {
         let files = directory.path().join(format!("garbage-{finishes_first}"));
         steering.fail(-1);
@@ -142,7 +141,7 @@ fn a_context_that_is_lost_in_a_forward_takes_its_pages_along_and_nothing_else() 
         end(cache);
         assert_eq!(found(&files), 0);
     }
-    // It is lost at any call from the forward on.
+    // The context is lost at each call from the forward on.
     let (mut whole, mut none) = (0, 0);
     for nth in 1.. {
         let files = directory.path().join(format!("right-{nth}"));

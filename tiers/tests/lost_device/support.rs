@@ -1,4 +1,4 @@
-//! The fake driver, as the tests of the devices have it.
+//! The fake driver, shared with the tests of the devices.
 
 #[path = "../../../kernels/tests/support/compute.rs"]
 pub mod compute;

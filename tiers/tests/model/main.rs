@@ -1,7 +1,8 @@
-//! The core against a model: random requests, transfers, prefetches and faults over small pools, under every policy, with the
-//! invariants proven after each operation. And each planted bug, which must be noticed.
+//! The core against a model: random requests, transfers, prefetches and faults over small pools,
+//! with every policy. The invariants are checked after each operation. Each planted bug must be
+//! detected.
 //!
-//! `LARDER_TIERS_SEEDS` says how many seeds are played, `LARDER_TIERS_SEED` plays one.
+//! `LARDER_TIERS_SEEDS` sets the number of seeds, `LARDER_TIERS_SEED` runs one seed.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -43,15 +44,15 @@ fn random_operations_under_every_policy_keep_every_invariant_and_leak_nothing() 
     }
     println!("{totals:#?}");
     let never: Vec<_> = totals.iter().filter(|(_, count)| **count == 0).collect();
-    // Reads are not timed here, so that nothing is known of the break-even.
+    // Reads are not timed here, so the break-even is never decided.
     assert_eq!(
         never,
         [(&".declined.break_even".to_owned(), &0)],
-        "what never happens is not tested"
+        "an event that never happens is not tested"
     );
 }
 
-/// Adds up the counters of a run by their paths.
+/// Adds up the counters of a run by path.
 fn add(totals: &mut BTreeMap<String, u64>, path: &str, stats: &Value) {
     match stats {
         Value::Object(fields) => {
@@ -63,13 +64,14 @@ fn add(totals: &mut BTreeMap<String, u64>, path: &str, stats: &Value) {
     }
 }
 
-/// The test of the test: a bug that no seed notices is an invariant that nobody checks.
+/// The test of the test: a bug that no seed detects points to an unchecked invariant.
 #[cfg(debug_assertions)]
 #[test]
 fn every_planted_bug_is_noticed() {
     use larder_tiers::planted::{Bug, plant};
 
-    // Every catch is a panic: only the last word is worth reading. What the tests beside this one say is.
+    // Every detection is a panic, so only the final report is useful. Panics of other tests are
+    // still printed.
     let (here, hook) = (thread::current().id(), take_hook());
     set_hook(Box::new(move |panic| {
         if thread::current().id() != here {
@@ -101,5 +103,5 @@ fn every_planted_bug_is_noticed() {
         }
     }
     let _ = take_hook();
-    assert!(missed.is_empty(), "not noticed: {missed:?}");
+    assert!(missed.is_empty(), "not detected: {missed:?}");
 }

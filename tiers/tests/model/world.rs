@@ -1,13 +1,14 @@
-//! A world around the core: requests with forwards, a device and an L3 that answer late, in any order, wrongly or not at all.
+//! A model of the core's environment: requests with forwards, and a device and an L3 that answer
+//! late, in any order, wrongly or never.
 //!
-//! A page's content is the key of the tokens it holds, computed here and not by the core; poison is no content. Every copy and
-//! every forward checks what it reads and what it overwrites. What entered and left each tier is told by events; the sets that
-//! they add up to must be what matches find.
+//! The content of a page is the key of its tokens, computed here and not by the core; poison is not
+//! a content. Every copy and every forward checks its source and its destination. Events report the
+//! pages that enter and leave each tier; a match must find exactly the resulting sets.
 //!
-//! Forwards run in the order in which they are submitted. Some fail: they write some of their
-//! pages, or none. The core learns of each end later, in any order. A page is tainted by a failed
-//! forward that wrote it, or whose pages its own forward read; once the core has learnt of that
-//! failure, no match finds the page, no copy takes it, and requests that hold it are broken.
+//! Forwards run in submission order. Some fail: they write some of their pages, or none. The core
+//! is notified of each end later, in any order. A page is tainted if a failed forward wrote it, or
+//! if its own forward read tainted pages. Once the core knows of that failure, no match finds the
+//! page, no copy uses it, and requests that hold it are broken.
 
 mod device;
 mod forwards;
@@ -29,32 +30,33 @@ use rand_pcg::Pcg64Mcg;
 
 type Content = Option<PageKey>;
 
-/// Prompts that are asked again.
+/// Number of prompts that are requested again.
 const RECENT_MAX: usize = 8;
 
-/// A request and what the world knows of it.
+/// A request with its state in the model.
 struct Running {
     request: Request,
     tokens: Vec<u64>,
     scope: Scope,
     counted: usize,
-    /// The newest forward of the request, and those that it was inserted with.
+    /// The newest forward of the request, and the forwards that it was inserted with.
     forwards: u64,
     inserted_with: Vec<u64>,
-    /// Its forwards since its last insert: the ticket of the next one speaks for all of them.
+    /// Its forwards since its last insert. The next ticket covers all of them.
     since_insert: Vec<u64>,
-    /// It was inserted with a forward that the core knows to have failed, or held pages that were
-    /// tainted by one.
+    /// It was inserted with a forward that the core knows to have failed, or held pages tainted by
+    /// such a forward.
     must_break: bool,
     may_break: bool,
 }
 
-/// A forward pass that has been submitted and not run.
+/// A forward pass that has been submitted but has not run.
 struct Forward {
     fence: u64,
-    /// The forwards of its request since the insert before it: it fails if one of them has failed.
+    /// The forwards of its request since the previous insert. This forward fails if any of them has
+    /// failed.
     since: Vec<u64>,
-    /// The page that it goes on filling.
+    /// The partly filled page that it continues.
     goes_on: Option<u32>,
     reads: Vec<(u32, PageKey)>,
     writes: Vec<(u32, Content)>,
@@ -63,7 +65,7 @@ struct Forward {
 
 struct Flight {
     order: Order,
-    /// What its source held when it began; `None` before.
+    /// The contents of its source at the start; `None` before.
     begun: Option<Vec<Content>>,
 }
 
@@ -81,30 +83,29 @@ pub struct World {
     forwards: Vec<Forward>,
     fence: u64,
     fence_passed: u64,
-    /// Forwards that have run and that the core does not know of, and whether they were good.
+    /// Forwards that have run but are not known to the core, with their success.
     ran: BTreeMap<u64, bool>,
     /// Failed forwards that the core knows of.
     known_failed: HashSet<u64>,
     /// Forwards that have run and failed.
     failed: HashSet<u64>,
-    /// The forward whose ticket was given for this one at an insert.
+    /// For a forward, the later forward whose ticket covered it at an insert.
     speaks: HashMap<u64, u64>,
-    /// Pages of L1 that the tree took over: the forward that they were inserted with, and by which
-    /// request.
+    /// L1 pages that the tree took over, with the forward and the request of the insert.
     inserted: HashMap<u32, (u64, RequestId)>,
     /// The requests that were inserted with a forward.
     inserts: HashMap<u64, HashSet<RequestId>>,
-    /// Pages of L1, and the failed forward that each is tainted by.
+    /// Tainted L1 pages, with the failed forward.
     taint: HashMap<u32, u64>,
     failed_loads: HashSet<OpId>,
     loads_out: HashSet<OpId>,
     told: BTreeMap<TierName, HashSet<PageKey>>,
     loading: HashMap<OpId, Vec<PageKey>>,
     counts: HashMap<PageKey, u32>,
-    /// How likely a copy or L3 is to fail, and a forward.
+    /// Failure probability of copies and L3, and of forwards.
     faults: f64,
     forward_faults: f64,
-    /// Steps of the device and of L3 at a time.
+    /// Steps of the device and L3 at a time.
     device_speed: u32,
     now: u64,
     pub ops: u64,
@@ -187,12 +188,13 @@ impl World {
         self.faults > 0.0 && self.dice.random_bool(self.faults)
     }
 
-    /// What the core counted.
+    /// The core's counters.
     pub fn stats(&self) -> serde_json::Value {
         serde_json::to_value(self.core.stats()).unwrap()
     }
 
-    /// Plays so many random operations, and brings everything to rest now and then: only L3 outlives that.
+    /// Runs this number of random operations. From time to time ends all work, after which only L3
+    /// has pages.
     pub fn play(&mut self, ops: u64) {
         while self.ops < ops {
             for _ in 0..self.below(400) {
@@ -229,7 +231,7 @@ impl World {
                 if self.below(10) == 0 {
                     assert!(
                         self.core.reset().is_err() || is_idle,
-                        "reset took what is in use"
+                        "reset dropped pages in use"
                     );
                 }
             }
@@ -237,7 +239,7 @@ impl World {
         }
     }
 
-    /// Takes orders and events, and has everything checked.
+    /// Takes orders and events, and runs all checks.
     fn settle(&mut self) {
         while let Some(order) = self.core.next_order() {
             self.take_order(order);
@@ -251,7 +253,7 @@ impl World {
             let is_broken = self.core.is_broken(&running.request);
             assert!(
                 is_broken || !running.must_break,
-                "a request goes on with pages of a failed forward"
+                "a request continues with pages of a failed forward"
             );
             assert!(
                 !is_broken || running.may_break || self.has_failed_load(&running.request),
@@ -365,7 +367,7 @@ impl World {
         tokens
     }
 
-    /// A prompt of somebody: often one that was asked before, or one that goes on from there.
+    /// A prompt for a request: often an earlier prompt, or an extension of it.
     fn ask(&mut self) -> (Scope, Vec<u64>) {
         if self.recent.is_empty() || self.below(12) == 0 {
             let asked = (self.scope(), self.tokens());
@@ -438,7 +440,7 @@ impl World {
         self.check_match(&scope, &tokens);
     }
 
-    /// A match finds exactly what the events said is there.
+    /// Checks that a match finds exactly the pages reported by events.
     fn check_match(&mut self, scope: &Scope, tokens: &[u64]) {
         let mut prompt = self.core.prompt(scope);
         self.core
@@ -458,7 +460,7 @@ impl World {
         assert_eq!(
             matched.pages(),
             expected,
-            "a match finds what is not there, or not what is"
+            "a match differs from the pages reported by events"
         );
         if matched.loads.is_empty() {
             assert_eq!(matched.l1.pages() as usize, l1);
@@ -542,7 +544,7 @@ impl World {
         }
     }
 
-    /// Everything ends: then nothing is held, and everything can be freed.
+    /// Ends all work. Then nothing is held, and all pages can be freed.
     fn rest(&mut self) {
         while !self.running.is_empty() {
             let keep = self.below(2) == 0 && self.running[0].forwards > 0;

@@ -1,11 +1,11 @@
-//! The device and L3: orders that begin and end in any order, and fail at times.
+//! The device and L3: orders that begin and end in any order, and sometimes fail.
 
 use larder_tiers::core::{Done, Fence, OpId, Order, Outcome};
 
 use super::{Content, Flight, World, numbers};
 
 impl World {
-    /// Begins or ends one of the orders under way.
+    /// Begins or ends one of the orders in progress.
     pub(super) fn run_device(&mut self) {
         let ids: Vec<OpId> = self.flights.keys().copied().collect();
         if ids.is_empty() {
@@ -101,7 +101,7 @@ impl World {
             }
             Order::Exists { keys, .. } => {
                 let found = keys.iter().take_while(|key| self.l3.contains(*key)).count();
-                // A lie: more than it has, or less.
+                // A wrong count: too high or too low.
                 Outcome::Pages(if is_bad {
                     self.below(keys.len() + 1)
                 } else {

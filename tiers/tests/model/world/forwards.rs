@@ -1,5 +1,5 @@
-//! Forwards: submitted, run in their order, failing at times; and how the core learns of their
-//! ends.
+//! Forwards: submitted, run in order, sometimes failing; and the notifications of their ends to the
+//! core.
 
 use larder_tiers::core::{Broken, ExtendError, Fence, OpId, Order, Request};
 use rand::RngExt;
@@ -12,7 +12,7 @@ impl World {
         loads.any(|load| self.failed_loads.contains(&OpId::from(*load)))
     }
 
-    /// Whether a forward that has not run writes this page, or a load that has not ended.
+    /// Whether a forward that has not run, or a load that has not ended, writes this page.
     pub(super) fn is_unwritten(&self, page: u32) -> bool {
         let writes = |forward: &Forward| forward.writes.iter().any(|(of, _)| *of == page);
         let loads = |flight: &Flight| match &flight.order {
@@ -28,8 +28,8 @@ impl World {
         root.is_some_and(|root| self.known_failed.contains(root)) && !self.is_unwritten(page)
     }
 
-    /// Submits the next chunk of a request: slots, a forward that reads what is there and writes
-    /// the rest, sometimes an insert.
+    /// Submits the next chunk of a request: slots, a forward that reads the existing pages and
+    /// writes the rest, and sometimes an insert.
     pub(super) fn forward(&mut self) {
         if self.running.is_empty() {
             return;
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// A broken request can do nothing but end or begin again.
+    /// Finishes or restarts a broken request, its only valid operations.
     pub(super) fn leave_broken(&mut self, at: usize) {
         let fence = Fence(self.fence);
         let request = &mut self.running[at].request;
@@ -90,7 +90,7 @@ impl World {
         self.run_request(request, scope, tokens);
     }
 
-    /// The forward of what a request got slots for since it had `before` tokens.
+    /// Submits the forward for the slots that a request got since it had `before` tokens.
     pub(super) fn submit(&mut self, at: usize, before: usize) {
         self.fence += 1;
         let running = &self.running[at];
@@ -125,7 +125,7 @@ impl World {
 
     pub(super) fn insert(&mut self, at: usize) {
         let fence = self.running[at].forwards;
-        // What was evicted for its slots left before it is counted again.
+        // Evictions for its slots precede its next hit count.
         self.take_events();
         let running = &mut self.running[at];
         if self.known_failed.contains(&fence) {
@@ -146,7 +146,7 @@ impl World {
             if shared.contains(&page) {
                 self.inserted.insert(page, (fence, id));
             }
-            // From here on this ticket speaks for the forwards that have filled the page.
+            // From now on this ticket covers the forwards that have filled the page.
             if let Some(root) = self.taint.get_mut(&page)
                 && since.contains(root)
             {
@@ -154,7 +154,7 @@ impl World {
             }
         }
         self.count_hits(at, inserted.pages);
-        // The row names the tree's pages: what is shared is what a match finds.
+        // The shared pages of the row are the tree's pages, which a match finds.
         let row = self.running[at].request.pages().0;
         assert!(row.shared_pages() >= inserted.pages);
     }
@@ -168,7 +168,7 @@ impl World {
         self.running[at].counted = from.max(pages);
     }
 
-    /// Runs the oldest forward, if what it waits for has ended.
+    /// Runs the oldest forward, if its prerequisite has ended.
     pub(super) fn run_forward(&mut self) {
         let Some(forward) = self.forwards.first() else {
             return;
@@ -224,12 +224,12 @@ impl World {
         self.ran.insert(forward.fence, !fails);
     }
 
-    /// Has the core learn of the end of some forward that has run.
+    /// Notifies the core of the end of a forward that has run.
     pub(super) fn report_forward(&mut self) {
         if self.ran.is_empty() {
             return;
         }
-        // Good ends are taken in order, failures in any.
+        // Successful ends are reported in order, failures in any order.
         let at = self.below(self.ran.len());
         let (&picked, &is_good) = self.ran.iter().nth(at).unwrap();
         let first = self
@@ -249,13 +249,13 @@ impl World {
         self.core.forwards_ended(Fence(until));
     }
 
-    /// The requests that cannot go on, now that the core knows of this failure.
+    /// Marks the requests that cannot continue, now that the core knows of this failure.
     pub(super) fn expect_broken(&mut self, fence: u64) {
         for at in 0..self.running.len() {
             let running = &self.running[at];
             let row = running.request.pages().0;
             let shared = &row.pages()[..row.shared_pages()];
-            // What a request inserts after a failed forward of its own goes along.
+            // Pages inserted after a failed forward of the same request are lost too.
             let is_of_it = |page: &u32| {
                 let inserted = self.inserted.get(page);
                 inserted.is_some_and(|(with, by)| {
