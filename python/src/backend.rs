@@ -1,23 +1,25 @@
-//! The storage backend: what SGLang's threads call, over a shared store.
+//! The storage backend: called by SGLang's threads, over a shared store.
 //!
-//! Promises to SGLang:
-//! - a page is read whole and right, or it counts as a miss; nothing here fails in another way;
-//! - `true` for a page given to store means that there is nothing left to do for it: stored, stored before, or deliberately not
-//!   stored for lack of room. SGLang gives up the rest of a node at the first `false`, so that this is kept for pages that
-//!   really failed;
-//! - where there is no room the tail of a chain is left out, never its head, and what follows in later calls with it;
-//! - a call starts no more reads or writes after the configured time; none that comes after [`Backend::close`] began touches a pool, and
-//!   that says whether those before it are over.
+//! Guarantees to SGLang:
+//! - a page is either read completely and correctly, or it is a miss; there is no other failure;
+//! - `true` for a page to store means that nothing is left to do for it: stored, stored before, or
+//!   deliberately not stored because there is no room. SGLang abandons the rest of a node at the
+//!   first `false`, so `false` is returned only for pages that really failed;
+//! - if there is no room, the tail of a chain is left out, never its head, and later calls leave
+//!   out the pages that follow;
+//! - a call starts no reads or writes after the configured time. A call that starts after
+//!   [`Backend::close`] has begun touches no pool, and `close` returns whether all earlier calls
+//!   are over.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `clear` | deleting what this server stored, also where that has to wait |
+//! | `clear` | deletion of the pages of this server, including deferred deletion |
 //! | `read` | reading pages |
-//! | `retry` | trying again to have a store, where a server was started without one |
+//! | `retry` | later attempts to attach to a store, for a server started without one |
 //! | `write` | storing pages |
 //!
-//! Threads: every call may come from any thread at any time. SGLang has one thread that looks up, one that reads and one that
-//! writes.
+//! Threads: every call may come from any thread at any time. SGLang has one thread each for
+//! lookups, reads and writes.
 
 mod clear;
 mod read;
@@ -52,38 +54,39 @@ use crate::pool::Pool;
 use crate::space::{PoolFacts, Server, SpaceError, namespace};
 use crate::trial::{Trial, Way};
 
-/// How long a call waits for another owner when the store's has gone.
+/// How long a call waits for another owner after the store's owner has ended.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a close waits for calls under way, which may take eight seconds, and for the store.
+/// How long a close waits for running calls, which may take eight seconds, and for the store.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(16);
 
-/// Alignment that goes straight to the device, in bytes.
+/// Alignment required for direct transfers to the device, in bytes.
 const ALIGN: usize = 4096;
 
-/// What a pool's pages are, for this backend.
+/// How this backend accesses the pages of a pool.
 pub enum Memory {
-    /// Addresses are known.
+    /// By address.
     Mapped(Pool),
-    /// Pages are handed over one by one, each flat; its length in bytes.
+    /// Pages are passed in one by one as flat buffers of this length in bytes.
     Flat(usize),
-    /// The pool holds no bytes: every page is present, and other pools say what can be restored (DeepSeek-V4).
+    /// The pool holds no bytes: every page counts as present, and other pools determine the pages
+    /// that can be restored (DeepSeek-V4).
     Logical,
 }
 
 /// Why a pool cannot be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// It has no namespace.
+    /// It has no valid namespace.
     #[error(transparent)]
     Space(#[from] SpaceError),
     /// Its parts are too long.
     #[error("pool {0}: a page of it is larger than 4 GiB")]
     TooLarge(String),
-    /// The store refused.
+    /// The store returned an error.
     #[error("pool {0}: {1}")]
     Store(String, StoreError),
-    /// No page of it can ever be stored.
+    /// None of its pages can ever be stored.
     #[error("pool {0}: {1}")]
     Misfit(String, Misfit),
 }
@@ -91,16 +94,16 @@ pub enum RegisterError {
 /// A registered pool.
 struct Registered {
     memory: Memory,
-    /// Bytes of each part.
+    /// Bytes per part.
     parts: Vec<usize>,
-    /// What its pages are stored under; none when it holds no bytes.
+    /// The namespace of its pages; `None` if it holds no bytes.
     namespace: Option<Namespace>,
-    /// The namespace in the store, from when there is one.
+    /// The id of the namespace in the store, set once there is a store.
     space: OnceLock<NamespaceId>,
     gets: Trial,
     puts: Trial,
     described: String,
-    /// The last page of a chain whose tail was left out: what follows it is left out too.
+    /// The last page of a chain whose tail was left out. The pages that follow it are left out too.
     left_out: Mutex<Option<PageKey>>,
 }
 
@@ -113,18 +116,18 @@ impl Registered {
         (pages * self.page_bytes()) as u64
     }
 
-    /// Bytes of a page on the device; `None` when it holds none.
+    /// Bytes per page on the device; `None` if the pool holds no bytes.
     fn stored_bytes(&self) -> Option<u64> {
         let shape = self.namespace.as_ref()?.shape();
         Some(u64::from(shape.page_blocks()) * ALIGN as u64)
     }
 
-    /// How its pages do not suit a store, if so.
+    /// Why its pages do not suit a store, if they do not.
     fn misfit(&self, volume: &Path, store: &SharedStore) -> Option<Misfit> {
         place::misfit(volume, &store.stats(), self.stored_bytes()?)
     }
 
-    /// Names its namespace in the backend's store.
+    /// Registers its namespace in the store.
     fn enter(&self, store: &SharedStore) -> Result<(), StoreError> {
         if let Some(namespace) = &self.namespace {
             let id = store.namespace(namespace)?;
@@ -134,17 +137,17 @@ impl Registered {
     }
 }
 
-/// A page's place in its chain, for a batch whose pages follow one another.
+/// The position in its chain of a batch of consecutive pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Chain {
-    /// The key before the batch's first, if known.
+    /// The key before the first key of the batch, if known.
     pub before: Option<PageKey>,
-    /// Pages before the batch.
+    /// Number of pages before the batch.
     pub depth: u32,
 }
 
 impl Chain {
-    /// The place behind `keys` of this batch.
+    /// The position after `keys` of this batch.
     #[must_use]
     pub fn after(self, keys: &[PageKey]) -> Chain {
         let more = u32::try_from(keys.len()).unwrap_or(u32::MAX);
@@ -155,21 +158,21 @@ impl Chain {
     }
 }
 
-/// How long a call waits for another owner, and where it is noted that none came.
+/// How long a call waits for another owner, and where it records that the wait was in vain.
 struct Patience<'a> {
     until: Instant,
     given_up: &'a AtomicU64,
 }
 
-/// What a backend has in place of a store, or the store.
+/// The state of the store in a backend.
 enum Place {
-    /// There is none yet. It is made when the pools are known: its segments depend on the size of a
-    /// page.
+    /// Not created yet. It is created once the pools are known, because its segment size depends on
+    /// the page size.
     Unmade,
-    /// There was none to be had at start-up.
+    /// No store was available at start-up.
     Empty,
     Attached(SharedStore),
-    /// Calls are over.
+    /// Closed: calls are over.
     Closed,
 }
 
@@ -182,10 +185,10 @@ impl Place {
     }
 }
 
-/// See the module.
+/// See the module documentation.
 pub struct Backend {
     place: RwLock<Place>,
-    /// No call begins any more.
+    /// No new call may begin.
     closing: AtomicBool,
     retry: Mutex<Option<retry::Retry>>,
     server: Server,
@@ -193,23 +196,26 @@ pub struct Backend {
     explained: Explained,
     timeout: Duration,
     transfer: Transfer,
-    /// A page that is there may not be as durable as is asked for.
+    /// With `sync` set to `always`: a present page may be less durable than required, so it is put
+    /// again.
     syncs_always: bool,
     pools: RwLock<HashMap<String, Arc<Registered>>>,
     arenas: [Arena; 2],
     meters: Meters,
     debt: clear::Debt,
-    /// The turn of the store in which an owner was waited for in vain: by a lookup or read, by a put.
+    /// The epochs of the owner role (`turns`) for which a wait for an owner was in vain: by a
+    /// lookup or read, and by a put.
     given_up: AtomicU64,
     puts_given_up: AtomicU64,
-    /// Limits the line on batches that are refused.
+    /// Limits the log line about refused batches.
     refused_batches: Seldom,
     origin: Origin,
 }
 
 impl Backend {
-    /// A backend over the store that `config` names, and what there is to remark. If there is none to be had and it says so, one over
-    /// nothing: then everything misses until there is.
+    /// A backend over the store in `config`, with a warning if there is one. If no store is
+    /// available and `on_error` allows it, the backend has no store, and everything is a miss until
+    /// there is one.
     ///
     /// # Errors
     /// See [`PlaceError`].
@@ -236,11 +242,11 @@ impl Backend {
         }
     }
 
-    /// Creates the store where there is none, with segments that suit the pages of the registered
-    /// pools, and attaches to it. Returns a warning, if any. Does nothing where the store exists.
+    /// Creates the store if it does not exist, with segments that suit the pages of the registered
+    /// pools, and attaches to it. Returns a warning, if any. Does nothing if the store exists.
     ///
     /// # Errors
-    /// See [`PlaceError`]: where `on_error` is `fail`.
+    /// See [`PlaceError`]: if `on_error` is `fail`.
     pub fn make(self: &Arc<Self>) -> Result<Option<String>, PlaceError> {
         self.make_or(self.config.on_error)
     }
@@ -264,8 +270,8 @@ impl Backend {
         }
     }
 
-    /// Creates the store for the registered pools, and attaches to it. Another server may have been
-    /// faster, with a store that takes none of their pages.
+    /// Creates the store for the registered pools and attaches to it. Another server may have
+    /// created it earlier, with segments that fit none of these pages.
     fn attach_for_pools(
         &self,
         on_error: OnError,
@@ -290,29 +296,31 @@ impl Backend {
         }
     }
 
-    /// Creates the store before the first call, where SGLang has not said that all pools are known.
+    /// Creates the store before the first call, if SGLang has not reported that all pools are
+    /// known.
     pub fn make_if_needed(self: &Arc<Self>) {
         if self.is_made() || self.largest_page().is_none() {
             return;
         }
-        // No call raises: without a store everything misses, whatever `on_error` says.
+        // Calls never raise: without a store everything is a miss, whatever the value of
+        // `on_error`.
         if let Ok(Some(remark)) = self.make_or(OnError::Miss) {
             tracing::warn!("{remark}");
         }
     }
 
-    /// Whether there is a store, or none is to be made.
+    /// Whether there is a store, or none will be created.
     pub fn is_made(&self) -> bool {
         let place = self.place.try_read();
         !place.is_some_and(|place| matches!(*place, Place::Unmade))
     }
 
-    /// The settings of the store's owner, which hold for all processes; `None` without an owner.
+    /// The settings of the store's owner, which apply to all processes; `None` without an owner.
     pub fn settings(&self) -> Option<Settings> {
         Some(self.attached()?.report().ok()?.settings)
     }
 
-    /// Starts the later attempts to attach to a store. Returns the warning about them.
+    /// Starts later attempts to attach to a store. Returns the warning about them.
     fn go_without(self: &Arc<Self>, error: &PlaceError) -> String {
         retry::start(self, &self.config);
         format!(
@@ -322,18 +330,18 @@ impl Backend {
         )
     }
 
-    /// Bytes of the largest page of all pools, on the device; `None` before there is one.
+    /// Bytes of the largest page of all pools, on the device; `None` if there is no page.
     fn largest_page(&self) -> Option<u64> {
         let pools = self.pools.read();
         pools.values().filter_map(|pool| pool.stored_bytes()).max()
     }
 
-    /// Names every pool in the store.
+    /// Registers every pool in the store.
     fn enter_all(&self, store: &SharedStore) {
         let volume = place::volume_of(&self.config.path);
         for pool in self.pools.read().values() {
             if let Err(error) = pool.enter(store) {
-                tracing::warn!(%error, "{}: it has no place in the store", pool.described);
+                tracing::warn!(%error, "{}: its namespace is not registered", pool.described);
             }
             if let Some(misfit) = pool.misfit(&volume, store) {
                 tracing::warn!("{}: {misfit}", pool.described);
@@ -363,7 +371,7 @@ impl Backend {
         }
     }
 
-    /// Makes a pool's pages known. Returns what there is to say of it.
+    /// Registers the pages of a pool. Returns a description of the result.
     ///
     /// # Errors
     /// See [`RegisterError`].
@@ -388,7 +396,7 @@ impl Backend {
         }
         let (needs_bounce, is_aligned, is_huge) = match &memory {
             Memory::Mapped(pool) => (
-                (!pool.is_whole()).then_some("parts lie scattered by layer and are gathered"),
+                (!pool.is_whole()).then_some("parts are scattered by layer and are gathered"),
                 pool.is_aligned(ALIGN),
                 is_on_huge_pages(pool),
             ),
@@ -399,8 +407,8 @@ impl Backend {
             Memory::Mapped(_) => {
                 "on ordinary memory pages (SGLANG_HUGEPAGE_SIZE=2MB makes reads faster)"
             }
-            Memory::Flat(_) => "handed over page by page",
-            Memory::Logical => "other pools say what can be restored",
+            Memory::Flat(_) => "passed in page by page",
+            Memory::Logical => "other pools determine the pages that can be restored",
         };
         let registered = Registered {
             parts,
@@ -417,7 +425,8 @@ impl Backend {
             registered.described,
             registered.gets.describe()
         );
-        // Held until the pool is listed: a store that comes meanwhile would not find it.
+        // Held until the pool is listed; otherwise a store that is attached in the meantime would
+        // miss it.
         let place = self.place.read();
         if let Some(store) = place.store() {
             let refused = |error| RegisterError::Store(facts.name.clone(), error);
@@ -446,7 +455,7 @@ impl Backend {
         self.pools.read().get(name).cloned()
     }
 
-    /// Takes the store that there is at last; gives it back when it comes too late.
+    /// Sets the store that has become available. Returns it if the backend no longer needs it.
     fn enter(&self, store: SharedStore) -> Result<(), SharedStore> {
         let mut place = self.place.write();
         if !matches!(*place, Place::Empty) || self.is_closing() {
@@ -457,7 +466,7 @@ impl Backend {
         Ok(())
     }
 
-    /// The store, unless there is none, or it is being entered or left just now.
+    /// The store. `None` if there is none, or if it is being set or closed at this moment.
     fn attached(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
         if self.is_closing() {
             return None;
@@ -471,21 +480,21 @@ impl Backend {
         self.origin.is_inherited()
     }
 
-    /// Whether a close has begun, or this is a forked child of the process that opened the backend:
-    /// no lock is taken in it.
+    /// Whether a close has begun, or this is a forked child of the process that opened the backend.
+    /// A child takes no lock.
     pub fn is_closing(&self) -> bool {
         self.is_inherited() || self.closing.load(Ordering::SeqCst)
     }
 
-    /// The store, with somebody in it who decides. When its owner has just gone another one is waited for.
+    /// The store, with an owner. If its owner has just ended, waits for another one.
     fn store(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
         let store = self.attached()?;
         self.wait_for_owner(&store, &self.patience());
         self.is_clear(&store).then_some(store)
     }
 
-    /// Waits while the store has nobody who decides; whether it did. Once each time that an owner has gone: where no other comes
-    /// everything misses at once.
+    /// Waits while the store has no owner. Returns whether it waited. Waits only once per loss of
+    /// an owner: if no other owner appears, everything is a miss at once.
     fn wait_for_owner(&self, store: &SharedStore, patience: &Patience<'_>) -> bool {
         let turns = store.turns();
         let given_up = patience.given_up;
@@ -499,7 +508,7 @@ impl Backend {
         true
     }
 
-    /// That of a lookup or read: little, since a miss costs less than a long wait.
+    /// The patience of a lookup or read: short, because a miss costs less than a long wait.
     fn patience(&self) -> Patience<'_> {
         Patience {
             until: Instant::now() + OWNER_PATIENCE,
@@ -507,7 +516,7 @@ impl Backend {
         }
     }
 
-    /// That of a put: an owner that ends in order may take seconds to close the store.
+    /// The patience of a put: an owner that shuts down cleanly may take seconds to close the store.
     fn patience_of_put(&self, deadline: Instant) -> Patience<'_> {
         Patience {
             until: deadline,
@@ -515,7 +524,7 @@ impl Backend {
         }
     }
 
-    /// Makes a call, and once more if it fell short while the store's owner went.
+    /// Makes a call, and repeats it once if it was incomplete because the store's owner ended.
     fn steadily<'a, R>(
         &'a self,
         store: &SharedStore,
@@ -533,7 +542,7 @@ impl Backend {
         result
     }
 
-    /// The store, and what a pool's pages are stored under in it.
+    /// The store, and the namespace of a pool in it.
     fn store_of(
         &self,
         pool: &Registered,
@@ -542,7 +551,7 @@ impl Backend {
         Some((store, *pool.space.get()?))
     }
 
-    /// Calls `work` with a pool and the pages of it that SGLang's indices name.
+    /// Calls `work` with a pool and the pages given by SGLang's indices.
     fn with_slots(
         &self,
         name: &str,
@@ -573,11 +582,15 @@ impl Backend {
         if !self.is_inherited()
             && let Some(more) = self.refused_batches.is_due()
         {
-            tracing::warn!(pool, more, "a batch is refused: {why} (said once a minute)");
+            tracing::warn!(
+                pool,
+                more,
+                "a batch is refused: {why} (logged once a minute)"
+            );
         }
     }
 
-    /// Calls `work` with a pool whose pages are handed over flat, in buffers of these lengths.
+    /// Calls `work` with a pool whose pages are passed in as flat buffers of these lengths.
     fn with_flat(
         &self,
         name: &str,
@@ -599,7 +612,7 @@ impl Backend {
         work(&registered)
     }
 
-    /// How many of `keys` are stored, from the first on, and the pages of `pool` that are.
+    /// Number of leading `keys` that are stored in `pool`.
     pub fn exists(&self, pool: &str, keys: &[PageKey], chain: Chain) -> usize {
         let Some(pool) = self.pool(pool) else {
             return 0;
@@ -624,13 +637,13 @@ impl Backend {
             || store.longest_prefix(space, keys),
         );
         if let (Some(before), Some(first), true) = (chain.before, keys.first(), found > 0) {
-            // Pages that are looked up together in the order of their chain learn their parents.
+            // A lookup of consecutive pages of a chain records their parents.
             store.contains(space, &[before, *first]);
         }
         found
     }
 
-    /// What several pools hold of a chain whose KV lies in `anchor`.
+    /// The pages that several pools hold of a chain whose KV is in `anchor`.
     pub fn exists_in(
         &self,
         anchor: &str,
@@ -673,22 +686,22 @@ impl Backend {
         self.meters.add(count, pages);
     }
 
-    /// This rank's meters.
+    /// The meters of this rank.
     pub fn meters(&self) -> &Meters {
         &self.meters
     }
 
-    /// The store's own counters; `None` without a store.
+    /// The store's counters; `None` without a store.
     pub fn stats(&self) -> Option<(Stats, Part)> {
         self.attached().map(|store| (store.stats(), store.part()))
     }
 
-    /// Bytes of memory that this backend holds beside the store's index.
+    /// Bytes of memory that this backend holds in addition to the store's index.
     pub fn buffer_bytes(&self) -> usize {
         self.arenas.iter().map(Arena::bytes).sum()
     }
 
-    /// One sentence a pool.
+    /// One sentence per pool.
     pub fn describe(&self) -> Vec<String> {
         if self.is_inherited() {
             return Vec::new();
@@ -709,21 +722,23 @@ impl Backend {
         lines
     }
 
-    /// Waits for calls under way and leaves the store. Later calls miss. Idempotent. Says whether all of it was done in
-    /// time; what was not goes on by itself, and the store recovers from its end as from any.
+    /// Waits for running calls and closes the store. Later calls are misses. Idempotent. Returns
+    /// whether everything finished in time; otherwise the close continues in the background, and
+    /// the store recovers from the end of this process as from any other.
     pub fn close(self: &Arc<Self>) -> bool {
         if self.is_inherited() {
-            // There is nothing of it in this process.
+            // This process has no part of it.
             return true;
         }
         let left = self.leave();
         left.is_ok_and(|left| left.recv_timeout(CLOSE_PATIENCE).is_ok())
     }
 
-    /// Begins to close, and goes on with it whatever becomes of the caller, who may wait for the word that it is done.
+    /// Starts to close, independent of the caller. The caller may wait on the returned channel
+    /// until the close is done.
     ///
     /// # Errors
-    /// There is no thread to do it on. Calls miss all the same.
+    /// The thread for it could not be started. Calls are misses nevertheless.
     pub fn leave(self: &Arc<Self>) -> io::Result<Receiver<()>> {
         self.closing.store(true, Ordering::SeqCst);
         self.retry.lock().take();
@@ -732,7 +747,7 @@ impl Backend {
         std::thread::Builder::new()
             .name("larder-close".to_owned())
             .spawn(move || {
-                // Behind the calls under way.
+                // Waits for the running calls.
                 let place = std::mem::replace(&mut *backend.place.write(), Place::Closed);
                 if let Place::Attached(store) = place
                     && let Err(error) = store.close()
@@ -745,7 +760,8 @@ impl Backend {
     }
 }
 
-/// Whether a pool lies on huge pages. From the list of mappings alone: counting their pages would take seconds for a large pool.
+/// Whether a pool is on huge pages. Uses only the list of mappings, because counting the pages
+/// would take seconds for a large pool.
 fn is_on_huge_pages(pool: &Pool) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     lies_on_huge_pages(&maps, pool.base())

@@ -1,8 +1,8 @@
-//! Going through a buffer of our own: aligned, on huge pages, used again and again.
+//! Transfers through a bounce buffer: aligned, on huge pages, reused.
 //!
-//! For pools whose parts lie scattered, which are gathered here into the order in which they are stored, and for pools that the
-//! device reaches more slowly than this memory. One [`Arena`] a direction: SGLang has one thread that reads and one that
-//! writes, and any other waits.
+//! For pools with scattered parts, which are gathered here into storage order, and for pools that
+//! the device accesses more slowly than this memory. There is one [`Arena`] per direction. SGLang
+//! has one thread for reads and one for writes; any other thread waits.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Deref;
@@ -16,16 +16,16 @@ use parking_lot::Mutex;
 use crate::backend::Chain;
 use crate::trial::RUN_BYTES as ARENA_BYTES;
 
-/// Pieces of a batch that are read at the same time.
+/// Pieces of a batch that are read concurrently.
 const LANES: usize = 2;
 
-/// Pieces that a batch is cut into, if that makes them no longer than a lane.
+/// Number of pieces of a batch, if that makes them no longer than a lane.
 const PIECES: usize = 8;
 
 /// Alignment of parts, in bytes.
 const ALIGN: usize = 4096;
 
-/// Where the parts of a page lie in an arena.
+/// The location of the parts of a page in an arena.
 pub struct Shape {
     /// Offset and bytes of each part.
     parts: Vec<(usize, usize)>,
@@ -33,7 +33,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Of parts of these lengths.
+    /// The shape for parts of these lengths.
     #[must_use]
     pub fn new(part_bytes: &[usize]) -> Shape {
         let mut page_bytes = 0;
@@ -50,7 +50,8 @@ impl Shape {
     }
 }
 
-/// Memory for one direction: 64 MiB, unless one page needs more, which keeps a fast disk busy.
+/// Memory for one direction: 64 MiB, or more if one page needs more. This size keeps a fast disk
+/// busy.
 #[derive(Default)]
 pub struct Arena {
     memory: Mutex<Option<AlignedBuf>>,
@@ -58,13 +59,14 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Bytes that it holds. Waits for nobody who uses it.
+    /// Bytes of the arena. Does not wait for its users.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// The memory, as large as pages of this shape need it; `None` where there is none to be had.
+    /// The memory, grown to the size needed for pages of this shape. `None` if it cannot be
+    /// allocated.
     fn grown<'a>(&self, memory: &'a mut Option<AlignedBuf>, shape: &Shape) -> Option<&'a mut [u8]> {
         let bytes = shape.pages_at_once() * shape.page_bytes;
         if memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
@@ -79,8 +81,8 @@ impl Arena {
         memory.as_deref_mut()
     }
 
-    /// Reads pages with `read`, some at a time, and spreads those that arrived over `memory`. In two lanes, so that the device
-    /// works on some pages while others are copied.
+    /// Reads pages with `read`, some at a time, and scatters the arrived pages to `memory`. Two
+    /// lanes let the device work on some pages while others are copied.
     pub fn read(
         &self,
         shape: &Shape,
@@ -122,7 +124,7 @@ impl Arena {
             let own = lanes.next();
             for lane in lanes {
                 let thread = std::thread::Builder::new().name("larder-bounce".to_owned());
-                // Without it this thread does the work alone.
+                // Without the thread, this thread does all the work.
                 let _ = thread.spawn_scoped(scope, || work(lane));
             }
             own.map(work)
@@ -130,8 +132,8 @@ impl Arena {
         statuses.into_inner()
     }
 
-    /// Gathers pages from `memory`, some at a time, and stores them with `write`. After one that was not stored nothing more is
-    /// written: it could not be reached.
+    /// Gathers pages from `memory`, some at a time, and stores them with `write`. Stops after a
+    /// page that was not stored, because later pages would be unreachable.
     pub fn write(
         &self,
         shape: &Shape,
@@ -183,7 +185,7 @@ fn parts<'a>(shape: &Shape, page: &'a [u8]) -> Vec<IoSlice<'a>> {
     shape.parts.iter().map(part).collect()
 }
 
-/// Copies a page's bytes, cut in some places, to memory for them that is cut in others.
+/// Copies the bytes of a page between two lists of pieces with different boundaries.
 fn copy(from: &[impl Deref<Target = [u8]>], to: &mut [IoSliceMut<'_>]) {
     let mut from = from.iter();
     let mut rest: &[u8] = &[];
@@ -218,8 +220,9 @@ mod tests {
     }
 
     #[test]
-    fn pages_come_back_as_they_went_however_they_are_cut() {
-        // Two parts of 6 and 4 bytes, each gathered from two pieces, and more pages than go through the arena at once.
+    fn pages_are_read_back_unchanged_for_any_division_into_pieces() {
+        // Two parts of 6 and 4 bytes, each gathered from two pieces, and more pages than fit in the
+        // arena.
         let shape = Shape::new(&[6 << 20, 4 << 20]);
         let pieces = [2 << 20, 4 << 20, 3 << 20, 1 << 20];
         let count = 2 * shape.pages_at_once() + 1;
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_missed_leaves_its_memory_alone() {
+    fn a_missed_page_leaves_its_memory_unchanged() {
         let shape = Shape::new(&[4096]);
         let mut bytes = vec![7; 4096];
         let mut memory = vec![vec![IoSliceMut::new(&mut bytes)]];
@@ -299,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_behind_a_page_that_was_refused() {
+    fn nothing_is_written_after_a_refused_page() {
         let shape = Shape::new(&[ARENA_BYTES]);
         let page = vec![1; ARENA_BYTES];
         let memory = vec![vec![IoSlice::new(&page)]; 3];

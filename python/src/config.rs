@@ -1,8 +1,9 @@
-//! What SGLang's `--hicache-storage-backend-extra-config` says to Larder.
+//! The configuration in SGLang's `--hicache-storage-backend-extra-config`.
 //!
-//! Every key is known and has one type; anything else is refused by name before a store is touched. A typing error would
-//! otherwise be found out weeks later, from a store in the wrong place or of the wrong size. SGLang takes some of its own keys out before
-//! a backend sees them and leaves others in; both sorts are let through.
+//! Every key is known and has one type. Any other key or value is refused by name before a store is
+//! touched; otherwise a typing error might be found weeks later, by a store in the wrong place or
+//! of the wrong size. SGLang removes some of its own keys before a backend sees them and leaves
+//! others; both kinds are accepted.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use larder_tools::size::{self, ByteSize};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Keys that are SGLang's: it reads them itself, or they choose this backend.
+/// Keys of SGLang: it reads them itself, or they select this backend.
 const SGLANG_KEYS: [&str; 11] = [
     "backend_name",
     "module_path",
@@ -43,24 +44,24 @@ const KEYS: [&str; 11] = [
     "transfer",
 ];
 
-/// Longest `timeout`: SGLang gives its storage threads 10 s to stop.
+/// Maximum `timeout`: SGLang gives its storage threads 10 s to stop.
 const TIMEOUT_MAX: Duration = Duration::from_secs(8);
 
-/// What to do when there is no store to be had at start-up.
+/// The behaviour if no store is available at start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnError {
     /// Refuse to start.
     Fail,
-    /// Serve without: everything misses until there is one.
+    /// Serve without a store: everything is a miss until there is one.
     Miss,
 }
 
-/// How page data goes between the host pool and the device.
+/// How page data is transferred between the host pool and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// The faster of the two, found out on the first batches.
+    /// The faster of the two, measured on the first batches.
     Auto,
-    /// Straight, wherever the pool is aligned.
+    /// Directly, if the pool is aligned.
     Direct,
     /// Through a buffer on huge pages.
     Bounce,
@@ -69,37 +70,38 @@ pub enum Transfer {
 /// A valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// A directory, made if need be, or a block device.
+    /// A directory, created if necessary, or a block device.
     pub path: PathBuf,
-    /// Bytes of the store, where it has to be created.
+    /// Bytes of the store, if it must be created.
     pub size: Option<u64>,
-    /// What tells these weights from others of the same name, if not derived.
+    /// Distinguishes these weights from others with the same model name. Derived if `None`.
     pub weights_tag: Option<String>,
-    /// What to do when there is no store to be had at start-up.
+    /// The behaviour if no store is available at start-up.
     pub on_error: OnError,
-    /// Serving without a store: how long until the next attempt to have one. Twice as long after each, up to ten minutes.
+    /// When serving without a store: the pause until the next attempt to attach. It doubles after
+    /// each attempt, up to ten minutes.
     pub retry: Duration,
-    /// Whether the blocks of a store that is not full yet are written beforehand, in the background.
+    /// Whether the unwritten blocks of a store are written in advance, in the background.
     pub prewrite: bool,
-    /// How bytes are moved.
+    /// The I/O method.
     pub disk: Want,
-    /// When pages are durable.
+    /// When pages become durable.
     pub sync: SyncPolicy,
-    /// How long pages stay that SGLang has been told are there.
+    /// How long pages stay after a lookup has reported them to SGLang.
     pub lease: Duration,
-    /// After this long a batch starts no more reads or writes.
+    /// A batch starts no reads or writes after this time.
     pub timeout: Duration,
-    /// How page data goes.
+    /// How page data is transferred.
     pub transfer: Transfer,
 }
 
-/// Why a configuration is refused; says which key.
+/// Why a configuration is refused. Contains the key.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The text is not a table.
     #[error("the extra config is not a table of keys and values: {0}")]
     NotATable(String),
-    /// A key that nobody knows.
+    /// An unknown key.
     #[error("`{key}` is not a key of Larder's config; the keys are {}", KEYS.join(", "))]
     Unknown {
         /// The key.
@@ -110,10 +112,10 @@ pub enum ConfigError {
     Value {
         /// The key.
         key: &'static str,
-        /// What it must be.
+        /// The expected value.
         why: String,
     },
-    /// A key without which there is nothing to do.
+    /// A required key is missing.
     #[error("`{0}` is missing: {1}")]
     Missing(&'static str, &'static str),
 }
@@ -147,7 +149,7 @@ impl Keys {
             .transpose()
     }
 
-    /// One of some words.
+    /// Reads one of some words.
     fn choose<T: Copy>(
         &mut self,
         key: &'static str,
@@ -157,10 +159,10 @@ impl Keys {
             let word = words.iter().find(|(word, _)| *word == text);
             word.map(|(_, meaning)| *meaning).ok_or_else(|| {
                 let all: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-                format!("`{text}` is none of {}", all.join(", "))
+                format!("`{text}` is not one of {}", all.join(", "))
             })
         })?;
-        // The first is what it is when nothing is said.
+        // The first word is the default.
         Ok(chosen.unwrap_or(words[0].1))
     }
 
@@ -200,8 +202,8 @@ impl Keys {
 }
 
 impl Config {
-    /// Resolves a relative `path` against the working directory. Returns a warning where the path
-    /// was relative.
+    /// Resolves a relative `path` against the working directory. Returns a warning if the path was
+    /// relative.
     pub fn resolve(&mut self) -> Option<String> {
         if self.path.is_absolute() {
             return None;
@@ -217,10 +219,10 @@ impl Config {
         Some(remark)
     }
 
-    /// Reads what SGLang was given, as JSON.
+    /// Reads the configuration that SGLang was given, as JSON.
     ///
     /// # Errors
-    /// An unknown key, a value of another type, a key that is missing; each says which.
+    /// An unknown key, a value of a wrong type, or a missing key. The error contains the key.
     pub fn parse(json: &str) -> Result<Config, ConfigError> {
         let table: Map<String, Value> = serde_json::from_str(json)
             .map_err(|error| ConfigError::NotATable(error.to_string()))?;
@@ -233,13 +235,13 @@ impl Config {
         }
         let path: String = keys.take("path")?.ok_or(ConfigError::Missing(
             "path",
-            "the directory on the NVMe disk that the store lies in, or a block device",
+            "the directory of the store on the NVMe disk, or a block device",
         ))?;
         if path.is_empty() {
             let why = "is empty".to_owned();
             return Err(ConfigError::Value { key: "path", why });
         }
-        // A shell would replace it; here a directory of that name would be made.
+        // A shell would expand it; here a directory of that name would be created.
         if path.starts_with('~') {
             let why = format!("`{path}` begins with `~`: give an absolute path");
             return Err(ConfigError::Value { key: "path", why });
@@ -306,7 +308,8 @@ mod tests {
     fn the_config_of_the_readme_is_read() {
         let config = Config::parse(
             r#"{"backend_name":"larder","module_path":"larder.sglang","class_name":"LarderHiCache",
-                "interface_v1":1,"hicache_storage_pass_prefix_keys":true,"path":"/nvme/larder","size":"512GiB"}"#,
+                "interface_v1":1,"hicache_storage_pass_prefix_keys":true,
+                "path":"/nvme/larder","size":"512GiB"}"#,
         )
         .unwrap();
         assert_eq!(config.path, PathBuf::from("/nvme/larder"));
@@ -335,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_by_the_name_of_its_key() {
+    fn errors_contain_the_name_of_the_key() {
         let wrong = [
             (r#"{"path":"p","sise":"1GiB"}"#, "sise"),
             (r#"{"size":"1GiB"}"#, "path"),

@@ -1,15 +1,17 @@
-//! Rust's side of `larder.device`: an engine's tensors as an L1 pool, an L2 pool, and copies between them.
+//! The Rust side of `larder.device`: an engine's tensors as an L1 pool, an L2 pool, and copies
+//! between them.
 //!
-//! `larder/device.py` reads tensors and keeps no state of its own; what is wrong with addresses, sizes and pages is found out here and
-//! in `larder-kernels`. Unlike the storage backend this raises: [`Failed`], [`Unavailable`] and [`Busy`] for what a device does,
-//! `ValueError` for what it is given.
+//! `larder/device.py` reads tensors and has no state of its own. This module and `larder-kernels`
+//! check addresses, sizes and pages. Unlike the storage backend, this module raises: [`Failed`],
+//! [`Unavailable`] and [`Busy`] for errors of a device, `ValueError` for invalid arguments.
 //!
-//! Invariants: a pool holds the tensors that it lies in, and a copy holds both pools and the device, so that memory is given back only
-//! when nothing in flight touches it. Waiting and copying go without the interpreter's lock.
+//! Invariants: a pool holds the tensors of its memory, and a copy holds both pools and the device,
+//! so memory is freed only when no copy in flight touches it. Waits and copies run without the
+//! interpreter lock.
 
 #![expect(
     clippy::needless_pass_by_value,
-    reason = "arguments are made from Python's objects for one call, and errors are made into others"
+    reason = "arguments are converted from Python objects per call, and errors into other errors"
 )]
 
 use std::num::NonZeroUsize;
@@ -56,7 +58,7 @@ fn raised(error: DeviceError) -> PyErr {
     }
 }
 
-/// What holds L1, and copies.
+/// A device that holds L1 and copies.
 #[pyclass(frozen, module = "larder._larder")]
 pub struct Device {
     inner: Arc<dyn Inner>,
@@ -64,10 +66,10 @@ pub struct Device {
     why_host: Option<String>,
 }
 
-/// Tensors of an engine's, as an L1 pool.
+/// An engine's tensors as an L1 pool.
 #[pyclass(frozen, module = "larder._larder")]
 pub struct DevicePool {
-    /// Goes before the device does.
+    /// Dropped before the device.
     pool: L1Pool,
     device: Arc<dyn Inner>,
 }
@@ -78,10 +80,10 @@ pub struct HostPool {
     pool: L2Pool,
 }
 
-/// A copy, which may be in flight.
+/// A copy, possibly in flight.
 #[pyclass(frozen, module = "larder._larder")]
 pub struct Copying {
-    /// Goes before the device does.
+    /// Dropped before the device.
     moving: Gated<Transfer>,
     layers: u32,
     device: Arc<dyn Inner>,
@@ -89,7 +91,7 @@ pub struct Copying {
 
 #[pymethods]
 impl Device {
-    /// `host`, `cuda`, or `auto`: CUDA where it works, else the host.
+    /// `host`, `cuda`, or `auto`: CUDA if it works, otherwise the host.
     #[new]
     fn new(py: Python<'_>, kind: &str, ordinal: u32, cache: Option<PathBuf>) -> PyResult<Device> {
         let options = CudaOptions {
@@ -124,14 +126,14 @@ impl Device {
         self.is_host
     }
 
-    /// Why `auto` came to be the host.
+    /// Why `auto` selected the host.
     #[getter]
     fn why_host(&self) -> Option<String> {
         self.why_host.clone()
     }
 
-    /// A pool of `pages` pages in tensors, each (address, bytes): K of all layers, then V of all layers, or one part. `owner` keeps
-    /// them alive.
+    /// A pool of `pages` pages in tensors, each (address, bytes): K of all layers, then V of all
+    /// layers, or one part. `owner` keeps them alive.
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn pool(
         &self,
@@ -158,8 +160,8 @@ impl Device {
         let tensors = tensors
             .into_iter()
             .map(|(address, bytes)| Tensor { address, bytes });
-        // SAFETY: `larder.device` was given them as tensors that are there as long as their owner is, and says that their pages are
-        // left alone while they are copied.
+        // SAFETY: `larder.device` received them as tensors that live as long as their owner, and
+        // its interface requires that their pages are not touched while they are copied.
         let tensors = unsafe { Tensors::new(tensors.collect(), Box::new(owner)) };
         let pool = py.detach(|| self.inner.adopt_l1(tensors, &shape, pages));
         Ok(DevicePool {
@@ -186,8 +188,8 @@ impl DevicePool {
         self.pool.shape().page_bytes()
     }
 
-    /// An L2 pool of the same shape: in memory of its own, or in a buffer (address, bytes) that `owner` keeps, and has page-locked if
-    /// `is_locked`.
+    /// An L2 pool of the same shape, in its own memory or in a buffer (address, bytes) that `owner`
+    /// keeps alive. `is_locked`: the owner has page-locked the buffer.
     fn host_pool(
         &self,
         py: Python<'_>,
@@ -215,7 +217,8 @@ impl DevicePool {
         })
     }
 
-    /// L2 to L1. Begins after all that `stream` has been given so far, and after the last layer of `copying`.
+    /// Copies L2 to L1, after all work enqueued on `stream` so far and after the last layer of
+    /// `copying`.
     fn load(
         &self,
         py: Python<'_>,
@@ -230,7 +233,7 @@ impl DevicePool {
             .map_err(raised)
     }
 
-    /// L1 to L2, likewise.
+    /// Copies L1 to L2, in the same order.
     fn store(
         &self,
         py: Python<'_>,
@@ -257,8 +260,8 @@ impl DevicePool {
         mapped(address as u64, bytes as u64)?;
         let start = NonZeroUsize::new(address).map(NonNull::with_exposed_provenance);
         let start = start.ok_or_else(|| PyValueError::new_err("the buffer is not in memory"))?;
-        // SAFETY: `larder.device` was given it as a buffer that is there as long as its owner is, and says that its pages are left alone
-        // while they are copied.
+        // SAFETY: `larder.device` received it as a buffer that lives as long as its owner, and its
+        // interface requires that its pages are not touched while they are copied.
         let memory = unsafe { HostMemory::new(start, bytes, Box::new(owner)) };
         Ok(if is_locked {
             memory.locked_by_its_owner()
@@ -280,7 +283,8 @@ impl DevicePool {
             (None, Some(copying)) => copying.ticket(None),
             (None, None) => Ticket::done(),
         };
-        // SAFETY: `larder.device` says that the pages of a copy are left alone until its tickets have settled.
+        // SAFETY: the interface of `larder.device` requires that the pages of a copy are not
+        // touched until its tickets have settled.
         let transfer = unsafe { Transfer::new(&self.pool, &host.pool, pairs) }?;
         let moving = match direction {
             Direction::Load => self.device.load(transfer, &after),
@@ -306,7 +310,7 @@ impl HostPool {
         self.pool.layout().name()
     }
 
-    /// Of its first byte.
+    /// The address of the first byte.
     #[getter]
     fn address(&self) -> usize {
         self.pool.start().as_ptr().expose_provenance()
@@ -320,7 +324,7 @@ impl Copying {
         self.layers
     }
 
-    /// Whether a layer is there; without one, all of them.
+    /// Whether a layer has been copied; without an argument, all layers.
     fn done(&self, layer: Option<u32>) -> PyResult<bool> {
         self.exists(layer)?;
         let done = match layer {
@@ -334,12 +338,12 @@ impl Copying {
         done.map_err(raised)
     }
 
-    /// Waits until a layer is there; without one, all of them.
+    /// Waits until a layer has been copied; without an argument, all layers.
     fn wait(&self, py: Python<'_>, layer: Option<u32>) -> PyResult<()> {
         self.exists(layer)?;
         let layers = layer.map_or(0..self.layers, |layer| layer..layer + 1);
         py.detach(|| {
-            // All are waited for, whichever fails.
+            // Waits for all layers, even if one fails.
             let mut outcome = Ok(());
             for layer in layers {
                 let one = self.ticket(Some(layer)).wait();
@@ -350,7 +354,7 @@ impl Copying {
         .map_err(raised)
     }
 
-    /// Has all that a stream is given from here on wait for a layer; without one, for all of them.
+    /// Makes all later work of a stream wait for a layer; without an argument, for all layers.
     fn hold(&self, py: Python<'_>, stream: usize, layer: Option<u32>) -> PyResult<()> {
         self.exists(layer)?;
         let ticket = self.ticket(layer);
@@ -360,7 +364,7 @@ impl Copying {
 }
 
 impl Copying {
-    /// That of a layer, or of the last one: layers are copied in order.
+    /// The ticket of a layer, or of the last one: layers are copied in order.
     fn ticket(&self, layer: Option<u32>) -> Ticket {
         let layer = layer.unwrap_or(self.layers - 1);
         let tickets = self.moving.gates().first();
@@ -379,7 +383,8 @@ impl Copying {
 }
 
 fn foreign(stream: usize) -> ForeignStream {
-    // SAFETY: `larder.device` was given it as a stream of the device's primary context, which is there until it has run dry.
+    // SAFETY: `larder.device` received it as a stream of the device's primary context, which exists
+    // until it is empty.
     unsafe { ForeignStream::new(stream) }
 }
 
@@ -395,22 +400,24 @@ fn pairs(l1: &[u32], l2: &[u32]) -> PyResult<Vec<PagePair>> {
     Ok(pairs.collect())
 }
 
-/// Whether there is memory of this process at an address, all of it: numbers that were mixed up are told here, and not by a signal.
+/// Checks that a range is mapped in this process. Confused numbers then cause an error and not a
+/// signal.
 fn mapped(address: u64, bytes: u64) -> PyResult<()> {
     const PAGE_BYTES: u64 = 4096;
     let skip = address % PAGE_BYTES;
     let whole = usize::try_from(bytes.saturating_add(skip)).unwrap_or(usize::MAX);
     let start = std::ptr::without_provenance_mut((address - skip) as usize);
-    // SAFETY: asynchronously it writes nothing, and looks only for what is mapped.
+    // SAFETY: an asynchronous `msync` writes nothing and only checks the mapping.
     let found = unsafe { msync(start, whole, MsyncFlags::ASYNC) };
     found.map_err(|_| {
         PyValueError::new_err(format!(
-            "there are no {bytes} bytes of memory at {address:#x}: they were freed, or never allocated"
+            "there are no {bytes} bytes of memory at {address:#x}: \
+             they were freed, or never allocated"
         ))
     })
 }
 
-/// Puts all of it into the module.
+/// Adds the classes and exceptions to the module.
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Device>()?;
     module.add_class::<DevicePool>()?;

@@ -1,7 +1,8 @@
-//! `larder doctor --sglang CONFIG`: whether a server with this configuration would get its store, before one is started.
+//! `larder doctor --sglang CONFIG`: checks before a start whether a server with this configuration
+//! would get its store.
 //!
-//! Says what is in the configuration first, then what stands where it points, and leaves the machine (io_uring, seccomp,
-//! lockable memory, huge pages, the disk) to `larder doctor`. Nothing is changed.
+//! Reports the configuration first, then the state of the configured path. The machine (io_uring,
+//! seccomp, lockable memory, huge pages, the disk) is left to `larder doctor`. Changes nothing.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -19,30 +20,30 @@ use serde_json::{Map, Value};
 use crate::config::Config;
 use crate::place::{Misfit, misfit, open_options, options, volume_of};
 
-/// How a fact is to be taken.
+/// The severity of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// It works, but not as well as it could.
+    /// It works, but not as well as possible.
     Warn,
-    /// A server would not start, or serve without a store.
+    /// A server would not start, or would serve without a store.
     Fail,
 }
 
-/// One thing found.
+/// A finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// How it is to be taken.
+    /// The severity.
     pub level: Level,
-    /// What it is about.
+    /// The subject.
     pub name: &'static str,
-    /// What was found and, unless it is well, what to do.
+    /// The finding and, if there is a problem, the remedy.
     pub what: String,
 }
 
-/// What is true of a configuration, as JSON, for a server with pages of `page_bytes`, and where to
-/// look further.
+/// The facts about a configuration, as JSON, for a server with pages of `page_bytes`, and the path
+/// to check further.
 #[must_use]
 pub fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBuf>) {
     let mut facts = Vec::new();
@@ -89,7 +90,7 @@ pub fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBu
 
 type Line = (Level, &'static str, String);
 
-/// Keys that SGLang reads.
+/// Checks the keys that SGLang reads.
 fn sglangs(table: &Map<String, Value>) -> Vec<Line> {
     let mut lines = Vec::new();
     for (key, value) in [
@@ -107,7 +108,7 @@ fn sglangs(table: &Map<String, Value>) -> Vec<Line> {
         }
     }
     if table.get("interface_v1").and_then(Value::as_u64) != Some(1) {
-        let what = "without `interface_v1`: 1 SGLang copies every page twice more";
+        let what = "without `interface_v1`: 1, SGLang makes two more copies of every page";
         lines.push((Level::Warn, "SGLang", what.to_owned()));
     }
     match table.get("hicache_storage_pass_prefix_keys") {
@@ -115,7 +116,8 @@ fn sglangs(table: &Map<String, Value>) -> Vec<Line> {
         None | Some(Value::Bool(false)) => lines.push((
             Level::Warn,
             "SGLang",
-            "without `hicache_storage_pass_prefix_keys`: true the first page of a node does not know its parent until it is looked up"
+            "without `hicache_storage_pass_prefix_keys`: true, the parent of the first page of a \
+             node is unknown until it is looked up"
                 .to_owned(),
         )),
         Some(_) => lines.push((
@@ -131,14 +133,14 @@ fn sglangs(table: &Map<String, Value>) -> Vec<Line> {
     lines
 }
 
-/// What stands at the path.
+/// Checks the configured path.
 fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
     let path = &config.path;
     let mut lines = Vec::new();
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !path.starts_with("/dev") => {
-            let what = format!("{} does not exist yet and would be made", path.display());
+            let what = format!("{} does not exist yet and would be created", path.display());
             lines.push((Level::Ok, "path", what));
             if let Some(above) = path.ancestors().find(|above| above.is_dir()) {
                 lines.push(writable(above));
@@ -169,7 +171,7 @@ fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
     }
     if let Ok(report) = share::report(&volume) {
         let what = format!(
-            "{} is served: {} pages in {}; a server would be one more client of it",
+            "{} is served: {} pages in {}; a server would be another client",
             volume.display(),
             report.stats.pages,
             ByteSize(report.stats.capacity_bytes)
@@ -180,7 +182,7 @@ fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
         lines.push(pages(&volume, &report.stats, page_bytes));
     } else if !is_device && volume.exists() {
         let bytes = fs::metadata(&volume).map_or(0, |metadata| metadata.len());
-        let what = format!("{} is there and nobody uses it", volume.display());
+        let what = format!("{} exists and is not in use", volume.display());
         lines.push((Level::Ok, "store", what));
         lines.extend(size(config, bytes));
         lines.extend(closed_pages(&volume, bytes, page_bytes));
@@ -208,27 +210,30 @@ fn writable(path: &Path) -> Line {
     }
 }
 
-/// A store's file that can only be read, whatever may be done in its directory: servers and their clients write to it.
+/// The file of a store that is not writable, independent of the permissions of its directory.
+/// Servers and their clients must write to it.
 fn unwritable(volume: &Path) -> Option<Line> {
     let opened = fs::File::options().read(true).write(true).open(volume);
     opened.err().map(|error| {
         let what = format!(
-            "{}: cannot be opened for writing: {error}; change its owner or permissions, or its mount",
+            "{}: cannot be opened for writing: {error}; \
+             change its owner or permissions, or its mount",
             volume.display()
         );
         (Level::Fail, "store", what)
     })
 }
 
-/// A path that goes when its container goes, or never was a disk.
+/// A path that is lost with its container, or is not on a disk.
 fn container(path: &Path) -> Option<Line> {
     let name = probe::filesystem(fs::File::open(path).ok()?);
     let what = match name.as_str() {
         "overlayfs" | "overlay" => {
-            "this is the container's own file system: slow, and gone with the container; mount a directory of the host's NVMe disk"
+            "this is the container's own file system: slow, and lost with the container; \
+             mount a directory of the host's NVMe disk"
         }
         "tmpfs" | "ramfs" => {
-            "this is memory, not a disk: it is charged to the container and gone with it"
+            "this is memory, not a disk: it is charged to the container and lost with it"
         }
         "nfs" | "smb" | "9p" | "fuse" | "ceph" | "lustre" => {
             "this may be remote, where locks do not hold: use a local disk"
@@ -246,7 +251,8 @@ fn size(config: &Config, found: u64) -> Option<Line> {
     let wanted = config.size?;
     (found / 4096 != wanted / 4096).then(|| {
         let what = format!(
-            "the store has {} and keeps it; the configured `size` is {} (larder create --grow enlarges a store)",
+            "the store has {} and keeps it; the configured `size` is {} \
+             (larder create --grow enlarges a store)",
             ByteSize(found),
             ByteSize(wanted)
         );
@@ -254,7 +260,7 @@ fn size(config: &Config, found: u64) -> Option<Line> {
     })
 }
 
-/// The settings of a served store, which its owner decides.
+/// The settings of a served store, which its owner determines.
 fn settings(config: &Config, owners: Settings) -> Line {
     let wanted = open_options(config).settings();
     if owners == wanted {
@@ -267,7 +273,7 @@ fn settings(config: &Config, owners: Settings) -> Line {
     (Level::Warn, "settings", what)
 }
 
-/// Whether pages fit a store that nobody uses.
+/// Whether pages fit a store that is not in use.
 fn closed_pages(volume: &Path, bytes: u64, page_bytes: Option<u64>) -> Option<Line> {
     let volumes =
         Volumes::open(volume, &[], larder_engine::volume::Access::ReadOnly, false).ok()?;
@@ -302,10 +308,10 @@ fn pages(volume: &Path, stats: &Stats, page_bytes: Option<u64>) -> Line {
     }
 }
 
-/// Whether a store that is still to be made can have its size, and fits.
+/// Whether a store that does not exist yet can be created with its size.
 fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Line> {
     let Some(size) = config.size.filter(|size| *size > 0) else {
-        let what = "`size` is missing or 0, and there is no store yet: say how large it is to be";
+        let what = "`size` is missing or 0, and there is no store yet: set its size";
         return Some((Level::Fail, "size", what.to_owned()));
     };
     let options = match options(&volume_of(directory), config, page_bytes) {
@@ -329,12 +335,12 @@ fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Li
             | StoreError::TooSmall { .. }
             | StoreError::NoSpace { .. }),
         ) => Some((Level::Fail, "size", format!("`size`: {error}"))),
-        // What is not about the size has a line of its own.
+        // Other problems have their own line.
         Err(_) => None,
     }
 }
 
-/// Prints facts, one a line. Says whether one of them is a failure.
+/// Prints facts, one per line. Returns whether any of them is a failure.
 #[must_use]
 pub fn print(facts: &[Fact]) -> bool {
     for Fact { level, name, what } in facts {
@@ -358,7 +364,8 @@ mod tests {
 
     fn config(path: &Path, more: &str) -> String {
         format!(
-            r#"{{"backend_name":"larder","module_path":"larder.sglang","class_name":"LarderHiCache","interface_v1":1,
+            r#"{{"backend_name":"larder","module_path":"larder.sglang",
+            "class_name":"LarderHiCache","interface_v1":1,
                 "hicache_storage_pass_prefix_keys":true,"path":"{}"{more}}}"#,
             path.display()
         )
@@ -385,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_is_a_failure_of_its_own() {
+    fn each_mistake_is_a_separate_failure() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let bad = |json: &str, name| levels(json, name).contains(&Level::Fail);
@@ -407,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_do_not_fit_are_a_failure_with_the_command_that_mends_it() {
+    fn pages_that_do_not_fit_are_a_failure_with_the_command_that_fixes_it() {
         let directory = tempfile::tempdir().unwrap();
         let json = config(directory.path(), r#","size":"256MiB""#);
         let about = |page_bytes: u64, name: &str| -> (Level, String) {
@@ -415,7 +422,7 @@ mod tests {
             let found = facts.iter().find(|fact| fact.name == name);
             found.map(|fact| (fact.level, fact.what.clone())).unwrap()
         };
-        // A new store has segments for the page, where its size allows any.
+        // A new store gets segments for the page, if its size allows any.
         assert_eq!(about(20 << 20, "size").0, Level::Ok);
         let (level, what) = about(200 << 20, "pages");
         assert!(level == Level::Fail && what.contains("at least"), "{what}");
@@ -454,14 +461,14 @@ mod tests {
     #[test]
     fn a_store_that_cannot_be_written_is_a_failure() {
         let directory = tempfile::tempdir().unwrap();
-        // Nobody may write to a directory, root neither.
+        // A directory cannot be opened for writing, not even by root.
         fs::create_dir(volume_of(directory.path())).unwrap();
         let json = config(directory.path(), r#","size":"256MiB""#);
         assert!(levels(&json, "store").contains(&Level::Fail));
     }
 
     #[test]
-    fn a_relative_path_is_looked_at_from_the_working_directory() {
+    fn a_relative_path_is_resolved_against_the_working_directory() {
         let json = config(Path::new("no-such-directory"), r#","size":"16MiB""#);
         let here = std::env::current_dir().unwrap();
         let (facts, look) = examine(&json, None);

@@ -1,31 +1,31 @@
-//! One log line for each way in which pages are not stored or not read: a counter tells how often,
-//! the line tells what it means.
+//! Log lines that explain why pages are not stored or not read. A counter gives the number of
+//! cases; the line gives their meaning.
 //!
-//! Each line is written the first time only.
+//! Each line is logged only once.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A way in which a count of this rank grows.
+/// A cause that increases a counter of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// There is no store, or nobody decides in it.
+    /// There is no store, or it has no owner.
     NoStore,
-    /// Pages behind a page that was left out are left out too.
+    /// Pages after a page that was left out are left out too.
     Tail,
-    /// There was no room for them.
+    /// The store had no room for them.
     NoRoom,
     /// Every volume refuses writes.
     ReadOnly,
     /// They could not be stored.
     Failed,
-    /// They were read, and are not what was stored.
+    /// They were read, but differ from the stored pages.
     Damaged,
-    /// The time that a call may take was over.
+    /// The time limit of a call expired.
     Late,
 }
 
 impl Cause {
-    /// The count, and what makes it grow.
+    /// The counter, and the explanation of the cause.
     fn text(self) -> (&'static str, &'static str) {
         match self {
             Cause::NoStore => (
@@ -38,8 +38,8 @@ impl Cause {
             ),
             Cause::NoRoom => (
                 "dropped",
-                "the store has no room for them now: it is too small for what is written to \
-                 it, or its disk too slow",
+                "the store has no room for them now: it is too small for the amount written, \
+                 or its disk is too slow",
             ),
             Cause::ReadOnly => (
                 "dropped",
@@ -48,7 +48,7 @@ impl Cause {
             ),
             Cause::Failed => (
                 "failed",
-                "pages could not be stored: a line of larder_engine tells why",
+                "pages could not be stored: a log line of larder_engine gives the reason",
             ),
             Cause::Damaged => (
                 "rank_damaged_pages",

@@ -1,21 +1,23 @@
-//! How much of a chain can be restored when several pools must have their part of it.
+//! The restorable part of a chain if several pools must have their part of it.
 //!
-//! Pure arithmetic over which pages each pool holds. A prefix of `n` pages is *restorable* when every pool that gates it has
-//! what it needs for it: all pages, or those of a window that ends there. Lengths that can be restored may have gaps between them,
-//! and ranks hold different pages, so that the set is reported and not only its maximum: the caller intersects the sets.
+//! Arithmetic over the pages that each pool holds. A prefix of `n` pages is *restorable* if every
+//! gating pool has its required pages: all pages, or those of a window that ends at `n`. The
+//! restorable lengths may have gaps, and ranks hold different pages. Therefore the set is reported
+//! and not only its maximum, and the caller intersects the sets.
 
-/// What a pool needs of a prefix.
+/// The pages of a prefix that a pool must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Every page.
     All,
-    /// The last so many pages, or as many as there are.
+    /// The last `n` pages, or fewer if there are fewer.
     Trailing(usize),
-    /// Whole groups of keys, one for each block of pages from the start. It reports what it has and gates nothing.
+    /// Whole groups of keys, one for each block of pages from the start. Its pages are reported,
+    /// but it does not gate.
     Groups {
-        /// Pages that a block stands for.
+        /// Pages per block.
         block: usize,
-        /// Keys of a group.
+        /// Keys per group.
         group: usize,
     },
 }
@@ -25,16 +27,16 @@ pub enum Policy {
 pub struct Hits {
     /// Pages of the longest restorable prefix.
     pub pages: usize,
-    /// Pages that the anchor holds by itself.
+    /// Number of leading pages that the anchor alone holds.
     pub anchor: usize,
-    /// How far each pool reaches, in the order of the question.
+    /// Number of pages that each pool alone allows, in the order of the request.
     pub reaches: Vec<usize>,
-    /// Every length that can be restored, ascending.
+    /// Every restorable length, ascending.
     pub restorable: Vec<usize>,
 }
 
-/// What pools hold of a chain of which the anchor holds the first `anchor` pages. Of each pool: its policy, and which
-/// pages it holds. What a pool's list does not cover it does not hold.
+/// The result for a chain with `anchor` leading pages in the anchor. `pools` has the policy of each
+/// pool and the pages that it holds; pages beyond the end of a list are not held.
 pub fn restorable(anchor: usize, pools: &[(Policy, Vec<bool>)]) -> Hits {
     let mut legal = vec![true; anchor];
     let mut reaches = Vec::with_capacity(pools.len());
@@ -90,7 +92,8 @@ fn windows(held: &[bool], anchor: usize, window: usize) -> Vec<bool> {
         .collect()
 }
 
-/// Pages that the leading complete groups stand for. A block's group is named by the keys of the last pages of the block.
+/// Number of pages covered by the leading complete groups. The keys of the last pages of a block
+/// identify its group.
 fn groups(held: &[bool], anchor: usize, block: usize, group: usize) -> usize {
     if block == 0 || group == 0 || group > block {
         return 0;
@@ -127,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_at_some_lengths_leaves_gaps_between_what_can_be_restored() {
+    fn a_state_at_some_lengths_leaves_gaps_between_restorable_lengths() {
         let hits = restorable(6, &[(Policy::Trailing(1), held(".x..x."))]);
         assert_eq!(hits.pages, 5);
         assert_eq!(hits.restorable, [2, 5]);
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_counts_where_it_is_complete_or_begins_with_the_chain() {
+    fn a_window_counts_if_it_is_complete_or_starts_with_the_chain() {
         let hits = restorable(6, &[(Policy::Trailing(3), held("xx.xxx"))]);
         assert_eq!(hits.restorable, [1, 2, 6]);
         let none = restorable(6, &[(Policy::Trailing(3), held("..xx.."))]);
@@ -143,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_are_intersected_and_each_says_how_far_it_reaches_alone() {
+    fn pools_are_intersected_and_each_reports_its_own_reach() {
         let pools = [
             (Policy::All, held("xxxx.")),
             (Policy::Trailing(1), held("x...x")),
@@ -155,13 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_says_too_little_holds_the_rest_not() {
+    fn pages_beyond_the_list_of_a_pool_are_not_held() {
         assert_eq!(restorable(4, &[(Policy::All, held("xx"))]).pages, 2);
         assert_eq!(restorable(4, &[(Policy::Trailing(1), held("xx"))]).pages, 2);
     }
 
     #[test]
-    fn groups_report_whole_leading_blocks_and_gate_nothing() {
+    fn groups_report_whole_leading_blocks_and_do_not_gate() {
         let policy = Policy::Groups { block: 4, group: 1 };
         let hits = restorable(9, &[(policy, held("...x...x."))]);
         assert_eq!((hits.pages, hits.reaches), (9, vec![8]));

@@ -1,8 +1,9 @@
-//! The Python package: SGLang's HiCache storage backend over a Larder store, the command line, and copies between an engine's tensors
-//! and host memory.
+//! The Python package: SGLang's HiCache storage backend over a Larder store, the command line, and
+//! copies between an engine's tensors and host memory.
 //!
-//! Everything is decided here, in Rust; the Python class reads SGLang's objects and makes one call a batch. Without the feature
-//! `module` this is a plain library that needs no Python, which is how the workspace builds and tests it.
+//! All logic is here, in Rust. The Python class reads SGLang's objects and makes one call per
+//! batch. Without the feature `module` this is a plain library that does not need Python; the
+//! workspace builds and tests it in this form.
 //!
 //! ```text
 //!   SGLang's threads         larder/sglang.py          here                      larder-engine
@@ -10,23 +11,23 @@
 //!  | exists, get, set,   |->| LarderHiCache   |->| Backend           |->| SharedStore         |
 //!  | clear, stats, close |  | reads tensors   |  | addresses, policy |  | owner or client     |
 //!  +---------------------+  +-----------------+  +-------------------+  +---------------------+
-//!                                                  pages straight between host pool and device
+//!                                            pages move directly between host pool and device
 //! ```
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`config`] | the extra config: every key and its type |
-//! | [`place`] | from a path to a store that is attached to, made if need be |
-//! | [`space`] | what SGLang says, as a namespace |
+//! | [`place`] | from a path to an attached store, which is created if necessary |
+//! | [`space`] | the namespace of a server and its pools |
 //! | [`weights`] | the weights tag |
-//! | [`pool`] | where a host pool's pages lie in memory |
-//! | [`backend`] | lookups, reads, writes: what SGLang calls |
-//! | [`bounce`] | gathering and spreading through huge pages |
+//! | [`pool`] | the memory of the pages of a host pool |
+//! | [`backend`] | lookups, reads, writes: the calls of SGLang |
+//! | [`bounce`] | gather and scatter through huge pages |
 //! | [`trial`] | direct or bounce: the faster one |
 //! | [`hits`] | prefixes that several pools can restore |
-//! | [`meters`] | what passed through |
-//! | [`explained`] | one log line for each way in which counts of failures grow |
-//! | [`doctor`] | checking a configuration before a server is started |
+//! | [`meters`] | counters and rates of this rank |
+//! | [`explained`] | log lines that explain counters of failures |
+//! | [`doctor`] | checks of a configuration before a server is started |
 //! | `module` | the Python module |
 //! | `device` | its classes for engines that copy between their own tensors and host memory |
 

@@ -1,19 +1,20 @@
-//! What passed through this rank: counters, and the batches since SGLang last asked.
+//! Meters of this rank: counters, and the batches since SGLang's last poll.
 //!
-//! SGLang asks on its scheduler thread at every step, so that asking must cost next to nothing: two short lists change hands.
+//! SGLang polls on its scheduler thread in every step, so a poll must cost almost nothing: it only
+//! takes two short lists.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Batches kept while nobody asks; beyond it they are counted, not listed.
+/// Maximum number of listed batches between polls. Further batches are counted but not listed.
 const LISTED_MAX: usize = 4096;
 
-/// A batch: its pages, and gigabytes a second.
+/// A batch: its pages, and gigabytes per second.
 pub type Batch = (u64, f64);
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub struct Meters {
     counts: [AtomicU64; Count::NAMES.len()],
@@ -21,37 +22,37 @@ pub struct Meters {
     sets: Mutex<Vec<Batch>>,
 }
 
-/// What is counted.
+/// The counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Keys asked for by lookups.
+    /// Keys looked up.
     LookedUp,
-    /// Keys that lookups found.
+    /// Keys found by lookups.
     Found,
     /// Pages read into the host pool.
     Read,
-    /// Pages asked for and not read.
+    /// Pages requested but not read.
     Missed,
-    /// Of those, pages that were damaged and are forgotten.
+    /// Missed pages that were damaged and have been dropped.
     Damaged,
-    /// Of those, pages given up at the time limit.
+    /// Missed pages that exceeded the time limit.
     Late,
     /// Pages stored.
     Stored,
-    /// Pages that were stored already.
+    /// Pages that were already stored.
     Duplicate,
     /// Pages deliberately not stored, because there was no room: the tail of a chain.
     Dropped,
     /// Pages that could not be stored.
     Failed,
-    /// Pages that went straight between pool and device, or through the engine's own copy.
+    /// Pages transferred directly between pool and device, or through the engine's own copy.
     Direct,
-    /// Pages that went through the buffer on huge pages.
+    /// Pages transferred through the buffer on huge pages.
     Bounced,
 }
 
 impl Count {
-    /// By discriminant. What the store counts too, over all ranks, has the rank in its name.
+    /// Names, by discriminant. Counters that the store also has, over all ranks, contain `rank`.
     pub const NAMES: [&'static str; 12] = [
         "looked_up",
         "found",
@@ -69,12 +70,12 @@ impl Count {
 }
 
 impl Meters {
-    /// Counts.
+    /// Increases a counter.
     pub fn add(&self, count: Count, amount: usize) {
         self.counts[count as usize].fetch_add(amount as u64, Ordering::Relaxed);
     }
 
-    /// Every count, by name.
+    /// Every counter, by name.
     pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let values = self
             .counts
@@ -83,12 +84,12 @@ impl Meters {
         Count::NAMES.into_iter().zip(values)
     }
 
-    /// Lists a batch of pages read.
+    /// Lists a batch of read pages.
     pub fn got(&self, pages: usize, bytes: u64, took: Duration) {
         list(&self.gets, pages, bytes, took);
     }
 
-    /// Lists a batch of pages stored.
+    /// Lists a batch of stored pages.
     pub fn set(&self, pages: usize, bytes: u64, took: Duration) {
         list(&self.sets, pages, bytes, took);
     }
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_told_once() {
+    fn batches_are_reported_once() {
         let meters = Meters::default();
         meters.got(3, 3_000_000_000, Duration::from_secs(1));
         meters.set(2, 1_000_000_000, Duration::from_secs(2));
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_nobody_asks_for_stays_short() {
+    fn a_list_that_is_not_polled_stays_short() {
         let meters = Meters::default();
         for _ in 0..2 * LISTED_MAX {
             meters.got(1, 1, Duration::from_secs(1));

@@ -1,11 +1,11 @@
-//! The Python module `larder._larder`: Rust's side of the calls, and nothing else.
+//! The Python module `larder._larder`: only the Rust side of the calls.
 //!
-//! What lookups, reads and writes do they do without the interpreter's lock, and what goes wrong in them is a miss: SGLang's threads
-//! never see an exception from here, not even for a bug.
+//! Lookups, reads and writes run without the interpreter lock, and any failure in them is a miss:
+//! SGLang's threads never get an exception from here, not even for a bug.
 
 #![expect(
     clippy::needless_pass_by_value,
-    reason = "arguments are made from Python's objects for one call"
+    reason = "arguments are converted from Python objects per call"
 )]
 
 use std::collections::BTreeMap;
@@ -38,10 +38,11 @@ struct Backend {
 }
 
 impl Drop for Backend {
-    /// One that was not closed: leaving the store may wait for the device, and whoever drops this has the interpreter's lock.
+    /// For a backend that was not closed. Closing the store may wait for the device, and this
+    /// thread holds the interpreter lock.
     fn drop(&mut self) {
         if self.inner.is_inherited() {
-            // Its threads and their channels are the parent's.
+            // Its threads and their channels belong to the parent.
             std::mem::forget(self.inner.clone());
             return;
         }
@@ -51,7 +52,7 @@ impl Drop for Backend {
     }
 }
 
-/// Keys until the first that is none: what cannot be a key is not stored.
+/// Parses keys up to the first invalid one. Pages without a valid key are not stored.
 fn parse_keys(keys: &Bound<'_, PyAny>) -> PyResult<Vec<PageKey>> {
     let mut parsed = Vec::with_capacity(keys.len()?);
     for key in keys.try_iter()? {
@@ -70,7 +71,7 @@ fn chain(before: Option<&str>, depth: u32) -> Chain {
     }
 }
 
-/// Runs work without the interpreter's lock; a panic in it is logged and counts as nothing found.
+/// Runs work without the interpreter lock. A panic in it is logged and counts as a miss.
 fn work<R: Send + Default>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R {
     py.detach(|| {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
@@ -82,7 +83,7 @@ fn work<R: Send + Default>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R
     })
 }
 
-/// As many answers as there were keys.
+/// Extends the answers to one per key.
 fn filled(mut answers: Vec<bool>, keys: usize) -> Vec<bool> {
     answers.resize(keys, false);
     answers
@@ -91,19 +92,19 @@ fn filled(mut answers: Vec<bool>, keys: usize) -> Vec<bool> {
 /// Copies SGLang's host indices: a contiguous int64 tensor on the CPU.
 ///
 /// # Safety
-/// `address` is that of `count` numbers which nobody changes meanwhile.
+/// `address` is the address of `count` numbers, which do not change during the call.
 unsafe fn indices(address: usize, count: usize) -> Vec<i64> {
     if count == 0 {
         return Vec::new();
     }
     let start = std::ptr::with_exposed_provenance::<i64>(address);
-    // SAFETY: the caller vouches for them.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts(start, count) }.to_vec()
 }
 
 #[pymethods]
 impl Backend {
-    /// Attaches to the store that `config` names, for the server that `server` describes; both are JSON.
+    /// Attaches to the store in `config`, for the server described by `server`. Both are JSON.
     #[new]
     fn new(py: Python<'_>, config: &str, server: &str) -> PyResult<Backend> {
         cli::log_to_stderr();
@@ -122,19 +123,20 @@ impl Backend {
         })
     }
 
-    /// Where the store is.
+    /// The location of the store.
     #[getter]
     fn volume(&self) -> String {
         self.volume.display().to_string()
     }
 
-    /// What there is to warn of.
+    /// Warnings.
     #[getter]
     fn remarks(&self) -> Vec<String> {
         self.remarks.clone()
     }
 
-    /// Makes a pool of known addresses known: buffers as (base, stride, bytes), and for each part its buffers.
+    /// Registers a pool with known addresses: buffers as (base, stride, bytes), and the buffers of
+    /// each part.
     fn register(
         &self,
         py: Python<'_>,
@@ -157,7 +159,8 @@ impl Backend {
         self.register_memory(py, &facts, Memory::Mapped(pool))
     }
 
-    /// Makes a pool known whose pages are handed over flat; or one that holds no bytes, when there are none.
+    /// Registers a pool whose pages are passed in flat, or a pool without bytes if `page_bytes`
+    /// is 0.
     fn register_flat(&self, py: Python<'_>, facts: &str, page_bytes: usize) -> PyResult<String> {
         let facts = read_facts(facts)?;
         let memory = if page_bytes == 0 {
@@ -181,8 +184,9 @@ impl Backend {
         Ok(self.call(py, || self.inner.exists(pool, &keys, chain)))
     }
 
-    /// (pages, pages of the anchor, how far each pool reaches, lengths that can be restored). A pool is (name, policy, a, b): `all`; `trailing`, a
-    /// window of a pages; `groups`, of b keys for each a pages.
+    /// Returns (pages, pages of the anchor, reach of each pool, restorable lengths). A pool is
+    /// (name, policy, a, b). Policies: `all`; `trailing`, a window of a pages; `groups`, b keys for
+    /// each a pages.
     #[pyo3(signature = (anchor, keys, pools, before=None, depth=0))]
     fn exists_in(
         &self,
@@ -209,7 +213,7 @@ impl Backend {
         Ok((hits.pages, hits.anchor, hits.reaches, hits.restorable))
     }
 
-    /// Reads pages into a pool, at the address and number of SGLang's host indices.
+    /// Reads pages into a pool. `address` and `count` describe SGLang's host indices.
     fn get(
         &self,
         py: Python<'_>,
@@ -219,14 +223,14 @@ impl Backend {
         count: usize,
     ) -> PyResult<Vec<bool>> {
         let (asked, keys) = (keys.len()?, parse_keys(keys)?);
-        // SAFETY: `larder.sglang` holds the tensor for the length of the call.
+        // SAFETY: `larder.sglang` holds the tensor during the call.
         let mut indices = unsafe { indices(address, count) };
         trim(&mut indices, asked, keys.len());
         let answers = self.call(py, || self.inner.get(pool, &keys, &indices));
         Ok(filled(answers, asked))
     }
 
-    /// Stores pages of a pool, at the address and number of SGLang's host indices.
+    /// Stores pages of a pool. `address` and `count` describe SGLang's host indices.
     #[pyo3(signature = (pool, keys, address, count, before=None, depth=0))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn set(
@@ -240,7 +244,7 @@ impl Backend {
         depth: u32,
     ) -> PyResult<Vec<bool>> {
         let (asked, keys) = (keys.len()?, parse_keys(keys)?);
-        // SAFETY: as in `get`.
+        // SAFETY: see `get`.
         let mut indices = unsafe { indices(address, count) };
         trim(&mut indices, asked, keys.len());
         let chain = chain(before, depth);
@@ -260,8 +264,8 @@ impl Backend {
         let answers = self.call(py, || {
             let buffers = buffers.iter().take(keys.len()).map(|&(address, bytes)| {
                 let start = std::ptr::with_exposed_provenance_mut::<u8>(address);
-                // SAFETY: `larder.sglang` made these tensors, or was given them to fill, and holds them for the length of the
-                // call; they are contiguous and apart.
+                // SAFETY: `larder.sglang` created these tensors, or received them to fill, and
+                // holds them during the call. They are contiguous and do not overlap.
                 unsafe { std::slice::from_raw_parts_mut(start, bytes) }
             });
             self.inner.get_flat(pool, &keys, buffers.collect())
@@ -288,7 +292,8 @@ impl Backend {
                 .take(keys.len())
                 .map(|&(address, bytes)| {
                     let start = std::ptr::with_exposed_provenance::<u8>(address);
-                    // SAFETY: `larder.sglang` holds these tensors for the length of the call, contiguous and unchanged.
+                    // SAFETY: `larder.sglang` holds these tensors during the call, contiguous and
+                    // unchanged.
                     unsafe { std::slice::from_raw_parts(start, bytes) }
                 })
                 .collect();
@@ -297,26 +302,26 @@ impl Backend {
         Ok(filled(answers, asked))
     }
 
-    /// Deletes the pages of this server's pools; how many there were, or -1 when that could not be done yet. Nothing is served
-    /// before it is.
+    /// Deletes the pages of this server's pools. Returns their number, or -1 if this could not be
+    /// done yet. Nothing is served before it is done.
     fn clear(&self, py: Python<'_>) -> i64 {
         let cleared = py.detach(|| self.inner.clear());
         match cleared {
             Ok(pages) => i64::try_from(pages).unwrap_or(i64::MAX),
             Err(error) => {
-                tracing::error!(%error, "the store is not cleared yet; nothing is served until it is");
+                tracing::error!(%error, "the store is not cleared; until then nothing is served");
                 -1
             }
         }
     }
 
-    /// Batches read and stored since the last call, each (pages, gigabytes a second).
+    /// Batches read and stored since the last call, each (pages, gigabytes per second).
     #[expect(clippy::type_complexity, reason = "a tuple is what Python takes")]
     fn drain(&self) -> (Vec<(u64, f64)>, Vec<(u64, f64)>) {
         self.inner.meters().drain()
     }
 
-    /// Everything that is counted: this rank's pages, and the store as a whole.
+    /// All counters: this rank's pages, and the store as a whole.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counters = PyDict::new(py);
         for (name, count) in self.inner.meters().counts() {
@@ -348,13 +353,13 @@ impl Backend {
         Ok(counters)
     }
 
-    /// Creates the store where there is none, for the registered pools. Returns a warning, if any.
+    /// Creates the store for the registered pools if it does not exist. Returns a warning, if any.
     fn make(&self, py: Python<'_>) -> PyResult<Option<String>> {
         py.detach(|| self.inner.make())
             .map_err(|error| PyRuntimeError::new_err(error.to_string()))
     }
 
-    /// Whether there is a store, or none is to be made.
+    /// Whether there is a store, or none will be created.
     fn is_made(&self) -> bool {
         self.inner.is_made()
     }
@@ -365,24 +370,26 @@ impl Backend {
         settings.map(|settings| settings.to_string())
     }
 
-    /// One sentence a pool.
+    /// One sentence per pool.
     fn describe(&self) -> Vec<String> {
         self.inner.describe()
     }
 
-    /// Tries at once for a store that was not to be had at start-up; whether there is nothing left to try for.
+    /// Tries at once to attach to a store that was not available at start-up. Returns whether no
+    /// further attempt is needed.
     fn try_again(&self, py: Python<'_>) -> bool {
         work(py, || self.inner.try_again())
     }
 
-    /// Leaves the store; false when that was not done in time and goes on by itself.
+    /// Closes the store. Returns false if this was not done in time and continues in the
+    /// background.
     fn close(&self, py: Python<'_>) -> bool {
         work(py, || self.inner.close())
     }
 }
 
 impl Backend {
-    /// Runs a call of SGLang's threads, with a store wherever there can be one.
+    /// Runs a call of SGLang's threads, after creating the store if possible.
     fn call<R: Send + Default>(&self, py: Python<'_>, call: impl FnOnce() -> R + Send) -> R {
         work(py, || {
             self.inner.make_if_needed();
@@ -401,7 +408,7 @@ impl Backend {
     }
 }
 
-/// Leaves out the indices of keys that are none.
+/// Removes the indices of invalid keys.
 fn trim(indices: &mut Vec<i64>, asked: usize, keys: usize) {
     if keys < asked && asked > 0 {
         let per_key = indices.len() / asked;
@@ -414,7 +421,8 @@ fn read_facts(facts: &str) -> PyResult<PoolFacts> {
         .map_err(|error| PyValueError::new_err(format!("the pool's facts: {error}")))
 }
 
-/// A tag of what a server was told and of weight files, each of which may lie in one of several places.
+/// A tag of the server's arguments and of weight files. Each file may be in one of several
+/// places.
 #[pyfunction]
 fn weights_tag(
     py: Python<'_>,
@@ -425,14 +433,16 @@ fn weights_tag(
         .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Runs the command line; its exit code. `program` and `leading` start this command line once more.
+/// Runs the command line and returns its exit code. `program` and `leading` start this command line
+/// again.
 #[pyfunction]
 fn main(py: Python<'_>, program: PathBuf, leading: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
     let program = cli::Program::new(program, leading);
     py.detach(|| cli::run(&program, arguments))
 }
 
-/// Checks an extra config, as JSON, for pages of this size (a text such as `16MiB`); the exit code.
+/// Checks an extra config, as JSON, for pages of this size (a text such as `16MiB`). Returns the
+/// exit code.
 #[pyfunction]
 #[pyo3(signature = (config, page_bytes=None))]
 fn check_config(py: Python<'_>, config: &str, page_bytes: Option<&str>) -> PyResult<u8> {

@@ -1,8 +1,9 @@
-//! From a configured path to a store that this process uses, beside whatever other processes do.
+//! From a configured path to a store that this process uses, together with other processes.
 //!
-//! The path is a directory, in which the store is a file of a fixed name with its socket beside it, or a block device. Every rank and
-//! every server of a node comes here at about the same moment, and there may be no store yet: exactly one of them creates it, under
-//! a lock, and the others wait for that and attach.
+//! The path is a directory or a block device. In a directory the store is a file of a fixed name,
+//! with its socket beside it. Every rank and every server of a node starts at about the same time,
+//! and the store may not exist yet. Exactly one process creates it, under a lock; the others wait
+//! for it and attach.
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
@@ -20,39 +21,40 @@ use rustix::fs::FlockOperation;
 
 use crate::config::Config;
 
-/// What the processes that may create it agree by.
+/// The file that processes lock to create the store.
 const LOCK_FILE: &str = "larder.lock";
 
-/// How long one waits for another that is creating the store.
+/// How long a process waits for another that is creating the store.
 const CREATION_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Pause between two looks: a lock on a file cannot be waited for with a time limit.
+/// Poll interval: a file lock has no wait with a time limit.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Why there is no store to use.
+/// Why no store is available.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// The path is something else.
+    /// The path is neither a directory nor a block device.
     #[error("`path`: {0} is neither a directory nor a block device")]
     Kind(PathBuf),
     /// The directory cannot be used.
     #[error("`path`: {path}: {doing}: {source}; check the path, its permissions and its mount")]
     Directory {
-        /// What was touched.
+        /// The path.
         path: PathBuf,
-        /// To do what.
+        /// The failed operation.
         doing: &'static str,
-        /// What the system said.
+        /// The system error.
         source: std::io::Error,
     },
-    /// Nobody said how large it is to be.
+    /// The size of the store is not configured.
     #[error(
         "`size` is missing: there is no store at {0} yet, and its size is fixed when it is created"
     )]
     NoSize(PathBuf),
-    /// Another process creates it, for too long.
+    /// Another process has been creating the store for too long.
     #[error(
-        "`path`: another process has been creating the store at {0} for too long; stop it, or try again"
+        "`path`: another process has been creating the store at {0} for too long; \
+         stop it, or try again"
     )]
     Busy(PathBuf),
     /// No page of this server fits a store of the configured size.
@@ -61,7 +63,7 @@ pub enum PlaceError {
     /// No page of a pool can ever be stored.
     #[error("pool {0}: {1}")]
     Misfit(String, Misfit),
-    /// The engine refused.
+    /// An error of the engine.
     #[error("`path`: {0}")]
     Store(#[from] StoreError),
 }
@@ -70,19 +72,19 @@ pub enum PlaceError {
 pub struct Attached {
     /// The handle.
     pub store: SharedStore,
-    /// Where its first volume is.
+    /// The path of the first volume.
     pub volume: PathBuf,
-    /// A remark on its size, if it is not the configured one.
+    /// A remark on its size, if it differs from the configured size.
     pub remark: Option<String>,
 }
 
-/// Whether there is a store already. Where there is none, whether one of the configured size can be
-/// made there.
+/// Whether there already is a store. If not, checks that a store of the configured size can be
+/// created.
 ///
 /// # Errors
 /// See [`PlaceError`].
 pub fn is_made(config: &Config) -> Result<bool, PlaceError> {
-    // Looked at first: this makes the directory.
+    // First, because it creates the directory.
     let kind = kind(&config.path)?;
     let volume = volume_of(&config.path);
     let is_there = match kind {
@@ -92,7 +94,7 @@ pub fn is_made(config: &Config) -> Result<bool, PlaceError> {
     if is_there {
         return Ok(true);
     }
-    // The room that another process is just taking for the store is not missing.
+    // The lock excludes another process that is just allocating the space for the store.
     let _lock = match kind {
         Kind::Directory => Some(lock_creation(config)?),
         Kind::Device => None,
@@ -106,13 +108,13 @@ pub fn is_made(config: &Config) -> Result<bool, PlaceError> {
     };
     match create(&volume, &options) {
         Ok(_) => Ok(false),
-        // Attaching tells what it is.
+        // Attaching reports the details.
         Err(StoreError::Exists(_) | StoreError::Locked { .. }) => Ok(true),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Attaches to the store that `config` names; creates it if nobody has, with segments that suit
+/// Attaches to the store in `config`. Creates it if it does not exist, with segments that suit
 /// pages of `page_bytes`.
 ///
 /// # Errors
@@ -138,7 +140,7 @@ pub fn attach(config: &Config, page_bytes: Option<u64>) -> Result<Attached, Plac
     })
 }
 
-/// How this process opens the store.
+/// The options with which this process opens the store.
 pub(crate) fn open_options(config: &Config) -> OpenOptions {
     OpenOptions {
         disk: config.disk,
@@ -150,14 +152,14 @@ pub(crate) fn open_options(config: &Config) -> OpenOptions {
     }
 }
 
-/// What a path is.
+/// The kind of a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Directory,
     Device,
 }
 
-/// What the configured path is; a directory is made if there is nothing.
+/// The kind of the configured path. Creates a directory if nothing exists.
 pub(crate) fn kind(path: &Path) -> Result<Kind, PlaceError> {
     let failed = |doing| {
         move |source| PlaceError::Directory {
@@ -187,7 +189,7 @@ pub(crate) fn volume_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Sees to it that there is a store in the directory.
+/// Ensures that there is a store in the directory.
 fn attend_to_file(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, PlaceError> {
     let volume = config.path.join(STORE_FILE);
     if volume.exists() {
@@ -200,8 +202,7 @@ fn attend_to_file(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, P
     Ok(volume)
 }
 
-/// Keeps other processes from creating the store in the directory until what is returned is
-/// dropped.
+/// Prevents other processes from creating the store in the directory until the result is dropped.
 fn lock_creation(config: &Config) -> Result<File, PlaceError> {
     let lock_path = config.path.join(LOCK_FILE);
     let failed = |doing| {
@@ -219,7 +220,7 @@ fn lock_creation(config: &Config) -> Result<File, PlaceError> {
         .open(&lock_path)
         .map_err(failed("opening the lock"))?;
     let until = Instant::now() + CREATION_PATIENCE;
-    // The lock goes with the file, however this ends.
+    // The lock is released with the file in every case.
     while let Err(error) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         if error != rustix::io::Errno::WOULDBLOCK {
             return Err(failed("taking the lock")(error.into()));
@@ -232,7 +233,8 @@ fn lock_creation(config: &Config) -> Result<File, PlaceError> {
     Ok(lock)
 }
 
-/// Sees to it that there is a store on the device: the engine's own lock decides who makes it.
+/// Ensures that there is a store on the device. The engine's own lock decides which process creates
+/// it.
 fn attend_to_device(config: &Config, page_bytes: Option<u64>) -> Result<(), PlaceError> {
     let until = Instant::now() + CREATION_PATIENCE;
     loop {
@@ -241,7 +243,8 @@ fn attend_to_device(config: &Config, page_bytes: Option<u64>) -> Result<(), Plac
         }
         match make(&config.path, config, page_bytes) {
             Ok(()) | Err(PlaceError::Store(StoreError::Exists(_))) => return Ok(()),
-            // Somebody makes it, or has just opened it: looked at again, until attaching has to tell.
+            // Another process is creating it or has just opened it. Retries until attaching must
+            // report the error.
             Err(PlaceError::Store(StoreError::Locked { .. })) if Instant::now() < until => {}
             Err(PlaceError::Store(StoreError::Locked { .. })) => return Ok(()),
             Err(error) => return Err(error),
@@ -249,14 +252,14 @@ fn attend_to_device(config: &Config, page_bytes: Option<u64>) -> Result<(), Plac
     }
 }
 
-/// How the store is made.
+/// The options for creating the store.
 pub(crate) fn options(
     volume: &Path,
     config: &Config,
     page_bytes: Option<u64>,
 ) -> Result<CreateOptions<'static>, PlaceError> {
     let is_device = volume == config.path;
-    // Zero stands for a whole device.
+    // Zero means the whole device.
     let size = match config.size {
         Some(size) => size,
         None if is_device => 0,
@@ -294,7 +297,7 @@ fn device_bytes(path: &Path) -> Result<u64, PlaceError> {
     let end = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
     end.map_err(|source| PlaceError::Directory {
         path: path.to_owned(),
-        doing: "asking the device for its size",
+        doing: "reading the size of the device",
         source,
     })
 }
@@ -310,26 +313,26 @@ fn make(volume: &Path, config: &Config, page_bytes: Option<u64>) -> Result<(), P
     Ok(())
 }
 
-/// Why pages of a size suit a store badly, and the command that mends it.
+/// Why pages of a size do not suit a store, and the command that fixes it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
-    /// None can ever be stored.
+    /// None of the pages can ever be stored.
     #[error(
         "a page of it has {page_bytes} bytes, and the segments of the store at {volume} take \
          pages of at most {largest_bytes}: none can ever be stored. {mend}",
         volume = volume.display()
     )]
     Never {
-        /// Bytes of a page.
+        /// Bytes per page.
         page_bytes: u64,
-        /// Most bytes of a page that fits.
+        /// Maximum bytes of a page that fits.
         largest_bytes: u64,
         /// The store.
         volume: PathBuf,
-        /// What to do.
+        /// The remedy.
         mend: String,
     },
-    /// They fit, and waste room.
+    /// They fit, but waste space.
     #[error(
         "a page of it has {page}, more than half a segment of the store at {volume}: \
          {hundredths} % of its room are never used. {mend}",
@@ -337,18 +340,19 @@ pub enum Misfit {
         volume = volume.display()
     )]
     Wasteful {
-        /// Bytes of a page.
+        /// Bytes per page.
         page_bytes: u64,
-        /// Share of the room that is never used.
+        /// Share of the space that is never used.
         hundredths: u64,
         /// The store.
         volume: PathBuf,
-        /// What to do.
+        /// The remedy.
         mend: String,
     },
 }
 
-/// How pages of a size suit a store; `None` where they suit it well, or it does not tell yet.
+/// Why pages of a size do not suit a store; `None` if they do, or if the segment size is not known
+/// yet.
 #[must_use]
 pub fn misfit(volume: &Path, stats: &Stats, page_bytes: u64) -> Option<Misfit> {
     if stats.segment_bytes == 0 || page_bytes == 0 {
@@ -373,7 +377,7 @@ pub fn misfit(volume: &Path, stats: &Stats, page_bytes: u64) -> Option<Misfit> {
     }
 }
 
-/// The command that makes a store for pages of this size in place of the one at `volume`.
+/// The command that replaces the store at `volume` with a store for pages of this size.
 fn mend(volume: &Path, capacity: u64, page_bytes: u64) -> String {
     let whole = match segment_bytes_for(capacity, 1, page_bytes) {
         Some(_) => Some(capacity),
@@ -385,14 +389,14 @@ fn mend(volume: &Path, capacity: u64, page_bytes: u64) -> String {
         return "Give SGLang a smaller --page-size".to_owned();
     };
     format!(
-        "Stop all servers that use the store, then make it anew, which drops its pages: larder \
+        "Stop all servers that use the store, then create it again, which drops its pages: larder \
          create {} --size {size} --segment-size {segment} --force",
         volume.display()
     )
 }
 
 fn remark(config: &Config, volume: &Path, capacity: u64) -> Option<String> {
-    // What does not make up a block is not used.
+    // A partial block at the end is not used.
     const BLOCK: u64 = 4096;
     let wanted = config.size? / BLOCK * BLOCK;
     if capacity == 0 || wanted == capacity {
@@ -426,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_made_on_first_use_and_found_again() {
+    fn a_store_is_created_on_first_use_and_found_later() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/place");
         let config = config(&path, "256MiB");
@@ -440,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_come_at_once_one_makes_the_store_and_all_use_it() {
+    fn of_many_concurrent_processes_one_creates_the_store_and_all_use_it() {
         let directory = tempfile::tempdir().unwrap();
         let config = config(directory.path(), "256MiB");
         let attached: Vec<Attached> = std::thread::scope(|scope| {
@@ -461,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_keeps_its_size_and_says_so() {
+    fn a_store_keeps_its_size_and_reports_it() {
         let directory = tempfile::tempdir().unwrap();
         let first = attach(&config(directory.path(), "256MiB"), None).unwrap();
         first.store.close().unwrap();
@@ -475,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_a_store_that_another_is_making_waits_for_it() {
+    fn a_process_waits_for_a_store_that_another_process_creates() {
         let directory = tempfile::tempdir().unwrap();
         let config = config(directory.path(), "256MiB");
         let making = lock_creation(&config).unwrap();
@@ -488,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_made_with_segments_for_its_pages() {
+    fn a_store_is_created_with_segments_for_its_pages() {
         let directory = tempfile::tempdir().unwrap();
         let config = config(directory.path(), "300MiB");
         assert!(!is_made(&config).unwrap());
@@ -510,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_that_mends_a_misfit_makes_a_store_that_fits() {
+    fn the_command_that_fixes_a_misfit_creates_a_store_that_fits() {
         let directory = tempfile::tempdir().unwrap();
         let made = attach(&config(directory.path(), "256MiB"), None).unwrap();
         let stats = made.store.stats();
@@ -546,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_hold_a_store_is_refused_by_its_key() {
+    fn a_path_that_cannot_hold_a_store_is_refused_with_its_key() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         std::fs::write(&file, b"text").unwrap();

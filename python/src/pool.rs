@@ -1,13 +1,14 @@
-//! Where the pages of a host pool lie in memory: the one place that makes slices out of SGLang's addresses.
+//! The memory of the pages of a host pool. Only this module creates slices from SGLang's addresses.
 //!
-//! A pool is one or more *buffers*; page `i` of buffer `b` is `bytes` long and begins at `base + i * stride`. A *part* of a page is
-//! one buffer's piece, or several joined in order: SGLang's `layer_first` pools scatter a part over one buffer a layer.
+//! A pool has one or more *buffers*; page `i` of a buffer has `bytes` bytes and starts at
+//! `base + i * stride`. A *part* of a page is one buffer's piece, or several joined in order:
+//! SGLang's `layer_first` pools scatter a part over one buffer per layer.
 //!
-//! Invariants: every piece that a [`Pool`] hands out lies inside the ranges it was registered with; pieces of different pages or
-//! buffers never overlap; one call hands out each page once.
+//! Invariants: every piece returned by a [`Pool`] is inside the registered ranges. Pieces of
+//! different pages or buffers never overlap. One call returns each page once.
 //!
-//! What cannot be checked here is what SGLang promises: the pool stays mapped until `close`, and nobody else touches the slots
-//! that a call names before it returns.
+//! Two conditions cannot be checked here and are guaranteed by SGLang: the pool stays mapped until
+//! `close`, and no other code touches the slots of a call before it returns.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -16,9 +17,9 @@ use std::io::{IoSlice, IoSliceMut};
 pub struct Buffer {
     /// Address of page 0's piece.
     pub base: usize,
-    /// Bytes from one page's piece to the next.
+    /// Distance between the pieces of consecutive pages, in bytes.
     pub stride: usize,
-    /// Bytes of a piece.
+    /// Bytes per piece.
     pub bytes: usize,
 }
 
@@ -26,33 +27,33 @@ pub struct Buffer {
 #[derive(Clone, Debug)]
 pub struct Pool {
     buffers: Vec<Buffer>,
-    /// By part: its buffers, in order.
+    /// The buffers of each part, in order.
     parts: Vec<Vec<usize>>,
     page_tokens: usize,
     pages: usize,
 }
 
-/// Why addresses make no pool, or indices no pages.
+/// Why addresses do not form a pool, or indices do not identify pages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// The geometry contradicts itself.
-    #[error("the pool's buffers make no sense: {0}")]
+    /// The geometry is contradictory.
+    #[error("the pool's buffers are not valid: {0}")]
     Geometry(&'static str),
-    /// Not as many indices as the keys need.
+    /// The number of indices does not match the keys.
     #[error("{found} host indices for {keys} keys, {expected} expected")]
     Count {
         /// Indices given.
         found: usize,
         /// Keys given.
         keys: usize,
-        /// Indices that the keys need.
+        /// Indices required for the keys.
         expected: usize,
     },
-    /// An index that is not the first of a page, or lies outside of the pool.
+    /// An index is not the first of a page, or is outside the pool.
     #[error("host index {0} is not the first of a page of this pool")]
     Index(i64),
-    /// A page named twice.
-    #[error("host index {0} is named twice")]
+    /// A page occurs twice.
+    #[error("host index {0} occurs twice")]
     Twice(i64),
 }
 
@@ -60,7 +61,7 @@ impl Pool {
     /// A pool of `pages` pages of `page_tokens` tokens. `parts` lists the buffers of each part.
     ///
     /// # Errors
-    /// Buffers that overlap or leave the address space; parts that name no buffer, or one of them twice.
+    /// Buffers overlap or exceed the address space; a part has no buffer, or a buffer twice.
     pub fn new(
         buffers: Vec<Buffer>,
         parts: Vec<Vec<usize>>,
@@ -109,19 +110,19 @@ impl Pool {
         self.parts.iter().map(of).collect()
     }
 
-    /// Bytes of a page.
+    /// Bytes per page.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         self.buffers.iter().map(|buffer| buffer.bytes).sum()
     }
 
-    /// Whether every part of every page is one piece, so that nothing has to be gathered.
+    /// Whether every part of every page is one piece, so that nothing must be gathered.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.parts.iter().all(|part| part.len() == 1)
     }
 
-    /// Whether every piece begins and ends at a multiple of `align` bytes.
+    /// Whether every piece starts and ends at a multiple of `align` bytes.
     #[must_use]
     pub fn is_aligned(&self, align: usize) -> bool {
         self.buffers.iter().all(|buffer| {
@@ -131,16 +132,18 @@ impl Pool {
         })
     }
 
-    /// The address of the pool's first byte.
+    /// The address of the first byte of the pool.
     #[must_use]
     pub fn base(&self) -> usize {
         self.buffers[0].base
     }
 
-    /// The pages that SGLang's indices name: one index a token, the first of each page counts.
+    /// The pages that SGLang's indices identify: one index per token, and the first of each page is
+    /// used.
     ///
     /// # Errors
-    /// A number of indices that does not fit the keys; an index that is no page's first; a page named twice.
+    /// The number of indices does not match the keys; an index is not the first of a page; a page
+    /// occurs twice.
     pub fn pages(&self, indices: &[i64], keys: usize) -> Result<Vec<usize>, PoolError> {
         let expected = keys.saturating_mul(self.page_tokens);
         if indices.len() != expected {
@@ -169,31 +172,31 @@ impl Pool {
         }
     }
 
-    /// The pieces of a page, in the order of parts, to read from.
+    /// The pieces of a page, in the order of parts, for reading.
     ///
     /// # Safety
-    /// The pool is mapped, and nobody writes to this page, for as long as the pieces are used.
+    /// The pool is mapped and no other code writes to this page while the pieces are used.
     #[must_use]
     pub unsafe fn pieces(&self, page: usize) -> Vec<IoSlice<'_>> {
         let slice = |buffer: Buffer| {
             let start = self.address(buffer, page);
-            // SAFETY: the caller vouches for the memory, and `address` for its bounds.
+            // SAFETY: the caller guarantees the memory, and `address` its bounds.
             IoSlice::new(unsafe { std::slice::from_raw_parts(start, buffer.bytes) })
         };
         self.in_order().map(slice).collect()
     }
 
-    /// The pieces of a page, in the order of parts, to write to.
+    /// The pieces of a page, in the order of parts, for writing.
     ///
     /// # Safety
-    /// The pool is mapped, and nobody else touches this page, for as long as the pieces are used; no page is asked for twice
-    /// meanwhile.
+    /// The pool is mapped and no other code touches this page while the pieces are used. No page is
+    /// requested twice during that time.
     #[must_use]
     pub unsafe fn pieces_mut<'a>(&self, page: usize) -> Vec<IoSliceMut<'a>> {
         let slice = |buffer: Buffer| {
             let start = self.address(buffer, page);
-            // SAFETY: the caller vouches for the memory, and `address` for its bounds. Pieces of a page do not overlap, nor do
-            // pages: `new` has checked it.
+            // SAFETY: the caller guarantees the memory, and `address` its bounds. `new` has checked
+            // that pieces of a page do not overlap, and that pages do not.
             IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(start, buffer.bytes) })
         };
         self.in_order().map(slice).collect()
@@ -203,7 +206,7 @@ impl Pool {
         self.parts.iter().flatten().map(|&at| self.buffers[at])
     }
 
-    /// Panics rather than leave the pool.
+    /// Panics instead of leaving the pool.
     fn address(&self, buffer: Buffer, page: usize) -> *mut u8 {
         assert!(page < self.pages, "page {page} of {}", self.pages);
         std::ptr::with_exposed_provenance_mut(buffer.base + page * buffer.stride)
@@ -215,7 +218,7 @@ fn end_of(buffer: &Buffer, pages: usize) -> Option<usize> {
     buffer.base.checked_add(last)?.checked_add(buffer.bytes)
 }
 
-/// Whether pieces of two buffers lie side by side in each page of one region.
+/// Whether the pieces of two buffers are adjacent in each page of one region.
 fn interleave(a: &Buffer, b: &Buffer) -> bool {
     let (low, high) = if a.base <= b.base { (a, b) } else { (b, a) };
     if low.stride != high.stride || low.stride == 0 {
@@ -247,16 +250,16 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_read_and_written_where_sglang_keeps_it() {
+    fn a_page_is_read_and_written_in_the_memory_of_sglang() {
         let mut memory: Vec<u8> = (0..64).collect();
         let pool = pool(&mut memory);
         let pages = pool.pages(&[8, 9, 10, 11, 0, 1, 2, 3], 2).unwrap();
         assert_eq!(pages, [2, 0]);
-        // SAFETY: the memory is this test's own and nothing else uses it meanwhile.
+        // SAFETY: the memory belongs to this test, and no other code uses it during the call.
         let pieces = unsafe { pool.pieces(pages[0]) };
         assert_eq!(&*pieces[0], &[16, 17, 18, 19, 20, 21, 22, 23]);
         assert_eq!(&*pieces[1], &[48, 49, 50, 51, 52, 53, 54, 55]);
-        // SAFETY: as above, and the pieces read from are not used any more.
+        // SAFETY: as above, and the pieces for reading are no longer used.
         let mut pieces = unsafe { pool.pieces_mut(pages[1]) };
         pieces[1].fill(7);
         assert_eq!(memory[32..40], [7; 8]);
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_that_name_no_page_are_refused() {
+    fn indices_that_identify_no_page_are_refused() {
         let mut memory = vec![0; 64];
         let pool = pool(&mut memory);
         let refused = |indices: &[i64], keys| pool.pages(indices, keys).unwrap_err();
@@ -304,7 +307,7 @@ mod tests {
         let pool = Pool::new(buffers, vec![vec![1, 0]], 1, 4).unwrap();
         assert_eq!(pool.part_bytes(), [8]);
         assert!(!pool.is_whole());
-        // SAFETY: the memory is this test's own and nothing else uses it meanwhile.
+        // SAFETY: the memory belongs to this test, and no other code uses it during the call.
         let pieces = unsafe { pool.pieces(1) };
         let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.to_vec()).collect();
         assert_eq!(bytes, [20, 21, 22, 23, 4, 5, 6, 7]);

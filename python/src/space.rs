@@ -1,23 +1,26 @@
-//! From what SGLang says of a server and its pools to the namespace that their pages live in.
+//! The namespace of the pages of a pool, derived from SGLang's description of the server and its
+//! pools.
 //!
-//! SGLang's page keys name tokens and nothing else. Everything that makes the bytes of a page differ is in its namespace: two
-//! pools share one only when each may be given the other's pages. What is in doubt is told apart, for a miss is only slow.
+//! SGLang's page keys identify tokens only. Every property that affects the bytes of a page is in
+//! its namespace. Two pools share a namespace only if each may use the other's pages. In doubt they
+//! are separate, because a miss is only slow.
 //!
-//! Ranks: where the model's KV is the same on every tensor-parallel rank (MLA, DeepSeek-V4), SGLang has rank 0 write for all of
-//! them, so the namespace has no rank. State that is sharded even there (Mamba, a draft or window with heads of its own) keeps its
-//! rank. Data-parallel replicas hold the same bytes and share everything.
+//! Ranks: if the model's KV is the same on every tensor-parallel rank (MLA, DeepSeek-V4), SGLang
+//! makes rank 0 write for all of them, so the namespace contains no rank. State that is sharded
+//! even then (Mamba, a draft or a window with its own heads) keeps its rank. Data-parallel replicas
+//! hold the same bytes and share everything.
 
 use std::collections::BTreeMap;
 
 use larder_format::{Namespace, NamespaceError, NamespaceFields, PageShape, Rank, ShapeError};
 use serde::Deserialize;
 
-/// What SGLang's `HiCacheStorageConfig` says, and the weights tag.
+/// The contents of SGLang's `HiCacheStorageConfig`, plus the weights tag.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Server {
-    /// The model's name.
+    /// The name of the model.
     pub model: String,
-    /// What tells its weights from others.
+    /// Distinguishes its weights from others.
     pub weights: String,
     /// Tensor-parallel rank and size.
     pub tp: (u32, u32),
@@ -29,50 +32,50 @@ pub struct Server {
     pub replicated: bool,
 }
 
-/// What a host pool says of itself.
+/// The description of a host pool.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PoolFacts {
-    /// SGLang's name for it: `kv`, `swa`, `mamba`, ...
+    /// SGLang's name of the pool: `kv`, `swa`, `mamba`, ...
     pub name: String,
-    /// Element type.
+    /// The element type.
     pub dtype: String,
-    /// Order of the bytes in a page, as they are stored.
+    /// The byte order in a stored page (layout).
     pub layout: String,
-    /// Tokens of a page.
+    /// Tokens per page.
     pub page_tokens: u32,
-    /// Whether tensor-parallel ranks hold different bytes whatever the rest of the model does.
+    /// Whether tensor-parallel ranks hold different bytes, independent of the rest of the model.
     pub sharded: bool,
-    /// Whatever else shapes the bytes, by name: layers, heads, dimensions.
+    /// Further properties that affect the bytes, by name: layers, heads, dimensions.
     pub extra: BTreeMap<String, String>,
 }
 
-/// Why there is no namespace for a pool.
+/// Why a pool has no valid namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum SpaceError {
-    /// A rank that is not below its size.
+    /// A rank is not below its size.
     #[error("{what} rank {rank} is not below its size {size}")]
     Rank {
-        /// Of which group.
+        /// The group.
         what: &'static str,
         /// The rank.
         rank: u32,
         /// The size.
         size: u32,
     },
-    /// The page's parts are not possible.
+    /// The parts of a page are not valid.
     #[error("pool {pool}: {source}")]
     Shape {
-        /// Which pool.
+        /// The pool.
         pool: String,
-        /// Why not.
+        /// The reason.
         source: ShapeError,
     },
-    /// The texts make no namespace.
+    /// The texts are not valid for a namespace.
     #[error("pool {pool}: {source}")]
     Namespace {
-        /// Which pool.
+        /// The pool.
         pool: String,
-        /// Why not.
+        /// The reason.
         source: NamespaceError,
     },
 }
@@ -80,7 +83,7 @@ pub enum SpaceError {
 /// The namespace of a pool whose pages have parts of these lengths, in bytes.
 ///
 /// # Errors
-/// Facts that make none.
+/// The description is not valid.
 pub fn namespace(
     server: &Server,
     pool: &PoolFacts,
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_makes_bytes_differ_makes_another_namespace() {
+    fn every_property_that_affects_bytes_changes_the_namespace() {
         let base = of(&server((0, 1), false), &pool("kv", false));
         let mut others = Vec::new();
         for change in 0..8 {
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_that_make_no_namespace_are_refused_with_the_pool() {
+    fn invalid_descriptions_are_refused_with_the_pool() {
         let server = server((2, 2), false);
         assert!(matches!(
             namespace(&server, &pool("kv", false), &[4096]),

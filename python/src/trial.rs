@@ -1,9 +1,11 @@
-//! Which of two ways is faster here, found out on the work itself.
+//! Selects the faster of two transfer modes by measuring the actual transfers.
 //!
-//! Reading straight into a pool of 4 KiB memory pages can be slower than reading into huge pages and copying: it depends on the
-//! kernel, the disk and how the pool was allocated. So what is moved first goes both ways in turn, in runs of at most
-//! [`RUN_BYTES`], and the way with the better best run is kept. The best and not the mean: whatever else the machine does only
-//! ever makes a run slower. Batches of large pages are cut into several runs, so that a gigabyte at most is moved before the choice.
+//! Reading directly into a pool of 4 KiB memory pages can be slower than reading into huge pages
+//! and copying. It depends on the kernel, the disk and the allocation of the pool. Therefore the
+//! first transfers alternate between both modes, in runs of at most [`RUN_BYTES`], and the mode
+//! with the faster best run is kept. The best run is used and not the mean, because other load on
+//! the machine only makes runs slower. Batches of large pages are divided into several runs, so
+//! that at most a gigabyte is transferred before the choice.
 
 use std::time::Duration;
 
@@ -11,25 +13,25 @@ use parking_lot::Mutex;
 
 use crate::config::Transfer;
 
-/// Runs of each way before one is chosen.
+/// Runs of each mode before the choice.
 const RUNS: u32 = 4;
 
-/// Bytes of a run, unless one page needs more: as many as go through a buffer at once.
+/// Bytes per run, unless one page needs more: the capacity of a buffer.
 pub const RUN_BYTES: usize = 64 << 20;
 
-/// Bytes below which a run says nothing.
+/// Minimum bytes of a run that counts.
 const BYTES_MIN: u64 = 256 << 10;
 
-/// How page data goes between pool and device.
+/// How page data is transferred between pool and device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Straight.
+    /// Directly.
     Direct,
     /// Through a buffer on huge pages.
     Bounce,
 }
 
-/// One direction of one pool.
+/// The trial for one direction of one pool.
 #[derive(Debug)]
 pub struct Trial {
     state: Mutex<State>,
@@ -37,7 +39,7 @@ pub struct Trial {
 
 #[derive(Debug)]
 enum State {
-    /// Runs and bytes per second of the best one, straight and through the buffer.
+    /// Number of runs and bytes per second of the best run: direct, and through the buffer.
     Open {
         direct: (u32, f64),
         bounce: (u32, f64),
@@ -46,7 +48,8 @@ enum State {
 }
 
 impl Trial {
-    /// A trial, unless the way is prescribed or there is only one, or the pool lies on huge pages itself.
+    /// Starts a trial. There is none if the mode is configured, if only one mode is possible, or if
+    /// the pool is on huge pages.
     #[must_use]
     pub fn new(
         transfer: Transfer,
@@ -71,7 +74,8 @@ impl Trial {
         }
     }
 
-    /// The way to go next, and how many of `pages` pages of `page_bytes` bytes at most before asking again.
+    /// The next mode, and the maximum number of pages before the next call. The batch has `pages`
+    /// pages of `page_bytes` bytes.
     #[must_use]
     pub fn next(&self, pages: usize, page_bytes: usize) -> (Way, usize) {
         let run = (RUN_BYTES / page_bytes.max(1)).clamp(1, pages.max(1));
@@ -82,7 +86,8 @@ impl Trial {
         }
     }
 
-    /// What came of a run: bytes that really moved. Says what was chosen, if that is now.
+    /// Records the result of a run with the bytes actually transferred. Returns a description of
+    /// the choice, if it was made now.
     pub fn ran(&self, way: Way, bytes: u64, took: Duration) -> Option<String> {
         let mut state = self.state.lock();
         let State::Open { direct, bounce } = &mut *state else {
@@ -114,7 +119,7 @@ impl Trial {
         Some(said)
     }
 
-    /// The way and why, for people.
+    /// The mode and the reason, for logs.
     #[must_use]
     pub fn describe(&self) -> String {
         match &*self.state.lock() {
@@ -122,7 +127,7 @@ impl Trial {
             State::Open { direct, bounce } => {
                 let runs = direct.0.min(RUNS) + bounce.0.min(RUNS);
                 format!(
-                    "direct or bounce (measured on what is moved first: {runs} of {} runs)",
+                    "direct or bounce (measured on the first transfers: {runs} of {} runs)",
                     2 * RUNS
                 )
             }
@@ -170,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_prescribed_or_needed_is_not_tried() {
+    fn a_configured_or_required_mode_is_not_measured() {
         let way = |transfer, needs, aligned| {
             let trial = Trial::new(transfer, needs, aligned, true);
             trial.next(1, 4096).0
@@ -183,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_that_moved_little_decide_nothing() {
+    fn small_runs_do_not_count() {
         let trial = Trial::new(Transfer::Auto, None, true, false);
         for _ in 0..100 {
             assert_eq!(trial.ran(Way::Direct, 4096, Duration::from_millis(1)), None);
@@ -197,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn while_it_is_tried_a_large_batch_is_cut_into_runs() {
+    fn during_a_trial_a_large_batch_is_divided_into_runs() {
         let trial = Trial::new(Transfer::Auto, None, true, false);
         let pages = |page_bytes| trial.next(128, page_bytes).1;
         assert_eq!(pages(128 << 10), 128);

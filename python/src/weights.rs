@@ -1,10 +1,11 @@
-//! A tag for a set of weights: what tells it from others that go by the same name.
+//! A tag for a set of weights, which distinguishes it from others with the same name.
 //!
-//! Pages hold what the weights made of the tokens, so pages of other weights must never be served, and a model's name does not say
-//! which weights it stands for: files are replaced, revisions move, adapters are merged. The tag is a digest of what the server was told
-//! (path, revision, quantization, KV type) and of the names, sizes and modification times of the files that hold weights and their
-//! configuration. Their content is not read: it would take minutes. Configuration alone tells no weights from others, so a
-//! directory without weights is none of theirs.
+//! Pages are computed from the weights, so pages of other weights must never be served. A model's
+//! name does not identify its weights: files are replaced, revisions move, adapters are merged. The
+//! tag is a digest of the server's arguments (path, revision, quantization, KV type) and of the
+//! names, sizes and modification times of the weight files and their configuration. File contents
+//! are not read, because that would take minutes. Configuration files alone do not identify
+//! weights, so a directory without weights is not used.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,16 +13,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-/// Endings of files that weights and adapters lie in.
+/// Extensions of weight and adapter files.
 const WEIGHTS: [&str; 5] = ["safetensors", "bin", "pt", "pth", "gguf"];
 
-/// Endings of files that their configuration lies in.
+/// Extensions of configuration files.
 const CONFIGURATION: [&str; 2] = ["json", "model"];
 
 /// Digits of a tag.
 const DIGITS: usize = 16;
 
-/// Deepest directory below the given one that is looked into.
+/// Maximum directory depth of the search.
 const DEPTH_MAX: usize = 3;
 
 /// Why no tag can be derived.
@@ -29,28 +30,30 @@ const DEPTH_MAX: usize = 3;
 pub enum WeightsError {
     /// A place cannot be read.
     #[error(
-        "the weights at {path} cannot be looked at ({source}), so that nothing tells them from others: set `weights_tag` in the extra config"
+        "the weights at {path} cannot be read ({source}), so they cannot be identified: \
+         set `weights_tag` in the extra config"
     )]
     Unreadable {
-        /// Which.
+        /// The place.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
-    /// There is nothing there that weights lie in.
+    /// There are no weight files.
     #[error(
-        "no weight files at {0}, so that nothing tells these weights from others: set `weights_tag` in the extra config"
+        "no weight files at {0}, so the weights cannot be identified: \
+         set `weights_tag` in the extra config"
     )]
     Nothing(PathBuf),
 }
 
-/// A tag of what the server was told, by name, and of files. Each of these may lie in one of several places: the first that holds weights
-/// counts.
+/// A tag of the server's arguments, by name, and of files. Each of the files may be in one of
+/// several places; the first place with weights counts.
 ///
 /// # Errors
-/// No place with weights, or one that cannot be read.
+/// No place has weights, or a place cannot be read.
 pub fn derive(
-    told: &BTreeMap<String, String>,
+    arguments: &BTreeMap<String, String>,
     files: &[Vec<PathBuf>],
 ) -> Result<String, WeightsError> {
     let mut digest = blake3::Hasher::new();
@@ -58,7 +61,7 @@ pub fn derive(
         digest.update(&(text.len() as u64).to_le_bytes());
         digest.update(text.as_bytes());
     };
-    for (name, value) in told {
+    for (name, value) in arguments {
         say(name);
         say(value);
     }
@@ -72,7 +75,7 @@ pub fn derive(
     Ok(tag.as_str()[..DIGITS].to_owned())
 }
 
-/// The files of the first of these places that holds weights.
+/// The files of the first place that has weights.
 fn first_with_weights(places: &[PathBuf]) -> Result<Vec<String>, WeightsError> {
     for place in places {
         let mut found = Found::default();
@@ -89,10 +92,10 @@ fn first_with_weights(places: &[PathBuf]) -> Result<Vec<String>, WeightsError> {
     Err(WeightsError::Nothing(first))
 }
 
-/// What lies in a place.
+/// The contents of a place.
 #[derive(Default)]
 struct Found {
-    /// One line a file: name, size, modification time.
+    /// One line per file: name, size, modification time.
     lines: Vec<String>,
     has_weights: bool,
 }
@@ -112,7 +115,7 @@ fn look(place: &Path, name: &Path, depth: usize, found: &mut Found) -> io::Resul
     }
     let ending = place.extension().and_then(|ending| ending.to_str());
     let ends_with = |endings: &[&str]| ending.is_some_and(|ending| endings.contains(&ending));
-    // A place that is a file is one because it was named.
+    // A place that is itself a file was named explicitly.
     let is_weights = depth == 0 || ends_with(&WEIGHTS);
     if is_weights || ends_with(&CONFIGURATION) {
         let modified = metadata.modified()?.duration_since(UNIX_EPOCH);
@@ -131,7 +134,7 @@ mod tests {
     use super::*;
     use std::time::{Duration, SystemTime};
 
-    fn told(revision: &str) -> BTreeMap<String, String> {
+    fn arguments(revision: &str) -> BTreeMap<String, String> {
         BTreeMap::from([("revision".to_owned(), revision.to_owned())])
     }
 
@@ -153,7 +156,8 @@ mod tests {
     #[test]
     fn the_same_weights_have_the_same_tag_and_others_another() {
         let (directory, file) = model();
-        let tag = |revision| derive(&told(revision), &[vec![directory.path().to_owned()]]).unwrap();
+        let tag =
+            |revision| derive(&arguments(revision), &[vec![directory.path().to_owned()]]).unwrap();
         let first = tag("main");
         assert_eq!(first.len(), DIGITS);
         assert_eq!(tag("main"), first);
@@ -169,13 +173,16 @@ mod tests {
     }
 
     #[test]
-    fn the_first_place_that_holds_weights_counts() {
+    fn the_first_place_that_has_weights_counts() {
         let (directory, _) = model();
         let configuration = tempfile::tempdir().unwrap();
         fs::write(configuration.path().join("config.json"), b"{}").unwrap();
         let [weights, without] = [&directory, &configuration].map(|at| at.path().to_owned());
         let tag = |places: &[&PathBuf]| {
-            derive(&told("main"), &[places.iter().copied().cloned().collect()])
+            derive(
+                &arguments("main"),
+                &[places.iter().copied().cloned().collect()],
+            )
         };
         let alone = tag(&[&weights]).unwrap();
         assert_eq!(tag(&[&without, &weights]).unwrap(), alone);
@@ -185,13 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_cannot_be_looked_at_are_refused_with_the_key_that_helps() {
+    fn unreadable_weights_are_refused_with_the_key_that_helps() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("config.json"), b"{}").unwrap();
-        let tag = |place: PathBuf| derive(&told("main"), &[vec![place]]);
+        let tag = |place: PathBuf| derive(&arguments("main"), &[vec![place]]);
         let without = tag(directory.path().to_owned()).unwrap_err();
         let absent = tag(directory.path().join("no")).unwrap_err();
-        let nowhere = derive(&told("main"), &[Vec::new()]).unwrap_err();
+        let nowhere = derive(&arguments("main"), &[Vec::new()]).unwrap_err();
         for error in [without, absent, nowhere] {
             assert!(error.to_string().contains("`weights_tag`"), "{error}");
         }

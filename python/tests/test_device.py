@@ -317,7 +317,7 @@ for attempt in (failing.done, failing.wait, lambda: pool.load(host, range(8), ra
     try:
         attempt()
     except DeviceError as error:
-        assert "given up" in str(error), error
+        assert "no longer used" in str(error), error
     else:
         raise AssertionError("a copy of a lost context counts as done")
 print(device.kind, device.name)

@@ -1,5 +1,6 @@
-//! Deleting everything that this server stored. SGLang tells nobody when that fails: so from the moment it is asked for nothing is
-//! served before it is done, however long the store takes to have an owner, or to be there at all.
+//! Deletion of all pages of this server. SGLang does not report a failed clear to anyone.
+//! Therefore, once a clear has been requested, nothing is served before it is done, however long it
+//! takes until the store has an owner or exists.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,29 +14,29 @@ use super::{Backend, OWNER_PATIENCE, Place};
 /// How long a clear waits for an owner.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// How often calls try again what could not be cleared.
+/// Pause between attempts by calls to complete a failed clear.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// What has been asked for and is not done.
+/// The requested clears that are not done.
 #[derive(Default)]
 pub(super) struct Debt {
-    /// Clears that have been asked for.
+    /// Number of clears requested.
     asked: AtomicU64,
-    /// How many of them are done.
+    /// Number of clears done.
     paid: AtomicU64,
-    /// Held by whoever clears.
+    /// Locked during a clear.
     paying: Mutex<Paying>,
 }
 
-/// How far somebody has come.
+/// The progress of a clear.
 #[derive(Default)]
 pub(super) struct Paying {
-    /// The clear that it is about, and the namespaces that are done.
+    /// The number of the clear, and the namespaces that are done.
     asked: u64,
     done: Vec<NamespaceId>,
     tried: Option<Instant>,
-    /// Why it failed last, as it was told.
-    told: String,
+    /// The last logged error.
+    logged: String,
 }
 
 impl Debt {
@@ -45,11 +46,11 @@ impl Debt {
 }
 
 impl Backend {
-    /// Deletes every page of this server's pools. Other models and servers keep theirs. Without a store it is done as soon as
-    /// there is one.
+    /// Deletes every page of this server's pools. Other models and servers keep their pages.
+    /// Without a store, the deletion is done as soon as there is one.
     ///
     /// # Errors
-    /// Why it could not be done yet: it is tried again before anything is served.
+    /// Why it could not be done yet. It is retried before anything is served.
     pub fn clear(&self) -> Result<u64, StoreError> {
         if self.is_inherited() {
             return Err(StoreError::Forked);
@@ -71,7 +72,7 @@ impl Backend {
                 Err(StoreError::OwnerGone)
                     if store.part() == Part::Nobody && Instant::now() < until =>
                 {
-                    // In short turns: a close waits for this.
+                    // In short intervals, because a close waits for this lock.
                     store.wait_for_owner(until.min(Instant::now() + OWNER_PATIENCE));
                 }
                 paid => return paid.map(|()| deleted),
@@ -79,12 +80,12 @@ impl Backend {
         }
     }
 
-    /// Whether pages may be served: nothing is owed any more.
+    /// Whether pages may be served: no clear is outstanding.
     pub(super) fn is_clear(&self, store: &SharedStore) -> bool {
         if !self.debt.is_owed() {
             return true;
         }
-        // Others miss meanwhile.
+        // Other calls are misses in the meantime.
         let Some(mut paying) = self.debt.paying.try_lock() else {
             return false;
         };
@@ -98,7 +99,7 @@ impl Backend {
         let mut deleted = 0;
         match self.pay(store, paying, &mut deleted) {
             Ok(()) => {
-                tracing::info!(deleted, "cleared, as was asked for before");
+                tracing::info!(deleted, "completed an earlier clear");
                 true
             }
             Err(_) => false,
@@ -142,9 +143,9 @@ impl Backend {
             return Ok(());
         };
         let why = error.to_string();
-        if paying.told != why {
+        if paying.logged != why {
             tracing::warn!(%error, "not cleared yet: nothing is served until it is");
-            paying.told = why;
+            paying.logged = why;
         }
         Err(error)
     }

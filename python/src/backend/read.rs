@@ -12,21 +12,22 @@ use crate::explained::Cause;
 use crate::meters::Count;
 use crate::trial::Way;
 
-/// What a page is while there is no store, or nobody in it who decides.
+/// The status of a page while there is no store, or the store has no owner.
 const CLOSED: GetStatus = GetStatus::Miss(MissReason::Closed);
 
 impl Backend {
-    /// Reads pages into the host pool; whether each is there now.
+    /// Reads pages into the host pool. Returns whether each was read.
     pub fn get(&self, pool: &str, keys: &[PageKey], indices: &[i64]) -> Vec<bool> {
         self.with_slots(pool, keys.len(), indices, |registered, pool, pages| {
-            // SAFETY: SGLang keeps the pool mapped until `close` has said that this call is over, and touches none of these slots before
-            // it returns; `pages` names each of them once.
+            // SAFETY: SGLang keeps the pool mapped until `close` has returned that this call is
+            // over, and touches none of these slots before the call returns. `pages` contains each
+            // of them once.
             let memory = pages.iter().map(|&page| unsafe { pool.pieces_mut(page) });
             self.read(registered, keys, memory.collect())
         })
     }
 
-    /// Reads pages into flat buffers; whether each is there now.
+    /// Reads pages into flat buffers. Returns whether each was read.
     pub fn get_flat(&self, pool: &str, keys: &[PageKey], buffers: Vec<&mut [u8]>) -> Vec<bool> {
         let lengths: Vec<usize> = buffers.iter().map(|buffer| buffer.len()).collect();
         self.with_flat(pool, keys.len(), &lengths, |registered| {
@@ -132,7 +133,7 @@ impl Backend {
     }
 }
 
-/// A flat page's parts, to be filled.
+/// The parts of a flat page, for writing.
 fn cut_mut<'a>(mut page: &'a mut [u8], part_bytes: &[usize]) -> Vec<IoSliceMut<'a>> {
     let mut parts = Vec::with_capacity(part_bytes.len());
     for &bytes in part_bytes {

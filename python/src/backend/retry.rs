@@ -1,8 +1,8 @@
-//! Trying again to have a store, where a server was started without one (`on_error` is `miss`).
+//! Later attempts to attach to a store, for a server started without one (`on_error` is `miss`).
 //!
-//! One thread a backend, which sleeps between attempts, twice as long after each, and ends with the first that succeeds or when
-//! the backend is closed. Until then everything misses; from then on pages are found and stored as if the store had been there all
-//! along.
+//! One thread per backend. It sleeps between attempts, twice as long after each, and ends with the
+//! first success or when the backend is closed. Until then everything is a miss. Afterwards pages
+//! are found and stored as if the store had always been there.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -14,13 +14,13 @@ use super::Backend;
 use crate::config::Config;
 use crate::place;
 
-/// Longest pause between two attempts, unless the first is configured to be longer.
+/// Longest pause between two attempts, unless the configured first pause is longer.
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 
-/// The thread's other end. It ends when this is dropped.
+/// The sender to the thread, which ends when this is dropped.
 pub(super) struct Retry(Sender<Sender<bool>>);
 
-/// Starts trying.
+/// Starts the thread.
 pub(super) fn start(backend: &Arc<Backend>, config: &Config) {
     let (asks, asked) = mpsc::channel();
     let (weak, config) = (Arc::downgrade(backend), config.clone());
@@ -29,7 +29,7 @@ pub(super) fn start(backend: &Arc<Backend>, config: &Config) {
         .spawn(move || run(&weak, &config, &asked));
     match thread {
         Ok(_) => *backend.retry.lock() = Some(Retry(asks)),
-        Err(error) => tracing::warn!(%error, "the store is not tried again"),
+        Err(error) => tracing::warn!(%error, "no further attempt to attach to a store"),
     }
 }
 
@@ -43,7 +43,7 @@ fn run(backend: &Weak<Backend>, config: &Config, asked: &Receiver<Sender<bool>>)
         };
         let is_over = attempt(backend, config);
         if let Some(answer) = answer {
-            // Whoever asked may have gone.
+            // The caller may have given up waiting.
             let _ = answer.send(is_over);
         }
         if is_over {
@@ -53,7 +53,7 @@ fn run(backend: &Weak<Backend>, config: &Config, asked: &Receiver<Sender<bool>>)
     }
 }
 
-/// Whether there is nothing left to try for.
+/// Makes one attempt. Returns whether no further attempt is needed.
 fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
     let page_bytes = backend.upgrade().and_then(|backend| backend.largest_page());
     let attached = match place::attach(config, page_bytes) {
@@ -64,7 +64,7 @@ fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
         }
     };
     let (volume, pages) = (attached.volume.display(), attached.store.stats().pages);
-    tracing::info!(%volume, pages, "there is a store at last");
+    tracing::info!(%volume, pages, "attached to a store");
     if let Some(remark) = attached.remark {
         tracing::warn!("{remark}");
     }
@@ -81,7 +81,8 @@ fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
 }
 
 impl Backend {
-    /// Has a backend without a store try for one at once, and waits for what comes of it: whether it has nothing left to try for.
+    /// Makes a backend without a store try at once, and waits for the result. Returns whether no
+    /// further attempt is needed.
     pub fn try_again(&self) -> bool {
         if self.is_inherited() {
             return true;
@@ -91,7 +92,7 @@ impl Backend {
             Some(Retry(asks)) => asks.send(answer).is_ok(),
             None => false,
         };
-        // The thread ends when there is nothing left to do.
+        // The thread ends when no further attempt is needed.
         !asked || answered.recv().unwrap_or(true)
     }
 }

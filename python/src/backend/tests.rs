@@ -1,4 +1,4 @@
-//! The backend over a real store, with pools in this test's own memory.
+//! The backend over a real store, with pools in the memory of the test.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use crate::pool::Buffer;
 
 const PAGE_BYTES: usize = 1 << 20;
 
-/// A pool of one part, one token a page.
+/// A pool with one part and one token per page.
 struct Memories {
     bytes: AlignedBuf,
 }
@@ -39,7 +39,8 @@ impl Memories {
 
 fn open(path: &Path, retry: &str) -> Arc<Backend> {
     let json = serde_json::json!({
-        "path": path, "size": "144MiB", "prewrite": false, "transfer": "direct", "on_error": "miss", "retry": retry
+        "path": path, "size": "144MiB", "prewrite": false, "transfer": "direct",
+        "on_error": "miss", "retry": retry
     });
     let config = Config::parse(&json.to_string()).unwrap();
     Backend::open(&config, server()).unwrap().0
@@ -106,7 +107,7 @@ fn server() -> Server {
 }
 
 #[test]
-fn a_store_is_made_once_the_pools_are_known_with_segments_for_the_largest_page() {
+fn a_store_is_created_for_the_largest_page_once_the_pools_are_known() {
     let directory = tempfile::tempdir().unwrap();
     let config = config_of(directory.path(), "fail", "300MiB");
     let (backend, _) = Backend::open(&config, server()).unwrap();
@@ -131,7 +132,7 @@ fn a_store_is_made_once_the_pools_are_known_with_segments_for_the_largest_page()
 }
 
 #[test]
-fn a_page_that_no_store_of_the_size_keeps_is_an_error_at_start_or_a_warning() {
+fn a_page_too_large_for_the_store_size_is_an_error_at_start_or_a_warning() {
     for on_error in ["fail", "miss"] {
         let directory = tempfile::tempdir().unwrap();
         let config = config_of(directory.path(), on_error, "200MiB");
@@ -154,7 +155,7 @@ fn a_page_that_no_store_of_the_size_keeps_is_an_error_at_start_or_a_warning() {
 }
 
 #[test]
-fn a_store_that_another_server_makes_meanwhile_for_smaller_pages_is_refused() {
+fn a_store_created_by_another_server_for_smaller_pages_is_refused() {
     for on_error in ["fail", "miss"] {
         let directory = tempfile::tempdir().unwrap();
         let config = config_of(directory.path(), on_error, "144MiB");
@@ -179,7 +180,7 @@ fn a_store_that_another_server_makes_meanwhile_for_smaller_pages_is_refused() {
 }
 
 #[test]
-fn pages_that_do_not_fit_the_store_there_is_are_an_error_at_start_or_a_warning() {
+fn pages_that_do_not_fit_an_existing_store_are_an_error_at_start_or_a_warning() {
     let directory = tempfile::tempdir().unwrap();
     small_segments(directory.path());
     for on_error in ["fail", "miss"] {
@@ -210,7 +211,7 @@ fn pages_that_do_not_fit_the_store_there_is_are_an_error_at_start_or_a_warning()
 }
 
 #[test]
-fn what_follows_a_tail_that_was_left_out_is_left_out_too() {
+fn pages_after_a_tail_that_was_left_out_are_left_out_too() {
     let directory = tempfile::tempdir().unwrap();
     let mut memory = Memories::new(4);
     let backend = backend(directory.path(), &mut memory);
@@ -223,7 +224,7 @@ fn what_follows_a_tail_that_was_left_out_is_left_out_too() {
         backend.set("kv", &chain[..2], &[0, 1], Chain::default()),
         [true; 2]
     );
-    // As when there was no room for page 3, the last one of a batch.
+    // As if there had been no room for page 3, the last page of a batch.
     *backend.pool("kv").unwrap().left_out.lock() = Some(chain[3]);
     for at in [4, 6] {
         assert_eq!(
@@ -233,7 +234,7 @@ fn what_follows_a_tail_that_was_left_out_is_left_out_too() {
     }
     assert_eq!(count(&backend, "dropped"), 4);
     assert_eq!(backend.exists("kv", &chain[4..], Chain::default()), 0);
-    // Another chain is none of it, and ends it.
+    // A different chain is not affected, and resets the state.
     assert_eq!(
         backend.set("kv", &chain[2..4], &[2, 3], after(1)),
         [true; 2]
@@ -248,7 +249,7 @@ fn what_follows_a_tail_that_was_left_out_is_left_out_too() {
 }
 
 #[test]
-fn calls_under_way_go_on_with_the_next_owner() {
+fn running_calls_continue_with_the_next_owner() {
     let directory = tempfile::tempdir().unwrap();
     let (mut first, mut second) = (Memories::new(8), Memories::new(8));
     let owner = backend(directory.path(), &mut first);
@@ -280,7 +281,7 @@ fn calls_under_way_go_on_with_the_next_owner() {
     assert!(client.close());
 }
 
-/// Has the store out of reach for a while, and back.
+/// Makes the store unavailable for a while.
 struct Away {
     store: std::path::PathBuf,
     aside: std::path::PathBuf,
@@ -302,7 +303,7 @@ impl Away {
 }
 
 #[test]
-fn without_an_owner_to_come_calls_miss_at_once_and_a_clear_waits() {
+fn without_a_next_owner_calls_miss_at_once_and_a_clear_waits() {
     let directory = tempfile::tempdir().unwrap();
     let (mut first, mut second) = (Memories::new(2), Memories::new(2));
     let owner = backend(directory.path(), &mut first);
@@ -318,7 +319,7 @@ fn without_an_owner_to_come_calls_miss_at_once_and_a_clear_waits() {
         assert_eq!(exists(), 0);
         assert_eq!(client.get("kv", &chain, &[0, 1]), [false; 2]);
     }
-    // One wait for an owner, not one a call.
+    // One wait for an owner in total, not one per call.
     assert!(begun.elapsed() < 20 * OWNER_PATIENCE);
     std::thread::scope(|scope| {
         let clear = scope.spawn(|| client.clear());
@@ -333,7 +334,7 @@ fn without_an_owner_to_come_calls_miss_at_once_and_a_clear_waits() {
 }
 
 #[test]
-fn what_was_to_be_cleared_before_there_was_a_store_is_not_served_from_it() {
+fn pages_cleared_before_the_store_was_attached_are_not_served() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("stores");
     let chain = keys(2, 1);
@@ -384,7 +385,7 @@ fn a_closed_backend_touches_nothing_and_stays_closed() {
 }
 
 #[test]
-fn a_close_that_a_call_holds_up_is_done_behind_it_and_no_other_call_begins() {
+fn a_close_waits_for_a_running_call_and_no_other_call_begins() {
     let directory = tempfile::tempdir().unwrap();
     let mut memory = Memories::new(2);
     let backend = backend(directory.path(), &mut memory);
@@ -406,7 +407,7 @@ fn a_close_that_a_call_holds_up_is_done_behind_it_and_no_other_call_begins() {
 }
 
 #[test]
-fn a_store_that_comes_late_is_used_from_then_on() {
+fn a_store_that_becomes_available_late_is_used_from_then_on() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     std::fs::write(&path, b"in the way").unwrap();
@@ -430,7 +431,7 @@ fn a_store_that_comes_late_is_used_from_then_on() {
 }
 
 #[test]
-fn a_store_is_tried_for_without_being_asked() {
+fn attempts_to_attach_to_a_store_run_in_the_background() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     std::fs::write(&path, b"in the way").unwrap();
@@ -439,14 +440,14 @@ fn a_store_is_tried_for_without_being_asked() {
     std::fs::remove_file(&path).unwrap();
     let patience = Instant::now() + Duration::from_secs(60);
     while backend.stats().is_none() {
-        assert!(Instant::now() < patience, "nobody tried");
+        assert!(Instant::now() < patience, "no attempt was made");
         std::thread::yield_now();
     }
     assert!(backend.close());
 }
 
 #[test]
-fn nobody_tries_for_a_store_once_the_backend_is_closed() {
+fn no_attempt_to_attach_is_made_after_a_close() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     std::fs::write(&path, b"in the way").unwrap();
@@ -458,7 +459,7 @@ fn nobody_tries_for_a_store_once_the_backend_is_closed() {
 }
 
 #[test]
-fn huge_pages_are_known_by_their_mapping() {
+fn huge_pages_are_detected_from_the_mapping() {
     let maps = "1000-3000 rw-s 00000000 00:01 12 /dev/zero (deleted)\n\
                 200000-600000 rw-s 00000000 00:0f 13 /anon_hugepage (deleted)\n";
     assert!(!lies_on_huge_pages(maps, 0x1000));

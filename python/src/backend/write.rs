@@ -12,24 +12,24 @@ use crate::explained::Cause;
 use crate::meters::Count;
 use crate::trial::Way;
 
-/// Bytes of one put: between two of them the clock is looked at.
+/// Bytes per put. The deadline is checked between two puts.
 const PUT_BYTES: usize = 256 << 20;
 
-/// Longest wait for room for a page, so that reclaim can catch up.
+/// Longest wait for room for a page, so that reclaim can free segments.
 const ROOM_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Backend {
-    /// Stores pages of the host pool; whether there is nothing left to do for each.
+    /// Stores pages of the host pool. Returns for each whether nothing is left to do.
     pub fn set(&self, pool: &str, keys: &[PageKey], indices: &[i64], chain: Chain) -> Vec<bool> {
         self.with_slots(pool, keys.len(), indices, |registered, pool, pages| {
-            // SAFETY: SGLang keeps the pool mapped until `close` has said that this call is over, and holds these slots' locks until it
-            // has been answered.
+            // SAFETY: SGLang keeps the pool mapped until `close` has returned that this call is
+            // over, and holds the locks of these slots until the call returns.
             let memory = pages.iter().map(|&page| unsafe { pool.pieces(page) });
             self.write(registered, keys, &memory.collect::<Vec<_>>(), chain)
         })
     }
 
-    /// Stores flat pages; whether there is nothing left to do for each.
+    /// Stores flat pages. Returns for each whether nothing is left to do.
     pub fn set_flat(
         &self,
         pool: &str,
@@ -70,7 +70,8 @@ impl Backend {
             .collect()
     }
 
-    /// Whether the pages before these were left out, so that these could not be reached. With the keys before a batch SGLang says so.
+    /// Whether the pages before these were left out, so these would be unreachable. Detected from
+    /// the keys before a batch, which SGLang passes in.
     fn follows_what_was_left_out(&self, pool: &Registered, keys: &[PageKey], chain: Chain) -> bool {
         let mut left_out = pool.left_out.lock();
         let follows = left_out.is_some() && *left_out == chain.before;
@@ -110,7 +111,7 @@ impl Backend {
                 .or_else(|| late(deadline));
             statuses.extend(some);
             if let Some(why) = stop {
-                // Behind a page that is not there nothing can be reached.
+                // Pages behind a missing page are unreachable.
                 statuses.resize(keys.len(), why);
             }
         }
@@ -144,7 +145,7 @@ impl Backend {
             let pages: Vec<PutPage<'_>> = memory.enumerate().map(page).collect();
             let wait = ROOM_PATIENCE;
             let some_refused = |statuses: &Vec<PutStatus>| statuses.contains(&GONE);
-            // What was stored before the owner went is a duplicate the second time.
+            // Pages stored before the owner ended are duplicates in the second attempt.
             let patience = || self.patience_of_put(deadline);
             self.steadily(&store, patience, some_refused, || {
                 store.put(space, &pages, PutOptions { wait })
@@ -152,7 +153,7 @@ impl Backend {
         };
         match way {
             Way::Direct => write(keys, memory, chain),
-            // Gathering what is stored already would be for nothing.
+            // Gathering stored pages again would be useless.
             Way::Bounce
                 if !self.syncs_always && store.contains(space, keys).iter().all(|is| *is) =>
             {
@@ -205,7 +206,7 @@ fn causes(statuses: &[PutStatus]) -> impl Iterator<Item = Cause> {
     left_out.into_iter().chain(failed)
 }
 
-/// A flat page's parts.
+/// The parts of a flat page.
 fn cut<'a>(mut page: &'a [u8], part_bytes: &[usize]) -> Vec<IoSlice<'a>> {
     let mut parts = Vec::with_capacity(part_bytes.len());
     for &bytes in part_bytes {
