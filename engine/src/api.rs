@@ -6,12 +6,14 @@
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, Namespace, PageKey};
 use serde::{Deserialize, Serialize};
 
 use crate::core::footprint;
+use crate::disk::Disk;
 use crate::disk::probe::Want;
 use crate::error::StoreError;
 use crate::index::NamespaceSlot;
@@ -305,11 +307,43 @@ pub enum SharedReads {
     Off,
 }
 
+/// A layer over the disk of an open store: for fault injection, accounting or rate limits.
+///
+/// It receives every read, write and sync of the store's volumes, superblocks included. The
+/// exceptions are listed in [`disk`](crate::disk). It may delay an operation, or answer it with an
+/// error. It may not change bytes: a read that it answers with success has the bytes of the volume,
+/// and a write that it answers with success has reached the volume. The durability of acknowledged
+/// pages rests on this rule.
+///
+/// It forwards every method of [`Disk`], also those with a default.
+#[derive(Clone)]
+pub struct DiskWrapper(Arc<dyn Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync>);
+
+impl DiskWrapper {
+    /// `wrap` makes the layer. Its call comes once for each disk: at an open, and at each change
+    /// of a shared store's owner.
+    pub fn new(wrap: impl Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync + 'static) -> Self {
+        DiskWrapper(Arc::new(wrap))
+    }
+
+    pub(crate) fn wrap(&self, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        (self.0)(disk)
+    }
+}
+
+impl fmt::Debug for DiskWrapper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DiskWrapper")
+    }
+}
+
 /// How a store is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Which disk to use.
     pub disk: Want,
+    /// A layer over that disk. None by default.
+    pub disk_wrapper: Option<DiskWrapper>,
     /// Operations of one volume with the kernel at once.
     pub depth: u32,
     /// When puts are durable.
@@ -340,6 +374,7 @@ impl Default for OpenOptions {
     fn default() -> Self {
         OpenOptions {
             disk: Want::Auto,
+            disk_wrapper: None,
             depth: 32,
             sync: SyncPolicy::default(),
             read_only: false,

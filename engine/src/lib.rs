@@ -112,9 +112,9 @@ pub mod survey;
 pub mod volume;
 
 pub use api::{
-    GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutFailure,
-    PutOptions, PutPage, PutStatus, ReadOnlyVolume, Refusal, Settings, SharedReads, Stats,
-    SyncPolicy,
+    DiskWrapper, GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore,
+    PutFailure, PutOptions, PutPage, PutStatus, ReadOnlyVolume, Refusal, Settings, SharedReads,
+    Stats, SyncPolicy,
 };
 pub use error::{StoreError, advice};
 pub use larder_format as format;

@@ -21,8 +21,8 @@ use larder_engine::share::wire::{
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::volume::HolderState;
 use larder_engine::{
-    AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions,
-    PutStatus, SharedReads, SharedStore, Store, StoreError, create,
+    AttachOptions, CreateOptions, DiskWrapper, GetStatus, MissReason, OpenOptions, PageStore,
+    PutOptions, PutStatus, SharedReads, SharedStore, Store, StoreError, create,
 };
 use nix::fcntl::{FcntlArg, fcntl};
 
@@ -134,7 +134,9 @@ fn a_handle_that_is_between_two_owners_can_be_closed() {
             }
             disk
         };
-        let client = Store::attach_through(&home.path, AttachOptions::default(), through).unwrap();
+        let mut options = AttachOptions::default();
+        options.open.disk_wrapper = Some(DiskWrapper::new(through));
+        let client = Store::attach(&home.path, options).unwrap();
         owner.close().unwrap();
         found.recv_timeout(PATIENCE).unwrap();
         let client = Arc::new(client);

@@ -13,7 +13,7 @@ use larder_engine::disk::{Action, Buffer, Choice, Disk, Op, Piece};
 use larder_engine::format::PageKey;
 use larder_engine::share::Part;
 use larder_engine::{
-    AttachOptions, OpenOptions, PageStore, PutOptions, PutStatus, SharedStore, Store,
+    AttachOptions, DiskWrapper, OpenOptions, PageStore, PutOptions, PutStatus, SharedStore, Store,
 };
 
 const BUDGET: u64 = 96 * MIB;
@@ -46,7 +46,9 @@ fn attach_gated(home: &Home, gate: Gate) -> (SharedStore, Arc<Gate>) {
             Arc::new(Gated { inner, gate })
         }
     };
-    let store = Store::attach_through(&home.path, options(), through);
+    let mut options = options();
+    options.open.disk_wrapper = Some(DiskWrapper::new(through));
+    let store = Store::attach(&home.path, options);
     (store.unwrap(), gate)
 }
 

@@ -123,6 +123,17 @@ pub fn write_all(disk: &dyn Disk, writes: Vec<WriteAt>) -> Vec<Result<(), DiskEr
     results
 }
 
+/// Syncs volumes, all at once; one result each, in order.
+pub fn sync_all(disk: &dyn Disk, volumes: &[usize]) -> Vec<Result<(), DiskError>> {
+    let mut results = vec![Err(DiskError::Shutdown); volumes.len()];
+    let actions = volumes.iter().zip(0..);
+    let actions = actions.map(|(volume, at)| (at, *volume, Action::Sync));
+    carry_out_all(disk, actions.collect(), None, |at, done| {
+        results[at] = done.result;
+    });
+    results
+}
+
 /// Carries out actions that own their memory, each with a number of its own and a volume, and gives each answer to `take` that
 /// comes before the deadline.
 fn carry_out_all(

@@ -24,6 +24,19 @@
 //! [`carry_out`] is what they all do with one operation, for a simulated disk that brings its own system calls.
 //!
 //! An idle disk sleeps in the kernel: no polling, no timers.
+//!
+//! A disk is the one way to the bytes of an open store: pages, descriptors, headers and superblocks,
+//! from the first read of recovery to the last write of a close. So a layer over it
+//! ([`DiskWrapper`](crate::DiskWrapper)) sees them all. The exceptions:
+//!
+//! | exception | where | bytes |
+//! |---|---|---|
+//! | creating and enlarging a store | [`volume::create`](crate::volume::create) | first superblocks, headers and blocks of new segments |
+//! | finding and locking its volumes | [`volume`](crate::volume) | superblocks, read before there is a disk; they are read again through the disk, and only that copy counts |
+//! | choosing the disk | [`probe`] | one block of each volume, read with each candidate |
+//! | surveys of a store that is not open | [`survey`](crate::survey) | superblocks, read only |
+//!
+//! Locks, lengths and holes of the files are asked of the kernel directly: they move no bytes.
 
 mod job;
 pub mod mailbox;
@@ -186,10 +199,18 @@ impl DiskError {
     /// # Errors
     /// Itself, when it speaks of this process.
     pub(crate) fn of_the_volume(&self) -> io::Result<()> {
-        match self {
-            error if !error.is_of_this_process() => Ok(()),
-            DiskError::Os(errno) => Err(io::Error::from_raw_os_error(*errno)),
-            error => Err(io::Error::other(*error)),
+        match self.is_of_this_process() {
+            true => Err((*self).into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl From<DiskError> for io::Error {
+    fn from(error: DiskError) -> io::Error {
+        match error {
+            DiskError::Os(errno) => io::Error::from_raw_os_error(errno),
+            error => io::Error::other(error),
         }
     }
 }

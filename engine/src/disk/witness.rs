@@ -101,7 +101,7 @@ mod tests {
     use crate::store::opening::open_volumes;
     use crate::survey::{Survey, SurveyError, SurveyOptions};
     use crate::volume::Access;
-    use crate::{OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Store};
+    use crate::{DiskWrapper, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Store};
 
     const PAGE_BYTES: usize = 65536;
 
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    fn refusing(carried_out: u64, errno: i32) -> impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk> {
+    fn refusing(carried_out: u64, errno: i32) -> impl Fn(Arc<dyn Disk>) -> Arc<dyn Disk> {
         counting(Arc::default(), carried_out, errno)
     }
 
@@ -154,11 +154,11 @@ mod tests {
         reads: Arc<AtomicU64>,
         carried_out: u64,
         errno: i32,
-    ) -> impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk> {
+    ) -> impl Fn(Arc<dyn Disk>) -> Arc<dyn Disk> {
         move |disk| {
             Arc::new(Refusing {
                 disk,
-                reads,
+                reads: reads.clone(),
                 carried_out,
                 errno,
             })
@@ -205,8 +205,12 @@ mod tests {
         let (_directory, path) = stored();
         let before = std::fs::read(&path).unwrap();
         for carried_out in [0, 3] {
-            let through = refusing(carried_out, libc::ECANCELED);
-            let opened = Store::open_through(&path, OpenOptions::default(), through);
+            let wrapper = DiskWrapper::new(refusing(carried_out, libc::ECANCELED));
+            let options = OpenOptions {
+                disk_wrapper: Some(wrapper),
+                ..OpenOptions::default()
+            };
+            let opened = Store::open(&path, options);
             let error = opened.err().unwrap();
             assert!(matches!(error, StoreError::NotRead { .. }), "{error}");
         }

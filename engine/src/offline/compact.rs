@@ -12,7 +12,6 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
-use std::sync::Arc;
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, KeyPrefix};
 
@@ -20,13 +19,12 @@ use super::order::{self, Plan, Site};
 use super::{MOVE_BYTES, Owner, Progress, sizes};
 use crate::api::OpenOptions;
 use crate::core::{InitState, Move};
-use crate::disk::Disk;
 use crate::error::StoreError;
 use crate::index::{NamespaceSlot, SegmentId};
 use crate::recovery::{Found, Whole, spots_of};
 use crate::store::mover::move_pages;
 use crate::store::opening::{Opening, open_volumes};
-use crate::volume::{Access, Volumes};
+use crate::volume::Access;
 
 /// Segments that stay free where that is possible.
 const KEPT_FREE: u64 = 1;
@@ -72,18 +70,6 @@ pub fn compact(
         Access::Exclusive
     };
     let (volumes, disk) = open_volumes(path, options, access)?;
-    compact_on(path, volumes, disk, options, dry_run, progress)
-}
-
-/// As [`compact`], on volumes that are locked and a disk that reads them.
-pub(super) fn compact_on(
-    path: &Path,
-    volumes: Volumes,
-    disk: Arc<dyn Disk>,
-    options: &OpenOptions,
-    dry_run: bool,
-    progress: &mut Progress<'_>,
-) -> Result<Compacted, StoreError> {
     let opening: Opening<Whole> = Opening::new(volumes, disk, options)?;
     let plan = match plan(path, &opening) {
         Ok(plan) if !(dry_run || plan.is_empty()) => plan,

@@ -8,6 +8,7 @@ use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentState};
 
 use super::SegmentName;
 use crate::disk::Disk;
+use crate::disk::mailbox::WriteAt;
 use crate::error::StoreError;
 use crate::memory::AlignedBuf;
 use crate::recovery::scan::{FaultReason, Spot, newer};
@@ -47,7 +48,13 @@ pub(super) fn restore(
             header.encode(block);
         }
         let offset = spot.headers().offset + (copy * BLOCK_BYTES) as u64;
-        match volume.write(offset, &bytes).and_then(|()| volume.sync()) {
+        let write = WriteAt {
+            volume: name.volume,
+            offset,
+            memory: bytes,
+        };
+        let written_once = volumes.write(disk, vec![write]);
+        match written_once.and_then(|()| volumes.sync(disk)) {
             Ok(()) => written += 1,
             Err(error) => tracing::warn!("{error}"),
         }

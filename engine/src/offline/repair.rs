@@ -15,14 +15,12 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum, PageKey};
 
 use super::{Emptied, Owner, Progress, SegmentName, headers};
 use crate::api::OpenOptions;
 use crate::catalog::Finding;
-use crate::disk::Disk;
 use crate::disk::mailbox::{ReadAt, read_all};
 use crate::error::StoreError;
 use crate::index::{NamespaceSlot, Place, SegmentId};
@@ -31,7 +29,7 @@ use crate::recovery::{Whole, spots_of};
 use crate::store::is_of_the_medium;
 use crate::store::opening::{Opening, open_volumes, settle};
 use crate::survey::{BadPage, Flaw, FlawReason, Survey};
-use crate::volume::{Access, Volumes};
+use crate::volume::Access;
 
 /// Bytes of pages read again at once.
 const READ_BYTES: usize = 32 << 20;
@@ -198,17 +196,6 @@ pub fn repair(
     progress: &mut Progress<'_>,
 ) -> Result<Repaired, StoreError> {
     let (volumes, disk) = open_volumes(path, options, Access::Exclusive)?;
-    repair_on(volumes, disk, options, plan, progress)
-}
-
-/// As [`repair`], on volumes that are locked and a disk that reads them.
-pub(super) fn repair_on(
-    volumes: Volumes,
-    disk: Arc<dyn Disk>,
-    options: &OpenOptions,
-    plan: &Repair,
-    progress: &mut Progress<'_>,
-) -> Result<Repaired, StoreError> {
     let spots = spots_of(volumes.superblock());
     let mut done = Repaired {
         superblocks: plan.superblocks.len() as u64,

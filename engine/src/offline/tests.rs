@@ -18,15 +18,10 @@ use larder_format::{
 use parking_lot::Mutex;
 
 use super::*;
-use crate::api::{PageStore, PutOptions, PutPage, PutStatus};
-use crate::disk::probe::Want;
+use crate::api::{DiskWrapper, PageStore, PutOptions, PutPage, PutStatus};
 use crate::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
 use crate::memory::AlignedBuf;
-use crate::offline::compact::compact_on;
-use crate::offline::repair::repair_on;
-use crate::store::opening::open_volumes;
 use crate::survey::{Survey, SurveyOptions};
-use crate::volume::Access;
 use crate::volume::create::{CreateOptions, create};
 
 const SEGMENT_BYTES: u64 = 16 << 20;
@@ -221,24 +216,23 @@ fn block_offset(segment: u64, index: u64) -> u64 {
 
 /// Repairs segment 0 of a store on a disk that does not give these blocks.
 fn repair_without(path: &Path, bad: &[u64]) -> Repaired {
-    repair_through(path, |disk| Ailing::ail(disk, path, bad))
+    let (file, bad) = (path.to_owned(), bad.to_vec());
+    repair_through(
+        path,
+        DiskWrapper::new(move |disk| Ailing::ail(disk, &file, &bad)),
+    )
 }
 
 /// Repairs segment 0 of a store on what is made of its disk.
-fn repair_through(path: &Path, through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>) -> Repaired {
-    try_repair(path, through).unwrap()
+fn repair_through(path: &Path, wrapper: DiskWrapper) -> Repaired {
+    try_repair(path, wrapper).unwrap()
 }
 
-fn try_repair(
-    path: &Path,
-    through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
-) -> Result<Repaired, StoreError> {
+fn try_repair(path: &Path, wrapper: DiskWrapper) -> Result<Repaired, StoreError> {
     let options = OpenOptions {
-        disk: Want::Auto,
+        disk_wrapper: Some(wrapper),
         ..OpenOptions::default()
     };
-    let (volumes, disk) = open_volumes(path, &options, Access::Exclusive).unwrap();
-    let disk = through(disk);
     let segment = SegmentName {
         volume: 0,
         number: 0,
@@ -249,7 +243,7 @@ fn try_repair(
         ..Repair::default()
     };
     let mut progress = |_, _| ControlFlow::Continue(());
-    repair_on(volumes, disk, &options, &plan, &mut progress)
+    repair(path, &options, &plan, &mut progress)
 }
 
 /// The pages of a store that is sound.
@@ -315,7 +309,10 @@ fn a_segment_of_which_a_block_cannot_be_read_any_more_is_left_with_its_deletions
     let (segment, blocks) = written_segment(&path);
     // The last block has the deletions, and nothing else.
     let last = block_offset(segment, blocks - 1);
-    let repaired = repair_through(&path, |disk| Ailing::once(disk, last));
+    let repaired = repair_through(
+        &path,
+        DiskWrapper::new(move |disk| Ailing::once(disk, last)),
+    );
     let first = SegmentName {
         volume: 0,
         number: 0,
@@ -378,7 +375,10 @@ fn a_header_copy_that_this_process_cannot_read_is_not_taken_for_a_bad_one() {
         let path = store_with(directory.path(), std::slice::from_ref(&keys));
         let (segment, _) = written_segment(&path);
         let offset = segment + copy * BLOCK_BYTES as u64;
-        let repaired = try_repair(&path, |disk| Ailing::cancel(disk, offset));
+        let repaired = try_repair(
+            &path,
+            DiskWrapper::new(move |disk| Ailing::cancel(disk, offset)),
+        );
         let error = repaired.err().unwrap();
         assert!(matches!(error, StoreError::NotRead { .. }), "{error}");
         check(&path, &keys);
@@ -420,11 +420,12 @@ fn full_store(directory: &Path) -> PathBuf {
 
 /// Compacts a store on a disk that takes so many writes; `None` when that was its end.
 fn compact_within(path: &Path, writes: u64) -> Option<Compacted> {
-    let options = OpenOptions::default();
-    let (volumes, disk) = open_volumes(path, &options, Access::Exclusive).unwrap();
-    let disk = Ailing::deadly(disk, writes);
+    let options = OpenOptions {
+        disk_wrapper: Some(DiskWrapper::new(move |disk| Ailing::deadly(disk, writes))),
+        ..OpenOptions::default()
+    };
     let mut progress = |_, _| ControlFlow::Continue(());
-    let compact = || compact_on(path, volumes, disk, &options, false, &mut progress);
+    let compact = || compact(path, &options, false, &mut progress);
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(compact));
     done.ok()?.ok()
 }

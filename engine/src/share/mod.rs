@@ -74,7 +74,6 @@ use crate::api::{
 };
 use crate::catalog::Catalog;
 use crate::core::NAMESPACES_MAX;
-use crate::disk::Disk;
 use crate::error::StoreError;
 use crate::fork::Origin;
 use crate::store::Store;
@@ -82,7 +81,7 @@ use crate::volume::{self, Access, HolderState};
 #[doc(hidden)]
 pub use guard::Marks;
 use remote::{ReachError, Remote};
-use role::{Client, Decider, Known, NotYet, Role, Through};
+use role::{Client, Decider, Known, NotYet, Role};
 #[doc(hidden)]
 pub use server::answer;
 pub(crate) use server::is_listening;
@@ -142,7 +141,6 @@ pub struct SharedStore {
 struct Inner {
     path: PathBuf,
     options: AttachOptions,
-    through: Through,
     /// Read-held by every call, so that a change of role finds none under way.
     role: RwLock<Role>,
     /// Times that the role has changed.
@@ -163,20 +161,6 @@ impl Store {
     /// # Errors
     /// Those of [`Store::open`]; [`StoreError::Locked`] when a process that serves no catalog holds the store.
     pub fn attach(path: &Path, options: AttachOptions) -> Result<SharedStore, StoreError> {
-        Store::attach_through(path, options, |disk| disk)
-    }
-
-    /// Attaches over what `through` makes of each disk that this process moves page data with, as owner or as client: one that
-    /// watches it, or that fails or holds back what a test wants it to.
-    ///
-    /// # Errors
-    /// As [`Store::attach`].
-    pub fn attach_through(
-        path: &Path,
-        options: AttachOptions,
-        through: impl Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync + 'static,
-    ) -> Result<SharedStore, StoreError> {
-        let through: Through = Box::new(through);
         if options.open.read_only {
             return Err(StoreError::Usage(
                 "a read-only handle needs no owner: open the store read-only instead".to_owned(),
@@ -185,7 +169,7 @@ impl Store {
         let begun = Instant::now();
         let mut is_told = false;
         let role = loop {
-            match Role::find(path, &options, options.group, &through) {
+            match Role::find(path, &options, options.group) {
                 Ok(role) => break role,
                 Err(NotYet::TryAgain(error)) if begun.elapsed() < patience_with(&error) => {
                     if begun.elapsed() >= TOLD_AFTER && !std::mem::replace(&mut is_told, true) {
@@ -202,7 +186,6 @@ impl Store {
         let inner = Arc::new(Inner {
             path: path.to_owned(),
             options,
-            through,
             role: RwLock::new(role),
             turns: AtomicU64::new(0),
             seen: Mutex::default(),
@@ -313,7 +296,7 @@ impl Inner {
                 }
                 return;
             }
-            match Role::find(&self.path, &self.options, group, &self.through) {
+            match Role::find(&self.path, &self.options, group) {
                 Ok(role) => {
                     self.compare_settings(&role);
                     if matches!(role, Role::Owner(_)) {

@@ -13,15 +13,10 @@ use super::server::{OwnReads, Server, hides_own_user, may_listen, socket_path};
 use super::{AttachOptions, guard, not_served};
 use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
 use crate::catalog::Catalog;
-use crate::disk::probe::open_disk;
-use crate::disk::{Disk, DiskOptions};
 use crate::error::StoreError;
 use crate::fork::Private;
 use crate::store::{DataPath, Store};
 use crate::volume::{Access, Volumes};
-
-/// What is made of the disks of this process.
-pub(super) type Through = Box<dyn Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync>;
 
 pub(super) enum Role {
     Owner(Box<Owner>),
@@ -98,9 +93,8 @@ impl Role {
         path: &Path,
         options: &AttachOptions,
         group: Option<u32>,
-        through: &Through,
     ) -> Result<Role, NotYet> {
-        let unreached = match Client::reach(path, &options.open, through) {
+        let unreached = match Client::reach(path, &options.open) {
             Ok(client) => return Ok(Role::Client(Arc::new(client))),
             Err(Unreached::Nobody(why)) => why,
             Err(Unreached::Failed(error)) => return Err(error),
@@ -115,17 +109,15 @@ impl Role {
                 .map_err(|error| StoreError::io("serving the catalog", &socket, error))
         };
         let store =
-            Store::open_at_once(path, &options.open, may_serve, through).map_err(|error| {
-                match error {
-                    StoreError::Locked { .. } if !matches!(unreached, ReachError::Nobody(_)) => {
-                        NotYet::TryAgain(not_served(path, &unreached))
-                    }
-                    StoreError::Locked { .. } | StoreError::ClientsWriting(_) => {
-                        NotYet::TryAgain(error)
-                    }
-                    error if error.is_busy() => NotYet::TryAgain(error),
-                    error => NotYet::Never(error),
+            Store::open_at_once(path, &options.open, may_serve).map_err(|error| match error {
+                StoreError::Locked { .. } if !matches!(unreached, ReachError::Nobody(_)) => {
+                    NotYet::TryAgain(not_served(path, &unreached))
                 }
+                StoreError::Locked { .. } | StoreError::ClientsWriting(_) => {
+                    NotYet::TryAgain(error)
+                }
+                error if error.is_busy() => NotYet::TryAgain(error),
+                error => NotYet::Never(error),
             })?;
         let store = Arc::new(store);
         let server =
@@ -198,7 +190,7 @@ enum Unreached {
 }
 
 impl Client {
-    fn reach(path: &Path, options: &OpenOptions, through: &Through) -> Result<Client, Unreached> {
+    fn reach(path: &Path, options: &OpenOptions) -> Result<Client, Unreached> {
         let (remote, welcome) = Remote::reach(path).map_err(|error| match error {
             error @ (ReachError::Denied(_) | ReachError::Version(_) | ReachError::Nonsense) => {
                 Unreached::Failed(NotYet::Never(not_served(path, &error)))
@@ -213,7 +205,7 @@ impl Client {
         let owners = owners.filter_map(|(path, _)| path.as_ref().map(PathBuf::from));
         let places: Vec<PathBuf> = own.chain(owners).collect();
         let some_lost = welcome.volumes.iter().any(|(path, _)| path.is_none());
-        let volumes = Volumes::open(path, &places, Access::Client, some_lost).map_err(never)?;
+        let mut volumes = Volumes::open(path, &places, Access::Client, some_lost).map_err(never)?;
         if *volumes.superblock().store.as_bytes() != welcome.store {
             return Err(gone(remote::Gone));
         }
@@ -228,29 +220,15 @@ impl Client {
         if !remote.marked().map_err(gone)? {
             return Err(never(StoreError::OtherVolumes(path.to_owned())));
         }
-        let mut privates = Vec::new();
-        let files = volumes.list.into_iter().map(|volume| {
-            volume.map(|volume| {
-                privates.push(volume.private);
-                volume.file
-            })
-        });
-        let files = files.collect();
-        let disk = open_disk(
-            DiskOptions {
-                files,
-                depth: options.depth.max(1),
-            },
-            options.disk,
-        )
-        .map_err(|error| never(error.into()))?;
+        let disk = volumes.open_disk(options).map_err(never)?;
+        let volumes = volumes.list.into_iter().flatten();
         Ok(Client {
             remote: Arc::new(remote),
-            data: DataPath::new(through(disk), welcome.volumes.len(), options.hang_limit),
+            data: DataPath::new(disk, welcome.volumes.len(), options.hang_limit),
             group: welcome.group,
             ids: Ids::default(),
             _marks: marks,
-            _privates: privates,
+            _privates: volumes.map(|volume| volume.private).collect(),
         })
     }
 }

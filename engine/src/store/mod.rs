@@ -202,29 +202,17 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`]: each says what is wrong, where, and what to do.
-    pub fn open(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
-        Store::open_through(path, options, |disk| disk)
-    }
-
-    /// Opens a store over what `through` makes of its disk: one that watches it, or that fails where a test wants it to.
-    ///
-    /// # Errors
-    /// As [`Store::open`].
     #[expect(
         clippy::needless_pass_by_value,
         reason = "options are made for one call"
     )]
-    pub fn open_through(
-        path: &Path,
-        options: OpenOptions,
-        through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
-    ) -> Result<Store, StoreError> {
+    pub fn open(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
         let access = if options.read_only {
             Access::ReadOnly
         } else {
             Access::Exclusive
         };
-        Store::open_with(path, &options, access, || Ok(()), through)
+        Store::open_with(path, &options, access, || Ok(()))
     }
 
     fn open_with(
@@ -232,14 +220,13 @@ impl Store {
         options: &OpenOptions,
         access: Access,
         may_open: impl FnOnce() -> Result<(), StoreError>,
-        through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
     ) -> Result<Store, StoreError> {
         let (volumes, disk) = open_volumes(path, options, access)?;
         if let Err(error) = may_open() {
             disk.shutdown();
             return Err(error);
         }
-        let opening: Opening = Opening::new(volumes, through(disk), options)?;
+        let opening: Opening = Opening::new(volumes, disk, options)?;
         let damaged = &opening.recovery.damage;
         for damage in damaged.iter().take(DAMAGE_LOGGED_MAX) {
             tracing::warn!(
@@ -341,9 +328,8 @@ impl Store {
         path: &Path,
         options: &OpenOptions,
         may_open: impl FnOnce() -> Result<(), StoreError>,
-        through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
     ) -> Result<Store, StoreError> {
-        Store::open_with(path, options, Access::AtOnce, may_open, through)
+        Store::open_with(path, options, Access::AtOnce, may_open)
     }
 
     /// As [`PageStore::get`], shared with clients.

@@ -15,8 +15,7 @@ use crate::api::OpenOptions;
 use crate::catalog::{Catalog, SegmentMap};
 use crate::core::{Config, Core};
 use crate::disk::mailbox::{WriteAt, write_all};
-use crate::disk::probe::open_disk;
-use crate::disk::{Disk, DiskOptions, Witness};
+use crate::disk::{Disk, Witness};
 use crate::error::StoreError;
 use crate::index::Index;
 use crate::memory::AlignedBuf;
@@ -43,17 +42,8 @@ pub(crate) fn open_volumes(
     options: &OpenOptions,
     access: Access,
 ) -> Result<(Volumes, Arc<dyn Disk>), StoreError> {
-    let volumes = Volumes::open(path, &options.volumes, access, options.degraded)?;
-    let files = volumes.list.iter();
-    let disk = open_disk(
-        DiskOptions {
-            files: files
-                .map(|volume| volume.as_ref().map(|volume| volume.file.clone()))
-                .collect(),
-            depth: options.depth.max(1),
-        },
-        options.disk,
-    )?;
+    let mut volumes = Volumes::open(path, &options.volumes, access, options.degraded)?;
+    let disk = volumes.open_disk(options)?;
     Ok((volumes, disk))
 }
 
@@ -150,7 +140,7 @@ pub(crate) fn begin_run(
     recovery: &mut Recovery,
 ) -> Result<(), StoreError> {
     let run = recovery.recovered.first.run();
-    volumes.update(|superblock| {
+    volumes.update(disk, |superblock| {
         superblock.run = run;
         superblock.state = OpenState::Open;
         superblock.holder = this_holder();
@@ -261,14 +251,19 @@ pub(crate) fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<usize, 
     let headers = local
         .with_core(Core::closing_headers)
         .map_err(|e| StoreError::io("closing", Path::new("memory"), e))?;
-    for (index, offset, bytes) in &headers {
-        if let Some(Some(volume)) = volumes.list.get(*index) {
-            volume.write(*offset, bytes)?;
-        }
-    }
-    for (_, volume) in volumes.present() {
-        volume.sync()?;
-    }
-    volumes.update(|superblock| superblock.state = OpenState::Clean)?;
+    let is_there = |volume| matches!(volumes.list.get(volume), Some(Some(_)));
+    let headers = headers.into_iter();
+    let writes =
+        headers
+            .filter(|(volume, ..)| is_there(*volume))
+            .map(|(volume, offset, memory)| WriteAt {
+                volume,
+                offset,
+                memory,
+            });
+    let disk = local.disk.as_ref();
+    volumes.write(disk, writes.collect())?;
+    volumes.sync(disk)?;
+    volumes.update(disk, |superblock| superblock.state = OpenState::Clean)?;
     Ok(unwritten)
 }

@@ -20,8 +20,9 @@ use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::{Access, File, not_to_be_recorded, this_holder};
+use crate::api::OpenOptions;
 use crate::core::{segments_min, usable_blocks};
-use crate::disk::probe::filesystem;
+use crate::disk::probe::{Want, filesystem};
 use crate::error::{StoreError, bytes, count};
 use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
@@ -587,6 +588,11 @@ fn prewrite(
 /// Enlarges every volume evenly, up to `size` in all. Nothing is changed in what is there; the new segments come after it.
 fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
     let mut volumes = super::Volumes::open(path, &options.volumes, Access::Exclusive, false)?;
+    let disk = volumes.open_disk(&OpenOptions {
+        disk: Want::Threads,
+        depth: 1,
+        ..OpenOptions::default()
+    })?;
     let superblock = volumes.superblock().clone();
     let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
     if options
@@ -613,14 +619,14 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
         .iter()
         .try_for_each(|(target, from)| plan.enlarge(target, *from, options));
     // A superblock may say that there is more once its file is sure to be that long.
-    let durable = enlarged.and_then(|()| volumes.present().try_for_each(|(_, v)| v.sync()));
+    let durable = enlarged.and_then(|()| volumes.sync(disk.as_ref()));
     if let Err(error) = durable {
         // None says so yet.
         targets.iter().for_each(|(target, _)| target.shrink());
         return Err(error);
     }
     let segments = plan.geometry.segments();
-    volumes.update(|superblock| {
+    volumes.update(disk.as_ref(), |superblock| {
         for entry in superblock.volumes.iter_mut().filter(|entry| !entry.lost) {
             entry.segments = segments;
         }

@@ -4,8 +4,8 @@
 //! disk writes through, so that the lock lives exactly as long as any write in flight. Block devices are opened
 //! with O_EXCL as well, which the kernel refuses for mounted ones.
 //!
-//! What is small, rare and must be in order (superblocks, headers at a clean close) is read and written here, synchronously; all
-//! else goes through a [`Disk`](crate::disk::Disk).
+//! The superblocks are read here directly as long as there is no disk: to find the volumes, and to check them under the lock. From
+//! [`Volumes::open_disk`] on all bytes go through that [`Disk`].
 
 pub mod create;
 pub mod holder;
@@ -24,7 +24,10 @@ use larder_format::{
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-use crate::disk::EIO_READS_MAX;
+use crate::api::OpenOptions;
+use crate::disk::mailbox::{ReadAt, WriteAt, read_all, sync_all, write_all};
+use crate::disk::probe::open_disk;
+use crate::disk::{Disk, DiskError, DiskOptions, EIO_READS_MAX};
 use crate::error::StoreError;
 use crate::fork::{Private, keep_private};
 use crate::memory::AlignedBuf;
@@ -71,7 +74,7 @@ pub struct Volume {
     /// Its superblock, the newer valid one.
     pub superblock: Superblock,
     /// The copy of the superblock that is written first: the older one, or one that cannot be used, so that the copy that counts
-    /// is not touched before the other is whole.
+    /// is not touched before the other is whole. Known from [`Volumes::open_disk`] on.
     older_copy: usize,
     /// Whether reads and writes bypass the page cache.
     pub direct: bool,
@@ -231,15 +234,6 @@ impl File {
         newest(a, b)
     }
 
-    /// Which copy of the superblock does not count.
-    fn older_copy(&self) -> usize {
-        match SUPERBLOCK_OFFSETS.map(|offset| self.superblock_at(offset)) {
-            [Ok(a), Ok(b)] => usize::from(b.generation < a.generation),
-            [Ok(_), Err(_)] => 1,
-            _ => 0,
-        }
-    }
-
     /// One copy of the superblock.
     pub(crate) fn superblock_at(&self, offset: u64) -> Result<Superblock, SuperblockError> {
         let bytes = self.read(offset, BLOCK_BYTES).map_err(|error| {
@@ -272,7 +266,16 @@ impl File {
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &AlignedBuf) -> Result<(), std::io::Error> {
-        write_all(&self.file, offset, bytes)
+        let mut done = 0;
+        while done < bytes.len() {
+            match rustix::io::pwrite(self.file.as_fd(), &bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(count) => done += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -318,19 +321,6 @@ fn length(file: &OwnedFd, path: &Path, is_device: bool) -> Result<u64, StoreErro
         rustix::fs::fstat(file).map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
     };
     end.map_err(|e| StoreError::io("measuring the volume", path, e))
-}
-
-fn write_all(file: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<(), std::io::Error> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match rustix::io::pwrite(file, &bytes[done..], offset + done as u64) {
-            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-            Ok(count) => done += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }
 
 /// A volume that is not locked yet, so that others may be writing it.
@@ -469,7 +459,7 @@ impl Volume {
         }
         Ok(Volume {
             path: path.to_owned(),
-            older_copy: file.older_copy(),
+            older_copy: 0,
             file: file.file,
             private: file.private,
             superblock,
@@ -482,14 +472,6 @@ impl Volume {
         geometry_of(&self.superblock, &self.path)
     }
 
-    /// Writes bytes at an offset, synchronously.
-    ///
-    /// # Errors
-    /// What the system said.
-    pub fn write(&self, offset: u64, bytes: &AlignedBuf) -> Result<(), StoreError> {
-        write_all(&self.file, offset, bytes).map_err(|e| StoreError::io("writing", &self.path, e))
-    }
-
     /// Gives the lock up, also when somebody still holds the file.
     pub(crate) fn unlock(&self) {
         if let Err(error) = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock) {
@@ -497,33 +479,53 @@ impl Volume {
         }
     }
 
-    /// Makes everything written durable.
-    ///
-    /// # Errors
-    /// What the system said.
-    pub fn sync(&self) -> Result<(), StoreError> {
-        rustix::fs::fdatasync(self.file.as_fd())
-            .map_err(|e| StoreError::io("syncing", &self.path, e))
-    }
-
-    /// Replaces both copies of the superblock, one after the other, so that one is whole at every moment.
-    fn replace_superblock(&mut self, mut superblock: Superblock) -> Result<(), StoreError> {
-        superblock.generation = self.superblock.generation.saturating_add(1);
-        let encoded = superblock
-            .encode()
-            .map_err(|source| StoreError::Superblock {
+    /// Reads both copies of the superblock through a disk.
+    fn read_superblock(&mut self, disk: &dyn Disk, index: usize) -> Result<(), StoreError> {
+        let [a, b] = SUPERBLOCK_OFFSETS;
+        let (a, b) = (self.copy_at(disk, index, a)?, self.copy_at(disk, index, b)?);
+        self.older_copy = match (&a, &b) {
+            (Ok(a), Ok(b)) => usize::from(b.generation < a.generation),
+            (Ok(_), Err(_)) => 1,
+            _ => 0,
+        };
+        let found = newest(a, b);
+        let superblock = found.map_err(|source| StoreError::Superblock {
+            path: self.path.clone(),
+            source,
+        })?;
+        // Without a lock another store may have been made of it meanwhile.
+        if !is_volume_of(&superblock, self.superblock.store, index) {
+            return Err(StoreError::VolumeMissing {
+                index,
                 path: self.path.clone(),
-                source,
-            })?;
-        let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES)
-            .map_err(|e| StoreError::io("writing", &self.path, e))?;
-        bytes.copy_from_slice(&encoded[..]);
-        for copy in [self.older_copy, 1 - self.older_copy] {
-            self.write(SUPERBLOCK_OFFSETS[copy], &bytes)?;
-            self.sync()?;
+                reason: ANOTHERS.to_owned(),
+            });
         }
         self.superblock = superblock;
         Ok(())
+    }
+
+    /// One copy of the superblock, if the disk gives it.
+    fn copy_at(
+        &self,
+        disk: &dyn Disk,
+        index: usize,
+        offset: u64,
+    ) -> Result<Result<Superblock, SuperblockError>, StoreError> {
+        let read = ReadAt {
+            volume: index,
+            offset,
+            bytes: BLOCK_BYTES,
+        };
+        match read_all(disk, &[read]).pop() {
+            Some(Ok(bytes)) => Ok(Superblock::decode(&bytes)),
+            Some(Err(source)) if source.is_of_this_process() => Err(StoreError::NotRead {
+                path: self.path.clone(),
+                source,
+            }),
+            Some(Err(DiskError::Os(errno))) => Ok(Err(SuperblockError::Unreadable(errno))),
+            _ => Ok(Err(SuperblockError::Unreadable(libc::EIO))),
+        }
     }
 }
 
@@ -632,6 +634,66 @@ impl Volumes {
         Ok(volumes)
     }
 
+    /// Opens the disk that is the one way to these volumes from here on, under the layer that the options name, and reads
+    /// the superblocks that count through it.
+    ///
+    /// # Errors
+    /// When there is no such disk, or a superblock cannot be used any more.
+    pub(crate) fn open_disk(&mut self, options: &OpenOptions) -> Result<Arc<dyn Disk>, StoreError> {
+        let file = |volume: &Option<Volume>| volume.as_ref().map(|volume| volume.file.clone());
+        let disk_options = DiskOptions {
+            files: self.list.iter().map(file).collect(),
+            depth: options.depth.max(1),
+        };
+        let mut disk = open_disk(disk_options, options.disk)?;
+        if let Some(wrapper) = &options.disk_wrapper {
+            disk = wrapper.wrap(disk);
+        }
+        for (index, volume) in self.list.iter_mut().enumerate() {
+            let Some(volume) = volume else { continue };
+            if let Err(error) = volume.read_superblock(disk.as_ref(), index) {
+                disk.shutdown();
+                return Err(error);
+            }
+        }
+        Ok(disk)
+    }
+
+    /// Carries out writes, all at once.
+    ///
+    /// # Errors
+    /// That of the first that failed.
+    pub(crate) fn write(&self, disk: &dyn Disk, writes: Vec<WriteAt>) -> Result<(), StoreError> {
+        let volumes: Vec<usize> = writes.iter().map(|write| write.volume).collect();
+        self.judge("writing", &volumes, write_all(disk, writes))
+    }
+
+    /// Makes everything written to any volume durable.
+    ///
+    /// # Errors
+    /// That of the first volume whose sync failed.
+    pub(crate) fn sync(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+        let volumes: Vec<usize> = self.present().map(|(index, _)| index).collect();
+        self.judge("syncing", &volumes, sync_all(disk, &volumes))
+    }
+
+    /// The first error among operations on these volumes.
+    fn judge(
+        &self,
+        doing: &'static str,
+        volumes: &[usize],
+        results: Vec<Result<(), DiskError>>,
+    ) -> Result<(), StoreError> {
+        for (volume, result) in volumes.iter().zip(results) {
+            result.map_err(|error| {
+                let volume = self.list.get(*volume).and_then(Option::as_ref);
+                let path = volume.map_or_else(PathBuf::new, |volume| volume.path.clone());
+                StoreError::io(doing, &path, error)
+            })?;
+        }
+        Ok(())
+    }
+
     /// Those that are there.
     pub fn present(&self) -> impl Iterator<Item = (usize, &Volume)> + Clone {
         self.list
@@ -682,17 +744,25 @@ impl Volumes {
             .find(|volume| volume.superblock.run < run)
     }
 
-    /// Writes the superblocks of all volumes, changed by `change`, and makes them durable.
+    /// Writes the superblocks of all volumes, changed by `change`, and makes them durable: one volume after the other, and of
+    /// each one copy after the other, so that one is whole at every moment.
     ///
     /// # Errors
     /// What the system said.
-    pub fn update(&mut self, change: impl Fn(&mut Superblock)) -> Result<(), StoreError> {
+    pub(crate) fn update(
+        &mut self,
+        disk: &dyn Disk,
+        change: impl Fn(&mut Superblock),
+    ) -> Result<(), StoreError> {
         let places: Vec<Option<Option<String>>> = self
             .list
             .iter()
             .map(|volume| volume.as_ref().map(|volume| place_of(&volume.path)))
             .collect();
-        for volume in self.list.iter_mut().flatten() {
+        for index in 0..self.list.len() {
+            let Some(volume) = &self.list[index] else {
+                continue;
+            };
             let mut superblock = volume.superblock.clone();
             for (entry, place) in superblock.volumes.iter_mut().zip(&places) {
                 entry.lost = place.is_none();
@@ -702,7 +772,28 @@ impl Volumes {
                 }
             }
             change(&mut superblock);
-            volume.replace_superblock(superblock)?;
+            superblock.generation = volume.superblock.generation.saturating_add(1);
+            let encoded = superblock
+                .encode()
+                .map_err(|source| StoreError::Superblock {
+                    path: volume.path.clone(),
+                    source,
+                })?;
+            for copy in [volume.older_copy, 1 - volume.older_copy] {
+                let mut memory = AlignedBuf::zeroed(BLOCK_BYTES)
+                    .map_err(|e| StoreError::io("writing", &volume.path, e))?;
+                memory.copy_from_slice(&encoded[..]);
+                let write = WriteAt {
+                    volume: index,
+                    offset: SUPERBLOCK_OFFSETS[copy],
+                    memory,
+                };
+                self.write(disk, vec![write])?;
+                self.judge("syncing", &[index], sync_all(disk, &[index]))?;
+            }
+            if let Some(volume) = &mut self.list[index] {
+                volume.superblock = superblock;
+            }
         }
         Ok(())
     }

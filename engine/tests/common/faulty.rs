@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
-use larder_engine::{OpenOptions, Store};
+use larder_engine::{DiskWrapper, OpenOptions, Store};
 
 use super::Home;
 use super::honest::PATIENCE;
@@ -60,15 +60,45 @@ pub struct Faulty {
     changed: Condvar,
 }
 
+/// The last disk that a wrapper made.
+pub type Made = Arc<Mutex<Option<Arc<Faulty>>>>;
+
+/// A wrapper that makes disks that can be made to fail, each prepared by `prepare`.
+pub fn faulty(
+    home: &Home,
+    prepare: impl Fn(&Faulty) + Send + Sync + 'static,
+) -> (DiskWrapper, Made) {
+    let (made, path) = (Made::default(), home.path.clone());
+    let wrapper = DiskWrapper::new({
+        let made = made.clone();
+        move |disk| {
+            let disk = Faulty::new(disk, &path);
+            prepare(&disk);
+            *made.lock().unwrap() = Some(disk.clone());
+            disk
+        }
+    });
+    (wrapper, made)
+}
+
 /// Opens a store over a disk that can be made to fail.
 pub fn open_faulty(home: &Home, options: OpenOptions) -> (Store, Arc<Faulty>) {
-    let mut faulty = None;
-    let store = Store::open_through(&home.path, options, |disk| {
-        let disk = Faulty::new(disk, &home.path);
-        faulty = Some(disk.clone());
-        disk as Arc<dyn Disk>
+    open_prepared(home, options, |_| ())
+}
+
+/// The same, with a disk that is prepared before its first operation.
+pub fn open_prepared(
+    home: &Home,
+    options: OpenOptions,
+    prepare: impl Fn(&Faulty) + Send + Sync + 'static,
+) -> (Store, Arc<Faulty>) {
+    let (wrapper, made) = faulty(home, prepare);
+    let store = home.open_with(OpenOptions {
+        disk_wrapper: Some(wrapper),
+        ..options
     });
-    (store.unwrap(), faulty.unwrap())
+    let disk = made.lock().unwrap().clone();
+    (store, disk.unwrap())
 }
 
 fn seen(action: &Action) -> Seen {

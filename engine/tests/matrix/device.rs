@@ -1,7 +1,7 @@
 //! What the disk does wrong: rows 3, 4, 6 to 10, 13, 20 and 22.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
@@ -10,7 +10,7 @@ use larder_engine::{
     PutStatus, Refusal, SharedStore, Store, StoreError, create,
 };
 
-use super::common::faulty::{Fault, Faulty, Seen, open_faulty};
+use super::common::faulty::{Fault, Faulty, Seen, faulty, open_faulty, open_prepared};
 use super::common::honest::eventually;
 use super::common::{Home, MIB, Pool, chain, fill};
 use super::{SEGMENT, SIZE, descriptor, find, flip};
@@ -167,15 +167,8 @@ fn row_04_a_read_of_descriptors_that_goes_astray_costs_no_page() {
     }
     // After a kill, after a close, and in reclaim.
     for _ in 0..2 {
-        let mut disk = None;
-        let store = Store::open_through(&home.path, OpenOptions::default(), |inner| {
-            let faulty = Faulty::new(inner, &home.path);
-            astray(&faulty);
-            disk = Some(faulty.clone());
-            faulty
-        });
-        let store = store.unwrap();
-        assert_eq!(disk.unwrap().hits(), 1);
+        let (store, disk) = open_prepared(&home, OpenOptions::default(), astray);
+        assert_eq!(disk.hits(), 1);
         let pool = Pool::new(&store, "m", &[65536]);
         assert!(keys.iter().all(|key| pool.hits(key) == 1));
         store.close().unwrap();
@@ -228,17 +221,12 @@ fn row_04_a_client_is_lent_a_page_that_lies_elsewhere_by_now_from_there() {
 
 /// An owner or a client whose disk can be made to fail.
 pub fn attach_faulty(home: &Home) -> (SharedStore, Arc<Faulty>) {
-    let disk = Arc::new(Mutex::new(None));
-    let client = Store::attach_through(&home.path, AttachOptions::default(), {
-        let (disk, path) = (disk.clone(), home.path.clone());
-        move |inner| {
-            let faulty = Faulty::new(inner, &path);
-            *disk.lock().unwrap() = Some(faulty.clone());
-            faulty
-        }
-    });
-    let disk = disk.lock().unwrap().clone();
-    (client.unwrap(), disk.unwrap())
+    let (wrapper, made) = faulty(home, |_| ());
+    let mut options = AttachOptions::default();
+    options.open.disk_wrapper = Some(wrapper);
+    let client = Store::attach(&home.path, options).unwrap();
+    let disk = made.lock().unwrap().clone();
+    (client, disk.unwrap())
 }
 
 fn client_reads_what_lies_elsewhere(read: Read) {
@@ -262,18 +250,13 @@ fn row_06_what_cannot_be_read_is_never_taken_for_empty() {
     }
     {
         // Every read of the first segment's descriptors fails, in recovery and ever after.
-        let mut disk = None;
-        let store = Store::open_through(&home.path, OpenOptions::default(), |inner| {
-            let faulty = Faulty::new(inner, &home.path);
-            faulty.when(Fault::Fails(EIO), usize::MAX, |seen| {
+        let (store, disk) = open_prepared(&home, OpenOptions::default(), |disk| {
+            disk.when(Fault::Fails(EIO), usize::MAX, |seen| {
                 matches!(seen, Seen::Read { offset, bytes }
                     if offset + bytes as u64 > descriptor(8) && offset <= descriptor(0))
             });
-            disk = Some(faulty.clone());
-            faulty
-        })
-        .unwrap();
-        assert!(disk.unwrap().hits() > 0);
+        });
+        assert!(disk.hits() > 0);
         let pool = Pool::new(&store, "m", &[65536]);
         assert_eq!(store.stats().unreadable_segments, 1);
         assert_eq!(pool.hits(&keys), 0);
@@ -356,19 +339,14 @@ fn row_07_a_header_that_cannot_be_written_at_the_open_costs_its_segment_and_not_
         store.flush().unwrap();
     }
     for _ in 0..2 {
-        let mut disk = None;
-        let store = Store::open_through(&home.path, OpenOptions::default(), |inner| {
-            let faulty = Faulty::new(inner, &home.path);
-            faulty.when(
+        let (store, disk) = open_prepared(&home, OpenOptions::default(), |disk| {
+            disk.when(
                 Fault::Fails(EIO),
                 usize::MAX,
                 |seen| matches!(seen, Seen::Write { offset, .. } if offset == SEGMENTS_OFFSET),
             );
-            disk = Some(faulty.clone());
-            faulty
         });
-        let store = store.unwrap();
-        assert!(disk.unwrap().hits() > 0);
+        assert!(disk.hits() > 0);
         assert_eq!(store.stats().unreadable_segments, 1);
         let pool = Pool::new(&store, "m", &[MIB as u32]);
         assert_eq!(pool.hits(&there), 8);
