@@ -17,6 +17,7 @@ use crate::disk::Disk;
 use crate::disk::probe::Want;
 use crate::error::StoreError;
 use crate::index::NamespaceSlot;
+use crate::latency::LatencySummary;
 use crate::memory::AlignedBuf;
 
 /// A namespace as this opening of the store knows it. Not stored, not valid after a reopen.
@@ -317,7 +318,9 @@ pub enum SharedReads {
 ///
 /// It forwards every method of [`Disk`], also those with a default.
 #[derive(Clone)]
-pub struct DiskWrapper(Arc<dyn Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync>);
+pub struct DiskWrapper(Arc<Wrap>);
+
+type Wrap = dyn Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync;
 
 impl DiskWrapper {
     /// `wrap` makes the layer. Its call comes once for each disk: at an open, and at each change
@@ -515,6 +518,18 @@ pub struct Stats {
     pub unproven: u64,
     /// Which disk, and why: `kind: reason`.
     pub disk: String,
+    /// Reads of this process from the volumes' devices, from the moment they are handed to the kernel.
+    pub device_read_latency: LatencySummary,
+    /// Its writes to them.
+    pub device_write_latency: LatencySummary,
+    /// Its syncs of them.
+    pub device_sync_latency: LatencySummary,
+    /// Calls of `put` on this handle, of one page or many; their waits for room included.
+    pub put_latency: LatencySummary,
+    /// Calls of `get` and `get_lent` on this handle, of one page or many.
+    pub get_latency: LatencySummary,
+    /// Calls of `longest_prefix` and `contains` on this handle: of each thread one in 64.
+    pub lookup_latency: LatencySummary,
 }
 
 /// A volume in read-only service.

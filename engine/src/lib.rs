@@ -88,6 +88,7 @@
 //! | [`survey`] | reading a store without opening it, for the tools |
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
 //! | [`disk`] | io_uring and threads behind one trait |
+//! | [`latency`] | histograms of latencies: of the devices, and of calls |
 //! | [`memory`] | aligned, huge-page backed buffers |
 //! | [`random`] | random bytes for identities |
 //! | [`planted`](mod@planted) | bugs for the simulation to find; nothing in any other build |
@@ -100,6 +101,7 @@ pub mod error;
 pub mod fit;
 pub mod fork;
 pub mod index;
+pub mod latency;
 pub mod memory;
 pub mod offline;
 pub mod planted;
@@ -118,6 +120,7 @@ pub use api::{
 };
 pub use error::{StoreError, advice};
 pub use larder_format as format;
+pub use latency::LatencySummary;
 pub use share::{AttachOptions, SharedStore};
 pub use store::Store;
 pub use volume::create::{CreateOptions, Created, create};

@@ -403,6 +403,7 @@ impl Survey {
                     .map(|opened| opened.as_ref().map(|opened| opened.file.file.clone()))
                     .collect(),
                 depth: options.depth.max(1),
+                latencies: Arc::default(),
             },
             options.disk,
         )

@@ -36,11 +36,31 @@ fn io_uring() -> Option<Features> {
 /// Opens each kind of disk in turn.
 fn on_each_disk(test: impl Fn(&dyn Fn(Vec<Option<Arc<OwnedFd>>>, u32) -> Arc<dyn Disk>)) {
     test(&|files, depth| {
-        Arc::new(Threads::open(DiskOptions { files, depth }, "tested".to_owned()).unwrap())
+        Arc::new(
+            Threads::open(
+                DiskOptions {
+                    files,
+                    depth,
+                    latencies: Arc::default(),
+                },
+                "tested".to_owned(),
+            )
+            .unwrap(),
+        )
     });
     if let Some(features) = io_uring() {
         test(&|files, depth| {
-            Arc::new(Uring::open(DiskOptions { files, depth }, features).unwrap())
+            Arc::new(
+                Uring::open(
+                    DiskOptions {
+                        files,
+                        depth,
+                        latencies: Arc::default(),
+                    },
+                    features,
+                )
+                .unwrap(),
+            )
         });
     }
 }
@@ -222,6 +242,7 @@ fn reads_beside_a_registration(features: Features) -> (Duration, Duration) {
     let options = DiskOptions {
         files: vec![Some(file(1))],
         depth: 4,
+        latencies: Arc::default(),
     };
     let disk = Uring::open(options, features).unwrap();
     let mut arena = AlignedBuf::zeroed(512 << 20).unwrap();
@@ -268,6 +289,7 @@ fn memory_that_cannot_be_registered_is_named_and_still_used() {
         DiskOptions {
             files: vec![Some(file(512))],
             depth: 4,
+            latencies: Arc::default(),
         },
         features,
     )
@@ -631,6 +653,7 @@ fn the_disk_that_is_opened_says_what_it_is() {
     let options = || DiskOptions {
         files: vec![Some(file(1)), None],
         depth: 4,
+        latencies: Arc::default(),
     };
     let threads = open_disk(options(), Want::Threads).unwrap();
     assert_eq!(threads.choice().kind, Kind::Threads);

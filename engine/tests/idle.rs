@@ -137,7 +137,15 @@ fn an_idle_disk() {
     for want in [Want::Auto, Want::Threads] {
         let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let files = vec![Some(Arc::new(OwnedFd::from(file)))];
-        let disk = open_disk(DiskOptions { files, depth: 2 }, want).unwrap();
+        let disk = open_disk(
+            DiskOptions {
+                files,
+                depth: 2,
+                latencies: Arc::default(),
+            },
+            want,
+        )
+        .unwrap();
         let (sender, answers) = mpsc::channel();
         let sink = Arc::new(Mailbox(sender));
         for tag in 0..10 {

@@ -10,8 +10,8 @@ use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::probe::Want;
 use larder_engine::volume::HolderState;
 use larder_engine::{
-    CreateOptions, GetPage, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutPage,
-    PutStatus, Refusal, Stats, Store, StoreError, SyncPolicy, create,
+    CreateOptions, GetPage, GetStatus, LatencySummary, MissReason, OpenOptions, PageStore,
+    PutOptions, PutPage, PutStatus, Refusal, Stats, Store, StoreError, SyncPolicy, create,
 };
 
 #[test]
@@ -738,4 +738,56 @@ fn pages_of_which_a_segment_holds_one_make_room_for_newer_ones() {
     assert_eq!(pool.hits(&chain(0, 4)), 0);
     assert!(store.stats().evicted > 0);
     store.check_invariants().unwrap();
+}
+
+#[test]
+fn latencies_cover_each_put_each_get_and_each_operation_of_the_device() {
+    let home = Home::with_store(128 * MIB);
+    for want in [Want::Auto, Want::Threads] {
+        let store = home.open_with(OpenOptions {
+            disk: want,
+            ..OpenOptions::default()
+        });
+        assert_eq!(store.stats().put_latency, LatencySummary::default());
+        let pool = Pool::new(&store, "m", &[65536]);
+        for seed in 0..20 {
+            pool.put(&chain(seed, 2));
+            assert_eq!(pool.hits(&chain(seed, 2)), 2);
+        }
+        for _ in 0..128 {
+            store.contains(pool.id, &chain(0, 1));
+        }
+        store.flush().unwrap();
+        let lent = store.get_lent(pool.id, &chain(0, 1), None);
+        assert!(lent[0].is_ok());
+        let stats = store.stats();
+        assert_eq!(stats.put_latency.count, 20);
+        assert_eq!(stats.get_latency.count, 21);
+        // One in 64.
+        assert_eq!(stats.lookup_latency.count, 2);
+        assert!(stats.device_read_latency.count >= 21);
+        // Superblocks, each copy synced.
+        assert!(stats.device_write_latency.count >= 2);
+        assert!(stats.device_sync_latency.count >= 2);
+        for latency in [
+            stats.device_read_latency,
+            stats.device_write_latency,
+            stats.device_sync_latency,
+            stats.put_latency,
+            stats.get_latency,
+            stats.lookup_latency,
+        ] {
+            let LatencySummary {
+                p50_us,
+                p90_us,
+                p99_us,
+                p999_us,
+                max_us,
+                ..
+            } = latency;
+            let steps = [0.0, p50_us, p90_us, p99_us, p999_us, max_us];
+            assert!(steps.is_sorted() && p50_us > 0.0, "{latency:?}");
+        }
+        store.close().unwrap();
+    }
 }

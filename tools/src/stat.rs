@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use larder_engine::share;
+use larder_engine::{LatencySummary, share};
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
@@ -191,6 +191,16 @@ impl Report for StatReport {
             "Syncs",
             format!("{}, {} failed", stats.syncs, stats.failed_syncs),
         );
+        for (operations, latency) in [
+            ("Device reads", &stats.device_read_latency),
+            ("Device writes", &stats.device_write_latency),
+            ("Device syncs", &stats.device_sync_latency),
+            ("Puts", &stats.put_latency),
+            ("Gets", &stats.get_latency),
+            ("Lookups", &stats.lookup_latency),
+        ] {
+            lines.row(operations, latency_line(latency));
+        }
         lines.row("Index", size(stats.index_bytes));
         let disk = DiskFacts {
             disk: stats.disk.clone(),
@@ -199,6 +209,24 @@ impl Report for StatReport {
         lines.row("Disk", disk.to_string());
         lines
     }
+}
+
+/// A latency, for people.
+fn latency_line(latency: &LatencySummary) -> String {
+    let LatencySummary {
+        count,
+        p50_us,
+        p90_us,
+        p99_us,
+        p999_us,
+        max_us,
+    } = latency;
+    if *count == 0 {
+        return "none measured".to_owned();
+    }
+    format!(
+        "{count} measured: p50 {p50_us:.1} µs, p90 {p90_us:.1} µs, p99 {p99_us:.1} µs, p99.9 {p999_us:.1} µs, max {max_us:.1} µs"
+    )
 }
 
 /// A process, for people; it may run in another pid namespace.

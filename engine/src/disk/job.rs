@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::{Action, Buffer, DiskError, Done, Op, PIECES_MAX, Piece, Sink};
+use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
 
 /// Transfers are resumed at multiples of this, in bytes.
@@ -66,11 +67,18 @@ pub(super) struct Job {
     tag: u64,
     sink: Arc<dyn Sink>,
     work: Work,
-    /// It is no read.
-    changes: bool,
+    kind: Kind,
+    begun: Instant,
     owned: Option<AlignedBuf>,
     transient_retries: u32,
     failed_reads: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Sync,
 }
 
 enum Work {
@@ -91,27 +99,28 @@ struct Transfer {
 impl Job {
     /// Admits an operation that is about to be handed to the kernel, or answers it at once.
     pub(super) fn admit(op: Op, answers: &mut Answers) -> Option<Self> {
-        if is_late(&op, Instant::now()) {
+        let begun = Instant::now();
+        if is_late(&op, begun) {
             refuse(op, DiskError::Deadline, answers);
             return None;
         }
-        let changes = !matches!(op.action, Action::Read { .. });
-        let (work, owned) = match op.action {
+        let (kind, work, owned) = match op.action {
             Action::Read { offset, buffer } => {
                 let (transfer, owned) = Transfer::new(offset, buffer);
-                (Work::Read(transfer), owned)
+                (Kind::Read, Work::Read(transfer), owned)
             }
             Action::Write { offset, buffer } => {
                 let (transfer, owned) = Transfer::new(offset, buffer);
-                (Work::Write(transfer), owned)
+                (Kind::Write, Work::Write(transfer), owned)
             }
-            Action::Sync => (Work::Sync, None),
+            Action::Sync => (Kind::Sync, Work::Sync, None),
         };
         let job = Self {
             tag: op.tag,
             sink: op.sink,
             work,
-            changes,
+            kind,
+            begun,
             owned,
             transient_retries: 0,
             failed_reads: 0,
@@ -201,6 +210,16 @@ impl Job {
             }
             _ => false,
         }
+    }
+
+    /// Records how long it took, once it is over.
+    pub(super) fn record(&self, latencies: &DeviceLatencies) {
+        let latency = match self.kind {
+            Kind::Read => &latencies.reads,
+            Kind::Write => &latencies.writes,
+            Kind::Sync => &latencies.syncs,
+        };
+        latency.record(self.begun.elapsed());
     }
 
     /// Ends the job.
@@ -310,7 +329,7 @@ impl Refusals {
         let Err(error @ (DiskError::Os(_) | DiskError::NoProgress)) = result else {
             return;
         };
-        if !job.changes {
+        if job.kind == Kind::Read {
             return;
         }
         let mut said = self.said.lock();

@@ -51,6 +51,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
 pub(crate) use job::EIO_READS_MAX;
 pub use job::{Step, carry_out};
@@ -281,6 +282,8 @@ pub struct DiskOptions {
     pub files: Vec<Option<Arc<OwnedFd>>>,
     /// Operations of one volume with the kernel at once.
     pub depth: u32,
+    /// Where the latency of each operation is recorded.
+    pub latencies: Arc<DeviceLatencies>,
 }
 
 impl Buffer {

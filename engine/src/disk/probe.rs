@@ -160,6 +160,7 @@ fn choose(
             let same = DiskOptions {
                 files: options.files.clone(),
                 depth: options.depth,
+                latencies: options.latencies.clone(),
             };
             open_uring(same).or_else(|obstacle| {
                 tracing::warn!(%obstacle, "reading and writing with threads instead of io_uring");
@@ -440,6 +441,7 @@ mod tests {
         DiskOptions {
             files: vec![None],
             depth: 1,
+            latencies: Arc::default(),
         }
     }
 

@@ -24,6 +24,7 @@ use super::job::{
 };
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 use crate::fork::Origin;
+use crate::latency::DeviceLatencies;
 
 /// Most threads a volume.
 pub const THREADS_MAX: u32 = 16;
@@ -40,6 +41,7 @@ pub struct Threads {
 struct Lane {
     volume: usize,
     refusals: Refusals,
+    latencies: Arc<DeviceLatencies>,
     file: Arc<OwnedFd>,
     inbox: Mutex<Inbox>,
     filled: Condvar,
@@ -66,7 +68,8 @@ impl Threads {
             origin: Origin::here(),
         };
         for (volume, file) in options.files.into_iter().enumerate() {
-            let lane = file.map(|file| Arc::new(Lane::new(volume, file)));
+            let lane =
+                file.map(|file| Arc::new(Lane::new(volume, file, options.latencies.clone())));
             disk.lanes.push(lane.clone());
             for worker in 0..options.depth.clamp(1, THREADS_MAX) {
                 let Some(lane) = lane.clone() else { break };
@@ -139,7 +142,7 @@ impl Drop for Threads {
 }
 
 impl Lane {
-    fn new(volume: usize, file: Arc<OwnedFd>) -> Self {
+    fn new(volume: usize, file: Arc<OwnedFd>, latencies: Arc<DeviceLatencies>) -> Self {
         let inbox = Inbox {
             ops: VecDeque::new(),
             open: true,
@@ -147,6 +150,7 @@ impl Lane {
         Self {
             volume,
             refusals: Refusals::default(),
+            latencies,
             file,
             inbox: Mutex::new(inbox),
             filled: Condvar::new(),
@@ -177,6 +181,7 @@ fn serve(lane: &Lane) {
         } else if let Some(mut job) = Job::admit(op, &mut answers) {
             let result = job.run(|step| call(&lane.file, step));
             lane.refusals.note(lane.volume, &job, result);
+            job.record(&lane.latencies);
             job.answer(result, &mut answers);
         }
         answers.deliver();

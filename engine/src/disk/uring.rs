@@ -34,6 +34,7 @@ use super::job::{
 };
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 use crate::fork::Origin;
+use crate::latency::DeviceLatencies;
 
 /// Most operations of one volume with the kernel at once.
 pub const DEPTH_MAX: u32 = 4096;
@@ -244,6 +245,7 @@ pub struct Uring {
 struct Lane {
     volume: usize,
     refusals: Refusals,
+    latencies: Arc<DeviceLatencies>,
     inbox: Mutex<Inbox>,
     /// An eventfd that the ring reads from whenever its thread may sleep.
     bell: OwnedFd,
@@ -284,7 +286,7 @@ impl Uring {
                 disk.lanes.push(None);
                 continue;
             };
-            let lane = Arc::new(Lane::new(volume)?);
+            let lane = Arc::new(Lane::new(volume, options.latencies.clone())?);
             let (started, outcome) = mpsc::channel();
             let thread = std::thread::Builder::new()
                 .name(format!("larder-ring-{volume}"))
@@ -403,7 +405,7 @@ impl Drop for Uring {
 }
 
 impl Lane {
-    fn new(volume: usize) -> Result<Self, io::Error> {
+    fn new(volume: usize, latencies: Arc<DeviceLatencies>) -> Result<Self, io::Error> {
         // Blocking, so that the ring's read waits for the bell instead of failing.
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let inbox = Inbox {
@@ -415,6 +417,7 @@ impl Lane {
         Ok(Self {
             volume,
             refusals: Refusals::default(),
+            latencies,
             inbox: Mutex::new(inbox),
             bell,
         })

@@ -594,7 +594,9 @@ impl PageStore for SharedStore {
         self.inner
             .with(namespace, |decider, space| match decider {
                 Decider::Owner(own) => own.store.longest_prefix(space.id, keys),
-                Decider::Client(client) => client.remote.longest_prefix(space.id, keys),
+                Decider::Client(Client { remote, data, .. }) => {
+                    data.longest_prefix(&**remote, space.id, keys)
+                }
             })
             .unwrap_or(0)
     }
@@ -603,7 +605,9 @@ impl PageStore for SharedStore {
         self.inner
             .with(namespace, |decider, space| match decider {
                 Decider::Owner(own) => own.store.contains(space.id, keys),
-                Decider::Client(client) => client.remote.contains(space.id, keys),
+                Decider::Client(Client { remote, data, .. }) => {
+                    data.contains(&**remote, space.id, keys)
+                }
             })
             .unwrap_or_else(|| vec![false; keys.len()])
     }
@@ -653,7 +657,7 @@ impl PageStore for SharedStore {
         }
     }
 
-    /// The owner's, with this process's own hits, misses and bytes read.
+    /// The owner's, with this process's own hits, misses, bytes read and latencies.
     fn stats(&self) -> Stats {
         match self.inner.role().as_deref() {
             Some(Role::Owner(owner)) => owner.store.stats(),

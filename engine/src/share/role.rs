@@ -221,10 +221,11 @@ impl Client {
             return Err(never(StoreError::OtherVolumes(path.to_owned())));
         }
         let disk = volumes.open_disk(options).map_err(never)?;
+        let data = DataPath::new(disk, &volumes, options.hang_limit);
         let volumes = volumes.list.into_iter().flatten();
         Ok(Client {
             remote: Arc::new(remote),
-            data: DataPath::new(disk, welcome.volumes.len(), options.hang_limit),
+            data,
             group: welcome.group,
             ids: Ids::default(),
             _marks: marks,

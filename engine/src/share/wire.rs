@@ -29,7 +29,7 @@ use crate::index::{Place, SegmentId};
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
 
 /// Version of the messages.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Longest frame, in bytes: a lookup of [`KEYS_MAX`] keys, with room to spare.
 pub const FRAME_BYTES_MAX: usize = 8 << 20;

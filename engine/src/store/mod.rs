@@ -44,6 +44,7 @@ use crate::catalog::{Allocator, Catalog};
 use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
 use crate::fork::Origin;
+use crate::latency::{DeviceLatencies, Latency};
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes};
 pub(crate) use get::is_of_the_medium;
@@ -62,6 +63,7 @@ const DAMAGE_LOGGED_MAX: usize = 10;
 /// What moves page data: everything a handle needs besides its catalog.
 pub(crate) struct DataPath {
     disk: Arc<dyn Disk>,
+    device: Arc<DeviceLatencies>,
     hangs: Arc<Hangs>,
     /// Reads segment headers again after each read: for handles that hold no lock.
     recheck: Option<Recheck>,
@@ -79,13 +81,17 @@ struct Counters {
     direct_pages: AtomicU64,
     bounced_pages: AtomicU64,
     staged_pages: AtomicU64,
+    puts: Latency,
+    gets: Latency,
+    lookups: Latency,
 }
 
 impl DataPath {
-    pub(crate) fn new(disk: Arc<dyn Disk>, volumes: usize, hang_limit: Duration) -> DataPath {
+    pub(crate) fn new(disk: Arc<dyn Disk>, volumes: &Volumes, hang_limit: Duration) -> DataPath {
         DataPath {
             disk,
-            hangs: Arc::new(Hangs::new(volumes, hang_limit)),
+            device: volumes.latencies.clone(),
+            hangs: Arc::new(Hangs::new(volumes.list.len(), hang_limit)),
             recheck: None,
             counters: Counters::default(),
             notices: Notices::default(),
@@ -105,24 +111,26 @@ impl DataPath {
     }
 
     /// See [`PageStore::put`].
-    pub(crate) fn put(
+    pub(crate) fn put<C: Catalog + ?Sized>(
         &self,
-        catalog: &dyn Catalog,
+        catalog: &C,
         namespace: NamespaceId,
         pages: &[PutPage<'_>],
         options: PutOptions,
     ) -> Vec<PutStatus> {
+        let _timed = self.counters.puts.timed();
         put::put(catalog, self, namespace, pages, options)
     }
 
     /// See [`PageStore::get`].
-    pub(crate) fn get(
+    pub(crate) fn get<C: Catalog + ?Sized>(
         &self,
-        catalog: &dyn Catalog,
+        catalog: &C,
         namespace: NamespaceId,
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
+        let _timed = self.counters.gets.timed();
         get::get(catalog, self, namespace, pages, deadline)
     }
 
@@ -135,8 +143,9 @@ impl DataPath {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
+        let _timed = self.counters.gets.timed();
         staged::get(catalog, stage, self, namespace, pages, deadline)
-            .unwrap_or_else(|| self.get(catalog, namespace, pages, deadline))
+            .unwrap_or_else(|| get::get(catalog, self, namespace, pages, deadline))
     }
 
     /// See [`PageStore::get_lent`].
@@ -147,7 +156,30 @@ impl DataPath {
         keys: &[PageKey],
         deadline: Option<Instant>,
     ) -> Vec<Result<LentPage, MissReason>> {
+        let _timed = self.counters.gets.timed();
         lent::get(catalog, self, namespace, keys, deadline)
+    }
+
+    /// See [`PageStore::longest_prefix`].
+    pub(crate) fn longest_prefix<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+    ) -> usize {
+        let _timed = self.counters.lookups.sampled();
+        catalog.longest_prefix(namespace, keys)
+    }
+
+    /// See [`PageStore::contains`].
+    pub(crate) fn contains<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+    ) -> Vec<bool> {
+        let _timed = self.counters.lookups.sampled();
+        catalog.contains(namespace, keys)
     }
 
     /// What passed through here.
@@ -163,6 +195,12 @@ impl DataPath {
         stats.staged_pages = count(&self.counters.staged_pages);
         let choice = self.disk.choice();
         stats.disk = format!("{}: {}", choice.kind, choice.reason);
+        stats.device_read_latency = self.device.reads.summary();
+        stats.device_write_latency = self.device.writes.summary();
+        stats.device_sync_latency = self.device.syncs.summary();
+        stats.put_latency = self.counters.puts.summary();
+        stats.get_latency = self.counters.gets.summary();
+        stats.lookup_latency = self.counters.lookups.summary();
     }
 }
 
@@ -305,7 +343,7 @@ impl Store {
                 return Err(error);
             }
         };
-        let mut data = DataPath::new(disk, volumes.list.len(), options.hang_limit);
+        let mut data = DataPath::new(disk, &volumes, options.hang_limit);
         data.recheck = recheck;
         Ok(Store {
             local,
@@ -457,7 +495,7 @@ impl PageStore for Store {
         let why = match &gate {
             _ if self.read_only => Refusal::ReadOnly,
             None => Refusal::Closed,
-            Some(_) => return put::put(&*self.local, &self.data, namespace, pages, options),
+            Some(_) => return self.data.put(&*self.local, namespace, pages, options),
         };
         vec![PutStatus::Refused(why); pages.len()]
     }
@@ -471,7 +509,7 @@ impl PageStore for Store {
         let Some(_gate) = self.enter() else {
             return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
         };
-        get::get(&*self.local, &self.data, namespace, pages, deadline)
+        self.data.get(&*self.local, namespace, pages, deadline)
     }
 
     fn get_lent(
@@ -484,21 +522,21 @@ impl PageStore for Store {
             return keys.iter().map(|_| Err(MissReason::Closed)).collect();
         };
         let catalog: Arc<dyn Catalog> = self.local.clone();
-        lent::get(&catalog, &self.data, namespace, keys, deadline)
+        self.data.get_lent(&catalog, namespace, keys, deadline)
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
         let Some(_gate) = self.enter() else {
             return 0;
         };
-        self.local.longest_prefix(namespace, keys)
+        self.data.longest_prefix(&*self.local, namespace, keys)
     }
 
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
         let Some(_gate) = self.enter() else {
             return vec![false; keys.len()];
         };
-        self.local.contains(namespace, keys)
+        self.data.contains(&*self.local, namespace, keys)
     }
 
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {

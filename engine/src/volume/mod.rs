@@ -5,7 +5,7 @@
 //! with O_EXCL as well, which the kernel refuses for mounted ones.
 //!
 //! The superblocks are read here directly as long as there is no disk: to find the volumes, and to check them under the lock. From
-//! [`Volumes::open_disk`] on all bytes go through that [`Disk`].
+//! `Volumes::open_disk` on all bytes go through that [`Disk`].
 
 pub mod create;
 pub mod holder;
@@ -30,6 +30,7 @@ use crate::disk::probe::open_disk;
 use crate::disk::{Disk, DiskError, DiskOptions, EIO_READS_MAX};
 use crate::error::StoreError;
 use crate::fork::{Private, keep_private};
+use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
 use crate::share::{guard, is_listening, socket_path};
 pub use holder::{HolderState, LockHolder, this_holder};
@@ -85,6 +86,8 @@ pub struct Volume {
 pub struct Volumes {
     /// Each volume.
     pub list: Vec<Option<Volume>>,
+    /// How long their devices take.
+    pub(crate) latencies: Arc<DeviceLatencies>,
 }
 
 /// An open file that may become or be a volume.
@@ -621,7 +624,10 @@ impl Volumes {
             }
             list.push(volume);
         }
-        let volumes = Volumes { list };
+        let volumes = Volumes {
+            list,
+            latencies: Arc::default(),
+        };
         // To a client its owner names all that it has itself, by whatever name.
         // With one that is missing and may be, the name may be its.
         if access != Access::Client && !degraded {
@@ -644,6 +650,7 @@ impl Volumes {
         let disk_options = DiskOptions {
             files: self.list.iter().map(file).collect(),
             depth: options.depth.max(1),
+            latencies: self.latencies.clone(),
         };
         let mut disk = open_disk(disk_options, options.disk)?;
         if let Some(wrapper) = &options.disk_wrapper {

@@ -349,6 +349,7 @@ impl<'r> Worker<'r> {
         if let Some(job) = self.jobs[place].take() {
             self.free.push(place);
             self.lane.refusals.note(self.lane.volume, &job, result);
+            job.record(&self.lane.latencies);
             job.answer(result, &mut self.answers);
         }
     }
