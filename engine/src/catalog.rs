@@ -52,6 +52,12 @@ impl SegmentMap {
         }
     }
 
+    /// Blocks of a segment.
+    #[must_use]
+    pub fn segment_blocks(&self) -> u32 {
+        self.segment_blocks
+    }
+
     /// Where the page at a place lies.
     #[must_use]
     pub fn extent(&self, place: Place) -> Extent {

@@ -13,7 +13,9 @@ use common::memory::{self, Memory, STORE};
 use common::{chain, namespace};
 use larder_engine::PutStatus;
 use larder_engine::catalog::{Ask, Grant, ReservationId, SegmentMap};
-use larder_engine::core::{Core, Effect, Io, Move, RequestId, Victim};
+use larder_engine::core::{
+    Config, Copied, Core, Descriptors, Effect, Io, Move, PageCopy, RequestId, Victim,
+};
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, Body, DescriptorBlock, Namespace, OpenState, PageChecksum, PageKey, Record, Run,
@@ -41,7 +43,7 @@ const KILLS: usize = 400;
 const WRITES_MAX: usize = 800;
 
 /// Pages that reclaim moves at once.
-const MOVED_AT_ONCE: usize = 16;
+const MOVED_AT_ONCE: u64 = 16;
 
 fn superblock(run: Run, state: OpenState) -> Superblock {
     memory::superblock(run, state, SEGMENTS, SEGMENT_BLOCKS)
@@ -78,6 +80,8 @@ struct Life<'a> {
     victims: Vec<SegmentId>,
     /// What was moved out of them.
     moved: Vec<Vec<Move>>,
+    /// Pages that the victim's descriptors name.
+    in_victim: Vec<PageKey>,
     /// Pages of a plan looked at in one step.
     planned_at_once: usize,
     /// What is done to the pages of a victim once all have been weighed, if all are looked at in one step.
@@ -105,7 +109,10 @@ impl<'a> Life<'a> {
             write_headers(disk, header);
         }
         *run = recovery.recovered.first.run();
-        let config = memory::config(SEGMENT_BLOCKS);
+        let config = Config {
+            copy_blocks_max: MOVED_AT_ONCE * u64::from(PAGE_BLOCKS),
+            ..memory::config(SEGMENT_BLOCKS)
+        };
         Life {
             disk,
             core: Core::new(config, recovery.recovered, index.clone()),
@@ -116,6 +123,7 @@ impl<'a> Life<'a> {
             now_ms: 0,
             victims: Vec::new(),
             moved: Vec::new(),
+            in_victim: Vec::new(),
             planned_at_once: usize::MAX,
             once_weighed: |_, _| (),
             used: Vec::new(),
@@ -154,6 +162,14 @@ impl<'a> Life<'a> {
                 }
                 Effect::Settled(id, statuses) => {
                     self.settled.insert(id, statuses);
+                }
+                Effect::ReadDescriptors(victim) => {
+                    let read = self.read_descriptors(&victim);
+                    self.core.descriptors_read(read);
+                }
+                Effect::Copy(id, pages) => {
+                    let outcomes = self.copy(&pages)?;
+                    self.core.copied(id, &outcomes);
                 }
                 Effect::Finished(..)
                 | Effect::Room
@@ -223,13 +239,27 @@ impl<'a> Life<'a> {
 
     /// Empties one segment, if one is to be emptied.
     fn reclaim(&mut self) -> Result<(), Killed> {
-        let Some(victim) = self.with_core(Core::next_victim)? else {
-            return Ok(());
-        };
+        let at_once = self.planned_at_once;
+        self.with_core(|core| core.reclaim_step(at_once))?;
+        let mut steps = 0;
+        while self.core.is_reclaiming() {
+            self.with_core(|core| core.reclaim_step(at_once))?;
+            steps += 1;
+            // After the records have been carried on.
+            if steps == 2 && self.core.is_reclaiming() && self.moved.last().unwrap().is_empty() {
+                let keys = std::mem::take(&mut self.in_victim);
+                (self.once_weighed)(self, &keys);
+            }
+        }
+        self.core.check_invariants().unwrap();
+        Ok(())
+    }
+
+    fn read_descriptors(&mut self, victim: &Victim) -> Descriptors {
         if victim.is_given_up {
             // Open segments take part when they are sealed: with fewer others the coldest may lie in one.
             if self.kept == 0 {
-                self.check_is_coldest(&victim);
+                self.check_is_coldest(victim);
             }
             self.given_up += 1;
         }
@@ -239,30 +269,22 @@ impl<'a> Life<'a> {
             self.kept += 1;
         }
         self.victims.push(victim.segment);
-        let blocks = self.blocks_of(&victim);
-        let keys = pages_in(&blocks);
-        let at_once = self.planned_at_once;
-        let mut plan = self.with_core(|core| core.begin_plan(&victim, blocks))?;
-        let mut steps = 0;
-        let moves = loop {
-            let go_on = |core: &mut Core| core.go_on_planning(&mut plan, at_once);
-            if let Some(moves) = self.with_core(go_on)? {
-                break moves;
-            }
-            steps += 1;
-            // After the records have been carried on.
-            if steps == 2 {
-                (self.once_weighed)(self, &keys);
-            }
-        };
-        self.moved.push(moves.clone());
-        let mut moved_all = true;
-        for moves in moves.chunks(MOVED_AT_ONCE) {
-            moved_all = moved_all && self.copy(moves)?;
+        self.moved.push(Vec::new());
+        let blocks = self.blocks_of(victim);
+        self.in_victim = pages_in(&blocks);
+        Descriptors {
+            blocks,
+            some_unreadable: false,
         }
-        self.with_core(|core| core.finish_victim(&victim, moved_all))?;
-        self.core.check_invariants().unwrap();
-        Ok(())
+    }
+
+    fn copy(&mut self, pages: &[PageCopy]) -> Result<Vec<Copied>, Killed> {
+        self.moved.last_mut().unwrap().extend(pages.iter().map(|copy| copy.page));
+        for PageCopy { page, to, .. } in pages {
+            let (bytes, _) = payload(&page.record.key);
+            self.write(to.offset, &bytes)?;
+        }
+        Ok(vec![Copied::Written; pages.len()])
     }
 
     /// Each other segment has a page that is hotter, or as hot, as all that are given up with the victim.
@@ -286,14 +308,6 @@ impl<'a> Life<'a> {
             .map(|(bytes, at)| spot.parse_block(at, &bytes.unwrap()).unwrap())
             .filter(|block| block.header.sequence == victim.sequence)
             .collect()
-    }
-
-    /// Whether every page found room.
-    fn copy(&mut self, moves: &[Move]) -> Result<bool, Killed> {
-        let granted = self.with_core(|core| core.reserve_copies(moves))?;
-        let keys: Vec<PageKey> = moves.iter().map(|page| page.record.key).collect();
-        let statuses = self.transfer(&keys, granted)?;
-        Ok(statuses.iter().all(|status| status.is_present()))
     }
 
     /// Whether the whole of a chain is there, as it was put.

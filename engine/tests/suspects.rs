@@ -14,7 +14,7 @@ use common::{chain, namespace};
 use larder_engine::PutStatus;
 use larder_engine::api::PutFailure;
 use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
-use larder_engine::core::{Core, Effect, Fault, Io, RequestId, Victim};
+use larder_engine::core::{Copied, Core, Descriptors, Effect, Fault, Io, RequestId, Victim};
 use larder_engine::disk::DiskError;
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
@@ -63,6 +63,8 @@ struct Store {
     finished: BTreeMap<RequestId, Result<(), Fault>>,
     requests: u64,
     now_ms: u64,
+    /// The descriptors of victims cannot be read.
+    is_unreadable: bool,
 }
 
 impl Store {
@@ -111,6 +113,7 @@ impl Store {
             finished: BTreeMap::new(),
             requests: 0,
             now_ms: 0,
+            is_unreadable: false,
         }
     }
 
@@ -203,6 +206,16 @@ impl Store {
                 Effect::Finished(id, result) => {
                     self.finished.insert(id, result);
                 }
+                Effect::ReadDescriptors(victim) => {
+                    let read = Descriptors {
+                        blocks: self.blocks_of(&victim),
+                        some_unreadable: self.is_unreadable,
+                    };
+                    self.core.descriptors_read(read);
+                }
+                Effect::Copy(id, pages) => {
+                    self.core.copied(id, &vec![Copied::Written; pages.len()]);
+                }
                 Effect::Room | Effect::Reclaim | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
             }
             effects.extend(self.core.take_effects());
@@ -264,21 +277,15 @@ impl Store {
 
     /// Empties all that is to be emptied, with every page kept.
     fn reclaim(&mut self) {
-        while let Some(victim) = self.core.next_victim() {
-            let blocks = self.blocks_of(&victim);
-            let moves = self.core.plan(&victim, &blocks);
-            let (id, grants) = self.core.reserve_copies(&moves);
-            let landed: Vec<_> = (0..grants.len()).map(|at| (at, true)).collect();
-            self.core.commit(id, &vec![Some(1); grants.len()]);
-            self.carry_out();
-            self.core.landed(id, &landed);
-            self.carry_out();
-            let statuses = self.settled.remove(&id).unwrap();
-            let moved_all = statuses.iter().all(|status| status.is_present());
-            self.core.finish_victim(&victim, moved_all);
-            self.carry_out();
+        while self.reclaim_step(usize::MAX) || self.core.is_reclaiming() {
             self.core.check_invariants().unwrap();
         }
+    }
+
+    fn reclaim_step(&mut self, pages: usize) -> bool {
+        let more = self.core.reclaim_step(pages);
+        self.carry_out();
+        more
     }
 }
 
@@ -370,9 +377,9 @@ fn what_was_done_without_is_not_vouched_for_at_a_close() {
     assert_eq!(store.flush(), Err(Fault::Sync));
     for _ in 0..2 {
         assert_eq!(store.flush(), Err(Fault::Sync));
-        let victim = store.core.next_victim().unwrap();
-        store.core.put_back_unread(&victim);
-        store.carry_out();
+        store.is_unreadable = true;
+        store.reclaim_step(usize::MAX);
+        store.is_unreadable = false;
     }
     assert!(store.index.locate(SLOT, &keys[0]).is_none());
     store.put(keys[1]);
@@ -447,17 +454,17 @@ fn what_a_plan_has_queued_before_it_is_broken_off_is_written() {
     store.pause();
     // There is a segment to write into.
     store.put(chain(2, 1)[0]);
-    let victim = store.core.next_victim().unwrap();
-    let blocks = store.blocks_of(&victim);
-    let mut plan = store.core.begin_plan(&victim, blocks);
+    store.reclaim_step(1);
     // Up to the deletion.
     for _ in 0..SEGMENT_BLOCKS {
         if store.core.is_idle() {
-            assert!(store.core.go_on_planning(&mut plan, 1).is_none());
+            assert!(store.core.reclaim_step(1));
         }
     }
     assert!(!store.core.is_idle(), "the deletion is never carried on");
-    store.core.finish_victim(&victim, false);
+    store.core.stop_reclaim();
+    store.core.reclaim_step(1);
+    assert!(!store.core.is_reclaiming());
     store.core.flush(RequestId(2));
     store.carry_out();
     assert_eq!(store.finished[&RequestId(2)], Err(Fault::Sync));
@@ -484,14 +491,14 @@ fn a_namespace_that_nobody_wants_any_more_keeps_nothing_from_being_synced() {
     let (first, rest) = keys.split_at(in_first);
     assert!(!rest.is_empty());
     store.spoil(first);
-    let victim = store.core.next_victim().unwrap();
-    let blocks = store.blocks_of(&victim);
-    assert_eq!(store.core.plan(&victim, &blocks), []);
-    store.carry_out();
+    store.reclaim_step(usize::MAX);
+    // Its record is carried on.
+    assert!(store.reclaim_step(usize::MAX));
     store.spoil(rest);
     store.lost = Some(BTreeSet::new());
-    assert!(store.core.finish_victim(&victim, true));
-    store.carry_out();
+    while store.core.is_reclaiming() {
+        store.reclaim_step(usize::MAX);
+    }
     assert_eq!(store.core.counters().failed_syncs, 1);
     for _ in 0..5 {
         store.reclaim();

@@ -7,12 +7,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
-use larder_engine::core::{Config, Core, Effect, Fault, Io, Move, RequestId, Victim};
+use larder_engine::core::{
+    Config, Copied, Core, Descriptors, Effect, Fault, Io, PageCopy, RequestId, Victim,
+};
 use larder_engine::disk::Disk;
 use larder_engine::disk::mailbox::{ReadAt, read_all};
 use larder_engine::format::{
-    BLOCK_BYTES, DescriptorBlock, Fingerprint, Namespace, OpenState, PageChecksum, PageKey,
-    SEGMENTS_OFFSET, Superblock,
+    BLOCK_BYTES, Fingerprint, Namespace, OpenState, PageChecksum, PageKey, SEGMENTS_OFFSET,
+    Superblock,
 };
 use larder_engine::index::{Index, NamespaceSlot, Place};
 use larder_engine::recovery::scan::Spot;
@@ -21,8 +23,8 @@ use larder_engine::{PutStatus, Refusal, SyncPolicy};
 
 use crate::memory_disk::{Block, MemoryDisk, Volume};
 
-/// Victims after which reclaim has gone on for too long.
-const VICTIMS_MAX: usize = 64;
+/// Steps after which reclaim has gone on for too long.
+const STEPS_MAX: usize = 1024;
 
 /// A store that nobody has open.
 #[derive(Clone, Debug)]
@@ -125,6 +127,7 @@ impl Machine {
             segment_blocks: image.segment_blocks(),
             sync: SyncPolicy::Relaxed,
             write_bytes_max: 1 << 30,
+            copy_blocks_max: 64,
             read_only: false,
         };
         let namespaces = &recovery.recovered.namespaces;
@@ -196,6 +199,14 @@ impl Machine {
             }
             Effect::Finished(id, result) => {
                 self.finished.insert(id, result);
+            }
+            Effect::ReadDescriptors(victim) => {
+                let read = self.read_descriptors(&victim);
+                self.core.descriptors_read(read);
+            }
+            Effect::Copy(id, pages) => {
+                let outcomes: Vec<Copied> = pages.iter().map(|page| self.copy(page)).collect();
+                self.core.copied(id, &outcomes);
             }
             Effect::Room | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
             Effect::Reclaim => self.wants_reclaim = true,
@@ -333,81 +344,45 @@ impl Machine {
 
     /// Reclaims what is to be reclaimed.
     pub fn reclaim(&mut self) {
-        if !std::mem::take(&mut self.wants_reclaim) {
-            return;
-        }
-        for _ in 0..VICTIMS_MAX {
-            let Some(victim) = self.with_core(Core::next_victim) else {
-                return;
-            };
-            let moved_all = self.empty(&victim);
-            if !self.with_core(|core| core.finish_victim(&victim, moved_all)) {
+        for _ in 0..STEPS_MAX {
+            let wanted = std::mem::take(&mut self.wants_reclaim);
+            if !self.with_core(|core| core.reclaim_step(usize::MAX)) && !wanted {
                 return;
             }
         }
     }
 
-    fn empty(&mut self, victim: &Victim) -> bool {
-        let Some(blocks) = self.blocks_of(victim) else {
-            return false;
-        };
-        let moves = self.with_core(|core| core.plan(victim, &blocks));
-        moves.chunks(8).all(|moves| self.move_pages(moves))
-    }
-
-    fn blocks_of(&self, victim: &Victim) -> Option<Vec<DescriptorBlock>> {
+    fn read_descriptors(&self, victim: &Victim) -> Descriptors {
         let spot = self.spots[victim.segment.0 as usize];
         let reads: Vec<ReadAt> = (0..victim.blocks)
             .map(|index| spot.blocks(index, 1))
             .collect();
-        let mut blocks = Vec::new();
+        let mut read = Descriptors::default();
         for (bytes, index) in read_all(&*self.disk, &reads).into_iter().zip(0..) {
-            let block = spot.parse_block(index, &bytes.ok()?);
-            blocks.extend(
-                block
-                    .ok()
-                    .filter(|block| block.header.sequence == victim.sequence),
-            );
+            let Ok(bytes) = bytes else {
+                read.some_unreadable = true;
+                break;
+            };
+            let block = spot.parse_block(index, &bytes).ok();
+            let block = block.filter(|block| block.header.sequence == victim.sequence);
+            read.blocks.extend(block);
         }
-        Some(blocks)
+        read
     }
 
-    fn move_pages(&mut self, moves: &[Move]) -> bool {
-        let (id, grants) = self.with_core(|core| core.reserve_copies(moves));
-        let mut checksums = vec![None; moves.len()];
-        let mut landed = Vec::new();
-        for (at, (page, grant)) in moves.iter().zip(&grants).enumerate() {
-            let Grant::Write(extent) = grant else {
-                continue;
-            };
-            landed.push((at, true));
-            let (record, from) = (&page.record, page.from);
-            let read = self.read(from, record.blocks);
-            let finding = match &read {
-                Some(bytes)
-                    if self.checksum(page.namespace, &record.key, bytes) == record.checksum =>
-                {
-                    checksums[at] = Some(record.checksum);
-                    self.write(extent.volume, extent.offset, bytes);
-                    continue;
-                }
-                Some(_) => Finding::Mismatch,
-                None => Finding::Unreadable,
-            };
-            self.with_core(|core| core.found(page.namespace, &record.key, from, finding));
+    fn copy(&self, copy: &PageCopy) -> Copied {
+        let PageCopy { page, to, .. } = copy;
+        match self.read(page.from, page.record.blocks) {
+            Some(bytes)
+                if self.checksum(page.namespace, &page.record.key, &bytes)
+                    == page.record.checksum =>
+            {
+                self.write(to.volume, to.offset, &bytes);
+                Copied::Written
+            }
+            Some(_) => Copied::Damaged(Finding::Mismatch),
+            None => Copied::Damaged(Finding::Unreadable),
         }
-        self.with_core(|core| core.commit(id, &checksums));
-        self.with_core(|core| core.landed(id, &landed));
-        let statuses = self
-            .settled
-            .remove(&id)
-            .expect("copies whose writes are over settle");
-        let refused = |grant: &Grant| matches!(grant, Grant::Refused(_));
-        let mut good = checksums
-            .iter()
-            .zip(&statuses)
-            .filter(|(sum, _)| sum.is_some());
-        !grants.iter().any(refused) && good.all(|(_, status)| status.is_present())
     }
 
     /// Leaves the store as a killed process does.

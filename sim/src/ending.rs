@@ -9,7 +9,6 @@ use larder_engine::index::Place;
 use crate::classes::Class;
 use crate::clients::{Request, Task};
 use crate::disk::{Arrival, Content, SimVolume, contents};
-use crate::keeper::Keeper;
 use crate::opening::CUTS_A_VOLUME;
 use crate::oracle::{Name, Version, VersionId};
 use crate::setup::BLOCK;
@@ -236,10 +235,7 @@ impl World {
                 Class::CrashInSync,
                 in_flight(|f| matches!(f, Flight::Sync { .. })),
             ),
-            (
-                Class::CrashInReclaim,
-                !matches!(live.keeper, Keeper::Idle | Keeper::Looking),
-            ),
+            (Class::CrashInReclaim, live.core.is_reclaiming()),
             (
                 Class::CrashInDelete,
                 is_client(|task| matches!(task, Task::Request(_, Request::Delete))),
@@ -297,10 +293,8 @@ impl World {
     fn close_in_order(&mut self, live: &mut Live) -> Result<Expected, CutShort> {
         let is_at_rest = |live: &Live| live.clients.iter().all(Option::is_none);
         self.rest(live, "callers finish", is_at_rest)?;
-        live.stopping = true;
-        self.rest(live, "the housekeeper stops", |live| {
-            matches!(live.keeper, Keeper::Idle)
-        })?;
+        self.stop_keeper(live);
+        self.rest(live, "the housekeeper stops", Live::keeper_rests)?;
         // As the store does: what found no room at first may find it in a segment that has been given back since.
         for _ in 0..2 {
             self.with_core(live, Core::write_evictions);
@@ -428,7 +422,7 @@ impl World {
             live.clients.iter().all(Option::is_none)
                 && live.flights.is_empty()
                 && !live.reclaim
-                && matches!(live.keeper, Keeper::Idle)
+                && live.keeper_rests()
                 && live.settled.is_empty()
         });
         assert!(rests.is_ok(), "nothing is cut short any more");

@@ -9,6 +9,7 @@ use crate::keeper::Keeper;
 use crate::opening::Opening;
 use crate::totals::Totals;
 use crate::world::{Flight, InFlight, Journal, Live, World};
+use larder_engine::core::Copied;
 use larder_engine::disk::DiskError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,11 +240,17 @@ impl World {
                         put.landed.extend(landed);
                     }
                     None => {
-                        let Keeper::Moving(moving) = &mut live.keeper else {
-                            panic!("a move ends before its writes");
+                        let Keeper::Copying(copying) = &mut live.keeper else {
+                            panic!("a copy ends before its writes");
                         };
-                        moving.flights -= 1;
-                        moving.landed.extend(landed);
+                        copying.flights -= 1;
+                        for (at, good) in landed {
+                            copying.outcomes[at] = if good {
+                                Copied::Written
+                            } else {
+                                Copied::NotWritten
+                            };
+                        }
                     }
                 }
             }

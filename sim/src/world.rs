@@ -283,6 +283,7 @@ impl World {
             segment_blocks: self.setup.segment_blocks,
             sync: self.setup.sync,
             write_bytes_max: self.setup.write_bytes_max,
+            copy_blocks_max: self.setup.copy_blocks_max,
             read_only: false,
         }
     }
@@ -437,6 +438,14 @@ impl World {
                 self.note(id.0, || format!("{id:?} finishes: {result:?}"));
                 let before = live.finished.insert(id, result);
                 assert!(before.is_none(), "{id:?} finishes twice");
+            }
+            Effect::ReadDescriptors(victim) => {
+                self.note(u64::from(victim.segment.0), || format!("victim {victim:?}"));
+                live.keeper = Keeper::Reading(victim);
+            }
+            Effect::Copy(id, pages) => {
+                self.note(id.0, || format!("{id:?}: {} pages to copy", pages.len()));
+                live.begin_copying(id, pages);
             }
             Effect::Room => live.room += 1,
             Effect::Reclaim => live.reclaim = true,

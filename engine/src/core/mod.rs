@@ -21,6 +21,7 @@
 //! | `sync` | when volumes are synced, what a sync proved, what a failed one spoiled |
 //! | `records` | deletions and namespaces |
 //! | `reclaim` | which segment is emptied, and when it is given back |
+//! | `reclaimer` | which step of reclaim comes next |
 //! | `plan` | which of its pages and records survive |
 //! | `cornered` | which segment is given up when there is no room for copies |
 //! | `offline` | (what only a tool asks that has the store to itself) |
@@ -50,6 +51,7 @@ mod pages;
 mod plan;
 mod publish;
 mod reclaim;
+mod reclaimer;
 mod records;
 mod segment;
 mod service;
@@ -72,9 +74,10 @@ pub(crate) use lending::Lent;
 pub(crate) use log::BLOCKS_IN_FLIGHT_MAX;
 use log::Log;
 use pages::{Origin, Pending, Reservation};
-pub use plan::Plan;
 pub(crate) use reclaim::GAIN_SHARE;
 pub use reclaim::{Move, Victim};
+use reclaimer::Reclaimer;
+pub(crate) use reclaimer::batch;
 pub use records::NAMESPACES_MAX;
 use segment::{Segment, State, Stream};
 pub(crate) use space::RUN_BYTES;
@@ -123,6 +126,7 @@ pub struct Core {
     /// Space or write budget has become available since the last effects were taken.
     has_more_room: bool,
     counters: Counters,
+    reclaimer: Reclaimer,
     /// When a victim that could not be emptied is tried again, should nothing change before.
     retry_reclaim_ms: Option<u64>,
     /// Heat of the page evicted last: where the cache ends.
@@ -187,6 +191,7 @@ impl Core {
             effects: Vec::new(),
             has_more_room: false,
             counters: Counters::default(),
+            reclaimer: Reclaimer::default(),
             retry_reclaim_ms: None,
             frontier: None,
             now_ms: 0,

@@ -49,7 +49,7 @@ impl Core {
         self.space.segment(id).state == State::Unreadable
     }
 
-    /// As [`Core::plan`], but keeps every page.
+    /// The pages to be moved out of a victim: all of them.
     pub(crate) fn plan_whole(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
         let mut carrying = self.begin_carrying(victim, blocks.to_vec());
         self.carry_some(&mut carrying, usize::MAX);

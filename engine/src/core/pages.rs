@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 
 use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, SegmentState, Serial};
 
+use super::reclaim::Move;
 use super::segment::{Segment, State, Stream};
 use super::space::Changed;
 use super::sync::Waiter;
@@ -16,8 +17,8 @@ use crate::planted;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Origin {
     Put,
-    /// A copy of the page at this place.
-    Copy(Place),
+    /// A copy of this page.
+    Copy(Move),
 }
 
 /// A page between its reservation and its status.
@@ -50,9 +51,17 @@ pub(super) struct Pending {
     pub(super) orphans: Vec<KeyPrefix>,
 }
 
+/// The owner of a reservation, who gets its statuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reserver {
+    Caller,
+    Reclaim,
+}
+
 /// One put (or one batch of copies) between reserve and its last status.
 #[derive(Debug)]
 pub(super) struct Reservation {
+    pub(super) reserver: Reserver,
     /// By position in the asks; `None` where nothing was granted.
     pub(super) tickets: Vec<Option<Ticket>>,
     /// Records promised to each segment.
@@ -77,6 +86,17 @@ pub(super) struct NewPage {
     pub(super) depth: u32,
 }
 
+impl From<&Move> for NewPage {
+    fn from(page: &Move) -> NewPage {
+        NewPage {
+            namespace: page.namespace,
+            key: page.record.key,
+            parent: page.record.parent,
+            depth: page.record.depth,
+        }
+    }
+}
+
 impl Pending {
     pub(super) fn parent(&self) -> Parent {
         match self.parent {
@@ -95,7 +115,7 @@ impl Core {
         namespace: NamespaceSlot,
         asks: &[Ask],
     ) -> (ReservationId, Vec<Grant>) {
-        let id = self.new_reservation(asks.len());
+        let id = self.new_reservation(Reserver::Caller, asks.len());
         let mut grants = Vec::with_capacity(asks.len());
         let mut refused = None;
         // Before anything is evicted for the others; and all alike, for a page must not be hotter than its ancestors.
@@ -120,10 +140,11 @@ impl Core {
         (id, grants)
     }
 
-    pub(super) fn new_reservation(&mut self, asks: usize) -> ReservationId {
+    pub(super) fn new_reservation(&mut self, reserver: Reserver, asks: usize) -> ReservationId {
         let id = ReservationId(self.next_reservation);
         self.next_reservation += 1;
         let reservation = Reservation {
+            reserver,
             tickets: vec![None; asks],
             runs: Vec::new(),
             statuses: vec![None; asks],
@@ -157,14 +178,13 @@ impl Core {
             self.settle_duplicate(id, index, found.place.segment);
             return Grant::Settles;
         }
-        let blocks = self.namespaces[namespace.0 as usize].page_blocks;
         let page = NewPage {
             namespace,
             key: ask.key,
             parent: ask.parent.map(|key| key.prefix()),
             depth: ask.depth,
         };
-        match self.grant(id, index, page, blocks, Origin::Put, None) {
+        match self.grant(id, index, page, Origin::Put) {
             Ok(extent) => Grant::Write(extent),
             Err(why) => Grant::Refused(why),
         }
@@ -205,10 +225,12 @@ impl Core {
         id: ReservationId,
         index: usize,
         page: NewPage,
-        blocks: u32,
         origin: Origin,
-        birth: Option<Serial>,
     ) -> Result<Extent, Refusal> {
+        let blocks = match origin {
+            Origin::Put => self.namespaces[page.namespace.0 as usize].page_blocks,
+            Origin::Copy(page) => page.record.blocks,
+        };
         if self.space.data_blocks() <= u64::from(blocks) {
             return Err(Refusal::TooLarge);
         }
@@ -231,14 +253,12 @@ impl Core {
                 return Err(Refusal::NoSpace);
             }
         }
-        let birth = match birth {
-            Some(birth) => birth,
-            None => self.log.next_serial().ok_or(Refusal::Exhausted)?,
-        };
-        let stream = if matches!(origin, Origin::Put) {
-            Stream::Put
-        } else {
-            Stream::Copy
+        let (stream, birth, checksum) = match origin {
+            Origin::Put => {
+                let birth = self.log.next_serial().ok_or(Refusal::Exhausted)?;
+                (Stream::Put, birth, 0)
+            }
+            Origin::Copy(page) => (Stream::Copy, page.record.birth, page.record.checksum),
         };
         let Some(place) = self.place_page(id, stream, blocks) else {
             self.effects.push(Effect::Reclaim);
@@ -260,7 +280,7 @@ impl Core {
             birth,
             place,
             blocks,
-            checksum: 0,
+            checksum,
             origin,
             landed: None,
             written: None,
@@ -414,8 +434,11 @@ impl Core {
     /// A reservation ends with its last status. Pages it was granted are all settled then, so its promises are kept or void.
     pub(super) fn end_reservation(&mut self, id: ReservationId) {
         if let Some(reservation) = self.reservations.remove(&id) {
-            let statuses = reservation.statuses.into_iter().flatten().collect();
-            self.effects.push(Effect::Settled(id, statuses));
+            let statuses: Vec<PutStatus> = reservation.statuses.into_iter().flatten().collect();
+            match reservation.reserver {
+                Reserver::Caller => self.effects.push(Effect::Settled(id, statuses)),
+                Reserver::Reclaim => self.copies_settled(&statuses),
+            }
         }
     }
 
@@ -476,10 +499,15 @@ impl Core {
             self.hold(segment, commit);
         }
         let page = self.remove_pending(ticket);
-        let status = PutStatus::Failed(PutFailure::Write);
-        if matches!(page.origin, Origin::Put) {
-            self.counters.failed += 1;
-        }
+        let status = match page.origin {
+            // The page has left its place meanwhile: there is nothing to copy.
+            Origin::Copy(from) if !self.is_live(&from) => PutStatus::Duplicate,
+            Origin::Copy(_) => PutStatus::Failed(PutFailure::Write),
+            Origin::Put => {
+                self.counters.failed += 1;
+                PutStatus::Failed(PutFailure::Write)
+            }
+        };
         self.set_status(page.reservation, page.index, status);
         for (id, index) in page.followers {
             self.set_status(id, index, status);

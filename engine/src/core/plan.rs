@@ -26,11 +26,13 @@ const WARM_SHARE: u32 = 4;
 const EVICTED_SHARE: usize = 16;
 
 /// See the module.
-pub struct Plan {
+#[derive(Debug)]
+pub(super) struct Plan {
     carrying: Carrying,
     stage: Stage,
 }
 
+#[derive(Debug)]
 enum Stage {
     Carry,
     Weigh(Weighing),
@@ -38,6 +40,7 @@ enum Stage {
 }
 
 /// Records on their way to where they are kept, and the pages that they tell of.
+#[derive(Debug)]
 pub(super) struct Carrying {
     victim: Victim,
     blocks: Vec<DescriptorBlock>,
@@ -51,12 +54,14 @@ pub(super) struct Carrying {
 }
 
 /// Pages of which it is being asked how hot they are.
+#[derive(Debug)]
 struct Weighing {
     rest: Vec<Move>,
     heats: Vec<(Heat, Move)>,
 }
 
 /// Pages of which the cold ones are being evicted.
+#[derive(Debug)]
 struct Dropping {
     /// Those that have not been looked at in this pass, the coldest first, and those that stay.
     rest: std::vec::IntoIter<(Heat, Move)>,
@@ -72,7 +77,7 @@ struct Dropping {
     warm: Heat,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Pass {
     /// Leaves among them go. So many there were before.
     Leaves(usize),
@@ -84,6 +89,7 @@ enum Pass {
 
 /// Lets each record that is no page pass once, and of several deletions of one key the latest: what is carried from segment to
 /// segment must not multiply on the way.
+#[derive(Debug)]
 struct Once {
     latest: HashMap<(Fingerprint, Option<PageKey>), Serial>,
     evictions: HashSet<(Fingerprint, KeyPrefix, Serial)>,
@@ -144,7 +150,7 @@ fn deleted_by(record: &Record) -> Option<(Fingerprint, Option<PageKey>)> {
 
 impl Core {
     /// Begins to plan what is to be moved out of a victim whose descriptor blocks are these.
-    pub fn begin_plan(&mut self, victim: &Victim, blocks: Vec<DescriptorBlock>) -> Plan {
+    pub(super) fn begin_plan(&mut self, victim: &Victim, blocks: Vec<DescriptorBlock>) -> Plan {
         self.answers_again(victim.segment);
         Plan {
             carrying: self.begin_carrying(victim, blocks),
@@ -154,7 +160,7 @@ impl Core {
 
     /// Looks at about so many pages more of a plan's: evicts what is not worth a copy, and queues namespaces and deletions that must not
     /// be lost with the victim. What is to be moved, once nothing is left to be looked at.
-    pub fn go_on_planning(&mut self, plan: &mut Plan, at_once: usize) -> Option<Vec<Move>> {
+    pub(super) fn go_on_planning(&mut self, plan: &mut Plan, at_once: usize) -> Option<Vec<Move>> {
         match &mut plan.stage {
             Stage::Carry => {
                 if !self.carry_some(&mut plan.carrying, at_once) {
@@ -196,16 +202,6 @@ impl Core {
                 let pages = kept.chain(dropping.rest.by_ref());
                 let pages = pages.map(|(_, page)| page).collect();
                 Some(self.planned(pages))
-            }
-        }
-    }
-
-    /// Makes a plan in one go.
-    pub fn plan(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
-        let mut plan = self.begin_plan(victim, blocks.to_vec());
-        loop {
-            if let Some(moves) = self.go_on_planning(&mut plan, usize::MAX) {
-                return moves;
             }
         }
     }

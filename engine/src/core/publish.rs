@@ -38,7 +38,7 @@ impl Core {
                     });
                     published.push(ticket);
                 }
-                Origin::Copy(from) => self.settle_copy(ticket, from),
+                Origin::Copy(page) => self.settle_copy(ticket, page.from),
             }
         }
         let outcomes = self.index.publish(&batch);

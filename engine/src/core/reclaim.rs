@@ -1,15 +1,15 @@
 //! Reclaim: emptying the segment with the fewest live bytes, so that it can be written again. Deletions that must be carried on count
 //! like pages.
 //!
-//! The steps, each driven by whoever moves the bytes:
-//! [`Core::next_victim`] picks a segment; its descriptor blocks are read; a [`Plan`](super::Plan) says which pages are worth a copy and
-//! evicts the rest; [`Core::reserve_copies`] with [`Core::commit`] and [`Core::landed`] moves them, like a put that keeps the
-//! births; [`Core::finish_victim`] forgets what could not be read, and the segment is given back once a sync covers all
-//! that was carried out of it and no reader is in it.
+//! The steps, which the [`reclaimer`](super::reclaimer) takes: `next_victim` picks a segment; its
+//! descriptor blocks are read; a [`Plan`](super::plan::Plan) decides which pages are worth a copy,
+//! and evicts the rest; the copies are written; `finish_victim` forgets the pages that could not be
+//! read. The segment is given back once a sync covers all that was carried out of it and no reader
+//! is in it.
 //!
 //! It must go on in the worst of states, since a crash in the middle of it seals what was open: with no free segment at all, and no room
 //! in one that takes copies, it gives up another victim, the coldest, whose pages are evicted, not copied (`cornered`); and deletions,
-//! which must not be lost, go into gaps of sealed segments, whose headers are written again to list them ([`Plan`](super::Plan),
+//! which must not be lost, go into gaps of sealed segments, whose headers are written again to list them ([`Plan`](super::plan::Plan),
 //! `Space::extend_sealed`).
 //!
 //! What a device refuses is done without. A segment whose free header cannot be written, and a victim whose descriptors cannot be read, is
@@ -27,11 +27,9 @@
 use larder_format::{PageKey, PageRecord, RECORDS_PER_BLOCK, SegmentState, Serial};
 
 use super::log::{Note, NoteBody, Teller};
-use super::pages::{NewPage, Origin};
 use super::segment::{Segment, State};
 use super::{Core, Effect};
-use crate::api::PutStatus;
-use crate::catalog::{Finding, Grant, ReservationId};
+use crate::catalog::Finding;
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::planted;
 
@@ -169,7 +167,7 @@ impl Core {
     }
 
     /// The next segment to empty, if any should be.
-    pub fn next_victim(&mut self) -> Option<Victim> {
+    pub(super) fn next_victim(&mut self) -> Option<Victim> {
         // One that is on its way back counts as free: reclaiming further segments meanwhile would only add copies.
         self.retry_freeing_when_due();
         // But not for as long as a reader is in it, or one read that hangs would end all puts.
@@ -210,51 +208,13 @@ impl Core {
         }
     }
 
-    /// Gives copies of these pages extents, as [`Core::reserve`] does for new pages.
-    pub fn reserve_copies(&mut self, moves: &[Move]) -> (ReservationId, Vec<Grant>) {
-        let id = self.new_reservation(moves.len());
-        let mut grants = Vec::with_capacity(moves.len());
-        for (index, page) in moves.iter().enumerate() {
-            let Move {
-                namespace,
-                record,
-                from,
-            } = *page;
-            // One that has been deleted since must not be written again: its copy would be younger than the deletion.
-            let prefix = record.key.prefix();
-            if self
-                .index
-                .live(namespace, prefix, from, self.now_ms)
-                .is_none()
-            {
-                self.set_status(id, index, PutStatus::Duplicate);
-                grants.push(Grant::Settles);
-                continue;
-            }
-            let new = NewPage {
-                namespace,
-                key: record.key,
-                parent: record.parent,
-                depth: record.depth,
-            };
-            let granted = self.grant(
-                id,
-                index,
-                new,
-                record.blocks,
-                Origin::Copy(from),
-                Some(record.birth),
-            );
-            grants.push(match granted {
-                Ok(extent) => Grant::Write(extent),
-                Err(why) => {
-                    self.set_status(id, index, PutStatus::Refused(why));
-                    Grant::Refused(why)
-                }
-            });
-        }
-        self.pump();
-        (id, grants)
+    /// Whether a page lies where it is to be moved from.
+    pub(super) fn is_live(&self, page: &Move) -> bool {
+        let prefix = page.record.key.prefix();
+        let found = self
+            .index
+            .live(page.namespace, prefix, page.from, self.now_ms);
+        found.is_some()
     }
 
     /// Takes note of what reading pages showed: proves good ones, forgets the others.
@@ -288,7 +248,7 @@ impl Core {
 
     /// A victim's descriptors could not all be read, and may be another time. Until then it is left alone, and another one may be
     /// emptied.
-    pub fn put_back_unread(&mut self, victim: &Victim) {
+    pub(super) fn put_back_unread(&mut self, victim: &Victim) {
         let segment = self.space.segment(victim.segment);
         if segment.is_unsure() && segment.stranded {
             self.do_without(victim);
@@ -324,7 +284,7 @@ impl Core {
     /// A victim's pages have been moved, as far as they could be. `moved_all` is false when some found no room: then the
     /// victim is tried again later, and so it is when a record found none. Pages that no readable descriptor named are
     /// forgotten as damaged. Returns whether the victim is on its way back.
-    pub fn finish_victim(&mut self, victim: &Victim, moved_all: bool) -> bool {
+    pub(crate) fn finish_victim(&mut self, victim: &Victim, moved_all: bool) -> bool {
         let segment = self.space.segment_mut(victim.segment);
         let is_stuck = std::mem::take(&mut segment.stuck);
         if !moved_all {

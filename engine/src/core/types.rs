@@ -1,9 +1,10 @@
 //! What goes into a core and what comes out of it.
 
-use larder_format::{Fingerprint, Namespace, Serial, StoreId};
+use larder_format::{DescriptorBlock, Fingerprint, Namespace, Serial, StoreId};
 
+use super::reclaim::{Move, Victim};
 use crate::api::{PutStatus, SyncPolicy};
-use crate::catalog::ReservationId;
+use crate::catalog::{Extent, Finding, ReservationId};
 use crate::disk::DiskError;
 use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
@@ -16,7 +17,40 @@ pub struct IoId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// An I/O request of the core: metadata only, page data is moved by handles.
+/// A page to be copied from one place to another.
+#[derive(Clone, Copy, Debug)]
+pub struct PageCopy {
+    /// The page.
+    pub page: Move,
+    /// Where it lies.
+    pub from: Extent,
+    /// Where its copy goes.
+    pub to: Extent,
+}
+
+/// What became of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// Its bytes hold their checksum, and have been written.
+    Written,
+    /// The write failed.
+    NotWritten,
+    /// The page could not be read this time. Nothing was written.
+    NotRead,
+    /// The page is not what was put, or the medium does not give it. Nothing was written.
+    Damaged(Finding),
+}
+
+/// The descriptor blocks of a victim's generation.
+#[derive(Debug, Default)]
+pub struct Descriptors {
+    /// The blocks that are whole.
+    pub blocks: Vec<DescriptorBlock>,
+    /// The device did not give some blocks. Unreadable is not the same as empty.
+    pub some_unreadable: bool,
+}
+
+/// A metadata write or a sync.
 #[derive(Debug)]
 pub enum Io {
     /// Write these blocks.
@@ -48,7 +82,12 @@ pub enum Effect {
     Finished(RequestId, Result<(), Fault>),
     /// Space or write budget has become available.
     Room,
-    /// [`Core::next_victim`](super::Core::next_victim) may have work.
+    /// Read the descriptor blocks of a segment, and answer with
+    /// [`Core::descriptors_read`](super::Core::descriptors_read).
+    ReadDescriptors(Victim),
+    /// Copy pages, and answer with [`Core::copied`](super::Core::copied).
+    Copy(ReservationId, Vec<PageCopy>),
+    /// [`Core::reclaim_step`](super::Core::reclaim_step) may have work.
     Reclaim,
     /// A volume refuses writes: it is in read-only service.
     ReadOnly(usize, DiskError),
@@ -80,6 +119,8 @@ pub struct Config {
     pub sync: SyncPolicy,
     /// Most bytes of puts in flight.
     pub write_bytes_max: u64,
+    /// Most blocks of pages that reclaim copies at once.
+    pub copy_blocks_max: u64,
     /// Nothing is written, not even what a new namespace would need.
     pub read_only: bool,
 }

@@ -27,20 +27,20 @@ mod tests;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use larder_format::{Fingerprint, PageRecord};
+use larder_format::{BLOCK_BYTES, Fingerprint, PageRecord};
 
 pub use compact::{Compacted, compact};
 pub use into::{Copied, copy_into};
 pub use repair::{DamagedPage, Repair, Repaired, repair};
 
 use crate::api::OpenOptions;
-use crate::core::{Core, GAIN_SHARE, InitState, Move, NamespaceInit};
+use crate::core::{Core, GAIN_SHARE, InitState, Move, NamespaceInit, batch};
 use crate::error::StoreError;
 use crate::index::{Place, SegmentId};
 use crate::recovery::scan::Spot;
 use crate::recovery::{Found, Whole, spots_of};
 use crate::store::local::Local;
-use crate::store::mover::{batch, move_pages, read_blocks};
+use crate::store::mover::{move_pages, read_descriptors};
 use crate::store::opening::{self, Opening};
 use crate::volume::Volumes;
 
@@ -167,8 +167,8 @@ impl Owner {
             return Emptied::NotNow;
         };
         let spot = &self.spots[segment.0 as usize];
-        let blocks = read_blocks(self.local.disk.as_ref(), spot, &victim);
-        if blocks.some_unreadable && was_read {
+        let read = read_descriptors(self.local.disk.as_ref(), spot, &victim);
+        if read.some_unreadable && was_read {
             // Deletions may lie in what does not answer any more, and would be undone with it.
             self.local
                 .with_core(|core| core.finish_victim(&victim, false));
@@ -176,12 +176,12 @@ impl Owner {
         }
         let mut moves = self
             .local
-            .with_core(|core| core.plan_whole(&victim, &blocks.whole));
+            .with_core(|core| core.plan_whole(&victim, &read.blocks));
         moves.sort_by_key(rank);
         let mut rest = moves.as_slice();
         let mut moved_all = true;
         while !rest.is_empty() && moved_all {
-            let (now, later) = rest.split_at(batch(rest, MOVE_BYTES));
+            let (now, later) = rest.split_at(batch(rest, MOVE_BYTES / BLOCK_BYTES as u64));
             moved_all = move_pages(&self.local, now);
             rest = later;
         }

@@ -1,4 +1,5 @@
-//! The housekeeping thread: ticks the core when something falls due, and moves pages out of segments that are reclaimed.
+//! The housekeeping thread: ticks the core when something falls due, and takes the steps of reclaim.
+//! The reads and copies of a step are carried out on this thread.
 //!
 //! It sleeps until it is called.
 
@@ -6,19 +7,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use larder_format::{DescriptorBlock, StoreId, Superblock};
-
 use super::local::Local;
-use super::mover::{batch, move_pages, read_blocks};
-use crate::core::{Core, Victim};
+use crate::core::Core;
 use crate::error::StoreError;
-use crate::recovery::scan::Spot;
 
 /// Pages of a victim looked at in one step: a tenth of a millisecond, for which nobody else has the core.
 const PLANNED_AT_ONCE: usize = 256;
-
-/// Bytes of pages moved at once.
-const MOVE_BYTES: u64 = 8 << 20;
 
 /// The running thread.
 pub(super) struct Keeper {
@@ -27,15 +21,11 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn start(local: Arc<Local>, superblock: &Superblock) -> Result<Keeper, StoreError> {
-        let place = Place {
-            store: superblock.store,
-            segment_blocks: superblock.segment_blocks,
-        };
+    pub(super) fn start(local: Arc<Local>) -> Result<Keeper, StoreError> {
         let worker = local.clone();
         let thread = std::thread::Builder::new()
             .name("larder-keeper".to_owned())
-            .spawn(move || run(&worker, place))
+            .spawn(move || run(&worker))
             .map_err(|e| {
                 StoreError::io(
                     "starting the housekeeping thread",
@@ -59,17 +49,11 @@ impl Keeper {
     }
 }
 
-/// What a victim's blocks are recognised by.
-#[derive(Clone, Copy)]
-struct Place {
-    store: StoreId,
-    segment_blocks: u32,
-}
-
-fn run(local: &Local, place: Place) {
+fn run(local: &Local) {
+    let mut stopping = false;
     loop {
         let mut errands = local.errands.lock();
-        while !errands.stop && !errands.reclaim {
+        while !errands.reclaim && errands.stop == stopping {
             match errands.wake_at {
                 Some(at) => {
                     let now = local.now_ms();
@@ -83,57 +67,16 @@ fn run(local: &Local, place: Place) {
                 None => local.errand.wait(&mut errands),
             }
         }
-        if errands.stop {
-            return;
-        }
+        stopping = errands.stop;
         errands.reclaim = false;
         errands.wake_at = None;
         drop(errands);
-        local.with_core(|_| ());
-        while let Some(victim) = local.with_core(Core::next_victim) {
-            let spot = Spot {
-                store: place.store,
-                volume: victim.volume,
-                number: victim.number,
-                segment_blocks: place.segment_blocks,
-            };
-            let blocks = read_blocks(local.disk.as_ref(), &spot, &victim);
-            if blocks.some_unreadable {
-                local.with_core(|core| core.put_back_unread(&victim));
-                if local.errands.lock().stop {
-                    break;
-                }
-                continue;
-            }
-            let moved_all = empty(local, &victim, blocks.whole);
-            let released = local.with_core(|core| core.finish_victim(&victim, moved_all));
-            if !released || local.errands.lock().stop {
-                break;
-            }
+        if stopping {
+            local.with_core(Core::stop_reclaim);
+        }
+        while local.with_core_by_turns(|core| core.reclaim_step(PLANNED_AT_ONCE)) {}
+        if stopping && !local.with_core(|core| core.is_reclaiming()) {
+            return;
         }
     }
-}
-
-/// Moves what is worth it out of a victim with these descriptor blocks; false when some page found no room, or when something could not
-/// be read that a later try may be able to.
-fn empty(local: &Local, victim: &Victim, blocks: Vec<DescriptorBlock>) -> bool {
-    let mut plan = local.with_core(|core| core.begin_plan(victim, blocks));
-    let moves = loop {
-        let go_on = |core: &mut Core| core.go_on_planning(&mut plan, PLANNED_AT_ONCE);
-        if let Some(moves) = local.with_core_by_turns(go_on) {
-            break moves;
-        }
-        if local.errands.lock().stop {
-            return false;
-        }
-    };
-    let mut rest = moves.as_slice();
-    while !rest.is_empty() {
-        let (now, later) = rest.split_at(batch(rest, MOVE_BYTES));
-        if !move_pages(local, now) || local.errands.lock().stop {
-            return false;
-        }
-        rest = later;
-    }
-    true
 }

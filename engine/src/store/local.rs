@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use larder_format::{BLOCK_BYTES, Namespace, PageKey};
+use larder_format::{BLOCK_BYTES, Namespace, PageKey, StoreId};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use super::mover;
 use super::notices::Notices;
 use super::services::Services;
 use crate::api::{NamespaceId, PutStatus, ReadOnlyVolume, Stats};
@@ -22,6 +23,7 @@ use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId};
 use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Sink};
 use crate::error::StoreError;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
+use crate::recovery::scan::Spot;
 
 /// How often a waiting request looks at the clock for the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
@@ -63,6 +65,7 @@ pub(crate) struct Local {
     pub(super) errands: Mutex<Errands>,
     pub(super) errand: Condvar,
     shapes: Mutex<Vec<Option<NamespaceShape>>>,
+    store: StoreId,
     map: SegmentMap,
     lease: Duration,
     services: Services,
@@ -107,6 +110,7 @@ impl Local {
         core: Core,
         index: Arc<Index>,
         disk: Arc<dyn Disk>,
+        store: StoreId,
         map: SegmentMap,
         lease: Duration,
         services: Services,
@@ -120,6 +124,7 @@ impl Local {
             errands: Mutex::default(),
             errand: Condvar::new(),
             shapes: Mutex::default(),
+            store,
             map,
             lease,
             services,
@@ -169,12 +174,16 @@ impl Local {
         let mut ops = Vec::new();
         let mut answers = Vec::new();
         let mut reclaim = false;
+        let mut read = None;
+        let mut copies = Vec::new();
         for effect in effects {
             match effect {
                 Effect::Io { id, volume, io } => ops.push(self.op(id, volume, io)),
                 Effect::Reclaim => reclaim = true,
                 Effect::ReadOnly(volume, error) => self.services.begin_read_only(volume, &error),
                 Effect::ReadWrite(volume) => self.services.end_read_only(volume),
+                Effect::ReadDescriptors(victim) => read = Some(victim),
+                Effect::Copy(id, pages) => copies.push((id, pages)),
                 effect => answers.push(effect),
             }
         }
@@ -186,6 +195,20 @@ impl Local {
             self.answer(answers);
         }
         self.call_keeper(reclaim, wake_at);
+        if let Some(victim) = read {
+            let spot = Spot {
+                store: self.store,
+                volume: victim.volume,
+                number: victim.number,
+                segment_blocks: self.map.segment_blocks(),
+            };
+            let read = mover::read_descriptors(self.disk.as_ref(), &spot, &victim);
+            self.with_core(|core| core.descriptors_read(read));
+        }
+        for (id, pages) in copies {
+            let outcomes = mover::copy(self.disk.as_ref(), &pages);
+            self.with_core(|core| core.copied(id, &outcomes));
+        }
     }
 
     fn op(&self, id: IoId, volume: usize, io: Io) -> Op {
@@ -217,6 +240,8 @@ impl Local {
                 }
                 Effect::Room => answers.room += 1,
                 Effect::Io { .. }
+                | Effect::ReadDescriptors(_)
+                | Effect::Copy(..)
                 | Effect::Reclaim
                 | Effect::ReadOnly(..)
                 | Effect::ReadWrite(_) => {}
@@ -543,7 +568,7 @@ mod tests {
 
     use std::sync::mpsc;
 
-    use larder_format::{Run, Serial, StoreId};
+    use larder_format::{Run, Serial};
 
     use super::*;
     use crate::api::SyncPolicy;
@@ -610,6 +635,7 @@ mod tests {
             segment_blocks: SEGMENT_BLOCKS,
             sync: SyncPolicy::Always,
             write_bytes_max: 1 << 20,
+            copy_blocks_max: 1,
             read_only: false,
         };
         let blocks = u64::from(SEGMENTS * SEGMENT_BLOCKS);
@@ -625,6 +651,7 @@ mod tests {
             Core::new(config, recovered, index.clone()),
             index,
             disk,
+            StoreId::from_bytes([7; 16]),
             SegmentMap::new(&[SEGMENTS], SEGMENT_BLOCKS),
             Duration::ZERO,
             Services::new(Vec::new()),

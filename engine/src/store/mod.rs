@@ -328,7 +328,7 @@ impl Store {
         let keeper = if options.read_only {
             None
         } else {
-            Some(Keeper::start(local.clone(), volumes.superblock())?)
+            Some(Keeper::start(local.clone())?)
         };
         let prewriter = if options.prewrite && !options.read_only {
             Prewriter::start(local.clone(), &volumes).map(Some)

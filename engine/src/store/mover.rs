@@ -8,12 +8,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_format::{BLOCK_BYTES, DescriptorBlock, PageChecksum};
+use larder_format::{BLOCK_BYTES, PageChecksum};
 
 use super::get::is_of_the_medium;
 use super::local::Local;
-use crate::catalog::{Allocator, Extent, Finding, Grant};
-use crate::core::{Move, Victim};
+use crate::catalog::{Allocator, Extent, Finding};
+use crate::core::{Copied, Descriptors, Move, PageCopy, Victim};
 use crate::disk::mailbox::{Mailbox, ReadAt, read_all};
 use crate::disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece};
 use crate::memory::AlignedBuf;
@@ -25,18 +25,10 @@ const WINDOW_BLOCKS: u32 = 256;
 /// How long one wait for answers lasts before it is begun again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The descriptor blocks of a victim's life.
-pub(crate) struct VictimBlocks {
-    /// Those that are whole.
-    pub whole: Vec<DescriptorBlock>,
-    /// Whether the device would not give some: unreadable is not the same as empty.
-    pub some_unreadable: bool,
-}
-
-/// Reads a victim's descriptor blocks. `spot` is where it lies.
-pub(crate) fn read_blocks(disk: &dyn Disk, spot: &Spot, victim: &Victim) -> VictimBlocks {
-    let mut blocks = VictimBlocks {
-        whole: Vec::with_capacity(victim.blocks as usize),
+/// Reads the descriptor blocks of a victim's generation. `spot` is where it lies.
+pub(crate) fn read_descriptors(disk: &dyn Disk, spot: &Spot, victim: &Victim) -> Descriptors {
+    let mut read = Descriptors {
+        blocks: Vec::with_capacity(victim.blocks as usize),
         some_unreadable: false,
     };
     let mut next = 0;
@@ -45,109 +37,74 @@ pub(crate) fn read_blocks(disk: &dyn Disk, spot: &Spot, victim: &Victim) -> Vict
         let window = read_window(disk, spot, next, count);
         for (bytes, index) in window.blocks().zip(next..) {
             let Ok(bytes) = bytes else {
-                blocks.some_unreadable = true;
+                read.some_unreadable = true;
                 continue;
             };
             if let Ok(block) = spot.parse_twice(disk, index, victim.sequence, bytes)
                 && block.header.sequence == victim.sequence
             {
-                blocks.whole.push(block);
+                read.blocks.push(block);
             }
         }
         next += count;
     }
-    blocks
+    read
 }
 
-/// How many of `moves`, at least one, are moved together when that is done `limit` bytes at a time.
-pub(crate) fn batch(moves: &[Move], limit: u64) -> usize {
-    let mut bytes = 0;
-    let fitting = moves.iter().take_while(|page| {
-        bytes += u64::from(page.record.blocks) * BLOCK_BYTES as u64;
-        bytes <= limit
-    });
-    fitting.count().clamp(1, moves.len().max(1))
+/// Copies pages for a tool that has the store to itself; whether all that are still there have been.
+pub(crate) fn move_pages(local: &Local, moves: &[Move]) -> bool {
+    let reservation = local.with_core(|core| core.copy(moves));
+    let statuses = local.wait(reservation);
+    statuses.iter().all(|status| status.is_present())
 }
 
-/// A page on its way: its bytes, and where they go.
+/// A page on its way: its position among those to be copied, its bytes, and where they go.
 struct Moving {
-    index: usize,
+    at: usize,
     bytes: AlignedBuf,
     to: Extent,
 }
 
-/// Moves some pages, in this order; false when one found no room, its write failed, or it could not be read this time.
-pub(crate) fn move_pages(local: &Local, moves: &[Move]) -> bool {
-    let (reservation, grants) = local.with_core(|core| core.reserve_copies(moves));
-    let extents: Vec<Extent> =
-        local.with_core(|core| moves.iter().map(|page| core.extent(page.from)).collect());
-    let granted: Vec<(usize, Extent)> = grants
+/// Reads pages, verifies them, and writes those that are good to their new places.
+pub(crate) fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
+    let reads: Vec<ReadAt> = pages
         .iter()
-        .enumerate()
-        .filter_map(|(index, grant)| match grant {
-            Grant::Write(extent) => Some((index, *extent)),
-            _ => None,
+        .map(|copy| ReadAt {
+            volume: copy.from.volume,
+            offset: copy.from.offset,
+            bytes: copy.page.record.blocks as usize * BLOCK_BYTES,
         })
         .collect();
-    let reads: Vec<ReadAt> = granted
-        .iter()
-        .map(|(index, _)| ReadAt {
-            volume: extents[*index].volume,
-            offset: extents[*index].offset,
-            bytes: moves[*index].record.blocks as usize * BLOCK_BYTES,
-        })
-        .collect();
-    let mut checksums = vec![None; moves.len()];
-    let mut good = Vec::with_capacity(granted.len());
-    let mut over = Vec::new();
-    let mut complete = !grants
-        .iter()
-        .any(|grant| matches!(grant, Grant::Refused(_)));
-    for ((index, to), bytes) in granted
-        .into_iter()
-        .zip(read_all(local.disk.as_ref(), &reads))
-    {
-        let page = &moves[index];
-        let finding = match bytes {
-            Ok(bytes) => match check(page, &bytes) {
-                Finding::Good => {
-                    checksums[index] = Some(page.record.checksum);
-                    good.push(Moving { index, bytes, to });
-                    continue;
-                }
-                finding => Some(finding),
-            },
-            Err(error) if is_of_the_medium(&error) => Some(Finding::Unreadable),
-            Err(_) => None,
-        };
-        over.push((index, true));
-        match finding {
-            Some(finding) => local.with_core(|core| {
-                core.found(page.namespace, &page.record.key, page.from, finding);
+    let mut outcomes = vec![Copied::NotRead; pages.len()];
+    let mut good = Vec::with_capacity(pages.len());
+    for ((at, copy), bytes) in pages.iter().enumerate().zip(read_all(disk, &reads)) {
+        match bytes {
+            Ok(bytes) if is_good(&copy.page, &bytes) => good.push(Moving {
+                at,
+                bytes,
+                to: copy.to,
             }),
-            None => complete = false,
+            Ok(_) => outcomes[at] = Copied::Damaged(Finding::Mismatch),
+            Err(error) if is_of_the_medium(&error) => {
+                outcomes[at] = Copied::Damaged(Finding::Unreadable);
+            }
+            Err(_) => {}
         }
     }
-    local.with_core(|core| core.commit(reservation, &checksums));
-    over.extend(write(local.disk.as_ref(), &good));
-    local.with_core(|core| core.landed(reservation, &over));
-    let statuses = local.wait(reservation);
-    complete
-        && good.iter().all(|page| {
-            statuses
-                .get(page.index)
-                .is_some_and(|status| status.is_present())
-        })
+    for (at, is_written) in write(disk, &good) {
+        outcomes[at] = if is_written {
+            Copied::Written
+        } else {
+            Copied::NotWritten
+        };
+    }
+    outcomes
 }
 
-fn check(page: &Move, bytes: &[u8]) -> Finding {
+fn is_good(page: &Move, bytes: &[u8]) -> bool {
     let mut checksum = PageChecksum::new(page.record.namespace, &page.record.key);
     checksum.blocks(bytes);
-    if checksum.finish() == page.record.checksum {
-        Finding::Good
-    } else {
-        Finding::Mismatch
-    }
+    checksum.finish() == page.record.checksum
 }
 
 /// Writes pages, neighbours together; says of each whether it went well.
@@ -211,7 +168,7 @@ fn write(disk: &dyn Disk, pages: &[Moving]) -> Vec<(usize, bool)> {
                     .into_iter()
                     .copied()
                     .flatten()
-                    .map(|page| (page.index, done.result.is_ok())),
+                    .map(|page| (page.at, done.result.is_ok())),
             );
         }
     }

@@ -26,6 +26,9 @@ use crate::volume::{Access, Volume, Volumes, this_holder};
 /// How long a close waits for what is under way. Longer only when the device hangs; then the store is left as after a crash.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Bytes of pages that reclaim copies at once.
+const COPY_BYTES: u64 = 8 << 20;
+
 /// A store that has been recovered, and not been written to. Dropping it leaves everything as it was.
 pub(crate) struct Opening<E = ()> {
     pub volumes: Volumes,
@@ -191,6 +194,7 @@ pub(crate) fn config(volumes: &Volumes, options: &OpenOptions) -> Config {
         segment_blocks: superblock.segment_blocks,
         sync: options.sync,
         write_bytes_max: options.write_bytes_max,
+        copy_blocks_max: COPY_BYTES / BLOCK_BYTES as u64,
         read_only: options.read_only,
     }
 }
@@ -205,8 +209,9 @@ pub(crate) fn catalog(
     services: Services,
 ) -> Arc<Local> {
     let map = SegmentMap::new(&recovery.recovered.volumes, config.segment_blocks);
+    let store = config.store;
     let core = Core::new(config, recovery.recovered, index.clone());
-    Local::new(core, index, disk, map, lease, services)
+    Local::new(core, index, disk, store, map, lease, services)
 }
 
 /// The log's view of these volumes' services.

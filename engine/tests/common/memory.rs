@@ -96,6 +96,7 @@ pub fn config(segment_blocks: u32) -> Config {
         segment_blocks,
         sync: SyncPolicy::Relaxed,
         write_bytes_max: 1 << 30,
+        copy_blocks_max: 64,
         read_only: false,
     }
 }

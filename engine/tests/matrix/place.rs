@@ -61,6 +61,7 @@ fn core_of(segments: u32) -> (Core, NamespaceSlot) {
         segment_blocks: 4096,
         sync: SyncPolicy::Interval(Duration::from_secs(1)),
         write_bytes_max: 1 << 30,
+        copy_blocks_max: 64,
         read_only: false,
     };
     let index = Index::new(segments as usize, u64::from(segments) * 4096);

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use larder_engine::PutStatus;
 use larder_engine::SyncPolicy;
 use larder_engine::catalog::{Finding, Grant, ReservationId};
-use larder_engine::core::{Core, Effect, Fault, Io, IoId, Move, RequestId};
+use larder_engine::core::{
+    Copied, Core, Descriptors, Effect, Fault, Io, IoId, PageCopy, RequestId, Victim,
+};
 use larder_engine::disk::mailbox::{ReadAt, read_all};
-use larder_engine::format::{OpenState, Run, Superblock};
+use larder_engine::format::{BLOCK_BYTES, OpenState, Run, Superblock};
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::recovery::scan::Spot;
 
@@ -83,6 +85,7 @@ enum Flight {
     Metadata(IoId, Vec<Written>),
     Sync(IoId, usize),
     Data(ReservationId, usize, Vec<Written>),
+    Copy(usize, Vec<Written>),
 }
 
 pub struct Machine<'w, W: Witness> {
@@ -101,6 +104,8 @@ pub struct Machine<'w, W: Witness> {
     flights: VecDeque<Flight>,
     settled: BTreeMap<ReservationId, Vec<PutStatus>>,
     finished: BTreeMap<RequestId, Result<(), Fault>>,
+    /// Copies under way: `NotWritten` while the write is.
+    copying: Option<(ReservationId, Vec<Copied>)>,
     promises: Promises,
     attempts: [usize; NAMES],
     requests: u64,
@@ -133,6 +138,7 @@ impl<'w, W: Witness> Machine<'w, W> {
             flights: VecDeque::new(),
             settled: BTreeMap::new(),
             finished: BTreeMap::new(),
+            copying: None,
             promises: Promises::default(),
             attempts: [0; NAMES],
             requests: 0,
@@ -210,6 +216,14 @@ impl<'w, W: Witness> Machine<'w, W> {
                 self.look()?;
                 self.with_core(|core| core.landed(reservation, &[(at, true)]))?;
             }
+            Flight::Copy(at, blocks) => {
+                self.write(blocks);
+                self.look()?;
+                if let Some((_, outcomes)) = &mut self.copying {
+                    outcomes[at] = Copied::Written;
+                }
+                self.end_copying()?;
+            }
             Flight::Sync(id, covers) => {
                 for written in self.unsynced.drain(..covers) {
                     self.durable.put(&written);
@@ -255,6 +269,12 @@ impl<'w, W: Witness> Machine<'w, W> {
                 Effect::Finished(id, result) => {
                     self.finished.insert(id, result);
                 }
+                Effect::ReadDescriptors(victim) => self.read_descriptors(&victim)?,
+                Effect::Copy(id, pages) => {
+                    self.begin_copying(id, &pages);
+                    self.end_copying()?;
+                }
+                Effect::Reclaim if self.core.is_reclaiming() => self.step_reclaim()?,
                 Effect::Room | Effect::Reclaim | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
             }
         }
@@ -289,7 +309,9 @@ impl<'w, W: Witness> Machine<'w, W> {
         let completed = blocks.len();
         for flight in &self.flights {
             match flight {
-                Flight::Metadata(_, written) | Flight::Data(_, _, written) => {
+                Flight::Metadata(_, written)
+                | Flight::Data(_, _, written)
+                | Flight::Copy(_, written) => {
                     blocks.extend_from_slice(written);
                 }
                 Flight::Sync(..) => {}
@@ -429,9 +451,17 @@ impl<'w, W: Witness> Machine<'w, W> {
 
     /// Empties one segment, if one is to be emptied.
     fn reclaim(&mut self) -> Result<(), String> {
-        let Some(victim) = self.with_core(Core::next_victim)? else {
-            return Ok(());
-        };
+        self.step_reclaim()?;
+        self.until("reclaim", |machine| !machine.core.is_reclaiming())
+    }
+
+    /// Takes steps of reclaim until it waits for the device, or has emptied a segment.
+    fn step_reclaim(&mut self) -> Result<(), String> {
+        while self.with_core(|core| core.reclaim_step(usize::MAX))? && self.core.is_reclaiming() {}
+        Ok(())
+    }
+
+    fn read_descriptors(&mut self, victim: &Victim) -> Result<(), String> {
         let spot = Spot {
             store: self.store.config.store,
             volume: victim.volume,
@@ -441,60 +471,48 @@ impl<'w, W: Witness> Machine<'w, W> {
         let reads: Vec<ReadAt> = (0..victim.blocks)
             .map(|index| spot.blocks(index, 1))
             .collect();
-        let blocks: Vec<_> = read_all(&self.platter, &reads)
+        let blocks = read_all(&self.platter, &reads)
             .into_iter()
             .zip(0..)
             .filter_map(|(bytes, index)| spot.parse_block(index, &bytes.ok()?).ok())
             .filter(|block| block.header.sequence == victim.sequence)
             .collect();
-        let moves = self.with_core(|core| core.plan(&victim, &blocks))?;
-        let moved_all = moves.is_empty() || self.copy(&moves)?;
-        self.with_core(|core| core.finish_victim(&victim, moved_all))?;
-        Ok(())
+        let read = Descriptors {
+            blocks,
+            some_unreadable: false,
+        };
+        self.with_core(|core| core.descriptors_read(read))
     }
 
-    /// Whether every page found room.
-    fn copy(&mut self, moves: &[Move]) -> Result<bool, String> {
-        let (id, grants) = self.with_core(|core| core.reserve_copies(moves))?;
-        let mut checksums = Vec::new();
-        let mut bad = Vec::new();
-        for (at, (page, grant)) in moves.iter().zip(&grants).enumerate() {
+    /// Reads the pages of a copy, and hands the writes of the good ones to the device.
+    fn begin_copying(&mut self, id: ReservationId, pages: &[PageCopy]) {
+        let mut outcomes = Vec::new();
+        let image = self.platter.image();
+        for (at, PageCopy { page, from, to }) in pages.iter().enumerate() {
             let name = self.store.name_of(page.record.key.prefix());
-            let (Grant::Write(extent), Some(name)) = (grant, name) else {
-                checksums.push(None);
+            let name = name.expect("a page that was never put");
+            if self.store.checksum_at(name, page.from, &image) != page.record.checksum {
+                outcomes.push(Copied::Damaged(Finding::Mismatch));
                 continue;
-            };
-            let mut bytes =
-                vec![0; self.store.page_blocks as usize * larder_engine::format::BLOCK_BYTES];
-            let image = self.platter.image();
-            image.read(self.store.map.extent(page.from).offset, &mut bytes);
-            let is_good = self.store.checksum_at(name, page.from, &image) == page.record.checksum;
-            drop(image);
-            if is_good {
-                let blocks = Written::blocks(extent.offset, &bytes);
-                self.flights.push_back(Flight::Data(id, at, blocks));
-            } else {
-                bad.push((at, *page));
             }
-            checksums.push(is_good.then_some(page.record.checksum));
+            let mut bytes = vec![0; self.store.page_blocks as usize * BLOCK_BYTES];
+            image.read(from.offset, &mut bytes);
+            let blocks = Written::blocks(to.offset, &bytes);
+            self.flights.push_back(Flight::Copy(at, blocks));
+            outcomes.push(Copied::NotWritten);
         }
-        for (at, page) in bad {
-            self.with_core(|core| {
-                core.found(
-                    page.namespace,
-                    &page.record.key,
-                    page.from,
-                    Finding::Mismatch,
-                );
-                core.landed(id, &[(at, true)]);
-            })?;
+        drop(image);
+        self.copying = Some((id, outcomes));
+    }
+
+    /// Ends the copies once all of them are written.
+    fn end_copying(&mut self) -> Result<(), String> {
+        let is_over =
+            |(_, outcomes): &mut (_, Vec<Copied>)| !outcomes.contains(&Copied::NotWritten);
+        if let Some((id, outcomes)) = self.copying.take_if(is_over) {
+            self.with_core(|core| core.copied(id, &outcomes))?;
         }
-        self.with_core(|core| core.commit(id, &checksums))?;
-        self.until("a copy", |machine| machine.settled.contains_key(&id))?;
-        self.settled.remove(&id);
-        Ok(grants
-            .iter()
-            .all(|grant| !matches!(grant, Grant::Refused(_))))
+        Ok(())
     }
 
     /// Closes in order and opens again.
@@ -525,7 +543,10 @@ impl<'w, W: Witness> Machine<'w, W> {
         if crash == Crash::Power {
             let mut blocks = std::mem::take(&mut self.unsynced);
             for flight in flights {
-                if let Flight::Metadata(_, written) | Flight::Data(_, _, written) = flight {
+                if let Flight::Metadata(_, written)
+                | Flight::Data(_, _, written)
+                | Flight::Copy(_, written) = flight
+                {
                     blocks.extend(written);
                 }
             }
@@ -545,6 +566,7 @@ impl<'w, W: Witness> Machine<'w, W> {
     /// Opens the store after a crash, or for the first time.
     fn open(&mut self, crash: Option<Crash>) -> Result<(), String> {
         self.flights.clear();
+        self.copying = None;
         self.settled.clear();
         self.finished.clear();
         let verdict = self

@@ -57,6 +57,7 @@ impl Store {
                 segment_blocks: SEGMENT_BLOCKS,
                 sync,
                 write_bytes_max: 1 << 30,
+                copy_blocks_max: 1 << 20,
                 read_only: false,
             },
             namespace: namespace.expect("plain fields"),

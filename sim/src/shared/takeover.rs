@@ -8,7 +8,6 @@ use super::{Company, Odds};
 use crate::classes::{Class, Tally};
 use crate::dice::Dice;
 use crate::ending::Expected;
-use crate::keeper::Keeper;
 use crate::opening::Opening;
 use crate::run::{End, end_well, sum_up};
 use crate::setup::Faults;
@@ -178,7 +177,7 @@ impl Company {
         if !self.lines.is_empty() {
             world.count(Class::OwnerDeath);
         }
-        self.fell_in_reclaim = !matches!(live.keeper, Keeper::Idle | Keeper::Looking);
+        self.fell_in_reclaim = live.core.is_reclaiming();
         self.lose_owner(world);
     }
 
@@ -216,9 +215,9 @@ impl Company {
                 return !live.stopping;
             }
             if step >= patience && !lingering.is_empty() {
-                live.stopping = true;
+                world.stop_keeper(live);
             }
-            if live.stopping && matches!(live.keeper, Keeper::Idle) {
+            if live.stopping && live.keeper_rests() {
                 for client in lingering {
                     world.count(Class::Abandoned);
                     self.look_after(world, live, client, true);
