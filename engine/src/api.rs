@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, Namespace, PageKey};
 use serde::{Deserialize, Serialize};
 
-use crate::core::footprint;
+use crate::capacity::footprint;
 use crate::disk::Disk;
 use crate::disk::probe::Want;
 use crate::error::StoreError;

@@ -7,7 +7,7 @@
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
-use crate::core::segments_min;
+use crate::capacity::segments_min;
 use crate::volume::create::default_segment_bytes;
 
 /// Pages of a segment from which on the room that is left at its end is small.

@@ -94,6 +94,7 @@
 //! | [`planted`](mod@planted) | bugs for the simulation to find; nothing in any other build |
 
 pub mod api;
+pub mod capacity;
 pub mod catalog;
 pub mod core;
 pub mod disk;

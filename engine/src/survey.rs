@@ -33,7 +33,8 @@ use larder_format::{
     BLOCK_BYTES, Fingerprint, KeyPrefix, Namespace, PageKey, Run, Serial, StoreId, Superblock,
 };
 
-use crate::core::{NamespaceInit, usable_blocks};
+use crate::capacity::usable_blocks;
+use crate::core::NamespaceInit;
 use crate::disk::mailbox::ReadAt;
 use crate::disk::probe::{Want, open_disk};
 use crate::disk::{Disk, DiskOptions, Witness};

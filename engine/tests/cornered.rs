@@ -279,7 +279,10 @@ impl<'a> Life<'a> {
     }
 
     fn copy(&mut self, pages: &[PageCopy]) -> Result<Vec<Copied>, Killed> {
-        self.moved.last_mut().unwrap().extend(pages.iter().map(|copy| copy.page));
+        self.moved
+            .last_mut()
+            .unwrap()
+            .extend(pages.iter().map(|copy| copy.page));
         for PageCopy { page, to, .. } in pages {
             let (bytes, _) = payload(&page.record.key);
             self.write(to.offset, &bytes)?;

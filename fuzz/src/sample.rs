@@ -9,7 +9,7 @@ use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
 use larder_engine::PutStatus;
-use larder_engine::core::segments_min;
+use larder_engine::capacity::segments_min;
 use larder_engine::format::{
     BLOCK_BYTES, Holder, Namespace, NamespaceFields, OpenState, PageKey, PageShape, Rank, Run,
     SEGMENTS_OFFSET, StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use larder_engine::core::segments_min;
+use larder_engine::capacity::segments_min;
 use larder_engine::format::{
     BLOCK_BYTES, Body, Fingerprint, KeyPrefix, Record, SUPERBLOCK_OFFSETS, Superblock, newest,
 };

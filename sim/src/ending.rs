@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_engine::core::{Core, footprint, segments_min};
+use larder_engine::capacity::{footprint, segments_min};
+use larder_engine::core::Core;
 use larder_engine::format::{OpenState, SegmentState};
 use larder_engine::index::Place;
 

@@ -1,420 +1,685 @@
 //! The deciding half of the engine: a state machine without I/O, clock or randomness.
 //!
-//! Commands and completions go in ([`Core::reserve`], [`Core::commit`], [`Core::landed`], [`Core::io_done`], ...); what is to be
-//! done comes out as [`Effect`]s: I/O requests, and answers to callers. Time comes in as [`Core::tick`]. Given the same inputs in the
-//! same order the outputs are the same, bit for bit. The runtime feeds a core from rings, a simulator can feed it from
-//! a fault model.
+//! Commands and completions go in ([`Core::reserve`], [`Core::commit`], [`Core::landed`],
+//! [`Core::io_done`], ...). [`Effect`]s come out: I/O requests, and answers to callers. Time comes in
+//! as [`Core::tick`]. The same inputs in the same order give the same outputs, bit for bit. The
+//! runtime feeds a core from rings, a simulator feeds it from a fault model.
 //!
-//! | module | decides |
-//! |---|---|
-//! | `types` | (what goes in and comes out) |
-//! | `pages` | which pages are admitted, and what becomes of each |
-//! | `headers` | what a segment's header says |
-//! | `holds` | (commits that something holds back) |
-//! | `space` | which segment a page goes to, how much is kept |
-//! | `segment` | (what a segment is, and what is known of it) |
-//! | `log` | when descriptors are written |
-//! | `publish` | when a page becomes visible |
-//! | `lending` | which free segments somebody may write beforehand |
-//! | `evictions` | when evictions are written down |
-//! | `service` | which volumes take writes |
-//! | `sync` | when volumes are synced, what a sync proved, what a failed one spoiled |
-//! | `records` | deletions and namespaces |
-//! | `reclaim` | which segment is emptied, and when it is given back |
-//! | `reclaimer` | which step of reclaim comes next |
-//! | `plan` | which of its pages and records survive |
-//! | `cornered` | which segment is given up when there is no room for copies |
-//! | `offline` | (what only a tool asks that has the store to itself) |
+//! The core is a house of rooms, one above the other. A room is a struct with fields of its own. It
+//! calls rooms below it. News for a room above is an event: the loop in this module hands it on
+//! after the call that caused it. `tests/rooms` checks the imports.
 //!
-//! The rules that the promises rest on:
+//! | room | decides | may call |
+//! |---|---|---|
+//! | `reclaim` | which segment is emptied, and which of its pages are kept | all below |
+//! | `puts` | which pages are admitted, published, evicted, deleted | all below |
+//! | `durability` | when volumes are synced, sealed and released segments, the cost of a failed sync | all below |
+//! | `journal` | when descriptors and records are written | all below |
+//! | `segments` | where pages go, how many are kept, which volumes take writes | `base` |
+//! | `base` | (configuration, index, namespaces, clock, events, effects) | |
 //!
-//! - a page becomes visible only when its bytes *and* its descriptor are on the device (`settle`);
-//! - after a failed write nothing in its segment that was not yet visible is acknowledged;
-//! - `synced` never passes a commit whose bytes a failed sync may have lost;
-//! - a page whose bytes failed after its descriptor was written is never vouched for: the mark stays below its commit until a header
-//!   says so (`Segment::held`);
-//! - where a descriptor write failed empty blocks are written before the segment is sealed; no header vouches for what lies behind a hole
-//!   that could not be filled (`Segment::hole`);
-//! - nothing in a segment is acknowledged before its first header is written: recovery finds it by that, or by its first block;
-//! - a segment is given back only after everything carried out of it is synced, and nobody holds a pin of it; it is written again only
-//!   when the header that says so is durable: else a power loss leaves the old life with the new one's bytes;
-//! - a deletion is written again after a failed sync, from memory: its block may be what was lost.
+//! The promises rest on these rules:
+//!
+//! - A page becomes visible only when its bytes *and* its descriptor are on the device.
+//! - After a failed write, no page of its segment is acknowledged that was not visible before.
+//! - `synced` never passes a commit whose bytes a failed sync may have lost.
+//! - A page whose bytes failed after its descriptor was written is never proven: the durable
+//!   watermark stays below its commit until a header excludes the page (`Segment::held`).
+//! - Where a descriptor write failed, empty blocks are written before the segment is sealed. No
+//!   header proves blocks behind a hole that could not be filled (`Segment::trust_end`).
+//! - Nothing in a segment is acknowledged before its first header is written: recovery finds the
+//!   segment by that header, or by its first block.
+//! - A segment is released only after everything forwarded out of it is synced, and no reader has it
+//!   pinned. It is written again only when its free header is durable: otherwise a power loss leaves
+//!   the old generation with the new one's bytes.
+//! - A tombstone is written again after a failed sync, from memory: its block may be lost.
 
-mod cornered;
-mod evictions;
-mod headers;
-mod holds;
-mod lending;
-mod log;
-mod offline;
-mod pages;
-mod plan;
-mod publish;
+mod base;
+mod durability;
+mod journal;
+mod namespaces;
+mod puts;
 mod reclaim;
-mod reclaimer;
-mod records;
-mod segment;
-mod service;
-mod space;
-mod sync;
+mod segments;
 mod types;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use larder_format::{Fingerprint, KeyPrefix, Namespace, SegmentState, Serial};
-use rapidhash::quality::RandomState;
-use slotmap::{SlotMap, new_key_type};
+use larder_format::{DescriptorBlock, Namespace, PageKey, SegmentState, Serial};
 
-use crate::api::SyncPolicy;
-use crate::catalog::ReservationId;
+use crate::api::NamespaceId;
+use crate::capacity::footprint;
+use crate::catalog::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::disk::DiskError;
-use crate::index::{Adoption, Heat, Index, NamespaceSlot, SegmentId};
-pub(crate) use lending::Lent;
-pub(crate) use log::BLOCKS_IN_FLIGHT_MAX;
-use log::Log;
-use pages::{Origin, Pending, Reservation};
-pub(crate) use reclaim::GAIN_SHARE;
-pub use reclaim::{Move, Victim};
-use reclaimer::Reclaimer;
-pub(crate) use reclaimer::batch;
-pub use records::NAMESPACES_MAX;
-use segment::{Segment, State, Stream};
-pub(crate) use space::RUN_BYTES;
-use space::Space;
-pub use space::{footprint, segments_min, usable_blocks};
-use sync::{Syncs, Waiter};
+use crate::index::{Adoption, Index, NamespaceSlot, Place, SegmentId};
+use crate::memory::AlignedBuf;
+use base::{Base, Event, IoContext, Watermarks};
+use durability::Durability;
+pub(crate) use journal::BLOCKS_IN_FLIGHT_MAX;
+use journal::Journal;
+pub use namespaces::NAMESPACES_MAX;
+use namespaces::Namespaces;
+use puts::{Below, Puts};
+use reclaim::Reclaim;
+pub(crate) use reclaim::{GAIN_SHARE, SegmentView, batch};
+use segments::Segments;
+use segments::segment::{Segment, State, Stream};
+pub(crate) use segments::{Lent, RUN_BYTES};
 pub use types::*;
-
-new_key_type! {
-    /// A page that has been given an extent and is not settled yet.
-    struct Ticket;
-}
-
-#[derive(Debug)]
-struct NamespaceState {
-    fingerprint: Fingerprint,
-    record: Option<Namespace>,
-    /// Segment that holds the full record.
-    home: Option<SegmentId>,
-    /// Whether somebody has named it in this run.
-    is_named: bool,
-    page_blocks: u32,
-    /// Births below this one were cleared.
-    cleared: Serial,
-}
 
 /// The deciding state machine. See the module's documentation.
 #[derive(Debug)]
 pub struct Core {
-    config: Config,
-    index: Arc<Index>,
-    space: Space,
-    log: Log,
-    syncs: Syncs,
-    namespaces: Vec<NamespaceState>,
-    slots: HashMap<Fingerprint, NamespaceSlot>,
-    pending: SlotMap<Ticket, Pending>,
-    /// Puts under way, so that a second put of a key shares the first one's outcome. One that a deletion overtook is not
-    /// among them: it will not be there for a later put.
-    in_flight: HashMap<(NamespaceSlot, KeyPrefix), Ticket, RandomState>,
-    /// How many of these there are, by their parent.
-    awaited: HashMap<(NamespaceSlot, KeyPrefix), u32, RandomState>,
-    reservations: BTreeMap<ReservationId, Reservation>,
-    next_reservation: u64,
-    effects: Vec<Effect>,
-    /// Space or write budget has become available since the last effects were taken.
-    has_more_room: bool,
-    counters: Counters,
-    reclaimer: Reclaimer,
-    /// When a victim that could not be emptied is tried again, should nothing change before.
-    retry_reclaim_ms: Option<u64>,
-    /// Heat of the page evicted last: where the cache ends.
-    frontier: Option<Heat>,
-    now_ms: u64,
+    base: Base,
+    segments: Segments,
+    journal: Journal,
+    durability: Durability,
+    puts: Puts,
+    reclaim: Reclaim,
+}
+
+/// The rooms of a core, as a call from above sees them.
+macro_rules! rooms {
+    ($core:expr) => {{
+        let Core {
+            base,
+            segments,
+            journal,
+            durability,
+            puts,
+            reclaim,
+        } = $core;
+        let below = Below {
+            base,
+            segments,
+            journal,
+            durability,
+        };
+        (reclaim, puts, below)
+    }};
 }
 
 impl Core {
-    /// A core over what recovery found. The index must hold exactly the recovered pages.
+    /// A core over the state that recovery found. The index must hold exactly the recovered pages.
     #[must_use]
     pub fn new(config: Config, recovered: Recovered, index: Arc<Index>) -> Core {
-        let mut open = vec![0_usize; recovered.volumes.len()];
-        let mut volume = 0;
-        let mut end = recovered.volumes.first().copied().unwrap_or(0) as usize;
-        let mut segments = Vec::with_capacity(recovered.segments.len());
-        for (at, init) in recovered.segments.iter().enumerate() {
-            while at >= end && volume + 1 < recovered.volumes.len() {
-                volume += 1;
-                end += recovered.volumes[volume] as usize;
+        let segments = recovered_segments(&recovered);
+        let mut segments = Segments::new(config.segment_blocks, &recovered.volumes, segments);
+        if !recovered.clean {
+            segments.mark_all_dirty();
+        }
+        // After a crash nothing is known to be durable before the first sync, nor what earlier runs
+        // acknowledged.
+        let durable = if recovered.clean {
+            recovered.first
+        } else {
+            Serial::ZERO
+        };
+        let marks = Watermarks {
+            synced: durable,
+            durable,
+        };
+        let namespaces = Namespaces::new(recovered.namespaces);
+        index.each(|page| {
+            let blocks = namespaces.page_blocks(page.namespace);
+            segments.add_live(page.place.segment, blocks);
+        });
+        Core {
+            base: Base::new(config, index, namespaces, marks, recovered.first),
+            segments,
+            journal: Journal::new(recovered.first),
+            durability: Durability::default(),
+            puts: Puts::default(),
+            reclaim: Reclaim::default(),
+        }
+    }
+
+    // ---- the loop
+
+    /// Hands events on, and starts groups, syncs and publications, until nothing is left to do.
+    fn run(&mut self) {
+        loop {
+            self.handle_events();
+            let (_, puts, mut below) = rooms!(self);
+            puts.publish_ready(&mut below);
+            let Below {
+                base,
+                segments,
+                journal,
+                durability,
+            } = below;
+            journal.pump(base, segments);
+            durability.pump(base, segments, journal);
+            if segments.take_some_died() {
+                base.call_reclaim();
             }
+            if !self.handle_events() {
+                return;
+            }
+        }
+    }
+
+    /// Hands events on until there are no more; whether there were some.
+    fn handle_events(&mut self) -> bool {
+        let mut any = false;
+        while let Some(event) = self.base.next_event() {
+            self.handle(event);
+            any = true;
+        }
+        any
+    }
+
+    fn handle(&mut self, event: Event) {
+        let (reclaim, puts, mut below) = rooms!(self);
+        let Below {
+            base,
+            segments,
+            journal,
+            durability,
+        } = &mut below;
+        match event {
+            Event::Drain(id) => durability.drain(base, segments, journal, id),
+            Event::Poison(id, is_first) => puts.poisoned(&mut below, id, is_first),
+            Event::Header(id, state, good) => {
+                durability.header_written(base, segments, journal, id, state, good);
+                if state == SegmentState::Open {
+                    if !good {
+                        let is_first = segments.poison(id);
+                        puts.poisoned(&mut below, id, is_first);
+                    }
+                    puts.opened(&mut below, id);
+                }
+            }
+            Event::Grouped(tickets, commit) => puts.grouped(&tickets, commit),
+            Event::Described(tickets, good) => puts.described(&mut below, &tickets, good),
+            Event::Forwarded(id) => {
+                durability.release_when_forwarded(base, segments, journal, id);
+            }
+            Event::RequestWritten(request, commit) => {
+                durability.request_written(base, request, commit);
+            }
+            Event::Synced(id, index, status) => puts.set_status(base, id, index, status),
+            Event::Released(id) => {
+                segments.release(id);
+                base.counters.reclaimed += 1;
+                base.has_room();
+                base.announce(Event::MoreRoom);
+            }
+            Event::MoreRoom => {
+                journal.write_homeless(base, segments);
+                Reclaim::check(&mut below);
+            }
+            Event::CopiesSettled(copied_all) => reclaim.copies_settled(&mut below, copied_all),
+            Event::CheckReclaim => Reclaim::check(&mut below),
+        }
+    }
+
+    // ---- time and effects
+
+    /// Called once after opening: evicts the pages that a crash brought back beyond the limit, and
+    /// starts reclaim where it is wanted.
+    pub fn start(&mut self) {
+        let (_, puts, mut below) = rooms!(self);
+        puts.make_room(&mut below, 0, None);
+        Reclaim::check(&mut below);
+        self.run();
+    }
+
+    /// Sets the time, in milliseconds since any fixed moment. A step back is ignored.
+    pub fn tick(&mut self, now_ms: u64) {
+        let base = &mut self.base;
+        base.now_ms = base.now_ms.max(now_ms);
+        let is_due = self.durability.tick(base, &self.segments, &self.journal);
+        self.segments.probe_when_due(base);
+        if base.retry_ms.is_some_and(|at| at <= base.now_ms) {
+            base.retry_ms = None;
+            self.segments.retry_quarantined();
+            if self.segments.some_unusable() {
+                base.retry_later();
+            }
+            base.call_reclaim();
+        }
+        if is_due {
+            self.run();
+        }
+    }
+
+    /// When [`Core::tick`] has to be called at the latest; `None` while nothing waits for time to
+    /// pass.
+    #[must_use]
+    pub fn wakes_at(&self) -> Option<u64> {
+        let sync = self.durability.due(&self.base);
+        let due = [self.base.retry_ms, sync, self.segments.probes_due()];
+        due.into_iter().flatten().min()
+    }
+
+    /// The effects of everything since the last call.
+    pub fn take_effects(&mut self) -> Vec<Effect> {
+        self.base.take_effects()
+    }
+
+    // ---- completions
+
+    /// Answers an I/O request.
+    pub fn io_done(&mut self, id: IoId, result: Result<(), DiskError>) {
+        let (base, segments) = (&mut self.base, &mut self.segments);
+        let (journal, durability) = (&mut self.journal, &mut self.durability);
+        let good = result.is_ok();
+        match base.take_io(id) {
+            Some(IoContext::Blocks) => journal.done(base, segments, id, result),
+            Some(IoContext::Header(segment, state)) => {
+                segments.mark_dirty(segment, good);
+                if let Err(error) = result {
+                    let is_free = state == SegmentState::Free;
+                    // A free header is retried every second, and would cause a probe each time.
+                    if !(is_free && segments.get(segment).unusable) {
+                        // Only this segment may refuse it: a probe elsewhere decides.
+                        let error = Some(error).filter(|_| !is_free);
+                        segments.write_refused(base, segment, error);
+                    }
+                }
+                base.announce(Event::Header(segment, state, good));
+            }
+            Some(IoContext::Sync(volume)) => {
+                durability.sync_done(base, segments, journal, volume, good);
+            }
+            Some(IoContext::Probe(volume, blocks)) => {
+                segments.probe_done(base, volume, blocks, result);
+            }
+            None => debug_assert!(false, "an answer to a request that was not made"),
+        }
+        self.run();
+    }
+
+    /// Answers [`Effect::ReadDescriptors`].
+    pub fn descriptors_read(&mut self, read: Descriptors) {
+        let (reclaim, _, mut below) = rooms!(self);
+        reclaim.descriptors_read(&mut below, read);
+        self.run();
+    }
+
+    /// Answers [`Effect::Copy`], in the order of its pages.
+    pub fn copied(&mut self, id: ReservationId, outcomes: &[Copied]) {
+        let (reclaim, puts, mut below) = rooms!(self);
+        reclaim.copied(puts, &mut below, id, outcomes);
+        self.run();
+    }
+
+    // ---- puts
+
+    /// Gives pages extents, one grant an ask. Pages that are there already, or on their way, settle
+    /// by themselves. When one page is refused, so are all that follow it.
+    pub fn reserve(
+        &mut self,
+        namespace: NamespaceSlot,
+        asks: &[Ask],
+    ) -> (ReservationId, Vec<Grant>) {
+        let (_, puts, mut below) = rooms!(self);
+        let granted = puts.reserve(&mut below, namespace, asks);
+        self.run();
+        granted
+    }
+
+    /// Takes the checksums of a reservation's pages, by their position in the asks; `None` gives a
+    /// page up.
+    pub fn commit(&mut self, id: ReservationId, checksums: &[Option<u64>]) {
+        let (_, puts, mut below) = rooms!(self);
+        puts.commit(&mut below, id, checksums);
+        self.run();
+    }
+
+    /// States which pages of a reservation have been written, by their position in the asks.
+    pub fn landed(&mut self, id: ReservationId, pages: &[(usize, bool)]) {
+        let (_, puts, mut below) = rooms!(self);
+        puts.landed(&mut below, id, pages);
+        self.run();
+    }
+
+    /// Finishes `request` when everything acknowledged so far is durable.
+    pub fn flush(&mut self, request: RequestId) {
+        let (base, segments) = (&mut self.base, &mut self.segments);
+        self.durability
+            .flush(base, segments, &self.journal, request);
+        self.run();
+    }
+
+    /// Volume and offset of a place.
+    #[must_use]
+    pub fn extent(&self, place: Place) -> Extent {
+        self.segments.extent(place)
+    }
+
+    /// Records the finding of a read: a good page is proven, any other is dropped.
+    pub fn found(
+        &mut self,
+        namespace: NamespaceSlot,
+        key: &PageKey,
+        place: Place,
+        finding: Finding,
+    ) {
+        let (_, puts, mut below) = rooms!(self);
+        puts.found(&mut below, namespace, key, place, finding);
+    }
+
+    /// Links pages whose parents were unknown, as lookups found them, within so many steps along
+    /// chains, which are taken off.
+    pub fn adopt(&mut self, pairs: &[Adoption], steps: &mut usize) {
+        self.base.index.adopt_within(pairs, steps);
+    }
+
+    // ---- namespaces and deletions
+
+    /// Names a namespace, and writes its full record where the store does not hold it. `None` when
+    /// the limit is reached.
+    pub fn open_namespace(&mut self, namespace: &Namespace) -> Option<NamespaceId> {
+        let (_, _, mut below) = rooms!(self);
+        let id = Puts::open_namespace(&mut below, namespace);
+        self.run();
+        id
+    }
+
+    /// The namespaces of the store whose full records are known.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
+        let states = self.base.namespaces.iter();
+        states.filter_map(|(_, state)| state.record.as_ref())
+    }
+
+    /// The namespace of an id; `None` for an id that this core did not give.
+    #[must_use]
+    pub fn namespace_of(&self, id: NamespaceId) -> Option<&Namespace> {
+        self.base.namespaces.record_of(id.0)
+    }
+
+    /// Deletes keys: from the index at once, from the disk when `request` is finished. How many were
+    /// there.
+    pub fn delete(
+        &mut self,
+        request: RequestId,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+    ) -> u64 {
+        let (_, puts, mut below) = rooms!(self);
+        let found = puts.delete(&mut below, request, namespace, keys);
+        self.run();
+        found
+    }
+
+    /// A step before [`Core::clear`], which has less to do then: removes some pages of a namespace,
+    /// among the entries of the index from `from` on, which is zero for the first step. How many
+    /// they were, and where the next step begins.
+    pub fn clear_some(&mut self, namespace: NamespaceSlot, from: u32) -> (u64, Option<u32>) {
+        let (_, _, mut below) = rooms!(self);
+        Puts::clear_some(&mut below, namespace, from)
+    }
+
+    /// Deletes a whole namespace. How many pages it had.
+    pub fn clear(&mut self, request: RequestId, namespace: NamespaceSlot) -> u64 {
+        let (_, puts, mut below) = rooms!(self);
+        let found = puts.clear(&mut below, request, namespace);
+        self.run();
+        found
+    }
+
+    // ---- reclaim
+
+    /// Does one step of reclaim, in which about `pages` pages are looked at. Whether another step
+    /// can follow at once; if not, [`Effect::Reclaim`] announces the next one.
+    pub fn reclaim_step(&mut self, pages: usize) -> bool {
+        let (reclaim, puts, mut below) = rooms!(self);
+        let more = reclaim.step(puts, &mut below, pages);
+        self.run();
+        more
+    }
+
+    /// Ends reclaim with the pages that are being copied now.
+    pub fn stop_reclaim(&mut self) {
+        self.reclaim.stop();
+    }
+
+    /// Whether a victim is being emptied.
+    #[must_use]
+    pub fn is_reclaiming(&self) -> bool {
+        self.reclaim.is_busy()
+    }
+
+    /// The last reader left a segment.
+    pub fn unpinned(&mut self, id: SegmentId) {
+        if self.segments.get(id).is_held_by_pins() {
+            let (base, segments) = (&mut self.base, &mut self.segments);
+            self.durability
+                .release_when_unpinned(base, segments, &mut self.journal, id);
+            self.run();
+        }
+    }
+
+    /// Lends a free segment that was never used; `None` when there is none, or when few are free.
+    pub(crate) fn lend_unused(&mut self) -> Option<Lent> {
+        self.segments.lend()
+    }
+
+    /// Takes a segment back. No write of the holder may be under way in it any more.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the holder has it no more after that"
+    )]
+    pub(crate) fn take_back(&mut self, lent: Lent) {
+        self.segments.return_lent(&mut self.base, &lent);
+        self.run();
+    }
+
+    // ---- offline tools
+
+    /// Copies pages for a caller, who gets their statuses as those of a put.
+    pub fn copy(&mut self, moves: &[Move]) -> ReservationId {
+        let (_, puts, mut below) = rooms!(self);
+        let id = Reclaim::copy(puts, &mut below, moves);
+        self.run();
+        id
+    }
+
+    /// Takes a segment as a victim: a sealed one, or one whose descriptors could not all be read.
+    /// `None` for any other, and when the serials of this epoch are used up.
+    pub(crate) fn take_named(&mut self, id: SegmentId) -> Option<Victim> {
+        let (_, _, mut below) = rooms!(self);
+        reclaim::take_named(&mut below, id)
+    }
+
+    /// The pages to be moved out of a victim: all of them.
+    pub(crate) fn plan_whole(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
+        let (_, _, mut below) = rooms!(self);
+        let moves = reclaim::plan_whole(&mut below, victim, blocks);
+        self.run();
+        moves
+    }
+
+    /// The victim's pages have been moved, as far as they could be. Whether it is on its way to be
+    /// free.
+    pub(crate) fn finish_victim(&mut self, victim: &Victim, moved_all: bool) -> bool {
+        let (_, _, mut below) = rooms!(self);
+        let is_returning = reclaim::finish_victim(&mut below, victim, moved_all);
+        self.run();
+        is_returning
+    }
+
+    /// Whether [`Core::take_named`] can take this segment.
+    pub(crate) fn holds_something(&self, id: SegmentId) -> bool {
+        let state = self.segments.get(id).state();
+        matches!(state, State::Sealed | State::Unreadable)
+    }
+
+    /// Whether its descriptors could not all be read when the store was opened.
+    pub(crate) fn is_unreadable(&self, id: SegmentId) -> bool {
+        self.segments.get(id).state() == State::Unreadable
+    }
+
+    /// Blocks of live pages in a segment.
+    pub(crate) fn live_in(&self, id: SegmentId) -> u64 {
+        self.segments.get(id).live
+    }
+
+    /// The sealed segments.
+    pub(crate) fn sealed(&self) -> Vec<SegmentView> {
+        reclaim::sealed(&self.segments)
+    }
+
+    /// A tool that has the store to itself makes copies alone: of the open segments of a volume, the
+    /// one with the most room takes them.
+    pub(crate) fn open_for_copies(&mut self) {
+        self.segments.open_for_copies();
+    }
+
+    /// Free segments of volumes that take writes.
+    pub(crate) fn free_segments(&self) -> usize {
+        self.segments.free_segments()
+    }
+
+    /// Blocks that copies can take now: of free segments, and of those that take copies.
+    pub(crate) fn room_for_copies(&self) -> u64 {
+        reclaim::room_for_copies(&self.segments)
+    }
+
+    // ---- closing
+
+    /// Writes the free headers again that could not be written.
+    pub fn retry_freeing(&mut self) {
+        self.segments.retry_freeing(&mut self.base);
+        self.run();
+    }
+
+    /// Writes every eviction that is not written yet. How many find no room: they go on waiting.
+    pub fn write_evictions(&mut self) -> usize {
+        let (base, segments) = (&mut self.base, &mut self.segments);
+        let left = self.journal.write_evictions(base, segments);
+        self.run();
+        left
+    }
+
+    /// Headers for every segment whose header on disk does not state its content. Written last
+    /// before a clean close, when nothing is under way. Volume, byte offset, bytes.
+    ///
+    /// # Errors
+    /// When there is no memory for them.
+    pub fn closing_headers(&mut self) -> Result<Vec<(usize, u64, AlignedBuf)>, std::io::Error> {
+        self.segments.closing_headers(&self.base)
+    }
+
+    // ---- views
+
+    /// Whether nothing is under way: no page, no request, no I/O.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let rooms = [self.puts.is_idle(), self.journal.is_idle()];
+        rooms.iter().all(|idle| *idle) && self.base.is_idle() && self.durability.is_idle()
+    }
+
+    /// Counters so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.base.counters
+    }
+
+    /// The volumes in read-only service, each with the error of its last refused write.
+    #[must_use]
+    pub fn read_only_volumes(&self) -> Vec<(usize, DiskError)> {
+        self.segments.read_only_volumes()
+    }
+
+    /// Space now.
+    #[must_use]
+    pub fn space_view(&self) -> SpaceView {
+        let segments = &self.segments;
+        let count = |is_counted: fn(State) -> bool| {
+            let states = segments.iter().map(|(_, segment)| segment.state());
+            states.filter(|state| is_counted(*state)).count() as u64
+        };
+        SpaceView {
+            segment_blocks: segments.segment_blocks(),
+            live_blocks: segments.live_blocks(),
+            usable_blocks: segments.usable_blocks().0,
+            taken_blocks: segments.taken_blocks(),
+            segments: count(|state| state != State::Lost),
+            free_segments: segments.free_segments_of_all() as u64,
+            unreadable_segments: count(|state| state == State::Unreadable),
+        }
+    }
+
+    /// Checks the invariants; for tests and simulation.
+    ///
+    /// # Errors
+    /// The first invariant found broken.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        self.base.index.check_invariants()?;
+        self.segments.check()?;
+        self.puts.check()?;
+        let segments = &self.segments;
+        let suspects = segments.iter().filter(|(_, s)| s.is_suspect()).count();
+        if suspects != self.durability.suspects(segments).count() {
+            return Err("there are suspects that no list holds".to_owned());
+        }
+        let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
+        let mut taken = 0;
+        self.base.index.each(|page| {
+            let blocks = self.base.namespaces.page_blocks(page.namespace);
+            *live.entry(page.place.segment).or_default() += u64::from(blocks);
+            taken += footprint(segments.segment_blocks(), blocks);
+        });
+        for (id, segment) in segments.iter() {
+            let counted = live.get(&id).copied().unwrap_or(0);
+            if counted != segment.live {
+                let listed = segment.live;
+                return Err(format!(
+                    "segment {id:?}: {counted} live blocks indexed, {listed} counted"
+                ));
+            }
+            let state = segment.state();
+            let is_empty = matches!(state, State::Free | State::Emptied | State::Releasing);
+            if is_empty && counted > 0 {
+                return Err(format!("segment {id:?}: {state:?}, yet it holds pages"));
+            }
+        }
+        let total: u64 = live.values().sum();
+        let max = segments.usable_blocks().1;
+        let (counted_live, counted_taken) = (segments.live_blocks(), segments.taken_blocks());
+        if total != counted_live {
+            return Err(format!("{total} live blocks, {counted_live} counted"));
+        }
+        if taken > max && self.base.counters.pages_put > 0 {
+            return Err(format!("{taken} blocks taken, {max} usable"));
+        }
+        if segments.in_flight_blocks() == 0 && taken != counted_taken {
+            return Err(format!("{taken} blocks taken, {counted_taken} counted"));
+        }
+        Ok(())
+    }
+}
+
+/// The segments as recovery found them. On each volume at most one open segment per stream stays
+/// open.
+fn recovered_segments(recovered: &Recovered) -> Vec<Segment> {
+    let mut segments = Vec::with_capacity(recovered.segments.len());
+    let mut rest = recovered.segments.iter();
+    for count in &recovered.volumes {
+        let mut streams = [Stream::Put, Stream::Copy].into_iter();
+        for init in rest.by_ref().take(*count as usize) {
             let state = match init.state {
                 InitState::Free => State::Free,
                 InitState::Lost => State::Lost,
                 InitState::Unreadable => State::Unreadable,
-                InitState::Open if open[volume] < 2 => {
-                    open[volume] += 1;
-                    State::Open(if open[volume] == 1 {
-                        Stream::Put
-                    } else {
-                        Stream::Copy
-                    })
-                }
-                InitState::Open | InitState::Closed | InitState::Sealed => State::Sealed,
+                InitState::Open => streams.next().map_or(State::Sealed, State::Open),
+                InitState::Closed | InitState::Sealed => State::Sealed,
             };
-            let mut segment = Segment::free(init.sequence);
-            segment.state = state;
+            let mut segment = Segment::recovered(state, init.sequence);
             if !matches!(state, State::Free | State::Lost) {
                 segment.data_end = init.data_end;
                 segment.blocks = init.blocks;
                 segment.last_commit = init.last_commit;
                 segment.proven = init.proven;
             }
-            segment.listed = matches!(init.state, InitState::Sealed | InitState::Free);
+            let is_current = matches!(init.state, InitState::Sealed | InitState::Free);
+            segment.header_is_current = is_current;
             segments.push(segment);
         }
-        let mut space = Space::new(config.segment_blocks, &recovered.volumes, segments);
-        for index in 0..space.volumes.len() {
-            // After a crash the device may hold in its cache what earlier runs acknowledged: the first sync covers it.
-            space.volumes[index].dirty = !recovered.clean && !space.is_lost(index);
-        }
-        let mut core = Core {
-            log: Log::new(recovered.first),
-            syncs: Syncs::new(recovered.first, recovered.clean),
-            space,
-            namespaces: Vec::new(),
-            slots: HashMap::new(),
-            pending: SlotMap::with_key(),
-            in_flight: HashMap::default(),
-            awaited: HashMap::default(),
-            reservations: BTreeMap::new(),
-            next_reservation: 0,
-            effects: Vec::new(),
-            has_more_room: false,
-            counters: Counters::default(),
-            reclaimer: Reclaimer::default(),
-            retry_reclaim_ms: None,
-            frontier: None,
-            now_ms: 0,
-            config,
-            index,
-        };
-        for init in recovered.namespaces {
-            let (record, home) = init
-                .record
-                .map_or((None, None), |(record, home)| (Some(record), Some(home)));
-            core.add_namespace(init.fingerprint, record, home, init.page_blocks);
-        }
-        core.count_live();
-        core
     }
-
-    fn count_live(&mut self) {
-        let space = &mut self.space;
-        let namespaces = &self.namespaces;
-        self.index.each(|page| {
-            let blocks = namespaces[page.namespace.0 as usize].page_blocks;
-            space.add_live(page.place.segment, blocks);
-        });
-    }
-
-    /// Tells the time, in milliseconds since any fixed moment. A step back is ignored.
-    pub fn tick(&mut self, now_ms: u64) {
-        self.now_ms = self.now_ms.max(now_ms);
-        self.sync_when_due();
-        self.probe_when_due();
-        if self.retry_reclaim_ms.is_some_and(|at| at <= self.now_ms) {
-            self.retry_reclaim_ms = None;
-            self.space.welcome_after_a_while();
-            if self.space.stranded > 0 {
-                self.retry_reclaim_later();
-            }
-            self.effects.push(Effect::Reclaim);
-        }
-    }
-
-    /// When [`Core::tick`] wants to be called at the latest; `None` while nothing waits for time to pass.
-    #[must_use]
-    pub fn wakes_at(&self) -> Option<u64> {
-        let due = [self.retry_reclaim_ms, self.sync_due(), self.probes_due()];
-        due.into_iter().flatten().min()
-    }
-
-    /// What is to be done because of everything since the last call.
-    pub fn take_effects(&mut self) -> Vec<Effect> {
-        if std::mem::take(&mut self.has_more_room) {
-            self.effects.push(Effect::Room);
-        }
-        std::mem::take(&mut self.effects)
-    }
-
-    /// Counters so far.
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        self.counters
-    }
-
-    /// Space now.
-    #[must_use]
-    pub fn space_view(&self) -> SpaceView {
-        SpaceView {
-            segment_blocks: self.config.segment_blocks,
-            live_blocks: self.space.live_blocks,
-            usable_blocks: self.space.usable_blocks,
-            taken_blocks: self.space.taken_blocks,
-            segments: self
-                .space
-                .iter()
-                .filter(|(_, segment)| segment.state != State::Lost)
-                .count() as u64,
-            free_segments: self.space.free_segments_of_all() as u64,
-            unreadable_segments: self
-                .space
-                .iter()
-                .filter(|(_, s)| s.state == State::Unreadable)
-                .count() as u64,
-        }
-    }
-
-    /// Answers an I/O request.
-    pub fn io_done(&mut self, id: IoId, result: Result<(), DiskError>) {
-        let good = result.is_ok();
-        let context = self.log.take_io(id);
-        if let (Some(context), Err(error)) = (&context, result) {
-            self.metadata_refused(context, error);
-        }
-        match context {
-            Some(log::IoContext::Blocks(write)) => self.blocks_done(write, good),
-            Some(log::IoContext::Fill(segment, behind)) => {
-                self.hole_filled(segment, behind, good);
-            }
-            Some(log::IoContext::Header(segment, state)) => {
-                self.mark_dirty(segment, good);
-                // A header is a hint: what it says is found in the blocks too. A failed one costs a scan at the next open.
-                self.header_done(segment, state, good);
-            }
-            Some(log::IoContext::Sync(volume)) => self.sync_done(volume, good),
-            Some(log::IoContext::Probe(volume, blocks)) => {
-                self.probe_done(volume, blocks, result);
-            }
-            None => debug_assert!(false, "an answer to a request that was not made"),
-        }
-        self.publish_ready();
-        self.pump();
-    }
-
-    /// The device refused to write metadata.
-    fn metadata_refused(&mut self, context: &log::IoContext, error: DiskError) {
-        let (id, error) = match context {
-            log::IoContext::Header(id, SegmentState::Free) => {
-                // It is retried every second, and would cause a probe each time.
-                if self.space.segment(*id).stranded {
-                    return;
-                }
-                // Only this segment may refuse writes: a probe elsewhere decides.
-                (*id, None)
-            }
-            log::IoContext::Blocks(write) => (write.segment, Some(error)),
-            log::IoContext::Fill(id, _) | log::IoContext::Header(id, _) => (*id, Some(error)),
-            log::IoContext::Sync(_) | log::IoContext::Probe(..) => return,
-        };
-        self.write_refused(self.space.volume_of(id), error);
-    }
-
-    /// Forms groups and starts syncs, as far as limits allow.
-    fn pump(&mut self) {
-        self.pump_groups();
-        self.pump_syncs();
-        if std::mem::take(&mut self.space.some_died) {
-            self.effects.push(Effect::Reclaim);
-        }
-    }
-
-    /// Links pages whose parents were unknown, as lookups found them, in no more than so many steps along chains, which are
-    /// taken off.
-    pub fn adopt(&mut self, pairs: &[Adoption], steps: &mut usize) {
-        self.index.adopt_within(pairs, steps);
-    }
-
-    /// Whether nothing is under way: no page, no request, no I/O.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.pending.is_empty()
-            && self.reservations.is_empty()
-            && self.log.is_idle()
-            && self.syncs.is_idle()
-    }
-
-    /// Checks what must always hold; for tests and simulation.
-    ///
-    /// # Errors
-    /// The first invariant found broken.
-    pub fn check_invariants(&self) -> Result<(), String> {
-        self.index.check_invariants()?;
-        let suspects = self.space.iter().filter(|(_, segment)| segment.suspect);
-        if suspects.count() != self.suspects().count() {
-            return Err("there are suspects, and nobody looks for them".to_owned());
-        }
-        self.space.check_lists()?;
-        let put = |page: &&Pending| matches!(page.origin, Origin::Put) && page.parent.is_some();
-        let put = self.pending.values().filter(put).count();
-        let awaited: u32 = self.awaited.values().sum();
-        if put != awaited as usize {
-            return Err(format!(
-                "{put} pages with parents under way, {awaited} awaited"
-            ));
-        }
-        let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
-        let mut taken = 0;
-        self.index.each(|page| {
-            let blocks = self.namespaces[page.namespace.0 as usize].page_blocks;
-            *live.entry(page.place.segment).or_default() += u64::from(blocks);
-            taken += footprint(self.config.segment_blocks, blocks);
-        });
-        let mut total = 0;
-        for (id, segment) in self.space.iter() {
-            let counted = live.get(&id).copied().unwrap_or(0);
-            total += counted;
-            if counted != segment.live {
-                return Err(format!(
-                    "segment {id:?}: {counted} live blocks indexed, {} counted",
-                    segment.live
-                ));
-            }
-            if matches!(
-                segment.state,
-                State::Free | State::Emptied | State::Releasing
-            ) && counted > 0
-            {
-                return Err(format!(
-                    "segment {id:?}: {:?}, yet indexed pages lie in it",
-                    segment.state
-                ));
-            }
-            let used = u64::from(segment.data_end)
-                + u64::from(segment.blocks)
-                + u64::from(segment.credits);
-            if used > u64::from(self.config.segment_blocks) {
-                return Err(format!("segment {id:?}: data and descriptors overlap"));
-            }
-        }
-        if total != self.space.live_blocks {
-            return Err(format!(
-                "{total} live blocks indexed, {} counted",
-                self.space.live_blocks
-            ));
-        }
-        if taken > self.space.usable_blocks_max && self.counters.pages_put > 0 {
-            return Err(format!(
-                "{taken} blocks taken, {} usable",
-                self.space.usable_blocks_max
-            ));
-        }
-        if self.space.reserved_blocks == 0 && taken != self.space.taken_blocks {
-            return Err(format!(
-                "{taken} blocks taken, {} counted",
-                self.space.taken_blocks
-            ));
-        }
-        Ok(())
-    }
+    segments
 }

@@ -1,12 +1,11 @@
 //! What goes into a core and what comes out of it.
 
-use larder_format::{DescriptorBlock, Fingerprint, Namespace, Serial, StoreId};
+use larder_format::{DescriptorBlock, Fingerprint, Namespace, PageRecord, Serial, StoreId};
 
-use super::reclaim::{Move, Victim};
 use crate::api::{PutStatus, SyncPolicy};
 use crate::catalog::{Extent, Finding, ReservationId};
 use crate::disk::DiskError;
-use crate::index::SegmentId;
+use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::memory::AlignedBuf;
 
 /// Names an I/O request of the core.
@@ -16,6 +15,34 @@ pub struct IoId(pub u64);
 /// Names a caller's request other than a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
+
+/// A segment to be emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Index of its volume.
+    pub volume: usize,
+    /// Its number in the volume.
+    pub number: u32,
+    /// The generation whose blocks are to be read.
+    pub sequence: Serial,
+    /// How many descriptor blocks it has.
+    pub blocks: u32,
+    /// Its pages are evicted, since there is no room for copies.
+    pub is_given_up: bool,
+}
+
+/// A page to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Its namespace.
+    pub namespace: NamespaceSlot,
+    /// Its descriptor; the copy keeps all but the place.
+    pub record: PageRecord,
+    /// Where it lies now.
+    pub from: Place,
+}
 
 /// A page to be copied from one place to another.
 #[derive(Clone, Copy, Debug)]
@@ -232,7 +259,7 @@ pub struct SpaceView {
     pub live_blocks: u64,
     /// Most blocks that pages may take.
     pub usable_blocks: u64,
-    /// Those that they take, pages on their way among them: see [`footprint`](super::footprint).
+    /// Those that they take, pages on their way among them: see [`footprint`](crate::capacity::footprint).
     pub taken_blocks: u64,
     /// Segments of all volumes.
     pub segments: u64,

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use super::{Access, File, not_to_be_recorded, this_holder};
 use crate::api::OpenOptions;
-use crate::core::{segments_min, usable_blocks};
+use crate::capacity::{segments_min, usable_blocks};
 use crate::disk::probe::{Want, filesystem};
 use crate::error::{StoreError, bytes, count};
 use crate::fork::keep_private;

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 
 use larder_engine::SyncPolicy;
+use larder_engine::capacity::segments_min;
 use larder_engine::catalog::{Ask, SegmentMap};
-use larder_engine::core::{Config, segments_min};
+use larder_engine::core::Config;
 use larder_engine::format::{
     BLOCK_BYTES, Holder, Namespace, NamespaceFields, OpenState, PageChecksum, PageKey, PageShape,
     Rank, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry, VolumeId,

@@ -20,9 +20,11 @@
 //! A probe writes zeros to blocks that hold no data. These are data blocks of a free segment, which
 //! leaves the free list meanwhile. Without a free segment it is a block that the format never uses.
 
-use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET, SegmentState};
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET};
 
-use super::{Core, Effect, Io, log};
+use super::{Segments, Volume};
+use crate::core::base::{Base, IoContext};
+use crate::core::types::Effect;
 use crate::disk::DiskError;
 use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
@@ -100,11 +102,10 @@ impl Probe {
     }
 }
 
-impl Core {
+impl Segments {
     /// The volumes in read-only service, each with the error of its last refused write.
-    #[must_use]
-    pub fn read_only_volumes(&self) -> Vec<(usize, DiskError)> {
-        let volumes = self.space.volumes.iter().enumerate();
+    pub(in crate::core) fn read_only_volumes(&self) -> Vec<(usize, DiskError)> {
+        let volumes = self.volumes.iter().enumerate();
         let read_only = volumes.filter_map(|(index, volume)| match volume.service {
             Service::ReadOnly(_, error) => Some((index, error)),
             Service::ReadWrite | Service::Doubted(_) => None,
@@ -112,42 +113,72 @@ impl Core {
         read_only.collect()
     }
 
-    /// The device refused a write on a volume. The error is unknown for page data.
-    pub(super) fn write_refused(&mut self, volume: usize, error: Option<DiskError>) {
+    pub(super) fn writable(&self) -> impl Iterator<Item = &Volume> {
+        let volumes = self.volumes.iter();
+        volumes.filter(|volume| !volume.service.is_read_only())
+    }
+
+    /// Whether some volume is not in read-only service.
+    pub(in crate::core) fn takes_writes(&self) -> bool {
+        self.writable().next().is_some()
+    }
+
+    /// Whether the volume of this segment may reuse the room of an evicted page.
+    pub(in crate::core) fn may_evict(&self, id: SegmentId) -> bool {
+        self.volumes[self.volume_of(id)].service.is_read_write()
+    }
+
+    pub(in crate::core) fn may_evict_somewhere(&self) -> bool {
+        let mut volumes = self.volumes.iter();
+        volumes.any(|volume| volume.service.is_read_write())
+    }
+
+    /// Whether the volume of this segment is in read-only service.
+    pub(in crate::core) fn is_read_only(&self, id: SegmentId) -> bool {
+        self.volumes[self.volume_of(id)].service.is_read_only()
+    }
+
+    /// The device refused a write into this segment. The error is unknown for page data.
+    pub(in crate::core) fn write_refused(
+        &mut self,
+        base: &mut Base,
+        id: SegmentId,
+        error: Option<DiskError>,
+    ) {
+        let volume = self.volume_of(id);
         let of_all = error.filter(DiskError::is_of_every_write);
-        let now = self.now_ms;
-        let service = &mut self.space.volumes[volume].service;
+        let service = &mut self.volumes[volume].service;
         match (service, of_all) {
             (Service::ReadOnly(..), _) | (Service::Doubted(_), None) => {}
             (service @ Service::ReadWrite, None) => {
-                *service = Service::Doubted(Probe::due(now));
-                self.send_probe(volume);
+                *service = Service::Doubted(Probe::due(base.now_ms));
+                self.send_probe(base, volume);
             }
-            (_, Some(error)) => self.end_writes(volume, error),
+            (_, Some(error)) => self.end_writes(base, volume, error),
         }
     }
 
     /// Puts a volume into read-only service.
-    fn end_writes(&mut self, volume: usize, error: DiskError) {
-        let service = &mut self.space.volumes[volume].service;
+    fn end_writes(&mut self, base: &mut Base, volume: usize, error: DiskError) {
+        let service = &mut self.volumes[volume].service;
         let probe = match std::mem::replace(service, Service::ReadWrite) {
-            Service::ReadWrite => Probe::due(self.now_ms.saturating_add(PROBE_MS)),
+            Service::ReadWrite => Probe::due(base.now_ms.saturating_add(PROBE_MS)),
             Service::Doubted(probe) | Service::ReadOnly(probe, _) => probe,
         };
         *service = Service::ReadOnly(probe, error);
         // Refused free headers are no loss of capacity: they are written when the volume is back.
-        for id in &self.syncs.unfreed {
-            if self.space.volume_of(*id) == volume {
-                self.space.strand(*id, false);
+        for id in self.unfreed.clone() {
+            if self.volume_of(id) == volume {
+                self.set_unusable(id, false);
             }
         }
-        self.space.recount();
-        self.effects.push(Effect::ReadOnly(volume, error));
+        self.recount();
+        base.emit(Effect::ReadOnly(volume, error));
     }
 
     /// Puts a volume back into service, and resumes the work that waited for that.
-    fn begin_writes(&mut self, volume: usize) {
-        let service = &mut self.space.volumes[volume].service;
+    fn begin_writes(&mut self, base: &mut Base, volume: usize) {
+        let service = &mut self.volumes[volume].service;
         let before = std::mem::replace(service, Service::ReadWrite);
         let (probe, was_read_only) = match before {
             Service::ReadWrite => return,
@@ -155,27 +186,34 @@ impl Core {
             Service::ReadOnly(probe, _) => (probe, true),
         };
         if let Some(segment) = probe.segment {
-            self.space.take_back(segment);
+            self.take_back(segment);
         }
-        self.index.unpark();
-        self.space.recount();
+        base.index.unpark();
+        self.recount();
         if was_read_only {
-            for id in self.space.extract_on(volume, &mut self.syncs.unfreed) {
-                self.write_header(id, SegmentState::Free);
-            }
-            self.write_homeless();
-            self.effects.push(Effect::ReadWrite(volume));
+            self.retry_freeing_on(base, volume);
+            base.emit(Effect::ReadWrite(volume));
         }
-        self.space.welcome();
-        self.has_more_room = true;
-        self.effects.push(Effect::Reclaim);
+        self.end_quarantine();
+        Segments::announce_room(base);
+        base.call_reclaim();
     }
 
     /// Sends the next probe of a volume. Without memory for it, it is due again later.
-    fn send_probe(&mut self, volume: usize) {
-        let later = self.now_ms.saturating_add(PROBE_MS);
-        let segment_blocks = self.config.segment_blocks;
-        let Some(probe) = self.space.probe_on(volume) else {
+    fn send_probe(&mut self, base: &mut Base, volume: usize) {
+        let segment_blocks = self.segment_blocks;
+        let place = &mut self.volumes[volume];
+        if place
+            .service
+            .probe()
+            .is_some_and(|probe| probe.segment.is_none())
+        {
+            let free = place.pop_free();
+            if let Some(probe) = place.service.probe() {
+                probe.segment = free;
+            }
+        }
+        let Some(probe) = place.service.probe() else {
             return;
         };
         let blocks = match probe.segment {
@@ -183,37 +221,41 @@ impl Core {
             None => 1,
         };
         let Ok(bytes) = AlignedBuf::zeroed(blocks as usize * BLOCK_BYTES) else {
-            probe.due_ms = Some(later);
+            probe.due_ms = Some(base.now_ms.saturating_add(PROBE_MS));
             return;
         };
         probe.due_ms = None;
         let (segment, next) = (probe.segment, probe.next);
         let offset = match segment {
-            Some(id) => self.space.offset_of(id) + u64::from(next) * BLOCK_BYTES as u64,
+            Some(id) => self.offset_of(id) + u64::from(next) * BLOCK_BYTES as u64,
             None => UNUSED_OFFSET,
         };
-        let id = self.log.io(log::IoContext::Probe(volume, blocks));
-        let io = Io::Write { offset, bytes };
-        self.effects.push(Effect::Io { id, volume, io });
+        base.write(volume, offset, bytes, IoContext::Probe(volume, blocks));
     }
 
-    pub(super) fn probe_done(&mut self, volume: usize, blocks: u32, result: Result<(), DiskError>) {
-        let segment_blocks = self.config.segment_blocks;
-        let again_ms = self.now_ms.saturating_add(PROBE_MS);
-        let service = &mut self.space.volumes[volume].service;
+    pub(in crate::core) fn probe_done(
+        &mut self,
+        base: &mut Base,
+        volume: usize,
+        blocks: u32,
+        result: Result<(), DiskError>,
+    ) {
+        let segment_blocks = self.segment_blocks;
+        let again_ms = base.now_ms.saturating_add(PROBE_MS);
+        let service = &mut self.volumes[volume].service;
         match (service, result) {
             (Service::ReadWrite, _) => {}
-            (Service::Doubted(_), Ok(())) => self.begin_writes(volume),
+            (Service::Doubted(_), Ok(())) => self.begin_writes(base, volume),
             (Service::Doubted(probe), Err(error)) => {
                 probe.due_ms = Some(again_ms);
-                self.end_writes(volume, error);
+                self.end_writes(base, volume, error);
             }
             (Service::ReadOnly(probe, _), Ok(())) => {
                 probe.next += blocks;
                 if probe.segment.is_none() || probe.next >= segment_blocks {
-                    self.begin_writes(volume);
+                    self.begin_writes(base, volume);
                 } else {
-                    self.send_probe(volume);
+                    self.send_probe(base, volume);
                 }
             }
             (Service::ReadOnly(probe, latest), Err(error)) => {
@@ -224,18 +266,17 @@ impl Core {
     }
 
     /// When the next probe is due.
-    pub(super) fn probes_due(&self) -> Option<u64> {
-        let volumes = self.space.volumes.iter();
-        volumes
-            .filter_map(|volume| volume.service.probe_due_ms())
-            .min()
+    pub(in crate::core) fn probes_due(&self) -> Option<u64> {
+        let volumes = self.volumes.iter();
+        let due = volumes.filter_map(|volume| volume.service.probe_due_ms());
+        due.min()
     }
 
-    pub(super) fn probe_when_due(&mut self) {
-        for volume in 0..self.space.volumes.len() {
-            let due = self.space.volumes[volume].service.probe_due_ms();
-            if due.is_some_and(|due| due <= self.now_ms) {
-                self.send_probe(volume);
+    pub(in crate::core) fn probe_when_due(&mut self, base: &mut Base) {
+        for volume in 0..self.volumes.len() {
+            let due = self.volumes[volume].service.probe_due_ms();
+            if due.is_some_and(|due| due <= base.now_ms) {
+                self.send_probe(base, volume);
             }
         }
     }

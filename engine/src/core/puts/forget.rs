@@ -1,0 +1,319 @@
+//! Pages that leave: evicted under the limit, deleted by a caller, or found damaged.
+
+use larder_format::{KeyPrefix, Namespace, PageKey, Record, SegmentNo, Serial};
+
+use super::{Below, Puts};
+use crate::api::NamespaceId;
+use crate::catalog::Finding;
+use crate::core::namespaces::NAMESPACES_MAX;
+use crate::core::types::{Fault, Move, RequestId};
+use crate::index::{NamespaceSlot, Place, SegmentId};
+use crate::planted;
+
+impl Puts {
+    // ---- evictions
+
+    /// Evicts the coldest pages until a page of `blocks` more, with this parent, fits under the
+    /// limit.
+    pub(in crate::core) fn make_room(
+        &mut self,
+        below: &mut Below<'_>,
+        blocks: u32,
+        parent: Option<(NamespaceSlot, KeyPrefix)>,
+    ) -> bool {
+        while !below.segments.has_room(blocks) {
+            if !self.evict_one(below, parent) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Evicts the coldest leaf. A page whose child is being put is no leaf, though the index does
+    /// not know that child yet: without its parent it would never be found. Neither is `parent`.
+    pub(in crate::core) fn evict_one(
+        &mut self,
+        below: &mut Below<'_>,
+        parent: Option<(NamespaceSlot, KeyPrefix)>,
+    ) -> bool {
+        let segments = &*below.segments;
+        if !segments.may_evict_somewhere() {
+            return false;
+        }
+        let stays = |namespace, key| {
+            let name = (namespace, key);
+            Some(name) == parent || self.awaited.contains_key(&name)
+        };
+        let is_parked = |segment| !segments.may_evict(segment);
+        let (index, now) = (&below.base.index, below.base.now_ms);
+        let Some(page) = index.evict_coldest_outside(now, stays, is_parked) else {
+            return false;
+        };
+        self.frontier = Some(page.heat);
+        self.evicted(below, page.namespace, page.key, page.place);
+        true
+    }
+
+    /// Evicts a page of a victim, if it is a leaf.
+    pub(in crate::core) fn evict_if_leaf(&mut self, below: &mut Below<'_>, page: &Move) -> bool {
+        let key = page.record.key.prefix();
+        let (index, now) = (&below.base.index, below.base.now_ms);
+        let is_evicted = !self.awaited.contains_key(&(page.namespace, key))
+            && index.evict_if_leaf(page.namespace, key, page.from, now);
+        if is_evicted {
+            self.evicted(below, page.namespace, key, page.from);
+        }
+        is_evicted
+    }
+
+    /// Evicts a page of a victim with all that descends from it, leased or not: the price of going
+    /// on at all.
+    pub(in crate::core) fn evict_anyway(&mut self, below: &mut Below<'_>, page: &Move) {
+        let key = page.record.key.prefix();
+        if below.base.index.forget(page.namespace, key, page.from) {
+            self.evicted(below, page.namespace, key, page.from);
+        }
+    }
+
+    fn evicted(
+        &mut self,
+        below: &mut Below<'_>,
+        namespace: NamespaceSlot,
+        key: KeyPrefix,
+        place: Place,
+    ) {
+        let blocks = below.base.namespaces.page_blocks(namespace);
+        below.segments.drop_live(place.segment, blocks);
+        below.base.counters.evicted += 1;
+        self.log_eviction(below, namespace, key, place.segment);
+    }
+
+    /// Records that a page left `segment`.
+    fn log_eviction(
+        &mut self,
+        below: &mut Below<'_>,
+        namespace: NamespaceSlot,
+        key: KeyPrefix,
+        segment: SegmentId,
+    ) {
+        // A put of the same key that is under way is newer than the page that leaves, and stays.
+        let put = self.in_flight.get(&(namespace, key));
+        let version = match put {
+            Some(&ticket) => Some(self.pending[ticket].version),
+            None => below.base.next_serial(),
+        };
+        if let Some(version) = version {
+            self.write_eviction(below, namespace, key, segment, version);
+        }
+    }
+
+    #[expect(clippy::unused_self, reason = "evictions are the room's to write")]
+    pub(super) fn write_eviction(
+        &self,
+        below: &mut Below<'_>,
+        namespace: NamespaceSlot,
+        key: KeyPrefix,
+        segment: SegmentId,
+        version: Serial,
+    ) {
+        let record = Record::Evict {
+            namespace: below.base.namespaces.get(namespace).fingerprint,
+            key,
+            birth: version,
+            volume: below.segments.volume_number(segment),
+            segment: SegmentNo(below.segments.number_of(segment)),
+            sequence: below.segments.get(segment).generation,
+        };
+        if !planted!(UnwrittenEviction) {
+            below.journal.keep_eviction(record);
+        }
+    }
+
+    // ---- damage
+
+    /// Records the finding of a read: a good page is proven, any other is dropped.
+    pub(in crate::core) fn found(
+        &mut self,
+        below: &mut Below<'_>,
+        namespace: NamespaceSlot,
+        key: &PageKey,
+        place: Place,
+        finding: Finding,
+    ) {
+        let prefix = key.prefix();
+        let index = &below.base.index;
+        if finding == Finding::Good {
+            index.prove(namespace, prefix, place);
+            return;
+        }
+        let found = index.locate(namespace, key);
+        let unproven = found.is_some_and(|found| found.place == place && found.unproven);
+        if !index.forget(namespace, prefix, place) {
+            return;
+        }
+        let blocks = below.base.namespaces.page_blocks(namespace);
+        below.segments.drop_live(place.segment, blocks);
+        self.log_eviction(below, namespace, prefix, place.segment);
+        if unproven {
+            below.base.counters.unfinished += 1;
+        } else {
+            below.base.counters.damaged += 1;
+        }
+    }
+
+    // ---- deletions
+
+    /// Names a namespace, and writes its full record where the store does not hold it. `None` when
+    /// the limit is reached.
+    pub(in crate::core) fn open_namespace(
+        below: &mut Below<'_>,
+        namespace: &Namespace,
+    ) -> Option<NamespaceId> {
+        let fingerprint = namespace.fingerprint();
+        let blocks = namespace.shape().page_blocks();
+        let namespaces = &mut below.base.namespaces;
+        let slot = match namespaces.slot_of(&fingerprint) {
+            Some(slot) => slot,
+            None if namespaces.len() >= NAMESPACES_MAX => return None,
+            None => namespaces.add(fingerprint, blocks),
+        };
+        let state = namespaces.get_mut(slot);
+        state.record.get_or_insert_with(|| namespace.clone());
+        state.is_named = true;
+        let is_homeless = state.home.is_none();
+        // The fingerprint covers the page size. Records of another size under it are wrong: their
+        // pages are dropped.
+        let claimed = std::mem::replace(&mut state.page_blocks, blocks);
+        if claimed != 0 && claimed != blocks {
+            let (segments, counters) = (&mut *below.segments, &mut below.base.counters);
+            below.base.index.remove_namespace(slot, |page| {
+                segments.drop_live(page.place.segment, claimed);
+                counters.damaged += 1;
+            });
+        }
+        if is_homeless && !below.base.config.read_only {
+            below
+                .journal
+                .write_namespace(below.base, below.segments, slot);
+        }
+        Some(NamespaceId(slot.0))
+    }
+
+    /// Deletes keys: from the index at once, from the disk when `request` is finished. How many
+    /// were there.
+    pub(in crate::core) fn delete(
+        &mut self,
+        below: &mut Below<'_>,
+        request: RequestId,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+    ) -> u64 {
+        if refuses_records(below, request) {
+            return 0;
+        }
+        let blocks = below.base.namespaces.page_blocks(namespace);
+        let mut found = 0;
+        for key in keys {
+            if let Some(ticket) = self.in_flight.remove(&(namespace, key.prefix())) {
+                self.pending[ticket].deleted = true;
+            }
+            if let Some(place) = below.base.index.remove(namespace, key.prefix()) {
+                below.segments.drop_live(place.segment, blocks);
+                found += 1;
+            }
+        }
+        below.base.counters.deleted += found;
+        let fingerprint = below.base.namespaces.get(namespace).fingerprint;
+        let tombstone = |key: &PageKey| {
+            Some(Record::Delete {
+                namespace: fingerprint,
+                key: *key,
+                birth: below.base.next_serial()?,
+            })
+        };
+        let records: Option<Vec<Record>> = keys.iter().map(tombstone).collect();
+        write_tombstones(below, request, records);
+        found
+    }
+
+    /// A step before [`Puts::clear`], which has less to do then: removes some pages of a namespace,
+    /// among the entries of the index from `from` on. How many they were, and where the next step
+    /// begins.
+    pub(in crate::core) fn clear_some(
+        below: &mut Below<'_>,
+        namespace: NamespaceSlot,
+        from: u32,
+    ) -> (u64, Option<u32>) {
+        if !below.segments.takes_writes() {
+            return (0, None);
+        }
+        let blocks = below.base.namespaces.page_blocks(namespace);
+        let segments = &mut *below.segments;
+        let mut found = 0;
+        let next = below.base.index.remove_some_of(namespace, from, |page| {
+            segments.drop_live(page.place.segment, blocks);
+            found += 1;
+        });
+        below.base.counters.deleted += found;
+        (found, next)
+    }
+
+    /// Deletes a whole namespace. How many pages it had.
+    pub(in crate::core) fn clear(
+        &mut self,
+        below: &mut Below<'_>,
+        request: RequestId,
+        namespace: NamespaceSlot,
+    ) -> u64 {
+        if refuses_records(below, request) {
+            return 0;
+        }
+        let Some(version) = below.base.next_serial() else {
+            write_tombstones(below, request, None);
+            return 0;
+        };
+        let state = below.base.namespaces.get_mut(namespace);
+        // Puts under way have an older version: they find themselves cleared when they settle.
+        state.cleared = version;
+        let (fingerprint, blocks) = (state.fingerprint, state.page_blocks);
+        self.in_flight.retain(|(other, _), _| *other != namespace);
+        let segments = &mut *below.segments;
+        let mut found = 0;
+        below.base.index.remove_namespace(namespace, |page| {
+            segments.drop_live(page.place.segment, blocks);
+            found += 1;
+        });
+        below.base.counters.deleted += found;
+        let tombstone = Record::Clear {
+            namespace: fingerprint,
+            birth: version,
+        };
+        write_tombstones(below, request, Some(vec![tombstone]));
+        found
+    }
+}
+
+/// A tombstone that no volume would take is refused before it has any effect; whether it is.
+fn refuses_records(below: &mut Below<'_>, request: RequestId) -> bool {
+    let refuses = !below.segments.takes_writes();
+    if refuses {
+        below.base.finish(request, Err(Fault::ReadOnly));
+    }
+    refuses
+}
+
+/// `None` when this epoch has no serial left for them.
+fn write_tombstones(below: &mut Below<'_>, request: RequestId, records: Option<Vec<Record>>) {
+    match records {
+        Some(records) => {
+            let Below {
+                base,
+                segments,
+                journal,
+                ..
+            } = below;
+            journal.write_request(base, segments, request, &records);
+        }
+        None => below.base.finish(request, Err(Fault::NoRoom)),
+    }
+}

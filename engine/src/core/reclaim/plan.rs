@@ -1,0 +1,528 @@
+//! Decides which pages of a victim segment to copy and which to evict.
+//!
+//! Planning takes milliseconds, so it is split into steps that release the core's lock. The facts
+//! that a step saw may have changed by the next: a page may have been deleted, replaced, moved,
+//! evicted or used. Whatever evicts or copies a page looks again. A forwarded record may no longer
+//! be needed: that costs its few bytes. Nothing is added meanwhile, since nothing is written into a
+//! victim.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+
+use larder_format::{Body, DescriptorBlock, Fingerprint, KeyPrefix, PageKey, Record, Serial};
+
+use crate::core::base::Base;
+use crate::core::journal::records::{Content, Metadata, Origin};
+use crate::core::puts::{Below, Puts, is_live};
+use crate::core::types::{Move, Victim};
+use crate::index::{Heat, Place, SegmentId};
+use crate::planted;
+
+/// Pages colder than this share of the range between the coldest and the hottest are dropped rather
+/// than copied.
+const COLD_SHARE: u32 = 20;
+
+/// Pages hotter than this share of that range are copied rather than dropped, also when they fill
+/// more than half a segment.
+const WARM_SHARE: u32 = 4;
+
+/// Of the pages that are left of a victim, this share is evicted elsewhere before the plan looks at
+/// the victim's pages again.
+const EVICTED_SHARE: usize = 16;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Plan {
+    forwarding: Forwarding,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Forward,
+    Weigh(Weighing),
+    Drop(Dropping),
+}
+
+/// Records on their way to another segment, and the pages that they name.
+#[derive(Debug)]
+pub(super) struct Forwarding {
+    victim: Victim,
+    blocks: Vec<DescriptorBlock>,
+    /// How many of the blocks have been looked at.
+    seen: usize,
+    oldest: Option<Serial>,
+    /// Written records that a sync which failed, or is about to, may have lost.
+    unsynced: Vec<Content>,
+    once: Once,
+    pub pages: Vec<Move>,
+}
+
+/// Pages whose heat is being looked up.
+#[derive(Debug)]
+struct Weighing {
+    rest: Vec<Move>,
+    heats: Vec<(Heat, Move)>,
+}
+
+/// Pages of which the cold ones are being evicted.
+#[derive(Debug)]
+struct Dropping {
+    /// The pages that this pass has not looked at, the coldest first, and those that stay.
+    rest: std::vec::IntoIter<(Heat, Move)>,
+    kept: Vec<(Heat, Move)>,
+    pass: Pass,
+    /// Blocks of both.
+    total: u64,
+    /// Blocks that may be copied.
+    limit: u64,
+    /// Pages up to this heat go in any case.
+    line: Option<Heat>,
+    /// Pages from this heat on stay in any case.
+    warm: Heat,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Pass {
+    /// Leaves among them go. So many pages there were before.
+    Leaves(usize),
+    /// So many pages more of the whole store go.
+    Elsewhere(usize),
+    /// Some of those may have been among these. Whether this is the last pass.
+    Look { is_last: bool },
+}
+
+/// Lets each metadata record pass once, and of several tombstones of one key the latest: records
+/// must not multiply on their way from segment to segment.
+#[derive(Debug)]
+struct Once {
+    latest: HashMap<(Fingerprint, Option<PageKey>), Serial>,
+    evictions: HashSet<(Fingerprint, KeyPrefix, Serial)>,
+}
+
+impl Once {
+    fn new(blocks: &[DescriptorBlock], unsynced: &[Content]) -> Once {
+        let listed = blocks.iter().flat_map(|block| match &block.body {
+            Body::Records(records) => records.as_slice(),
+            Body::Namespace(_) => &[],
+        });
+        let unsynced = unsynced.iter().filter_map(|content| match content {
+            Content::Record(record) => Some(record),
+            Content::Namespace(_) => None,
+        });
+        let mut latest: HashMap<_, Serial> = HashMap::new();
+        for record in listed.chain(unsynced) {
+            if let Some(name) = deleted_by(record) {
+                let version = latest.entry(name).or_insert(record.birth());
+                *version = record.birth().max(*version);
+            }
+        }
+        Once {
+            latest,
+            evictions: HashSet::new(),
+        }
+    }
+
+    fn admits(&mut self, record: &Record) -> bool {
+        if let Record::Evict {
+            namespace,
+            key,
+            birth,
+            ..
+        } = record
+        {
+            return self.evictions.insert((*namespace, *key, *birth));
+        }
+        let Some(name) = deleted_by(record) else {
+            return true;
+        };
+        let is_latest = self.latest.get(&name) == Some(&record.birth());
+        if is_latest {
+            self.latest.remove(&name);
+        }
+        is_latest
+    }
+}
+
+/// The key that a tombstone deletes; `None` in its place for a whole namespace.
+fn deleted_by(record: &Record) -> Option<(Fingerprint, Option<PageKey>)> {
+    match record {
+        Record::Delete { namespace, key, .. } => Some((*namespace, Some(*key))),
+        Record::Clear { namespace, .. } => Some((*namespace, None)),
+        Record::Page(_) | Record::Evict { .. } => None,
+    }
+}
+
+impl Plan {
+    /// Begins to plan for a victim with these descriptor blocks.
+    pub(super) fn begin(below: &Below<'_>, victim: &Victim, blocks: Vec<DescriptorBlock>) -> Plan {
+        Plan {
+            forwarding: Forwarding::begin(below, victim, blocks),
+            stage: Stage::Forward,
+        }
+    }
+
+    /// Looks at about `at_once` pages more: evicts pages that are not worth a copy, and queues
+    /// namespaces and tombstones that must not be lost with the victim. The pages to move, once all
+    /// have been looked at.
+    pub(super) fn go_on(
+        &mut self,
+        puts: &mut Puts,
+        below: &mut Below<'_>,
+        at_once: usize,
+    ) -> Option<Vec<Move>> {
+        let victim = self.forwarding.victim;
+        match &mut self.stage {
+            Stage::Forward => {
+                if !self.forwarding.go_on(below, at_once) {
+                    return None;
+                }
+                let pages = std::mem::take(&mut self.forwarding.pages);
+                let segment = below.segments.get(victim.segment);
+                if !victim.is_given_up && !segment.is_suspect() {
+                    self.stage = Stage::Weigh(Weighing {
+                        heats: Vec::with_capacity(pages.len()),
+                        rest: pages,
+                    });
+                    return None;
+                }
+                // Evicting the pages of a segment with a tombstone that has to stay gains nothing.
+                // A suspect is made whole so.
+                let is_won = !segment.stuck || segment.is_suspect();
+                if victim.is_given_up && is_won && below.segments.may_evict(victim.segment) {
+                    for page in &pages {
+                        puts.evict_anyway(below, page);
+                    }
+                    return Some(Vec::new());
+                }
+                Some(planned(pages))
+            }
+            Stage::Weigh(weighing) => {
+                if weighing.go_on(below.base, at_once) {
+                    let heats = std::mem::take(&mut weighing.heats);
+                    let dropping = Dropping::begin(puts, below, victim.segment, heats);
+                    self.stage = Stage::Drop(dropping);
+                }
+                None
+            }
+            Stage::Drop(dropping) => {
+                // On a volume that refuses writes the victim cannot be released. Its pages stay:
+                // their copies are refused.
+                let is_won = below.segments.may_evict(victim.segment);
+                if is_won && !dropping.go_on(puts, below, at_once) {
+                    return None;
+                }
+                let kept = std::mem::take(&mut dropping.kept).into_iter();
+                let pages = kept.chain(dropping.rest.by_ref());
+                Some(planned(pages.map(|(_, page)| page).collect()))
+            }
+        }
+    }
+}
+
+fn planned(mut pages: Vec<Move>) -> Vec<Move> {
+    pages.sort_unstable_by_key(|page| page.from);
+    pages
+}
+
+impl Forwarding {
+    pub(super) fn begin(
+        below: &Below<'_>,
+        victim: &Victim,
+        blocks: Vec<DescriptorBlock>,
+    ) -> Forwarding {
+        let unsynced = below.journal.unsynced_in(victim.segment);
+        let synced = below.base.marks.synced;
+        Forwarding {
+            victim: *victim,
+            seen: 0,
+            oldest: below.segments.oldest_generation(synced),
+            once: Once::new(&blocks, &unsynced),
+            unsynced,
+            blocks,
+            pages: Vec::new(),
+        }
+    }
+
+    /// Forwards the records of some blocks, of about `at_once` records; whether these were the last.
+    pub(super) fn go_on(&mut self, below: &mut Below<'_>, at_once: usize) -> bool {
+        let mut looked_at = 0;
+        while let Some(block) = self.blocks.get(self.seen) {
+            if looked_at >= at_once {
+                return false;
+            }
+            self.seen += 1;
+            match &block.body {
+                Body::Namespace(namespace) => {
+                    let fingerprint = namespace.fingerprint();
+                    forward_namespace(below, self.victim.segment, &fingerprint);
+                }
+                Body::Records(records) => {
+                    looked_at += records.len();
+                    for record in records.clone() {
+                        self.forward_record(below, &record);
+                    }
+                }
+            }
+        }
+        let is_suspect = below.segments.get(self.victim.segment).is_suspect();
+        for content in std::mem::take(&mut self.unsynced) {
+            match content {
+                Content::Record(record) => self.forward_record(below, &record),
+                Content::Namespace(_) if is_suspect => {
+                    forward(below, self.victim.segment, content);
+                }
+                // It is written again where it is needed.
+                Content::Namespace(_) => {}
+            }
+        }
+        true
+    }
+
+    fn forward_record(&mut self, below: &mut Below<'_>, record: &Record) {
+        let segment = self.victim.segment;
+        match record {
+            // Most victims hold no page any more.
+            Record::Page(_) if below.segments.get(segment).live == 0 => {}
+            Record::Page(record) => {
+                let Some(namespace) = below.base.namespaces.slot_of(&record.namespace) else {
+                    return;
+                };
+                let start = record.start;
+                let page = Move {
+                    namespace,
+                    record: *record,
+                    from: Place { segment, start },
+                };
+                // A record of another size is wrong: recovery did not trust it either.
+                let blocks = below.base.namespaces.page_blocks(namespace);
+                if record.blocks == blocks && is_live(below.base, &page) {
+                    self.pages.push(page);
+                }
+            }
+            Record::Evict {
+                volume,
+                segment: number,
+                sequence,
+                ..
+            } => {
+                let lay_in = below.segments.id_of(usize::from(*volume), number.0);
+                let is_there = |id| below.segments.get(id).generation == *sequence;
+                if lay_in.is_some_and(is_there)
+                    && lay_in != Some(segment)
+                    && self.once.admits(record)
+                {
+                    below.journal.keep_eviction(*record);
+                }
+            }
+            Record::Delete { birth, .. } | Record::Clear { birth, .. } => {
+                let needed = self.oldest.is_some_and(|oldest| oldest < *birth);
+                if needed && self.once.admits(record) && !planted!(DroppedDeletion) {
+                    forward(below, segment, Content::Record(*record));
+                }
+            }
+        }
+    }
+}
+
+/// Writes a namespace's record again, if it is wanted. Otherwise it is forgotten at the next open:
+/// servers name new namespaces with every change of theirs, and a store takes a limited number.
+fn forward_namespace(below: &mut Below<'_>, segment: SegmentId, fingerprint: &Fingerprint) {
+    let Some(slot) = below.base.namespaces.slot_of(fingerprint) else {
+        return;
+    };
+    if below.base.namespaces.get(slot).home != Some(segment) {
+        return;
+    }
+    if below.base.is_wanted(slot) {
+        forward(below, segment, Content::Namespace(slot));
+    } else {
+        below.base.namespaces.get_mut(slot).home = None;
+    }
+}
+
+/// Writes a record of the victim again. The victim is not released before the new record is synced.
+/// Without room for the record the victim stays as it is until the next try.
+fn forward(below: &mut Below<'_>, segment: SegmentId, content: Content) {
+    let Below {
+        base,
+        segments,
+        journal,
+        ..
+    } = below;
+    let record = Metadata::new(content, Origin::Victim(segment));
+    match (journal.queue_anywhere(base, segments, record), content) {
+        (Ok(()), _) => segments.get_mut(segment).forwarding += 1,
+        // Pages do not need it; it is written again as soon as there is room.
+        (Err(_), Content::Namespace(slot)) => base.namespaces.get_mut(slot).home = None,
+        (Err(_), Content::Record(_)) => segments.get_mut(segment).stuck = true,
+    }
+}
+
+/// The heat of a page; `None` when it is not there any more.
+fn heat_of(base: &Base, page: &Move) -> Option<Heat> {
+    let prefix = page.record.key.prefix();
+    let index = &base.index;
+    let info = index.live(page.namespace, prefix, page.from, base.now_ms)?;
+    Some(info.heat)
+}
+
+impl Weighing {
+    /// Looks up the heat of some pages; whether these were the last.
+    fn go_on(&mut self, base: &Base, at_once: usize) -> bool {
+        let some = self.rest.split_off(self.rest.len().saturating_sub(at_once));
+        let heats = some.into_iter();
+        let heats = heats.filter_map(|page| Some((heat_of(base, &page)?, page)));
+        self.heats.extend(heats);
+        self.rest.is_empty()
+    }
+}
+
+impl Dropping {
+    /// Cold pages are evicted, leaves first, until the rest fits half a segment; after that the
+    /// coldest pages of the whole store, whose parents these pages may be. Warm pages are copied
+    /// beyond that too, as long as one page more would fit beside the copies: after crashes the
+    /// emptiest segment may hold the newest pages. Room that a crash left unused in the victim is
+    /// won without an eviction. The end of a full segment, in which none of its pages would fit, is
+    /// no such room: it is lost again wherever they are moved.
+    fn begin(
+        puts: &Puts,
+        below: &Below<'_>,
+        victim: SegmentId,
+        mut heats: Vec<(Heat, Move)>,
+    ) -> Dropping {
+        let segments = &*below.segments;
+        let unused = segments.unused_blocks(victim);
+        let sizes = heats.iter().map(|(_, page)| u64::from(page.record.blocks));
+        let page = sizes.clone().max().unwrap_or(0);
+        let total: u64 = sizes.sum();
+        let won = if unused > page { unused } else { 0 };
+        let (line, warm) = heat_lines(puts, below.base);
+        // With a descriptor block for each page, which is the worst case, and one page more.
+        let with_one_more = total + heats.len() as u64 + page + 1;
+        let fits = with_one_more <= segments.data_blocks();
+        heats.sort_unstable_by_key(coldest_first);
+        Dropping {
+            pass: Pass::Leaves(heats.len()),
+            rest: heats.into_iter(),
+            kept: Vec::new(),
+            total,
+            limit: segments.data_blocks() / 2 + won,
+            line,
+            warm: if fits { warm } else { Heat(u32::MAX) },
+        }
+    }
+
+    /// Looks at so many pages; whether these were the last.
+    fn go_on(&mut self, puts: &mut Puts, below: &mut Below<'_>, at_once: usize) -> bool {
+        match self.pass {
+            Pass::Leaves(before) => self.drop_leaves(puts, below, at_once, before),
+            Pass::Elsewhere(left) => {
+                self.evict_elsewhere(puts, below, at_once, left);
+                false
+            }
+            Pass::Look { is_last } => self.look(below.base, at_once, is_last),
+        }
+    }
+
+    fn drop_leaves(
+        &mut self,
+        puts: &mut Puts,
+        below: &mut Below<'_>,
+        at_once: usize,
+        before: usize,
+    ) -> bool {
+        for (heat, page) in self.rest.by_ref().take(at_once) {
+            let cold = self.line.is_some_and(|line| heat <= line);
+            let may_go = cold || self.total > self.limit && heat < self.warm;
+            if !may_go {
+                self.kept.push((heat, page));
+                continue;
+            }
+            match heat_of(below.base, &page) {
+                // Used since: it has its turn after the pages that are colder now.
+                Some(now) if now > heat => self.kept.push((now, page)),
+                Some(_) if !puts.evict_if_leaf(below, &page) => self.kept.push((heat, page)),
+                Some(_) | None => self.total -= u64::from(page.record.blocks),
+            }
+        }
+        if self.rest.len() > 0 {
+            return false;
+        }
+        self.kept.sort_unstable_by_key(coldest_first);
+        let coldest = self.kept.first();
+        let is_warm = coldest.is_none_or(|(heat, _)| *heat >= self.warm);
+        if self.total <= self.limit || is_warm {
+            return true;
+        }
+        let left = self.kept.len();
+        self.next_pass(if left < before {
+            Pass::Leaves(left)
+        } else {
+            // So many at once that the repeated passes do not take longer than the evictions.
+            Pass::Elsewhere(left / EVICTED_SHARE + 1)
+        });
+        false
+    }
+
+    fn evict_elsewhere(
+        &mut self,
+        puts: &mut Puts,
+        below: &mut Below<'_>,
+        at_once: usize,
+        left: usize,
+    ) {
+        let now = left.min(at_once);
+        let warm = self.warm;
+        // A segment that lost its last page comes back at no cost: no page has to go for this one.
+        let is_last = (0..now).any(|_| {
+            below.segments.some_died()
+                || !puts.evict_one(below, None)
+                || puts.frontier().is_some_and(|heat| heat >= warm)
+        });
+        self.pass = if is_last || now == left {
+            Pass::Look { is_last }
+        } else {
+            Pass::Elsewhere(left - now)
+        };
+    }
+
+    fn look(&mut self, base: &Base, at_once: usize, is_last: bool) -> bool {
+        for (heat, page) in self.rest.by_ref().take(at_once) {
+            if heat_of(base, &page).is_some() {
+                self.kept.push((heat, page));
+            } else {
+                self.total -= u64::from(page.record.blocks);
+            }
+        }
+        if self.rest.len() > 0 {
+            return false;
+        }
+        if !is_last {
+            self.next_pass(Pass::Leaves(self.kept.len()));
+        }
+        is_last
+    }
+
+    fn next_pass(&mut self, pass: Pass) {
+        self.rest = std::mem::take(&mut self.kept).into_iter();
+        self.pass = pass;
+    }
+}
+
+/// The heat up to which a page is among the next to be evicted anyway (none before the store has
+/// filled), and the heat from which on a page is not dropped to save its copy.
+fn heat_lines(puts: &Puts, base: &Base) -> (Option<Heat>, Heat) {
+    let hottest = base.index.hottest();
+    // Heats are lowered once in a while: an older frontier means nothing.
+    let coldest = puts.frontier().filter(|frontier| *frontier <= hottest);
+    let line = |coldest: Heat| Heat(coldest.0 + (hottest.0 - coldest.0) / COLD_SHARE);
+    let from = coldest.unwrap_or(Heat(0)).0;
+    let warm = Heat(from + (hottest.0 - from).div_ceil(WARM_SHARE));
+    (coldest.map(line), warm)
+}
+
+/// Of equally warm pages the deeper goes first: it is nearer to being a leaf.
+fn coldest_first((heat, page): &(Heat, Move)) -> (Heat, Reverse<u32>, Place) {
+    (*heat, Reverse(page.record.depth), page.from)
+}
