@@ -253,7 +253,7 @@ impl Durability {
             segments.volume_of(*id) == volume
                 && is_written
                 // This run has written nothing into a segment that could not be read.
-                && segment.free_as.is_none()
+                && segment.free_as().is_none()
                 && (segment.is_beyond(marks.durable) || !segment.is_quiet())
         };
         let touched: Vec<SegmentId> = segments
@@ -263,15 +263,9 @@ impl Durability {
             .collect();
         for id in touched {
             self.make_suspect(segments, id);
-            let segment = segments.get_mut(id);
-            // Records that are being written into it again may be lost with the rest.
-            if segment.extension == Extension::Rewrite {
-                segment.extension = Extension::Records;
-            }
-            match segment.state() {
-                State::Open(_) => segments.close(id),
-                State::Sealing => segment.header_in_doubt = true,
-                _ => {}
+            segments.get_mut(id).doubt();
+            if segments.get(id).is_open() {
+                segments.close(id);
             }
             self.drain(base, segments, journal, id);
         }
@@ -485,7 +479,7 @@ impl Durability {
                 let segment = segments.get_mut(id);
                 if segment.is_draining(generation) {
                     segment.prove();
-                    segment.move_to(State::Sealing);
+                    segment.begin_sealing();
                     segments.write_header(base, id, SegmentState::Sealed);
                 }
             }
@@ -512,7 +506,7 @@ impl Durability {
             Waiter::Seal(id, generation) => {
                 let segment = segments.get_mut(id);
                 if segment.is_draining(generation) {
-                    segment.move_to(State::Sealed);
+                    segment.seal();
                 }
             }
             // Copies of its pages may be lost: it stays until they have been written again and
@@ -539,11 +533,10 @@ impl Durability {
         let segment = segments.get_mut(id);
         let seal = Waiter::Seal(id, segment.generation);
         if !segment.held.is_empty() || journal.is_unlisted(id) {
-            segment.move_to(State::Sealing);
+            segment.begin_sealing();
             segments.write_header(base, id, SegmentState::Sealed);
         } else if segment.is_suspect() || segment.is_extended() {
-            segment.move_to(State::Sealed);
-            segment.extension = Extension::None;
+            segment.seal();
             base.call_reclaim();
         } else if planted!(EarlySeal) {
             self.synced_for(base, segments, journal, &seal);
@@ -575,10 +568,9 @@ impl Durability {
                 base.announce(Event::Drain(id));
             }
             SegmentState::Sealed => {
-                let in_doubt = std::mem::take(&mut segment.header_in_doubt);
-                segment.header_is_current = good && !in_doubt;
-                segment.move_to(State::Sealed);
-                let extension = std::mem::replace(&mut segment.extension, Extension::None);
+                let extension = segment.extension();
+                segment.header_is_current = good && !segment.is_header_in_doubt();
+                segment.seal();
                 if extension != Extension::None {
                     segment.poisoned |= !good;
                     if extension == Extension::Rewrite && good {
@@ -658,7 +650,7 @@ impl Durability {
         if !base.index.await_readers(id) && !planted!(MissingPin) {
             return;
         }
-        segment.move_to(State::Releasing);
+        segment.begin_releasing();
         journal.forget_in(id);
         segments.write_header(base, id, SegmentState::Free);
     }
@@ -747,7 +739,7 @@ impl Durability {
         }
         segments.extend(id, Extension::Rewrite);
         if unsynced.is_empty() {
-            segments.get_mut(id).move_to(State::Sealing);
+            segments.get_mut(id).begin_sealing();
             segments.write_header(base, id, SegmentState::Sealed);
         }
         for content in unsynced {

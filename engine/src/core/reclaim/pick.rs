@@ -1,6 +1,6 @@
 //! Which segment is emptied next.
 
-use larder_format::RECORDS_PER_BLOCK;
+use larder_format::{RECORDS_PER_BLOCK, Serial};
 
 use super::emergency::emergency_victim;
 use crate::core::base::{Base, Event};
@@ -146,14 +146,20 @@ pub(super) fn next_victim(below: &mut Below<'_>) -> Option<Victim> {
         return None;
     }
     let emergency = emergency_victim(view, id);
-    let mut victim = take_victim(below.segments, emergency.unwrap_or(id));
+    let mut victim = take_victim(below.segments, emergency.unwrap_or(id), None);
     victim.is_given_up = emergency.is_some();
     Some(victim)
 }
 
-pub(super) fn take_victim(segments: &mut Segments, id: SegmentId) -> Victim {
+/// Makes a segment the victim. `free_as` is the generation of its free header, if it was not read
+/// completely.
+pub(super) fn take_victim(
+    segments: &mut Segments,
+    id: SegmentId,
+    free_as: Option<Serial>,
+) -> Victim {
     let segment = segments.get_mut(id);
-    segment.move_to(State::Victim);
+    segment.become_victim(free_as);
     let (sequence, blocks) = (segment.generation, segment.blocks);
     Victim {
         segment: id,

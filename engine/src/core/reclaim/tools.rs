@@ -29,15 +29,12 @@ pub(crate) struct SegmentView {
 /// Takes a segment as a victim: a sealed one, or one whose descriptors could not all be read. `None`
 /// for any other, and when the serials of this epoch are used up.
 pub(in crate::core) fn take_named(below: &mut Below<'_>, id: SegmentId) -> Option<Victim> {
-    match below.segments.get(id).state() {
-        State::Sealed => {}
-        State::Unreadable => {
-            let free_as = below.base.next_serial()?;
-            below.segments.get_mut(id).free_as = Some(free_as);
-        }
+    let free_as = match below.segments.get(id).state() {
+        State::Sealed => None,
+        State::Unreadable => Some(below.base.next_serial()?),
         _ => return None,
-    }
-    Some(take_victim(below.segments, id))
+    };
+    Some(take_victim(below.segments, id, free_as))
 }
 
 /// The pages to be moved out of a victim: all of them.

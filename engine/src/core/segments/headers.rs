@@ -45,7 +45,7 @@ impl Segments {
 
     fn header(&self, base: &Base, id: SegmentId, state: SegmentState) -> SegmentHeader {
         let segment = self.get(id);
-        let free_as = segment.free_as.filter(|_| state == SegmentState::Free);
+        let free_as = segment.free_as().filter(|_| state == SegmentState::Free);
         SegmentHeader {
             store: base.config.store,
             volume: self.volume_number(id),

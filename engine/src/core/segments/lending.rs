@@ -50,7 +50,7 @@ impl Segments {
         let segments = &self.segments;
         let is_unused = |id: &SegmentId| {
             let segment = &segments[id.0 as usize];
-            segment.generation == Serial::ZERO && !segment.lent
+            segment.generation == Serial::ZERO && !segment.was_lent()
         };
         let takes_writes = |volume: &&mut Volume| !volume.service.is_read_only();
         let mut volumes = self.volumes.iter_mut().filter(takes_writes);
@@ -60,8 +60,7 @@ impl Segments {
             volume.unlendable = place.map_or(volume.free.len(), |place| from + place);
             volume.free.remove(volume.unlendable)
         })?;
-        self.get_mut(id).lent = true;
-        Some(id)
+        self.get_mut(id).lend().then_some(id)
     }
 
     /// Puts a lent segment back, to be opened next.
@@ -80,7 +79,7 @@ mod tests {
     use larder_format::Run;
 
     use super::*;
-    use crate::core::segments::segment::{Segment, State, Stream};
+    use crate::core::segments::segment::{Segment, Stream};
 
     const SEGMENTS: usize = 8;
 
@@ -143,11 +142,10 @@ mod tests {
             // The segment that has just come back is opened, and released.
             let opened = open(&mut segments, &mut base).unwrap();
             segments.close(opened);
-            for state in [State::Sealed, State::Victim] {
-                segments.get_mut(opened).move_to(state);
-            }
+            segments.get_mut(opened).seal();
+            segments.get_mut(opened).become_victim(None);
             segments.empty(opened);
-            segments.get_mut(opened).move_to(State::Releasing);
+            segments.get_mut(opened).begin_releasing();
             segments.release(opened);
             used.push(opened);
         }

@@ -29,7 +29,7 @@ use crate::index::{Place, SegmentId};
 use crate::planted;
 pub(crate) use lending::Lent;
 pub(crate) use placement::RUN_BYTES;
-use segment::{Segment, State, Trust};
+use segment::{Segment, State};
 use service::Service;
 
 #[derive(Debug)]
@@ -425,23 +425,14 @@ impl Segments {
     /// A victim has been emptied.
     pub(super) fn empty(&mut self, id: SegmentId) {
         self.returning.push(id);
-        let segment = self.get_mut(id);
-        segment.move_to(State::Emptied);
-        if segment.is_suspect() {
-            segment.trust = Trust::Rewritten;
-        }
+        self.get_mut(id).empty();
     }
 
     /// Puts a segment that could not be emptied or released back, into quarantine.
     pub(super) fn put_back(&mut self, id: SegmentId) {
         self.returning.retain(|other| *other != id);
         self.quarantine.push(id);
-        let segment = self.get_mut(id);
-        segment.quarantined = true;
-        segment.move_to(match segment.free_as {
-            Some(_) => State::Unreadable,
-            None => State::Sealed,
-        });
+        self.get_mut(id).put_back();
     }
 
     /// The free header of a segment is durable: it can be written again.
@@ -482,7 +473,9 @@ impl Segments {
     /// After a failed sync: nothing that was forwarded since `synced` is certain.
     pub(super) fn doubt_forwarded(&mut self, synced: Serial) {
         for segment in &mut self.segments {
-            segment.forwarded_to_suspect |= segment.forwarded > synced || segment.forwarding > 0;
+            if segment.forwarded > synced || segment.forwarding > 0 {
+                segment.forwarded_to_suspect = true;
+            }
         }
     }
 
@@ -491,8 +484,10 @@ impl Segments {
         let segments = &mut self.segments;
         self.quarantine.retain(|id| {
             let segment = &mut segments[id.0 as usize];
-            segment.quarantined &= segment.unusable;
-            segment.quarantined
+            if !segment.unusable {
+                segment.end_quarantine();
+            }
+            segment.in_quarantine()
         });
     }
 
@@ -501,7 +496,7 @@ impl Segments {
         self.end_quarantine();
         let mut quarantine = std::mem::take(&mut self.quarantine);
         for id in self.take_first_of_each(&mut quarantine) {
-            self.get_mut(id).quarantined = false;
+            self.get_mut(id).end_quarantine();
         }
         self.quarantine = quarantine;
     }
@@ -537,7 +532,7 @@ impl Segments {
         let volume = self.volume_of(id);
         for id in std::mem::take(&mut self.quarantine) {
             if self.volume_of(id) == volume {
-                self.get_mut(id).quarantined = false;
+                self.get_mut(id).end_quarantine();
             } else {
                 self.quarantine.push(id);
             }
@@ -632,7 +627,7 @@ impl Segments {
                     segment.state()
                 ));
             }
-            if segment.quarantined && !self.quarantine.contains(&id) {
+            if segment.in_quarantine() && !self.quarantine.contains(&id) {
                 return Err(format!("segment {id:?}: in quarantine for good"));
             }
             let used = segment.data_end + segment.blocks + segment.reserved;

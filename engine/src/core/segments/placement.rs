@@ -119,13 +119,7 @@ impl Segments {
 
     /// Opens a sealed segment for records.
     pub(in crate::core) fn extend(&mut self, id: SegmentId, extension: Extension) {
-        let segment = self.get_mut(id);
-        if segment.state() != State::Draining {
-            segment.move_to(State::Draining);
-        }
-        if segment.extension == Extension::None {
-            segment.extension = extension;
-        }
+        self.get_mut(id).extend(extension);
     }
 
     /// Whether an open segment takes so many blocks of copies and descriptors, without a free one.
@@ -193,7 +187,7 @@ impl Segments {
             self.volumes[volume].open.swap(put, copy);
             for (stream, id) in [(Stream::Copy, open[put]), (Stream::Put, open[copy])] {
                 if let Some(id) = id {
-                    self.get_mut(id).move_to(State::Open(stream));
+                    self.get_mut(id).change_stream(stream);
                 }
             }
         }
@@ -207,6 +201,6 @@ impl Segments {
                 *slot = None;
             }
         }
-        self.get_mut(id).move_to(State::Draining);
+        self.get_mut(id).close();
     }
 }
