@@ -6,12 +6,13 @@
 //!
 //! Faults covered: a [`Promise`] that is dropped fails its ticket, so no waiter hangs.
 
+use std::any::Any;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::cuda::Event;
 use crate::error::DeviceError;
 
 /// An event to wait for: the end of a copy, or of a prerequisite of a copy. Clones refer to the
@@ -19,12 +20,20 @@ use crate::error::DeviceError;
 #[derive(Clone, Debug)]
 pub struct Ticket(Kind);
 
+/// An event in a stream of a device, such as a CUDA event. It wakes no waker on the host.
+pub(crate) trait StreamEvent: Any + Debug + Send + Sync {
+    /// Whether the event has happened. Never waits.
+    fn poll(&self) -> Result<bool, DeviceError>;
+
+    /// Waits until the event has happened.
+    fn wait(&self) -> Result<(), DeviceError>;
+}
+
 #[derive(Clone, Debug)]
 enum Kind {
     Done,
     Promised(Arc<Moment>),
-    /// An event in a GPU stream.
-    Event(Arc<Event>),
+    Event(Arc<dyn StreamEvent>),
     /// The end of all these tickets, whether successful or failed.
     AllOver(Arc<[Ticket]>),
 }
@@ -137,14 +146,14 @@ impl Ticket {
         }
     }
 
-    pub(crate) fn of_event(event: Event) -> Ticket {
+    pub(crate) fn of_event(event: impl StreamEvent) -> Ticket {
         Ticket(Kind::Event(Arc::new(event)))
     }
 
-    /// The event, if this is a GPU ticket.
-    pub(crate) fn event(&self) -> Option<&Event> {
+    /// The event, if this is a ticket of a device with events of this type.
+    pub(crate) fn event<E: StreamEvent>(&self) -> Option<&E> {
         match &self.0 {
-            Kind::Event(event) => Some(event),
+            Kind::Event(event) => (&**event as &dyn Any).downcast_ref(),
             Kind::Done | Kind::Promised(_) | Kind::AllOver(_) => None,
         }
     }

@@ -24,6 +24,7 @@ use cudarc::driver::sys;
 
 use super::copies::{Batch, rows_2d};
 use crate::error::DeviceError;
+use crate::ticket::StreamEvent;
 use crate::transfer::{Copy2d, Direction};
 
 /// All driver functions that this crate calls.
@@ -511,8 +512,8 @@ unsafe impl Send for Event {}
 // SAFETY: see `Send`.
 unsafe impl Sync for Event {}
 
-impl Event {
-    pub(crate) fn poll(&self) -> Result<bool, DeviceError> {
+impl StreamEvent for Event {
+    fn poll(&self) -> Result<bool, DeviceError> {
         self.context.alive()?;
         // SAFETY: the event exists.
         let query = || unsafe { result::event::query(self.event) };
@@ -523,13 +524,15 @@ impl Event {
         }
     }
 
-    pub(crate) fn wait(&self) -> Result<(), DeviceError> {
+    fn wait(&self) -> Result<(), DeviceError> {
         self.context.call("cuEventSynchronize", || {
             // SAFETY: the event exists.
             unsafe { result::event::synchronize(self.event) }
         })
     }
+}
 
+impl Event {
     pub(super) fn is_of(&self, context: &Arc<Context>) -> bool {
         Arc::ptr_eq(&self.context, context)
     }

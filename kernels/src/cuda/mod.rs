@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-pub(crate) use driver::Event;
+use driver::Event;
 pub use options::{Choice, Clock, CudaOptions};
 
 use crate::device::{Device, ForeignStream, Refused};
@@ -236,7 +236,7 @@ impl CudaDevice {
                 .into_iter()
                 .try_for_each(|member| self.order(stream, member));
         }
-        match ticket.event() {
+        match ticket.event::<Event>() {
             Some(event) if event.is_of(&self.streams.context) => {
                 self.streams.wait_event(stream, event)
             }
