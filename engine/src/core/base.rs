@@ -1,8 +1,8 @@
 //! What all rooms share: the configuration, the index, the clock, serials, watermarks, and the way
 //! out of the core.
 //!
-//! Two ways lead out of a room. An [`Effect`] leaves the core. An [`Event`] goes up to a room above:
-//! the loop in `core` hands it on after the call that caused it.
+//! Two ways lead out of a room. An [`Effect`] leaves the core. An [`Event`] goes up to a room
+//! above: the loop in `core` hands it on after the call that caused it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -9,17 +9,17 @@
 //! since the last good sync becomes a *suspect*: reclaim reads each of its pages back, verifies it
 //! and writes it again. Until that is done `synced` stands still, and flushes fail. Only segments
 //! that reclaim has emptied since are released meanwhile, by *partial* rounds: without them a full
-//! store would have nowhere to write again. After that nothing on the volume is waited for: a volume
-//! whose every sync fails is in no round before it is written to again. If a suspect stays
+//! store would have nowhere to write again. After that nothing on the volume is waited for: a
+//! volume whose every sync fails is in no round before it is written to again. If a suspect stays
 //! unreadable, its pages are dropped from the index.
 //!
 //! There are two watermarks ([`Watermarks`](super::base::Watermarks)). A flush reports `synced`.
-//! Recovery trusts `durable`. After a failed sync, or a failed write of a page's bytes, `durable` has
-//! to stay below every commit whose payload may be missing, since its descriptor may be on disk. It
-//! goes on when headers exclude those pages and a sync that began after that has made these headers
-//! durable. A further failed sync may lose a header too, and the header is written again. If a
-//! device never takes one, `durable` stands still. Flushes and reclaim go on. The price: after a
-//! crash more pages are unproven than necessary.
+//! Recovery trusts `durable`. After a failed sync, or a failed write of a page's bytes, `durable`
+//! has to stay below every commit whose payload may be missing, since its descriptor may be on
+//! disk. It goes on when headers exclude those pages and a sync that began after that has made
+//! these headers durable. A further failed sync may lose a header too, and the header is written
+//! again. If a device never takes one, `durable` stands still. Flushes and reclaim go on. The
+//! price: after a crash more pages are unproven than necessary.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -327,8 +327,8 @@ impl Durability {
     }
 
     /// Reclaim needs the segments that it has emptied, also while it works on suspects. A sync that
-    /// covers everything that was forwarded out of such a segment frees it, unless some of that lies
-    /// in a suspect.
+    /// covers everything that was forwarded out of such a segment frees it, unless some of that
+    /// lies in a suspect.
     fn start_partial_round(
         &mut self,
         base: &mut Base,

@@ -1,8 +1,8 @@
 //! The deciding half of the engine: a state machine without I/O, clock or randomness.
 //!
 //! Commands and completions go in ([`Core::reserve`], [`Core::commit`], [`Core::landed`],
-//! [`Core::io_done`], ...). [`Effect`]s come out: I/O requests, and answers to callers. Time comes in
-//! as [`Core::tick`]. The same inputs in the same order give the same outputs, bit for bit. The
+//! [`Core::io_done`], ...). [`Effect`]s come out: I/O requests, and answers to callers. Time comes
+//! in as [`Core::tick`]. The same inputs in the same order give the same outputs, bit for bit. The
 //! runtime feeds a core from rings, a simulator feeds it from a fault model.
 //!
 //! The core is a house of rooms, one above the other. A room is a struct with fields of its own. It
@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | `reclaim` | which segment is emptied, and which of its pages are kept | all below |
 //! | `puts` | which pages are admitted, published, evicted, deleted | all below |
-//! | `durability` | when volumes are synced, sealed and released segments, the cost of a failed sync | all below |
+//! | `durability` | syncs, sealed and released segments, the cost of a failed sync | all below |
 //! | `journal` | when descriptors and records are written | all below |
 //! | `segments` | where pages go, how many are kept, which volumes take writes | `base` |
 //! | `base` | (configuration, index, namespaces, clock, events, effects) | |
@@ -29,9 +29,9 @@
 //!   header proves blocks behind a hole that could not be filled (`Segment::trust_end`).
 //! - Nothing in a segment is acknowledged before its first header is written: recovery finds the
 //!   segment by that header, or by its first block.
-//! - A segment is released only after everything forwarded out of it is synced, and no reader has it
-//!   pinned. It is written again only when its free header is durable: otherwise a power loss leaves
-//!   the old generation with the new one's bytes.
+//! - A segment is released only after everything forwarded out of it is synced, and no reader has
+//!   it pinned. It is written again only when its free header is durable: otherwise a power loss
+//!   leaves the old generation with the new one's bytes.
 //! - A tombstone is written again after a failed sync, from memory: its block may be lost.
 
 mod base;
@@ -391,8 +391,8 @@ impl Core {
         self.base.namespaces.record_of(id.0)
     }
 
-    /// Deletes keys: from the index at once, from the disk when `request` is finished. How many were
-    /// there.
+    /// Deletes keys: from the index at once, from the disk when `request` is finished. How many
+    /// were there.
     pub fn delete(
         &mut self,
         request: RequestId,
@@ -523,8 +523,8 @@ impl Core {
         reclaim::sealed(&self.segments)
     }
 
-    /// A tool that has the store to itself makes copies alone: of the open segments of a volume, the
-    /// one with the most room takes them.
+    /// A tool that has the store to itself makes copies alone: of the open segments of a volume,
+    /// the one with the most room takes them.
     pub(crate) fn open_for_copies(&mut self) {
         self.segments.open_for_copies();
     }

@@ -1,4 +1,4 @@
-//! What goes into a core and what comes out of it.
+//! The inputs and outputs of a core.
 
 use larder_format::{DescriptorBlock, Fingerprint, Namespace, PageRecord, Serial, StoreId};
 
@@ -84,14 +84,14 @@ pub enum Io {
     Write {
         /// Byte offset in the volume.
         offset: u64,
-        /// What to write.
+        /// The blocks.
         bytes: AlignedBuf,
     },
-    /// Make durable what has been written and answered.
+    /// Make every answered write durable.
     Sync,
 }
 
-/// What is to be done, in no binding order.
+/// A request of the core to its runtime. The order of effects is free.
 #[derive(Debug)]
 pub enum Effect {
     /// Carry out an I/O request and answer it with [`Core::io_done`](super::Core::io_done).
@@ -100,7 +100,7 @@ pub enum Effect {
         id: IoId,
         /// Index of the volume.
         volume: usize,
-        /// What to do.
+        /// The request.
         io: Io,
     },
     /// Every page of a reservation has its status.
@@ -135,7 +135,7 @@ pub enum Fault {
     ReadOnly,
 }
 
-/// What a core needs to know that does not change while the store is open.
+/// Settings that do not change while the store is open.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The store's identity, part of everything written.
@@ -148,16 +148,16 @@ pub struct Config {
     pub write_bytes_max: u64,
     /// Most blocks of pages that reclaim copies at once.
     pub copy_blocks_max: u64,
-    /// Nothing is written, not even what a new namespace would need.
+    /// Nothing is written, not even the record of a new namespace.
     pub read_only: bool,
 }
 
 /// A segment as recovery found it.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentInit {
-    /// What it holds.
+    /// Its state.
     pub state: InitState,
-    /// The life on disk; zero when it was never written.
+    /// The generation on disk; zero when it was never written.
     pub sequence: Serial,
     /// First unused data block.
     pub data_end: u32,
@@ -169,19 +169,19 @@ pub struct SegmentInit {
     pub proven: Serial,
 }
 
-/// What recovery found a segment to be.
+/// The state of a segment after recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitState {
     /// Holds nothing.
     Free,
     /// Open when the store was cleanly closed: may be written on.
     Open,
-    /// As `Open`, and takes no more: its header is still to say so.
+    /// As `Open`, and takes no more pages. Its header still has to be written.
     Closed,
     /// Holds pages and takes no more.
     Sealed,
-    /// Some of its descriptors could not be read, or its header not be written: what could be read is served, and nothing in it
-    /// is touched.
+    /// Some of its descriptors could not be read, or its header not be written. The pages that were
+    /// read are served, and nothing is written there.
     Unreadable,
     /// On a lost volume.
     Lost,
@@ -198,7 +198,7 @@ pub struct NamespaceInit {
     pub page_blocks: u32,
 }
 
-/// What recovery found.
+/// The result of recovery.
 #[derive(Debug)]
 pub struct Recovered {
     /// Segment count of each volume.
@@ -207,7 +207,7 @@ pub struct Recovered {
     pub segments: Vec<SegmentInit>,
     /// Every namespace; its position is its slot.
     pub namespaces: Vec<NamespaceInit>,
-    /// First serial of this run.
+    /// First serial of this epoch.
     pub first: Serial,
     /// Whether the store was cleanly closed.
     pub clean: bool,
@@ -228,7 +228,7 @@ pub struct Counters {
     pub failed: u64,
     /// Pages evicted.
     pub evicted: u64,
-    /// Pages deleted, those that a deletion overtook on their way among them.
+    /// Pages deleted, also pages that a deletion overtook while they were being written.
     pub deleted: u64,
     /// Unproven pages that a put wrote again.
     pub replaced: u64,
@@ -259,12 +259,14 @@ pub struct SpaceView {
     pub live_blocks: u64,
     /// Most blocks that pages may take.
     pub usable_blocks: u64,
-    /// Those that they take, pages on their way among them: see [`footprint`](crate::capacity::footprint).
+    /// Footprints of the pages, also of pages that are being written: see
+    /// [`footprint`](crate::capacity::footprint).
     pub taken_blocks: u64,
     /// Segments of all volumes.
     pub segments: u64,
-    /// Those that are free.
+    /// Free segments.
     pub free_segments: u64,
-    /// Those whose descriptors could not all be read, or whose header not be written: left alone until the next open.
+    /// Segments whose descriptors could not all be read, or whose header not be written. Nothing is
+    /// written there until the next open.
     pub unreadable_segments: u64,
 }

@@ -1,9 +1,9 @@
 //! Metadata records: records that are no pages. They are tombstones, evictions and namespaces.
 //!
-//! A tombstone has a version of its own. It kills every page of its key (or namespace) with an older
-//! version, also pages that only a stale copy on disk still holds. So it is written even when the
-//! key is not in the index, and reclaim forwards it as long as any segment holds a generation that
-//! is older than it.
+//! A tombstone has a version of its own. It kills every page of its key (or namespace) with an
+//! older version, also pages that only a stale copy on disk still holds. So it is written even when
+//! the key is not in the index, and reclaim forwards it as long as any segment holds a generation
+//! that is older than it.
 
 use larder_format::{RECORDS_PER_BLOCK, Record, Serial};
 

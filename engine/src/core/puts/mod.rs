@@ -653,8 +653,8 @@ impl Reservation {
     }
 }
 
-/// A put that names a parent fills it in where an earlier put did not. A long search along the chain
-/// is left to lookups: a call may bring thousands of puts.
+/// A put that names a parent fills it in where an earlier put did not. A long search along the
+/// chain is left to lookups: a call may bring thousands of puts.
 fn adopt_if_missing(base: &Base, page: &NewPage) {
     const STEPS_MAX: usize = 256;
     if let Some(parent) = page.parent {

@@ -6,22 +6,23 @@
 //! beyond that one segment, and puts wait at each open until reclaim has won it back.
 //!
 //! The rule: if not even the emptiest segment finds room for its copies, and no free segment will
-//! come by itself, the segment goes *whose hottest page is the coldest*. A page counts as hot as the
-//! hottest of its descendants, wherever they lie, since eviction takes leaves. So every page that is
-//! lost, and every page that loses its parent, is colder than some page of each other segment: the
-//! pages of a segment that has just been written, or read, stay. The emptiest segment would cost
-//! fewer pages, but after kills these are the newest. Among segments of equal heat the one with the
-//! fewest live blocks goes first.
+//! come by itself, the segment goes *whose hottest page is the coldest*. A page counts as hot as
+//! the hottest of its descendants, wherever they lie, since eviction takes leaves. So every page
+//! that is lost, and every page that loses its parent, is colder than some page of each other
+//! segment: the pages of a segment that has just been written, or read, stay. The emptiest segment
+//! would cost fewer pages, but after kills these are the newest. Among segments of equal heat the
+//! one with the fewest live blocks goes first.
 //!
 //! After that a whole segment is free, and the segments that crashes left part-filled fit into it
-//! together. A segment without live pages is released as always, and a segment whose pages find room
-//! is never given up.
+//! together. A segment without live pages is released as always, and a segment whose pages find
+//! room is never given up.
 //!
 //! Leases do not count: a leased page was just looked up, so it is among the hottest. Pages that a
-//! reader holds keep their segment from being written again, not from being given up. A free segment
-//! that comes only when a reader or a stopped process lets go of it does not come by itself. Open
-//! segments take part when they are sealed. A suspect, which must be written again before anything
-//! is durable, is given up itself: room won elsewhere would come with the next good sync, too late.
+//! reader holds keep their segment from being written again, not from being given up. A free
+//! segment that comes only when a reader or a stopped process lets go of it does not come by
+//! itself. Open segments take part when they are sealed. A suspect, which must be written again
+//! before anything is durable, is given up itself: room won elsewhere would come with the next good
+//! sync, too late.
 
 use super::pick::View;
 use crate::index::SegmentId;

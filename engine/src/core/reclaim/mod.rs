@@ -35,9 +35,10 @@
 //! references, 2026-11). Copies in a segment of their own are essential: mixed with new pages they
 //! doubled the write amplification (1.2 to 1.9 in the steady state). With 87.5 % of the room in use
 //! it is 1.19 with 63 segments and 1.09 with 255; at 90 % it is 1.3 to 1.6. Picking the victim by
-//! fewest live bytes was never worse than cost-benefit or age. Dropping the coldest twentieth of the
-//! cache instead of copying it saves up to half of the copies, and costs at most 0.03 points of hit
-//! rate. More free segments than needed cost amplification, since they come out of the same slack.
+//! fewest live bytes was never worse than cost-benefit or age. Dropping the coldest twentieth of
+//! the cache instead of copying it saves up to half of the copies, and costs at most 0.03 points of
+//! hit rate. More free segments than needed cost amplification, since they come out of the same
+//! slack.
 
 mod emergency;
 mod pick;
@@ -104,8 +105,8 @@ impl Reclaim {
         }
     }
 
-    /// Does one step, in which about `pages` pages are looked at. Whether another step can follow at
-    /// once; if not, [`Effect::Reclaim`] announces the next one.
+    /// Does one step, in which about `pages` pages are looked at. Whether another step can follow
+    /// at once; if not, [`Effect::Reclaim`] announces the next one.
     pub(super) fn step(&mut self, puts: &mut Puts, below: &mut Below<'_>, pages: usize) -> bool {
         match std::mem::take(&mut self.work) {
             Work::Idle => {

@@ -244,7 +244,8 @@ impl Forwarding {
         }
     }
 
-    /// Forwards the records of some blocks, of about `at_once` records; whether these were the last.
+    /// Forwards the records of some blocks, of about `at_once` records; whether these were the
+    /// last.
     pub(super) fn go_on(&mut self, below: &mut Below<'_>, at_once: usize) -> bool {
         let mut looked_at = 0;
         while let Some(block) = self.blocks.get(self.seen) {

@@ -26,8 +26,8 @@ pub(crate) struct SegmentView {
     pub dead: u64,
 }
 
-/// Takes a segment as a victim: a sealed one, or one whose descriptors could not all be read. `None`
-/// for any other, and when the serials of this epoch are used up.
+/// Takes a segment as a victim: a sealed one, or one whose descriptors could not all be read.
+/// `None` for any other, and when the serials of this epoch are used up.
 pub(in crate::core) fn take_named(below: &mut Below<'_>, id: SegmentId) -> Option<Victim> {
     let free_as = match below.segments.get(id).state() {
         State::Sealed => None,
