@@ -71,6 +71,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! `docs/design.md` in the repository describes the design: terms, states, crashes, recovery, reclaim,
+//! sharing.
+//!
 //! | module | what it is |
 //! |---|---|
 //! | [`api`] | what a caller sees: the [`PageStore`] trait, statuses, options |

@@ -23,6 +23,9 @@
 //! transfers a page into its pool. All metadata of a page is in its descriptor: a [`PageRecord`] in
 //! a [`DescriptorBlock`].
 //!
+//! `docs/design.md` in the repository describes the use of these structures: commits, recovery,
+//! release.
+//!
 //! | module | owns |
 //! |---|---|
 //! | `consts` | limits and sizes |
