@@ -1,11 +1,11 @@
 //! Descriptor blocks: the log of a segment.
 //!
 //! Block `index` is the block `segment_blocks - 1 - index` of the segment: descriptor blocks grow
-//! down from the end, towards the page data. A block is written once per generation of its segment,
-//! together with the payload it describes. It contains its own identity: store, volume, segment,
-//! segment generation (`sequence`), `index` and `commit`. A block of an earlier generation, of
-//! another location or of another store is therefore detected independently of the blocks around
-//! it.
+//! down from the end, towards the page data. A block is written once per generation of its segment.
+//! If that write fails, an empty block takes its place. A block contains its own identity: store,
+//! volume, segment, segment generation (`sequence`), `index` and `commit`. A block of an earlier
+//! generation, of another location or of another store is therefore detected independently of the
+//! blocks around it.
 //!
 //! ```text
 //!  offset  bytes  field

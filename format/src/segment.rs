@@ -1,8 +1,9 @@
 //! The header of a segment: its generation and its state.
 //!
-//! The header has two copies, in blocks 0 and 1 of the segment, written alternately. It is a hint:
-//! the generation of the segment is the highest valid sequence in either copy or in any descriptor
-//! block. Where they disagree, the descriptor blocks take precedence.
+//! The header has two copies, in blocks 0 and 1 of the segment. Opening and sealing write both in
+//! one write. Marking the segment free writes the first alone, unless the second is in doubt. The
+//! header is a hint: the generation of the segment is the highest valid sequence in either copy or
+//! in any descriptor block. Where they disagree, the descriptor blocks take precedence.
 //!
 //! ```text
 //!  offset  bytes  field

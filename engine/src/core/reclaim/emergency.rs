@@ -1,7 +1,7 @@
 //! Reclaim without room for copies: the segment that is given up, with all its pages.
 //!
-//! Crashes bring a store there. The last free segments are kept for copies, and no put takes them.
-//! But the copies of a victim take one, and a crash before the victim is released seals it,
+//! Crashes bring a store there. The last free segment is kept for copies, and no put takes it.
+//! But the copies of a victim take it, and a crash before the victim is released seals it,
 //! part-filled, beside the victim. As many crashes in a row use up any reserve. So there is none
 //! beyond that one segment, and puts wait at each open until reclaim has won it back.
 //!

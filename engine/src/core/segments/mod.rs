@@ -9,7 +9,7 @@
 //! | `service` | the volumes that take writes |
 //!
 //! Invariants: data and descriptor blocks never meet (`data_end + blocks + reserved <=
-//! segment_blocks`); the last free segments are kept for copies and records, so that reclaim can
+//! segment_blocks`); the last free segment is kept for copies and records, so that reclaim can
 //! always go on; `live` counts exactly the blocks of indexed pages.
 
 pub(super) mod headers;
