@@ -1,19 +1,22 @@
-//! Every crash of every short script: nothing is left to chance.
+//! Every crash of every short script, without randomness.
 //!
-//! A *script* is up to three operations on a small store, young or full (`store`), under one sync policy, with the device
-//! finishing its oldest or its newest work first (`machine`). At each moment at which something was begun or finished the power
-//! may go, or the process be killed: every subset of the blocks that no sync has covered is tried, those that were on their
-//! way among them. Each image that can be left so is recovered and held against what had been promised, then recovered again
-//! after a second crash in the opening (`promises`). Above [`Limits::blocks`] unsynced blocks it is all subsets of
-//! the newest ones, each with all and with none of the others.
+//! A *script* is up to three operations on a small store, young or full (`store`), under one sync
+//! policy. The device finishes its oldest or its newest work first (`machine`). After each start
+//! and each end of an operation at the device, the power may fail or the process be killed. Then
+//! every subset of the unsynced blocks is tried, blocks in flight included. Each possible image is
+//! recovered and compared with the promises. It is recovered again after a second crash during the
+//! opening (`promises`). Above [`Limits::blocks`] unsynced blocks, all subsets of the newest blocks
+//! are tried, each with all and with none of the older ones.
 //!
-//! Moments of a script's first operations belong to the shorter scripts it begins with. What has been seen once, moment or image,
-//! is not looked at again.
+//! Moments of a script's first operations belong to the shorter scripts that it begins with.
+//! Moments and images that were checked once are not checked again.
 //!
-//! All subsets of the newest 8 blocks over all scripts of three operations (8,880 scripts, some 22,500 moments) take about 80 seconds of
-//! one core, of the newest 14 over all scripts of one operation 17: what `tests/run` tries.
+//! All subsets of the newest 8 blocks over all scripts of three operations (8,880 scripts, some
+//! 22,500 moments) take about 80 seconds on one core. All subsets of the newest 14 over all scripts
+//! of one operation take 17. `tests/run` tries both.
 //!
-//! What it does not try: blocks torn inside (the format's tests tear them at every sector), and faults other than a crash.
+//! Not tried: blocks torn inside (the format's tests tear them at every sector), and faults other
+//! than a crash.
 
 mod image;
 mod machine;
@@ -35,25 +38,25 @@ use machine::{Machine, Moment, Operation, Order, Witness};
 use promises::{Crash, Judge};
 use store::Store;
 
-/// How much is tried.
+/// The limits of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Operations of the longest script.
     pub operations: usize,
-    /// Unsynced blocks of which every subset is tried.
+    /// Number of unsynced blocks whose subsets are all tried.
     pub blocks: usize,
-    /// Which scripts.
+    /// The scripts to try.
     pub part: Part,
 }
 
-/// Some of the scripts, or all.
+/// A part of the scripts, or all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// All of them.
     All,
-    /// Those on a young store.
+    /// Scripts on a young store.
     Young,
-    /// Those on a full store that begin with reclaim.
+    /// Scripts on a full store that begin with reclaim.
     Reclaim,
 }
 
@@ -77,16 +80,16 @@ impl Default for Limits {
     }
 }
 
-/// How much was tried.
+/// Counts over a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Scripts.
     pub scripts: u64,
-    /// Different moments of crashing.
+    /// Different moments of crashes.
     pub moments: u64,
     /// Subsets of unsynced blocks, over all moments.
     pub subsets: u64,
-    /// Different images that these left, each recovered and read.
+    /// Different images that the subsets left. Each is recovered and read.
     pub images: u64,
     /// Most unsynced blocks at one moment.
     pub blocks_max: usize,
@@ -102,7 +105,7 @@ impl Counts {
     }
 }
 
-/// Scripts that begin alike.
+/// Scripts with the same beginning.
 #[derive(Clone, Copy, Debug)]
 struct Family {
     full: bool,
@@ -111,10 +114,10 @@ struct Family {
     first: Operation,
 }
 
-/// Tries every crash of every script, on `threads` threads, the calling one among them.
+/// Tries every crash of every script, on `threads` threads including the calling one.
 ///
 /// # Errors
-/// The first script found, with the moment and the subset, that breaks a promise.
+/// The first script found that breaks a promise, with the moment and the subset.
 pub fn exhaust(limits: Limits, threads: usize) -> Result<Counts, String> {
     let mut families = families();
     families.retain(|family| limits.part.takes(family));
@@ -169,7 +172,7 @@ fn explore(family: Family, limits: Limits) -> Result<Counts, String> {
         }));
         let outcome = played.unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<String>().cloned();
-            Err(said.unwrap_or_else(|| "it panics".to_owned()))
+            Err(said.unwrap_or_else(|| "panic without a message".to_owned()))
         });
         if let Err(why) = outcome {
             return Err(format!("{family:?}, script {script:?}: {why}"));
@@ -203,7 +206,7 @@ fn play(
     machine.settle_down()
 }
 
-/// Looks at moments: tries every subset of what a crash may leave.
+/// Examines moments: tries every subset of blocks that a crash may leave.
 struct Explorer {
     judge: Judge,
     platter: Platter,
@@ -223,7 +226,7 @@ impl Explorer {
         }
     }
 
-    /// Whether this moment has not been looked at.
+    /// Whether this moment was not examined before.
     fn is_new(&mut self, moment: &Moment<'_>) -> bool {
         let state = u64::from(moment.superblock.state == OpenState::Clean);
         let run = u64::from(moment.superblock.run.get());
@@ -279,7 +282,8 @@ impl Witness for Explorer {
                 judged.map_err(|why| {
                     let blocks: Vec<usize> = moment.blocks.iter().map(|block| block.at).collect();
                     format!(
-                        "{why}; of the blocks {blocks:?}, {} of them written, the last {} are kept as {subset:b}",
+                        "{why}; of the blocks {blocks:?}, {} of them written, \
+                         the last {} are kept as {subset:b}",
                         moment.completed,
                         chosen.len()
                     )

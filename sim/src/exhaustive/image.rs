@@ -1,7 +1,7 @@
-//! What lies on a small volume, block by block, and a disk that reads it.
+//! The content of a small volume, block by block, and a disk that reads it.
 //!
-//! An [`Image`] knows a digest of itself that changes with each block, so that an image that has been judged before is
-//! recognised without reading it.
+//! An [`Image`] keeps a digest of itself that changes with each block. So an image that was judged
+//! before is recognised without reading it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,7 +12,8 @@ use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 use crate::dice::mix;
 use crate::disk::Block;
 
-/// A block on its way to a volume: where it goes, counted from the first segment, and what it is told apart by.
+/// A block on its way to a volume: its position, counted from the first segment, and a fingerprint
+/// of it.
 #[derive(Clone, Debug)]
 pub struct Written {
     pub at: usize,
@@ -38,7 +39,7 @@ fn block_of(offset: u64) -> usize {
     usize::try_from(offset - SEGMENTS_OFFSET).expect("a small volume") / BLOCK_BYTES
 }
 
-/// Zero for a block of zeros, wherever it is.
+/// Zero for a block of zeros, at any position.
 fn print(at: usize, bytes: &Block) -> u128 {
     if *bytes == [0; BLOCK_BYTES] {
         return 0;
@@ -69,12 +70,14 @@ impl Image {
         *block = (written.bytes.clone(), written.print);
     }
 
-    /// The same for equal images, and for no others that anybody will meet.
+    /// A digest: the same for equal images, and different for different ones but for negligible
+    /// odds.
     pub fn digest(&self) -> u128 {
         self.digest
     }
 
-    /// What a read at a byte offset of the volume gives, into memory that is zeroed; false beyond its end.
+    /// Reads at a byte offset of the volume into zeroed memory. Returns false beyond the volume's
+    /// end.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> bool {
         let Some(blocks) = self.blocks_at(offset, out.len() / BLOCK_BYTES) else {
             return false;
@@ -87,7 +90,7 @@ impl Image {
         true
     }
 
-    /// A digest of some blocks and of where they lie.
+    /// A digest of some blocks and their positions.
     pub fn print(&self, offset: u64, count: usize) -> u128 {
         let blocks = self.blocks_at(offset, count).unwrap_or_default();
         blocks.iter().fold(u128::from(offset), |sum, (_, print)| {
@@ -101,7 +104,7 @@ impl Image {
     }
 }
 
-/// A volume with an image on it. It answers at once.
+/// A volume in memory. It answers at once.
 pub struct Platter {
     image: Mutex<Image>,
     choice: Choice,
@@ -131,7 +134,7 @@ impl Disk for Platter {
                 buffer: Buffer::Owned(mut bytes),
             } = op.action
             else {
-                panic!("only reads into their own memory go through the disk's interface");
+                panic!("only reads into owned buffers use the disk interface");
             };
             let result = if self.image().read(offset, &mut bytes) {
                 Ok(())

@@ -1,7 +1,7 @@
-//! One script being played: a core, a volume whose writes wait for a sync, and what has been promised.
+//! One script in execution: a core, a volume whose writes wait for a sync, and the promises so far.
 //!
-//! The device finishes one thing at a time, the oldest or the newest that it has been given. Whatever changes what a crash could
-//! leave is shown to a [`Witness`].
+//! The device finishes one operation at a time, its oldest or its newest. A [`Witness`] sees every
+//! change of the state that a crash could leave.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -22,7 +22,7 @@ use super::image::{Image, Platter, Written};
 use super::promises::{Crash, Deletion, Judge, Names, Promises, Version, adoptions};
 use super::store::{CHAIN, NAMES, Store};
 
-/// Things that the device finishes in one operation before it counts as stuck.
+/// Operations that the device finishes in one step of a script before the step counts as stuck.
 const PATIENCE: usize = 10_000;
 
 /// One operation of a script.
@@ -55,28 +55,29 @@ impl Operation {
     ];
 }
 
-/// Which of the things that the device has been given it finishes first.
+/// The operation in flight that the device finishes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     Oldest,
     Newest,
 }
 
-/// Everything that decides what a crash at this moment leaves and what it must not take.
+/// Everything that decides which states a crash at this moment can leave, and which pages it must
+/// not lose.
 pub struct Moment<'a> {
     pub durable: &'a Image,
-    /// Blocks written since the last sync, then those on their way, in order.
+    /// Blocks written since the last sync, then blocks in flight, in order.
     pub blocks: &'a [Written],
-    /// How many of them have been written.
+    /// Number of these blocks that have been written.
     pub completed: usize,
     pub superblock: &'a Superblock,
     pub promises: &'a Promises,
 }
 
-/// Looks at the moments of a script.
+/// Examines the moments of a script.
 pub trait Witness {
     /// # Errors
-    /// What a crash at this moment would break.
+    /// The promise that a crash at this moment would break.
     fn see(&mut self, moment: &Moment<'_>) -> Result<(), String>;
     fn judge(&mut self) -> &mut Judge;
 }
@@ -91,7 +92,7 @@ enum Flight {
 pub struct Machine<'w, W: Witness> {
     store: Rc<Store>,
     witness: &'w mut W,
-    /// Whether the witness looks.
+    /// Whether the witness examines moments.
     pub watched: bool,
     order: Order,
     superblock: Superblock,
@@ -104,7 +105,7 @@ pub struct Machine<'w, W: Witness> {
     flights: VecDeque<Flight>,
     settled: BTreeMap<ReservationId, Vec<PutStatus>>,
     finished: BTreeMap<RequestId, Result<(), Fault>>,
-    /// Copies under way: `NotWritten` while the write is.
+    /// Copies in progress. `NotWritten` until the write has ended.
     copying: Option<(ReservationId, Vec<Copied>)>,
     promises: Promises,
     attempts: [usize; NAMES],
@@ -149,7 +150,7 @@ impl<'w, W: Witness> Machine<'w, W> {
         Ok(machine)
     }
 
-    /// Fills the store until reclaim is wanted, with something worth keeping in each segment.
+    /// Fills the store until reclaim is due, with pages worth a copy in each segment.
     pub fn fill(&mut self) -> Result<(), String> {
         for chain in 1..NAMES / CHAIN {
             if self.core.space_view().free_segments < 2 {
@@ -201,7 +202,7 @@ impl<'w, W: Witness> Machine<'w, W> {
                 None => break,
             }
         }
-        Err(format!("{what} does not come to an end"))
+        Err(format!("{what} does not end"))
     }
 
     fn arrive(&mut self, flight: Flight) -> Result<(), String> {
@@ -283,9 +284,9 @@ impl<'w, W: Witness> Machine<'w, W> {
         Ok(result)
     }
 
-    // ---- what is promised
+    // ---- promises
 
-    /// Names in the index whose bytes are right.
+    /// Names of the indexed pages with correct bytes.
     fn present(&self) -> Names {
         let image = self.platter.image();
         let mut names = 0;
@@ -364,7 +365,7 @@ impl<'w, W: Witness> Machine<'w, W> {
                 PutStatus::Refused(_) => {}
                 PutStatus::Stored | PutStatus::Duplicate => {
                     if self.promises.present >> name & 1 == 0 {
-                        return Err(format!("page {name} is {status:?}, and is not there"));
+                        return Err(format!("page {name} is {status:?}, and is missing"));
                     }
                     self.promises.durable |= Names::from(self.is_always()) << name;
                 }
@@ -373,7 +374,7 @@ impl<'w, W: Witness> Machine<'w, W> {
         self.look()
     }
 
-    /// Reads every page that the index knows, and reports what that showed.
+    /// Reads every page that the index knows, and reports the findings.
     fn get(&mut self) -> Result<(), String> {
         for name in 0..NAMES {
             let key = self.store.keys[name];
@@ -397,7 +398,7 @@ impl<'w, W: Witness> Machine<'w, W> {
         Ok(())
     }
 
-    /// False when there was no room for its record.
+    /// Runs a request. Returns false if there was no room for its record.
     fn request(&mut self, command: impl FnOnce(&mut Core, RequestId)) -> Result<bool, String> {
         self.requests += 1;
         let id = RequestId(self.requests);
@@ -449,7 +450,7 @@ impl<'w, W: Witness> Machine<'w, W> {
         self.look()
     }
 
-    /// Empties one segment, if one is to be emptied.
+    /// Empties one segment, if reclaim is due.
     fn reclaim(&mut self) -> Result<(), String> {
         self.step_reclaim()?;
         self.until("reclaim", |machine| !machine.core.is_reclaiming())
@@ -484,7 +485,7 @@ impl<'w, W: Witness> Machine<'w, W> {
         self.with_core(|core| core.descriptors_read(read))
     }
 
-    /// Reads the pages of a copy, and hands the writes of the good ones to the device.
+    /// Reads the pages of a copy, and starts the writes of the good ones.
     fn begin_copying(&mut self, id: ReservationId, pages: &[PageCopy]) {
         let mut outcomes = Vec::new();
         let image = self.platter.image();
@@ -537,7 +538,8 @@ impl<'w, W: Witness> Machine<'w, W> {
         self.open(Some(Crash::Power))
     }
 
-    /// Ends the run in the midst of things. A kill leaves what had been written, a power loss every second block.
+    /// Ends the epoch in the middle of its work. A kill leaves all written blocks, a power loss
+    /// every second block.
     fn crash(&mut self, crash: Crash) -> Result<(), String> {
         let flights = std::mem::take(&mut self.flights);
         if crash == Crash::Power {
@@ -580,7 +582,8 @@ impl<'w, W: Witness> Machine<'w, W> {
         let (index, recovery) = self.store.recover(&self.platter, &self.superblock, false);
         self.index = index;
         let adopted = adoptions(&self.store, &recovery);
-        // Writing the superblocks syncs the volume, with all that an earlier run left unsynced there.
+        // Writing the superblocks syncs the volume, including everything that an earlier epoch left
+        // unsynced.
         self.sync_all();
         self.superblock = self
             .store

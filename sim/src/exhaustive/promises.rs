@@ -1,8 +1,9 @@
-//! What a script has been promised so far, and whether an image keeps it.
+//! The promises made to a script so far, and the check of an image against them.
 //!
-//! An image is judged once ([`Judge::verdict`]): it is recovered, its pages are read, a run is begun on it and cut short, and it is
-//! recovered again, which must find the same. What it must hold depends on the crash that left it: after a kill all that was
-//! acknowledged, after a power loss what was flushed.
+//! An image is judged once ([`Judge::verdict`]). It is recovered, and its pages are read. An epoch
+//! is begun on it and cut short, and it is recovered again, which must give the same pages. The
+//! crash decides which promises it must keep: after a kill all acknowledged content, after a power
+//! loss all flushed content.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -38,23 +39,23 @@ pub struct Deletion {
     pub durable: bool,
 }
 
-/// What has been promised.
+/// The promises so far.
 #[derive(Clone, Debug, Default, Hash)]
 pub struct Promises {
     pub versions: Vec<Version>,
-    /// Pages that are found and whole: a kill leaves them.
+    /// Pages that are found and whole: they survive a kill.
     pub present: Names,
-    /// Those of them that a power loss leaves.
+    /// The ones among these that survive a power loss.
     pub durable: Names,
     pub deletions: Vec<Deletion>,
 }
 
-/// What ended a run.
+/// The end of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// The process was killed: what had been written is there.
+    /// The process was killed: all written blocks are present.
     Kill,
-    /// The power went.
+    /// The power failed.
     Power,
 }
 
@@ -72,10 +73,10 @@ impl Promises {
         }
     }
 
-    /// Whether what was found keeps every promise.
+    /// Whether the recovered pages keep every promise.
     ///
     /// # Errors
-    /// The first promise that is broken.
+    /// The first broken promise.
     pub fn check(&self, verdict: &Verdict, crash: Crash) -> Result<(), String> {
         let mut whole: Names = 0;
         for page in &verdict.pages {
@@ -95,7 +96,7 @@ impl Promises {
             if page.whole {
                 whole |= 1 << page.name;
             } else if !page.unproven {
-                return Err(format!("{page:?} is called proven, and is not whole"));
+                return Err(format!("{page:?} is proven, and is not whole"));
             }
         }
         let owed = match crash {
@@ -109,7 +110,7 @@ impl Promises {
         Ok(())
     }
 
-    /// A crash is over, and recovery found this.
+    /// Adapts the promises to the result of a recovery after a crash.
     pub fn end_run(&mut self, verdict: &Verdict, crash: Crash) {
         self.deletions
             .retain(|deletion| Promises::binds(deletion, crash));
@@ -129,7 +130,7 @@ pub struct Page {
     place: Place,
 }
 
-/// What is on an image.
+/// The content of an image.
 pub struct Verdict {
     pub pages: Vec<Page>,
 }
@@ -153,10 +154,10 @@ impl Judge {
         self.verdicts.len() as u64
     }
 
-    /// What recovery makes of an image under this superblock.
+    /// The result of recovering an image under this superblock.
     ///
     /// # Errors
-    /// What is wrong whatever was promised.
+    /// A fault that no promise has to exclude: it is always wrong.
     pub fn verdict(
         &mut self,
         platter: &Platter,
@@ -189,13 +190,16 @@ impl Store {
     fn judge(&self, platter: &Platter, superblock: &Superblock) -> Result<Verdict, String> {
         let (index, recovery) = self.recover(platter, superblock, false);
         if !recovery.damage.is_empty() {
-            return Err(format!("damage after a mere crash: {:?}", recovery.damage));
+            return Err(format!(
+                "damage after a crash without faults: {:?}",
+                recovery.damage
+            ));
         }
         let pages = self.pages(&index, &platter.image())?;
         let (shown, _) = self.recover(platter, superblock, true);
         let shown = self.pages(&shown, &platter.image())?;
         if let Some(page) = shown.iter().find(|page| !page.whole) {
-            return Err(format!("a reader is shown {page:?}, which is not whole"));
+            return Err(format!("a reader sees {page:?}, which is not whole"));
         }
         let next = self.superblock(recovery.recovered.first.run(), OpenState::Open);
         let adopted = adoptions(self, &recovery);
@@ -208,9 +212,7 @@ impl Store {
         let found = self.pages(&again, &platter.image());
         *platter.image() = before;
         if found? != pages {
-            return Err(format!(
-                "recovered twice, the second time without {pages:?}"
-            ));
+            return Err(format!("the second recovery does not find {pages:?}"));
         }
         Ok(Verdict { pages })
     }
@@ -241,7 +243,7 @@ impl Store {
         (0..NAMES).find(|name| self.keys[*name].prefix() == key)
     }
 
-    /// What the bytes at a place add up to under a name.
+    /// The checksum of the bytes at a place, under a name.
     pub fn checksum_at(&self, name: usize, place: Place, image: &Image) -> u64 {
         let offset = self.map.extent(place).offset;
         let count = self.page_blocks as usize;
@@ -260,7 +262,7 @@ impl Store {
     }
 }
 
-/// The headers that an open writes because of what recovery found.
+/// The headers that an open writes because of the result of recovery.
 pub fn adoptions(store: &Store, recovery: &Recovery) -> Vec<Written> {
     let mut written = Vec::new();
     for (_, header) in &recovery.adoptions {

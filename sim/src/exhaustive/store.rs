@@ -1,4 +1,5 @@
-//! The small store that scripts run on: one volume of few and short segments, one namespace, chains of three pages.
+//! The small store of the scripts: one volume of few and short segments, one namespace, chains of
+//! three pages.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -19,7 +20,7 @@ use crate::dice::mix;
 const SEGMENT_BLOCKS: u32 = 16;
 const PAGE_BLOCKS: u32 = 2;
 
-/// Pages of a chain.
+/// Pages in a chain.
 pub const CHAIN: usize = 3;
 
 /// All pages that a script may put.
@@ -31,14 +32,14 @@ pub struct Store {
     pub page_blocks: u32,
     pub keys: Vec<PageKey>,
     pub map: SegmentMap,
-    /// Checksums of what has been read before.
+    /// Checksums of content that was read before.
     pub sums: RefCell<HashMap<(usize, u128), u64>>,
     segments: u32,
 }
 
 impl Store {
     pub fn new(sync: SyncPolicy) -> Store {
-        let segments = u32::try_from(segments_min(1)).expect("few");
+        let segments = u32::try_from(segments_min(1)).expect("few segments");
         let namespace = Namespace::new(NamespaceFields {
             model: "m".to_owned(),
             weights: String::new(),
@@ -105,7 +106,7 @@ impl Store {
         SEGMENTS_OFFSET + u64::from(segment * SEGMENT_BLOCKS) * BLOCK_BYTES as u64
     }
 
-    /// Names follow one another chain by chain.
+    /// Names are numbered chain by chain.
     pub fn ask(&self, name: usize) -> Ask {
         let depth = name % CHAIN;
         Ask {
@@ -115,7 +116,8 @@ impl Store {
         }
     }
 
-    /// The bytes of the `version`-th attempt to store a page, unlike those of every other, and their checksum.
+    /// The bytes of the `version`-th attempt to store a page, different for every attempt, and
+    /// their checksum.
     pub fn payload(&self, name: usize, version: usize) -> (Vec<u8>, u64) {
         let mut bytes = vec![0; self.page_blocks as usize * BLOCK_BYTES];
         for (block, out) in (1..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
