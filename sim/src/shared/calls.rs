@@ -1,5 +1,6 @@
-//! A client's calls, in the steps that the handle takes over a remote catalog: a put reserves, writes, commits and says what has landed,
-//! window after window, and waits for all of them; a get pins, reads, verifies, says what it found and unpins.
+//! A client's calls, in the steps that the handle takes over a remote catalog. A put reserves,
+//! writes, commits and reports finished writes, window after window, and waits for all of them. A
+//! get pins, reads, verifies, reports its findings and unpins.
 
 use larder_engine::catalog::{Finding, Grant, ReservationId};
 use larder_engine::index::{Located, SegmentId};
@@ -19,7 +20,7 @@ use crate::world::{ForeignWrite, Live, World};
 const WINDOWS_MAX: usize = 3;
 
 pub enum Task {
-    /// Something that is answered, and no more to it.
+    /// A single request with an answer.
     Ask(u64),
     Put(Put),
     Get(Get),
@@ -30,9 +31,9 @@ pub struct Put {
     /// Names of the windows that are not reserved yet, last first.
     rest: Vec<Vec<Name>>,
     pub windows: Vec<Window>,
-    /// The connection over which it is carried out, first step to last.
+    /// The connection that the put uses from its first to its last step.
     line: u64,
-    /// An answer is to come.
+    /// An answer is expected.
     waits: bool,
 }
 
@@ -67,7 +68,7 @@ pub struct Get {
 }
 
 impl Window {
-    /// A write is over.
+    /// A write has ended.
     pub fn landed(&mut self, asks: &[usize], good: bool) {
         self.outstanding -= 1;
         self.landed
@@ -82,7 +83,7 @@ impl Put {
 }
 
 impl Task {
-    /// The connection on which it waits for an answer, or that is its own.
+    /// The connection on which the task waits for an answer, or which it occupies.
     pub fn line(&self) -> Option<u64> {
         match self {
             Task::Ask(line) => Some(*line),
@@ -195,12 +196,12 @@ impl Company {
         self.clients[slot].tasks[at] = task;
     }
 
-    /// Says something of a put that is over, or one that a former owner granted.
+    /// Sends a message about a finished put, or about a put that a previous owner granted.
     fn go_astray(&mut self, world: &mut World, slot: usize) {
         let client = &mut self.clients[slot];
         let ended = client.attachment().ended.clone();
         let number = if ended.is_empty() || world.dice.chance(0.7) {
-            // The numbers of a run begin above all those of the runs before it.
+            // Numbers of an epoch begin above all numbers of earlier epochs.
             world.dice.below(40) as u64
         } else {
             world.dice.pick(&ended)
@@ -226,7 +227,7 @@ impl Company {
     pub fn go_on_putting(&mut self, world: &mut World, slot: usize, at: usize, mut put: Put) {
         let is_lost = self.clients[slot].attachment().is_lost;
         if is_lost {
-            // The call ends when the device is done with its memory.
+            // The call ends when the device has released its memory.
             if !put.is_landed() {
                 self.clients[slot].tasks[at] = Some(Task::Put(put));
             }
@@ -252,7 +253,7 @@ impl Company {
         self.clients[slot].tasks[at] = Some(Task::Put(put));
     }
 
-    /// Asks for the extents of a put's next window.
+    /// Requests the extents of a put's next window.
     fn reserve(&mut self, world: &mut World, slot: usize, put: &mut Put) {
         let names = put.rest.pop().expect("a window to reserve");
         let asks = world.draw_asks(&names);
@@ -313,7 +314,7 @@ impl Company {
         true
     }
 
-    /// Gives the granted pages to the device.
+    /// Starts the writes of the granted pages.
     fn submit(&mut self, world: &mut World, slot: usize, window: &mut Window) {
         let client = self.clients[slot].attachment().id;
         for write in world.writes_of(&window.grants, &window.versions) {
@@ -340,7 +341,7 @@ impl Company {
         let attachment = self.clients[slot].attachment();
         let (id, is_lost) = (attachment.id, attachment.is_lost);
         if get.line.is_some() {
-            // Without an answer everything is a miss.
+            // Without an answer every page is a miss.
             if !is_lost {
                 self.clients[slot].tasks[at] = Some(Task::Get(get));
             }
@@ -393,7 +394,8 @@ impl Company {
         self.tell(world, slot, &verified)
     }
 
-    /// Reads a page and looks at what it got. What the owner does not keep for it any more may be somebody else's by now.
+    /// Reads a page and verifies it. If the owner no longer keeps the page pinned for this client,
+    /// its blocks may have been reused.
     fn read(
         &self,
         world: &mut World,
@@ -419,7 +421,7 @@ impl Company {
             let is_right = world.oracle.is_payload(version, blocks);
             assert!(
                 is_right || !planted!(StaleExtent),
-                "{version:?} of {name:?} is handed out with other bytes"
+                "{version:?} of {name:?} is returned with wrong bytes"
             );
             if !is_right {
                 world.count(Class::StaleExtent);
@@ -428,7 +430,7 @@ impl Company {
         world.judge(name, located, &outcome, misdirected || !is_kept)
     }
 
-    // ---- what it is answered
+    // ---- answers
 
     /// A client reads an answer.
     pub fn hear_reply(&mut self, world: &mut World, number: u64) {
@@ -444,9 +446,9 @@ impl Company {
             .clients
             .iter()
             .position(of)
-            .expect("a client that listens");
+            .expect("a client of the connection");
         if matches!(reply, Reply::Failed(Failure::Protocol(_))) {
-            panic!("{id:?} is told that it makes no sense: {reply:?}");
+            panic!("{id:?} gets a protocol error: {reply:?}");
         }
         let attachment = self.clients[slot].attachment();
         if attachment.marking == Some(number) {
@@ -456,7 +458,7 @@ impl Company {
         }
         let waits = |task: &Option<Task>| task.as_ref().and_then(Task::line) == Some(number);
         let at = self.clients[slot].tasks.iter().position(waits);
-        let at = at.expect("an answer that nobody waits for");
+        let at = at.expect("an answer that no task waits for");
         match (self.clients[slot].tasks[at].take(), reply) {
             (Some(Task::Put(put)), reply) => {
                 let put = self.hear_put(world, slot, put, reply, message.note);
@@ -480,7 +482,7 @@ impl Company {
                 self.clients[slot].tasks[at] = (!get.pages.is_empty()).then_some(Task::Get(get));
             }
             (Some(Task::Ask(_)), _) => {}
-            (_, reply) => panic!("{id:?} is answered with {reply:?}"),
+            (_, reply) => panic!("{id:?} gets the wrong answer {reply:?}"),
         }
     }
 
@@ -502,7 +504,7 @@ impl Company {
                 note,
             ) => {
                 let map = map_of(world);
-                let window = put.windows.last_mut().expect("a window was asked for");
+                let window = put.windows.last_mut().expect("a window was requested");
                 window.number = Some(reservation);
                 let grants = grants.into_iter().map(|grant| match grant {
                     PlaceGrant::Write(place) => Grant::Write(map.extent(place)),
@@ -523,17 +525,17 @@ impl Company {
             }
             (Reply::Settled(statuses), note) => {
                 let pages: usize = put.windows.iter().map(|window| window.names.len()).sum();
-                assert_eq!(statuses.len(), pages, "one status a page");
+                assert_eq!(statuses.len(), pages, "not one status for each page");
                 if let Some(Note::Settled(settled)) = note {
                     let cores = put.windows.iter().filter_map(|window| window.core);
                     let cores: Vec<_> = cores.collect();
-                    assert_eq!(cores, settled, "a client is told of another put");
+                    assert_eq!(cores, settled, "a client gets the statuses of another put");
                 }
                 let numbers = put.windows.iter().filter_map(|window| window.number);
                 self.clients[slot].attachment().ended.extend(numbers);
                 None
             }
-            (reply, _) => panic!("a put is answered with {reply:?}"),
+            (reply, _) => panic!("a put gets the wrong answer {reply:?}"),
         }
     }
 }

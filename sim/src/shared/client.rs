@@ -1,8 +1,9 @@
-//! The clients' side: what the handle does over a remote catalog, step by step.
+//! The clients' side: the work of the handle over a remote catalog, step by step.
 //!
-//! A client has a first connection, whose end is its end, and others that carry one call at a time: a put keeps its own to its end.
-//! Once any of them fails it takes its owner for lost: what it has asked is refused or missed, what it has with the device
-//! is waited for, and then it lets go of the volumes.
+//! A client has a first connection, and others that serve one call at a time. The end of the first
+//! one is the client's end. A put keeps its connection to its end. Once any connection fails, the
+//! client treats its owner as lost. Its requests are refused or missed. It waits for its writes in
+//! flight, and then releases the volumes.
 
 use larder_engine::index::SegmentId;
 use larder_engine::share::ledger::Ledger;
@@ -15,24 +16,24 @@ use super::office::Session;
 use crate::classes::Class;
 use crate::world::{Live, World};
 
-/// Longest that a write of a killed process goes on, in steps.
+/// Longest time that a write of a killed process takes, in steps.
 const LATE_STEPS_MAX: u64 = 400;
 
-/// Longest that a client is stopped, in steps.
+/// Longest stop of a client, in steps.
 const STOPPED_STEPS_MAX: u64 = 1000;
 
-/// Calls of one client at once.
+/// Calls of one client at the same time.
 pub const TASKS: usize = 2;
 
-/// Its connections besides the first.
+/// Connections of a client besides the first.
 const OTHERS: usize = TASKS + 1;
 
-/// A process, or the place of one.
+/// A process, or a free place for one.
 #[derive(Default)]
 pub struct Client {
     pub part: Part,
     pub tasks: [Option<Task>; TASKS],
-    /// Until this moment it does nothing.
+    /// The process is stopped until this moment.
     stopped_until: u64,
 }
 
@@ -41,7 +42,7 @@ pub enum Part {
     /// There is no such process.
     #[default]
     Down,
-    /// It looks for an owner.
+    /// The process looks for an owner.
     Nobody,
     Attached(Attachment),
 }
@@ -50,14 +51,14 @@ pub struct Attachment {
     pub id: ClientId,
     first: u64,
     others: Vec<u64>,
-    /// It takes its owner for gone.
+    /// It treats its owner as gone.
     pub is_lost: bool,
-    /// The connection on which it has said that it holds its marks.
+    /// The connection on which it has reported that it holds its marks.
     pub marking: Option<u64>,
     pub may_put: bool,
-    /// It does not wait for its marks to be known.
+    /// It does not wait until its marks are known.
     pub is_hasty: bool,
-    /// Puts that are over.
+    /// Finished puts.
     pub ended: Vec<u64>,
 }
 
@@ -69,7 +70,8 @@ impl Client {
         }
     }
 
-    /// What it has been given to read is not kept for it any more; of reads that were asked for over a line, if the owner has `heard`.
+    /// The owner no longer keeps pages pinned for this client. For reads whose request was sent on
+    /// a connection, this applies only if the owner has `heard` it.
     pub fn forfeit_reads(&mut self, heard: impl Fn(u64) -> bool) {
         for task in self.tasks.iter_mut().flatten() {
             if let Task::Get(get) = task {
@@ -78,12 +80,12 @@ impl Client {
         }
     }
 
-    /// Whether its process is there and does nothing.
+    /// Whether its process exists and is stopped.
     pub fn is_stopped(&self, world: &World) -> bool {
         world.moment < self.stopped_until && !world.calm
     }
 
-    /// A write of a put is over.
+    /// A write of a put has ended.
     pub fn landed(&mut self, task: u64, asks: &[usize], good: bool) {
         for put in self.tasks.iter_mut().flatten() {
             if let Task::Put(put) = put {
@@ -103,13 +105,13 @@ impl Client {
     pub fn attachment(&mut self) -> &mut Attachment {
         match &mut self.part {
             Part::Attached(attachment) => attachment,
-            Part::Down | Part::Nobody => panic!("a client without an owner acts as one"),
+            Part::Down | Part::Nobody => panic!("a client acts without an owner"),
         }
     }
 }
 
 impl Company {
-    /// A step of a client, whatever it is doing.
+    /// One step of a client in any state.
     pub fn move_client(&mut self, world: &mut World, live: Option<&mut Live>, slot: usize) {
         if !matches!(self.clients[slot].part, Part::Down)
             && world.strikes(Class::ClientDeath, self.odds.death)
@@ -155,7 +157,7 @@ impl Company {
             owed: Default::default(),
             forfeited: Default::default(),
         };
-        let office = self.office.as_mut().expect("somebody serves");
+        let office = self.office.as_mut().expect("an owner is present");
         office.sessions.insert(id, session);
         world.note(u64::from(id.0), || {
             format!("client {slot} attaches as {id:?}")
@@ -172,7 +174,7 @@ impl Company {
         });
     }
 
-    /// The process dies. What it had given to the device is not over.
+    /// The process dies. Its writes in flight continue.
     fn kill(&mut self, world: &mut World, live: Option<&mut Live>, slot: usize) {
         let client = std::mem::take(&mut self.clients[slot]);
         let Some(id) = client.id() else {
@@ -193,7 +195,7 @@ impl Company {
         let foreign = std::mem::take(&mut world.foreign);
         for mut write in foreign {
             if write.client == id {
-                // What it had not handed over yet never happens.
+                // Writes that it had not yet handed to the device never happen.
                 if world.dice.chance(0.2) {
                     continue;
                 }
@@ -206,7 +208,7 @@ impl Company {
         self.marks.entry(id).and_modify(|is_held| *is_held = false);
     }
 
-    /// The owner need not keep these segments for the client's sake (or any, when `None`).
+    /// The owner need not keep these segments (or any, when `None`) for the client.
     pub fn stop_reading(
         &mut self,
         live: Option<&mut Live>,
@@ -225,7 +227,7 @@ impl Company {
         }
     }
 
-    /// Takes the owner for gone.
+    /// Treats the owner as gone.
     fn lose(&mut self, world: &mut World, slot: usize) {
         let client = &mut self.clients[slot];
         let attachment = client.attachment();
@@ -239,7 +241,7 @@ impl Company {
         }
     }
 
-    /// Lets go of the volumes, once nothing is under way there.
+    /// Releases the volumes, once no write is in flight there.
     fn let_go(&mut self, slot: usize) {
         let client = &mut self.clients[slot];
         let id = client.attachment().id;
@@ -268,7 +270,7 @@ impl Company {
             });
             return;
         }
-        // Whoever minds the attachment listens on the first connection.
+        // The thread that monitors the attachment reads the first connection.
         let is_closed = |number: &u64| {
             let line = self.lines.get(number);
             line.is_none_or(|line| line.hung_up && line.down.is_empty())
@@ -290,7 +292,7 @@ impl Company {
         let at = world.dice.below(TASKS);
         match self.clients[slot].tasks[at].take() {
             None if is_lost => {}
-            // A client that leaves in order hangs up.
+            // A client that leaves in order closes its connections.
             None if world.calm => {
                 if self.clients[slot].is_idle() {
                     self.lose(world, slot);
@@ -304,8 +306,8 @@ impl Company {
         }
     }
 
-    /// A connection fails: at the client, which takes its owner for gone then, or at the owner, which takes the client for gone. What
-    /// was on its way to whoever failed is lost.
+    /// A connection fails: at the client, which then treats its owner as gone, or at the owner,
+    /// which treats the client as gone. Messages on their way to the failed end are lost.
     fn lose_connection(&mut self, world: &mut World, live: Option<&mut Live>, slot: usize) {
         if world.dice.chance(0.5) {
             self.lose(world, slot);
@@ -326,9 +328,9 @@ impl Company {
         }
     }
 
-    // ---- what it says
+    // ---- messages
 
-    /// Sends something on a connection. Not when that is closed: then the owner is lost.
+    /// Sends a message on a connection. If that is closed, the owner is lost.
     pub fn send(
         &mut self,
         world: &mut World,
@@ -350,7 +352,7 @@ impl Company {
         }
     }
 
-    /// A connection on which nothing is asked at the moment.
+    /// A connection without a request in progress.
     pub fn idle_line(&mut self, world: &mut World, slot: usize) -> Option<u64> {
         let client = &mut self.clients[slot];
         let busy: Vec<u64> = client
@@ -365,13 +367,13 @@ impl Company {
         (!idle.is_empty()).then(|| world.dice.pick(&idle))
     }
 
-    /// Asks; on which connection the answer is to be waited for. `None` when there is none to ask on.
+    /// Sends a request. Returns the connection of the answer, or `None` if none is free.
     pub fn ask(&mut self, world: &mut World, slot: usize, request: &Request<'_>) -> Option<u64> {
         let line = self.idle_line(world, slot)?;
         self.send(world, slot, line, request).then_some(line)
     }
 
-    /// Tells what is not answered; false when that must wait.
+    /// Sends a message without an answer. Returns false if it must wait.
     pub fn tell(&mut self, world: &mut World, slot: usize, request: &Request<'_>) -> bool {
         match self.idle_line(world, slot) {
             Some(line) => {

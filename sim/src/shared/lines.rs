@@ -1,5 +1,5 @@
-//! Connections between clients and their owner. What is sent on one arrives in order, perhaps late; what is under way when it ends is
-//! lost; between two of them there is no order.
+//! Connections between clients and their owner. Messages on one connection arrive in order, perhaps
+//! late. Messages in flight at its end are lost. There is no order between two connections.
 
 use std::collections::VecDeque;
 
@@ -10,9 +10,9 @@ use larder_engine::share::wire::{ClientId, Reply, Request, receive, send};
 
 use crate::oracle::VersionId;
 
-/// What the simulation knows of a reply that the owner does not say.
+/// Facts about a reply that the reply itself does not contain.
 pub enum Note {
-    /// The put that the reply grants, and what is to be written.
+    /// The put that the reply grants, and the versions to write.
     Reserved(ReservationId, Vec<Option<VersionId>>),
     /// The reservations that have settled.
     Settled(Vec<ReservationId>),
@@ -22,18 +22,18 @@ pub enum Note {
 pub struct Message {
     frame: Vec<u8>,
     pub note: Option<Note>,
-    /// Messages in the order in which they were sent.
+    /// Order in which messages were sent.
     pub number: u64,
     /// Does not arrive before this moment.
     pub due: u64,
 }
 
 impl Message {
-    /// The bytes that its reader is given.
+    /// The bytes that the reader gets.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let whole = receive(&mut &self.frame[..], &mut bytes);
-        assert!(matches!(whole, Ok(true)), "a frame that no reader takes");
+        assert!(matches!(whole, Ok(true)), "a frame that readers reject");
         bytes
     }
 }
@@ -52,7 +52,7 @@ pub fn reply_frame(reply: &Reply) -> Vec<u8> {
     frame
 }
 
-/// What the owner's thread of a connection waits for.
+/// The event for which the owner's thread of a connection waits.
 pub enum Waits {
     Settled(Vec<Awaited>),
     Room { seen: u64 },
@@ -62,14 +62,14 @@ pub enum Waits {
 /// A connection.
 pub struct Line {
     pub client: ClientId,
-    /// Its end is the client's end.
+    /// The end of this connection is the client's end.
     pub is_first: bool,
     pub up: VecDeque<Message>,
     pub down: VecDeque<Message>,
     pub waits: Option<Waits>,
-    /// The client's end is closed: what was sent before can still be read.
+    /// The client's end is closed: earlier messages can still be read.
     pub left: bool,
-    /// The owner's end is closed: what was sent before can still be read.
+    /// The owner's end is closed: earlier messages can still be read.
     pub hung_up: bool,
     /// The owner's thread has ended.
     pub unserved: bool,
@@ -89,7 +89,7 @@ impl Line {
         }
     }
 
-    /// Whether it is over at both ends.
+    /// Whether both ends are done.
     pub fn is_over(&self) -> bool {
         self.left && self.unserved
     }
@@ -100,7 +100,7 @@ impl Line {
         self.down.clear();
     }
 
-    /// Push a frame at the end of a queue, not to arrive before those ahead of it.
+    /// Appends a frame to a queue. It does not arrive before the frames ahead of it.
     pub fn push(queue: &mut VecDeque<Message>, message: Message) {
         let ahead = queue.back().map_or(0, |last| last.due);
         queue.push_back(Message {

@@ -1,17 +1,19 @@
 //! Several processes on one store: an owner, and clients that write and read page data themselves.
 //!
-//! The owner is the run's core behind the ledgers and answers of the real server, which are fed real messages; the clients take
-//! the steps that the handle takes over a remote catalog. Whatever goes between them is a message on a connection: it comes in order
-//! with those of its own connection and no other, late, or not at all. A client dies at any step, and what it had given to the
-//! device lands when it likes, under a later owner too if nobody waits for it; so does the owner, and a client takes its place.
+//! The owner is the run's core behind the ledgers and answers of the real server, which gets real
+//! messages. Clients take the steps that the handle takes over a remote catalog. All communication
+//! between them is messages on connections. A message arrives in order with others on its own
+//! connection only, or late, or not at all. A client can die at any step. Its writes in flight land
+//! at any later time, even under a later owner if that owner does not wait for them. The owner can
+//! die too, and a client takes its place.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
 //! | `lines` | connections |
 //! | `seat` | the core as the answers' catalog |
 //! | `office` | the owner's side |
-//! | `client`, `calls` | the clients' side: processes, and what they ask for |
-//! | `takeover` | a seed from end to end: owners and their ends |
+//! | `client`, `calls` | the clients' side: processes, and their calls |
+//! | `takeover` | a seed from start to end: owners and their ends |
 
 mod calls;
 mod client;
@@ -33,36 +35,38 @@ use lines::Line;
 use office::Office;
 pub use takeover::play;
 
-/// Longest that a message is held back, in steps.
+/// Longest delay of a message, in steps.
 const DELAY_STEPS_MAX: u64 = 100;
 
-/// How often each thing goes wrong among the processes: of a client's step, a message, or an attachment, as each says.
+/// Probabilities of faults among the processes: per step of a client, per message, or per
+/// attachment, as each states.
 #[derive(Default)]
 struct Odds {
     /// A client is killed.
     death: f64,
     /// A client is stopped.
     stop: f64,
-    /// The owner looks whether a client goes on with its puts.
+    /// The owner checks whether a client makes progress with its puts.
     look: f64,
     /// A connection is lost.
     loss: f64,
     /// A message is delayed.
     delay: f64,
-    /// A client says something of a put that is over, or a former owner's.
+    /// A client sends a message about a finished put, or about a put of a previous owner.
     astray: f64,
     /// A client puts before its marks are known.
     haste: f64,
 }
 
-/// Everybody but the owner's own callers.
+/// All processes except the owner's own callers.
 struct Company {
     odds: Odds,
-    /// How often a step is one of the company's, relative to those of the store's own.
+    /// Weight of the company's steps, relative to the steps of the store itself.
     weight: usize,
     clients: Vec<Client>,
     lines: BTreeMap<u64, Line>,
-    /// By client that may be marked: whether its process holds the mark, or only what it gave to the device does.
+    /// By client that may be marked. True if its process holds the mark, false if only its writes
+    /// in flight do.
     marks: BTreeMap<ClientId, bool>,
     next_client: u32,
     next_line: u64,
@@ -72,21 +76,21 @@ struct Company {
     fell_in_reclaim: bool,
     /// By namespace of the run: the owner's number for it.
     slots: Vec<NamespaceSlot>,
-    /// What the owner knows, while there is one.
+    /// The state of the owner, while there is one.
     office: Option<Office>,
 }
 
-/// Something that can happen next.
+/// A possible next step.
 enum Act {
     /// The owner reads a message of this connection.
     Serve(u64),
-    /// The owner's thread of this connection waits for something.
+    /// The owner's thread of this connection waits for an event.
     Answer(u64),
-    /// It finds its connection closed.
+    /// The owner's thread finds its connection closed.
     End(u64),
-    /// A client reads what it was answered.
+    /// A client reads an answer.
     Hear(u64),
-    /// The owner looks after one that has gone.
+    /// The owner checks a client that is gone.
     Linger(ClientId),
     Client(usize),
 }
@@ -134,7 +138,7 @@ impl Company {
         })
     }
 
-    /// The number of a message, and when it arrives at the earliest.
+    /// The number of a message, and the earliest time of its arrival.
     fn stamp(&mut self, world: &mut World) -> (u64, u64) {
         self.messages += 1;
         let is_late = world.strikes(Class::MessageDelayed, self.odds.delay);
@@ -175,7 +179,7 @@ impl Company {
         acts
     }
 
-    /// One step of somebody.
+    /// One step of a process.
     fn step(&mut self, world: &mut World, mut live: Option<&mut Live>) {
         world.moment += 1;
         if let Some(live) = live.as_deref_mut()
@@ -198,7 +202,7 @@ impl Company {
         self.lines.retain(|_, line| !line.is_over());
     }
 
-    /// Between two steps: what the device and the core have answered.
+    /// Between two steps: processes the answers of the device and of the core.
     fn attend(&mut self, world: &mut World, live: &mut Live) {
         self.take_landed(world);
         self.hear(world, live);
@@ -207,7 +211,7 @@ impl Company {
         }
     }
 
-    /// Tells clients of their writes that are over. Marks go with the last write of a process that has gone.
+    /// Reports finished writes to their clients. A dead process loses its mark with its last write.
     fn take_landed(&mut self, world: &mut World) {
         for (foreign, good) in std::mem::take(&mut world.foreign_done) {
             let of = |client: &&mut Client| client.id() == Some(foreign.client);
@@ -221,7 +225,7 @@ impl Company {
         });
     }
 
-    /// Whether everybody has gone.
+    /// Whether all clients are gone.
     fn is_empty(&self) -> bool {
         self.clients
             .iter()

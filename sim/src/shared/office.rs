@@ -19,37 +19,37 @@ use crate::classes::Class;
 use crate::clients::{Put, Request};
 use crate::world::{Live, World};
 
-/// A client as its owner knows it.
+/// The owner's view of a client.
 pub struct Session {
     pub ledger: Ledger,
-    /// Pins that the client reads under, as far as it is alive and has not said that it is done.
+    /// Pins that the client reads under: it is alive and has not released them.
     pub reading: BTreeMap<SegmentId, u32>,
-    /// Pins that it was given, and has not given back as far as the owner has heard.
+    /// Pins that the client was given, and whose release the owner has not received.
     pub owed: BTreeMap<SegmentId, u32>,
-    /// Those that were taken back, likewise.
+    /// Pins that were taken back, and whose release the owner has not received.
     pub forfeited: BTreeMap<SegmentId, u32>,
 }
 
-/// What an owner knows that is not in its core. It goes with the owner.
+/// The owner's state outside its core. It is lost with the owner.
 #[derive(Default)]
 pub struct Office {
-    /// It takes no more clients.
+    /// It accepts no more clients.
     pub is_closing: bool,
     pub sessions: BTreeMap<ClientId, Session>,
-    /// Clients that have gone, whose puts have not ended.
+    /// Dead clients whose puts have not ended.
     pub lingering: Vec<ClientId>,
     /// Puts that have not settled.
     pub puts: BTreeMap<ReservationId, (ClientId, Put)>,
-    /// Those that have, and nobody has been told.
+    /// Results of settled puts that no client has received.
     outcomes: BTreeMap<ReservationId, Vec<PutStatus>>,
-    /// Those that nobody will ask about.
+    /// Puts whose result no client will request.
     unawaited: BTreeSet<ReservationId>,
     requests: BTreeMap<RequestId, (Request, u64)>,
     finished: BTreeMap<RequestId, Reply>,
 }
 
 impl Office {
-    /// To the core the pages of these puts have failed.
+    /// For the core the pages of these puts have failed.
     fn give_up(&self, world: &mut World, live: &mut Live, puts: &[ReservationId]) {
         if !puts.is_empty() {
             live.failures += 1;
@@ -75,7 +75,7 @@ fn take_one(counts: &mut BTreeMap<SegmentId, u32>, segment: SegmentId) -> bool {
 }
 
 impl Session {
-    /// The client reads under these pins no more.
+    /// The client stops reading under these pins.
     pub fn stop_reading(&mut self, live: &mut Live, segments: &[SegmentId]) {
         for &segment in segments {
             if take_one(&mut self.reading, segment) {
@@ -84,7 +84,7 @@ impl Session {
         }
     }
 
-    /// Nor under any other.
+    /// The client stops reading under all pins.
     pub fn stop_all_reading(&mut self, live: &mut Live) {
         let all = std::mem::take(&mut self.reading);
         for (segment, count) in all {
@@ -113,7 +113,7 @@ impl Company {
         let bytes = message.bytes();
         let request: Asked<'_> = parse(&bytes).expect("a request that was sent");
         let marked = Marked(self.is_marked(world, client));
-        let office = self.office.as_mut().expect("somebody serves");
+        let office = self.office.as_mut().expect("an owner is present");
         let session = office.sessions.get_mut(&client).expect("a session");
         match &request {
             Asked::Unpin { segments } => {
@@ -148,7 +148,8 @@ impl Company {
         for segment in believed {
             assert!(
                 session.owed.contains_key(&segment),
-                "{client:?} is believed what it found in {segment:?}, which may have been given to others since"
+                "a finding of {client:?} in {segment:?} is accepted, \
+                 and the segment may have been reused"
             );
         }
         for segment in pinned {
@@ -171,7 +172,7 @@ impl Company {
         }
     }
 
-    /// Begins what a request must wait for.
+    /// Starts the work that a request must wait for.
     fn take_up(&mut self, world: &mut World, live: &mut Live, later: Later) -> Waits {
         let (request, what, found) = match later {
             Later::Settled(puts) => return Waits::Settled(puts),
@@ -193,19 +194,19 @@ impl Company {
             }
             Later::Report => unreachable!("no client asks for a report"),
         };
-        let office = self.office.as_mut().expect("somebody serves");
+        let office = self.office.as_mut().expect("an owner is present");
         office.requests.insert(request, (what, found));
         Waits::Request(request)
     }
 
-    /// The owner's thread looks whether what it waits for has come.
+    /// The owner's thread checks whether its event has come.
     pub fn answer(&mut self, world: &mut World, live: &mut Live, number: u64) {
         if live.stopping {
-            // Nobody else tells the core the time any more.
+            // No other activity passes the time to the core any more.
             world.with_core(live, |_| ());
         }
         let line = self.lines.get_mut(&number).expect("a line");
-        let office = self.office.as_mut().expect("somebody serves");
+        let office = self.office.as_mut().expect("an owner is present");
         let (reply, note) = match &line.waits {
             Some(Waits::Settled(puts)) => {
                 let settled = puts.iter().filter_map(|put| put.reservation);
@@ -238,7 +239,7 @@ impl Company {
         self.reply(world, live, number, &reply, note);
     }
 
-    /// Says something to a client. To one that does not listen any more it is the last thing that is said.
+    /// Sends a reply to a client. If the client's end is closed, the connection fails.
     fn reply(
         &mut self,
         world: &mut World,
@@ -261,7 +262,8 @@ impl Company {
         }
     }
 
-    /// The owner's thread of a connection fails: what the client said there may be lost, so that the client is.
+    /// The owner's thread of a connection fails. Messages of the client may be lost there, so the
+    /// client counts as gone.
     pub fn fail_line(&mut self, world: &mut World, live: &mut Live, number: u64) {
         let client = self.lines[&number].client;
         self.hang_up(client);
@@ -287,14 +289,12 @@ impl Company {
         }
     }
 
-    /// A client has gone.
+    /// A client is gone.
     fn see_off(&mut self, world: &mut World, live: &mut Live, client: ClientId) {
-        world.note(u64::from(client.0), || {
-            format!("{client:?} is seen to be gone")
-        });
+        world.note(u64::from(client.0), || format!("{client:?} is gone"));
         self.hang_up(client);
         let map = map_of(world);
-        let office = self.office.as_mut().expect("somebody serves");
+        let office = self.office.as_mut().expect("an owner is present");
         let session = office.sessions.get_mut(&client).expect("a session");
         session.stop_all_reading(live);
         session.owed.clear();
@@ -305,9 +305,9 @@ impl Company {
         office.give_up(world, live, &left.given_up);
     }
 
-    /// The owner looks whether some client goes on with its puts and reads.
+    /// The owner checks whether a client makes progress with its puts and reads.
     pub fn look(&mut self, world: &mut World, live: &mut Live) {
-        let office = self.office.as_mut().expect("somebody serves");
+        let office = self.office.as_mut().expect("an owner is present");
         let there = office.sessions.iter();
         let there = there.filter(|(_, session)| !session.ledger.is_gone());
         let there: Vec<ClientId> = there.map(|(id, _)| *id).collect();
@@ -315,7 +315,7 @@ impl Company {
             return;
         }
         let client = world.dice.pick(&there);
-        // So often in a row as if it had been stopped for long.
+        // As many checks in a row as if the client had been stopped for long.
         let times = if world.dice.chance(0.2) {
             READ_LOOKS
         } else {
@@ -327,17 +327,17 @@ impl Company {
     }
 
     fn look_at(&mut self, world: &mut World, live: &mut Live, client: ClientId) {
-        let office = self.office.as_mut().expect("somebody serves");
+        let office = self.office.as_mut().expect("an owner is present");
         let map = map_of(world);
         let session = office.sessions.get_mut(&client).expect("a session");
-        // What it reads under may be given away in the look.
+        // Its pins may be taken back during the check.
         let reading = session.reading.clone();
         session.stop_all_reading(live);
         let look = session.ledger.look(&Seat::new(world, live), &map);
         if look.pins_taken_back > 0 {
             world.count(Class::PinsTakenBack);
             world.note(u64::from(client.0), || {
-                format!("{client:?} does not go on reading: its pins are taken back")
+                format!("{client:?} has stopped reading: its pins are taken back")
             });
             for (segment, count) in std::mem::take(&mut session.owed) {
                 *session.forfeited.entry(segment).or_default() += count;
@@ -362,12 +362,13 @@ impl Company {
         }
         world.count(Class::PutGivenUp);
         world.note(u64::from(client.0), || {
-            format!("{client:?} says nothing: {:?} are given up", look.given_up)
+            format!("{client:?} is silent: {:?} are given up", look.given_up)
         });
         office.give_up(world, live, &look.given_up);
     }
 
-    /// The owner looks whether the writes of a client that has gone are over; `at_once` it does not care any more.
+    /// The owner checks whether the writes of a dead client have ended. With `at_once` it does not
+    /// wait for them.
     pub fn look_after(
         &mut self,
         world: &mut World,
@@ -376,7 +377,7 @@ impl Company {
         at_once: bool,
     ) {
         let marked = Marked(self.is_marked(world, client));
-        let office = self.office.as_mut().expect("somebody serves");
+        let office = self.office.as_mut().expect("an owner is present");
         let ledger = &office.sessions[&client].ledger;
         let map = map_of(world);
         let ended = if at_once {
@@ -398,7 +399,7 @@ impl Company {
         }
     }
 
-    /// Takes note of what has been answered, right when it is.
+    /// Records answers in the step in which they arrive.
     pub fn hear(&mut self, world: &mut World, live: &mut Live) {
         let Some(office) = self.office.as_mut() else {
             return;
@@ -440,7 +441,7 @@ impl Company {
         }
     }
 
-    /// Every pin belongs to somebody.
+    /// Every pin has a holder.
     pub fn check_pins(&self, world: &World, live: &Live) {
         let Some(office) = self.office.as_ref() else {
             return;
@@ -458,7 +459,7 @@ impl Company {
             assert_eq!(
                 pins,
                 of(&live.pins) - reading + owed + kept,
-                "{segment:?} has {pins} pins, of which clients hold {owed} and {kept} are kept for their writes"
+                "{segment:?} has {pins} pins: {owed} held by clients, {kept} for their writes"
             );
         }
     }
@@ -471,7 +472,7 @@ fn namespace_at(live: &Live, namespace: NamespaceId) -> usize {
 }
 
 impl World {
-    /// What a client's put is told is stored lies on the device.
+    /// Pages that a client's put reports as stored are on the device.
     fn check_stored(&self, live: &Live, put: &Put, statuses: &[PutStatus]) {
         for ((name, version), status) in put.names.iter().zip(&put.versions).zip(statuses) {
             let (Some(version), PutStatus::Stored) = (version, status) else {
@@ -485,7 +486,7 @@ impl World {
             };
             assert!(
                 known.rotten || known.dropped || self.is_intact(*version, found.place),
-                "{version:?} of {name:?} is called stored, and its bytes are not at {:?}",
+                "{version:?} of {name:?} is reported as stored, and its bytes are not at {:?}",
                 found.place
             );
         }

@@ -1,4 +1,4 @@
-//! The core in the place of a catalog, for the owner's answers. It is asked only for what takes no wait.
+//! The core as a catalog, for the owner's answers. Only calls that do not wait reach it.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
@@ -26,13 +26,13 @@ struct Inner<'a> {
     given: Given,
 }
 
-/// What an answer gave to its client.
+/// The results of an answer for its client.
 #[derive(Default)]
 pub struct Given {
     pub puts: Vec<Put>,
     /// A segment for each page that was pinned.
     pub pinned: Vec<SegmentId>,
-    /// Where pages lie of which it was believed what it found.
+    /// Segments of the pages whose findings were accepted from the client.
     pub believed: Vec<SegmentId>,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Seat<'a> {
     }
 }
 
-/// Where segments lie.
+/// The locations of segments.
 pub fn map_of(world: &World) -> SegmentMap {
     SegmentMap::new(&world.setup.volumes, world.setup.segment_blocks)
 }
@@ -77,7 +77,7 @@ fn slot(namespace: NamespaceId) -> NamespaceSlot {
 }
 
 impl Inner<'_> {
-    /// Which of the run's namespaces it is.
+    /// The run's number of the namespace.
     fn namespace(&self, namespace: NamespaceId) -> Option<usize> {
         let slots = &self.live.slots;
         let wanted = Some(slot(namespace));
@@ -104,7 +104,7 @@ impl Inner<'_> {
     fn names(&self, namespace: usize, keys: impl Iterator<Item = PageKey>) -> Vec<Name> {
         keys.map(|key| {
             let found = self.world.oracle.by_key(namespace, key.prefix().as_bytes());
-            found.expect("a key that nobody has")
+            found.expect("a key without a name")
         })
         .collect()
     }
@@ -192,26 +192,26 @@ impl Catalog for Seat<'_> {
     }
 
     fn delete(&self, _: NamespaceId, _: &[PageKey]) -> Result<u64, StoreError> {
-        unreachable!("an answer waits")
+        unreachable!("an answer never waits")
     }
 
     fn clear_namespace(&self, _: NamespaceId) -> Result<u64, StoreError> {
-        unreachable!("an answer waits")
+        unreachable!("an answer never waits")
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        unreachable!("an answer waits")
+        unreachable!("an answer never waits")
     }
 
     fn stats(&self) -> Stats {
-        unreachable!("an answer waits")
+        unreachable!("an answer never waits")
     }
 }
 
 impl Allocator for Seat<'_> {
     fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
         let mut inner = self.inner();
-        let at = inner.namespace(namespace).expect("its shape was asked for");
+        let at = inner.namespace(namespace).expect("its shape was requested");
         let names = inner.names(at, asks.iter().map(|ask| ask.key));
         let Inner { world, live, given } = &mut *inner;
         let put = world.reserve(live, at, names, asks);
@@ -253,10 +253,10 @@ impl Allocator for Seat<'_> {
     }
 
     fn wait(&self, _: ReservationId) -> Vec<PutStatus> {
-        unreachable!("an answer waits")
+        unreachable!("an answer never waits")
     }
 
     fn wait_for_room(&self, _: u64, _: Instant) -> bool {
-        unreachable!("an answer waits")
+        unreachable!("an answer never waits")
     }
 }

@@ -1,4 +1,4 @@
-//! A seed from end to end: one owner after the other, and what becomes of the clients when one ends.
+//! A seed from start to end: one owner after the other, and the fate of the clients when one ends.
 
 use larder_engine::planted;
 
@@ -14,16 +14,16 @@ use crate::setup::Faults;
 use crate::totals::Totals;
 use crate::world::{Journal, Live, World};
 
-/// Steps within which somebody must own the store again.
+/// A new owner must be found within this many steps.
 const OWNERLESS_STEPS_MAX: usize = 20_000;
 
-/// Steps that an owner which closes waits for its clients' writes: mostly enough.
+/// Steps that a closing owner waits for its clients' writes: mostly enough.
 const PATIENCE_STEPS: [usize; 3] = [10, 100, 600];
 
-/// Steps in which everybody must have gone once nothing goes wrong any more.
+/// Once faults have stopped, all clients must be gone within this many steps.
 const RETIRE_STEPS_MAX: usize = 100_000;
 
-/// Plays a seed. Returns a digest of all that happened, and what that was.
+/// Plays a seed. Returns a digest of all events, and their counts.
 pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
     let mut world = World::new(Dice::new(seed), seed, journal);
     let mut company = company_for(&mut world);
@@ -34,7 +34,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
     let mut steps = world.setup.steps;
     let mut powers = 0;
     loop {
-        // A close may have ended so too.
+        // A close may have ended in a power loss too.
         if world.tally.times(Class::Power) > powers {
             powers = world.tally.times(Class::Power);
             company.lose_power();
@@ -71,14 +71,15 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
     sum_up(&world)
 }
 
-/// A company, and a store that suits it: mostly a device that does not fail, for nothing to be excused by that.
+/// A company, and a store that suits it. Mostly the device does not fail, so that no device fault
+/// excuses a loss.
 fn company_for(world: &mut World) -> Company {
     let steps = world.dice.pick(&[400, 600, 900]);
     let step = 1.0 / steps as f64;
     let setup = &mut world.setup;
     setup.steps = steps;
     setup.clients = 1 + world.dice.below(2);
-    // Clients ask for any.
+    // Clients use any namespace.
     setup.named = 1.0;
     if world.dice.chance(0.7) {
         setup.faults = Faults {
@@ -95,7 +96,8 @@ fn company_for(world: &mut World) -> Company {
 }
 
 impl Company {
-    /// Nobody owns the store. Whoever will be next waits until no client of the former owner can still be writing.
+    /// The store has no owner. The next one waits until no client of the previous owner can still
+    /// be writing.
     fn await_owner(&mut self, world: &mut World) {
         self.take_landed(world);
         let has_to_wait = !self.marks.is_empty();
@@ -115,16 +117,17 @@ impl Company {
                 self.step(world, None);
             }
         }
-        panic!("nobody gets to own the store: clients hold on to it");
+        panic!("no process can own the store: clients still hold it");
     }
 
-    /// A client that has lost its owner, or somebody else, is the owner.
+    /// The new owner: a client that lost its owner, or another process.
     fn take_over(&mut self, world: &mut World, live: &Live) {
         self.slots = live.slots.iter().copied().flatten().collect();
         self.office = Some(Office::default());
         let is_free = |client: &&mut Client| matches!(client.part, Part::Nobody);
         if let Some(client) = self.clients.iter_mut().find(is_free) {
-            // It is the owner's own callers from here on; another process may come in its place.
+            // From here on it is the owner with its own callers. Another process may take its
+            // place.
             *client = Client::default();
             world.count(Class::Takeover);
             if std::mem::take(&mut self.fell_in_reclaim) {
@@ -158,7 +161,7 @@ impl Company {
         world.lose_begun();
     }
 
-    /// Everybody is gone.
+    /// A power loss ends all processes.
     fn lose_power(&mut self) {
         for client in &mut self.clients {
             *client = Client::default();
@@ -168,7 +171,7 @@ impl Company {
         self.office = None;
     }
 
-    /// The owner is killed, perhaps with everybody else.
+    /// The owner is killed, or loses power with all other processes.
     fn owner_dies(&mut self, world: &mut World, live: &Live, power: bool) {
         self.check_pins(world, live);
         if power {
@@ -181,7 +184,8 @@ impl Company {
         self.lose_owner(world);
     }
 
-    /// Connections to an owner that is no more: what it said can still be read, what it was told is lost.
+    /// Closes the connections to a dead owner: its messages can still be read, messages to it are
+    /// lost.
     fn lose_owner(&mut self, world: &mut World) {
         self.office = None;
         for line in self.lines.values_mut() {
@@ -196,11 +200,15 @@ impl Company {
         self.lines.retain(|_, line| !line.is_over());
     }
 
-    /// The owner is being closed: it sends its clients away, and waits for what they have under way. If that does not end soon it
-    /// gives up the store instead (false): it gives nothing to anybody any more, and the next owner waits for the clients.
+    /// The owner is being closed. It disconnects its clients and waits for their writes. If these
+    /// do not end soon, it abandons the store instead (returns false): it grants nothing any more,
+    /// and the next owner waits for the clients.
     fn send_away(&mut self, world: &mut World, live: &mut Live) -> bool {
-        world.note(0, || "the clients are sent away".to_owned());
-        self.office.as_mut().expect("somebody serves").is_closing = true;
+        world.note(0, || "the clients are disconnected".to_owned());
+        self.office
+            .as_mut()
+            .expect("an owner is present")
+            .is_closing = true;
         for line in self.lines.values_mut() {
             line.hung_up = true;
         }
@@ -225,10 +233,10 @@ impl Company {
             }
             self.either_step(world, live, false);
         }
-        panic!("an owner that closes waits for good");
+        panic!("a closing owner waits forever");
     }
 
-    /// Makes durable what there is, in a store that is not being closed in order.
+    /// Makes the content durable, in a store that is not closed in order.
     fn flush_last(&mut self, world: &mut World, live: &mut Live) {
         let (request, flush) = world.flush(live);
         for _ in 0..RETIRE_STEPS_MAX {
@@ -241,12 +249,12 @@ impl Company {
         panic!("the last flush of an owner hangs");
     }
 
-    /// Nothing goes wrong any more: everybody gets an answer, and leaves nothing behind.
+    /// Faults stop. Every client gets its answers, and leaves nothing behind.
     fn retire(&mut self, world: &mut World, live: &mut Live) {
         world.calm_down();
         self.odds = Odds::default();
         for _ in 0..RETIRE_STEPS_MAX {
-            let office = self.office.as_ref().expect("somebody serves");
+            let office = self.office.as_ref().expect("an owner is present");
             if self.is_empty()
                 && self.lines.is_empty()
                 && self.marks.is_empty()
@@ -259,7 +267,8 @@ impl Company {
             self.either_step(world, live, false);
         }
         panic!(
-            "somebody hangs, or a put of somebody who has gone never ends: {} lines, marks of {:?}, puts {:?}",
+            "a client hangs, or a put of a dead client never ends: \
+             {} lines, marks of {:?}, puts {:?}",
             self.lines.len(),
             self.marks,
             self.office
