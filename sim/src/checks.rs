@@ -1,5 +1,5 @@
-//! What is checked between any two steps: that what the core writes down is true, that what it calls synced is durable, that pages add
-//! up, and that nothing is there which was deleted.
+//! The checks between two steps: metadata that the core writes is true, commits reported as synced
+//! are durable, page counts add up, and no deleted page is in the index.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use crate::setup::BLOCK;
 use crate::world::{Described, Live, World};
 
 impl World {
-    /// Looks at a metadata write before it starts: what it claims must be true. The state that it states, if it is one of
-    /// headers.
+    /// Checks a metadata write before it starts: its content must be true. For headers, returns the
+    /// segment state that they state.
     pub fn inspect(
         &mut self,
         live: &mut Live,
@@ -33,7 +33,7 @@ impl World {
         let mut state = None;
         for (content, at) in blocks.iter().zip(start..) {
             let Content::Bytes(bytes) = content else {
-                panic!("metadata that is none");
+                panic!("a metadata write without metadata");
             };
             let (_, _, within) = self.locate_block(volume, at);
             if is_header {
@@ -46,7 +46,7 @@ impl World {
                             segment_blocks: self.setup.segment_blocks,
                         })
                     })
-                    .expect("a header that no reader takes");
+                    .expect("a header that readers reject");
                 self.inspect_header(live, segment, &header);
                 state = Some(header.state);
             } else {
@@ -54,7 +54,7 @@ impl World {
                 let block = self
                     .spot(volume, number)
                     .parse_block(index, &bytes[..])
-                    .expect("a descriptor block that no reader takes");
+                    .expect("a descriptor block that readers reject");
                 self.inspect_block(live, segment, (volume, at), content, &block);
             }
         }
@@ -82,7 +82,7 @@ impl World {
                 || self.headless.contains(&segment)
                 || self.forgotten.contains(&segment)
                 || self.torn_inside,
-            "{segment:?} is probed, and a power loss would bring its old life back"
+            "{segment:?} is probed, and a power loss would restore its old generation"
         );
         let pins = live.pins.get(&segment).copied().unwrap_or(0);
         assert!(pins == 0, "{segment:?} is probed under {pins} readers");
@@ -98,7 +98,7 @@ impl World {
         });
         if matches!(header.state, SegmentState::Open | SegmentState::Free) {
             let pins = live.pins.get(&segment).copied().unwrap_or(0);
-            assert!(pins == 0, "{segment:?} is given back under {pins} readers");
+            assert!(pins == 0, "{segment:?} is released under {pins} readers");
             let (volume, number) = self.volume_of(segment);
             let first = self.segment_first_block(number);
             self.check_nobody_writes(volume, first, self.setup.segment_blocks as usize);
@@ -109,7 +109,7 @@ impl World {
                     || self.headless.contains(&segment)
                     || self.forgotten.contains(&segment)
                     || self.torn_inside,
-                "{segment:?} is written again, and a power loss would bring its old life back"
+                "{segment:?} is reused, and a power loss would restore its old generation"
             );
             self.tainted.remove(&segment);
             self.shaken.remove(&segment);
@@ -120,7 +120,7 @@ impl World {
         self.check_mark(live, header.synced);
     }
 
-    /// What is given out, or given back, must not be what another process may still be writing.
+    /// Blocks that are granted or released must not be in the reach of another process's writes.
     pub fn check_nobody_writes(&self, volume: usize, start: usize, count: usize) {
         for foreign in &self.foreign {
             let write = &foreign.write;
@@ -129,13 +129,14 @@ impl World {
                 || start + count <= write.start;
             assert!(
                 is_apart,
-                "blocks from {volume}:{start} on change hands while {:?} may write at {}",
+                "blocks from {volume}:{start} on are reassigned while {:?} may write at {}",
                 foreign.client, write.start
             );
         }
     }
 
-    /// Whether a segment would be free after a power loss: one header copy says so, or it never had one.
+    /// Whether a segment would be free after a power loss: one header copy states it, or no header
+    /// was ever written.
     fn is_durably_free(&self, segment: SegmentId) -> bool {
         let (volume, number) = self.volume_of(segment);
         let first = self.segment_first_block(number);
@@ -172,8 +173,8 @@ impl World {
         if let Content::Bytes(before) = self.disk.volumes()[volume].visible(at)
             && let Ok(before) = DescriptorBlock::check(&before[..])
         {
-            // What a crash left behind the last block that recovery found may be written over by a later run, and what a failed write
-            // left by nothing.
+            // A later epoch may overwrite blocks that a crash left behind the last block that
+            // recovery found. An empty block may overwrite the rest of a failed write.
             let is_blank = matches!(&block.body, Body::Records(records) if records.is_empty());
             let spot = self.spot(volume, header.segment.0);
             let is_other = before.at(&BlockAddress {
@@ -190,7 +191,7 @@ impl World {
                             || before.header.commit.run() < header.commit.run()
                             || is_blank && before.header.commit == header.commit
                     }),
-                "a descriptor block is written twice in one life"
+                "a descriptor block is written twice in one generation"
             );
         }
         let Body::Records(records) = &block.body else {
@@ -202,7 +203,8 @@ impl World {
                     live.evictions.insert(record.birth());
                 }
                 if self.tainted.contains(&segment) {
-                    // Nothing tells of this segment's life: what is written behind that is lost.
+                    // No durable header names the generation of this segment: records that are
+                    // written behind it are lost.
                     self.spoil_deletion(record);
                 }
                 self.note_departure(record);
@@ -234,7 +236,8 @@ impl World {
         }
     }
 
-    /// What a record says to have left may be found gone in any later run, should the record vanish for a time and come back.
+    /// A page that a record removes may be missing in any later epoch: the record may vanish for a
+    /// time and come back.
     fn note_departure(&mut self, record: &Record) {
         let (fingerprint, prefix) = match record {
             Record::Page(_) => return,
@@ -256,7 +259,8 @@ impl World {
         }
     }
 
-    /// What is stated to be synced must be durable, as far as the index still knows it there.
+    /// Commits up to the stated watermark must be durable, as far as the index still knows their
+    /// pages there.
     fn check_mark(&mut self, live: &mut Live, mark: Serial) {
         if mark <= live.mark || mark.run() != live.run() {
             return;
@@ -291,19 +295,19 @@ impl World {
             .collect();
         assert!(
             self.oracle.is_payload(page.version, &payload),
-            "commit {commit} is called synced, but the payload of {:?} at {:?} is not durable",
+            "commit {commit} is reported as synced, but the payload of {:?} at {:?} is not durable",
             page.version,
             page.place
         );
         let is_tainted = self.tainted.contains(&page.place.segment);
         assert!(
             is_tainted || *volumes[page.volume].durable(page.block) == page.content,
-            "commit {commit} is called synced, but the descriptor of {:?} is not durable",
+            "commit {commit} is reported as synced, but the descriptor of {:?} is not durable",
             page.version
         );
     }
 
-    /// What the index holds, by name; everything in it must be something that was put.
+    /// The content of the index, by name. Everything in it must have been put.
     pub fn snapshot(
         &self,
         index: &Index,
@@ -325,7 +329,7 @@ impl World {
         pages.into_iter().collect()
     }
 
-    /// By slot, which namespace it is.
+    /// The namespace of each slot.
     pub fn namespaces_by_slot(&self, live: &Live) -> Vec<usize> {
         let known = live.slots.iter().enumerate();
         let mut known: Vec<_> = known
@@ -335,7 +339,7 @@ impl World {
         known.into_iter().map(|(_, namespace)| namespace).collect()
     }
 
-    /// Checks what must hold between any two steps: what is cheap at each, the rest once in a while.
+    /// Runs the checks between two steps: the cheap ones each time, the others from time to time.
     pub fn check(&mut self, live: &Live) {
         if self.moment.is_multiple_of(self.setup.check_every) {
             self.check_all(live);
@@ -351,11 +355,11 @@ impl World {
         );
         let faults = &self.setup.faults;
         if !faults.spoils() && !faults.misleads() && !faults.fail_headers() {
-            assert_eq!(c.damaged, 0, "damage on a device that does none");
+            assert_eq!(c.damaged, 0, "damage without a fault that causes it");
         }
     }
 
-    /// Looks at everything: the core's own invariants, and that nothing is there which was deleted.
+    /// Runs the full checks: the core's own invariants, and that no deleted page is present.
     pub fn check_all(&self, live: &Live) {
         live.core.check_invariants().unwrap();
         let namespaces = self.namespaces_by_slot(live);
@@ -367,13 +371,13 @@ impl World {
         }
     }
 
-    /// At a clean close with a segment to spare every eviction of the run has been written down.
+    /// At a clean close with a spare segment, every eviction of the epoch is recorded.
     pub fn check_evictions(&self, live: &Live) {
         let (evicted, written) = (live.core.counters().evicted, live.evictions.len() as u64);
         let had_room = live.core.space_view().free_segments > 0;
         assert!(
             written >= evicted || !had_room || self.setup.faults.fail_writes(),
-            "{evicted} pages were evicted, and {written} of that written down"
+            "{evicted} pages were evicted, and {written} evictions recorded"
         );
     }
 }

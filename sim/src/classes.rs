@@ -1,11 +1,14 @@
-//! The classes of faults and of crashes, and how often each has happened: what shows that a simulation reached what it is
-//! meant to.
+//! The classes of faults and of crashes, with counts. The counts show that a simulation reaches
+//! every class that it has to reach.
 
 use std::fmt;
 
 macro_rules! classes {
-    (alone { $($name:ident => $title:literal,)* } shared { $($many:ident => $many_title:literal,)* }) => {
-        /// Something that goes wrong.
+    (
+        alone { $($name:ident => $title:literal,)* }
+        shared { $($many:ident => $many_title:literal,)* }
+    ) => {
+        /// A fault or a crash.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Class {
             $(#[doc = $title] $name,)*
@@ -13,16 +16,16 @@ macro_rules! classes {
         }
 
         impl Class {
-            /// All of them, in the order of the table.
+            /// All classes, in the order of the table.
             pub const ALL: &[Class] = &[$(Class::$name,)* $(Class::$many,)*];
 
-            /// Whether it takes several processes.
+            /// Whether the class needs several processes.
             #[must_use]
             pub const fn is_shared(self) -> bool {
                 matches!(self, $(Class::$many)|*)
             }
 
-            /// What a reader of the table sees.
+            /// The name of the class in the table.
             #[must_use]
             pub const fn title(self) -> &'static str {
                 match self {
@@ -70,10 +73,10 @@ classes! {
         VolumeDies => "volume that takes no writes for a while",
         SyncError => "sync failed",
         SyncDropped => "failed sync that dropped dirty blocks",
-        SyncLostBefore => "sync that fails, told after dirty blocks are gone",
+        SyncLostBefore => "sync that fails, reported after dirty blocks are lost",
         LostWrite => "write acknowledged and lost",
-        MisdirectedWrite => "write landed elsewhere",
-        MisdirectedRead => "read from elsewhere",
+        MisdirectedWrite => "write landed at a wrong address",
+        MisdirectedRead => "read from a wrong address",
         RotPayload => "rot: page data",
         RotDescriptor => "rot: descriptor block",
         RotHeader => "rot: one header of a segment",
@@ -90,35 +93,35 @@ classes! {
         ClockForward => "clock jumped forward",
         ClockBack => "clock stepped back",
         ClockFrozen => "clock stood still",
-        GaveUp => "caller gave a page up",
+        GaveUp => "page given up by its caller",
     }
     shared {
         ClientDeath => "client killed",
         ClientDeathInPut => "client killed in a put",
         ClientDeathInGet => "client killed in a get",
         OwnerDeath => "owner killed under its clients",
-        Takeover => "store taken over by a client of the former owner",
-        TakeoverInReclaim => "takeover, the former owner killed in reclaim",
+        Takeover => "store taken over by a client of the previous owner",
+        TakeoverInReclaim => "takeover, the previous owner killed in reclaim",
         TakeoverWaited => "takeover that had to wait for clients' writes",
-        Abandoned => "client's writes not over when its owner had to go",
+        Abandoned => "client's writes still in flight at the owner's forced close",
         ClientStopped => "client stopped for a while",
-        PutGivenUp => "put given up, its client there and silent",
+        PutGivenUp => "put given up, its client alive and silent",
         LateWrite => "write that landed after its process had gone",
         MessageDelayed => "message delayed",
         MessageOvertaken => "message that overtook an older one of its client",
         MessageLost => "message lost with its connection",
         ConnectionLost => "connection lost, both ends alive",
-        StaleExtent => "client read an extent that had been given to others",
-        PinsTakenBack => "pins taken back from a client that did not go on reading",
+        StaleExtent => "client read an extent that had been granted to others",
+        PinsTakenBack => "pins taken back from a client that stopped reading",
         LateFinding => "finding that arrived after its page's pin was given back",
-        AstrayMessage => "message about a put that is over, or a former owner's",
+        AstrayMessage => "message about a finished put, or of a previous owner",
         HastyPut => "put of a client before its marks were known",
     }
 }
 
 const COUNT: usize = Class::ALL.len();
 
-/// How often each class has happened in one run, or in many.
+/// Counts of each class in one run, or in many.
 #[derive(Clone, Copy, Debug)]
 pub struct Tally {
     times: [u64; COUNT],
@@ -135,7 +138,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// It has happened.
+    /// Counts one occurrence.
     pub fn count(&mut self, class: Class) {
         self.count_many(class, 1);
     }
@@ -144,26 +147,26 @@ impl Tally {
         self.times[class as usize] += times;
     }
 
-    /// How many times it has happened.
+    /// How often the class occurred.
     #[must_use]
     pub fn times(&self, class: Class) -> u64 {
         self.times[class as usize]
     }
 
-    /// In how many seeds it has happened.
+    /// The number of seeds in which the class occurred.
     #[must_use]
     pub fn seeds(&self, class: Class) -> u64 {
         self.seeds[class as usize]
     }
 
-    /// One seed has been played to its end.
+    /// Ends the counts of one seed.
     pub(crate) fn end_seed(&mut self) {
         for (seeds, times) in self.seeds.iter_mut().zip(self.times) {
             *seeds = u64::from(times > 0);
         }
     }
 
-    /// Adds another.
+    /// Adds another tally.
     pub fn add(&mut self, other: &Tally) {
         for (own, more) in self.times.iter_mut().zip(other.times) {
             *own += more;
@@ -176,7 +179,7 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:>12} {:>10}  what went wrong", "times", "in seeds")?;
+        writeln!(f, "{:>12} {:>10}  fault", "times", "in seeds")?;
         let is_shared = Class::ALL
             .iter()
             .any(|class| class.is_shared() && self.times(*class) > 0);

@@ -1,5 +1,5 @@
-//! What callers do: puts, gets, lookups, deletions, flushes, each in the steps that the handle takes, with the steps of others in
-//! between.
+//! Callers: puts, gets, lookups, deletions and flushes. Each runs in the steps that the handle
+//! takes, and steps of others come in between.
 
 use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
 use larder_engine::core::{Core, RequestId};
@@ -16,7 +16,7 @@ use crate::world::{Flight, Live, World};
 /// Most pages written by one operation.
 const MERGE: usize = 4;
 
-/// After so many draws of namespaces that nobody has named in a run somebody names one.
+/// After this many draws of namespaces that were not named in an epoch, one of them is named.
 const UNNAMED_IN_A_ROW: usize = 8;
 
 pub enum Task {
@@ -32,7 +32,7 @@ pub struct Put {
     pub reservation: ReservationId,
     pub grants: Vec<Grant>,
     pub versions: Vec<Option<VersionId>>,
-    /// What the index held under each name at the beginning.
+    /// By name: the content of the index at the beginning.
     before: Vec<Option<(VersionId, SegmentId)>>,
     submitted: bool,
     committed: bool,
@@ -43,7 +43,7 @@ pub struct Put {
     again: bool,
 }
 
-/// A write of neighbouring pages, by their positions in the asks.
+/// A write of adjacent pages, by their positions in the asks.
 pub struct PageWrite {
     pub asks: Vec<usize>,
     pub volume: usize,
@@ -74,7 +74,7 @@ pub enum Request {
     Delete,
 }
 
-/// Pages that have left the index for whatever reason.
+/// Pages that have left the index, for any reason.
 pub fn departed(live: &Live) -> u64 {
     let c = live.core.counters();
     c.evicted + c.deleted + c.damaged + c.unfinished
@@ -94,7 +94,7 @@ impl World {
             at = self.oracle.name(name).parent;
         }
         names.reverse();
-        // Mostly from the head, as a prefill does; else any part.
+        // Mostly from the head, as a prefill does. Sometimes from any page.
         let from = if self.dice.chance(0.8) {
             0
         } else {
@@ -104,7 +104,8 @@ impl World {
         (namespace, names[from..to].to_vec())
     }
 
-    /// The same, of a namespace that somebody has named in this run; once in a while somebody names another one.
+    /// As `draw_names`, in a namespace that was named in this epoch. From time to time another one
+    /// is named.
     fn draw_named(&mut self, live: &mut Live, batch: usize) -> (usize, Vec<Name>) {
         for _ in 0..UNNAMED_IN_A_ROW {
             let drawn = self.draw_names(batch);
@@ -121,7 +122,7 @@ impl World {
         self.current_at(live, name).map(|(version, _)| version)
     }
 
-    /// The same, and the segment that it lies in.
+    /// The same, and the segment of the page.
     fn current_at(&self, live: &Live, name: Name) -> Option<(VersionId, SegmentId)> {
         let info = self.oracle.name(name);
         let found = live.index.locate(live.slots[info.namespace]?, &info.key)?;
@@ -129,7 +130,7 @@ impl World {
         Some((version, found.place.segment))
     }
 
-    /// Begins something for an idle client.
+    /// Starts a task for an idle client.
     pub fn begin_task(&mut self, live: &mut Live, client: usize) {
         let what = self.dice.below(1000);
         let batch = self.setup.batch;
@@ -171,7 +172,7 @@ impl World {
         live.clients[client] = Some(Task::Put(put));
     }
 
-    /// What is asked of the core for these pages: mostly with their parents.
+    /// The request to the core for these pages: mostly with their parents.
     pub fn draw_asks(&mut self, names: &[Name]) -> Vec<Ask> {
         let knows_parents = self.dice.chance(0.9);
         names
@@ -190,7 +191,7 @@ impl World {
             .collect()
     }
 
-    /// Reserves room for pages; each that is granted some is a version of its own.
+    /// Reserves space for pages. Each granted page becomes a version of its own.
     pub fn reserve(
         &mut self,
         live: &mut Live,
@@ -307,7 +308,7 @@ impl World {
             let found = live.index.longest_prefix(slot, &keys, lease, &mut orphans);
             for (at, name) in names.iter().enumerate().take(found + 1) {
                 let is_there = self.current(live, *name).is_some();
-                assert_eq!(is_there, at < found, "longest_prefix says {found}");
+                assert_eq!(is_there, at < found, "longest_prefix returned {found}");
             }
         } else {
             let found = live.index.contains(slot, &keys, lease, &mut orphans);
@@ -341,7 +342,7 @@ impl World {
         live.clients[client] = Some(Task::Request(request, flush));
     }
 
-    /// Has pages deleted. How many were there.
+    /// Deletes pages. Returns how many were present.
     pub fn delete(
         &mut self,
         live: &mut Live,
@@ -358,7 +359,7 @@ impl World {
         })
     }
 
-    /// Has a namespace cleared. How many pages were there.
+    /// Clears a namespace. Returns how many pages were present.
     pub fn clear(&mut self, live: &mut Live, namespace: usize) -> (RequestId, u64) {
         let names = self.oracle.names_of(namespace);
         let slot = live.slot(namespace);
@@ -395,20 +396,16 @@ impl World {
         self.note(request.0, || format!("{request:?} deletes {names:?}"));
         let found = self.with_core(live, |core| command(core, request));
         if is_refused {
-            assert_eq!(found, 0, "a deletion that is refused deletes");
-            assert_eq!(
-                count(self, live),
-                there,
-                "a deletion that is refused deletes"
-            );
+            assert_eq!(found, 0, "a refused deletion deletes");
+            assert_eq!(count(self, live), there, "a refused deletion deletes");
         } else {
-            assert_eq!(found, there, "a deletion says how many pages were there");
+            assert_eq!(found, there, "a deletion reports a wrong number of pages");
         }
         self.totals.deleted += found;
         (request, found)
     }
 
-    /// Has everything made durable, and what that will be a promise of.
+    /// Starts a flush. Returns also the content that the flush will promise.
     pub fn flush(&mut self, live: &mut Live) -> (RequestId, Request) {
         let versions = self
             .snapshot(&live.index, &self.namespaces_by_slot(live))
@@ -488,7 +485,7 @@ impl World {
         live.clients[client] = Some(Task::Put(put));
     }
 
-    /// Starts the writes of granted pages, neighbours together.
+    /// Starts the writes of granted pages, adjacent ones together.
     pub fn submit(
         &mut self,
         live: &mut Live,
@@ -510,7 +507,7 @@ impl World {
         }
     }
 
-    /// The writes of granted pages, neighbours together.
+    /// The writes of granted pages, adjacent ones together.
     pub fn writes_of(&self, grants: &[Grant], versions: &[Option<VersionId>]) -> Vec<PageWrite> {
         let mut writes: Vec<PageWrite> = Vec::new();
         for (ask, (grant, version)) in grants.iter().zip(versions).enumerate() {
@@ -551,7 +548,7 @@ impl World {
         }
         let slot = live.slot(get.namespace);
         for page in &get.pages {
-            // With `LateRead` a get goes on without what has not arrived.
+            // With `LateRead` a get does not wait for missing reads.
             let Some(outcome) = &page.outcome else {
                 continue;
             };
@@ -573,7 +570,7 @@ impl World {
         }
     }
 
-    /// What reading a page showed, which is either right or excused (`may_fail`).
+    /// The result of reading a page. A bad one must be excused by a fault (`may_fail`).
     pub fn judge(
         &mut self,
         name: Name,
@@ -594,7 +591,7 @@ impl World {
         let is_right = outcome.as_ref().is_ok_and(is_whole);
         assert!(
             finding != Finding::Good || is_right,
-            "{version:?} of {name:?} is handed out with other bytes"
+            "{version:?} of {name:?} is returned with wrong bytes"
         );
         let known = self.oracle.version(version);
         let may_fail = may_fail || known.rotten || known.dropped || known.torn;
@@ -629,7 +626,7 @@ impl World {
 
     // ---- answers
 
-    /// Takes note of what has been answered, right when it is.
+    /// Records answers in the step in which they arrive.
     pub fn hear(&mut self, live: &mut Live) {
         for client in 0..live.clients.len() {
             match live.clients[client].take() {
@@ -650,7 +647,11 @@ impl World {
     }
 
     pub fn hear_statuses(&mut self, live: &Live, put: &Put, statuses: &[PutStatus]) {
-        assert_eq!(statuses.len(), put.names.len(), "one status a page");
+        assert_eq!(
+            statuses.len(),
+            put.names.len(),
+            "not one status for each page"
+        );
         let is_still = departed(live) == put.departed;
         let always = self.setup.sync == SyncPolicy::Always;
         for (at, status) in statuses.iter().enumerate() {
@@ -670,7 +671,7 @@ impl World {
                 PutStatus::Refused(_) => self.totals.refused += 1,
                 PutStatus::Failed(_) => {
                     self.totals.failed += 1;
-                    assert!(live.failures > 0, "a put fails though nothing went wrong");
+                    assert!(live.failures > 0, "a put fails without a fault");
                 }
             }
             if !status.is_present() {
@@ -679,11 +680,12 @@ impl World {
             let now = self.current(live, put.names[at]);
             assert!(
                 now.is_some() || !is_still,
-                "{:?} is called {status:?} and is not there",
+                "{:?} is reported as {status:?} and is missing",
                 put.names[at]
             );
             let Some(version) = now else { continue };
-            // One that a crash cut short is there because what it replaced is lost already.
+            // A version that a crash cut short is present because the version before it is lost
+            // already.
             let before = put.before[at].filter(|(before, _)| {
                 let before = self.oracle.version(*before);
                 is_still && before.durable && !before.torn
@@ -711,17 +713,14 @@ impl World {
                 deletions,
             } => {
                 self.totals.flushes += u64::from(good);
-                assert!(
-                    good || live.failures > 0,
-                    "a flush fails though nothing went wrong"
-                );
+                assert!(good || live.failures > 0, "a flush fails without a fault");
                 if !good {
                     return;
                 }
                 for (name, version) in versions {
                     if self.current(live, *name) == Some(*version) {
                         let version = self.oracle.version_mut(*version);
-                        // What a crash cut short stays so, and nobody was promised it.
+                        // A version that a crash cut short stays so, and was never promised.
                         version.durable = !version.torn;
                         version.in_place_of = None;
                         version.dropped = false;

@@ -1,19 +1,20 @@
-//! The clock of a run, and its jumps. The core takes a step back for standing still, and any leap for what it is.
+//! The clock of a run, and its jumps. The core treats a step back as a clock that stands still. It
+//! accepts any jump forward.
 
 use crate::classes::Class;
 use crate::world::World;
 
-/// Leaps of the clock, in milliseconds: an hour, a month, a century.
+/// Jumps of the clock, in milliseconds: an hour, a month, a century.
 const LEAPS_MS: [u64; 3] = [3_600_000, 2_592_000_000, 3_155_760_000_000];
 
-/// Furthest step back, in milliseconds.
+/// Longest step back, in milliseconds.
 const BACK_MS_MAX: u64 = 5_000;
 
-/// Longest time that the clock stands still, in steps.
+/// Longest time for which the clock stands still, in steps.
 const FROZEN_STEPS_MAX: u64 = 200;
 
 impl World {
-    /// The clock may have changed since the last step.
+    /// The clock may jump between two steps.
     pub fn disturb_clock(&mut self) {
         let faults = &self.setup.faults;
         let (forward, back, frozen) =
@@ -30,7 +31,7 @@ impl World {
         }
     }
 
-    /// Time passes, up to what somebody waits for (`wakes_at`) or by a little.
+    /// Time passes: up to the next wakeup (`wakes_at`), or by a little.
     pub fn pass_time(&mut self, wakes_at: Option<u64>) {
         if self.moment < self.frozen_until && !self.calm {
             return;

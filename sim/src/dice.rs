@@ -1,16 +1,17 @@
-//! The one source of chance of a run, and the digest by which two runs of a seed are compared.
+//! The only source of randomness of a run, and the digest by which two runs of a seed are compared.
 
 use std::collections::VecDeque;
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-/// A source of chance with the few draws that the simulation makes.
+/// A source of randomness with the few draws that the simulation makes.
 pub struct Dice(Source);
 
 enum Source {
     Seeded(Pcg64Mcg),
-    /// Bytes decide, as few a draw as can tell; once they are spent, a generator, so that everything still comes to rest.
+    /// Each draw takes the fewest bytes that can express it. After the last byte a generator takes
+    /// over, so that the run still comes to rest.
     Script {
         bytes: VecDeque<u8>,
         after: Pcg64Mcg,
@@ -22,7 +23,7 @@ impl Dice {
         Dice(Source::Seeded(Pcg64Mcg::seed_from_u64(seed)))
     }
 
-    /// Dice that fall as a script says.
+    /// Dice that take their draws from a script.
     pub fn scripted(script: &[u8]) -> Dice {
         Dice(Source::Script {
             bytes: script.iter().copied().collect(),
@@ -30,7 +31,7 @@ impl Dice {
         })
     }
 
-    /// One of `0..bound`.
+    /// A number in `0..bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         match &mut self.0 {
             Source::Seeded(generator) => generator.random_range(0..bound),
@@ -38,7 +39,7 @@ impl Dice {
         }
     }
 
-    /// One of `low..=high`.
+    /// A number in `low..=high`.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         match &mut self.0 {
             Source::Seeded(generator) => generator.random_range(low..=high),

@@ -1,14 +1,16 @@
-//! A disk in memory that can lose, tear, refuse and rot what it is given.
+//! A disk in memory that can lose, tear, refuse and rot its content.
 //!
-//! A volume has two images, by block: what reads see (*visible*), and what would survive a power loss (*durable*). A write that
-//! has been answered is visible and waits among the *unsynced* for a sync; a power loss keeps of each unsynced block any of its
-//! versions, or the durable one. What is still in flight lies with the driver, which hands it over when it decides that
-//! the write happens, in whole or in part.
+//! A volume has two images, by block. Reads see the *visible* one. The *durable* one survives a
+//! power loss. An acknowledged write is visible, and belongs to the *unsynced* writes until a sync.
+//! A power loss keeps of each unsynced block any of its versions, or the durable one. Writes in
+//! flight stay with the driver. It hands a write over when it decides that the write happens, in
+//! whole or in part.
 //!
-//! Page data is kept as one word a block, all else as bytes: no run ever materialises the payload it writes.
+//! Page data is kept as one word for each block, all else as bytes: no run materialises the payload
+//! that it writes.
 //!
-//! Every operation passes the simulated system calls of [`Kernel`]. As a [`Disk`] it answers at once: recovery and reclaim
-//! read through it.
+//! Every operation passes the simulated system calls of [`Kernel`]. As a [`Disk`] it answers at
+//! once: recovery and reclaim read through it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,13 +24,13 @@ use crate::kernel::{Answer, Kernel, Odds};
 
 pub type Block = [u8; BLOCK_BYTES];
 
-/// What one block holds.
+/// The content of one block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     Zero,
     /// Page data: the whole block repeats this word.
     Data(u64),
-    /// Metadata, or what a torn write left.
+    /// Metadata, or the rest of a torn write.
     Bytes(Arc<Block>),
 }
 
@@ -45,7 +47,7 @@ impl Content {
         }
     }
 
-    /// What a write of `new` over it leaves that is torn behind `bytes` bytes.
+    /// The content after a write of `new` that is torn after `bytes` bytes.
     fn torn(&self, new: &Content, bytes: usize) -> Content {
         let mut old: Block = [0; BLOCK_BYTES];
         let mut block: Block = [0; BLOCK_BYTES];
@@ -59,14 +61,14 @@ impl Content {
         }
     }
 
-    /// The same with one bit turned, always the same bit: reading again does not heal it.
+    /// The same with one bit flipped. Reading again gives the same result.
     fn rotten(&self) -> Content {
         match self {
             Content::Zero => Content::Data(1),
             Content::Data(word) => Content::Data(word ^ (1 << (word % 64))),
             Content::Bytes(bytes) => {
                 let mut bytes = bytes.clone();
-                // Another bit each time, so that rotting twice does not heal.
+                // Each time another bit is flipped: rotting twice must not restore the block.
                 let sum: usize = bytes.iter().map(|byte| usize::from(*byte)).sum();
                 let at = 24 + sum % 127;
                 Arc::make_mut(&mut bytes)[at] ^= 1 << (at % 8);
@@ -84,19 +86,19 @@ pub fn contents(bytes: &[u8]) -> Vec<Content> {
         .collect()
 }
 
-/// How much of a write arrives.
+/// The part of a write that arrives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrival {
     All,
     Nothing,
-    /// So many whole blocks, and so many bytes of the one behind them.
+    /// This many whole blocks, and this many bytes of the next one.
     Prefix(usize, usize),
-    /// Those blocks of which it says so.
+    /// For each block, whether it arrives.
     Subset(Vec<bool>),
 }
 
 impl Arrival {
-    /// What is left of a write of `count` blocks that was cut short.
+    /// Draws the part that arrives of an interrupted write of `count` blocks.
     pub fn draw(dice: &mut Dice, count: usize) -> Arrival {
         match dice.below(5) {
             0 => Arrival::All,
@@ -120,22 +122,22 @@ impl Arrival {
     }
 }
 
-/// What a torn block is torn at, in bytes.
+/// Blocks are torn at multiples of this size, in bytes.
 const SECTOR: usize = 512;
 
-/// What becomes of a write.
+/// The outcome of a write.
 #[derive(Clone, Debug)]
 pub enum Fate {
     Done,
-    /// It is acknowledged, and never happens.
+    /// Acknowledged, but never happens.
     Lost,
-    /// It is acknowledged, and lands from this block on.
+    /// Acknowledged, but lands from this block on.
     Elsewhere(usize),
-    /// It fails, and leaves this.
+    /// Fails, after this part of it has arrived.
     Fails(Answer, Arrival),
 }
 
-/// Tries that fail at a block that nobody can ever read.
+/// Number of failing reads of a block that stays unreadable for good.
 const FOR_GOOD: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
@@ -143,7 +145,7 @@ struct Written {
     blocks: Vec<(usize, Content)>,
 }
 
-/// What a volume still does.
+/// The operations that a volume still performs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     Everything,
@@ -158,7 +160,7 @@ pub struct SimVolume {
     visible: Vec<Content>,
     durable: Vec<Content>,
     unsynced: Vec<Written>,
-    /// Blocks that cannot be read: how many tries fail.
+    /// Unreadable blocks: how many reads still fail.
     sick: BTreeMap<usize, u32>,
 }
 
@@ -185,11 +187,11 @@ impl SimVolume {
         &self.durable[block]
     }
 
-    /// A write that happens, of which `keep` says for each block whether it does.
+    /// A write. `keep` decides for each block whether it arrives.
     pub fn write(&mut self, start: usize, blocks: &[Content], mut keep: impl FnMut() -> bool) {
         assert!(
             start + blocks.len() <= self.visible.len(),
-            "a write beyond the volume's end"
+            "a write beyond the end of the volume"
         );
         let mut written = Written {
             blocks: Vec::with_capacity(blocks.len()),
@@ -204,7 +206,7 @@ impl SimVolume {
         self.unsynced.push(written);
     }
 
-    /// A write of which this much arrives.
+    /// A write of which only a part arrives.
     pub fn write_part(&mut self, start: usize, blocks: &[Content], arrival: &Arrival) {
         match arrival {
             Arrival::All => self.write(start, blocks, || true),
@@ -226,7 +228,7 @@ impl SimVolume {
         }
     }
 
-    /// How much a sync that starts now will cover.
+    /// The number of unsynced writes: a sync that starts now will cover them.
     pub fn unsynced(&self) -> usize {
         self.unsynced.len()
     }
@@ -240,8 +242,8 @@ impl SimVolume {
         }
     }
 
-    /// A sync fails: of each block it should have covered `keep` says whether it became durable, and of one that did not,
-    /// `stays` whether reads still see it. Returns what was dropped.
+    /// A sync fails. `keep` is the probability that a covered block becomes durable, `stays` the
+    /// probability that reads still see a dropped one. Returns the dropped blocks.
     pub fn sync_failed(
         &mut self,
         count: usize,
@@ -267,7 +269,8 @@ impl SimVolume {
         dropped
     }
 
-    /// The power goes: each unsynced block keeps any of its versions. Whether some were kept and some were not.
+    /// The power fails: each unsynced block keeps any of its versions. Returns whether some were
+    /// kept and some were not.
     pub fn lose_power(&mut self, dice: &mut Dice) -> bool {
         // Some crashes lose everything, some nothing, most something.
         let keep = dice.pick(&[0.0, 0.1, 0.5, 0.9, 1.0]);
@@ -297,7 +300,7 @@ impl SimVolume {
         }
     }
 
-    /// Makes a block unreadable: for good, or for so many tries.
+    /// Makes a block unreadable, for good or for this many reads.
     pub fn make_unreadable(&mut self, block: usize, tries: Option<u32>) {
         let sick = self.sick.entry(block).or_default();
         *sick = tries.unwrap_or(FOR_GOOD).max(*sick);
@@ -307,12 +310,12 @@ impl SimVolume {
         self.sick.contains_key(&block)
     }
 
-    /// Whether it has blocks that cannot be read.
+    /// Whether it has unreadable blocks.
     pub fn is_sick(&self) -> bool {
         !self.sick.is_empty()
     }
 
-    /// Whether this try at reading fails.
+    /// Whether this read fails.
     fn fails(&mut self, start: usize, count: usize) -> bool {
         if self.left == Left::Nothing {
             return true;
@@ -379,7 +382,7 @@ impl SimDisk {
         self.kernel.lock().unwrap()
     }
 
-    /// A read of neighbouring blocks.
+    /// A read of adjacent blocks.
     pub fn read(
         &self,
         volume: usize,
@@ -392,7 +395,7 @@ impl SimDisk {
         Ok(volume.visible[start..start + count].to_vec())
     }
 
-    /// A write of neighbouring blocks, and what becomes of it. Whether the device calls it done.
+    /// A write of adjacent blocks, with its outcome. Returns the answer of the device.
     pub fn write(
         &self,
         volume: usize,
@@ -425,7 +428,7 @@ impl SimDisk {
         action: Action,
     ) -> (Result<(), DiskError>, Option<AlignedBuf>) {
         let Action::Read { offset, buffer } = action else {
-            panic!("only reads go through the disk's own interface");
+            panic!("only reads use the disk interface");
         };
         let Buffer::Owned(mut bytes) = buffer else {
             panic!("a read into memory that the simulation does not own");
@@ -434,7 +437,7 @@ impl SimDisk {
         let blocks = self.read(volume, start, bytes.len() / BLOCK_BYTES);
         let result = blocks.map(|blocks| {
             for (block, out) in blocks.iter().zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
-                // The buffer comes zeroed.
+                // The buffer is zeroed already.
                 if *block != Content::Zero {
                     block.render(out);
                 }

@@ -1,4 +1,5 @@
-//! How a run ends: in a crash, a clean close, or a time without faults in which everything must come to rest.
+//! The end of a run: a crash, a clean close, or a time without faults in which everything must come
+//! to rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,28 +17,28 @@ use crate::setup::BLOCK;
 use crate::superblocks::{Cut, CutShort};
 use crate::world::{Flight, Live, World};
 
-/// Steps in which everything must come to rest once nothing goes wrong any more.
+/// Steps in which everything must come to rest once faults have stopped.
 const REST_STEPS_MAX: usize = 100_000;
 
-/// Steps within which a close that is cut short is.
+/// An interrupted close is cut short within this many steps.
 const CLOSE_STEPS: usize = 80;
 
-/// What the next recovery must find.
+/// The state that the next recovery must find.
 #[derive(Default)]
 pub struct Expected {
-    /// By name: whether it must survive a power loss too.
+    /// By name: whether the page must survive a power loss too.
     pub names: BTreeMap<Name, bool>,
-    /// What those are, and where they lie.
+    /// The versions of these pages, and their locations.
     pub pages: BTreeMap<Name, (VersionId, Place)>,
-    /// After a clean close: exactly these.
+    /// After a clean close: recovery must find exactly the pages in `all`.
     pub exactly: bool,
     pub all: BTreeSet<Name>,
-    /// Those that were not proven at that close.
+    /// Pages that were not proven at that close.
     pub unproven: BTreeSet<Name>,
 }
 
 impl World {
-    /// What a recovery after this moment must find.
+    /// The state that a recovery after this moment must find.
     fn expect(&self, live: &Live, power: bool) -> Expected {
         let mut expected = Expected::default();
         let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
@@ -54,13 +55,14 @@ impl World {
     /// Whether a fault touched a page, so that it may be gone.
     fn is_excused(&self, name: Name, version: VersionId, place: Place) -> bool {
         let known = self.oracle.version(version);
-        // Until it is durable itself, what it replaced may come back, or what came between the two.
+        // Until this version itself is durable, an older version may come back, or one between the
+        // two.
         let older_is_bad = known.in_place_of.is_some_and(|(older, segment)| {
             self.has_bad_bytes(self.oracle.version(older))
                 || self.has_bad_successor(older)
                 || self.tainted.contains(&segment)
         });
-        // With metadata spoiled, the record of an old eviction may vanish and come back.
+        // With spoiled metadata the record of an old eviction may vanish and come back.
         let left = self
             .left
             .get(&name)
@@ -74,19 +76,19 @@ impl World {
             || !known.durable && (known.dropped || self.shaken.contains(&place.segment))
     }
 
-    /// Somewhere it lies, or a copy of it, with other bytes, and may be what is found: the device spoiled them, or refused them where
-    /// nothing says so any more.
+    /// The page, or a copy of it, has wrong bytes somewhere, and recovery may find these: the
+    /// device spoiled the bytes, or it refused a write and no record of the failure is left.
     fn has_bad_bytes(&self, version: &Version) -> bool {
         version.rotten || version.refused && self.unsealed
     }
 
-    /// A later version of the page may come back in its place so.
+    /// A later version of the page with wrong bytes may come back in its place.
     fn has_bad_successor(&self, version: VersionId) -> bool {
         let is_bad = |later: &Version| self.has_bad_bytes(later);
         self.oracle.has_successor(version, is_bad)
     }
 
-    /// Faults have happened since that was expected.
+    /// Removes pages that faults have excused since the expectation was computed.
     pub fn expect_less(&self, expected: &mut Expected) {
         let pages = &expected.pages;
         expected.names.retain(|name, _| {
@@ -105,7 +107,7 @@ impl World {
         let expected = self.expect(&live, power);
         self.note(u64::from(power), || {
             let what = if power {
-                "the power goes"
+                "power lost"
             } else {
                 "the process is killed"
             };
@@ -133,7 +135,7 @@ impl World {
             self.tear(volume, start, &blocks, &arrival);
         }
         if power {
-            // Every process is gone with it.
+            // A power loss ends every process.
             for foreign in std::mem::take(&mut self.foreign) {
                 let write = foreign.write;
                 let arrival = self.draw_tear(write.blocks.len());
@@ -141,12 +143,13 @@ impl World {
             }
             self.lose_power();
         }
-        // Where a failed sync took what recovery finds a segment by, what was written behind it is lost with it.
+        // A failed sync may have dropped the header or first block by which recovery finds a
+        // segment. Everything that was written behind it is lost too.
         self.oracle.end_run(power || !self.shaken.is_empty());
         expected
     }
 
-    /// What a crash leaves of a write in flight.
+    /// Writes the part of a write in flight that a crash leaves.
     pub fn tear(&mut self, volume: usize, start: usize, blocks: &[Content], arrival: &Arrival) {
         let is_metadata = blocks
             .iter()
@@ -155,7 +158,7 @@ impl World {
         self.disk.volumes()[volume].write_part(start, blocks, arrival);
     }
 
-    /// The power goes on every volume.
+    /// The power fails on every volume.
     pub fn lose_power(&mut self) {
         let mut dice = self.dice.fork();
         let mut kept_some = false;
@@ -167,13 +170,13 @@ impl World {
         }
     }
 
-    /// Whether a crash at a moment of its own choice takes the power with it.
+    /// Whether a crash at a free moment is a power loss.
     pub fn draws_power(&mut self) -> bool {
         let (kill, power) = (self.setup.faults.kill, self.setup.faults.power);
         power > 0.0 && (kill == 0.0 || self.dice.chance(0.5))
     }
 
-    /// What the store was doing when it was cut off.
+    /// Counts the activities that the crash interrupted.
     fn count_phases(&mut self, live: &Live) {
         use SegmentState::{Free, Open, Sealed};
         let in_flight = |is: fn(&Flight) -> bool| live.flights.iter().any(|f| is(&f.flight));
@@ -261,7 +264,7 @@ impl World {
         self.totals.failed_syncs += counters.failed_syncs;
     }
 
-    /// Closes in order, as far as the device lets it; else as after a kill.
+    /// Closes in order, as far as the device allows it. Otherwise the close ends as a kill.
     pub fn close(&mut self, mut live: Live) -> Expected {
         self.note(0, || "closing".to_owned());
         live.closing = self.draw_cut(CLOSE_STEPS);
@@ -285,7 +288,7 @@ impl World {
         if is_idle(live) {
             return Ok(());
         }
-        // Without the housekeeper nobody rewrites what a failed sync may have lost.
+        // Without the housekeeper, data that a failed sync may have lost is not rewritten.
         let failed = live.core.counters().failed_syncs;
         assert!(failed > 0, "the core does not come to rest");
         Err(CutShort)
@@ -296,7 +299,8 @@ impl World {
         self.rest(live, "callers finish", is_at_rest)?;
         self.stop_keeper(live);
         self.rest(live, "the housekeeper stops", Live::keeper_rests)?;
-        // As the store does: what found no room at first may find it in a segment that has been given back since.
+        // As the store does: records that found no room at first may find it in a segment that was
+        // released since.
         for _ in 0..2 {
             self.with_core(live, Core::write_evictions);
             let flushes = self.totals.flushes;
@@ -351,7 +355,8 @@ impl World {
             }
             expected.names.insert(name, true);
         }
-        // What was not proven and has not been written since stays so: a verified read is not written down.
+        // Unproven pages that were not written since stay unproven: a verified read is not recorded
+        // on disk.
         expected.unproven = pages
             .into_iter()
             .filter(|(name, (_, place, _))| live.unproven.get(name) == Some(place))
@@ -360,7 +365,7 @@ impl World {
         expected
     }
 
-    /// Steps, nothing new beginning, until `done`.
+    /// Steps until `done`. Nothing new begins.
     fn rest(
         &mut self,
         live: &mut Live,
@@ -379,23 +384,24 @@ impl World {
         panic!("stuck: {what}");
     }
 
-    /// Without faults everything ends, a flush succeeds, and pages can be put. False when failed syncs have left a full store with
-    /// nothing to rewrite into: it says so at each flush, and must be opened again.
+    /// Without faults everything ends, a flush succeeds, and pages can be put. Returns false if
+    /// failed syncs have left a full store without space to rewrite pages. Each flush reports that,
+    /// and the store must be opened again.
     pub fn rest_for_good(&mut self, live: &mut Live) -> bool {
         self.calm_down();
         live.closing = Cut::never();
-        self.note(0, || "nothing goes wrong from here on".to_owned());
+        self.note(0, || "no faults from here on".to_owned());
         self.settle_down(live);
         if !self.flush_for_good(live) {
             let (counters, space) = (live.core.counters(), live.core.space_view());
             let is_full = counters.failed_syncs > 0 && space.free_segments == 0;
             assert!(
                 is_full || self.is_sick(),
-                "flushes go on failing: {counters:?}, {space:?}"
+                "flushes still fail: {counters:?}, {space:?}"
             );
             return false;
         }
-        // Segments that cannot be read are left alone; too few others are no store.
+        // Unreadable segments stay out of use. If too few others are left, no put can succeed.
         let space = live.core.space_view();
         let sound = space.segments - space.unreadable_segments;
         let puts = if sound < segments_min(self.setup.volumes.len()) || self.is_sick() {
@@ -413,7 +419,7 @@ impl World {
         true
     }
 
-    /// A block cannot be read: a segment that cannot be emptied for that is no room.
+    /// A block is unreadable: a segment that cannot be emptied for that reason gives no space.
     fn is_sick(&self) -> bool {
         self.disk.volumes().iter().any(SimVolume::is_sick)
     }
@@ -426,7 +432,7 @@ impl World {
                 && live.keeper_rests()
                 && live.settled.is_empty()
         });
-        assert!(rests.is_ok(), "nothing is cut short any more");
+        assert!(rests.is_ok(), "a run without faults is cut short");
     }
 
     fn flush_for_good(&mut self, live: &mut Live) -> bool {
@@ -442,7 +448,7 @@ impl World {
         false
     }
 
-    /// With its ancestors it is more than the store keeps.
+    /// Whether the page's whole chain is larger than the store.
     fn is_out_of_reach(&self, live: &Live, namespace: usize, name: Name) -> bool {
         let page_blocks = self.setup.namespaces[namespace].shape().page_blocks();
         let chain = u64::from(self.oracle.name(name).depth) + 1;
@@ -464,7 +470,7 @@ impl World {
             }
         }
         panic!(
-            "a put goes on being refused though nothing goes wrong any more: {:?}",
+            "a put is still refused without faults: {:?}",
             live.core.space_view()
         );
     }

@@ -1,8 +1,8 @@
-//! What goes wrong at the device, and what is excused by it.
+//! Device faults, and the losses that they excuse.
 //!
-//! A fault excuses what it touched and nothing else. Page data: its page. A descriptor block: every page recorded in it, and the
-//! deletions. One copy of a header: nothing, where the other copy says the same; both: the segment. One superblock: nothing; both:
-//! the volume.
+//! A fault excuses only the content that it touched. Page data: its page. A descriptor block: every
+//! page recorded in it, and the deletions. One copy of a header: nothing, if the other copy is the
+//! same; both: the segment. One superblock: nothing; both: the volume.
 
 use larder_engine::disk::DiskError;
 use larder_engine::format::{Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentHeader};
@@ -20,23 +20,23 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const EDQUOT: i32 = 122;
 
-/// Tries that a reader makes at a block: one that fails fewer times is not seen to fail at all.
+/// Reads of a block that a reader tries. A block that fails fewer times never appears to fail.
 const READ_TRIES: usize = 3;
 
-/// Looks at the device for a block of the kind that a fault is to hit.
+/// Tries to find a block of the kind that a fault is to hit.
 const LOOKS: usize = 60;
 
-/// How likely a volume that takes no writes takes them again at the next step.
+/// Probability at each step that a volume without writes takes writes again.
 const REVIVES: f64 = 0.01;
 
-/// What lies in a block.
+/// The kind of content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Superblock(usize),
     Header(SegmentId),
     Descriptor(SegmentId),
     Payload,
-    /// Nothing that anybody wrote.
+    /// Never written.
     Nothing,
 }
 
@@ -45,7 +45,7 @@ impl World {
         self.tally.count(class);
     }
 
-    /// Whether a fault of this class happens now; it is counted.
+    /// Draws whether a fault of this class happens now, and counts it.
     pub fn strikes(&mut self, class: Class, probability: f64) -> bool {
         let strikes = self.fault(probability);
         if strikes {
@@ -54,14 +54,14 @@ impl World {
         strikes
     }
 
-    /// From here on nothing goes wrong any more.
+    /// Ends all faults of the run.
     pub fn calm_down(&mut self) {
         self.calm = true;
         self.disk.kernel().odds = Odds::default();
         self.revive();
     }
 
-    /// A write that is cut short.
+    /// Draws the part of an interrupted write that arrives.
     pub fn draw_tear(&mut self, blocks: usize) -> Arrival {
         let arrival = Arrival::draw(&mut self.dice, blocks);
         if arrival.is_torn() {
@@ -74,8 +74,9 @@ impl World {
         arrival
     }
 
-    /// A write arrives: done, failed in part, lost, or elsewhere. Whether the device calls it done. `error` says how often such a
-    /// write fails, and as what.
+    /// A write arrives: done, failed in part, lost, or at a wrong address. Returns the answer of
+    /// the device. `error` gives the probability that such a write fails, and the class of the
+    /// failure.
     pub fn write(
         &mut self,
         volume: usize,
@@ -142,7 +143,8 @@ impl World {
         Fate::Done
     }
 
-    /// A sync of a volume begins. How many unsynced writes it covers; `None` when these are lost before it is told that it failed.
+    /// A sync of a volume begins. Returns the number of unsynced writes that it covers. Returns
+    /// `None` when these are lost already: the failure is reported later.
     pub fn begin_sync(&mut self, volume: usize) -> Option<usize> {
         let covers = self.disk.volumes()[volume].unsynced();
         if self.strikes(Class::SyncLostBefore, self.setup.faults.sync_error) {
@@ -152,14 +154,16 @@ impl World {
         Some(covers)
     }
 
-    /// Syncs that have begun lose what they cover: after what was told in the same step has been heard, which they do not concern.
+    /// Syncs that have begun lose the writes that they cover. This happens after the answers of the
+    /// same step were processed: the loss does not concern them.
     pub fn lose_begun(&mut self) {
         for (volume, covers) in std::mem::take(&mut self.losing) {
             self.fail_sync(volume, covers);
         }
     }
 
-    /// A sync of the first `covers` unsynced writes of a volume ends. Whether the device calls it done.
+    /// A sync of the first `covers` unsynced writes of a volume ends. Returns whether the device
+    /// reports success.
     pub fn sync(&mut self, volume: usize, covers: Option<usize>) -> bool {
         self.lose_begun();
         let is_dead = matches!(
@@ -171,7 +175,10 @@ impl World {
             || self.strikes(Class::SyncError, self.setup.faults.sync_error);
         let error = fails.then(|| self.dice.pick(&[EIO, ENOSPC, EDQUOT]));
         let good = self.disk.kernel().sync(error).is_ok();
-        assert_eq!(good, !fails, "a sync is not what the kernel said");
+        assert_eq!(
+            good, !fails,
+            "the result of a sync differs from the kernel's answer"
+        );
         match covers {
             Some(covers) if good => self.disk.volumes()[volume].synced(covers),
             Some(covers) => self.fail_sync(volume, covers),
@@ -207,9 +214,10 @@ impl World {
         }
     }
 
-    // ---- what a fault excuses
+    // ---- losses that a fault excuses
 
-    /// Where a block lies decides what it is: data in the place of a descriptor is none.
+    /// The address of a block decides its kind. Page data at the address of a descriptor does not
+    /// count as a descriptor.
     fn kind_of(&self, volume: usize, at: usize) -> Kind {
         if at < self.segment_first_block(0) {
             let copy = [0, 1].into_iter().find(|copy| block_of(*copy) == at);
@@ -232,9 +240,9 @@ impl World {
         self.excuse(volume, start, blocks);
     }
 
-    /// These blocks do not hold, or do not get, what they should.
+    /// These blocks lose their content, or do not receive it.
     fn excuse(&mut self, volume: usize, start: usize, blocks: &[Content]) {
-        // Copies of a header that go together leave nothing to tell by.
+        // If both copies of a header are lost together, nothing is left to compare with.
         let headers = (start..start + blocks.len())
             .filter(|at| matches!(self.kind_of(volume, *at), Kind::Header(_)))
             .count();
@@ -242,7 +250,7 @@ impl World {
             match self.kind_of(volume, at) {
                 Kind::Superblock(copy) => self.copies[volume][copy] = None,
                 Kind::Header(segment) => {
-                    // It may have been the one that says free.
+                    // It may have been the copy that states `Free`.
                     self.forgotten.insert(segment);
                     self.excuse_header(segment, volume, at, headers > 1);
                 }
@@ -271,7 +279,8 @@ impl World {
         }
     }
 
-    /// A segment's first block tells its life as long as no header does for good.
+    /// The first block of a segment is the only durable record of its generation until a header is
+    /// durable.
     fn excuse_life(&mut self, volume: usize, at: usize, bytes: &Block) {
         if at < self.segment_first_block(0) {
             return;
@@ -297,7 +306,7 @@ impl World {
         if !is_told {
             self.tainted.insert(segment);
             self.headless.insert(segment);
-            // The deletions that were written behind it are lost with it.
+            // Deletions that were written behind it are lost with it.
             for at in first..first + self.setup.segment_blocks as usize {
                 let block = self.disk.volumes()[volume].visible(at).clone();
                 for record in self.records_of(volume, at, &block) {
@@ -307,7 +316,7 @@ impl World {
         }
     }
 
-    /// A record is lost: what it deletes may come back.
+    /// A record is lost: pages that it deletes may come back.
     pub fn spoil_deletion(&mut self, record: &Record) {
         self.oracle.spoiled |= !matches!(record, Record::Page(_));
         if let Some(name) = self.deleted_by(record) {
@@ -315,22 +324,26 @@ impl World {
         }
     }
 
-    /// One copy of a header is bad: that costs nothing while the other says the same, for good.
+    /// One copy of a header is bad. That costs nothing as long as the other copy is the same and
+    /// durable.
     fn excuse_header(&mut self, segment: SegmentId, volume: usize, at: usize, both: bool) {
         let (_, _, within) = self.locate_block(volume, at);
         let other = if within == 0 { at + 1 } else { at - 1 };
         let (is_whole, is_same) = {
             let disk = &self.disk.volumes()[volume];
             let twin = disk.visible(other);
-            let is_whole = matches!(twin, Content::Bytes(bytes) if SegmentHeader::check(&bytes[..]).is_ok())
-                && !disk.is_unreadable(other);
+            let is_whole = matches!(
+                twin,
+                Content::Bytes(bytes) if SegmentHeader::check(&bytes[..]).is_ok()
+            ) && !disk.is_unreadable(other);
             let is_same = disk.durable(other) == twin && disk.visible(at) == twin;
             (is_whole && !both, is_same)
         };
         if is_whole && is_same {
             return;
         }
-        // The segment's old life may come back, with the bytes of its new one, and with what was deleted since.
+        // The segment's old generation may come back, with the bytes of the new one, and with pages
+        // deleted since.
         self.headless.insert(segment);
         self.oracle.spoiled = true;
         if !is_whole {
@@ -338,7 +351,7 @@ impl World {
         }
     }
 
-    /// The name that a record deletes; `None` in its place for a whole namespace.
+    /// The name that a record deletes. The inner `None` stands for a whole namespace.
     fn deleted_by(&self, record: &Record) -> Option<Option<Name>> {
         match record {
             Record::Page(_) | Record::Evict { .. } => None,
@@ -398,7 +411,9 @@ impl World {
             let volume = self.dice.below(self.setup.volumes.len());
             let lefts = [Left::ReadsAndSyncs, Left::Reads, Left::Nothing];
             let left = self.dice.pick(&lefts);
-            self.note(volume as u64, || format!("volume {volume} does {left:?}"));
+            self.note(volume as u64, || {
+                format!("volume {volume} still does: {left:?}")
+            });
             self.disk.volumes()[volume].left = left;
         }
     }
@@ -409,9 +424,9 @@ impl World {
         }
     }
 
-    // ---- what lies on the device
+    // ---- faults at rest
 
-    /// The device may rot what lies on it, or lose the ability to read it.
+    /// The device may rot stored blocks, or fail to read them.
     pub fn spoil(&mut self) {
         for (class, probability) in self.setup.faults.at_rest.each() {
             if self.fault(probability) {
@@ -443,7 +458,7 @@ impl World {
         self.note(at as u64, || {
             format!("{class:?} at {volume}:{at}, {kind:?}, for {tries:?}")
         });
-        // What heals before a reader gives up touches nothing.
+        // An error that ends before a reader gives up has no effect.
         let is_seen = tries
             .flatten()
             .is_none_or(|tries| tries as usize >= READ_TRIES);
@@ -481,7 +496,8 @@ impl World {
             let copy = self.dice.below(2);
             return Some((block_of(copy), Kind::Superblock(copy)));
         }
-        // Metadata is rare on the device: where any kind will do it is looked for half of the time.
+        // Metadata is rare on the device. Where any kind is allowed, half of the searches look for
+        // metadata.
         let wants_metadata = any && self.dice.chance(0.5);
         for _ in 0..LOOKS {
             let mut at = first + self.dice.below(end - first);

@@ -1,4 +1,4 @@
-//! The housekeeper: takes the steps of reclaim, and carries out its reads and copies.
+//! The housekeeper: takes the steps of reclaim, and performs its reads and copies.
 
 use larder_engine::catalog::{Finding, Grant, ReservationId};
 use larder_engine::core::{Copied, Core, Descriptors, PageCopy, Victim};
@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    /// The housekeeper ends what it is doing.
+    /// The housekeeper stops, and ends its current work.
     pub fn stop_keeper(&mut self, live: &mut Live) {
         live.stopping = true;
         self.with_core(live, Core::stop_reclaim);
@@ -113,7 +113,7 @@ impl World {
         read
     }
 
-    /// Reads pages that are to be copied; the versions of those that are good.
+    /// Reads the pages to copy. Returns the versions of the good ones.
     fn read_pages(&mut self, live: &Live, copying: &mut Copying) -> Vec<Option<VersionId>> {
         let mut versions = vec![None; copying.pages.len()];
         for (at, PageCopy { page, .. }) in copying.pages.iter().enumerate() {

@@ -1,8 +1,9 @@
-//! The simulated system calls: what one operation meets on its way to the volume, besides what becomes of its blocks.
+//! The simulated system calls: the results that one operation gets on its way to the volume,
+//! besides the outcome for its blocks.
 //!
-//! The rules of progress are the engine's own ([`carry_out`]): only what the kernel answers is made up here. Calls
-//! are interrupted, put off and cancelled, transfers come back short: all of that has to go unnoticed. A read of a block
-//! that fails is tried as often as the engine tries it.
+//! The rules of progress are the engine's own ([`carry_out`]). Only the kernel's answers are
+//! simulated. Calls are interrupted, deferred and cancelled, transfers come back short. All of that
+//! must stay invisible. A failing read of a block is tried as often as the engine tries it.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,19 +18,19 @@ const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
 const ECANCELED: i32 = 125;
 
-/// Most times that one operation is interrupted: far fewer than the engine bears.
+/// Most interruptions of one operation: far fewer than the engine tolerates.
 const INTERRUPTIONS_MAX: usize = 3;
 
-/// How often calls go other than asked, of an operation.
+/// Probabilities, for each operation, of results other than complete success.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Odds {
-    /// A call is interrupted, put off or cancelled, up to three times.
+    /// A call is interrupted, deferred or cancelled, up to three times.
     pub interrupted: f64,
-    /// A transfer comes back short, and goes on from there.
+    /// A transfer comes back short, and is resumed.
     pub short: f64,
 }
 
-/// What the device answers to a write in the end.
+/// The device's final answer to a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// All of it is written.
@@ -46,7 +47,7 @@ pub struct Kernel {
     pub tally: Tally,
 }
 
-/// Keeps the one answer of an operation.
+/// Holds the single answer of an operation.
 #[derive(Default)]
 struct Slot(Mutex<Option<Result<(), DiskError>>>);
 
@@ -59,7 +60,7 @@ impl Sink for Slot {
     }
 }
 
-/// Memory at a made-up address, which nobody follows.
+/// Memory at an invented address, which is never dereferenced.
 fn nowhere(blocks: usize) -> Buffer {
     Buffer::Borrowed(vec![Piece {
         ptr: std::ptr::without_provenance_mut(BLOCK_BYTES),
@@ -115,7 +116,7 @@ impl Kernel {
 
     fn interrupt(&mut self, left: &mut usize, is_sync: bool) -> Option<i32> {
         *left = left.checked_sub(1)?;
-        // A sync that is interrupted has failed; one that is cancelled never ran.
+        // An interrupted sync has failed. A cancelled one never ran.
         let (errno, class) = if is_sync {
             (ECANCELED, Class::Cancelled)
         } else {
@@ -129,7 +130,7 @@ impl Kernel {
         Some(errno)
     }
 
-    /// How much of a transfer a call moves: at least one block, not always whole ones.
+    /// The number of bytes that a call moves: at least one block, not always whole blocks.
     fn moved(&mut self, bytes: usize, is_short: &mut bool, class: Class) -> usize {
         if bytes <= BLOCK_BYTES || !std::mem::take(is_short) {
             return bytes;
@@ -138,7 +139,8 @@ impl Kernel {
         BLOCK_BYTES + self.dice.below(bytes - BLOCK_BYTES)
     }
 
-    /// A read of `count` blocks from `start` on. `fails` says of a range whether this try at it fails.
+    /// A read of `count` blocks from `start` on. `fails` decides for a range whether this read of
+    /// it fails.
     pub fn read(
         &mut self,
         start: usize,
@@ -166,8 +168,8 @@ impl Kernel {
         })
     }
 
-    /// A write of `count` blocks from `start` on, of which `land` is told what arrives, and whether that is the last of it; the
-    /// answer to that last one is `answer`.
+    /// A write of `count` blocks from `start` on. `land` gets each range that arrives, and whether
+    /// it is the last one. The call for the last range returns `answer`.
     pub fn write(
         &mut self,
         start: usize,
@@ -200,7 +202,7 @@ impl Kernel {
         })
     }
 
-    /// A sync; `error` is what the device answers instead of success.
+    /// A sync. `error` is the device's answer instead of success.
     pub fn sync(&mut self, error: Option<i32>) -> Result<(), DiskError> {
         let mut interruptions = self.interruptions();
         play(Action::Sync, |step| {

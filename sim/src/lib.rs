@@ -1,37 +1,38 @@
-//! A deterministic simulation of the store: the engine's core and recovery over a disk that loses, tears, refuses and rots,
-//! against a model of what was promised. One seed is one run, bit for bit.
+//! A deterministic simulation of the store. The engine's core and recovery run over a disk that
+//! loses, tears, refuses and rots blocks. A model of the store's promises checks the results. One
+//! seed is one run, bit for bit.
 //!
-//! It panics where a promise is broken: whoever plays a seed catches that, and plays it again with a [`Journal`] to see what led
-//! there ([`report`]).
+//! A broken promise panics. The player of a seed catches the panic, and plays the seed again with a
+//! [`Journal`] to show the events before it ([`report`]).
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | `dice` | the one source of chance |
-//! | `classes` | what can go wrong, and how often it did |
-//! | `setup` | what a seed draws before it begins |
+//! | `dice` | the only source of randomness |
+//! | `classes` | the classes of faults, with counts |
+//! | `setup` | the parameters that a seed draws before its run |
 //! | `disk` | a disk that can lose, tear, refuse and rot |
-//! | `kernel` | the system calls on the way to it |
-//! | `superblocks` | both copies of each volume's superblock on it |
-//! | `oracle` | what was promised |
+//! | `kernel` | the system calls on the way to the disk |
+//! | `superblocks` | both copies of the superblock of each volume |
+//! | `oracle` | the promises |
 //! | `world` | the core and its effects |
-//! | `checks` | what is checked between any two steps |
+//! | `checks` | the checks between two steps |
 //! | `clients` | callers |
 //! | `keeper` | the housekeeper |
-//! | `run` | a seed from end to end, step by step |
-//! | `faults` | what goes wrong at the device, and what that excuses |
+//! | `run` | a seed from start to end, step by step |
+//! | `faults` | device faults, and the losses that they excuse |
 //! | `clock` | time, and its jumps |
-//! | `opening` | recovery, and what it must have found |
+//! | `opening` | recovery, and the checks of its result |
 //! | `ending` | crashes, closes, the quiet end |
-//! | `shared` | an owner and its clients, each a process of its own |
-//! | `totals` | what a run did |
-//! | [`exhaustive`] | every crash of every short script, without chance |
+//! | `shared` | an owner and its clients, each in its own process |
+//! | `totals` | counts over a run |
+//! | [`exhaustive`] | every crash of every short script, without randomness |
 //!
-//! Which test, which generator and which counter stands for each fault class is listed in `tests/matrix.md`.
+//! `tests/matrix.md` lists the test, the generator and the counter of each fault class.
 
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
-    reason = "a broken expectation is the finding"
+    reason = "a failed expectation is a test result"
 )]
 
 mod checks;
@@ -68,20 +69,20 @@ pub use world::Journal;
 /// Failing seeds after which a campaign gives up.
 const FAILURES_MAX: usize = 20;
 
-/// Who uses the store.
+/// The users of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The callers of one process.
     Alone,
-    /// An owner and its clients.
+    /// Plays a seed. Returns a digest of all events, and their counts.
     Shared,
 }
 
 impl Mode {
-    /// Plays a seed. Returns a digest of all that happened, and what that was.
+    /// Plays a seed. Returns a digest of all events, and their counts.
     ///
     /// # Panics
-    /// When a promise is broken.
+    /// If a promise is broken.
     #[must_use]
     pub fn play(self, seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
         match self {
@@ -90,7 +91,7 @@ impl Mode {
         }
     }
 
-    /// How `larder-sim` is told to play a seed again.
+    /// The command line of `larder-sim` that plays a seed again.
     #[must_use]
     pub fn command(self, seed: u64) -> String {
         let mode = match self {
@@ -101,20 +102,20 @@ impl Mode {
     }
 }
 
-/// What playing many seeds came to.
+/// The result of a campaign of many seeds.
 #[derive(Debug, Default)]
 pub struct Campaign {
-    /// How many were played.
+    /// Seeds played.
     pub played: u64,
-    /// Those that broke a promise.
+    /// Seeds that broke a promise.
     pub failed: Vec<u64>,
-    /// What happened in the others.
+    /// Counts over the seeds that passed.
     pub totals: Totals,
-    /// What went wrong in the others.
+    /// Faults in the seeds that passed.
     pub tally: Tally,
 }
 
-/// Plays the seeds from `first` up to `end`, on `threads` threads, no longer than until `until`.
+/// Plays the seeds from `first` up to `end`, on `threads` threads, until `until` at the latest.
 #[must_use]
 pub fn campaign(
     mode: Mode,
@@ -155,7 +156,8 @@ pub fn campaign(
     result.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Plays a seed again, listening, and prints its last events on standard error. Whether it fails.
+/// Plays a seed again with a journal, and prints its last events to standard error. Returns whether
+/// the seed fails.
 #[must_use]
 pub fn report(mode: Mode, seed: u64) -> bool {
     let journal: Journal = Arc::new(Mutex::new(VecDeque::new()));

@@ -1,6 +1,7 @@
 //! Plays the simulation: many seeds, or one again.
 //!
-//! `larder-sim --seeds 100000 --minutes 10`, `larder-sim --shared`, `larder-sim --seed 8104`, `larder-sim --exhaustive`.
+//! `larder-sim --seeds 100000 --minutes 10`, `larder-sim --shared`, `larder-sim --seed 8104`,
+//! `larder-sim --exhaustive`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -13,28 +14,28 @@ use larder_sim::exhaustive::{self, Limits};
 #[derive(Parser)]
 #[command(name = "larder-sim", version)]
 struct Args {
-    /// How many seeds.
+    /// Number of seeds.
     #[arg(long, default_value_t = 10_000)]
     seeds: u64,
-    /// The first of them.
+    /// The first seed.
     #[arg(long, default_value_t = 0)]
     first: u64,
-    /// Stop after so many minutes, however many seeds are left.
+    /// Stop after this many minutes, even if seeds are left.
     #[arg(long)]
     minutes: Option<f64>,
-    /// How many seeds are played at once; as many as the machine has cores, if not given.
+    /// Seeds played at once. Default: the number of cores.
     #[arg(long)]
     threads: Option<usize>,
-    /// An owner and its clients, instead of one process alone.
+    /// Simulate an owner and its clients, instead of a single process.
     #[arg(long)]
     shared: bool,
-    /// Play this one again and print its last events.
+    /// Play this seed again and print its last events.
     #[arg(long)]
     seed: Option<u64>,
-    /// No seeds: try every crash of every script of up to so many operations.
+    /// No seeds: try every crash of every script of up to this many operations.
     #[arg(long, value_name = "OPERATIONS", num_args = 0..=1, default_missing_value = "3")]
     exhaustive: Option<usize>,
-    /// With --exhaustive: every subset of so many unsynced blocks.
+    /// With --exhaustive: every subset of this many unsynced blocks.
     #[arg(long, default_value_t = Limits::default().blocks)]
     blocks: usize,
 }
@@ -83,7 +84,8 @@ fn main() -> ExitCode {
     let seconds = begun.elapsed().as_secs_f64();
     println!("{}{:?}\n", campaign.tally, campaign.totals);
     println!(
-        "{} seeds from {} on in {seconds:.1} s on {threads} threads: {:.0} seeds/s a thread, {} failed",
+        "{} seeds from {} on in {seconds:.1} s on {threads} threads: \
+         {:.0} seeds/s a thread, {} failed",
         campaign.played,
         args.first,
         campaign.played as f64 / seconds / threads as f64,

@@ -1,4 +1,4 @@
-//! Opening after a close or a crash: recovery, and what it must have found.
+//! Opening after a close or a crash: recovery, and the checks of its result.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use crate::setup::{BLOCK, Faults};
 use crate::superblocks::{Cut, CutShort};
 use crate::world::{Live, World};
 
-/// Moments in which the update of one volume's superblocks can be cut short.
+/// Moments at which the update of one volume's superblocks can be cut short.
 pub const CUTS_A_VOLUME: usize = 4;
 
-/// How often a reader looks at what the owner has just recovered.
+/// Probability that a reader checks the store that the owner has just recovered.
 const READER_SHARE: f64 = 0.25;
 
-/// How an opening ended.
+/// The end of an opening.
 pub enum Opening {
     Open(Box<Live>),
-    /// In a crash, or an error: another one follows.
+    /// A crash or an error: another opening follows.
     CutShort,
-    /// There is no store any more.
+    /// The store is lost.
     Refused,
 }
 
 impl World {
-    /// Recovers, checks what that found, and begins a run.
+    /// Recovers, checks the result, and begins an epoch.
     pub fn open(&mut self, expected: &mut Expected) -> Opening {
         self.totals.opens += 1;
         self.forgotten.extend(&self.shaken);
@@ -88,22 +88,22 @@ impl World {
         Opening::Open(Box::new(live))
     }
 
-    /// Somebody needs a namespace, which costs nothing if it was named before.
+    /// A caller names a namespace. That costs nothing if it was named before.
     pub fn name_namespace(&mut self, live: &mut Live, namespace: usize) {
         let named = self.setup.namespaces[namespace].clone();
-        // It may have been forgotten meanwhile, and what is written now is not durable yet.
+        // The namespace may have been forgotten meanwhile, and its new record is not durable yet.
         let slot = live.slots[namespace];
         if slot.is_none_or(|slot| live.index.pages_of(slot) == 0) {
             self.recorded.remove(&namespace);
         }
         let id = self
             .with_core(live, |core| core.open_namespace(&named))
-            .expect("few namespaces");
+            .expect("space for a namespace");
         live.slots[namespace] = Some(id.into());
         live.named[namespace] = true;
     }
 
-    /// By slot, which namespace recovery found.
+    /// The namespace of each slot, as recovery found it.
     fn namespaces_of(&self, recovery: &Recovery) -> Vec<usize> {
         let found = recovery.recovered.namespaces.iter();
         found
@@ -127,12 +127,12 @@ impl World {
     fn check_recovered(&mut self, recovery: &Recovery, index: &Index, expected: &Expected) {
         index.check_invariants().unwrap();
         let spoils = self.setup.faults.spoils();
-        // A descriptor write that fails leaves a hole that nobody can tell from a lost one.
+        // A failed descriptor write leaves a hole. A lost write leaves the same hole.
         let faults = &self.setup.faults;
         if !spoils && !faults.fail_writes() && faults.sync_error == 0.0 && !self.torn_inside {
             assert!(
                 recovery.damage.is_empty(),
-                "damage after a mere crash: {:?}",
+                "damage after a crash without faults: {:?}",
                 recovery.damage
             );
         }
@@ -153,10 +153,11 @@ impl World {
             );
             assert!(
                 !self.is_undead(*version, *place),
-                "{version:?} of {name:?} came back from the dead at {place:?}"
+                "{version:?} of {name:?} was deleted, and is back at {place:?}"
             );
-            // Nobody remembers the failed sync: a header that it dropped is lost however it reads now. What must survive in a page's
-            // place gives way to the page all the same.
+            // The new epoch does not know of the failed sync. A header that it dropped is lost,
+            // whatever reads return now. An older page that must survive in place of this one
+            // yields to it all the same.
             let known = self.oracle.version_mut(*version);
             let is_promised = known.durable && known.in_place_of.is_none();
             known.rotten |= !is_promised && self.shaken.contains(&place.segment);
@@ -167,7 +168,7 @@ impl World {
             bad.insert(*name);
             assert!(
                 *unproven || self.may_lie(*version, *place),
-                "{version:?} of {name:?} at {place:?} is called proven, and is not whole"
+                "{version:?} of {name:?} at {place:?} is proven, and is not whole"
             );
             self.oracle.version_mut(*version).torn = true;
         }
@@ -185,7 +186,8 @@ impl World {
             );
         }
         if expected.exactly && !spoils {
-            // More may be found: a page whose write failed, or one whose eviction found no room to be written down.
+            // More may be found: pages whose writes failed, and pages whose evictions found no room
+            // for a record.
             let found: Vec<_> = pages
                 .keys()
                 .filter(|name| expected.all.contains(name))
@@ -193,13 +195,14 @@ impl World {
             let wanted: Vec<_> = expected.all.iter().collect();
             assert_eq!(
                 found, wanted,
-                "a clean close and an open change what is there"
+                "a clean close and an open change the set of pages"
             );
         }
     }
 
-    /// Whether a page that is not whole may be called proven: only where the device does not keep what it was given. What it refuses, and
-    /// what a failed sync drops, never is.
+    /// Whether a page that is not whole may be reported as proven: only if the device does not keep
+    /// acknowledged writes. Refused writes, and writes that a failed sync dropped, are never
+    /// proven.
     fn may_lie(&self, version: VersionId, place: Place) -> bool {
         let known = self.oracle.version(version);
         self.setup.faults.spoils()
@@ -210,14 +213,14 @@ impl World {
                 || self.forgotten.contains(&place.segment))
     }
 
-    /// A namespace with pages keeps its record, whether somebody names it or not.
+    /// A namespace with pages keeps its record, whether it is named in this epoch or not.
     fn check_records(&mut self, recovery: &Recovery, namespaces: &[usize], expected: &Expected) {
         let found = recovery.recovered.namespaces.iter().zip(namespaces);
         let recorded = found.filter(|(init, _)| init.record.is_some());
         let recorded: BTreeSet<usize> = recorded.map(|(_, namespace)| *namespace).collect();
         let faults = &self.setup.faults;
         if self.superblocks.iter().any(Option::is_none) {
-            // They may have lain on the volume that is lost.
+            // The records may have been on the lost volume.
             self.recorded.clear();
         }
         if !faults.spoils() && !faults.misleads() && !faults.fail_writes() {
@@ -235,7 +238,7 @@ impl World {
         }
     }
 
-    /// A reader beside the owner sees whole pages only.
+    /// A reader beside the owner sees only whole pages.
     fn check_reader(&mut self, recovery: &Recovery) {
         let index = self.empty_index();
         let reader = self.recover(&index, true);
@@ -243,7 +246,7 @@ impl World {
         for (name, (version, place, _)) in self.snapshot(&index, &namespaces) {
             assert!(
                 self.is_intact(version, place) || self.may_lie(version, place),
-                "a reader is shown {version:?} of {name:?} at {place:?}, which is not whole"
+                "a reader sees {version:?} of {name:?} at {place:?}, which is not whole"
             );
         }
         assert_eq!(
@@ -252,7 +255,8 @@ impl World {
         );
     }
 
-    /// Tells the volumes of the run and writes the headers that recovery asked for. A segment whose header fails is left alone.
+    /// Writes the new epoch to the volumes, and the headers that recovery asked for. A segment
+    /// whose header fails is left alone.
     fn begin_run(&mut self, recovery: &mut Recovery) -> Result<(), CutShort> {
         let moments = CUTS_A_VOLUME * self.superblocks.len() + recovery.adoptions.len() + 1;
         let mut cut = self.draw_cut(moments);
@@ -277,7 +281,7 @@ impl World {
         Ok(())
     }
 
-    /// When an opening or a close of so many moments is cut short, if at all.
+    /// The moment at which an opening or a close of this many moments is cut short, if at all.
     pub fn draw_cut(&mut self, moments: usize) -> Cut {
         let faults = &self.setup.faults;
         let may_crash = faults.kill + faults.power > 0.0;
@@ -288,7 +292,8 @@ impl World {
         }
     }
 
-    /// Writes both copies of a header, as an opening and a close do: waiting for it. Whether the device took them.
+    /// Writes both copies of a header and waits, as an opening and a close do. Returns whether the
+    /// device took them.
     pub fn write_header_now(
         &mut self,
         volume: usize,
@@ -305,13 +310,13 @@ impl World {
         Ok(self.write(volume, start, blocks, error).is_ok())
     }
 
-    /// The process is gone, and perhaps the power with it.
+    /// The opening is cut short, by a kill or a power loss.
     fn fall_in_opening(&mut self, expected: &mut Expected) {
         self.count(Class::CrashInOpen);
         self.totals.crashes += 1;
         let power = self.draws_power();
         self.note(u64::from(power), || {
-            format!("the opening is cut short, the power goes: {power}")
+            format!("the opening is cut short, power lost: {power}")
         });
         if power {
             self.lose_power();

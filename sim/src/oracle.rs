@@ -1,8 +1,9 @@
-//! What the store promised: every version of every page that was ever written, every deletion, and which of them must have
-//! survived what.
+//! The promises of the store: every version of every page that was ever written, every deletion,
+//! and which of them must have survived which events.
 //!
-//! Each attempt to store a page is a *version* with bytes of its own, so that bytes of an older attempt, of another page or of
-//! a deleted one are recognised. Versions and deletions are ordered by the moment of their reservation, as births are.
+//! Each attempt to store a page is a *version* with its own bytes. So bytes of an older attempt, of
+//! another page or of a deleted page are recognised. Versions and deletions are ordered by the
+//! moment of their reservation, as their versions in the store are.
 
 use larder_engine::format::{Namespace, PageChecksum, PageKey};
 use larder_engine::index::SegmentId;
@@ -11,7 +12,7 @@ use crate::dice::mix;
 use crate::disk::Content;
 use crate::setup::{BLOCK, Setup};
 
-/// A page's name: its place in the list of all names.
+/// A page's name: its position in the list of all names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name(pub usize);
 
@@ -33,9 +34,10 @@ pub struct Version {
     pub reserved_at: u64,
     pub checksum: u64,
     pub blocks: u32,
-    /// Must survive a power loss for as long as it is in the index.
+    /// Must survive a power loss as long as it is in the index.
     pub durable: bool,
-    /// It is this older version of the page that must, which lay in this segment, this one having taken its place in the index.
+    /// The version that must survive in place of this one: an older version of the page, in this
+    /// segment, which this version replaced in the index.
     pub in_place_of: Option<(VersionId, SegmentId)>,
     /// A failed sync dropped part of it after its last proof of durability.
     pub dropped: bool,
@@ -54,18 +56,18 @@ struct Deletion {
     acked: bool,
     durable: bool,
     dropped: bool,
-    /// The device spoiled a block that recorded it: it may be undone.
+    /// The device spoiled a block that recorded the deletion: it may be undone.
     spoiled: bool,
 }
 
 pub struct Oracle {
     salt: u64,
     names: Vec<NameInfo>,
-    /// Names of one namespace.
+    /// Number of names in one namespace.
     names_each: usize,
     versions: Vec<Version>,
     deletions: Vec<Deletion>,
-    /// The device spoiled records of what had left: they may vanish, and come back.
+    /// The device spoiled records of removals: these may vanish, and come back.
     pub spoiled: bool,
 }
 
@@ -77,13 +79,13 @@ impl Oracle {
             for chain in 0..setup.chains {
                 for depth in 0..setup.depth {
                     let at = |chain: usize, depth: usize| Name(first + chain * setup.depth + depth);
-                    // Odd chains branch off the one before them after its second page.
+                    // Odd chains branch off the chain before them after its second page.
                     let parent = match depth {
                         0 => None,
                         2 if chain % 2 == 1 => Some(at(chain - 1, 1)),
                         depth => Some(at(chain, depth - 1)),
                     };
-                    // The same keys in every namespace: they must not meet.
+                    // Every namespace has the same keys: namespaces must not mix.
                     let key = key_of(chain * setup.depth + depth);
                     names.push(NameInfo {
                         namespace,
@@ -162,7 +164,7 @@ impl Oracle {
         &mut self.versions[id.0]
     }
 
-    /// The version of a page that has this checksum.
+    /// The version of a page with this checksum.
     pub fn find(&self, name: Name, checksum: u64) -> Option<VersionId> {
         let versions = self.names[name.0].versions.iter().rev();
         versions
@@ -188,9 +190,13 @@ impl Oracle {
         (id.0 < self.versions.len() && self.content(id, at) == *block).then_some(id)
     }
 
-    /// A block of a version: whose it is, which one, and a word that shows that it is whole.
+    /// A block of a version: the version, the block's number, and a word that shows that the block
+    /// is whole.
     fn content(&self, id: VersionId, at: u32) -> Content {
-        assert!(id.0 < 1 << 24 && at < 1 << 16, "a run is shorter than that");
+        assert!(
+            id.0 < 1 << 24 && at < 1 << 16,
+            "a run has fewer versions and smaller pages"
+        );
         let name = (id.0 as u64) << 16 | u64::from(at);
         Content::Data(name << 24 | mix(self.salt, name) & 0xff_ffff)
     }
@@ -224,7 +230,7 @@ impl Oracle {
         }
     }
 
-    /// A deletion has been answered.
+    /// A deletion was acknowledged.
     pub fn deleted(&mut self, request: u64, durable: bool) {
         if let Some(deletion) = self
             .deletions
@@ -278,7 +284,7 @@ impl Oracle {
         }
     }
 
-    /// Whether a version must not be seen any more.
+    /// Whether a version was deleted and must not be visible.
     pub fn is_dead(&self, id: VersionId) -> bool {
         let version = &self.versions[id.0];
         self.names[version.name.0].deletions.iter().any(|&at| {
@@ -287,7 +293,7 @@ impl Oracle {
         })
     }
 
-    /// The run is over: deletions that need not have survived are forgotten.
+    /// The epoch is over: deletions that need not have survived are forgotten.
     pub fn end_run(&mut self, power_lost: bool) {
         for name in &mut self.names {
             name.deletions.retain(|&at| {
@@ -299,14 +305,15 @@ impl Oracle {
                 }
             });
         }
-        // Nobody remembers the failed sync: what it dropped and was not rewritten is lost however it reads now.
+        // The next epoch does not know of the failed sync. Dropped data that was not rewritten is
+        // lost, whatever reads return now.
         for version in &mut self.versions {
             version.rotten |= version.dropped;
         }
     }
 }
 
-/// The key of a name: its prefix ends with the name's place among those of its namespace.
+/// The key of a name. Its prefix ends with the name's position in its namespace.
 fn key_of(ordinal: usize) -> PageKey {
     let mut bytes = [0; 32];
     for (at, chunk) in bytes.chunks_exact_mut(8).enumerate() {

@@ -1,4 +1,4 @@
-//! A seed from its first open to its last check: the steps, and what the device does at each.
+//! A seed from its first open to its last check: the steps, and the device's work in each.
 
 use crate::classes::{Class, Tally};
 use crate::clients::{PageWrite, Task};
@@ -20,12 +20,13 @@ pub enum End {
     Done,
 }
 
-/// Plays a seed. Returns a digest of all that happened, and what that was.
+/// Plays a seed. Returns a digest of all events, and their counts.
 pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
     play_out(World::new(Dice::new(seed), seed, journal))
 }
 
-/// Plays what a script says, byte by byte in the place of chance; no more steps than it has bytes.
+/// Plays a script: its bytes replace randomness. The run has at most as many steps as the script
+/// has bytes.
 pub fn play_script(script: &[u8], journal: Option<Journal>) -> (u64, Totals, Tally) {
     let mut world = World::new(Dice::scripted(script), 0, journal);
     world.setup.steps = world.setup.steps.min(script.len());
@@ -56,7 +57,7 @@ fn play_out(mut world: World) -> (u64, Totals, Tally) {
     sum_up(&world)
 }
 
-/// Nothing goes wrong any more, and everything must come to rest, and be there when the power goes after that.
+/// Faults stop. Everything must come to rest, and survive a power loss after that.
 pub fn end_well(world: &mut World, mut live: Live) {
     if !world.rest_for_good(&mut live) {
         let mut expected = world.crash(live, false);
@@ -71,7 +72,7 @@ pub fn end_well(world: &mut World, mut live: Live) {
     world.open(&mut expected);
 }
 
-/// A digest of all that happened, and what that was.
+/// A digest of all events, and their counts.
 pub fn sum_up(world: &World) -> (u64, Totals, Tally) {
     let digest = world
         .disk
@@ -97,7 +98,7 @@ impl World {
         End::Done
     }
 
-    /// What may happen before any step; the end, if it is one.
+    /// Events between two steps. Returns the end of the run, if one of them is an end.
     pub fn begin_step(&mut self) -> Option<End> {
         self.totals.steps += 1;
         self.spoil();
@@ -110,7 +111,7 @@ impl World {
             .find_map(|(probability, end)| self.fault(probability).then_some(end))
     }
 
-    /// One step of something that can go on.
+    /// One step of an activity that can proceed.
     pub fn step(&mut self, live: &mut Live, may_begin: bool) {
         self.moment += 1;
         let weights = self.setup.weights;
@@ -153,7 +154,7 @@ impl World {
         self.check(live);
     }
 
-    /// A write of another process may be over.
+    /// A write of another process may end.
     pub fn land_foreign(&mut self, at: usize) {
         if self.foreign[at].due > self.moment && !self.calm {
             return;
@@ -179,7 +180,8 @@ impl World {
         self.foreign_done.push((foreign, good));
     }
 
-    /// Where a read of page data goes, and whether it may fail there: not always where it should.
+    /// The address that a read of page data really reads, and whether the read may fail: sometimes
+    /// a wrong address.
     pub fn read_from(&mut self, volume: usize, start: usize, count: usize) -> (bool, usize) {
         if self.strikes(Class::MisdirectedRead, self.setup.faults.misdirected_read) {
             let last = self.disk.volumes()[volume].blocks() - count;
@@ -189,7 +191,7 @@ impl World {
         }
     }
 
-    /// The device finishes something.
+    /// The device finishes an operation.
     fn arrive(&mut self, live: &mut Live, flight: Flight) {
         match flight {
             Flight::Meta {

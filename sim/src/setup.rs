@@ -1,5 +1,5 @@
-//! What a seed draws before its run begins: the store, the load, and which faults may happen, each class with a
-//! probability of its own and often not at all (swarm testing).
+//! The parameters that a seed draws before its run begins: the store, the load, and the possible
+//! faults. Each class of faults has its own probability, often zero (swarm testing).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,18 +16,18 @@ use crate::kernel::Odds;
 
 pub const BLOCK: usize = larder_engine::format::BLOCK_BYTES;
 
-/// Probabilities of what may go wrong: of a step, an operation, or a sync, as each says.
+/// Probabilities of faults: per step, per operation, or per sync, as each states.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// A step is the last before the process is killed.
+    /// The process is killed after this step.
     pub kill: f64,
-    /// A step is the last before the power goes.
+    /// The power fails after this step.
     pub power: f64,
-    /// A step is the last before a clean close.
+    /// A clean close follows this step.
     pub close: f64,
     /// An opening or a close is cut short.
     pub cut: f64,
-    /// A write of page data fails, some of its blocks written.
+    /// A write of page data fails, with some of its blocks written.
     pub data_error: f64,
     /// A write of descriptors fails.
     pub meta_error: f64,
@@ -39,31 +39,31 @@ pub struct Faults {
     pub no_space: f64,
     /// Any write comes back short, without progress.
     pub no_progress: f64,
-    /// From this step on a volume takes no writes.
+    /// A volume stops taking writes at this step.
     pub volume_dies: f64,
-    /// A sync fails and drops some of what it should have covered.
+    /// A sync fails and drops some of the writes that it should have covered.
     pub sync_error: f64,
     /// A caller gives a page up.
     pub give_up: f64,
     /// A write is acknowledged and never happens.
     pub lost_write: f64,
-    /// A write is acknowledged and lands elsewhere.
+    /// A write is acknowledged and lands at a wrong address.
     pub misdirected_write: f64,
-    /// A read gives another block's content.
+    /// A read returns another block's content.
     pub misdirected_read: f64,
-    /// A step spoils something that lies on the device.
+    /// A step spoils stored content of the device.
     pub at_rest: AtRest,
     /// System calls that are interrupted or come back short.
     pub calls: Odds,
     /// An operation takes long.
     pub delay: f64,
-    /// A step finds the clock changed: far ahead, a little back, or standing still for a while.
+    /// At a step the clock jumps far ahead, steps a little back, or stops for a while.
     pub clock_forward: f64,
     pub clock_back: f64,
     pub clock_frozen: f64,
 }
 
-/// What the device spoils of what lies on it, each of a step.
+/// Faults of stored content, each per step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AtRest {
     pub rot_payload: f64,
@@ -72,9 +72,9 @@ pub struct AtRest {
     pub rot_headers: f64,
     pub rot_superblock: f64,
     pub rot_superblocks: f64,
-    /// A block cannot be read any more.
+    /// A block becomes unreadable.
     pub unreadable: f64,
-    /// A block cannot be read for some tries: for fewer than a reader makes, or for more.
+    /// A block is unreadable for some reads: fewer than a reader tries, or more.
     pub read_errors: f64,
 }
 
@@ -115,14 +115,14 @@ impl AtRest {
 }
 
 impl Faults {
-    /// Whether the device may spoil what it once held.
+    /// Whether the device may spoil content that it once held.
     pub fn spoils(&self) -> bool {
         let at_rest = self.at_rest.each();
         self.lost_write + self.misdirected_write > 0.0
             || at_rest.iter().any(|(_, probability)| *probability > 0.0)
     }
 
-    /// Whether reads may give what is not there, or syncs fail.
+    /// Whether reads may return wrong content, or syncs fail.
     pub fn misleads(&self) -> bool {
         self.misdirected_read + self.sync_error + self.volume_dies > 0.0
     }
@@ -186,7 +186,7 @@ impl Faults {
     }
 }
 
-/// How often each kind of step is chosen, relative to the others.
+/// Relative frequencies of the kinds of steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights {
     pub device: usize,
@@ -207,7 +207,8 @@ pub struct Setup {
     pub volumes: Vec<u32>,
     pub segment_blocks: u32,
     pub namespaces: Vec<Namespace>,
-    /// How many of them are named as a run begins; of the others some are later, and some not at all.
+    /// Share of the namespaces that are named when an epoch begins. Some of the others are named
+    /// later, some never.
     pub named: f64,
     pub chains: usize,
     pub depth: usize,
@@ -221,7 +222,7 @@ pub struct Setup {
     pub weights: Weights,
     pub faults: Faults,
     pub tick_ms: u64,
-    /// Steps between two looks at everything; what is cheap is checked at each.
+    /// Steps between two full checks. Cheap checks run at each step.
     pub check_every: u64,
 }
 

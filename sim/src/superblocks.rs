@@ -1,8 +1,10 @@
-//! The superblocks on the simulated volumes: both copies of each, through the format's own encoding, by the rules of
-//! `engine::volume`: the newer valid copy counts; a writer replaces one after the other, each synced before the next.
+//! The superblocks on the simulated volumes. Both copies of each are written with the format's own
+//! encoding, by the rules of `engine::volume`: the newer valid copy counts. A writer replaces one
+//! copy after the other, and syncs each before the next.
 //!
-//! What must hold: a volume opens as long as one of its copies is sound, and shows no older state than that copy. A volume none
-//! of whose copies is sound may be lost: then the store is opened without it, or refused where it was the first.
+//! Invariants: a volume opens as long as one of its copies is sound, and shows no state older than
+//! that copy. A volume without a sound copy may be lost. Then the store is opened without it, or
+//! refused if it was the first volume.
 
 use larder_engine::format::{
     BLOCK_BYTES, Body, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
@@ -16,10 +18,11 @@ use crate::oracle::VersionId;
 use crate::setup::Faults;
 use crate::world::World;
 
-/// Simulated segments are far smaller than any that the format allows: superblocks name them at so many times their size.
+/// Simulated segments are far smaller than the format allows. Superblocks state their size
+/// multiplied by this factor.
 const SCALE: u32 = 256;
 
-/// When what is going on is cut short: after so many of the moments in which it may be.
+/// The moment at which an opening or a close is cut short, counted in possible moments.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut(Option<usize>);
 
@@ -45,7 +48,7 @@ impl Cut {
     }
 }
 
-/// An opening or a close has been cut short, or failed: the process is gone.
+/// An opening or a close was cut short, or failed: the process is gone.
 #[derive(Debug)]
 pub struct CutShort;
 
@@ -57,7 +60,7 @@ pub fn block_of(copy: usize) -> usize {
 fn encode(superblock: &Superblock) -> Vec<Content> {
     let mut scaled = superblock.clone();
     scaled.segment_blocks *= SCALE;
-    let bytes = scaled.encode().expect("a superblock that no reader takes");
+    let bytes = scaled.encode().expect("a superblock that readers reject");
     contents(&bytes[..])
 }
 
@@ -70,7 +73,7 @@ fn decode(block: &Content) -> Result<Superblock, SuperblockError> {
 }
 
 impl World {
-    /// A new store's: both copies of each volume, written and synced.
+    /// Writes and syncs both copies for each volume of a new store.
     pub fn create_superblocks(&mut self) {
         for volume in 0..self.superblocks.len() {
             let superblock = self.superblocks[volume].clone().expect("none is lost yet");
@@ -85,7 +88,8 @@ impl World {
         }
     }
 
-    /// Reads them. `None` when the store is refused for good: its first volume is lost.
+    /// Reads the superblocks. Returns `None` when the store is refused for good: its first volume
+    /// is lost.
     pub fn read_superblocks(&mut self, expected: &mut Expected) -> Option<()> {
         for volume in 0..self.superblocks.len() {
             if self.superblocks[volume].is_none() {
@@ -102,14 +106,14 @@ impl World {
                 (Ok(found), Some(sound)) => {
                     assert!(
                         found.generation >= sound,
-                        "volume {volume} opens with an older superblock than one that is sound"
+                        "volume {volume} opens with a superblock older than a sound one"
                     );
                     self.superblocks[volume] = Some(found);
                 }
                 (Err(error), Some(_)) => {
                     panic!("volume {volume} is lost with a sound superblock: {error}")
                 }
-                // Whatever is found there, nothing says that it is the last state.
+                // Without a sound copy, content that is found there need not be the last state.
                 (_, None) if volume == 0 => {
                     self.count(Class::StoreLost);
                     return None;
@@ -120,20 +124,21 @@ impl World {
         Some(())
     }
 
-    /// The store goes on without a volume, for good.
+    /// The store continues without a volume, for good.
     fn lose_volume(&mut self, volume: usize, expected: &mut Expected) {
         self.count(Class::VolumeLost);
         self.note(volume as u64, || format!("volume {volume} is lost"));
         self.superblocks[volume] = None;
-        // Deletions that lay there are lost with it.
+        // Deletions on that volume are lost with it.
         self.oracle.spoiled = true;
         self.oracle.deletion_spoiled(None);
         let pages = &expected.pages;
         expected.names.retain(|name, _| {
             let (version, place) = pages[name];
-            // The older one that must survive in its place may have lain there.
+            // The older version that must survive in its place may have been there.
             let stands_alone = self.oracle.version(version).in_place_of.is_none();
-            // So may the page itself, and its place be that of a copy that was not synced.
+            // The page itself may have been there too, and `place` be the location of a copy that
+            // was not synced.
             stands_alone
                 && self.volume_of(place.segment).0 != volume
                 && self.is_intact(version, place)
@@ -142,12 +147,18 @@ impl World {
         expected.exactly = false;
     }
 
-    /// Whether a descriptor says that a page lies there: its bytes may outlive a power loss that this does not.
+    /// Whether a descriptor records the page at this location: its bytes may outlive a power loss
+    /// that the descriptor does not.
     fn is_told_of(&self, version: VersionId, place: Place) -> bool {
         let (volume, number) = self.volume_of(place.segment);
         let spot = self.spot(volume, number);
         let checksum = self.oracle.version(version).checksum;
-        let is_it = |record: &Record| matches!(record, Record::Page(page) if page.start == place.start && page.checksum == checksum);
+        let is_it = |record: &Record| {
+            matches!(
+                record,
+                Record::Page(page) if page.start == place.start && page.checksum == checksum
+            )
+        };
         (0..self.setup.segment_blocks).any(|index| {
             let at = spot.blocks(index, 1).offset / BLOCK_BYTES as u64;
             let at = usize::try_from(at).unwrap_or(usize::MAX);
@@ -198,7 +209,7 @@ impl World {
                 self.disk.volumes()[volume].write_part(start, &blocks, &arrival);
                 return Err(CutShort);
             }
-            // What spoils it takes this back.
+            // A fault that spoils the copy resets this.
             self.copies[volume][copy] = Some(superblock.generation);
             let error = |faults: &Faults| (faults.superblock_error, Class::SuperblockError);
             let written = self.write(volume, start, &blocks, error);
@@ -213,7 +224,7 @@ impl World {
         Ok(())
     }
 
-    /// A sync of all that was written to a volume.
+    /// A sync of everything written to a volume.
     pub fn sync_volume(&mut self, volume: usize) -> Result<(), CutShort> {
         let covers = self.disk.volumes()[volume].unsynced();
         if self.sync(volume, Some(covers)) {

@@ -1,4 +1,4 @@
-//! What a run did, to see that the simulation reaches what it is meant to.
+//! Counts over a run. They show that the simulation reaches the states that it has to reach.
 
 macro_rules! totals {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -9,7 +9,7 @@ macro_rules! totals {
         }
 
         impl Totals {
-            /// Adds those of another run.
+            /// Adds the counts of another run.
             pub fn add(&mut self, other: &Totals) {
                 $(self.$name += other.$name;)*
             }
@@ -20,13 +20,13 @@ macro_rules! totals {
 totals! {
     /// Steps played.
     steps,
-    /// Times that the process was killed or the power went.
+    /// Kills and power losses.
     crashes,
-    /// Times that the store was opened.
+    /// Opens of the store.
     opens,
     /// Pages stored.
     stored,
-    /// Pages that were there already.
+    /// Pages that were present already.
     duplicates,
     /// Pages refused.
     refused,
@@ -34,13 +34,13 @@ totals! {
     failed,
     /// Pages read and found whole.
     hits,
-    /// Pages asked for and not found.
+    /// Pages requested and not found.
     misses,
     /// Pages evicted.
     evicted,
     /// Pages copied by reclaim.
     moved,
-    /// Segments given back.
+    /// Segments released.
     reclaimed,
     /// Deletions finished.
     deleted,
@@ -50,6 +50,6 @@ totals! {
     failed_syncs,
     /// Unproven pages that recovery found.
     unproven,
-    /// Pages that recovery found and whose bytes were not whole.
+    /// Pages that recovery found with damaged bytes.
     torn,
 }

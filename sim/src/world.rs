@@ -1,4 +1,4 @@
-//! One run of a seed: a core, its disk, callers and a housekeeper, all moved by one generator.
+//! One run of a seed: a core, its disk, callers and a housekeeper, all driven by one generator.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -23,15 +23,15 @@ use crate::setup::{BLOCK, Setup};
 use crate::superblocks::Cut;
 use crate::totals::Totals;
 
-/// The last events of a run, for when it fails.
+/// The last events of a run, printed if it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
 const EVENTS_KEPT: usize = 400;
 
-/// Longest that an operation is held back, in steps.
+/// Longest delay of an operation, in steps.
 const DELAY_STEPS_MAX: u64 = 150;
 
-/// Something that the device is doing.
+/// An operation in flight at the device.
 pub enum Flight {
     /// A metadata write of the core.
     Meta {
@@ -39,16 +39,17 @@ pub enum Flight {
         volume: usize,
         start: usize,
         blocks: Vec<Content>,
-        /// The state that a header states; `None` for descriptors.
+        /// The state that a header states. `None` for descriptors.
         header: Option<SegmentState>,
     },
-    /// A sync of the core; how many writes it covers, if these are not lost already.
+    /// A sync of the core, and the number of writes that it covers. `None` when these are lost
+    /// already.
     Sync {
         id: IoId,
         volume: usize,
         covers: Option<usize>,
     },
-    /// A write of neighbouring pages, by a caller or (`client` is `None`) by the housekeeper.
+    /// A write of adjacent pages, by a caller or (`client` is `None`) by the housekeeper.
     Data {
         client: Option<usize>,
         asks: Vec<usize>,
@@ -66,24 +67,24 @@ pub enum Flight {
     },
 }
 
-/// A write of pages by a process that is not the owner: it outlives the owner, and its own process.
+/// A write of pages by a process other than the owner. It outlives the owner, and its own process.
 pub struct ForeignWrite {
     pub client: ClientId,
     /// The client's put.
     pub task: u64,
     pub write: PageWrite,
-    /// Not over before this moment.
+    /// Does not end before this moment.
     pub due: u64,
-    /// Its process has gone.
+    /// Its process is dead.
     pub is_orphan: bool,
 }
 
-/// Something that the device is doing, and since when.
+/// An operation in flight at the device, with its start.
 pub struct InFlight {
     pub flight: Flight,
-    /// Operations in the order in which they began.
+    /// Order of the operations' starts.
     pub number: u64,
-    /// Not over before this moment.
+    /// Does not end before this moment.
     pub due: u64,
 }
 
@@ -98,7 +99,7 @@ impl Flight {
     }
 }
 
-/// A page's descriptor that has been written in this run.
+/// A page descriptor that was written in this epoch.
 pub struct Described {
     pub name: Name,
     pub version: VersionId,
@@ -112,36 +113,36 @@ pub struct Described {
 pub struct Live {
     pub core: Core,
     pub index: Arc<Index>,
-    /// By namespace; `None` while this run knows nothing of it.
+    /// By namespace. `None` while this epoch does not know the namespace.
     pub slots: Vec<Option<NamespaceSlot>>,
-    /// Whether somebody has named it in this run.
+    /// By namespace: whether it was named in this epoch.
     pub named: Vec<bool>,
     pub clients: Vec<Option<Task>>,
     pub keeper: Keeper,
     pub flights: Vec<InFlight>,
     launched: u64,
-    /// A write of this run has arrived.
+    /// A write of this epoch has arrived.
     pub has_written: bool,
     pub settled: BTreeMap<ReservationId, Vec<PutStatus>>,
     pub finished: BTreeMap<RequestId, Result<(), Fault>>,
-    /// Times that space or write budget became available.
+    /// Number of times that space or write budget became available.
     pub room: u64,
     pub reclaim: bool,
     wake_at: Option<u64>,
     pub pins: BTreeMap<SegmentId, u32>,
     pub described: BTreeMap<Serial, Vec<Described>>,
-    /// The highest mark that the core has stated.
+    /// The highest durable watermark that the core has stated.
     pub mark: Serial,
     /// Pages that recovery published.
     pub recovered: u64,
-    /// Where those lay: they may be unproven.
+    /// Locations of these pages. They may be unproven.
     pub unproven: BTreeMap<Name, Place>,
-    /// Pages given up, or whose write failed, so that a failed status is due.
+    /// Pages given up, and failed writes: a failed status is due.
     pub failures: u64,
     pub stopping: bool,
-    /// When its close is cut short.
+    /// The moment at which its close is cut short.
     pub closing: Cut,
-    /// Births of the evictions of this run that have been written down.
+    /// Versions of the recorded evictions of this epoch.
     pub evictions: BTreeSet<Serial>,
 }
 
@@ -149,46 +150,48 @@ pub struct World {
     pub setup: Setup,
     pub dice: Dice,
     pub disk: Arc<SimDisk>,
-    /// What the running process knows; `None` for a lost volume.
+    /// The superblocks as the running process knows them. `None` for a lost volume.
     pub superblocks: Vec<Option<Superblock>>,
-    /// By volume and copy: the generation of the superblock that lies there for certain.
+    /// By volume and copy: the generation of the superblock that is certainly there.
     pub copies: Vec<[Option<u64>; 2]>,
     pub store: StoreId,
     pub oracle: Oracle,
     pub now_ms: u64,
-    /// Counts everything that happens; orders reservations and deletions.
+    /// Counts all events. Orders reservations and deletions.
     pub clock: u64,
     /// Counts steps.
     pub moment: u64,
-    /// The clock stands still until this one.
+    /// The clock stands still until this moment.
     pub frozen_until: u64,
     pub next_request: u64,
     pub digest: u64,
     pub calm: bool,
-    /// Segments whose metadata the device spoiled, in their present life.
+    /// Segments whose metadata the device spoiled, in their present generation.
     pub tainted: BTreeSet<SegmentId>,
-    /// Segments a header of which was spoiled at some time: their old life may come back under their new one's bytes.
+    /// Segments with a header that was spoiled at some time. Their old generation may come back
+    /// with the bytes of the new one.
     pub headless: BTreeSet<SegmentId>,
-    /// A header was lost on its way: which later writes of a page were refused may have stood there alone.
+    /// A header was lost on its way. It may have been the only record of refused page writes.
     pub unsealed: bool,
-    /// Pages of which it was written down that they left, and when that was last.
+    /// Pages with a record of their removal, and the time of the last such record.
     pub left: BTreeMap<Name, u64>,
     /// A crash tore a header or a descriptor block in the middle: it is neither old nor new.
     pub torn_inside: bool,
-    /// Segments whose metadata a failed sync dropped, in their present life.
+    /// Segments whose metadata a failed sync dropped, in their present generation.
     pub shaken: BTreeSet<SegmentId>,
-    /// Segments that some earlier run left so, or a header of which was spoiled: what is read there may not be what is durable, and
-    /// nobody knows.
+    /// Segments that an earlier epoch left in that state, or with a spoiled header. Their visible
+    /// content may differ from the durable one, and the store cannot know it.
     pub forgotten: BTreeSet<SegmentId>,
     /// Namespaces whose records are on the device for certain, for as long as they have pages.
     pub recorded: BTreeSet<usize>,
     /// Writes of other processes.
     pub foreign: Vec<ForeignWrite>,
-    /// Those of them that are over, and how they went.
+    /// Those writes after their end, and whether they succeeded.
     pub foreign_done: Vec<(ForeignWrite, bool)>,
-    /// Syncs that have just begun and lose what they cover: the volume, and how many unsynced writes.
+    /// Syncs that have just begun and will lose the writes that they cover: volume, and number of
+    /// unsynced writes.
     pub losing: Vec<(usize, usize)>,
-    /// Pages of a client that had gone were given up: to the core that is a failed write.
+    /// Pages of a dead client were given up. For the core that is a failed write.
     pub gave_up: bool,
     journal: Option<Journal>,
     pub totals: Totals,
@@ -196,7 +199,8 @@ pub struct World {
 }
 
 impl World {
-    /// A world whose dice are these; `salt` tells its pages' bytes from those of others.
+    /// A world with these dice. `salt` makes the bytes of its pages differ from those of other
+    /// worlds.
     pub fn new(mut dice: Dice, salt: u64, journal: Option<Journal>) -> World {
         let setup = Setup::draw(&mut dice);
         if journal.is_some() {
@@ -241,7 +245,7 @@ impl World {
         world
     }
 
-    /// Notes an event. `tell` is called only when somebody listens.
+    /// Records an event. `tell` is called only if there is a journal.
     pub fn note(&mut self, weight: u64, tell: impl FnOnce() -> String) {
         self.digest = mix(self.digest, weight);
         if let Some(journal) = &self.journal {
@@ -257,7 +261,7 @@ impl World {
         !self.calm && self.dice.chance(probability)
     }
 
-    /// For how many steps an operation is held back.
+    /// Delay of an operation, in steps.
     pub fn draw_delay(&mut self) -> u64 {
         if self.strikes(Class::Delayed, self.setup.faults.delay) {
             self.dice.between(1, DELAY_STEPS_MAX)
@@ -266,7 +270,7 @@ impl World {
         }
     }
 
-    /// Something begins at the device.
+    /// Starts an operation at the device.
     pub fn launch(&mut self, live: &mut Live, flight: Flight) {
         let delay = self.draw_delay();
         live.launched += 1;
@@ -319,7 +323,8 @@ impl World {
         )
     }
 
-    /// Segment and block within it; `None` before the first segment.
+    /// The segment of a block, and the block's number in it. The block must not lie before the
+    /// first segment.
     pub fn locate_block(&self, volume: usize, block: usize) -> (SegmentId, u32, u32) {
         let within = block - SEGMENTS_OFFSET as usize / BLOCK;
         let number = within as u32 / self.setup.segment_blocks;
@@ -347,7 +352,8 @@ impl World {
             .expect("a namespace that was never opened")
     }
 
-    /// Whether a page is there that was deleted. The old life of a segment may come back with such pages where its headers went bad.
+    /// Whether a deleted page is present. That is excused where a segment's headers were spoiled:
+    /// its old generation may come back with such pages.
     pub fn is_undead(&self, version: VersionId, place: Place) -> bool {
         self.oracle.is_dead(version) && !self.headless.contains(&place.segment)
     }
@@ -375,7 +381,7 @@ impl World {
         {
             assert_eq!(
                 before, after,
-                "a page is evicted, and no volume takes another one"
+                "a page is evicted while no volume takes writes"
             );
         }
         let effects = live.core.take_effects();
@@ -390,7 +396,7 @@ impl World {
         result
     }
 
-    /// Whether the housekeeper is to be woken now.
+    /// Whether the housekeeper has to wake up now.
     pub fn is_called(&self, live: &Live) -> bool {
         live.reclaim || live.wake_at.is_some_and(|at| at <= self.now_ms)
     }
@@ -400,7 +406,7 @@ impl World {
         live.wake_at = None;
     }
 
-    /// When the housekeeper wants to be woken.
+    /// The next wakeup of the housekeeper.
     pub fn wakes_at(live: &Live) -> Option<u64> {
         live.wake_at
     }
@@ -464,16 +470,16 @@ impl World {
     }
 }
 
-/// Pages evicted so far, where every volume is in read-only service.
+/// Pages evicted so far, if every volume is read-only.
 fn evicted_when_read_only(core: &Core, volumes: usize) -> Option<u64> {
     (core.read_only_volumes().len() == volumes).then(|| core.counters().evicted)
 }
 
 impl Live {
-    /// The slot of a namespace that is named.
+    /// The slot of a named namespace.
     pub fn slot(&self, namespace: usize) -> NamespaceSlot {
-        assert!(self.named[namespace], "nobody has named it");
-        self.slots[namespace].expect("it is named")
+        assert!(self.named[namespace], "the namespace was not named");
+        self.slots[namespace].expect("a named namespace has a slot")
     }
 
     pub fn new(core: Core, index: Arc<Index>, clients: usize, mark: Serial) -> Live {

@@ -1,4 +1,5 @@
-//! The rows of the fault matrix that are about crashes, without chance; and whether the matrix (`tests/matrix.md`) is true.
+//! The rows of the fault matrix that concern crashes, without randomness; and a check of the matrix
+//! (`tests/matrix.md`) itself.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -19,7 +20,8 @@ fn every_crash(operations: usize, blocks: usize, part: Part) -> Counts {
 #[test]
 fn row_02_any_subset_of_unsynced_blocks_keeps_what_was_flushed() {
     let counts = every_crash(1, 8, Part::All);
-    // More subsets than moments, or nothing was unsynced; fewer images than subsets, or nothing was the same twice.
+    // With fewer subsets than moments, nothing was unsynced. Without fewer images than subsets, no
+    // two subsets gave the same image.
     assert!(
         counts.moments > 100 && counts.subsets > 20 * counts.moments,
         "{counts:?}"
@@ -84,7 +86,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap()
 }
 
-/// A row of the matrix: what each of its cells names in code.
+/// A row of the matrix: the code names in each of its cells.
 struct Row {
     number: u32,
     tests: Vec<String>,
@@ -128,7 +130,7 @@ fn every_row_of_the_matrix_names_tests_that_exist() {
         assert!(has_own, "row {number} has no test of its own");
     }
     assert!(rows.iter().map(|row| row.number).eq(1..=25));
-    // And none is missing from the table.
+    // Every test of a row is in the table.
     for test in tests.iter().filter(|test| test.starts_with("row_")) {
         assert!(
             rows.iter().any(|row| row.tests.contains(test)),

@@ -1,5 +1,5 @@
-//! The test of the tests: each bug of `larder_engine::planted` is switched on, and a run of the simulation must fail. A bug
-//! that no run notices is a promise that nobody checks.
+//! The test of the tests: each bug of `larder_engine::planted` is switched on, and a run of the
+//! simulation must fail. A bug that no run notices is a promise without a check.
 #![cfg(debug_assertions)]
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use larder_sim::exhaustive::{Limits, Part, exhaust};
 /// The seeds that a campaign plays by default.
 const SEEDS: u64 = 10_000;
 
-/// What noticed a bug: the lowest failing seed that was played, and what it said.
+/// The detection of a bug: the lowest failing seed that was played, and its panic message.
 type Catch = (u64, String);
 
 /// Plays seeds with a bug switched on, until one fails.
@@ -49,7 +49,7 @@ fn hunt(mode: Mode, bug: Option<Bug>, seeds: u64) -> Option<Catch> {
 
 #[test]
 fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
-    // Every catch is a panic: only the last word is worth reading.
+    // Every detection is a panic. Only the last message is worth reading.
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
     for (mode, bugs) in [(Mode::Alone, Bug::ALONE), (Mode::Shared, Bug::SHARED)] {
@@ -73,7 +73,8 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
     assert_eq!(clean, [None, None], "a run fails without a bug");
 }
 
-/// What crashes show by themselves, without another fault, a reader in the way, a second caller or a longer script.
+/// Bugs that crashes alone reveal, without another fault, a reader in the way, a second caller or a
+/// longer script.
 const SHOWN_BY_CRASHES: [Bug; 9] = [
     Bug::EarlyPublish,
     Bug::UnopenedSegment,

@@ -1,11 +1,11 @@
-//! The core and recovery against a model, under crashes and faults, used by one process and by several. `cargo run --release -p
-//! larder-sim` plays more seeds.
+//! The core and recovery against a model, under crashes and faults, used by one process and by
+//! several. `cargo run --release -p larder-sim` plays more seeds.
 
 use larder_sim::{Campaign, Class, Mode, campaign, report};
 
 const SEEDS: u64 = 1500;
 
-/// Too rare to be sure of in so few seeds.
+/// Too rare for this number of seeds.
 const RARE: [Class; 2] = [Class::VolumeLost, Class::RotSuperblocks];
 
 fn play_well(mode: Mode) -> Campaign {
@@ -19,7 +19,7 @@ fn play_well(mode: Mode) -> Campaign {
         again.is_empty(),
         "these fail (`cargo run --release -p larder-sim -- ...` plays one again): {again:?}"
     );
-    // A simulation that reaches none of this proves nothing.
+    // A simulation that reaches none of these states proves nothing.
     let sum = &campaign.totals;
     let reached = [sum.evicted, sum.moved, sum.reclaimed, sum.torn];
     assert!(reached.iter().all(|count| *count > 0), "{sum:?}");
@@ -57,7 +57,7 @@ fn a_seed_plays_the_same_each_time() {
     }
 }
 
-/// What campaigns have found that these few seeds do not.
+/// Seeds in which campaigns have found bugs, and which the seeds above do not include.
 #[test]
 fn seeds_that_once_failed_are_played() {
     for seed in [
