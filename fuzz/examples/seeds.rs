@@ -1,5 +1,5 @@
-//! Writes the seed corpora: `cargo run -p larder-fuzz --example seeds [DIRECTORY]`, a directory for each target, `fuzz/corpus`
-//! unless one is named.
+//! Writes the seed corpora: `cargo run -p larder-fuzz --example seeds [DIRECTORY]`. Each target
+//! gets its own directory. The default is `fuzz/corpus`.
 
 use std::fs;
 use std::path::PathBuf;

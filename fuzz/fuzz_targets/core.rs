@@ -1,4 +1,4 @@
-//! The fuzzer's way into `larder_fuzz::core`.
+//! The fuzzer's entry to `larder_fuzz::core`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| larder_fuzz::core(data));

@@ -1,7 +1,8 @@
-//! Edits of an image, as a fuzzer's input tells them: from a flipped bit to a structure that lies with a right checksum.
+//! Edits of an image, as a fuzzer's input describes them: from a flipped bit to a structure with
+//! wrong content and a valid checksum.
 //!
 //! ```text
-//!  offset  bytes  what edits need of a block's layout
+//!  offset  bytes  parts of a block's layout that edits use
 //!       0      8  magic
 //!      16      4  crc
 //!      24      -  fields: numbers of 2, 4 and 8 bytes
@@ -15,13 +16,13 @@ use crate::machine::{Image, segment_start};
 use crate::memory_disk::Block;
 
 const CRC_AT: usize = 16;
-/// Where a descriptor block's records begin, in bytes.
+/// Offset of the first record in a descriptor block, in bytes.
 pub const RECORDS_AT: usize = 160;
 
 /// Bytes of one record.
 pub const RECORD_BYTES: usize = 96;
 
-/// Offset in a block and width of the fields of a segment header and of a descriptor block's own head.
+/// Offset and width of the fields of a segment header and of a descriptor block's header.
 pub const FIELDS: [(usize, usize); 13] = [
     (12, 4),
     (24, 8),
@@ -53,14 +54,14 @@ pub const RECORD_FIELDS: [(usize, usize); 11] = [
     (32, 8),
 ];
 
-/// Makes the CRC of a block right.
+/// Sets the CRC of a block to its valid value.
 pub fn fix_checksum(block: &mut Block) {
     block[CRC_AT..CRC_AT + 4].fill(0);
     let crc = crc32fast::hash(block);
     block[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Whether a block begins as one of the format's structures.
+/// Whether a block begins with the magic of one of the format's structures.
 #[must_use]
 pub fn is_structure(block: &Block) -> bool {
     [
@@ -72,12 +73,12 @@ pub fn is_structure(block: &Block) -> bool {
     .any(|structure| block.starts_with(&structure.magic()))
 }
 
-/// Carries out edits until the input says to stop, or ends.
+/// Performs edits until the input requests the end, or ends.
 pub fn edit(image: &mut Image, feed: &mut Feed<'_>) {
     while !feed.is_empty() && edit_once(image, feed) {}
 }
 
-/// One edit; false when the input says to stop.
+/// One edit. Returns false when the input requests the end.
 fn edit_once(image: &mut Image, feed: &mut Feed<'_>) -> bool {
     let volume = feed.below(image.volumes.len());
     match feed.byte() % 16 {
@@ -101,7 +102,7 @@ fn edit_once(image: &mut Image, feed: &mut Feed<'_>) -> bool {
     true
 }
 
-/// A block that holds something, mostly a structure.
+/// A non-zero block, mostly a structure.
 fn any_written(image: &Image, volume: usize, feed: &mut Feed<'_>) -> u64 {
     let written = image.volumes[volume].written();
     if feed.byte() < 16 {
@@ -132,7 +133,7 @@ fn any_descriptors(image: &Image, volume: usize, feed: &mut Feed<'_>) -> Option<
     feed.pick(&blocks)
 }
 
-/// Changes a block, and makes its checksum right.
+/// Changes a block, and updates its checksum.
 fn change(image: &mut Image, volume: usize, at: u64, with: impl FnOnce(&mut Block)) {
     let mut block = image.volumes[volume].block(at);
     with(&mut block);
@@ -152,7 +153,7 @@ fn read_number(block: &Block, at: usize, width: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// A number to put in the place of another: near it, or awkward.
+/// A number to replace another: near it, or at a limit.
 fn instead_of(old: u64, feed: &mut Feed<'_>) -> u64 {
     match feed.byte() {
         0..48 => old.wrapping_add(1),
@@ -197,7 +198,7 @@ fn set_record_field(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     });
 }
 
-/// A field of one structure is taken from another.
+/// Copies a field of one structure to another.
 fn copy_field(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     let from = any_structure(image, volume, feed);
     let to = any_structure(image, volume, feed);
@@ -208,7 +209,8 @@ fn copy_field(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     });
 }
 
-/// A block is found in another's place too; half of the time it says that it belongs there.
+/// Copies a block to the address of another one. Half of the time its header states the new
+/// address.
 fn copy_block(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     let segment_blocks = image.segment_blocks();
     let from = any_structure(image, volume, feed);
@@ -233,7 +235,7 @@ fn copy_record(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     with_two_records(image, volume, feed, |source, to| to.copy_from_slice(source));
 }
 
-/// Changes one record by what another one, or it itself, says.
+/// Changes one record by the content of another, or of itself.
 fn with_two_records(
     image: &mut Image,
     volume: usize,
@@ -261,7 +263,7 @@ fn wipe(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     image.volumes[volume].put(at, [0; BLOCK_BYTES]);
 }
 
-/// Bytes of the input land in a block.
+/// Writes bytes of the input into a block.
 fn overwrite(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     let at = any_structure(image, volume, feed);
     let offset = usize::from(feed.short()) % BLOCK_BYTES;
@@ -272,7 +274,7 @@ fn overwrite(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     });
 }
 
-/// The superblock that counts says something else, as far as an opening would let it.
+/// Changes the valid superblock, within the limits that an opening accepts.
 fn set_superblock(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     let superblock: &mut Superblock = &mut image.superblocks[volume];
     match feed.byte() % 4 {
@@ -286,7 +288,7 @@ fn set_superblock(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     }
 }
 
-/// A page is made the parent of another one, or of itself.
+/// Makes a page the parent of another one, or of itself.
 fn parent_in_a_circle(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     with_two_records(image, volume, feed, |parent, record| {
         record[1] = 1;
@@ -294,7 +296,7 @@ fn parent_in_a_circle(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     });
 }
 
-/// More or fewer of a block's records count, all of them copies of the first.
+/// Changes the number of records in a block. Added records are copies of the first.
 fn count_records_anew(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     let Some(at) = any_descriptors(image, volume, feed) else {
         return;
@@ -316,7 +318,7 @@ fn count_records_anew(image: &mut Image, volume: usize, feed: &mut Feed<'_>) {
     });
 }
 
-/// Writes a header into both of its places.
+/// Writes both copies of a header.
 pub fn put_header(image: &mut Image, header: &SegmentHeader) {
     let first = segment_start(image.segment_blocks(), header.segment.0);
     let mut block = [0; BLOCK_BYTES];

@@ -1,5 +1,5 @@
-//! What must hold of any image, whatever was done to it: it can be looked at, opened, read, written and opened again, and never
-//! gives out bytes that were not put under the name they are asked for by.
+//! The checks that every image must pass, whatever edits it had. It can be surveyed, opened, read,
+//! written and opened again. It never returns bytes that were not put under the requested name.
 
 use std::collections::BTreeMap;
 
@@ -16,19 +16,19 @@ use crate::sample::{Name, Truth, chain, namespaces, new_pages};
 /// Chains put into an image once it is open.
 const CHAINS: u64 = 12;
 
-/// What an opening found, by reading it all.
+/// The result of an opening and of reading every page.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Pages that were read and were whole.
     pub hits: Vec<Name>,
-    /// What was reported as broken.
+    /// The reported damage.
     pub damage: Vec<Damage>,
 }
 
-/// Looks at an image as a reader beside its owner does.
+/// Reads an image as a reader beside its owner does.
 ///
 /// # Panics
-/// When the index is broken.
+/// If the index is broken.
 pub fn look(image: &Image) {
     let disk = MemoryDisk::new(image.volumes.clone());
     let index = image.index();
@@ -38,7 +38,7 @@ pub fn look(image: &Image) {
     }
 }
 
-/// The slots of the samples' namespaces in an open store; `None` where it knows too many others.
+/// The slots of the samples' namespaces in an open store. `None` if it has too many others.
 fn slots(machine: &mut Machine) -> [Option<NamespaceSlot>; 2] {
     let [a, b] = namespaces();
     [machine.namespace(a), machine.namespace(b)]
@@ -47,7 +47,7 @@ fn slots(machine: &mut Machine) -> [Option<NamespaceSlot>; 2] {
 /// Reads every page that was ever put.
 ///
 /// # Panics
-/// When bytes come back that were never put under that name.
+/// If bytes are returned that were never put under that name.
 pub fn read_all(machine: &mut Machine, truth: &Truth) -> Vec<Name> {
     let slots = slots(machine);
     let mut hits = Vec::new();
@@ -68,7 +68,7 @@ pub fn read_all(machine: &mut Machine, truth: &Truth) -> Vec<Name> {
     hits
 }
 
-/// Opens an image and reads it all; `None` when it cannot be opened for want of a run number.
+/// Opens an image and reads it all. Returns `None` if no epoch number is left.
 #[must_use]
 pub fn open_and_read(image: Image, truth: &Truth) -> Option<Found> {
     let (mut machine, damage) = Machine::open(image)?;
@@ -77,10 +77,11 @@ pub fn open_and_read(image: Image, truth: &Truth) -> Option<Found> {
     Some(Found { hits, damage })
 }
 
-/// Opens an image, reads it, works on it as the input says, and opens it again: what was put and flushed meanwhile is there.
+/// Opens an image, reads it, works on it as the input describes, and opens it again. Pages that
+/// were put and flushed meanwhile must be present.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If a promise is broken.
 pub fn live_on(image: Image, mut truth: Truth, feed: &mut Feed<'_>) {
     look(&image);
     let Some((mut machine, _)) = Machine::open(image) else {
@@ -89,7 +90,7 @@ pub fn live_on(image: Image, mut truth: Truth, feed: &mut Feed<'_>) {
     read_all(&mut machine, &truth);
     machine.check();
     let put = work(&mut machine, &mut truth, feed);
-    assert!(machine.flush(), "a flush fails, and no sync has");
+    assert!(machine.flush(), "a flush fails without a failed sync");
     let slots = slots(&mut machine);
     let mut promised: Vec<(Name, Vec<u8>)> = Vec::new();
     for (name, bytes) in put {
@@ -113,12 +114,12 @@ pub fn live_on(image: Image, mut truth: Truth, feed: &mut Feed<'_>) {
         assert!(
             found.as_ref() == Some(&bytes),
             "{key} of namespace {namespace} was put and flushed, and is {}",
-            if found.is_some() { "another" } else { "lost" }
+            if found.is_some() { "wrong" } else { "lost" }
         );
     }
 }
 
-/// Puts, deletes and reclaims. The pages that were put by it, and their bytes.
+/// Puts, deletes and reclaims. Returns the pages put by it, and their bytes.
 fn work(machine: &mut Machine, truth: &mut Truth, feed: &mut Feed<'_>) -> BTreeMap<Name, Vec<u8>> {
     let mut put = BTreeMap::new();
     for round in 0..CHAINS {
@@ -126,7 +127,7 @@ fn work(machine: &mut Machine, truth: &mut Truth, feed: &mut Feed<'_>) -> BTreeM
         let Some(slot) = slots(machine)[namespace] else {
             continue;
         };
-        // Some of the chains that the sample has, and some others.
+        // Some chains of the sample, and some others.
         let seed = if feed.byte() < 128 {
             feed.below(16) as u64
         } else {
@@ -164,7 +165,7 @@ fn put_chain(
         let name = (namespace, page.key);
         match status {
             PutStatus::Stored => {
-                // A later page of the same batch may have driven it out again.
+                // A later page of the same batch may have evicted it.
                 if machine.index.locate(slot, &page.key).is_none() {
                     put.remove(&name);
                     continue;
@@ -172,12 +173,12 @@ fn put_chain(
                 let found = machine.get(slot, &page.key, blocks);
                 assert!(
                     found.as_ref() == Some(&page.bytes),
-                    "what was just put reads as something else"
+                    "a new page returns wrong bytes"
                 );
                 put.insert(name, page.bytes);
             }
             PutStatus::Duplicate | PutStatus::Refused(_) => {}
-            PutStatus::Failed(why) => panic!("a put fails ({why:?}), and no write has"),
+            PutStatus::Failed(why) => panic!("a put fails ({why:?}) without a failed write"),
         }
     }
 }

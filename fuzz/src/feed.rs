@@ -1,5 +1,5 @@
-//! A fuzzer's input read as numbers, in order. Past its end every number is zero: an input is cut short at any place without
-//! changing what came before.
+//! A fuzzer's input read as numbers, in order. Past its end every number is zero. So an input can
+//! be truncated at any place without a change of the numbers before.
 
 /// See the module.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl<'a> Feed<'a> {
         taken
     }
 
-    /// One of `0..bound`; 0 when there is none.
+    /// A number in `0..bound`, or 0 if there is none.
     pub fn below(&mut self, bound: usize) -> usize {
         let word = if bound <= 256 {
             usize::from(self.byte())
@@ -55,13 +55,13 @@ impl<'a> Feed<'a> {
         word.checked_rem(bound).unwrap_or(0)
     }
 
-    /// One of these; `None` when there are none.
+    /// An element, or `None` if there are none.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> Option<T> {
         let at = self.below(of.len());
         of.get(at).copied()
     }
 
-    /// A number that something may stumble over: small, at a limit, or any.
+    /// A number that may cause trouble: small, at a limit, or any.
     pub fn awkward(&mut self) -> u64 {
         const LIMITS: [u64; 16] = [
             0,

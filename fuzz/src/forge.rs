@@ -1,4 +1,4 @@
-//! Stores that nobody wrote: any records in any segments, their checksums right.
+//! Forged stores: any records in any segments, with valid checksums.
 
 use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, KeyPrefix,
@@ -10,27 +10,28 @@ use crate::machine::{Image, segment_start};
 use crate::memory_disk::Block;
 use crate::sample::STORE;
 
-/// A segment to be forged: its descriptor blocks, one body each, commits and births in their order.
+/// A segment to be forged: its descriptor blocks, each with one body. Commits and versions are in
+/// order.
 #[derive(Clone, Debug)]
 pub struct Forged {
     /// The volume and the number there.
     pub place: (u16, u32),
-    /// Its life.
+    /// Its generation.
     pub sequence: Serial,
-    /// What its headers say; `None` leaves them out.
+    /// The state in its headers. `None` leaves the headers out.
     pub state: Option<SegmentState>,
-    /// Where each block says that the page data ends.
+    /// The end of page data, as each block states it.
     pub data_end: u32,
-    /// Commits up to here are called proven by its header.
+    /// Its header states commits up to here as proven.
     pub proven: Serial,
     /// Its blocks.
     pub bodies: Vec<Body>,
 }
 
-/// The serial that is the `counter`-th of a run.
+/// The `counter`-th serial of an epoch.
 ///
 /// # Panics
-/// When there is no such run.
+/// If there is no such epoch.
 #[must_use]
 pub fn serial(run: u32, counter: u64) -> Serial {
     let run = Run::new(run).expect("a run");
@@ -61,7 +62,7 @@ pub fn key(number: u64) -> PageKey {
     PageKey::from_bytes(bytes)
 }
 
-/// What descriptors keep of that key.
+/// The part of that key that descriptors keep.
 #[must_use]
 pub fn prefix(number: u64) -> KeyPrefix {
     key(number).prefix()
@@ -75,7 +76,7 @@ pub fn bodies(records: &[Record]) -> Vec<Body> {
 }
 
 impl Forged {
-    /// A sealed segment of the first volume that holds these blocks, and vouches for them.
+    /// A sealed segment of the first volume with these blocks, all of them proven.
     #[must_use]
     pub fn sealed(number: u32, sequence: Serial, data_end: u32, bodies: Vec<Body>) -> Forged {
         Forged {
@@ -88,7 +89,7 @@ impl Forged {
         }
     }
 
-    /// The header, as it is written twice.
+    /// The header. Two copies of it are written.
     #[must_use]
     pub fn header(&self, state: SegmentState) -> SegmentHeader {
         SegmentHeader {
@@ -104,15 +105,15 @@ impl Forged {
         }
     }
 
-    /// Descriptor block `index`. Its commit is so far above the life's beginning that all births given out by [`serial`]
-    /// for the same run lie below it.
+    /// Descriptor block `index`. Its commit is far above the beginning of the generation: all
+    /// serials that [`serial`] returns for the same epoch are below it.
     #[must_use]
     pub fn block(&self, index: usize) -> Block {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         self.block_of(index, self.bodies[index as usize].clone())
     }
 
-    /// A descriptor block of this body in that place.
+    /// A descriptor block with this body, for that index.
     #[must_use]
     pub fn block_of(&self, index: u32, body: Body) -> Block {
         let block = DescriptorBlock {
@@ -133,7 +134,7 @@ impl Forged {
         bytes
     }
 
-    /// Writes it into an image.
+    /// Writes the segment into an image.
     pub fn put(&self, image: &mut Image) {
         let segment_blocks = image.segment_blocks();
         let first = segment_start(segment_blocks, self.place.1);

@@ -1,35 +1,37 @@
-//! Hostile bytes against everything that reads them.
+//! Hostile bytes against every reader of bytes.
 //!
-//! Each function here is the body of a fuzz target of the same name: it takes any bytes, and panics where a promise is broken.
-//! The bodies are plain Rust, so that what a fuzzer once found is replayed by an ordinary test (`tests/regressions.rs`); the
-//! fuzzer itself, and the nightly compiler it needs, hide behind the feature `libfuzzer`.
+//! Each function here is the body of a fuzz target of the same name. It takes any bytes, and panics
+//! if a promise is broken. The bodies are plain Rust, so that an ordinary test replays a fuzzer's
+//! findings (`tests/regressions.rs`). The fuzzer itself needs the nightly compiler, and is behind
+//! the feature `libfuzzer`.
 //!
-//! Nothing that is read may make its reader panic, loop without end, take more than 256 MiB at once, or give out bytes that
-//! were not put under the name they were asked for by.
+//! No input may make its reader panic, loop without end, allocate more than 256 MiB at once, or
+//! return bytes that were not put under the requested name.
 //!
 //! | target | reads |
 //! |---|---|
-//! | [`superblock`], [`segment_header`], [`descriptor_block`], [`namespace_record`] | one structure each |
+//! | [`superblock`], [`segment_header`] | one structure each |
+//! | [`descriptor_block`], [`namespace_record`] | one structure each |
 //! | [`text`], [`sizes`] | trace lines and keys; sizes and durations |
-//! | [`image`] | a small valid store, edited, its checksums made right again: recovery, core and all |
+//! | [`image`] | a small valid store, edited, with valid checksums: recovery and core |
 //! | [`raw_image`] | a file of arbitrary bytes: survey, opening, reads and puts |
-//! | [`messages`](messages()) | what owner and clients of a shared store say to each other: any bytes to either, and requests in any order |
-//! | [`core()`] | nothing from disk: the simulation of the core, its dice thrown by the input |
+//! | [`messages`](messages()) | messages of a shared store: any bytes, and requests in any order |
+//! | [`core()`] | nothing from disk: the simulation of the core, with the input as randomness |
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
 //! | [`structures`], [`texts`], [`raw`] | the bodies |
-//! | [`sample`] | small valid stores, and what was put into them |
-//! | [`edits`], [`feed`] | what an input does to a store |
-//! | [`forge`] | stores that nobody wrote |
+//! | [`sample`] | small valid stores, and the pages put into them |
+//! | [`edits`], [`feed`] | the changes that an input makes to a store |
+//! | [`forge`] | forged stores |
 //! | [`machine`], [`memory_disk`] | the core over a disk in memory |
-//! | [`mod@messages`] | that core behind an owner's answers, and what a client makes of them |
-//! | [`examine`] | what must hold of any store |
-//! | [`seeds`] | the inputs to begin with |
+//! | [`mod@messages`] | that core behind an owner's answers, and a client that reads them |
+//! | [`examine`] | the checks that every store must pass |
+//! | [`seeds`] | the first inputs |
 
 #![allow(
     clippy::cast_possible_truncation,
-    reason = "numbers of an input are cut to fit"
+    reason = "numbers of an input are truncated to fit"
 )]
 
 pub mod edits;
@@ -51,10 +53,11 @@ pub use raw::raw_image;
 pub use structures::{descriptor_block, namespace_record, segment_header, superblock};
 pub use texts::{sizes, text};
 
-/// A small store, edited: the first byte chooses it, edits follow, then what is done with it once it is open.
+/// A small store, edited: the first byte chooses it, edits follow, then the operations on the open
+/// store.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If a promise is broken.
 pub fn image(data: &[u8]) {
     let mut feed = Feed::new(data);
     let sample = sample::sample(feed.below(sample::RECIPES));
@@ -63,10 +66,10 @@ pub fn image(data: &[u8]) {
     examine::live_on(image, sample.truth.clone(), &mut feed);
 }
 
-/// The simulation of the core, the input in the place of its generator.
+/// The simulation of the core, with the input in place of its generator.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If a promise is broken.
 pub fn core(data: &[u8]) {
     larder_sim::play_script(data, None);
 }

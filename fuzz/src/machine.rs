@@ -1,6 +1,7 @@
-//! The engine's core over a disk in memory, driven by one thread and without a clock: what the store's handle and its
-//! housekeeping thread do, each step carried out at once. So that what follows an opening can be tried on thousands of
-//! images a second, and the same way each time.
+//! The engine's core over a disk in memory, driven by one thread and without a clock. It does the
+//! work of the store's handle and of its housekeeping thread, and each step completes at once. So
+//! the operations after an opening can be tried on thousands of images a second, with the same
+//! result each time.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,13 +24,13 @@ use larder_engine::{PutStatus, Refusal, SyncPolicy};
 
 use crate::memory_disk::{Block, MemoryDisk, Volume};
 
-/// Steps after which reclaim has gone on for too long.
+/// Reclaim that takes more steps than this is an error.
 const STEPS_MAX: usize = 1024;
 
-/// A store that nobody has open.
+/// A store that is not open.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// One of each volume, the one that counts. The segments' size need not be one that a file may have.
+    /// The valid superblock of each volume. The segment size need not be valid for a file.
     pub superblocks: Vec<Superblock>,
     /// The volumes' bytes.
     pub volumes: Vec<Volume>,
@@ -42,7 +43,7 @@ impl Image {
         self.superblocks[0].segment_blocks
     }
 
-    /// All segments, and where each lies.
+    /// All segments, with their locations.
     #[must_use]
     pub fn spots(&self) -> Vec<Spot> {
         spots_of(&self.superblocks[0])
@@ -56,7 +57,7 @@ impl Image {
         Index::new(segments, blocks)
     }
 
-    /// What recovery makes of it, read through `disk`.
+    /// The result of its recovery, read through `disk`.
     pub fn recover(&self, disk: &dyn Disk, index: &Index, proven_only: bool) -> Recovery {
         let superblocks: Vec<_> = self.superblocks.iter().map(Some).collect();
         recover(disk, &superblocks, index, proven_only)
@@ -81,7 +82,7 @@ pub struct Machine {
     image: Image,
     disk: Arc<MemoryDisk>,
     spots: Vec<Spot>,
-    /// Where its pages lie.
+    /// The index of its pages.
     pub index: Arc<Index>,
     core: Core,
     fingerprints: Vec<Fingerprint>,
@@ -93,11 +94,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Opens a store as its owner does, and says what was broken. `None` when no run number is left: then it cannot be opened
-    /// for writing.
+    /// Opens a store as its owner does, and returns the damage. Returns `None` when no epoch number
+    /// is left: then it cannot be opened for writing.
     ///
     /// # Panics
-    /// When an invariant of the core or of the index is broken: here, and in all that follows.
+    /// If an invariant of the core or of the index is broken: here, and in all later calls.
     #[must_use]
     pub fn open(mut image: Image) -> Option<(Machine, Vec<Damage>)> {
         let disk = MemoryDisk::new(image.volumes.clone());
@@ -157,7 +158,7 @@ impl Machine {
         &self.disk
     }
 
-    /// Checks what must always hold.
+    /// Checks the invariants.
     #[track_caller]
     pub fn check(&self) {
         if let Err(broken) = self.core.check_invariants() {
@@ -165,12 +166,12 @@ impl Machine {
         }
     }
 
-    /// What a reservation came to, once.
+    /// The statuses of a reservation, once.
     pub fn settled(&mut self, id: ReservationId) -> Option<Vec<PutStatus>> {
         self.settled.remove(&id)
     }
 
-    /// Runs a command, and carries out all that follows from it.
+    /// Runs a command, and performs all its effects.
     pub fn with_core<R>(&mut self, command: impl FnOnce(&mut Core) -> R) -> R {
         self.now_ms += 1;
         self.core.tick(self.now_ms);
@@ -224,7 +225,7 @@ impl Machine {
         }
     }
 
-    /// Names a namespace; `None` when there are too many.
+    /// Names a namespace. Returns `None` when there are too many.
     pub fn namespace(&mut self, namespace: &Namespace) -> Option<NamespaceSlot> {
         let slot: NamespaceSlot = self
             .with_core(|core| core.open_namespace(namespace))?
@@ -235,12 +236,12 @@ impl Machine {
         }
         assert!(
             self.fingerprints[at] == namespace.fingerprint(),
-            "a namespace is known under another one's number"
+            "two namespaces have the same number"
         );
         Some(slot)
     }
 
-    /// Puts pages; one status each.
+    /// Puts pages. Returns one status for each.
     pub fn put(&mut self, namespace: NamespaceSlot, pages: &[NewPage]) -> Vec<PutStatus> {
         let asks: Vec<Ask> = pages
             .iter()
@@ -264,10 +265,10 @@ impl Machine {
         self.with_core(|core| core.landed(id, &landed));
         self.settled
             .remove(&id)
-            .expect("a put whose writes are over settles")
+            .expect("a put settles when its writes have ended")
     }
 
-    /// Puts pages as a patient caller does: reclaim gets its turn when there is no room.
+    /// Puts pages as a patient caller does: reclaim runs when there is no space.
     pub fn put_patiently(&mut self, namespace: NamespaceSlot, pages: &[NewPage]) -> Vec<PutStatus> {
         let mut statuses = Vec::with_capacity(pages.len());
         let mut tries = 0;
@@ -292,7 +293,8 @@ impl Machine {
         checksum.finish()
     }
 
-    /// Reads a page of so many blocks and verifies it, as the handle does. `None` is a miss, which has forgotten the page.
+    /// Reads a page of this many blocks and verifies it, as the handle does. `None` is a miss, and
+    /// the page is forgotten.
     pub fn get(&mut self, namespace: NamespaceSlot, key: &PageKey, blocks: u32) -> Option<Vec<u8>> {
         let located = self.index.locate(namespace, key)?;
         let read = self.read(located.place, blocks);
@@ -313,14 +315,14 @@ impl Machine {
         Some(bytes.to_vec())
     }
 
-    /// Deletes keys; whether that was written down.
+    /// Deletes keys. Returns whether the deletion was recorded.
     pub fn delete(&mut self, namespace: NamespaceSlot, keys: &[PageKey]) -> bool {
         self.request(|core, request| {
             core.delete(request, namespace, keys);
         })
     }
 
-    /// Clears a namespace; whether that was written down.
+    /// Clears a namespace. Returns whether that was recorded.
     pub fn clear(&mut self, namespace: NamespaceSlot) -> bool {
         self.request(|core, request| {
             core.clear(request, namespace);
@@ -338,11 +340,11 @@ impl Machine {
         self.with_core(|core| command(core, request));
         self.finished
             .remove(&request)
-            .expect("a request whose writes are over finishes")
+            .expect("a request finishes when its writes have ended")
             .is_ok()
     }
 
-    /// Reclaims what is to be reclaimed.
+    /// Reclaims until nothing is left to reclaim.
     pub fn reclaim(&mut self) {
         for _ in 0..STEPS_MAX {
             let wanted = std::mem::take(&mut self.wants_reclaim);
@@ -398,12 +400,12 @@ impl Machine {
     /// Closes it in order.
     ///
     /// # Panics
-    /// When it does not come to rest.
+    /// If it does not come to rest.
     #[must_use]
     pub fn close(mut self) -> Image {
         for _ in 0..2 {
             self.with_core(Core::write_evictions);
-            assert!(self.flush(), "a flush fails, and no sync has");
+            assert!(self.flush(), "a flush fails without a failed sync");
             assert!(self.core.is_idle(), "the core does not come to rest");
         }
         let headers = self.with_core(Core::closing_headers);

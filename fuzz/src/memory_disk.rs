@@ -1,8 +1,9 @@
-//! A disk in memory, sparse: blocks that were never written are zeros and take no room.
+//! A sparse disk in memory: blocks that were never written are zeros and take no memory.
 //!
-//! It answers at once, on the caller's thread, and keeps what it is given. Copies are cheap: blocks are shared until one of the
-//! copies writes its own. It takes only operations that own their memory, and refuses transfers above [`TRANSFER_BYTES_MAX`] by
-//! panicking: whoever asks for one has let bytes from disk size an allocation.
+//! It answers at once, on the caller's thread, and never loses a write. Copies are cheap: blocks
+//! are shared until one of the copies writes its own. It takes only operations that own their
+//! memory. It panics at transfers above [`TRANSFER_BYTES_MAX`]: there, bytes from disk have decided
+//! the size of an allocation.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +14,7 @@ use larder_engine::format::BLOCK_BYTES;
 /// One block.
 pub type Block = [u8; BLOCK_BYTES];
 
-/// Longest transfer that anything may ask for, in bytes.
+/// Longest allowed transfer, in bytes.
 pub const TRANSFER_BYTES_MAX: usize = 256 << 20;
 
 /// The volumes' blocks.
@@ -25,7 +26,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// A volume of zeros, of so many blocks.
+    /// A volume of zeros, with this many blocks.
     #[must_use]
     pub fn new(blocks: u64) -> Volume {
         Volume {
@@ -41,13 +42,13 @@ impl Volume {
         self.blocks
     }
 
-    /// Cuts its end off, or adds zeros to it.
+    /// Truncates the volume, or appends zeros.
     pub fn resize(&mut self, blocks: u64) {
         self.blocks = blocks;
         self.written.retain(|at, _| *at < blocks);
     }
 
-    /// A block's bytes; zeros where nothing was written.
+    /// A block's bytes. Zeros where nothing was written.
     #[must_use]
     pub fn block(&self, at: u64) -> Block {
         self.written
@@ -55,7 +56,7 @@ impl Volume {
             .map_or([0; BLOCK_BYTES], |block| **block)
     }
 
-    /// Replaces a block. One behind the end is lost.
+    /// Replaces a block. A block beyond the end is dropped.
     pub fn put(&mut self, at: u64, block: Block) {
         if at >= self.blocks {
             return;
@@ -73,7 +74,7 @@ impl Volume {
         self.unreadable.insert(at);
     }
 
-    /// The blocks that hold something, in order.
+    /// The non-zero blocks, in order.
     #[must_use]
     pub fn written(&self) -> Vec<u64> {
         let mut places: Vec<u64> = self.written.keys().copied().collect();
@@ -81,7 +82,8 @@ impl Volume {
         places
     }
 
-    /// The blocks that `start` and `bytes` name; `None` when they are not whole blocks of this volume.
+    /// The blocks in the range of `start` and `bytes`. `None` when they are not whole blocks of
+    /// this volume.
     fn range(&self, start: u64, bytes: usize) -> Option<std::ops::Range<u64>> {
         let block = BLOCK_BYTES as u64;
         let count = bytes as u64 / block;
@@ -97,7 +99,7 @@ impl Volume {
             if self.unreadable.contains(&at) {
                 return Err(DiskError::Os(5));
             }
-            // The buffer comes zeroed.
+            // The buffer is zeroed already.
             if let Some(block) = self.written.get(&at) {
                 out.copy_from_slice(&block[..]);
             }
@@ -138,7 +140,7 @@ impl MemoryDisk {
         })
     }
 
-    /// The volumes, to look at and to change.
+    /// The volumes, to read and to change.
     pub fn volumes(&self) -> MutexGuard<'_, Vec<Volume>> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }

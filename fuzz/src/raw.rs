@@ -1,16 +1,19 @@
-//! Whole stores of arbitrary bytes, as files: what `larder inspect`, `larder verify --deep` and an opening make of them.
+//! Whole stores of arbitrary bytes, as files, read by `larder inspect`, by `larder verify --deep`
+//! and by an opening.
 //!
-//! An input is a list of patches to a file that is otherwise zeros and as long as the geometry of the samples wants:
+//! An input is a list of patches. They apply to a file of zeros with the length that the samples'
+//! geometry requires:
 //!
 //! ```text
-//!      4  block       modulo those of the file
+//!      4  block       modulo the file's blocks
 //!      2  offset      in the block
 //!      2  length
 //!      n  bytes
 //! ```
 //!
-//! so that a store of a hundred megabytes is an input of a few kilobytes ([`patches`] writes one). Nothing is made right: a
-//! patched structure fails its checksum unless the input itself has it right.
+//! So a store of a hundred megabytes is an input of a few kilobytes ([`patches`] writes one).
+//! Checksums are not fixed: a patched structure fails its checksum unless the input itself contains
+//! the valid one.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
@@ -31,7 +34,7 @@ use crate::sample::{REAL_SEGMENT_BLOCKS, Sample, Truth, chain, namespaces, paylo
 /// Segments of the files.
 pub const SEGMENTS: u64 = 6;
 
-/// A file in memory that a store can be opened on by its path.
+/// A file in memory on which a store can be opened by its path.
 pub struct MemoryFile {
     file: File,
 }
@@ -40,7 +43,7 @@ impl MemoryFile {
     /// A file of zeros.
     ///
     /// # Panics
-    /// Where the kernel has no such files.
+    /// If the kernel does not support such files.
     #[must_use]
     pub fn new(bytes: u64) -> MemoryFile {
         let fd: OwnedFd = rustix::fs::memfd_create("store", rustix::fs::MemfdFlags::CLOEXEC)
@@ -50,7 +53,7 @@ impl MemoryFile {
         MemoryFile { file }
     }
 
-    /// A file that holds an image's first volume as it is.
+    /// A file with the bytes of an image's first volume.
     #[must_use]
     pub fn holding(image: &Image) -> MemoryFile {
         let volume = &image.volumes[0];
@@ -61,22 +64,22 @@ impl MemoryFile {
         file
     }
 
-    /// The same, with its superblock in both places.
+    /// The same, with both copies of its superblock.
     ///
     /// # Panics
-    /// When the image's geometry is none that a file may have.
+    /// If the image's geometry is not valid for a file.
     #[must_use]
     pub fn of(image: &Image) -> MemoryFile {
         let file = MemoryFile::holding(image);
         let superblock = image.superblocks[0].encode();
-        let superblock = superblock.expect("a geometry that a file may have");
+        let superblock = superblock.expect("a valid geometry");
         for offset in SUPERBLOCK_OFFSETS {
             file.write(offset, &superblock[..]);
         }
         file
     }
 
-    /// Its path, as long as it is there.
+    /// Its path, as long as the file exists.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
@@ -85,15 +88,15 @@ impl MemoryFile {
     /// Writes bytes into it.
     ///
     /// # Panics
-    /// When there is no memory for them.
+    /// If there is no memory for them.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         self.file.write_all_at(bytes, offset).expect("memory");
     }
 
-    /// Reads some of it.
+    /// Reads a range.
     ///
     /// # Panics
-    /// Behind its end.
+    /// If the range is beyond its end.
     #[must_use]
     pub fn read(&self, offset: u64, bytes: usize) -> Vec<u8> {
         let mut out = vec![0; bytes];
@@ -102,7 +105,7 @@ impl MemoryFile {
     }
 }
 
-/// How a store in memory is opened.
+/// The options for opening a store in memory.
 #[must_use]
 pub fn options(read_only: bool) -> OpenOptions {
     OpenOptions {
@@ -115,7 +118,7 @@ pub fn options(read_only: bool) -> OpenOptions {
 /// Surveys, opens and reads a file that the input describes.
 ///
 /// # Panics
-/// When anything panics that reads it, or bytes come back that were never put.
+/// If a reader panics, or bytes are returned that were never put.
 pub fn raw_image(data: &[u8]) {
     let bytes = SEGMENTS_OFFSET + SEGMENTS * u64::from(REAL_SEGMENT_BLOCKS) * BLOCK_BYTES as u64;
     let file = MemoryFile::new(bytes);
@@ -145,7 +148,7 @@ pub fn raw_image(data: &[u8]) {
     }
 }
 
-/// The sample that inputs of [`raw_image`] are made from.
+/// The sample from which inputs of [`raw_image`] are made.
 #[must_use]
 pub fn raw_sample() -> &'static Sample {
     crate::sample::sample(crate::sample::RECIPES - 1)
@@ -171,10 +174,10 @@ pub fn patches(image: &Image) -> Vec<u8> {
     input
 }
 
-/// Looks at a store as the tools do.
+/// Surveys a store as the tools do.
 ///
 /// # Panics
-/// When a chain is longer than its namespace.
+/// If a chain is longer than its namespace.
 pub fn survey(path: &Path) {
     let survey = SurveyOptions {
         disk: Want::Threads,
@@ -201,10 +204,10 @@ pub fn survey(path: &Path) {
     );
 }
 
-/// Reads every page that was ever put. How many were hits.
+/// Reads every page that was ever put. Returns the number of hits.
 ///
 /// # Panics
-/// When bytes come back that were never put under that name.
+/// If bytes are returned that were never put under that name.
 pub fn read_all(store: &Store, truth: &Truth) -> usize {
     let mut hits = 0;
     for name in truth.names() {
@@ -239,7 +242,7 @@ pub fn read_all(store: &Store, truth: &Truth) -> usize {
     hits
 }
 
-/// A store that can be opened takes pages.
+/// Checks that an open store takes pages.
 fn put_and_get(store: &Store) {
     let Ok(id) = store.namespace(&namespaces()[0]) else {
         return;
@@ -261,10 +264,7 @@ fn put_and_get(store: &Store) {
             parts: &mut parts,
         }];
         let hit = store.get(id, &mut pages, None)[0].is_hit();
-        assert!(
-            hit || status != PutStatus::Stored,
-            "what was just put is not there"
-        );
-        assert!(!hit || memory == bytes, "wrong bytes for what was just put");
+        assert!(hit || status != PutStatus::Stored, "a new page is missing");
+        assert!(!hit || memory == bytes, "wrong bytes for a new page");
     }
 }

@@ -1,8 +1,9 @@
-//! Small valid stores to begin with, and what was put into them.
+//! Small valid stores as a start, and the pages that were put into them.
 //!
-//! Each recipe plays the engine's own core over a disk in memory, so that a sample holds what stores hold: chains, copies made by
-//! reclaim, deletions, evictions, lives behind lives, several runs, segments left open. A page's bytes are a function of its
-//! name and of how often it has been put, so that bytes of another page, or of an older attempt, are told apart.
+//! Each recipe runs the engine's own core over a disk in memory. So a sample has the content of
+//! real stores: chains, copies made by reclaim, deletions, evictions, generations behind
+//! generations, several epochs, segments left open. A page's bytes are a function of its name and
+//! of the number of its puts. So bytes of another page, or of an older attempt, are recognised.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
@@ -18,10 +19,11 @@ use larder_engine::format::{
 use crate::machine::{Image, Machine, NewPage};
 use crate::memory_disk::Volume;
 
-/// Blocks of a segment where it may be of any size: large enough for a few chains, small enough to fill.
+/// Blocks of a segment where any size is valid: large enough for a few chains, small enough to
+/// fill.
 pub const SMALL_SEGMENT_BLOCKS: u32 = 64;
 
-/// Blocks of the smallest segment that a file may have.
+/// Blocks of the smallest valid segment of a file.
 pub const REAL_SEGMENT_BLOCKS: u32 = 4096;
 
 /// The store of all samples.
@@ -30,18 +32,18 @@ pub const STORE: StoreId = StoreId::from_bytes([0x5a; 16]);
 /// A page's name: a namespace, by its number among [`namespaces`], and a key.
 pub type Name = (usize, PageKey);
 
-/// A store, and what was put into it.
+/// A store, and the pages that were put into it.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// The store, which nobody has open.
+    /// The store, which is not open.
     pub image: Image,
-    /// What was put, ever.
+    /// Every page that was ever put.
     pub truth: Truth,
-    /// What an opening must find, as long as nothing is broken.
+    /// The pages that an opening must find if nothing is broken.
     pub kept: Vec<Name>,
 }
 
-/// How often each page has been put.
+/// The number of puts of each page.
 #[derive(Clone, Debug, Default)]
 pub struct Truth {
     puts: HashMap<Name, u32>,
@@ -62,7 +64,7 @@ pub fn namespaces() -> &'static [Namespace; 2] {
 /// A namespace of this model name and these parts.
 ///
 /// # Panics
-/// When there is none such.
+/// If the parts are not valid.
 #[must_use]
 pub fn namespace(model: &str, parts: &[u32]) -> Namespace {
     Namespace::new(NamespaceFields {
@@ -81,14 +83,14 @@ pub fn namespace(model: &str, parts: &[u32]) -> Namespace {
     .expect("a namespace")
 }
 
-/// Keys of one chain; chains of different seeds share nothing.
+/// Keys of one chain. Chains of different seeds share nothing.
 #[must_use]
 pub fn chain(seed: u64, pages: usize) -> Vec<PageKey> {
     let tokens: Vec<u64> = (0..pages as u64).map(|page| seed << 24 | page).collect();
     page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
 }
 
-/// The bytes of a page, padding included, the `put`-th time that it is put.
+/// The bytes of a page at its `put`-th put, padding included.
 #[must_use]
 pub fn payload(name: &Name, put: u32) -> Vec<u8> {
     let (namespace, key) = name;
@@ -119,7 +121,7 @@ pub fn payload(name: &Name, put: u32) -> Vec<u8> {
 }
 
 impl Truth {
-    /// Counts another put of a page, and gives its bytes.
+    /// Counts another put of a page, and returns its bytes.
     pub fn put(&mut self, name: Name) -> Vec<u8> {
         let puts = self.puts.entry(name).or_default();
         *puts += 1;
@@ -133,7 +135,7 @@ impl Truth {
         (1..=puts).any(|put| payload(name, put) == bytes)
     }
 
-    /// Every page that was ever put, in an order that does not change.
+    /// Every page that was ever put, in a fixed order.
     #[must_use]
     pub fn names(&self) -> Vec<Name> {
         let mut names: Vec<Name> = self.puts.keys().copied().collect();
@@ -142,7 +144,7 @@ impl Truth {
     }
 }
 
-/// A store that was just created.
+/// A new store.
 #[must_use]
 pub fn fresh(volumes: &[u32], segment_blocks: u32) -> Image {
     let entries: Vec<VolumeEntry> = volumes
@@ -180,11 +182,11 @@ pub fn fresh(volumes: &[u32], segment_blocks: u32) -> Image {
     }
 }
 
-/// A store in the making.
+/// A store under construction.
 pub struct Making {
     /// The store, open.
     pub machine: Machine,
-    /// What was put into it.
+    /// The pages that were put into it.
     pub truth: Truth,
 }
 
@@ -192,7 +194,7 @@ impl Making {
     /// Opens a store.
     ///
     /// # Panics
-    /// When it cannot be opened.
+    /// If it cannot be opened.
     #[must_use]
     pub fn on(image: Image, truth: Truth) -> Making {
         let (machine, damage) = Machine::open(image).expect("a store that can be opened");
@@ -200,7 +202,7 @@ impl Making {
         Making { machine, truth }
     }
 
-    /// Puts chain `seed` of a namespace, as far as it finds room.
+    /// Puts chain `seed` of a namespace, as far as there is space.
     pub fn put(&mut self, namespace: usize, seed: u64, pages: usize) {
         let slot = self
             .machine
@@ -269,13 +271,13 @@ pub fn new_pages(truth: &mut Truth, namespace: usize, keys: &[PageKey]) -> Vec<N
         .collect()
 }
 
-/// How many recipes there are.
+/// Number of recipes.
 pub const RECIPES: usize = 7;
 
 /// The sample of a recipe.
 ///
 /// # Panics
-/// When the engine cannot make it.
+/// If the engine cannot make it.
 #[must_use]
 pub fn sample(recipe: usize) -> &'static Sample {
     static SAMPLES: [OnceLock<Sample>; RECIPES] = [const { OnceLock::new() }; RECIPES];
@@ -313,7 +315,7 @@ fn few_chains(image: Image) -> Making {
     making
 }
 
-/// More than fits, over several runs.
+/// More pages than fit, over several epochs.
 fn overfilled(image: Image, chains: u64) -> Making {
     let mut making = Making::on(image, Truth::default());
     for seed in 0..chains {

@@ -1,5 +1,5 @@
-//! Inputs to begin with: what the encoders write, and for each edit one that makes it. `cargo run -p larder-fuzz --example seeds`
-//! writes them into directories, one for each target.
+//! The first inputs: the output of the encoders, and one input for each edit. `cargo run -p
+//! larder-fuzz --example seeds` writes them into directories, one for each target.
 
 use larder_engine::format::{BLOCK_BYTES, Structure};
 
@@ -11,7 +11,7 @@ const PROLOGUE_BYTES: usize = 24;
 /// The seeds of a target.
 ///
 /// # Panics
-/// When a sample cannot be made.
+/// If a sample cannot be made.
 #[must_use]
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     match target {
@@ -20,7 +20,8 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "descriptor_block" => structures(Structure::DescriptorBlock),
         "namespace_record" => namespace_records(),
         "text" => texts(&[
-            "{\"timestamp\": 0, \"input_length\": 900, \"output_length\": 5, \"hash_ids\": [0, 1]}\n\n{\"hash_ids\": []}",
+            "{\"timestamp\": 0, \"input_length\": 900, \"output_length\": 5, \
+             \"hash_ids\": [0, 1]}\n\n{\"hash_ids\": []}",
             "{\"hash_ids\":[18446744073709551615]}\r\n{\"hash_ids\": [1, -2]}",
             "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
             "0123456789abcdef0123456789abcdef\x03",
@@ -53,7 +54,7 @@ fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// A block as it lies, and as the length and the fields behind its prologue.
+/// A block as it is on disk, and as its length and the fields behind its prologue.
 fn both_forms(block: &[u8; BLOCK_BYTES]) -> [Vec<u8>; 2] {
     let length = usize::from(u16::from_le_bytes([block[12], block[13]]));
     let fields = [
@@ -103,7 +104,8 @@ fn images() -> Vec<Vec<u8>> {
         for edit in 1..16_u8 {
             for variant in 0..3_u8 {
                 let mut seed = vec![recipe, 0, edit];
-                // Numbers that differ, so that one block is set against another, then the end of the edits.
+                // Different numbers, so that an edit uses two different blocks. Then the end of the
+                // edits.
                 seed.extend((0..14).map(|at: u8| {
                     at.wrapping_mul(37).wrapping_add(edit.wrapping_mul(11))
                         ^ variant.wrapping_mul(83)

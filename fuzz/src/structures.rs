@@ -1,6 +1,7 @@
-//! The parsers of what lies on disk, one block at a time: as the bytes come, and framed with a right checksum, so that the checks
-//! behind it are reached. What a parser accepts must be what its encoder writes: two encodings of one thing, or one that
-//! no encoder writes, are a hole in a check.
+//! The parsers of on-disk structures, one block at a time: the bytes as they are, and framed with a
+//! valid checksum, so that the later checks are reached. A parser may accept only bytes that its
+//! encoder writes. Two encodings of one value, or bytes that no encoder writes, show a missing
+//! check.
 
 use larder_engine::format::{
     BLOCK_BYTES, BlockAddress, DescriptorBlock, Namespace, SegmentAddress, SegmentHeader,
@@ -12,7 +13,8 @@ use crate::memory_disk::Block;
 
 const PROLOGUE_BYTES: usize = 24;
 
-/// A block of a structure: the first two bytes of the input are its length, the others its own fields.
+/// A block of a structure. The first two bytes of the input are its length, the others its own
+/// fields.
 fn framed(structure: Structure, data: &[u8]) -> Block {
     let mut block = [0; BLOCK_BYTES];
     block[..8].copy_from_slice(&structure.magic());
@@ -33,10 +35,10 @@ fn padded(data: &[u8]) -> Block {
     block
 }
 
-/// Superblocks: each alone, and which of two counts.
+/// Superblocks: each alone, and the choice between two.
 ///
 /// # Panics
-/// When the parser accepts what the encoder does not write: here, and in the functions beside it.
+/// If the parser accepts bytes that the encoder does not write: here, and in the functions below.
 pub fn superblock(data: &[u8]) {
     let _ = Superblock::decode(data);
     let mut repaired = padded(data);
@@ -44,7 +46,7 @@ pub fn superblock(data: &[u8]) {
     let blocks = [padded(data), repaired, framed(Structure::Superblock, data)];
     for block in &blocks {
         if let Ok(superblock) = Superblock::decode(block) {
-            let again = superblock.encode().expect("what was decoded is valid");
+            let again = superblock.encode().expect("a decoded superblock is valid");
             assert!(*again == *block, "a superblock has two encodings");
             for volume in 0..=u16::try_from(superblock.volumes.len()).unwrap_or(u16::MAX) {
                 let _ = superblock.geometry(volume);
@@ -56,7 +58,7 @@ pub fn superblock(data: &[u8]) {
     let _ = newest(b, c).map_err(|error| error.to_string());
 }
 
-/// Segment headers, read where they claim to be and elsewhere.
+/// Segment headers, read at the address that they state and elsewhere.
 pub fn segment_header(data: &[u8]) {
     let _ = SegmentHeader::check(data);
     for block in [padded(data), framed(Structure::SegmentHeader, data)] {
@@ -90,13 +92,13 @@ pub fn segment_header(data: &[u8]) {
             };
             assert!(
                 checked.clone().at(&elsewhere).is_err(),
-                "a header is taken for one of another volume"
+                "a header is accepted for another volume"
             );
         }
     }
 }
 
-/// Descriptor blocks, read where they claim to be and elsewhere.
+/// Descriptor blocks, read at the address that they state and elsewhere.
 pub fn descriptor_block(data: &[u8]) {
     let _ = DescriptorBlock::check(data);
     for block in [padded(data), framed(Structure::DescriptorBlock, data)] {
@@ -133,13 +135,13 @@ pub fn descriptor_block(data: &[u8]) {
             };
             assert!(
                 checked.clone().at(&elsewhere).is_err(),
-                "a descriptor block is taken for another one"
+                "a descriptor block is accepted at another index"
             );
         }
     }
 }
 
-/// Records of namespaces.
+/// Namespace records.
 pub fn namespace_record(data: &[u8]) {
     match Namespace::decode(data) {
         Ok(namespace) => {
@@ -147,11 +149,11 @@ pub fn namespace_record(data: &[u8]) {
             let again = Namespace::new(namespace.fields().clone());
             assert!(
                 again.is_ok_and(|again| again.fingerprint() == namespace.fingerprint()),
-                "a namespace is not the one of its fields"
+                "a namespace differs from its fields"
             );
             assert!(
                 !namespace.to_string().chars().any(char::is_control),
-                "a namespace garbles a terminal"
+                "a namespace has control characters for a terminal"
             );
         }
         Err(error) => {

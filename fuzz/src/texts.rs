@@ -1,4 +1,4 @@
-//! What people and programs write: trace lines, keys, sizes, durations.
+//! Text that people and programs write: trace lines, keys, sizes, durations.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -7,14 +7,14 @@ use larder_engine::format::{PageKey, StoreId, TokenUnits, page_keys};
 use larder_tools::size::{ByteSize, duration};
 use larder_tools::trace::Trace;
 
-/// Request traces, page keys in hex, and the keys of what tokens the input is.
+/// Request traces, page keys in hex, and the keys of the tokens in the input.
 ///
 /// # Panics
-/// When a reader gives out what it should not have accepted: here, and in the function beside it.
+/// If a reader returns a value that it should have rejected: here, and in the function below.
 pub fn text(data: &[u8]) {
     let mut failed = false;
     for request in Trace::new(Path::new("trace"), data) {
-        assert!(!failed, "a trace goes on after an error");
+        assert!(!failed, "a trace continues after an error");
         if let Err(error) = &request {
             failed = true;
             assert!(error.to_string().starts_with("trace"), "{error}");
@@ -40,7 +40,7 @@ fn keys(data: &[u8]) {
     ] {
         let keys = page_keys(&tokens, page, None, units);
         assert_eq!(keys.len(), count.div_ceil(page.get()), "keys of {units:?}");
-        // A chain may be continued from any of its keys.
+        // A chain can be continued from any of its keys.
         if let (Some(first), TokenUnits::Single) = (keys.first(), units) {
             let rest = tokens.get(page.get()..).unwrap_or_default();
             assert_eq!(keys[1..], page_keys(rest, page, Some(*first), units));
@@ -56,13 +56,17 @@ pub fn sizes(data: &[u8]) {
     match text.parse::<ByteSize>() {
         Ok(size) => {
             let exact = format!("{}B", size.0);
-            assert_eq!(exact.parse(), Ok(size), "a size of bytes is another size");
+            assert_eq!(
+                exact.parse(),
+                Ok(size),
+                "a size in bytes does not parse to itself"
+            );
             let shown: Result<ByteSize, _> = size.to_string().parse();
             let off = shown.map(|shown| shown.0.abs_diff(size.0));
-            // One decimal is printed; past the largest unit even that is exact to a twentieth.
+            // One decimal is printed. Past the largest unit even that is exact to a twentieth.
             assert!(
                 off.as_ref().is_ok_and(|off| *off <= size.0 / 10) || size.0 > u64::MAX / 20 * 19,
-                "{size} is shown for {} bytes",
+                "{size} is printed for {} bytes",
                 size.0
             );
         }
