@@ -1,11 +1,12 @@
-//! What owner and clients of a shared store say to each other.
+//! The messages between the owner and the clients of a shared store.
 //!
-//! The first byte of an input chooses: the others are what an owner hears on a connection; or what a client hears; or they make
-//! well-formed requests of several clients, in any order and with any numbers, among clients that come, go and end. The owner is the
-//! real one, but for its sockets and threads: its ledgers and answers over the core in memory.
+//! The first byte of an input chooses its use. The other bytes are the input of an owner's
+//! connection, or the input of a client's connection. Or they make well-formed requests of several
+//! clients, in any order and with any numbers, while clients come, go and end. The owner is the
+//! real one without its sockets and threads: its ledgers and answers over the core in memory.
 //!
-//! Whatever is said: nothing panics, nothing takes much more memory than its bytes, a core keeps its invariants, what a client held
-//! is given back when it has gone, and a bystander has what it had.
+//! For every input: nothing panics, no memory use exceeds the input by much, the core keeps its
+//! invariants, the resources of a client are released after its end, and a bystander keeps its own.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -34,43 +35,43 @@ use crate::sample::{SMALL_SEGMENT_BLOCKS, chain, fresh, namespaces, payload};
 /// Segments of the owner's store.
 const SEGMENTS: u32 = 8;
 
-/// Run of the owner.
+/// Epoch of the owner.
 const RUN: u32 = 2;
 
-/// Bytes of puts under way that one client may have.
+/// Limit of one client's put bytes in flight.
 const SHARE_BYTES: u64 = 64 << 10;
 
-/// Clients at once.
+/// Clients at the same time.
 const CLIENTS: usize = 3;
 
 /// See the module.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If a promise is broken.
 pub fn messages(data: &[u8]) {
     let mut feed = Feed::new(data);
     match feed.below(3) {
-        0 => owner_hears(feed.bytes(data.len())),
-        1 => client_hears(feed.bytes(data.len())),
+        0 => owner_reads(feed.bytes(data.len())),
+        1 => client_reads(feed.bytes(data.len())),
         _ => requests(&mut feed),
     }
 }
 
-/// The core as a catalog, for all that takes no wait.
-struct Clerk(Mutex<Inner>);
+/// The core as a catalog, for all calls that do not wait.
+struct CoreCatalog(Mutex<Inner>);
 
 struct Inner {
     machine: Machine,
     shapes: Vec<Option<NamespaceShape>>,
 }
 
-impl Clerk {
+impl CoreCatalog {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Catalog for Clerk {
+impl Catalog for CoreCatalog {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
         let mut inner = self.inner();
         let machine = &mut inner.machine;
@@ -177,7 +178,7 @@ impl Catalog for Clerk {
     }
 }
 
-impl Allocator for Clerk {
+impl Allocator for CoreCatalog {
     fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
         let machine = &mut self.inner().machine;
         machine.with_core(|core| core.reserve(namespace.into(), asks))
@@ -206,11 +207,11 @@ impl Allocator for Clerk {
     }
 
     fn wait(&self, _: ReservationId) -> Vec<PutStatus> {
-        unreachable!("an answer waits")
+        unreachable!("an answer never waits")
     }
 
     fn wait_for_room(&self, _: u64, _: Instant) -> bool {
-        unreachable!("an answer waits")
+        unreachable!("an answer never waits")
     }
 }
 
@@ -226,7 +227,7 @@ fn map() -> SegmentMap {
     SegmentMap::new(&[SEGMENTS], SMALL_SEGMENT_BLOCKS)
 }
 
-/// Whether whoever is asked about is marked.
+/// Whether the client in question is marked.
 struct Marked(bool);
 
 impl Marks for Marked {
@@ -239,13 +240,13 @@ impl Marks for Marked {
     }
 }
 
-/// A client as its owner knows it.
+/// The owner's view of a client.
 struct Client {
     ledger: Ledger,
     marked: bool,
-    /// Puts whose statuses it waits for, wait by wait, with those of the ones that are over.
+    /// Puts whose statuses it waits for, wait by wait, with the statuses of finished ones.
     waiting: Vec<Vec<(Awaited, Option<Vec<PutStatus>>)>>,
-    /// What it was told, to be said again.
+    /// Numbers that it received, for later requests.
     puts: Vec<u64>,
     places: Vec<(PageKey, Place)>,
 }
@@ -264,15 +265,15 @@ impl Client {
 
 /// An owner, and a bystander that holds a pin and a put.
 struct Owner {
-    clerk: Clerk,
+    catalog: CoreCatalog,
     map: SegmentMap,
     bystander: Client,
     pinned: SegmentId,
-    /// Puts of clients that have gone.
+    /// Puts of clients that are gone.
     left: RefCell<Vec<ReservationId>>,
 }
 
-/// The pages of the bystander: one that is there, one on its way.
+/// The pages of the bystander: one is present, one is being put.
 fn bystanders() -> Vec<PageKey> {
     chain(9, 2)
 }
@@ -281,13 +282,18 @@ impl Owner {
     fn new() -> Owner {
         let image = fresh(&[SEGMENTS], SMALL_SEGMENT_BLOCKS);
         let (machine, _) = Machine::open(image).expect("a fresh store opens");
-        let clerk = Clerk(Mutex::new(Inner {
+        let catalog = CoreCatalog(Mutex::new(Inner {
             machine,
             shapes: Vec::new(),
         }));
         let mut slots = Vec::new();
         for namespace in namespaces() {
-            slots.push(clerk.namespace(namespace).expect("there is room").into());
+            slots.push(
+                catalog
+                    .namespace(namespace)
+                    .expect("space for a namespace")
+                    .into(),
+            );
         }
         let keys = bystanders();
         let page = NewPage {
@@ -296,51 +302,51 @@ impl Owner {
             depth: 0,
             bytes: payload(&(0, keys[0]), 1),
         };
-        let statuses = clerk.inner().machine.put(slots[0], &[page]);
+        let statuses = catalog.inner().machine.put(slots[0], &[page]);
         assert_eq!(statuses, [PutStatus::Stored]);
         let mut owner = Owner {
-            clerk,
+            catalog,
             map: map(),
             bystander: Client::new(u32::MAX),
             pinned: SegmentId(0),
             left: RefCell::default(),
         };
         let mut bystander = std::mem::replace(&mut owner.bystander, Client::new(u32::MAX));
-        owner.says(&mut bystander, &Request::Marked);
+        owner.send_request(&mut bystander, &Request::Marked);
         let blob = blob(&keys);
         let pin = Request::Pin {
             namespace: 0,
             keys: &blob[..32],
         };
-        owner.says(&mut bystander, &pin);
+        owner.send_request(&mut bystander, &pin);
         let reserve = Request::Reserve {
             namespace: 0,
             keys: &blob[32..],
             links: vec![(None, 1)],
         };
-        owner.says(&mut bystander, &reserve);
+        owner.send_request(&mut bystander, &reserve);
         owner.pinned = bystander.places[0].1.segment;
         owner.bystander = bystander;
         owner
     }
 
-    /// A client says something, as it goes over a connection.
-    fn says(&self, client: &mut Client, request: &Request<'_>) {
+    /// A client sends a request, encoded as on a connection.
+    fn send_request(&self, client: &mut Client, request: &Request<'_>) {
         let (mut frame, mut buffer) = (Vec::new(), Vec::new());
         if send(&mut frame, &mut buffer, request).is_err() {
             return;
         }
         let arrived = receive(&mut &frame[..], &mut buffer);
-        assert!(matches!(arrived, Ok(true)), "a frame that no reader takes");
-        let request = parse(&buffer).expect("what was sent is a message");
-        self.hears(client, request);
+        assert!(matches!(arrived, Ok(true)), "a frame that readers reject");
+        let request = parse(&buffer).expect("a sent message can be parsed");
+        self.serve(client, request);
     }
 
-    /// The owner answers a request. Whether the conversation goes on.
-    fn hears(&self, client: &mut Client, request: Request<'_>) -> bool {
+    /// The owner answers a request. Returns whether the connection continues.
+    fn serve(&self, client: &mut Client, request: Request<'_>) -> bool {
         let marked = Marked(client.marked);
         let desk = Desk {
-            catalog: &self.clerk,
+            catalog: &self.catalog,
             map: &self.map,
             marks: &marked,
             share_bytes: SHARE_BYTES,
@@ -366,10 +372,12 @@ impl Owner {
             }
             Answer::Later(Later::Room { .. }) => Reply::Room { room: 1 },
             Answer::Later(Later::Delete(namespace, keys)) => {
-                count(self.clerk.delete(namespace, &keys))
+                count(self.catalog.delete(namespace, &keys))
             }
-            Answer::Later(Later::Clear(namespace)) => count(self.clerk.clear_namespace(namespace)),
-            Answer::Later(Later::Flush) => done(self.clerk.flush()),
+            Answer::Later(Later::Clear(namespace)) => {
+                count(self.catalog.clear_namespace(namespace))
+            }
+            Answer::Later(Later::Flush) => done(self.catalog.flush()),
             Answer::Later(Later::Report) => Reply::Done,
         };
         match &reply {
@@ -381,16 +389,16 @@ impl Owner {
             ),
             _ => {}
         }
-        goes_out(&reply);
+        check_sendable(&reply);
         !matches!(reply, Reply::Failed(Failure::Protocol(_)))
     }
 
-    /// Answers the waits whose puts are all over.
+    /// Answers the waits whose puts have all ended.
     fn settle(&self, client: &mut Client) {
-        let machine = &mut self.clerk.inner().machine;
+        let machine = &mut self.catalog.inner().machine;
         for (put, statuses) in client.waiting.iter_mut().flatten() {
             if statuses.is_none() {
-                // The core was not asked for a put without a reservation.
+                // The core has no put without a reservation.
                 *statuses = put
                     .reservation
                     .map_or(Some(Vec::new()), |id| machine.settled(id));
@@ -406,46 +414,46 @@ impl Owner {
             let reply = settled(&client.ledger, outcomes.collect());
             assert!(
                 matches!(&reply, Reply::Settled(statuses) if statuses.len() == asks),
-                "a status for each page that was asked for: {reply:?}"
+                "not one status for each requested page: {reply:?}"
             );
-            goes_out(&reply);
+            check_sendable(&reply);
             false
         });
     }
 
-    /// A client goes, and its writes are over.
-    fn sees_off(&self, client: &mut Client) {
-        client.ledger.leave(&self.clerk, &self.map);
+    /// A client goes, and its writes have ended.
+    fn end_client(&self, client: &mut Client) {
+        client.ledger.leave(&self.catalog, &self.map);
         let held = client
             .ledger
-            .end_when_over(&self.clerk, &self.map, &Marked(true));
+            .end_when_over(&self.catalog, &self.map, &Marked(true));
         assert!(held.is_none(), "puts end while their client may write");
         let ended = client
             .ledger
-            .end_when_over(&self.clerk, &self.map, &Marked(false));
-        // What it put that another client is writing is over when that one's put is.
+            .end_when_over(&self.catalog, &self.map, &Marked(false));
+        // Pages of its put that another client is writing end with the put of that client.
         let mut left = self.left.borrow_mut();
-        left.extend(ended.expect("its writes are over"));
+        left.extend(ended.expect("its writes have ended"));
         let waiting = client.waiting.drain(..).flatten();
         let waiting = waiting.filter(|(_, statuses)| statuses.is_none());
         left.extend(waiting.filter_map(|(put, _)| put.reservation));
         assert_eq!(
             client.ledger.counts(),
             (0, 0),
-            "a client that has gone holds something"
+            "a client that is gone still holds resources"
         );
     }
 
-    /// Everybody else has gone.
+    /// Checks the bystander. All other clients are gone.
     fn check(mut self) {
         let bystander = &mut self.bystander;
         assert_eq!(
             bystander.ledger.counts(),
             (1, 1),
-            "a bystander loses what it holds"
+            "a bystander loses its resources"
         );
         {
-            let machine = &self.clerk.inner().machine;
+            let machine = &self.catalog.inner().machine;
             for segment in (0..SEGMENTS).map(SegmentId) {
                 let pins = u32::from(segment == self.pinned);
                 assert_eq!(machine.index.pins(segment), pins, "pins on {segment:?}");
@@ -453,31 +461,31 @@ impl Owner {
             machine.check();
         }
         let mut bystander = std::mem::replace(bystander, Client::new(u32::MAX));
-        self.sees_off(&mut bystander);
-        let machine = &mut self.clerk.inner().machine;
+        self.end_client(&mut bystander);
+        let machine = &mut self.catalog.inner().machine;
         for reservation in self.left.take() {
             let settled = machine.settled(reservation);
             assert!(
                 settled.is_some(),
-                "a put of a client that has gone is not over"
+                "a put of a client that is gone has not ended"
             );
         }
         assert!(
             machine.with_core(|core| core.is_idle()),
-            "something is left under way"
+            "the core is not idle"
         );
         machine.check();
     }
 }
 
 /// An answer can be sent.
-fn goes_out(reply: &Reply) {
+fn check_sendable(reply: &Reply) {
     let sent = send(&mut Vec::new(), &mut Vec::new(), reply);
     assert!(sent.is_ok(), "an answer that cannot be sent: {sent:?}");
 }
 
 /// The bytes of a connection, at its owner.
-fn owner_hears(mut bytes: &[u8]) {
+fn owner_reads(mut bytes: &[u8]) {
     let owner = Owner::new();
     let mut buffer = Vec::new();
     let mut client = None;
@@ -485,11 +493,11 @@ fn owner_hears(mut bytes: &[u8]) {
         match &mut client {
             None => match greeting(&buffer) {
                 Ok(Greeting::First) => client = Some(Client::new(1)),
-                // Nobody has such a secret.
+                // No client has such a secret.
                 Ok(Greeting::Further(..)) | Err(_) => break,
             },
             Some(client) => {
-                let goes_on = parse(&buffer).is_ok_and(|request| owner.hears(client, request));
+                let goes_on = parse(&buffer).is_ok_and(|request| owner.serve(client, request));
                 if !goes_on {
                     break;
                 }
@@ -497,13 +505,13 @@ fn owner_hears(mut bytes: &[u8]) {
         }
     }
     if let Some(mut client) = client {
-        owner.sees_off(&mut client);
+        owner.end_client(&mut client);
     }
     owner.check();
 }
 
 /// The bytes of a connection, at its client.
-fn client_hears(mut bytes: &[u8]) {
+fn client_reads(mut bytes: &[u8]) {
     let mut buffer = Vec::new();
     let mut map = map();
     while let Ok(true) = receive(&mut bytes, &mut buffer) {
@@ -528,13 +536,13 @@ fn client_hears(mut bytes: &[u8]) {
             _ => {}
         }
         let mut again = Vec::new();
-        send(&mut again, &mut Vec::new(), &reply).expect("what was read can be sent");
-        let read: Reply = parse(&again[4..]).expect("what was sent can be read");
+        send(&mut again, &mut Vec::new(), &reply).expect("a received reply can be sent");
+        let read: Reply = parse(&again[4..]).expect("a sent reply can be parsed");
         assert_eq!(format!("{read:?}"), format!("{reply:?}"));
     }
 }
 
-/// Clients that say anything in any order.
+/// Clients that send any requests in any order.
 fn requests(feed: &mut Feed<'_>) {
     let owner = Owner::new();
     let mut next = 0;
@@ -549,32 +557,33 @@ fn requests(feed: &mut Feed<'_>) {
         match feed.byte() {
             0 => {
                 let mut gone = std::mem::replace(&mut clients[at], come());
-                owner.sees_off(&mut gone);
+                owner.end_client(&mut gone);
             }
             1 => clients[at].marked = feed.byte() & 1 == 0,
             2 => {
-                clients[at].ledger.leave(&owner.clerk, &owner.map);
+                clients[at].ledger.leave(&owner.catalog, &owner.map);
             }
             3 => {
-                clients[at].ledger.look(&owner.clerk, &owner.map);
+                clients[at].ledger.look(&owner.catalog, &owner.map);
             }
             what => {
                 let first = feed.below(keys.len());
                 let last = (first + 1 + feed.below(6)).min(keys.len());
                 let blob = blob(&keys[first..last]);
                 let request = request(feed, what, &clients, at, blob);
-                owner.says(&mut clients[at], &request);
+                owner.send_request(&mut clients[at], &request);
                 owner.settle(&mut clients[at]);
             }
         }
     }
     for mut client in clients {
-        owner.sees_off(&mut client);
+        owner.end_client(&mut client);
     }
     owner.check();
 }
 
-/// A request, its numbers mostly such as somebody was told, not always the one who says them.
+/// A request. Its numbers are mostly numbers that a client received, and not always the client that
+/// sends them.
 fn request<'a>(
     feed: &mut Feed<'_>,
     what: u8,
@@ -588,20 +597,20 @@ fn request<'a>(
     } else {
         feed.below(CLIENTS)
     };
-    let teller = &clients[whose];
+    let source = &clients[whose];
     let namespace = match feed.byte() {
         0..100 => 0,
         100..200 => 1,
         _ => feed.awkward() as u16,
     };
-    let known = teller.puts.last().copied().unwrap_or(0);
+    let known = source.puts.last().copied().unwrap_or(0);
     let reservation = match feed.byte() {
         0..150 => known,
         150..200 => known.wrapping_sub(u64::from(feed.byte() % 4)),
         _ => feed.awkward(),
     };
     let place = |feed: &mut Feed<'_>| match feed.byte() {
-        0..200 => feed.pick(&teller.places).map_or(
+        0..200 => feed.pick(&source.places).map_or(
             Place {
                 segment: SegmentId(0),
                 start: 0,
@@ -674,13 +683,13 @@ fn request<'a>(
     }
 }
 
-/// Inputs to begin with.
+/// The first inputs.
 ///
 /// # Panics
-/// When a message cannot be sent.
+/// If a message cannot be sent.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
-    let mut seeds = vec![heard_by_owner(), heard_by_client()];
+    let mut seeds = vec![read_by_owner(), read_by_client()];
     for seed in 0..12_u8 {
         let bytes = (0..200 + 40 * u32::from(seed)).map(|at| {
             let word = (at + 1)
@@ -693,7 +702,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-fn heard_by_owner() -> Vec<u8> {
+fn read_by_owner() -> Vec<u8> {
     let keys = chain(1, 3);
     let keys = blob(&keys);
     let record = namespaces()[0].encode();
@@ -749,7 +758,7 @@ fn heard_by_owner() -> Vec<u8> {
     bytes
 }
 
-fn heard_by_client() -> Vec<u8> {
+fn read_by_client() -> Vec<u8> {
     let place = Place {
         segment: SegmentId(5),
         start: 7,
