@@ -1,8 +1,9 @@
-//! Bits flipped anywhere in a store of 1,000 pages: never wrong bytes, never a failed open while a superblock is whole, and at most
-//! the touched pages lost.
+//! Bits flipped anywhere in a store of 1,000 pages. It never returns wrong bytes. No open fails
+//! while one superblock is whole. At most the touched pages are lost.
 //!
-//! What a flip touches: in a page's bytes, that page; in a descriptor block, the pages it describes; in one copy of a header or of
-//! a superblock, nothing. `LARDER_FLIPS` says how many bits are flipped in all, `LARDER_FLIPS_SEED` which.
+//! A flip in a page's bytes touches that page. A flip in a descriptor block touches the pages that
+//! the block describes. A flip in one copy of a header or of a superblock touches nothing.
+//! `LARDER_FLIPS` sets the number of flipped bits, `LARDER_FLIPS_SEED` their choice.
 
 #![allow(clippy::unwrap_used)]
 
@@ -41,7 +42,8 @@ fn setting(name: &str, usual: usize) -> usize {
     std::env::var(name).map_or(usual, |value| value.parse().unwrap())
 }
 
-/// A store of 1,000 pages in several segments of several runs, with deletions and dead pages in between.
+/// A store of 1,000 pages in several segments of several epochs, with deletions and dead pages in
+/// between.
 fn thousand(volumes: usize, clean: bool) -> Sample {
     let segments = segments_min(volumes) as u32 + 4;
     let mut making = Making::on(
@@ -52,10 +54,10 @@ fn thousand(volumes: usize, clean: bool) -> Sample {
         Truth::default(),
     );
     for seed in 0..100 {
-        // One chain in ten is of larger pages; every chain of eleven loses its last page.
+        // One chain in ten has larger pages. Every chain of eleven pages loses its last page.
         making.put((seed % 10 == 9).into(), seed, 11);
         making.delete((seed % 10 == 9).into(), seed, 10, 11);
-        // A run that a crash ends leaves its segments to the next one, which takes others.
+        // An epoch that ends in a crash leaves its segments to the next one, which opens others.
         if seed % 25 == 24 && seed < 99 {
             let Sample { image, truth, .. } = making.end(seed == 49);
             making = Making::on(image, truth);
@@ -77,7 +79,7 @@ fn thousand(volumes: usize, clean: bool) -> Sample {
     sample
 }
 
-/// Which pages each block is needed for.
+/// The pages that need each block.
 struct Needs {
     sample: Sample,
     pages: BTreeMap<(usize, u64), BTreeSet<Name>>,
@@ -135,7 +137,7 @@ impl Needs {
     }
 }
 
-/// A bit, as volume, block and bit in it: in a structure, in anything written, or anywhere at all.
+/// A bit, as volume, block and bit in the block: in a structure, in any written block, or anywhere.
 fn any_bit(image: &Image, random: &mut Pcg64Mcg) -> (usize, u64, usize) {
     let volume = random.random_range(0..image.volumes.len());
     let held = &image.volumes[volume];
@@ -158,7 +160,7 @@ fn flip(image: &mut Image, (volume, at, bit): (usize, u64, usize)) {
     image.volumes[volume].put(at, block);
 }
 
-/// The superblock that a volume is opened by.
+/// The superblock by which a volume is opened.
 fn superblock_of(image: &Image, volume: usize) -> Option<Superblock> {
     let [a, b] = SUPERBLOCKS.map(|at| Superblock::decode(&image.volumes[volume].block(at)));
     newest(a, b).ok()
@@ -191,7 +193,7 @@ fn check(needs: &Needs, flips: &[(usize, u64, usize)]) {
             "volume {volume} is opened by another superblock after {flips:?}"
         );
     }
-    let found = open_and_read(image, &sample.truth).expect("a run number is left");
+    let found = open_and_read(image, &sample.truth).expect("an epoch number is left");
     let hits: BTreeSet<Name> = found.hits.into_iter().collect();
     let lost: Vec<&Name> = sample
         .kept
@@ -200,7 +202,7 @@ fn check(needs: &Needs, flips: &[(usize, u64, usize)]) {
         .collect();
     assert!(
         lost.is_empty(),
-        "{} pages are lost that no flip touched, after {flips:?}: {lost:?}",
+        "{} untouched pages are lost, after {flips:?}: {lost:?}",
         lost.len()
     );
 }
@@ -249,7 +251,7 @@ fn a_store_of_flipped_bits_opens_through_the_whole_engine_as_long_as_one_superbl
         let sample = thousand(1, clean);
         for round in 0..FILE_FLIPS / 2 {
             let mut image = sample.image.clone();
-            // One superblock copy, and a few bits anywhere behind them.
+            // One superblock copy, and a few bits anywhere behind the superblocks.
             let broken = SUPERBLOCKS[round % 2];
             flip(
                 &mut image,
@@ -270,7 +272,7 @@ fn a_store_of_flipped_bits_opens_through_the_whole_engine_as_long_as_one_superbl
             );
             store.check_invariants().unwrap();
             store.close().unwrap();
-            // An opening for writing has repaired the copy that was broken.
+            // An opening for writing has repaired the broken copy.
             let block = file.read(broken * BLOCK_BYTES as u64, BLOCK_BYTES);
             Superblock::decode(&block).unwrap();
         }

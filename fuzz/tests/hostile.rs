@@ -1,6 +1,7 @@
-//! Images that lie with right checksums: sizes, counts and offsets at every extreme, circles in chains, two segments of one life,
-//! overlapping pages. They are looked at, opened, worked on and opened again, and none of that may panic, hang, or take memory
-//! beyond what the image really holds; what was found wrong is said.
+//! Images with wrong content and valid checksums: sizes, counts and offsets at every extreme,
+//! circles in chains, two segments of one generation, overlapping pages. They are surveyed, opened,
+//! worked on and opened again. None of that may panic, hang, or take memory beyond the real content
+//! of the image. The faults are reported.
 
 #![allow(clippy::unwrap_used)]
 
@@ -57,23 +58,23 @@ fn fingerprint() -> Fingerprint {
     namespaces()[0].fingerprint()
 }
 
-/// What is done with an image once it is open, without an input to say so.
-fn live_on_anyhow(image: Image, truth: &Truth) {
+/// Works on an open image with a fixed input.
+fn live_on_fixed(image: Image, truth: &Truth) {
     let work: Vec<u8> = (0..120_u8).map(|at| at.wrapping_mul(71)).collect();
     live_on(image, truth.clone(), &mut Feed::new(&work));
 }
 
-/// Changes one number of one block, with the checksum right, and lives on.
+/// Changes one number of one block, updates the checksum, and works on the image.
 fn with_number(image: &Image, truth: &Truth, at: u64, (offset, width): (usize, usize), value: u64) {
     let mut image = image.clone();
     let mut block: Block = image.volumes[0].block(at);
     block[offset..offset + width].copy_from_slice(&value.to_le_bytes()[..width]);
     fix_checksum(&mut block);
     image.volumes[0].put(at, block);
-    live_on_anyhow(image, truth);
+    live_on_fixed(image, truth);
 }
 
-/// The first and the last block of each structure, written or listed first.
+/// The first four blocks of a structure.
 fn some_structures(image: &Image, structure: Structure) -> Vec<u64> {
     let volume = &image.volumes[0];
     let mut all: Vec<u64> = volume
@@ -85,8 +86,8 @@ fn some_structures(image: &Image, structure: Structure) -> Vec<u64> {
     all
 }
 
-/// Every field of every such structure takes every extreme. `records` names the records that `fields` lie in, none for the
-/// structure itself.
+/// Sets every field of such structures to every extreme. `records` are the records that contain the
+/// `fields`, none for the structure itself.
 fn at_every_extreme(
     recipe: usize,
     structure: Structure,
@@ -136,7 +137,7 @@ fn every_number_of_a_record_may_be_at_any_extreme() {
 }
 
 #[test]
-fn any_structure_may_lie_in_the_place_of_any_other() {
+fn any_structure_may_be_at_the_address_of_any_other() {
     for recipe in [2, 4] {
         let sample = sample(recipe);
         let volume = &sample.image.volumes[0];
@@ -151,13 +152,13 @@ fn any_structure_may_lie_in_the_place_of_any_other() {
                 let mut image = sample.image.clone();
                 let block = volume.block(from);
                 image.volumes[0].put(to, block);
-                live_on_anyhow(image, &sample.truth);
+                live_on_fixed(image, &sample.truth);
             }
         }
     }
 }
 
-/// Pages of one block each, their parents as told: (number, parent's number).
+/// Pages of one block each, with the given parents: (number, parent's number).
 fn chain_image(mut image: Image, pages: &[(u64, Option<u64>)]) -> Image {
     let most = image.segment_blocks() / 2;
     for (chunk, number) in pages.chunks(most as usize).zip(0..) {
@@ -190,7 +191,7 @@ fn pages_that_are_their_own_ancestors_are_served_evicted_and_surveyed() {
         circle(2).collect::<Vec<_>>(),
         circle(20).collect(),
         circle(20).rev().collect(),
-        // A circle with a tail, told tail first.
+        // A circle with a tail, in the order tail first.
         circle(5)
             .chain((5..12).map(|n| (n, Some(n - 1))))
             .rev()
@@ -205,7 +206,7 @@ fn pages_that_are_their_own_ancestors_are_served_evicted_and_surveyed() {
         ],
     ] {
         let image = chain_image(small(), &pages);
-        live_on_anyhow(image, &Truth::default());
+        live_on_fixed(image, &Truth::default());
         let image = chain_image(real(), &pages);
         let (mut machine, damage) = Machine::open(image.clone()).unwrap();
         assert!(damage.is_empty(), "{damage:?}");
@@ -222,8 +223,9 @@ fn pages_that_are_their_own_ancestors_are_served_evicted_and_surveyed() {
 
 #[test]
 fn a_comb_of_long_chains_is_opened_with_every_page_under_its_parent() {
-    // One chain of half of the pages; then pages that name its end as their parent, each the parent of another one, told
-    // after it: looking for a circle at each would walk the whole chain each time.
+    // One chain has half of the pages. The other pages come in pairs: one names the chain's end as
+    // its parent, and is the parent of the other, which comes later. A search for circles at each
+    // page would walk the whole chain each time.
     let half = 100_000;
     let mut chain: Vec<(u64, Option<u64>)> = vec![(0, None)];
     chain.extend((1..half).map(|n| (n, Some(n - 1))));
@@ -245,7 +247,7 @@ fn a_comb_of_long_chains_is_opened_with_every_page_under_its_parent() {
 }
 
 #[test]
-fn two_segments_of_one_life_are_both_read() {
+fn two_segments_of_one_generation_are_both_read() {
     let record = |number: u64, start| {
         Record::Page(page(
             fingerprint(),
@@ -274,11 +276,12 @@ fn two_segments_of_one_life_are_both_read() {
         for number in [0, 1, 9] {
             assert!(machine.index.locate(slot, &key(number)).is_some());
         }
-        live_on_anyhow(image, &Truth::default());
+        live_on_fixed(image, &Truth::default());
     }
 }
 
-/// Pages of `blocks` blocks at these starts, in a segment of their own.
+/// Pages of `blocks` blocks at overlapping starts, in a segment of their own. Returns the number of
+/// data blocks.
 fn overlapping(image: &mut Image, pages: u64, blocks: u32) -> u64 {
     let room = image.segment_blocks() / 2;
     let records: Vec<Record> = (0..pages)
@@ -304,8 +307,8 @@ fn overlapping_pages_count_for_no_more_than_their_segment_holds() {
         "{}",
         machine.index.len()
     );
-    assert!(!damage.is_empty(), "nothing is said about it");
-    live_on_anyhow(image, &Truth::default());
+    assert!(!damage.is_empty(), "no fault is reported");
+    live_on_fixed(image, &Truth::default());
 }
 
 #[test]
@@ -316,9 +319,9 @@ fn a_deep_verification_of_overlapping_pages_reads_no_more_than_the_store_holds()
     let survey = Survey::new(&file.path(), &SurveyOptions::default()).unwrap();
     let bytes = image.volumes[0].blocks() * BLOCK_BYTES as u64;
     assert!(survey.live_bytes() <= bytes, "{}", survey.live_bytes());
-    let told = survey.flaws.iter();
-    let told = told.filter(|flaw| !matches!(flaw.reason, FlawReason::Overlap(_)));
-    assert!(told.count() > 0, "nothing is said about it");
+    let reported = survey.flaws.iter();
+    let reported = reported.filter(|flaw| !matches!(flaw.reason, FlawReason::Overlap(_)));
+    assert!(reported.count() > 0, "no fault is reported");
 }
 
 #[test]
@@ -349,7 +352,7 @@ fn a_page_in_doubt_that_claims_a_gigabyte_is_not_read_in_one_piece() {
     assert_eq!(index.len(), 1);
 }
 
-/// A disk in memory that counts what is read from it.
+/// A disk in memory that counts reads and bytes.
 struct Counting {
     disk: Arc<MemoryDisk>,
     reads: AtomicU64,
@@ -364,7 +367,7 @@ impl Disk for Counting {
                 self.bytes.fetch_add(buffer.len() as u64, Ordering::Relaxed);
             }
         }
-        // SAFETY: the contract of this call is that of the other disk's.
+        // SAFETY: the contract of this call is the contract of the inner disk's call.
         unsafe { self.disk.submit(ops) };
     }
 
@@ -380,10 +383,10 @@ impl Disk for Counting {
     fn shutdown(&self) {}
 }
 
-/// Of so many descriptor blocks one is there, and tells that those before it were written.
+/// One descriptor block in this many is present. It shows that the blocks before it were written.
 const ONE_IN: u32 = 900;
 
-/// A segment of so many descriptor blocks, most of them missing.
+/// A segment with this many descriptor blocks, most of them missing.
 fn missing_blocks(blocks: u32, state: Option<SegmentState>) -> Image {
     let mut image = fresh(&[6], 1 << 18);
     let mut forged = Forged::sealed(0, serial(2, 0), 20, Vec::new());
@@ -402,7 +405,7 @@ fn missing_blocks(blocks: u32, state: Option<SegmentState>) -> Image {
     image
 }
 
-/// How many faults an opening tells of; how many reads it takes, and of how many bytes.
+/// The number of faults that an opening reports, and its reads and bytes.
 fn opening_of(image: &Image) -> (u64, [u64; 2]) {
     let disk = Counting {
         disk: MemoryDisk::new(image.volumes.clone()),
@@ -415,20 +418,20 @@ fn opening_of(image: &Image) -> (u64, [u64; 2]) {
 }
 
 #[test]
-fn a_segment_of_missing_blocks_is_told_with_reads_that_grow_with_them() {
+fn reads_that_report_missing_blocks_grow_linearly_with_their_number() {
     const BLOCKS: u32 = 200_000;
     for state in [None, Some(SegmentState::Open), Some(SegmentState::Sealed)] {
         let image = missing_blocks(BLOCKS, state);
-        let (told, work) = opening_of(&image);
+        let (reported, work) = opening_of(&image);
         let missing = u64::from(BLOCKS - BLOCKS.div_ceil(ONE_IN));
-        // Only a sealed segment's header vouches for them.
+        // Only a sealed segment's header proves them.
         let is_sealed = state == Some(SegmentState::Sealed);
-        assert_eq!(told, if is_sealed { missing } else { 0 }, "{state:?}");
+        assert_eq!(reported, if is_sealed { missing } else { 0 }, "{state:?}");
         let (_, quarter) = opening_of(&missing_blocks(BLOCKS / 4, state));
         for (all, quarter) in work.into_iter().zip(quarter) {
             assert!(
                 all < 5 * quarter,
-                "{state:?}: {quarter} of a quarter, {all} of all"
+                "{state:?}: {quarter} for a quarter, {all} for all"
             );
         }
         open_and_read(image.clone(), &Truth::default()).unwrap();
@@ -437,7 +440,7 @@ fn a_segment_of_missing_blocks_is_told_with_reads_that_grow_with_them() {
 }
 
 #[test]
-fn records_of_one_place_and_two_sizes_do_not_upset_the_accounts() {
+fn records_of_one_place_with_two_sizes_keep_the_page_counts_right() {
     let record = |number: u64, blocks, counter, start| {
         Record::Page(PageRecord {
             blocks,
@@ -446,8 +449,8 @@ fn records_of_one_place_and_two_sizes_do_not_upset_the_accounts() {
     };
     let mut image = small();
     for number in 0..6 {
-        // The first segment tells the true size; in the others a lie stands before each page, about its very place. No
-        // segment is free, so that reclaim has to evict what it finds.
+        // The first segment states the true size. In the others a wrong record precedes each page,
+        // with the same place. No segment is free, so reclaim has to evict the pages that it finds.
         let records = [
             record(100 + u64::from(number), 1, 1, 3),
             record(u64::from(number), 3, 2, 5),
@@ -460,24 +463,24 @@ fn records_of_one_place_and_two_sizes_do_not_upset_the_accounts() {
     machine.reclaim();
     machine.check();
     assert_eq!(damage.len(), 6, "{damage:?}");
-    live_on_anyhow(image, &Truth::default());
+    live_on_fixed(image, &Truth::default());
 }
 
 #[test]
-fn a_lie_about_the_size_of_a_namespaces_pages_does_not_cost_its_true_pages() {
+fn a_wrong_page_size_of_a_namespace_does_not_cost_its_valid_pages() {
     let sample = sample(1);
     let mut image = sample.image.clone();
-    let lie = Record::Page(PageRecord {
+    let wrong = Record::Page(PageRecord {
         blocks: 7,
         ..page(fingerprint(), key(1), serial(1, 1), 5)
     });
-    // The lie is to be read before all others.
+    // The wrong record must be read before all others.
     let free = (0..6).rev().find(|number| {
         let range = segment_range(SMALL_SEGMENT_BLOCKS, *number);
         image.volumes[0].block(range.end - 1) == [0; BLOCK_BYTES]
     });
     let free = free.unwrap();
-    // What the first segment held moves there, and the lie takes its place.
+    // The content of the first segment moves there, and the wrong record takes its place.
     let first = segment_range(SMALL_SEGMENT_BLOCKS, 0);
     let spare = segment_range(SMALL_SEGMENT_BLOCKS, free);
     for (from, to) in first.clone().zip(spare) {
@@ -489,11 +492,11 @@ fn a_lie_about_the_size_of_a_namespaces_pages_does_not_cost_its_true_pages() {
         image.volumes[0].put(to, block);
         image.volumes[0].put(from, [0; BLOCK_BYTES]);
     }
-    Forged::sealed(0, serial(1, 1 << 35), 30, bodies(&[lie])).put(&mut image);
+    Forged::sealed(0, serial(1, 1 << 35), 30, bodies(&[wrong])).put(&mut image);
     let (mut machine, damage) = Machine::open(image).unwrap();
-    assert!(!damage.is_empty(), "nothing is said about the lie");
+    assert!(!damage.is_empty(), "the wrong record is not reported");
     let hits = read_all(&mut machine, &sample.truth);
     for name in &sample.kept {
-        assert!(hits.contains(name), "{name:?} is lost to a lie");
+        assert!(hits.contains(name), "{name:?} is lost to a wrong record");
     }
 }

@@ -1,6 +1,7 @@
-//! Claims that nothing backs take no memory: ten million namespaces named by pages, millions of segments that are not there.
+//! Claims without content take no memory: ten million namespaces named by pages, millions of
+//! segments that do not exist.
 //!
-//! Apart from the others, since they look at the memory of the whole process; one test, for the same reason.
+//! A test binary of its own with one test, since it measures the memory of the whole process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,24 +21,24 @@ use larder_fuzz::sample::{REAL_SEGMENT_BLOCKS, fresh};
 
 const NAMESPACES: u64 = 10_000_000;
 
-/// Descriptor blocks of a segment: as many as there is room for pages that they describe.
+/// Descriptor blocks of a segment: as many as its space for the described pages allows.
 const BLOCKS: u64 = 97;
 
-/// What the process may take, in KiB.
+/// Limit of the process's memory, in KiB.
 const MEMORY_KIB_MAX: u64 = 512 << 10;
 
-/// A disk that makes up what is read.
+/// A disk that generates the content of reads.
 struct Endless {
     choice: Choice,
 }
 
 fn segment(number: u32, bodies: Vec<Body>) -> Forged {
-    let life = serial(2, u64::from(number) << 31);
+    let generation = serial(2, u64::from(number) << 31);
     let data_end = REAL_SEGMENT_BLOCKS - BLOCKS as u32 - 1;
-    Forged::sealed(number, life, data_end, bodies)
+    Forged::sealed(number, generation, data_end, bodies)
 }
 
-/// How many descriptor blocks a segment has: the last one fewer.
+/// The number of descriptor blocks of a segment: fewer in the last one.
 fn blocks_of(number: u32) -> u64 {
     let all = NAMESPACES.div_ceil(RECORDS_PER_BLOCK as u64);
     BLOCKS.min(all - u64::from(number) * BLOCKS)
@@ -115,7 +116,7 @@ fn peak_kib() -> u64 {
 }
 
 #[test]
-fn millions_of_namespaces_and_of_segments_take_bounded_memory_and_are_told_of() {
+fn millions_of_namespaces_and_of_segments_take_bounded_memory_and_are_reported() {
     millions_of_segments();
     ten_million_namespaces();
     assert!(peak_kib() < MEMORY_KIB_MAX, "{} KiB", peak_kib());
@@ -138,7 +139,7 @@ fn millions_of_segments() {
             survey.segments.len() as u64 + survey.unreachable,
             u64::from(total)
         );
-        assert!(!survey.flaws.is_empty(), "nothing is said about it");
+        assert!(!survey.flaws.is_empty(), "no fault is reported");
         for read_only in [true, false] {
             assert!(Store::open(&file.path(), options(read_only)).is_err());
         }
@@ -159,14 +160,14 @@ fn ten_million_namespaces() {
     let recovery = image.recover(&disk, &index, false);
     assert_eq!(recovery.recovered.namespaces.len(), NAMESPACES_MAX);
     assert_eq!(index.len(), NAMESPACES_MAX);
-    // Each segment says once how many it names that could not be numbered.
-    let mut untold = NAMESPACES - NAMESPACES_MAX as u64;
+    // Each segment reports once the number of its namespaces beyond the limit.
+    let mut unreported = NAMESPACES - NAMESPACES_MAX as u64;
     assert!(recovery.damage.len() <= segments as usize);
     for damage in &recovery.damage {
         let FaultReason::Disbelieved(pages, Disbelief::Namespaces) = damage.fault.reason else {
             panic!("{damage:?}");
         };
-        untold -= pages;
+        unreported -= pages;
     }
-    assert_eq!(untold, 0, "nothing is said about some");
+    assert_eq!(unreported, 0, "some namespaces are not reported");
 }

@@ -1,5 +1,5 @@
-//! What a fuzzer once found, and what people thought of, replayed. A directory under `regressions/` for each target; a file in it
-//! is an input that once broke something, or that nearly could.
+//! Replays inputs that a fuzzer found or people wrote. `regressions/` has a directory for each
+//! target. Each file there is an input that once broke a target, or that nearly could.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ fn regressions() -> PathBuf {
 }
 
 #[test]
-fn every_input_that_once_broke_something_is_taken() {
+fn every_input_of_an_earlier_failure_passes() {
     for (name, body) in TARGETS {
         let Ok(inputs) = fs::read_dir(regressions().join(name)) else {
             continue;
@@ -24,8 +24,8 @@ fn every_input_that_once_broke_something_is_taken() {
         paths.sort_unstable();
         for path in paths {
             let input = fs::read(&path).unwrap();
-            let taken = catch_unwind(|| body(&input)).is_ok();
-            assert!(taken, "{} breaks {name}", path.display());
+            let passes = catch_unwind(|| body(&input)).is_ok();
+            assert!(passes, "{} breaks {name}", path.display());
         }
     }
 }
@@ -40,13 +40,13 @@ fn every_directory_of_inputs_belongs_to_a_target() {
 }
 
 #[test]
-fn every_seed_is_taken_and_every_target_has_some() {
+fn every_seed_passes_and_every_target_has_seeds() {
     for (name, body) in TARGETS {
         let seeds = seeds(name);
         assert!(!seeds.is_empty(), "{name} has no seed");
         for (seed, number) in seeds.iter().zip(0..) {
-            let taken = catch_unwind(|| body(seed)).is_ok();
-            assert!(taken, "seed {number} breaks {name}");
+            let passes = catch_unwind(|| body(seed)).is_ok();
+            assert!(passes, "seed {number} breaks {name}");
         }
     }
 }
