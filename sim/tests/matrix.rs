@@ -18,7 +18,7 @@ fn every_crash(operations: usize, blocks: usize, part: Part) -> Counts {
 }
 
 #[test]
-fn row_02_any_subset_of_unsynced_blocks_keeps_what_was_flushed() {
+fn row_02_any_subset_of_unsynced_blocks_keeps_flushed_content() {
     let counts = every_crash(1, 8, Part::All);
     // With fewer subsets than moments, nothing was unsynced. Without fewer images than subsets, no
     // two subsets gave the same image.

@@ -75,7 +75,7 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
 
 /// Bugs that crashes alone reveal, without another fault, a reader in the way, a second caller or a
 /// longer script.
-const SHOWN_BY_CRASHES: [Bug; 9] = [
+const REVEALED_BY_CRASHES: [Bug; 9] = [
     Bug::EarlyPublish,
     Bug::UnopenedSegment,
     Bug::EarlyFlush,
@@ -88,7 +88,7 @@ const SHOWN_BY_CRASHES: [Bug; 9] = [
 ];
 
 #[test]
-fn the_exhaustive_mode_notices_what_crashes_show() {
+fn the_exhaustive_mode_notices_bugs_that_crashes_reveal() {
     let missed: Mutex<Vec<Bug>> = Mutex::default();
     let next = AtomicU64::new(0);
     let limits = Limits {
@@ -102,7 +102,7 @@ fn the_exhaustive_mode_notices_what_crashes_show() {
             scope.spawn(|| {
                 loop {
                     let at = usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap();
-                    let Some(&bug) = SHOWN_BY_CRASHES.get(at) else {
+                    let Some(&bug) = REVEALED_BY_CRASHES.get(at) else {
                         return;
                     };
                     plant(Some(bug));

@@ -34,7 +34,7 @@ fn check_reached(campaign: &Campaign, is_due: impl Fn(Class) -> bool) {
 }
 
 #[test]
-fn no_seed_loses_or_spoils_what_was_promised() {
+fn no_seed_breaks_a_promise() {
     let campaign = play_well(Mode::Alone);
     check_reached(&campaign, |class| {
         !class.is_shared() && !RARE.contains(&class)
@@ -42,7 +42,7 @@ fn no_seed_loses_or_spoils_what_was_promised() {
 }
 
 #[test]
-fn no_seed_of_an_owner_and_its_clients_loses_or_spoils_what_was_promised() {
+fn no_seed_of_an_owner_and_its_clients_breaks_a_promise() {
     let campaign = play_well(Mode::Shared);
     check_reached(&campaign, Class::is_shared);
 }
