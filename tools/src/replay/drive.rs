@@ -1,9 +1,10 @@
 //! One run of a trace through servers, in virtual time.
 //!
-//! Requests arrive when the trace says, divided by `--rate`, and go to the server with the fewest tokens still to be answered. By
-//! hash would keep the turns of a conversation on one server; but the trace names no conversations, and all its requests begin
-//! with the same block, so that there is nothing to hash. It also is the harder case for L1 and L2, and the one that an L3 below
-//! all servers is for.
+//! Requests arrive at the trace's times, divided by `--rate`. Each goes to the server with the
+//! fewest tokens still to be answered. Distribution by hash would keep the turns of a conversation
+//! on one server. But the trace names no conversations, and all its requests begin with the same
+//! block, so there is nothing to hash. Distribution by load is also the harder case for L1 and L2,
+//! and the use case of an L3 below all servers.
 
 use indicatif::ProgressBar;
 
@@ -15,25 +16,25 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::trace::{Request, TraceError};
 
-/// What a run came to.
+/// The result of a run.
 pub struct Run {
     /// All servers together.
     pub served: Served,
     /// From the first arrival to the last.
     pub span: Nanos,
-    /// For how long the disk had something to do.
+    /// Time during which the disk was busy.
     pub disk_busy: Nanos,
-    /// When everything was over.
+    /// The end of all work.
     pub ended: Nanos,
 }
 
-/// Requests that are still to come.
+/// The requests to come.
 struct Arrivals<I> {
     requests: I,
     rate: f64,
     /// Milliseconds of the first.
     origin: Option<f64>,
-    /// When the newest comes.
+    /// Arrival of the newest.
     newest: Nanos,
     count: u64,
 }
@@ -47,19 +48,20 @@ impl<I: Iterator<Item = Result<Request, TraceError>>> Arrivals<I> {
         let timestamp = request.timestamp.filter(|time| time.is_finite());
         let timestamp = timestamp.ok_or_else(|| {
             Failure::usage(format!(
-                "request {} of the trace has no timestamp, without which it cannot be replayed through tiers; give --page-bytes \
+                "request {} of the trace has no timestamp, without which it cannot be replayed \
+                 through tiers; give --page-bytes \
                  instead of --l1 to replay it against the store alone",
                 self.count
             ))
         })?;
         let since = timestamp - *self.origin.get_or_insert(timestamp);
-        // One that is dated back comes when it is read.
+        // A request dated back arrives when it is read.
         self.newest = self.newest.max(nanos((since / 1e3 / self.rate).max(0.0)));
         Ok(Some((self.newest, request)))
     }
 }
 
-/// Serves all requests, or those until the operator asks for an end.
+/// Serves all requests, or serves until the operator asks for an end.
 ///
 /// # Errors
 /// The trace cannot be read, there is no memory, or a device or cache is broken.
@@ -107,7 +109,8 @@ pub fn run(
     let left: usize = servers.iter().map(Server::backlog).sum();
     if left > 0 {
         return Err(Failure::environment(format!(
-            "{left} tokens wait and nothing is under way: a defect of the replay; please report it with its command line"
+            "{left} tokens wait and nothing is under way: a defect of the replay; please report it \
+             with its command line"
         )));
     }
     let ended = machine.now();
@@ -123,7 +126,7 @@ pub fn run(
     })
 }
 
-/// Tells the server that it is about.
+/// Passes an event to its server.
 fn happened(servers: &mut [Server], event: Event) -> usize {
     match event {
         Event::PrefillEnds(number) => {

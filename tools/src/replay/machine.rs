@@ -1,12 +1,14 @@
-//! Virtual time: the clock, the disk that all servers share, and each server's link; what a cache's orders take there.
+//! Virtual time: the clock, the disk that all servers share, and each server's link; the duration
+//! of a cache's orders there.
 //!
-//! A cache carries its orders out at once, with few bytes, and takes their ends in when they have ended here, where pages have
-//! their full size. Lines are those of the cache: it asks at once, reads [`READERS`] batches and writes one at a time, and its device
-//! copies loads and backups one after the other, each in a direction of its own. The disk is shared by all that is read and
-//! written at the same moment.
+//! A cache performs its orders at once, with few bytes. It processes their ends when they have
+//! ended here, where pages have their full size. Queues are those of the cache: it starts lookups
+//! at once, reads [`READERS`] batches and writes one at a time. Its device copies loads and backups
+//! one after the other, each in its own direction. The disk is shared by all transfers of the same
+//! moment.
 //!
-//! Invariants: the clock never goes back; of events at the same moment the one that was planned first comes first, so that a
-//! run is the same each time, as far as the store's answers are.
+//! Invariants: the clock never goes back. Events of the same moment occur in the order of planning,
+//! so that every run is the same as far as the store's answers are.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -21,20 +23,20 @@ use super::shared::{Nanos, SharedDisk};
 /// Nanoseconds of a second.
 pub const SECOND: f64 = 1e9;
 
-/// What it takes to begin a copy, once a layer of a load: a few merged copies given to a stream.
+/// Time to start a copy, once a layer of a load: a few merged copies given to a stream.
 const LAUNCH_NS: Nanos = 10_000;
 
-/// Which server.
+/// The number of a server.
 pub type ServerNumber = usize;
 
-/// How fast things are, at full size.
+/// Speeds at full size.
 #[derive(Clone, Copy, Debug)]
 pub struct Speeds {
     /// Bytes of a page.
     pub page_bytes: u64,
     /// Layers of the model.
     pub layers: u32,
-    /// Bytes a second that the disk reads, and nanoseconds that a read takes beside.
+    /// Bytes per second of disk reads, and additional nanoseconds for each read.
     pub read: (f64, Nanos),
     /// The same for writes.
     pub write: (f64, Nanos),
@@ -64,14 +66,14 @@ pub fn bytes_nanos(bytes: u64, bytes_per_second: f64) -> Nanos {
     nanos(bytes as f64 / bytes_per_second)
 }
 
-/// Something that happens.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Event {
     /// An order of a server's cache has ended.
     OrderEnds(ServerNumber, OpId),
-    /// A server has computed what it was at.
+    /// A server has completed its prefill.
     PrefillEnds(ServerNumber),
-    /// A server wants to look again.
+    /// A server checks its queue again.
     Wake(ServerNumber),
 }
 
@@ -90,18 +92,18 @@ enum Line {
     Write,
 }
 
-/// An order that the cache has not been told the end of.
+/// An order whose end the cache has not yet processed.
 struct Flight {
     line: Option<Line>,
     /// When it was begun.
     begun: Nanos,
-    /// The device or L3 is done with it.
+    /// The device or L3 has finished it.
     is_done: bool,
     /// It has ended here.
     is_over: bool,
 }
 
-/// What waits for one of a line's places, and how many are taken.
+/// Orders that wait for a place in a queue, and the number of places taken.
 #[derive(Default)]
 struct Waiting {
     taken: usize,
@@ -113,7 +115,7 @@ struct Server {
     flights: HashMap<OpId, Flight>,
     reads: Waiting,
     writes: Waiting,
-    /// When the link is free, to and from the device.
+    /// When the link becomes free, to and from the device.
     up_free: Nanos,
     down_free: Nanos,
     loads: HashMap<OpId, Load>,
@@ -129,12 +131,12 @@ struct State {
     speeds: Speeds,
 }
 
-/// See the module. Clones are the same.
+/// See the module. Clones share one state.
 #[derive(Clone)]
 pub struct Machine(Arc<Mutex<State>>);
 
 impl Machine {
-    /// A machine for so many servers, at the beginning of time.
+    /// A machine for this many servers, at time zero.
     pub fn new(servers: usize, speeds: Speeds) -> Machine {
         Machine(Arc::new(Mutex::new(State {
             now: 0,
@@ -161,17 +163,17 @@ impl Machine {
         })
     }
 
-    /// What time it is.
+    /// The current time.
     pub fn now(&self) -> Nanos {
         self.state().now
     }
 
-    /// Has something happen.
+    /// Plans an event.
     pub fn plan(&self, at: Nanos, event: Event) {
         self.state().plan(at, Planned::Told(event));
     }
 
-    /// What happens next, if that is at `until` at the latest. The clock goes there.
+    /// The next event, if it is at `until` at the latest. The clock advances to it.
     pub fn next(&self, until: Nanos) -> Option<Event> {
         let mut state = self.state();
         while let Some(Reverse((at, _, planned))) = state.planned.peek().copied() {
@@ -194,13 +196,13 @@ impl Machine {
         None
     }
 
-    /// Nothing happens before `at`: it is that late now.
+    /// Advances the clock to `at`. Nothing occurs before.
     pub fn advance(&self, at: Nanos) {
         let mut state = self.state();
         state.now = state.now.max(at);
     }
 
-    /// Whether the device and L3 are done with all that a server's cache has ordered.
+    /// Whether the device and L3 have finished all orders of a server's cache.
     pub fn is_settled(&self, server: ServerNumber) -> bool {
         let state = self.state();
         state.servers[server]
@@ -209,12 +211,12 @@ impl Machine {
             .all(|flight| flight.is_done)
     }
 
-    /// How a load goes that has not been asked for before.
+    /// The schedule of a load that was not requested before.
     pub fn take_load(&self, server: ServerNumber, id: OpId) -> Option<Load> {
         self.state().servers[server].loads.remove(&id)
     }
 
-    /// For how long the disk has had something to do.
+    /// Time during which the disk was busy.
     pub fn disk_busy(&self) -> Nanos {
         self.state().disk.busy()
     }
@@ -246,7 +248,7 @@ impl State {
         }
     }
 
-    /// Gives the disk what has a place in its line.
+    /// Passes orders with a place in their queue to the disk.
     fn begin_waiting(&mut self, server: ServerNumber, line: Line) {
         let (places, latency) = match line {
             Line::Read => (READERS, self.speeds.read.1),
@@ -310,7 +312,8 @@ impl State {
                 server.reads.orders.push_back((*id, service));
                 (*id, Some(Line::Read), 0)
             }
-            // A lookup takes microseconds: counted, it would put short prompts before long ones that came with them.
+            // A lookup takes microseconds. With that time counted, short prompts would overtake
+            // long ones that came with them.
             Order::Exists { id, .. }
             | Order::Put {
                 id,
@@ -436,7 +439,7 @@ mod tests {
             time.begun(&get(number, 1));
         }
         let ends: Vec<Nanos> = events(&machine).iter().map(|(at, _)| *at).collect();
-        // Four share the disk; the fifth has it to itself when the first has been answered.
+        // Four share the disk. The fifth has it alone when the first has been answered.
         let together = u64::try_from(READERS).unwrap() * 1_000_000 + 5;
         assert_eq!(ends[..READERS], vec![together; READERS]);
         assert_eq!(ends[READERS], together + 1_000_000 + 5);

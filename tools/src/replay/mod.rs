@@ -1,19 +1,19 @@
 //! `larder replay`: runs a request trace against a store, or with `--l1` through all three tiers.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
 //! | `store_only` | the store alone: the longest stored prefix is read, the rest put |
 //! | `tiers` | L1, L2 and the store in front of servers that compute, with and without each tier |
 //! | `drive` | one run of a trace through servers, in virtual time |
-//! | `server` | one of them: its cache, its queue, what it computes |
-//! | `machine` | virtual time: clock, disk and links, which the servers' caches go by |
+//! | `server` | one of them: its cache, its queue, its prefills |
+//! | `machine` | virtual time: clock, disk and links, for the servers' caches |
 //! | `shared` | a disk that several transfers share |
-//! | `model` | what models keep and compute |
-//! | `speed` | how fast the disk and the memory are, measured |
-//! | `outcome` | what a run came to |
+//! | `model` | the cache size and the computation of models |
+//! | `speed` | the measured speed of the disk and the memory |
+//! | `outcome` | the result of a run |
 //! | `tiers_report` | the document and the lines of `tiers` |
 //!
-//! Either way every byte that is read back is compared with what it must be.
+//! In both modes every byte that is read back is compared with its expected value.
 
 mod drive;
 mod machine;
@@ -69,10 +69,17 @@ pub struct ReplayArgs {
     /// Append every acknowledged page to this file
     #[arg(long, value_name = "FILE", conflicts_with = "l1")]
     ack_log: Option<PathBuf>,
-    /// Flush after every so many requests, and write to --ack-log only what is flushed: what survives power loss too
-    #[arg(long, value_name = "REQUESTS", conflicts_with = "l1", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Flush after every so many requests, and write to --ack-log only what is flushed: what
+    /// survives power loss too
+    #[arg(
+        long,
+        value_name = "REQUESTS",
+        conflicts_with = "l1",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     flush_every: Option<u64>,
-    /// First check the store against such a file, also one that --ack-log continues; it must have all that was put into the store
+    /// First check the store against such a file, also one that --ack-log continues; it must have
+    /// all that was put into the store
     #[arg(long, value_name = "FILE", conflicts_with = "l1")]
     check_log: Option<PathBuf>,
     #[command(flatten)]
@@ -96,7 +103,8 @@ pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
     }
 }
 
-/// Makes the store where there is none; whether it did. A store in which no page of this shape fits is not made.
+/// Creates the store if there is none. Returns whether it did. A store in which no page of this
+/// shape fits is not created.
 fn create_missing(args: &ReplayArgs, bytes: u64, shape: &PageShape) -> Result<bool, Failure> {
     let there = args.store.try_exists();
     if there.map_err(|error| {
@@ -113,7 +121,7 @@ fn create_missing(args: &ReplayArgs, bytes: u64, shape: &PageShape) -> Result<bo
     Ok(true)
 }
 
-/// No page of what is replayed fits the store.
+/// No page of the replay fits the store.
 fn does_not_fit(store: &Path) -> Failure {
     let why = bench::reason(PutStatus::Refused(Refusal::TooLarge));
     Failure::usage(format!("{}: {why}", store.display()))
@@ -141,7 +149,8 @@ fn check_capacity(args: &ReplayArgs, store: &Store, bytes: u64) -> Result<(), Fa
         format!(", which is {bytes} when scaled")
     };
     Err(Failure::usage(format!(
-        "{}: its capacity is {capacity_bytes} bytes, --capacity says {}{scaled}; give the store's own, or another --store",
+        "{}: its capacity is {capacity_bytes} bytes, --capacity says {}{scaled}; give the store's \
+         own, or another --store",
         args.store.display(),
         args.capacity.0
     )))
@@ -162,7 +171,8 @@ fn namespace(
         .find(|held| held.fields().model == model && *held != asked);
     if let Some(held) = other {
         return Err(Failure::usage(format!(
-            "{}: namespace mismatch: it holds pages of `{held}`, asked for is `{asked}`; give the same --page-bytes (or \
+            "{}: namespace mismatch: it holds pages of `{held}`, asked for is `{asked}`; give the \
+             same --page-bytes (or \
              --model, --page-size and --scale), or another --store",
             path.display()
         )));

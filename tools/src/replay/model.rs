@@ -1,11 +1,12 @@
-//! What a model keeps of a token, and what it computes to prefill some.
+//! The bytes that a model keeps of a token, and the computation of a prefill.
 //!
-//! Every number comes from the model's public `config.json`: layers, heads and sizes as they stand there, parameters of a layer
-//! added up from the sizes of its matrices. Embeddings, norms and biases are left out: below a percent of a prefill.
+//! Every number comes from the model's public `config.json`: layers, heads and sizes directly,
+//! parameters of a layer added up from the sizes of its matrices. Embeddings, norms and biases are
+//! left out: below a percent of a prefill.
 //!
-//! A prefill is compared with what limits it: the multiplications, or the memory that weights and KV are read from. All layers
-//! are alike; where a model has a few of another kind (the first three of DeepSeek-V3 are dense) they cost the same within a
-//! percent.
+//! The time of a prefill follows from its bottleneck: the multiplications, or the memory reads of
+//! weights and KV. All layers are alike. Where a model has a few of another kind (the first three
+//! of DeepSeek-V3 are dense) their cost is the same within a percent.
 
 use larder_kernels::{Attention, KvShape};
 
@@ -14,7 +15,7 @@ use crate::failure::Failure;
 /// A model, by the figures of its configuration.
 #[derive(Debug)]
 pub struct Model {
-    /// As `--model` says it.
+    /// The value for `--model`.
     pub name: &'static str,
     /// Layers.
     pub layers: u32,
@@ -23,7 +24,8 @@ pub struct Model {
     row_bytes: u32,
     /// Query heads.
     heads: f64,
-    /// Values of a head's key and of its value together: multiply-adds of one token against another.
+    /// Values of a head's key and of its value together: multiply-adds of one token against
+    /// another.
     head_values: f64,
     /// Parameters of a layer that a token is multiplied with.
     active: f64,
@@ -66,8 +68,9 @@ pub const MODELS: [Model; 4] = [
         active: QWEN3_32B,
         weight_bytes: QWEN3_32B * 2.0,
     },
-    // deepseek-ai/DeepSeek-V3: hidden 7168, 128 heads (query and key 128 + 64, value 128), q_lora 1536, kv_lora 512, 256
-    // experts of 2048 of which 8 and a shared one are used, weights in fp8. The cache keeps 512 + 64 values.
+    // deepseek-ai/DeepSeek-V3: hidden 7168, 128 heads (query and key 128 + 64, value 128), q_lora
+    // 1536, kv_lora 512, 256 experts of 2048 (8 and a shared one in use), weights in fp8. The cache
+    // keeps 512 + 64 values.
     Model {
         name: "deepseek-v3",
         layers: 61,
@@ -91,12 +94,13 @@ const DEEPSEEK_V3_ATTENTION: f64 = 7168.0 * 1536.0
     + 128.0 * 128.0 * 7168.0;
 const DEEPSEEK_V3_EXPERT: f64 = 3.0 * 7168.0 * 2048.0;
 
-/// Parameters of a layer with heads of 128: query and out, key and value, and the three matrices of the gated MLP.
+/// Parameters of a layer with heads of 128: query and out, key and value, and the three matrices of
+/// the gated MLP.
 const fn grouped_query(hidden: f64, heads: f64, kv_heads: f64, intermediate: f64) -> f64 {
     hidden * 128.0 * (2.0 * heads + 2.0 * kv_heads) + 3.0 * hidden * intermediate
 }
 
-/// What computes: the accelerators of one server together.
+/// The computing power: the accelerators of one server together.
 #[derive(Clone, Copy, Debug)]
 pub struct Compute {
     /// Floating point operations a second that a prefill reaches.
@@ -109,7 +113,7 @@ impl Model {
     /// The model of this name.
     ///
     /// # Errors
-    /// A sentence that names those there are.
+    /// A sentence with the known names.
     pub fn named(name: &str) -> Result<&'static Model, String> {
         let found = MODELS.iter().find(|model| model.name == name);
         found.ok_or_else(|| {
@@ -176,8 +180,8 @@ pub struct Load {
     pub layer: u64,
 }
 
-/// When a prefill ends that may start at `from` and computes `layer` for each layer, each after its part of the load. Any unit of
-/// time.
+/// The end of a prefill that may start at `from` and computes `layer` for each layer, each after
+/// its part of the load. Any unit of time.
 pub fn prefill_end(from: u64, layers: u32, layer: u64, load: Option<Load>) -> u64 {
     (1..=u64::from(layers)).fold(from, |free, number| {
         let loaded = load.map_or(0, |load| load.from + load.layer * number);

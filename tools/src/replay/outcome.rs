@@ -1,4 +1,4 @@
-//! What a run of a trace through servers came to.
+//! The result of a run of a trace through servers.
 
 use std::ops::AddAssign;
 
@@ -8,7 +8,8 @@ use serde::Serialize;
 use super::machine::SECOND;
 use super::shared::Nanos;
 
-/// Pages of prompts by where they came from. Whole pages; what is left of a prompt behind its last one is computed.
+/// Pages of prompts by their source. Whole pages; the rest of a prompt behind its last whole page
+/// is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// In L1.
@@ -22,22 +23,22 @@ pub struct Found {
 /// A request that was served, in virtual time.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// From its arrival until its server took it up: others before it, and prefetches.
+    /// From its arrival until its server took it: earlier requests, and prefetches.
     pub queued: Nanos,
     /// From then to its first token: loads and compute.
     pub service: Nanos,
-    /// What of the service was compute.
+    /// Compute time within the service time.
     pub computed: Nanos,
 }
 
-/// What one server did.
+/// The work of one server.
 #[derive(Debug, Default)]
 pub struct Served {
     pub input_tokens: u64,
     pub computed_tokens: u64,
     pub found: Found,
     pub timings: Vec<Timing>,
-    /// Requests that L1 has no room for.
+    /// Requests that do not fit L1.
     pub too_long: u64,
     pub wrong_pages: u64,
     pub tiers: Moved,
@@ -53,13 +54,13 @@ pub struct Moved {
     pub pages_loaded: u64,
     /// L1 to L2.
     pub pages_backed_up: u64,
-    /// L3 to L2, those that came too late or nobody wanted any more included.
+    /// L3 to L2, including pages that came too late or were no longer wanted.
     pub pages_prefetched: u64,
     /// L2 to L3.
     pub pages_put: u64,
-    /// Not given to L3: too much was on its way, or the store took it not.
+    /// Not given to L3: too much was in flight, or the store refused it.
     pub put_refused_pages: u64,
-    /// Not copied to L2, which had no room.
+    /// Not copied to L2 for lack of room.
     pub backup_refused_pages: u64,
     /// Left L1, still in L2.
     pub l1_evicted_pages: u64,
@@ -69,7 +70,7 @@ pub struct Moved {
     pub l2_evicted_pages: u64,
     /// Prefetches that began.
     pub prefetches: u64,
-    /// Of those, given up because computing was expected to be faster.
+    /// Prefetches given up because computing was expected to be faster.
     pub break_even_prefetches: u64,
 }
 
@@ -133,7 +134,7 @@ impl AddAssign for Served {
 pub struct Quantiles {
     /// The median.
     pub p50_seconds: f64,
-    /// What 99 of 100 do not exceed.
+    /// 99 of 100 are not greater.
     pub p99_seconds: f64,
 }
 

@@ -1,11 +1,14 @@
 //! One server: a queue, a cache over its own L1 and L2, and one prefill at a time.
 //!
-//! A request asks for a prefetch when it arrives. When the server is free it takes up the first that does not wait for its prefetch,
-//! loads what L2 has, and computes the rest layer by layer behind the load. Its pages are really there: what it found is compared
-//! with what each page's tokens say, what it computes is written so. Decoding is left out: a request has ended with its first token,
-//! and what it answered is a prompt's part only when a later request of the trace brings it.
+//! A request starts a prefetch when it arrives. A free server takes the first request that does not
+//! wait for its prefetch. It loads the pages that L2 has, and computes the rest layer by layer
+//! behind the load. Its pages really exist: found pages are compared with the content that their
+//! tokens define, and computed pages are written with it. Decoding is left out: a request ends with
+//! its first token. Its answer is part of a prompt only when a later request of the trace contains
+//! it.
 //!
-//! A page is named by the block that its last token is in, which stands for everything before, and its place in there.
+//! A page is named by the block of its last token, which stands for everything before, and by its
+//! place in that block.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,21 +36,21 @@ use crate::workload::Words;
 /// Microseconds to nanoseconds.
 const MICROSECOND: Nanos = 1000;
 
-/// What a server is made of.
+/// The parts of a server.
 pub struct Build<'a> {
-    /// Of its cache: pools, policies, pages as they really are.
+    /// The configuration of its cache: pools, policies, pages as they really are.
     pub config: &'a Config,
     /// Those pages.
     pub shape: &'a KvShape,
-    /// What holds its L1.
+    /// The device of its L1.
     pub device: &'a Arc<dyn Device>,
-    /// The store below, as L3 and as what its memory is made known to.
+    /// The store below, as L3, and as the store with which its memory is registered.
     pub l3: Option<(&'a Arc<dyn L3>, &'a dyn PageStore)>,
-    /// What it computes.
+    /// The model that it computes.
     pub model: &'static Model,
-    /// On what.
+    /// Its computing power.
     pub compute: Compute,
-    /// Whether L3 is told what is hot above.
+    /// Whether L3 receives the pages that are hot above.
     pub tells_warmth: bool,
 }
 
@@ -57,15 +60,15 @@ struct Waiting {
     blocks: Vec<u64>,
     arrived: Nanos,
     prefetch: Option<PrefetchId>,
-    /// Nothing has been asked for yet, or others ask for as much as they may: to be tried.
+    /// No prefetch was started yet, or others have used up the limit: to be tried.
     is_postponed: bool,
     retries: Retries,
-    /// How long it waits for its prefetch at most, until that is known to the clock.
+    /// The longest wait for its prefetch, until the clock has it.
     patience: Option<Nanos>,
     prefetched: usize,
 }
 
-/// A request that the server is at.
+/// The request in service.
 struct Taken {
     request: Request,
     blocks: Vec<u64>,
@@ -81,7 +84,7 @@ enum Work {
     Nothing,
     /// It waits for room in L1.
     NoRoom(Taken),
-    /// It computes, for so long.
+    /// It computes, for this time.
     Prefill(Taken, Nanos),
 }
 
@@ -178,10 +181,10 @@ impl Server {
         waiting.sum::<usize>() + at_work
     }
 
-    /// A request comes.
+    /// A request arrives.
     ///
     /// # Errors
-    /// Its tokens cannot be told apart.
+    /// Its tokens are invalid.
     pub fn arrive(&mut self, request: trace::Request) -> Result<(), Failure> {
         let blocks = request.hash_ids;
         let tokens = tokens(&blocks, request.input_length);
@@ -206,7 +209,7 @@ impl Server {
         Ok(())
     }
 
-    /// Has L3 asked for what a waiting request misses, if it is to be tried now.
+    /// Requests the missing pages of a waiting request from L3, if it is time to try.
     fn prefetch(&mut self, at: usize) {
         let Some(waiting) = self
             .queue
@@ -235,7 +238,7 @@ impl Server {
             (prefetch.policy == PrefetchPolicy::Timeout).then_some(allowed * MICROSECOND);
     }
 
-    /// Goes on with what it is at, or takes up the next.
+    /// Continues its work, or takes the next request.
     ///
     /// # Errors
     /// The device failed.
@@ -256,7 +259,7 @@ impl Server {
         match self.cache.extend(&mut taken.request, left) {
             Ok(()) => self.prefill(taken),
             Err(ExtendError::NoRoom(_)) => {
-                // What leaves under write_back is free when its copy has ended.
+                // Under `write_back` an evicted page is free when its copy has ended.
                 self.work = Work::NoRoom(taken);
                 Ok(())
             }
@@ -320,7 +323,7 @@ impl Server {
         })
     }
 
-    /// Computes what the request has not found.
+    /// Computes the pages that the request has not found.
     fn prefill(&mut self, taken: Taken) -> Result<(), Failure> {
         let row = taken.request.pages().0;
         let shared = row.shared_pages();
@@ -352,7 +355,7 @@ impl Server {
         Ok(())
     }
 
-    /// Every chunk of a page: its place, and what belongs there.
+    /// Every chunk of a page: its place, and its expected content.
     fn chunks(
         &self,
         blocks: &[u64],
@@ -392,7 +395,7 @@ impl Server {
         Ok(())
     }
 
-    /// The first token of the request at work is there.
+    /// The first token of the current request is complete.
     pub fn prefill_ended(&mut self) {
         let Work::Prefill(taken, computed) = std::mem::take(&mut self.work) else {
             return;
@@ -408,8 +411,8 @@ impl Server {
         }
     }
 
-    /// Takes in what has ended, and waits until the device and L3 are done with all that was ordered: only then does the clock
-    /// go on.
+    /// Processes ended orders, and waits until the device and L3 have finished all orders. The
+    /// clock advances only then.
     ///
     /// # Errors
     /// The cache is broken.
@@ -425,7 +428,8 @@ impl Server {
         }
     }
 
-    /// What it did; nothing is under way any more. Everything that is held or missing then has leaked.
+    /// The server's result, when nothing is in flight. Everything still held or missing then has
+    /// leaked.
     pub fn close(mut self) -> Served {
         let mut served = std::mem::take(&mut self.served);
         served.tiers = Moved::from(self.cache.stats());
@@ -442,12 +446,12 @@ impl Server {
     }
 }
 
-/// The tokens of a request's blocks: an id stands for a whole prefix, so that its number is enough. The last block may be partly
-/// filled.
+/// The tokens of a request's blocks. An id stands for a whole prefix, so its number is enough. The
+/// last block may be partly filled.
 fn tokens(blocks: &[u64], input_length: Option<u64>) -> impl Iterator<Item = u64> + '_ {
     let block = u64::from(BLOCK_TOKENS);
     let whole = blocks.len() as u64 * block;
-    // What does not fit the blocks is not believed.
+    // A length that contradicts the blocks is ignored.
     let length = input_length.filter(|length| *length <= whole && length + block > whole);
     let ids = blocks.iter().flat_map(move |id| (0..block).map(|_| *id));
     ids.take(usize::try_from(length.unwrap_or(whole)).unwrap_or(usize::MAX))

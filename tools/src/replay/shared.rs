@@ -1,8 +1,9 @@
-//! A disk that several transfers share: each has its part of it, and what is left of all goes on faster when one ends.
+//! A disk that several transfers share equally. When one ends, the others become faster.
 //!
-//! Time that the disk has given to each transfer under way is one number, `attained`: with `n` under way it grows `n` times slower than
-//! the clock. A transfer that needs `service` ends when it has grown by that much since it began. Invariant: nothing under way
-//! is to end before `attained`.
+//! The time that the disk has given to each transfer in flight is one number, `attained`. With `n`
+//! in flight it grows `n` times slower than the clock. A transfer that needs `service` ends when
+//! `attained` has grown by that much since its start. Invariant: no transfer in flight ends before
+//! `attained`.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +24,7 @@ pub struct SharedDisk<T> {
 }
 
 impl<T> SharedDisk<T> {
-    /// A disk with nothing to do.
+    /// An idle disk.
     pub fn new() -> SharedDisk<T> {
         SharedDisk {
             attained: 0,
@@ -34,7 +35,7 @@ impl<T> SharedDisk<T> {
         }
     }
 
-    /// A transfer begins that would take `service` alone.
+    /// Starts a transfer that would take `service` alone.
     pub fn begin(&mut self, now: Nanos, service: Nanos, transfer: T) {
         self.advance(now);
         let key = (self.attained + service * PARTS, self.begun);
@@ -42,7 +43,7 @@ impl<T> SharedDisk<T> {
         self.under_way.insert(key, transfer);
     }
 
-    /// When the next one ends, if none begins before.
+    /// The end of the next transfer, if no other begins before.
     pub fn next_end(&self) -> Option<Nanos> {
         let ((end, _), _) = self.under_way.first_key_value()?;
         let left = (end - self.attained) * self.under_way.len() as u64;
@@ -58,7 +59,7 @@ impl<T> SharedDisk<T> {
         self.under_way.pop_first().map(|(_, transfer)| transfer)
     }
 
-    /// For how long there has been something to do.
+    /// Time during which the disk was busy.
     pub fn busy(&self) -> Nanos {
         self.busy
     }
@@ -79,7 +80,7 @@ impl<T> SharedDisk<T> {
 mod tests {
     use super::*;
 
-    /// Every end: when, and of what.
+    /// Every end: its time and its transfer.
     fn ends(mut disk: SharedDisk<char>) -> Vec<(Nanos, char)> {
         let mut ends = Vec::new();
         while let Some(at) = disk.next_end() {

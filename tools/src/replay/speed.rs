@@ -1,8 +1,9 @@
-//! How fast the disk and the memory are, measured in the same run: what virtual time is made of.
+//! The speed of the disk and the memory, measured in the same run: the basis of virtual time.
 //!
-//! The disk is measured by `larder bench` on a store of its own beside the replay's, with pages of full size: batches say how many bytes
-//! a second, single pages how long a call takes beside. The link between L2 and L1 is memcpy's speed unless `--link` says
-//! another: that of a host, not of a GPU.
+//! The disk is measured by `larder bench` on a store of its own beside the replay's, with pages of
+//! full size. Batches give the bytes per second, single pages the additional time of a call. The
+//! speed of the link between L2 and L1 is that of memcpy, or `--link`: the link of a host, not of a
+//! GPU.
 
 use std::path::Path;
 use std::time::Instant;
@@ -22,24 +23,24 @@ use crate::workload;
 /// Bytes that a measurement moves, about.
 const SAMPLE_BYTES: u64 = 128 << 20;
 
-/// Fewest and most pages of it.
+/// Fewest and most pages of a measurement.
 const PAGES: std::ops::RangeInclusive<u64> = 8..=64;
 
-/// Largest page that is measured; larger ones move no faster.
+/// Largest page that is measured. Larger ones move no faster.
 const PAGE_BYTES_MAX: u64 = 8 << 20;
 
-/// Pages that a segment has room for at least, and its bytes.
+/// Fewest pages for which a segment has room, and its bytes.
 const SEGMENT_PAGES: u64 = 8;
 const SEGMENT_BYTES_MIN: u64 = 32 << 20;
 
-/// Segments beside those that the pages fill.
+/// Segments beyond the ones that the pages fill.
 const SEGMENTS_FREE: u64 = 6;
 
-/// Bytes of a copy, and how often: the best counts.
+/// Bytes of a copy, and the number of copies: the best one counts.
 const COPY_BYTES: usize = 64 << 20;
 const COPIES: usize = 5;
 
-/// Bytes a second of a disk, and nanoseconds that a call takes beside.
+/// Bytes per second of a disk, and additional nanoseconds for each call.
 pub struct DiskSpeed {
     /// Of reads.
     pub read: (f64, Nanos),

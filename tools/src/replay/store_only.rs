@@ -1,10 +1,13 @@
-//! A trace against the store alone, as a server would use it: the longest stored prefix is read, the rest put.
+//! A trace against the store alone, with the use pattern of a server: the longest stored prefix is
+//! read, the rest put.
 //!
-//! One page a 512-token block. Every byte read is compared with what the page's key says it must be. A store that holds
-//! pages of an earlier run is continued, so that a replay can be killed at any moment and started again; `--ack-log` and
-//! `--check-log` prove that what was acknowledged before the kill is still there ([`crate::ack_log`]).
+//! One page is one 512-token block. Every byte read is compared with the content that the page's
+//! key defines. A store with pages of an earlier run is continued, so a replay can be killed at any
+//! moment and started again. `--ack-log` and `--check-log` prove that pages acknowledged before the
+//! kill are still present ([`crate::ack_log`]).
 //!
-//! Defends against continuing the wrong store: its capacity and the shape of its replay pages must be those asked for.
+//! Defends against a wrong store: its capacity and the shape of its replay pages must be the
+//! requested ones.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -30,7 +33,7 @@ use crate::workload;
 /// The model that names the namespace of replay pages.
 const MODEL: &str = "replay";
 
-/// What came of it.
+/// The result.
 #[derive(Serialize)]
 struct ReplayReport {
     /// The store: its first volume.
@@ -59,17 +62,17 @@ struct ReplayReport {
     usable_pages: u64,
     /// From opening the store to the flush at the end.
     seconds: f64,
-    /// Of those, time in the store's gets and puts.
+    /// Time in the store's gets and puts.
     get_seconds: f64,
     put_seconds: f64,
     /// CPU time of the process since its start, making and comparing pages included.
     cpu_seconds: f64,
     /// Most memory that the process had resident.
     peak_rss_bytes: u64,
-    /// Which disk moved the bytes, and why that one.
+    /// The disk that moved the bytes, and the reason for its choice.
     #[serde(flatten)]
     disk: DiskFacts,
-    /// Why the first of the pages that were not stored was not, and what to do.
+    /// The reason why the first unstored page was not stored, and the remedy.
     unstored_reason: Option<String>,
     /// The check of `--check-log`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,12 +81,12 @@ struct ReplayReport {
     interrupted: bool,
 }
 
-/// What became of pages that were acknowledged earlier.
+/// The outcome for pages that were acknowledged earlier.
 #[derive(Clone, Copy, Default, Serialize)]
 struct CheckReport {
     /// Pages in the log.
     acknowledged_pages: u64,
-    /// Of those, read and right.
+    /// Pages read and right.
     found_pages: u64,
     /// Not in the store: evicted, or lost.
     missing_pages: u64,
@@ -189,7 +192,8 @@ pub fn run(
     interrupt: &Interrupt,
 ) -> Result<Ending, Failure> {
     let shape = workload::shape(page_bytes, 1)?;
-    // The trace and the logs are opened first: a mistyped path, or a file of something else, should not leave a store behind.
+    // The trace and the logs are opened first: a wrong path, or a wrong kind of file, must not
+    // leave a store behind.
     let trace = Trace::open(&args.trace, interrupt)?;
     let log = args.ack_log.as_deref().map(AckLog::open).transpose()?;
     let acks = Acks {
@@ -209,13 +213,13 @@ pub fn run(
     };
     args.open.with(&args.store, |store| {
         let report = replay(args, store, input, interrupt)?;
-        // A device that fails may keep the store from being closed: what was measured is told before.
+        // A failing device may prevent the close, so the result is printed before.
         report::print(&report, args.json)?;
         Ok(ending(&report))
     })
 }
 
-/// What a replay goes by, all of it readable.
+/// The inputs of a replay, all of them readable.
 struct Input {
     trace: FileTrace,
     acks: Acks,
@@ -305,12 +309,13 @@ fn ending(report: &ReplayReport) -> Ending {
     }
 }
 
-/// Checks the store against what an earlier run was promised.
+/// Checks the store against the promises of an earlier run.
 fn check(session: &mut Session<'_>, history: &History, usable_pages: u64) -> CheckReport {
     let mut acknowledged = history.acknowledged();
     // Both lists are newest first: the owed pages are the first of all.
     let owed = history.owed(usable_pages).len();
-    // Reading is a use: in the order of the puts it leaves the newest pages the warmest, as they were.
+    // Reading is a use: in the order of the puts it leaves the newest pages the warmest, as they
+    // were.
     acknowledged.reverse();
     let (older, newest) = acknowledged.split_at(acknowledged.len() - owed);
     let (older, newest) = (session.check(older), session.check(newest));
@@ -325,10 +330,10 @@ fn check(session: &mut Session<'_>, history: &History, usable_pages: u64) -> Che
     }
 }
 
-/// Tells the log what the store did: at once, or when that is flushed. Without a log there is nobody to tell.
+/// Logs the store's acknowledgements: at once, or after their flush. Without a log it does nothing.
 struct Acks {
     log: Option<AckLog>,
-    /// What happened since the last flush, if the log is told only then.
+    /// Events since the last flush, if the log waits for flushes.
     unflushed: Option<Vec<Event>>,
 }
 

@@ -1,12 +1,14 @@
-//! A trace through all three tiers: what each of them is worth.
+//! A trace through all three tiers: the value of each tier.
 //!
-//! The trace is served with L1 alone, with L1 and L2, with all three, and with all three where L3 is not told what is hot above. The
-//! bytes are real, `--scale` times fewer, and every one that is found is compared; time is virtual ([`super::machine`]), of pages
-//! of full size. Times to the first token are compared only where the servers can serve what is offered: a queue that grows for as
-//! long as the trace does says nothing.
+//! The trace is served with L1 alone, with L1 and L2, with all three, and with all three where L3
+//! does not receive the pages that are hot above. The bytes are real, `--scale` times fewer, and
+//! all found bytes are compared. Time is virtual ([`super::machine`]), of pages of full size. Times
+//! to the first token are compared only if the servers can serve the offered load: otherwise the
+//! queue grows as long as the trace lasts, and its times have no meaning.
 //!
-//! The store is `--store`, a file as large as `--capacity` says, divided as the pages are. The run in which L3 is told nothing has
-//! one of its own beside it, which goes again; it is left out where the store was there before, since the two would not be alike.
+//! The store is `--store`, a file of size `--capacity`, divided as the pages are. The run without
+//! hints to L3 has a temporary store of its own beside it. That run is left out if `--store`
+//! existed before, since the two stores would differ.
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -42,7 +44,7 @@ use crate::usage;
 /// The model that names the namespace of pages that come through the tiers.
 const MODEL: &str = "replay-tiers";
 
-/// Tokens of a prompt by which a server's speed is judged.
+/// Tokens of the prompt by which a server's speed is judged.
 const USUAL_TOKENS: u32 = 8192;
 
 /// Tokens of a page at most: eight blocks.
@@ -62,10 +64,21 @@ pub struct TiersArgs {
     #[arg(long, requires = "l1", default_value = MODELS[0].name, value_parser = Model::named)]
     model: &'static Model,
     /// Tokens of a page
-    #[arg(long, value_name = "TOKENS", requires = "l1", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(PAGE_TOKENS_MAX)))]
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        requires = "l1",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(PAGE_TOKENS_MAX))
+    )]
     page_size: u32,
     /// When pages are copied from L1 to L2: write_through, write_through_selective or write_back
-    #[arg(long, requires = "l1", default_value = "write_through", value_parser = named::<WritePolicy>)]
+    #[arg(
+        long,
+        requires = "l1",
+        default_value = "write_through",
+        value_parser = named::<WritePolicy>
+    )]
     write_policy: WritePolicy,
     /// How long a request waits for L3: best_effort, wait_complete or timeout
     #[arg(long, requires = "l1", default_value = "timeout", value_parser = named::<PrefetchPolicy>)]
@@ -74,10 +87,22 @@ pub struct TiersArgs {
     #[arg(long, requires = "l1", default_value_t = 1.0, value_parser = positive)]
     rate: f64,
     /// Servers, each with an L1 and an L2 of its own
-    #[arg(long, value_name = "N", requires = "l1", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "l1",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1024)
+    )]
     instances: u32,
     /// How many times smaller the pages are that are really moved
-    #[arg(long, value_name = "N", requires = "l1", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "l1",
+        default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     scale: u32,
     /// GB/s between L2 and L1, each way [default: memcpy's speed here]
     #[arg(long, value_name = "GB/s", requires = "l1", value_parser = positive)]
@@ -86,12 +111,19 @@ pub struct TiersArgs {
     #[arg(long, requires = "l1", default_value_t = 600.0, value_parser = positive)]
     tflops: f64,
     /// GB/s of their memory
-    #[arg(long, value_name = "GB/s", requires = "l1", default_value_t = 4800.0, value_parser = positive)]
+    #[arg(
+        long,
+        value_name = "GB/s",
+        requires = "l1",
+        default_value_t = 4800.0,
+        value_parser = positive
+    )]
     hbm: f64,
     /// Read from L3 only what is expected to be read sooner than it is computed
     #[arg(long, requires = "l1")]
     break_even: bool,
-    /// Hold L1 on this CUDA device, by its number, rather than in the memory of the host; its link is not measured
+    /// Hold L1 on this CUDA device, by its number, rather than in the memory of the host; its link
+    /// is not measured
     #[arg(long, value_name = "N", requires = "link")]
     cuda: Option<u32>,
     /// Only with all three tiers: no runs to compare with
@@ -111,9 +143,9 @@ fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What is replayed, all of it sound.
+/// The parameters of a replay, all of them valid.
 pub struct Plan<'a> {
-    /// As it was asked for.
+    /// The arguments.
     pub args: &'a TiersArgs,
     /// Each server's pools.
     pub l1: ByteSize,
@@ -126,7 +158,7 @@ pub struct Plan<'a> {
 }
 
 impl TiersArgs {
-    /// What is replayed through all three tiers, if anything is.
+    /// The plan of a replay through all three tiers, if one was requested.
     ///
     /// # Errors
     /// There are no such pages.
@@ -143,7 +175,7 @@ impl TiersArgs {
         }))
     }
 
-    /// Whose pages.
+    /// The model.
     pub fn model(&self) -> &'static Model {
         self.model
     }
@@ -158,17 +190,17 @@ impl TiersArgs {
         self.instances
     }
 
-    /// How many times as fast as in the trace requests come.
+    /// The factor by which requests come faster than in the trace.
     pub fn rate(&self) -> f64 {
         self.rate
     }
 
-    /// The policies, of writes and prefetches.
+    /// The policies of writes and prefetches.
     pub fn policies(&self) -> (WritePolicy, PrefetchPolicy) {
         (self.write_policy, self.prefetch_policy)
     }
 
-    /// Bytes a second of the link, where that is not measured.
+    /// Bytes per second of the link, unless it is measured.
     pub fn link(&self) -> Option<f64> {
         self.link.map(|gigabytes| gigabytes * 1e9)
     }
@@ -193,7 +225,8 @@ impl Plan<'_> {
             let pages = u32::try_from(size.0 / page_bytes).ok();
             pages.filter(|pages| *pages > 0).ok_or_else(|| {
                 Failure::usage(format!(
-                    "{name} {size} holds {} pages of {}, it must hold 1 to 2^32 - 3; choose another size",
+                    "{name} {size} holds {} pages of {}, it must hold 1 to 2^32 - 3; choose \
+                     another size",
                     size.0 / page_bytes,
                     ByteSize(page_bytes)
                 ))
@@ -218,7 +251,7 @@ impl Plan<'_> {
         if !setting.has_l3() {
             config.l3_write = L3Write::Never;
         }
-        // Pages are not as large as they stand for: the other limit, half of L2, is the one that counts.
+        // Pages are smaller than they stand for. The other limit, half of L2, is the relevant one.
         config.l3_queue_bytes_max = u64::MAX;
         config
             .check()
@@ -226,7 +259,7 @@ impl Plan<'_> {
         Ok(config)
     }
 
-    /// How many tokens a server computes in a second, of a prompt of a usual length.
+    /// Tokens of a prompt of usual length that a server computes per second.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -239,7 +272,7 @@ impl Plan<'_> {
         NonZeroU32::new((f64::from(USUAL_TOKENS) / seconds) as u32)
     }
 
-    /// What the store of this many bytes is here.
+    /// The scaled size of a store of this many bytes.
     fn scaled_bytes(&self, bytes: u64) -> Result<u64, Failure> {
         let (page, scaled) = (on_disk(&self.page)?, on_disk(&self.scaled)?);
         let bytes = u128::from(bytes) * u128::from(page_bytes_on_disk(&scaled))
@@ -257,7 +290,7 @@ fn on_disk(shape: &KvShape) -> Result<PageShape, Failure> {
 /// Runs it.
 pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<Ending, Failure> {
     let started = Instant::now();
-    // Everything that can be wrong with what was asked for comes before anything is made.
+    // All errors in the arguments are reported before anything is created.
     if args.trace.exists() && !args.trace.is_file() {
         return Err(Failure::usage(format!(
             "{}: not a file; it is read more than once: give a file",
@@ -272,7 +305,8 @@ pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<
         .map_err(|failure| failure.with_hint("the store is scaled as its pages are: --scale"))?;
     if !args.store.is_file() {
         return Err(Failure::usage(format!(
-            "{}: not a file; the disk is measured beside the store, which a device has no place for: give a file on it",
+            "{}: not a file; the disk is measured beside the store, which a device has no place \
+             for: give a file on it",
             args.store.display()
         )));
     }
@@ -314,7 +348,7 @@ pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<
     Ok(report.ending())
 }
 
-/// The store of the run in which L3 is told nothing; it goes with its directory.
+/// The store of the run without hints to L3. It is removed with its directory.
 struct Untold {
     path: PathBuf,
     _directory: TempDir,
@@ -335,7 +369,7 @@ impl Untold {
     }
 }
 
-/// The directory that a store lies in.
+/// The directory of a store.
 fn beside(store: &Path) -> &Path {
     let directory = store.parent().filter(|path| !path.as_os_str().is_empty());
     directory.unwrap_or(Path::new("."))
@@ -353,7 +387,7 @@ struct Replay<'a> {
 
 impl Replay<'_> {
     fn all(&mut self, store_bytes: u64, untold: Option<Untold>) -> Result<(), Failure> {
-        // What is wrong with the store shows at once.
+        // Errors of the store appear at once.
         self.with_store(&self.args.store, Setting::All, store_bytes)?;
         if let Some(untold) = untold {
             self.with_store(&untold.path, Setting::Untold, store_bytes)?;

@@ -1,6 +1,6 @@
-//! What a replay through all three tiers came to: the document, and the lines for people.
+//! The result of a replay through all three tiers: the document, and the lines for people.
 //!
-//! Bytes are those of pages of full size, times are virtual, unless a name says otherwise.
+//! Bytes are those of pages of full size, times are virtual, unless a name states otherwise.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use crate::usage;
 /// Width of a column of the table.
 const COLUMN: usize = 17;
 
-/// Which tiers there are, in the order in which they are shown.
+/// The tiers in use, in the order of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Setting {
     /// L1 alone.
@@ -30,12 +30,12 @@ pub enum Setting {
     L1L2,
     /// All three.
     All,
-    /// All three, and L3 is not told what is hot above.
+    /// All three, without hints to L3 about hot pages above.
     Untold,
 }
 
 impl Setting {
-    /// What it is called.
+    /// Its name in documents.
     pub fn name(self) -> &'static str {
         match self {
             Setting::L1 => "L1",
@@ -56,7 +56,7 @@ impl Setting {
     }
 }
 
-/// What the store said of itself, and what it was like before.
+/// The store's own figures, and its state before.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StoreFigures {
     /// Pages in it before.
@@ -67,12 +67,12 @@ pub struct StoreFigures {
     pub evicted_pages: u64,
     /// Forgotten because their bytes failed their checksum or could not be read.
     pub damaged_pages: u64,
-    /// Which disk moved the bytes, and why that one.
+    /// The disk that moved the bytes, and the reason for its choice.
     #[serde(flatten)]
     pub disk: DiskFacts,
 }
 
-/// What the replay itself took, in real time.
+/// The cost of the replay itself, in real time.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cost {
     /// From its start.
@@ -85,7 +85,7 @@ pub struct Cost {
     pub interrupted: bool,
 }
 
-/// Speeds that virtual time was made of.
+/// The speeds on which virtual time is based.
 #[derive(Serialize)]
 struct SpeedReport {
     read_bytes_per_second: f64,
@@ -93,21 +93,22 @@ struct SpeedReport {
     write_bytes_per_second: f64,
     write_latency_us: f64,
     link_bytes_per_second: f64,
-    /// Whether the link is memcpy's speed here, or was given.
+    /// Whether the link has memcpy's speed here, or was given.
     link_is_measured: bool,
 }
 
 /// A run with some of the tiers.
 #[derive(Serialize)]
 struct SettingReport {
-    /// Which tiers.
+    /// The tiers in use.
     setting: &'static str,
     /// Requests served.
     requests: u64,
-    /// Requests that L1 has no room for; left out of everything else.
+    /// Requests that do not fit L1. Left out of everything else.
     too_long_requests: u64,
     input_tokens: u64,
-    /// Of those: found in L1; in L2, put there by a backup; brought from L3 by a prefetch of the request; computed.
+    /// Tokens found in L1; found in L2 after a backup; brought from L3 by a prefetch of the
+    /// request; computed.
     l1_tokens: u64,
     l2_tokens: u64,
     l3_tokens: u64,
@@ -116,27 +117,28 @@ struct SettingReport {
     hit_rate: f64,
     #[serde(flatten)]
     moved: Moved,
-    /// Time of service that the requests need, for each second that the servers have until the last of them comes; absent when all
-    /// come at once.
+    /// Service time that the requests need, for each second that the servers have until the last
+    /// request comes. Absent when all come at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     load: Option<f64>,
-    /// Share of the time in which the disk had something to do.
+    /// Share of the time in which the disk was busy.
     disk_busy: f64,
     /// From a server's taking a request up to its first token.
     service: Quantiles,
-    /// What of that was waiting for loads.
+    /// Time within that spent waiting for loads.
     stall: Quantiles,
-    /// From a request's arrival to that, where it is compared: waiting for a server and for a prefetch.
+    /// From a request's arrival to the start of its service, if compared: waiting for a server and
+    /// for a prefetch.
     #[serde(skip_serializing_if = "Option::is_none")]
     queueing: Option<Quantiles>,
-    /// The two together, where it is compared.
+    /// The sum of both, if compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     ttft: Option<Quantiles>,
     /// Must be 0.
     wrong_pages: u64,
-    /// Pages of a pool that nobody could have any more at the end. Must be 0.
+    /// Pages of a pool that were unreachable at the end. Must be 0.
     leaked_pages: u64,
-    /// What of the cache's invariants did not hold at the end. Must be empty.
+    /// Invariants of the cache that did not hold at the end. Must be empty.
     leaks: Vec<String>,
     virtual_seconds: f64,
 }
@@ -150,7 +152,7 @@ pub struct TiersReport {
     page_tokens: u32,
     /// Bytes of a page of full size.
     page_bytes: u64,
-    /// Bytes of those that were moved.
+    /// Bytes of the moved pages.
     moved_page_bytes: u64,
     instances: u32,
     rate: f64,
@@ -161,7 +163,7 @@ pub struct TiersReport {
     speeds: SpeedReport,
     store: StoreFigures,
     settings: Vec<SettingReport>,
-    /// Why times to the first token are not compared.
+    /// The reason why times to the first token are not compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     ttft_refused: Option<String>,
     #[serde(flatten)]
@@ -169,7 +171,7 @@ pub struct TiersReport {
 }
 
 impl TiersReport {
-    /// Of these runs.
+    /// A report of these runs.
     pub fn new(
         path: &Path,
         plan: &Plan<'_>,
@@ -236,13 +238,13 @@ impl TiersReport {
     }
 }
 
-/// Time of service for each second that there is for it; `None` when there is none.
+/// Service time for each second that is available for it. `None` when there is none.
 fn offered(run: &Run, instances: u32) -> Option<f64> {
     let service: Nanos = run.served.timings.iter().map(|timing| timing.service).sum();
     (run.span > 0).then(|| seconds(service) / (seconds(run.span) * f64::from(instances)))
 }
 
-/// Why times to the first token cannot be compared, if they cannot: one sentence.
+/// The reason why times to the first token cannot be compared, if any: one sentence.
 fn refusal(loads: &[(&str, Option<f64>)]) -> Option<String> {
     if loads.iter().any(|(_, load)| load.is_none()) {
         return Some("all requests come at the same moment".to_owned());
@@ -256,7 +258,8 @@ fn refusal(loads: &[(&str, Option<f64>)]) -> Option<String> {
         return None;
     }
     Some(format!(
-        "the load is above what the servers can do ({}), so that queues grow for as long as the trace does; give more --instances \
+        "the load is above what the servers can do ({}), so that queues grow for as long as the \
+         trace does; give more --instances \
          or a lower --rate",
         over.join(", ")
     ))
@@ -480,7 +483,7 @@ impl TiersReport {
         });
     }
 
-    /// What it brings that L3 is told what is hot above.
+    /// The gain from hints to L3 about hot pages above.
     fn awareness(&self, lines: &mut Lines) {
         let find = |wanted: Setting| {
             let mut settings = self.settings.iter();
@@ -490,7 +493,8 @@ impl TiersReport {
             return;
         };
         lines.text(format!(
-            "Telling L3 what is hot above: {:.2} % of the tokens found, {:.2} % without; {} tokens from L3, {} without.",
+            "Telling L3 what is hot above: {:.2} % of the tokens found, {:.2} % without; {} tokens \
+             from L3, {} without.",
             100.0 * told.hit_rate,
             100.0 * untold.hit_rate,
             told.l3_tokens,
