@@ -1,10 +1,11 @@
-//! Archive files: the structures of [`larder_format`]'s archives with the payloads between them, written to and read from streams.
+//! Archive files: the structures of [`larder_format`]'s archives with the payloads between them,
+//! written to and read from streams.
 //!
-//! Both ways hold one batch of pages in memory and need no seeking, so that an archive can go through a pipe. What is read is
-//! checked before it is given out, structures and payloads alike; the first thing that is not as it was written ends the reading,
-//! with its place and the reason ([`Fault`]).
+//! Both directions hold one batch of pages in memory and need no seeking, so an archive can go
+//! through a pipe. Structures and payloads are checked before they are returned. The first
+//! difference from the written bytes ends the reading, with its place and the reason ([`Fault`]).
 //!
-//! Does not know stores: `export` says what goes in, `import` what becomes of it.
+//! This module does not know stores: `export` chooses the pages, `import` stores them.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,10 +18,10 @@ use larder_engine::format::{
 /// Bytes of payload collected before they are written, unless a single page has more.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// Most bytes that an archive takes: with as many namespaces, pages and bytes of payload as given.
+/// Upper bound of an archive's bytes, for these numbers of namespaces, pages and payload bytes.
 pub fn bytes_max(namespaces: usize, pages: u64, payload_bytes: u64) -> u64 {
-    // A batch ends because it names as many pages as it can, because the next page did not fit, so that with that page it has
-    // its bytes, or with its namespace.
+    // A batch ends for one of three reasons: it has the maximum number of pages; the next page did
+    // not fit, so with that page it would exceed the batch size; its namespace ends.
     let full = pages / ARCHIVED_PAGES_MAX as u64 + payload_bytes / BATCH_BYTES as u64 * 2;
     let structures = full + 2 * namespaces as u64 + 2;
     payload_bytes + structures * BLOCK_BYTES as u64
@@ -76,10 +77,10 @@ impl<W: Write> ArchiveSink<W> {
         Ok(())
     }
 
-    /// Ends the archive; gives back what it was written to, and its length in bytes.
+    /// Ends the archive. Returns its writer, and its length in bytes.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn end(mut self, left_out: u64) -> io::Result<(W, u64)> {
         self.write_batch()?;
         self.item(&ArchiveItem::End(self.writer.counts(left_out)))?;
@@ -106,37 +107,37 @@ impl<W: Write> ArchiveSink<W> {
     }
 }
 
-/// Why the rest of an archive cannot be used.
+/// The reason why the rest of an archive cannot be used.
 #[derive(Debug)]
 pub struct Fault {
-    /// Where: bytes from its start.
+    /// The place: bytes from the start.
     pub offset: u64,
-    /// What is wrong there.
+    /// The fault at that place.
     pub reason: FaultReason,
 }
 
-/// What is wrong with an archive.
+/// A fault of an archive.
 #[derive(Debug, thiserror::Error)]
 pub enum FaultReason {
-    /// A structure is not what was written.
+    /// A structure differs from the written one.
     #[error("a structure of the archive: {0}")]
     Structure(Damage),
-    /// A payload is not what was written.
+    /// A payload differs from the written one.
     #[error(
         "the bytes of page {key} have the checksum {found:016x}, but {stored:016x} was written"
     )]
     Payload {
-        /// Whose.
+        /// The page.
         key: PageKey,
-        /// The checksum of what was read.
+        /// The checksum of the bytes read.
         found: u64,
         /// The checksum that its archive states.
         stored: u64,
     },
-    /// It ends before its end.
+    /// The archive ends early.
     #[error("it is cut off here: its end is missing")]
     CutOff,
-    /// It goes on behind its end.
+    /// Bytes follow the end of the archive.
     #[error("something follows its end")]
     Surplus,
     /// It cannot be read.
@@ -162,7 +163,8 @@ impl<R: Read> ArchiveSource<R> {
         }
     }
 
-    /// The next structure; `None` behind the end. The payloads of the structure before must have been read or skipped.
+    /// The next structure, or `None` behind the end. The payloads of the structure before must have
+    /// been read or skipped.
     ///
     /// # Errors
     /// [`Fault`]; nothing can be read after it.
@@ -234,7 +236,7 @@ impl<R: Read> ArchiveSource<R> {
         }
     }
 
-    /// A fault of the place reached.
+    /// A fault at the current position.
     pub fn fault(&self, reason: FaultReason) -> Fault {
         Fault {
             offset: self.position,
@@ -244,7 +246,7 @@ impl<R: Read> ArchiveSource<R> {
 }
 
 impl ArchiveSource<File> {
-    /// Passes over the payloads up to the next structure, unread.
+    /// Skips the payloads up to the next structure without reading them.
     ///
     /// # Errors
     /// [`Fault`]; nothing can be read after it.
@@ -258,14 +260,14 @@ impl ArchiveSource<File> {
     }
 }
 
-/// The head of an archive, which must come first; the source is left behind it.
+/// The head of an archive, which must come first. The source continues behind it.
 ///
 /// # Errors
 /// [`Fault`].
 pub fn read_head<R: Read>(source: &mut ArchiveSource<R>) -> Result<ArchiveHead, Fault> {
     match source.item()? {
         Some(ArchiveItem::Head(head)) => Ok(head),
-        // The reader gives out nothing else first.
+        // The reader returns no other structure first.
         _ => Err(source.fault(FaultReason::CutOff)),
     }
 }
@@ -330,7 +332,8 @@ mod tests {
         out
     }
 
-    /// How many pages are read, each of which must be right, and what ended the reading.
+    /// Reads an archive and verifies its pages. Returns the number of pages, and the end of the
+    /// reading.
     fn read(archive: &[u8]) -> (usize, Result<(), Fault>) {
         let mut source = ArchiveSource::new(archive);
         let mut pages = 0;

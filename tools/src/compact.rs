@@ -1,8 +1,8 @@
-//! `larder compact`: puts the pages of a store that nobody has open in order, in place or into a new store.
+//! `larder compact`: orders the pages of a closed store, in place or into a new store.
 //!
-//! In place the engine moves what is scattered and gives back what is dead ([`larder_engine::offline`]); a kill at any moment leaves
-//! every page readable. Into a new store the pages are put like any others. How the pages lay before and lie after is told in
-//! the same words.
+//! In place, the engine moves scattered pages and releases dead space ([`larder_engine::offline`]).
+//! A kill at any moment leaves every page readable. Into a new store the pages are put like any
+//! others. The report describes the layout before and after in the same fields.
 
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
@@ -25,8 +25,9 @@ use crate::size::ByteSize;
 
 /// Put the pages of a store in order, so that a chain is one sequential read, and drop dead space
 ///
-/// Nothing is evicted, and a kill at any moment leaves every page readable. Exit codes: 0 done, 1 the store is damaged, or not all
-/// could be put in order, 2 usage, 3 the store is in use, or there is none.
+/// Nothing is evicted, and a kill at any moment leaves every page readable. Exit codes: 0 done, 1
+/// the store is damaged, or not all could be put in order, 2 usage, 3 the store is in use, or there
+/// is none.
 #[derive(Args, Debug)]
 pub struct CompactArgs {
     #[command(flatten)]
@@ -45,16 +46,16 @@ pub struct CompactArgs {
     json: bool,
 }
 
-/// How the pages of a store lie.
+/// The layout of a store's pages.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Layout {
-    /// Pages that count, and their bytes.
+    /// Live pages, and their bytes.
     pages: u64,
     live_bytes: u64,
-    /// Segments that hold something, and page data in them that does not count.
+    /// Segments with content, and the dead page data in them.
     used_segments: u64,
     dead_bytes: u64,
-    /// Pieces of chains that lie in one run, and how many pages one has on average.
+    /// Contiguous pieces of chains, and the mean number of pages in one.
     runs: u64,
     mean_run_pages: f64,
 }
@@ -68,12 +69,12 @@ struct CompactReport {
     /// Whether nothing was written.
     dry_run: bool,
     before: Layout,
-    /// What is left out when nothing was written.
+    /// Absent when nothing was written.
     after: Option<Layout>,
-    /// What was done in place, or would be.
+    /// The result in place, or the plan for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_place: Option<InPlace>,
-    /// What was written into the new store.
+    /// The result in the new store.
     #[serde(skip_serializing_if = "Option::is_none")]
     copied: Option<Copy>,
     /// Whether the operator ended it early.
@@ -82,15 +83,15 @@ struct CompactReport {
 
 #[derive(Serialize)]
 struct InPlace {
-    /// Ways through chains that lie in several short pieces.
+    /// Chains in several short pieces.
     scattered_chains: u64,
-    /// Pages to be moved, and their bytes.
+    /// Pages to move, and their bytes.
     planned_pages: u64,
     planned_bytes: u64,
-    /// Pages copied, some of them perhaps twice, and segments given back.
+    /// Pages copied, some of them perhaps twice, and segments released.
     pages_moved: u64,
     freed_segments: u64,
-    /// Pages that found no room to be moved.
+    /// Pages for which there was no room to move.
     left_pages: u64,
     /// Pages dropped because their bytes were damaged, and because a crash had cut them short.
     damaged_pages: u64,
@@ -102,12 +103,13 @@ struct Copy {
     /// Pages put, and their bytes.
     pages_put: u64,
     bytes_put: u64,
-    /// Pages left out: of namespaces whose records are lost, damaged, cut short by a crash, not taken.
+    /// Pages left out: of namespaces whose records are lost, damaged, cut short by a crash,
+    /// refused.
     nameless_pages: u64,
     damaged_pages: u64,
     unfinished_pages: u64,
     refused_pages: u64,
-    /// Pages that the new store dropped again to make room for others.
+    /// Pages that the new store evicted again to make room for others.
     evicted_pages: u64,
 }
 
@@ -186,7 +188,8 @@ impl InPlace {
             lines.row(
                 "Left",
                 format!(
-                    "{left}, still where they were, for want of free segments: use the store, which drops its coldest pages when it \
+                    "{left}, still where they were, for want of free segments: use the store, \
+                     which drops its coldest pages when it \
                      needs room, or compact --into a new one"
                 ),
             );
@@ -285,7 +288,7 @@ impl CompactReport {
 /// Runs the command.
 ///
 /// # Errors
-/// There is no store, somebody has it open, or the new one cannot be made.
+/// There is no store, another process has it open, or the new one cannot be created.
 pub fn run(args: &CompactArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let survey = match look(&args.store)? {
@@ -300,7 +303,7 @@ pub fn run(args: &CompactArgs) -> Result<Ending, Failure> {
     Ok(report.ending())
 }
 
-/// A look at a store that nobody has open: what is in it, or how many things are damaged.
+/// Surveys a closed store. Returns its content, or the number of damaged things.
 fn look(store: &StoreArgs) -> Result<Result<Box<Survey>, usize>, Failure> {
     let look = store.look(|options| SurveyOptions {
         hold: true,
@@ -364,7 +367,8 @@ fn into(
         |path: &std::path::Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
     if identity(new).is_some_and(|new| identity(&args.store.path) == Some(new)) {
         return Err(Failure::usage(format!(
-            "{}: is the store itself; choose another path, or leave --into out to have it put in order where it is",
+            "{}: is the store itself; choose another path, or leave --into out to have it put in \
+             order where it is",
             new.display()
         )));
     }
@@ -429,7 +433,7 @@ fn into(
     Ok(report)
 }
 
-/// What is in the way of a new store, as somebody should hear it who cannot have it overwritten here.
+/// The obstacle to a new store, in words for a user who cannot have it overwritten here.
 fn taken(error: StoreError) -> Failure {
     let (path, what) = match error {
         StoreError::Exists(path) => (path, "already holds a Larder store"),

@@ -1,8 +1,10 @@
-//! `larder export`: pages of a store in one portable file, which another store of any geometry takes (`larder import`).
+//! `larder export`: pages of a store in one portable file, which another store of any geometry
+//! takes (`larder import`).
 //!
-//! Reads without opening the store, so it works beside a server, on a store left by a crash and on a damaged one. Every page is
-//! checked on its way; one whose bytes are not what was put is left out and said so. The file gets its name when it is complete and
-//! durable: whatever ends an export early, there is no half of a file.
+//! It reads without opening the store. So it works beside a server, on a store left by a crash, and
+//! on a damaged one. Every page is checked. A page with wrong bytes is left out and reported. The
+//! file gets its name when it is complete and durable: an interrupted export leaves no partial
+//! file.
 
 mod target;
 
@@ -32,8 +34,9 @@ use target::Target;
 
 /// Write pages of a store to one file that another store can take
 ///
-/// Needs no lock and writes nothing to the store. Exit codes: 0 done, 1 done, but pages are missing (damaged, or a chain that is
-/// not stored whole), 2 usage, 3 there is no store, or the file cannot be written.
+/// Needs no lock and writes nothing to the store. Exit codes: 0 done, 1 done, but pages are missing
+/// (damaged, or a chain that is not stored whole), 2 usage, 3 there is no store, or the file cannot
+/// be written.
 #[derive(Args, Debug)]
 pub struct ExportArgs {
     #[command(flatten)]
@@ -54,7 +57,7 @@ pub struct ExportArgs {
     json: bool,
 }
 
-/// Which namespaces.
+/// The chosen namespaces.
 #[derive(Clone, Copy, Debug)]
 enum Selection {
     All,
@@ -80,14 +83,15 @@ fn page_key(text: &str) -> Result<PageKey, String> {
 struct ExportReport {
     /// The first volume.
     path: PathBuf,
-    /// The file that was made; none when the export was interrupted or nothing says any more what the store is.
+    /// The created file. Absent if the export was interrupted, or if the store cannot be
+    /// identified.
     file: Option<PathBuf>,
     /// Its length in bytes.
     file_bytes: u64,
     /// Whether anything is damaged.
     damaged: bool,
-    /// How the store was found: `clean`, `not_closed` or `in_use`; in one that is in use pages may have moved before they were read.
-    /// What is left out when nothing says any more what the store is.
+    /// The state of the store: `clean`, `not_closed` or `in_use`. In a store in use, pages may have
+    /// moved before they were read. Absent if the store cannot be identified.
     #[serde(skip_serializing_if = "Option::is_none")]
     condition: Option<&'static str>,
     namespaces: Vec<NamespaceRow>,
@@ -109,7 +113,7 @@ struct ExportReport {
     interrupted: bool,
     /// Everything that is damaged.
     damage: Vec<Finding>,
-    /// Why nothing could be exported.
+    /// The reason why nothing could be exported.
     #[serde(skip_serializing_if = "Option::is_none")]
     wreck: Option<String>,
 }
@@ -118,7 +122,8 @@ struct ExportReport {
 #[derive(Serialize)]
 struct NamespaceRow {
     fingerprint: String,
-    /// What it is made of; `None` when the store has lost its record: then only a store that knows it can take the pages.
+    /// Its record. `None` when the store has lost the record: then only a store that knows the
+    /// namespace can take the pages.
     name: Option<String>,
     /// Pages chosen, damaged ones among them.
     pages: u64,
@@ -167,7 +172,8 @@ impl ExportReport {
             lines.row(
                 "Left out",
                 format!(
-                    "{} damaged, {} cut short by a crash, {} moved or dropped by the store's owner meanwhile",
+                    "{} damaged, {} cut short by a crash, {} moved or dropped by the store's owner \
+                     meanwhile",
                     count(self.damaged_pages, "page"),
                     self.unfinished_pages,
                     self.departed_pages
@@ -245,7 +251,7 @@ fn export(
     bar.finish_and_clear();
     let file_bytes = made?;
     let seconds = started.elapsed().as_secs_f64();
-    // What was ended early tells of nothing but that.
+    // An interrupted export reports nothing but the interruption.
     let (there, departed) = match file_bytes {
         Some(_) => departed(args, bad),
         None => (Vec::new(), 0),
@@ -276,9 +282,10 @@ fn export(
     })
 }
 
-/// Of the pages whose bytes were not theirs, those that have none, and how many others there are. An owner, who may have come only
-/// meanwhile, may have moved or dropped a page between the look and the read, so the store is looked at once more: what it still has where
-/// the bytes were read is lost.
+/// Splits pages with wrong bytes: pages that are lost, and the number of the others. An owner,
+/// perhaps one that came meanwhile, may have moved or dropped a page between the survey and the
+/// read. So the store is surveyed once more: a page still recorded at the place of the read is
+/// lost.
 fn departed(args: &ExportArgs, bad: Vec<BadPage>) -> (Vec<BadPage>, u64) {
     if bad.is_empty() {
         return (bad, 0);
@@ -294,7 +301,7 @@ fn departed(args: &ExportArgs, bad: Vec<BadPage>) -> (Vec<BadPage>, u64) {
     (there, departed.len() as u64)
 }
 
-/// Whether a crash cut the write of a page short whose bytes are not its own.
+/// Whether the wrong bytes of a page come from a write that a crash cut short.
 fn is_unfinished(bad: &BadPage) -> bool {
     !bad.page.proven && matches!(bad.fault, PayloadFault::Mismatch { .. })
 }
@@ -327,7 +334,8 @@ impl Choice {
         let path = args.store.path.display();
         if let (Selection::One(wanted), []) = (args.namespace, &chosen[..]) {
             return Err(Failure::usage(format!(
-                "{path}: no namespace {wanted} in this store; `larder inspect --namespaces` lists them"
+                "{path}: no namespace {wanted} in this store; `larder inspect --namespaces` lists \
+                 them"
             )));
         }
         let Some(key) = args.key else {
@@ -349,7 +357,8 @@ impl Choice {
         }
         if sections.is_empty() {
             return Err(Failure::usage(format!(
-                "{path}: page {key} is not in the store; `larder inspect --key` tells what became of it"
+                "{path}: page {key} is not in the store; `larder inspect --key` tells what became \
+                 of it"
             )));
         }
         Ok(Choice {
@@ -394,7 +403,8 @@ impl Section {
         self.pages.len() as u64 * self.page_bytes
     }
 
-    /// What the archive says of the namespace; `None` when the store knows neither its record nor a page of it.
+    /// The archive's entry for the namespace. `None` when the store knows neither its record nor a
+    /// page of it.
     fn archived(&self, survey: &Survey) -> Option<ArchivedNamespace> {
         let facts = &survey.namespaces[self.namespace];
         if let Some(record) = &facts.record {
@@ -409,7 +419,7 @@ impl Section {
     }
 }
 
-/// What has been exported so far.
+/// The state of an export in progress.
 #[derive(Default)]
 struct Outcome {
     pages: u64,
@@ -419,12 +429,12 @@ struct Outcome {
 struct Progress<'a> {
     bar: &'a ProgressBar,
     interrupt: &'a Interrupt,
-    /// Pages whose bytes were not theirs.
+    /// Pages with wrong bytes.
     bad: Vec<BadPage>,
     outcome: Outcome,
 }
 
-/// Writes the archive; its length, or `None` when the operator ended it.
+/// Writes the archive. Returns its length, or `None` if the operator ended it.
 fn write(
     survey: &Survey,
     choice: &Choice,

@@ -1,7 +1,8 @@
-//! What the commands share that look at a store without using it: looking at a store without opening it, and saying what is broken in it.
+//! Shared code of the commands that examine a store without using it: the survey without an open,
+//! and the report of damage.
 //!
-//! Each finding names its place (volume, segment, byte offset, key) and what is wrong there; what to do about it is said once for
-//! each kind. Does not decide the exit code.
+//! Each finding names its place (volume, segment, byte offset, key) and the fault. The remedy is
+//! given once for each kind. The exit code is decided elsewhere.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,11 +16,12 @@ use crate::failure::Failure;
 use crate::place;
 use crate::report::Lines;
 
-/// Most findings that people are told one by one: a destroyed device has millions.
+/// Most findings that are listed for people: a destroyed device has millions.
 const LISTED_MAX: usize = 1000;
 
-/// What to do about a page whose bytes are lost.
-const PAGE_ADVICE: &str = "the page is lost: reading it is a miss, and putting it again repairs that; `larder verify --repair` drops it";
+/// The remedy for a page whose bytes are lost.
+const PAGE_ADVICE: &str = "the page is lost: reading it is a miss, and putting it again repairs \
+    that; `larder verify --repair` drops it";
 
 /// Closed in order.
 pub const CLEAN: &str = "clean";
@@ -30,7 +32,7 @@ pub const NOT_CLOSED: &str = "not_closed";
 /// Open now.
 pub const IN_USE: &str = "in_use";
 
-/// Which store is looked at.
+/// The store to examine.
 #[derive(Args, Clone, Debug)]
 pub struct StoreArgs {
     /// The store: its first volume, or a backend's directory
@@ -41,39 +43,40 @@ pub struct StoreArgs {
     pub volumes: Vec<PathBuf>,
 }
 
-/// Something broken.
+/// A fault.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// Index of the volume, when it is of a store; and the path of that, or of the archive.
+    /// Index of the volume, if the fault is in a store; and the path of the volume, or of the
+    /// archive.
     volume: Option<usize>,
     path: PathBuf,
-    /// The segment's number on that volume, when it is about one.
+    /// The segment's number on that volume, if the fault concerns a segment.
     segment: Option<u32>,
-    /// Byte offset in the volume, when it is about a place.
+    /// Byte offset in the volume, if the fault has a place.
     offset: Option<u64>,
-    /// The page's key, when it is about one.
+    /// The page's key, if the fault concerns a page.
     key: Option<String>,
-    /// One word for programs: what is broken.
+    /// One word for programs: the kind of fault.
     kind: &'static str,
-    /// What is wrong.
+    /// The fault.
     reason: String,
-    /// What it costs, and what to do.
+    /// Its cost, and the remedy.
     advice: &'static str,
 }
 
-/// A store that was looked at, or what is left of it.
+/// A surveyed store, or its remains.
 pub enum Look {
-    /// It is one.
+    /// A store.
     Store(Box<Survey>),
-    /// Nothing says any more what it is.
+    /// The store cannot be identified.
     Wreck(Vec<Finding>, String),
 }
 
 impl StoreArgs {
-    /// Looks at the store; `complete` fills in the options.
+    /// Surveys the store. `complete` fills in the options.
     ///
     /// # Errors
-    /// There is no store, or it cannot be looked at.
+    /// There is no store, or it cannot be read.
     pub fn look(
         &self,
         complete: impl FnOnce(SurveyOptions) -> SurveyOptions,
@@ -97,7 +100,7 @@ impl StoreArgs {
     }
 }
 
-/// How a store was found, in a word.
+/// The state of a store, in one word.
 pub fn condition(survey: &Survey) -> &'static str {
     match survey.condition {
         Condition::Clean => CLEAN,
@@ -120,7 +123,7 @@ impl Finding {
         }
     }
 
-    /// What a survey found.
+    /// The findings of a survey.
     pub fn all_of(survey: &Survey) -> Vec<Finding> {
         let finding = |flaw: &Flaw| Finding::of(&survey.volumes[flaw.volume].path, flaw);
         survey.flaws.iter().map(finding).collect()
@@ -141,7 +144,7 @@ impl Finding {
         }
     }
 
-    /// What is wrong with an archive.
+    /// A fault of an archive.
     pub fn of_archive(path: &Path, fault: &Fault, advice: &'static str) -> Finding {
         let key = match &fault.reason {
             FaultReason::Payload { key, .. } => Some(key.to_string()),
@@ -159,7 +162,7 @@ impl Finding {
         }
     }
 
-    /// The same in a line of its own.
+    /// The same as a single line.
     pub fn archive_line(&self) -> String {
         format!(
             "{}: offset {}: {}: {}",
@@ -185,7 +188,7 @@ impl Finding {
     }
 }
 
-/// Lists findings for people, and then what to do about each kind of them.
+/// Lists findings for people, then the remedy for each kind of them.
 pub fn list(findings: &[Finding], lines: &mut Lines) {
     if findings.is_empty() {
         return;
@@ -209,7 +212,8 @@ pub fn list(findings: &[Finding], lines: &mut Lines) {
     }
 }
 
-/// Adds a table: a line of headings, then the rows; the first column is flush left, numbers line up on the right.
+/// Adds a table: a line of headings, then the rows; the first column is flush left, numbers line up
+/// on the right.
 pub fn table<const N: usize>(headings: [&str; N], rows: &[[String; N]], lines: &mut Lines) {
     let mut widths = headings.map(str::len);
     for row in rows {

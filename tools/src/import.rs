@@ -1,9 +1,9 @@
 //! `larder import`: takes the pages of an archive (`larder export`) into a store.
 //!
-//! The store is opened as a server opens it, and the pages go in as a server's would: each is checked against the archive first,
-//! those that are there already are left alone, and a full store makes room by dropping what is coldest. That is refused
-//! beforehand unless asked for. An archive that is not as it was written is read up to where that shows; the pages before it are
-//! good, and stay.
+//! The store is opened as a server opens it, and the pages are put as a server puts them. Each is
+//! checked against the archive first. Present pages are left alone. A full store makes room by
+//! evicting its coldest pages, which is refused beforehand unless requested. A damaged archive is
+//! read up to the first fault. The pages before it are good, and stay.
 //!
 //! One thread reads and checks, another stores.
 
@@ -44,28 +44,31 @@ use batches::{Batches, Step};
 /// The file name that stands for standard input.
 const STDIN: &str = "-";
 
-/// How long a put may wait for reclaim to make room.
+/// Longest wait of a put for reclaim to make room.
 const PUT_WAIT: Duration = Duration::from_secs(30);
 
 /// Batches that are read ahead of the store.
 const BATCHES_AHEAD: usize = 2;
 
-/// Why pages of a namespace whose record was lost cannot be taken.
+/// The reason why pages of a namespace whose record was lost cannot be taken.
 const UNKNOWN_NAMESPACE: Why = Why {
     kind: "unknown_namespace",
-    reason: "of a namespace whose record the exported store had lost, and which this store does not know: let the server that \
+    reason: "of a namespace whose record the exported store had lost, and which this store does \
+        not know: let the server that \
              uses it open this store once, then import again",
 };
 
-/// What to do about an archive that is not as it was written.
-const DRY_RUN_ADVICE: &str = "what comes before it is good and would be stored; export again, or bring a good copy of the file";
-const ARCHIVE_ADVICE: &str = "what came before it was good and is stored; export again, or bring a good copy of the file and import that: pages stored \
+/// The remedy for a damaged archive.
+const DRY_RUN_ADVICE: &str = "what comes before it is good and would be stored; export again, or \
+    bring a good copy of the file";
+const ARCHIVE_ADVICE: &str = "what came before it was good and is stored; export again, or bring a \
+    good copy of the file and import that: pages stored \
      already are passed over";
 
 /// Take the pages of an archive into a store
 ///
-/// Exit codes: 0 done, 1 the archive is damaged, or pages were not admitted, 2 usage, 3 the store is in use or there is none, the
-/// file is no archive, or it does not fit (--force).
+/// Exit codes: 0 done, 1 the archive is damaged, or pages were not admitted, 2 usage, 3 the store
+/// is in use or there is none, the file is no archive, or it does not fit (--force).
 #[derive(Args, Debug)]
 pub struct ImportArgs {
     /// The store: its first volume, or a backend's directory
@@ -92,26 +95,27 @@ struct ImportReport {
     path: PathBuf,
     /// The archive.
     file: PathBuf,
-    /// The store that it was taken from, when, and the pages it was to hold.
+    /// The store from which it was exported, the time, and the announced pages.
     source_store_id: String,
     created_unix_s: u64,
     announced_pages: u64,
     /// Whether nothing was stored.
     dry_run: bool,
-    /// In a dry run how the store was found: `clean`, or `not_closed`, and then pages that are not durable in it count as absent.
+    /// In a dry run the state of the store: `clean`, or `not_closed`. In the latter, pages that are
+    /// not durable count as absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     condition: Option<&'static str>,
     /// Pages stored now, or that would be, and the bytes of their payloads.
     pages_put: u64,
     bytes_put: u64,
-    /// Pages that were there already.
+    /// Pages that were present already.
     duplicate_pages: u64,
     /// Pages that were not admitted, in all and by reason.
     refused_pages: u64,
     refusals: Vec<RefusalRow>,
     /// Pages whose write failed.
     failed_pages: u64,
-    /// Pages dropped meanwhile to make room.
+    /// Pages evicted meanwhile to make room.
     evicted_pages: u64,
     /// Pages that the export had to leave out.
     left_out_pages: u64,
@@ -120,7 +124,8 @@ struct ImportReport {
     bytes_per_second: f64,
     /// Whether the operator ended it.
     interrupted: bool,
-    /// Whether the archive is damaged, and where that showed: once at most, as nothing is read behind it.
+    /// Whether the archive is damaged, and the place. There is at most one, since nothing is read
+    /// behind it.
     damaged: bool,
     damage: Vec<Finding>,
 }
@@ -133,7 +138,7 @@ struct RefusalRow {
     pages: u64,
 }
 
-/// Why pages are not admitted.
+/// The reason why pages are not admitted.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 struct Why {
     /// One word for programs.
@@ -170,7 +175,8 @@ impl Report for ImportReport {
         if self.condition == Some(findings::NOT_CLOSED) {
             lines.row(
                 "Not closed",
-                "the store was not closed in order: of its pages only those count here that a sync covers",
+                "the store was not closed in order: of its pages only those count here that a sync \
+                 covers",
             );
         }
         for row in &self.refusals {
@@ -194,7 +200,7 @@ impl Report for ImportReport {
 }
 
 impl ImportReport {
-    /// `spares` says that nobody's pages were to be dropped.
+    /// `spares`: no page of others was allowed to be evicted.
     fn ending(&self, spares: bool) -> Ending {
         let dropped = spares && self.evicted_pages > 0;
         if self.damaged || self.refused_pages + self.failed_pages > 0 || dropped {
@@ -241,7 +247,8 @@ fn why(refusal: Refusal) -> Why {
         ),
         Refusal::Unreachable => (
             "unreachable",
-            "with the pages before them in their chain more than this store keeps: import into a larger one",
+            "with the pages before them in their chain more than this store keeps: import into a \
+             larger one",
         ),
         Refusal::ReadOnly => ("read_only", "the store is open read-only"),
         Refusal::Closed => ("closed", "a volume of the store has failed"),
@@ -260,7 +267,7 @@ fn why(refusal: Refusal) -> Why {
 /// Runs the command.
 ///
 /// # Errors
-/// There is no store, somebody has it open, the file is no archive, or it does not fit.
+/// There is no store, another process has it open, the file is no archive, or it does not fit.
 pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let input = open(args, &interrupt)?;
@@ -295,7 +302,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
 /// Whether the store was closed in order, in a word.
 ///
 /// # Errors
-/// Somebody has it open: what it holds then cannot be told without asking the owner.
+/// Another process has it open: then only the owner knows its content.
 fn condition(args: &ImportArgs) -> Result<&'static str, Failure> {
     let options = SurveyOptions {
         hold: true,
@@ -323,7 +330,8 @@ fn open(args: &ImportArgs, interrupt: &Interrupt) -> Result<Input, Failure> {
     })
 }
 
-/// Ends the command over a file whose first block is not the head of an archive that this build reads.
+/// Ends the command over a file whose first block is not the head of an archive that this build
+/// reads.
 fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
     let file = args.file.display();
     let message = match &fault.reason {
@@ -404,14 +412,14 @@ fn import(
             Err(error) => return (Err(Failure::thread(&error)), Ok(Ok(0))),
         };
         let stored = take(store, &steps, &spare, &mut report, &bar, interrupt);
-        // The reader stops when nobody takes what it reads.
+        // The reader stops when its channel is closed.
         drop(steps);
         let read = reader.join();
         (stored, read)
     });
     bar.finish_and_clear();
     stored?;
-    // It ended the reading, where nothing came.
+    // The signal ended the reading while it waited for input.
     report.interrupted |= interrupt.is_raised() && matches!(read, Ok(Err(_)));
     match read {
         Ok(Ok(left_out)) => report.left_out_pages = left_out,
@@ -428,7 +436,7 @@ fn import(
     Ok(report)
 }
 
-/// Refuses an archive whose pages, without those that are there already, need more room than is free.
+/// Refuses an archive whose new pages need more room than is free.
 fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<(), Failure> {
     let stats = store.stats();
     let free = stats.usable_bytes.saturating_sub(stats.taken_bytes);
@@ -440,7 +448,7 @@ fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<()
     let needed = if is_stdin(args) {
         announced / 2
     } else {
-        // A fault here is met again, and told, when the pages themselves are read.
+        // A fault here is found again, and reported, when the pages themselves are read.
         needed_bytes(args, store).unwrap_or(announced / 2)
     };
     if needed <= free {
@@ -452,7 +460,8 @@ fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<()
         "pages that are not in the store"
     };
     Err(Failure::environment(format!(
-        "{}: no room: the archive brings {} of {which}, {} are free; enlarge the store with `larder create \
+        "{}: no room: the archive brings {} of {which}, {} are free; enlarge the store with \
+         `larder create \
          --grow`, or use --force to have the coldest pages dropped",
         args.path.display(),
         ByteSize(needed),
@@ -460,8 +469,8 @@ fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<()
     )))
 }
 
-/// Bytes that those pages of the archive take which the store does not have, found without reading any. Counts up to the first fault; what
-/// fits no segment takes nothing.
+/// Bytes of the archive's pages that the store does not have, found without reading any page.
+/// Counts up to the first fault. A page that fits no segment takes nothing.
 fn needed_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
     let stats = store.stats();
     let known: BTreeMap<Fingerprint, Namespace> = store
@@ -501,7 +510,7 @@ fn needed_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
     Some(bytes)
 }
 
-/// Stores what the reading thread hands over.
+/// Stores the batches of the reading thread.
 fn take(
     store: &Store,
     steps: &Receiver<Step>,
@@ -531,7 +540,7 @@ fn take(
     Ok(())
 }
 
-/// The namespace that pages go to.
+/// The namespace of the pages.
 struct Home {
     id: NamespaceId,
     shape: PageShape,
@@ -558,7 +567,7 @@ impl Home {
         }))
     }
 
-    /// Stores pages whose payloads lie back to back; how many bytes they have.
+    /// Stores pages whose payloads are contiguous. Returns their bytes.
     fn take(
         &self,
         store: &Store,
@@ -609,14 +618,14 @@ impl Home {
         store.put(self.id, &pages, PutOptions { wait: PUT_WAIT })
     }
 
-    /// Where a part lies in its payload.
+    /// The range of a part in its payload.
     fn part_range(&self, part: usize) -> Range<usize> {
         let start = usize::try_from(self.shape.part_offset(part)).unwrap_or(usize::MAX);
         start..start.saturating_add(self.shape.part_bytes(part) as usize)
     }
 }
 
-/// What a put of a page would come to, as far as a look can tell.
+/// The expected status of a put of a page, from a lookup alone.
 fn would_be(there: bool, fits: bool) -> PutStatus {
     match (there, fits) {
         (true, _) => PutStatus::Duplicate,

@@ -1,8 +1,9 @@
-//! `larder inspect`: shows what is in a store without opening it, whatever state that is in.
+//! `larder inspect`: shows the content of a store without opening it, in any state.
 //!
-//! Needs no lock and writes nothing, so it works beside a server that has the store open (then what it shows is one moment's look),
-//! on a store that was left by a crash, and on a damaged one; each of these it says plainly. It shows pages as the next open
-//! would find them. It reads no page: whether their bytes are whole is for `verify --deep` to say.
+//! It needs no lock and writes nothing. So it works beside a server that has the store open (then
+//! it shows the state of one moment), on a store left by a crash, and on a damaged one. The output
+//! states which of these it is. Pages are shown as the next open would find them. No page is read:
+//! `verify --deep` checks their bytes.
 
 mod rows;
 
@@ -42,7 +43,7 @@ pub struct InspectArgs {
     json: bool,
 }
 
-/// What is shown besides the summary.
+/// The views besides the summary.
 #[derive(Args, Debug)]
 #[group(multiple = false)]
 struct View {
@@ -60,7 +61,7 @@ struct View {
     key: Option<Wanted>,
 }
 
-/// A key that is looked for, or the beginning of one.
+/// A key to look for, or its beginning.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     prefix: KeyPrefix,
@@ -91,12 +92,12 @@ struct InspectReport {
     path: PathBuf,
     /// Whether anything is damaged.
     damaged: bool,
-    /// What is left out when nothing says any more what the store is.
+    /// Absent if the store cannot be identified.
     #[serde(flatten)]
     store: Option<Summary>,
-    /// Everything that is damaged, as far as structures tell.
+    /// All damage that the structures show.
     damage: Vec<Finding>,
-    /// Why there is nothing to show.
+    /// The reason why there is nothing to show.
     #[serde(skip_serializing_if = "Option::is_none")]
     wreck: Option<String>,
 }
@@ -110,19 +111,19 @@ struct Summary {
     created_unix_s: u64,
     /// `clean`, `not_closed` or `in_use`.
     condition: &'static str,
-    /// How often it has been opened.
+    /// The number of times it was opened.
     run: u32,
-    /// Who opened it last.
+    /// The process that opened it last.
     holder: HolderRow,
-    /// Bytes of a segment, of all volumes together, and of pages kept at most.
+    /// Bytes of a segment, of all volumes together, and the most bytes of pages kept.
     segment_bytes: u64,
     capacity_bytes: u64,
     usable_bytes: u64,
     volumes: Vec<VolumeRow>,
-    /// Segments in all, and by what they are.
+    /// Segments in all, and by state.
     segments: u64,
     segment_states: SegmentCounts,
-    /// Pages that count, their bytes, and how many of them no sync covers.
+    /// Live pages, their bytes, and the number of pages that no sync covers.
     pages: u64,
     live_bytes: u64,
     unproven_pages: u64,
@@ -132,7 +133,7 @@ struct Summary {
     /// Descriptor blocks and header copies that a crash cut short.
     unfinished_blocks: u64,
     namespaces: Vec<NamespaceRow>,
-    /// The cost of damage; left out where no record is lost.
+    /// The cost of damage. Absent if no record is lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     losses: Option<LossReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,7 +142,7 @@ struct Summary {
     chains: Option<Vec<ChainRow>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<KeyView>,
-    /// Which lines people see.
+    /// The selected views.
     #[serde(skip)]
     lists_namespaces: bool,
     /// The holder, for people.
@@ -159,7 +160,7 @@ struct HolderRow {
     command: Option<String>,
 }
 
-/// Everything known of one key.
+/// All facts about one key.
 #[derive(Serialize)]
 struct KeyView {
     /// Puts and copies, by namespace, the oldest first.
@@ -302,7 +303,7 @@ impl Summary {
         }
     }
 
-    /// Whether it is closed, and what that means.
+    /// Whether it is closed, and the consequence.
     fn state(&self) -> String {
         let HolderRow { pid, alive, .. } = self.holder;
         let run = self.run;
@@ -321,7 +322,8 @@ impl Summary {
                     Some(_) => "",
                 };
                 format!(
-                    "NOT CLOSED: process {pid}{whose} left it in run {run} (a crash, a kill, a power \
+                    "NOT CLOSED: process {pid}{whose} left it in run {run} (a crash, a kill, a \
+                     power \
                      loss); the next open recovers it"
                 )
             }
@@ -336,7 +338,7 @@ impl KeyView {
             .records_of(wanted.prefix)
             .filter(|page| is_wanted(page.key))
             .collect();
-        // A clear concerns the key only where there was such a page.
+        // A clear concerns the key only if the namespace had such a page.
         let concerns = |fingerprint| {
             pages
                 .iter()

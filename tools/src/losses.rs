@@ -10,11 +10,10 @@ use crate::size::ByteSize;
 /// The cost of damage.
 #[derive(Serialize)]
 pub struct LossReport {
-    /// Segments of which nothing can be used, and most bytes of pages that are lost with all damage
-    /// to structures.
+    /// Unusable segments, and an upper bound of the page bytes lost with all damage to structures.
     lost_segments: u64,
     lost_bytes_max: u64,
-    /// The namespaces that it has cost something.
+    /// The namespaces with losses.
     namespaces: Vec<LossRow>,
 }
 
@@ -24,19 +23,19 @@ struct LossRow {
     fingerprint: String,
     /// Its name in one line, when the store holds it.
     name: Option<String>,
-    /// Pages that count.
+    /// Live pages.
     pages: u64,
-    /// Pages whose records are lost: at least so many.
+    /// Pages whose records are lost: a lower bound.
     lost_pages: u64,
     /// Pages whose bytes are lost, as far as they were read.
     damaged_pages: u64,
-    /// Pages that count again although a lost record had deleted, evicted or cleared them: at most
-    /// so many.
+    /// Pages that are live again although a lost record had deleted, evicted or cleared them: an
+    /// upper bound.
     doubtful_pages: u64,
 }
 
 impl LossReport {
-    /// Sums up; `bad` are the pages whose bytes are lost. `None` where nothing is.
+    /// Sums up. `bad` are the pages whose bytes are lost. Returns `None` without losses.
     pub fn of(survey: &Survey, bad: &[BadPage]) -> Option<LossReport> {
         let losses = survey.losses();
         if losses.is_none() && bad.is_empty() {

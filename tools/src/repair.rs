@@ -1,7 +1,8 @@
-//! What `larder verify --repair` does after it has looked, and how it tells of it.
+//! The work of `larder verify --repair` after the survey, and its report.
 //!
-//! The engine decides and does it; this opens it up, looks at the structures once more when it is done, and says what is left. A repair
-//! that leaves nothing ends with 0; one that leaves something, or that would have had something to do, with 1.
+//! The engine decides and performs the repair. This module opens the store, surveys the structures
+//! again afterwards, and reports the rest. A complete repair ends with 0. A repair that leaves
+//! damage, or a dry run that would change something, ends with 1.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -16,44 +17,45 @@ use crate::findings::{self, Finding, Look, StoreArgs, count};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines};
 
-/// How a repair is asked for.
+/// The parameters of a repair.
 pub struct How<'a> {
     pub store: &'a StoreArgs,
     pub dry_run: bool,
     pub degraded: bool,
 }
 
-/// What a repair did, or would do.
+/// The result of a repair, or its plan.
 #[derive(Default, Serialize)]
 pub struct RepairReport {
-    /// Whether nothing was changed, because nobody asked for it.
+    /// Whether nothing was changed, because only the plan was requested.
     dry_run: bool,
-    /// Copies of superblocks and of headers written anew.
+    /// Copies of superblocks and of headers that were rewritten.
     superblocks: u64,
     headers: u64,
-    /// Segments emptied and given back, and pages copied out of them.
+    /// Segments emptied and released, and pages copied out of them.
     freed_segments: u64,
     pages_moved: u64,
     /// Pages dropped because they were damaged, and because a crash had cut them short.
     dropped_pages: u64,
     unfinished_pages: u64,
-    /// Volumes that the store is opened without from here on.
+    /// Volumes that the store is opened without from now on.
     given_up_volumes: Vec<usize>,
-    /// What is damaged still.
+    /// The remaining damage.
     remaining_damage: Vec<Finding>,
-    /// Why there is something damaged still.
+    /// The reasons for the remaining damage.
     reasons: Vec<String>,
     /// Whether the operator ended it early.
     pub interrupted: bool,
 }
 
 impl RepairReport {
-    /// Nothing says any more what the store is.
+    /// The store cannot be identified.
     pub fn hopeless(dry_run: bool) -> RepairReport {
         RepairReport {
             dry_run,
             reasons: vec![
-                "beyond repair: without a superblock nothing says what the volume is. If the store has other volumes, name one with \
+                "beyond repair: without a superblock nothing says what the volume is. If the store \
+                 has other volumes, name one with \
                  --volume to see what is left on this one"
                     .to_owned(),
             ],
@@ -61,12 +63,12 @@ impl RepairReport {
         }
     }
 
-    /// Whether nothing is damaged any more.
+    /// Whether no damage is left.
     pub fn is_whole(&self) -> bool {
         self.remaining_damage.is_empty() && self.reasons.is_empty() && !self.has_plans()
     }
 
-    /// Something would have been done.
+    /// Whether something would have been done.
     fn has_plans(&self) -> bool {
         let things = self.superblocks + self.headers + self.freed_segments + self.dropped_pages;
         self.dry_run && (things > 0 || !self.given_up_volumes.is_empty())
@@ -89,14 +91,16 @@ impl RepairReport {
         let mut reasons = Vec::new();
         if !repaired.stuck.is_empty() {
             reasons.push(format!(
-                "{} could not be emptied: there is no room for the good pages in them, or the device refused the writes. Enlarge the \
+                "{} could not be emptied: there is no room for the good pages in them, or the \
+                 device refused the writes. Enlarge the \
                  store (`larder create --grow`), and repair again",
                 count(repaired.stuck.len() as u64, "segment")
             ));
         }
         if repaired.unrecorded_pages > 0 {
             reasons.push(format!(
-                "there was no room to write down that {} dropped: enlarge the store, and repair again",
+                "there was no room to write down that {} dropped: enlarge the store, and repair \
+                 again",
                 count(repaired.unrecorded_pages, "page was")
             ));
         }
@@ -125,7 +129,7 @@ impl RepairReport {
         }
     }
 
-    /// There are reasons against all that there was to do.
+    /// Whether every planned step was refused for a reason.
     fn is_refused(&self) -> bool {
         let pages = self.pages_moved + self.dropped_pages + self.unfinished_pages;
         let things = self.superblocks + self.headers + self.freed_segments + pages;
@@ -178,7 +182,7 @@ fn copies(number: u64, of: &str) -> String {
     }
 }
 
-/// Does what the plan says, or says what it would do.
+/// Performs the plan, or prints it.
 ///
 /// # Errors
 /// The store cannot be opened for writing.
@@ -223,7 +227,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     Ok(report)
 }
 
-/// What a look at the structures still finds.
+/// The findings of a new survey of the structures.
 fn remaining(store: &StoreArgs) -> Result<Vec<Finding>, Failure> {
     let look = store.look(|options| SurveyOptions {
         hold: true,
@@ -250,12 +254,14 @@ fn beyond(flaws: &[Flaw], can_be_degraded: bool) -> String {
     let names = names_of(&volumes_of(flaws));
     if can_be_degraded {
         format!(
-            "beyond repair: {names}. Bring back what is listed; or give up the pages on it, for good, with --repair --degraded. Until \
+            "beyond repair: {names}. Bring back what is listed; or give up the pages on it, for \
+             good, with --repair --degraded. Until \
              then nothing is changed"
         )
     } else {
         format!(
-            "beyond repair: {names}. A store is opened by its first volume: restore that; or save with `larder export` the pages that can be read, \
+            "beyond repair: {names}. A store is opened by its first volume: restore that; or save \
+             with `larder export` the pages that can be read, \
              and create the store anew. Nothing was changed"
         )
     }

@@ -1,11 +1,13 @@
-//! `larder verify`: checks a store that nobody has open, and lists what is damaged; with `--repair` does something about it
+//! `larder verify`: checks a closed store, and lists its damage. With `--repair` it repairs it
 //! ([`repair`]).
 //!
-//! Without `--deep` it checks structures: both copies of every superblock and header, every descriptor block, and that no two pages
-//! claim one place. With it, the bytes of every live page as well. The store is locked against writers meanwhile.
+//! Without `--deep` it checks structures: both copies of every superblock and header, every
+//! descriptor block, and that no two pages claim one place. With `--deep` it also checks the bytes
+//! of every live page. The store is locked against writers meanwhile.
 //!
-//! One bad copy of two loses nothing yet, and is a finding all the same: the next fault there would. Writes that a crash cut short
-//! are counted and are no findings, because nothing was promised of them.
+//! One bad copy of two loses nothing yet. It is a finding all the same: the next fault in the other
+//! copy would lose data. Writes that a crash cut short are counted and are no findings, because
+//! they were never promised.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -27,8 +29,8 @@ use crate::usage;
 
 /// Check a store that nobody has open, and list what is damaged
 ///
-/// Exit codes: 0 sound (writes that a crash cut short are counted, not damage), or repaired, 1 damage found, or left by a repair,
-/// 2 usage, 3 the store is in use, or there is none.
+/// Exit codes: 0 sound (writes that a crash cut short are counted, not damage), or repaired, 1
+/// damage found, or left by a repair, 2 usage, 3 the store is in use, or there is none.
 #[derive(Args, Debug)]
 pub struct VerifyArgs {
     #[command(flatten)]
@@ -36,8 +38,9 @@ pub struct VerifyArgs {
     /// Also read every page and check its bytes
     #[arg(long)]
     deep: bool,
-    /// Check as with --deep, then mend what can be mended: drop damaged pages, write bad copies of superblocks and headers anew from
-    /// the good ones, move good pages out of segments with damaged descriptors. Nothing good is lost
+    /// Check as with --deep, then mend what can be mended: drop damaged pages, write bad copies of
+    /// superblocks and headers anew from the good ones, move good pages out of segments with
+    /// damaged descriptors. Nothing good is lost
     #[arg(long)]
     repair: bool,
     /// Say what --repair would do, and change nothing
@@ -55,24 +58,24 @@ pub struct VerifyArgs {
 struct VerifyReport {
     /// The first volume.
     path: PathBuf,
-    /// Whether anything is damaged, after a repair: still.
+    /// Whether anything is damaged: after a repair, whether damage is left.
     damaged: bool,
-    /// What is left out when nothing says any more what the store is.
+    /// Absent if the store cannot be identified.
     #[serde(flatten)]
     checked: Option<Checked>,
     /// Everything that was found damaged.
     damage: Vec<Finding>,
-    /// What was done about it, or would be.
+    /// The repair, or its plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     repair: Option<RepairReport>,
-    /// Whether the operator ended it before anything was repaired that was to be.
+    /// Whether the operator ended it before a requested repair.
     not_repaired: bool,
-    /// Why nothing could be checked.
+    /// The reason why nothing could be checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     wreck: Option<String>,
 }
 
-/// What was checked.
+/// The checked objects.
 #[derive(Serialize)]
 struct Checked {
     /// The store's identity.
@@ -85,38 +88,38 @@ struct Checked {
     /// Descriptor blocks, and page records in them, live or not.
     descriptor_blocks: u64,
     records: u64,
-    /// Pages that count, and their bytes.
+    /// Live pages, and their bytes.
     pages: u64,
     live_bytes: u64,
-    /// Pages that count, but whose bytes no sync covers.
+    /// Live pages whose bytes no sync covers.
     unproven_pages: u64,
     /// Descriptor blocks and header copies that a crash cut short.
     unfinished_blocks: u64,
-    /// Page records of writes that a crash cut short, while an older record of the key is whole.
+    /// Page records of writes that a crash cut short, if an older record of the key is whole.
     unfinished_records: u64,
     /// The bytes of the pages, with `--deep`.
     deep: Option<Deep>,
-    /// The cost of damage; left out where none is known.
+    /// The cost of damage. Absent if none is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     losses: Option<LossReport>,
 }
 
-/// What became of the pages' bytes.
+/// The outcome for the pages' bytes.
 #[derive(Serialize)]
 struct Deep {
-    /// Pages looked at, and their bytes.
+    /// Pages checked, and their bytes.
     pages_checked: u64,
     bytes_checked: u64,
-    /// Pages whose bytes are what was put.
+    /// Pages with the right bytes.
     good_pages: u64,
     /// Pages that are lost.
     damaged_pages: u64,
     /// Unproven pages that a crash cut short.
     unfinished_pages: u64,
-    /// How long that took, and how fast it was.
+    /// Duration, and speed.
     seconds: f64,
     bytes_per_second: f64,
-    /// CPU time of the process meanwhile.
+    /// CPU time of the process during that time.
     cpu_seconds: f64,
     /// Whether the operator ended it before the last page.
     interrupted: bool,
@@ -250,7 +253,7 @@ impl Deep {
 /// Runs the command.
 ///
 /// # Errors
-/// There is no store, or somebody has it open.
+/// There is no store, or another process has it open.
 pub fn run(args: &VerifyArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let look = args
@@ -355,7 +358,9 @@ fn deep(
     let path = args.store.path.display();
     let counts = checked.map_err(|error| {
         Failure::environment(format!(
-            "{path}: the pages cannot be read by this process: {error}; that says nothing of them. Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it read the volumes"
+            "{path}: the pages cannot be read by this process: {error}; that says nothing of them. \
+             Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it \
+             read the volumes"
         ))
     })?;
     let seconds = started.elapsed().as_secs_f64();

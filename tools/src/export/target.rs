@@ -1,7 +1,9 @@
-//! Where an archive goes: a file that gets its name when it is complete and durable, or standard output.
+//! The destination of an archive: a file that gets its name when it is complete and durable, or
+//! standard output.
 //!
-//! Defends against half a file (it is written under another name, which goes when the export fails), and against replacing
-//! what nobody meant to lose: files that are there without `--force`, volumes of stores always.
+//! Defends against partial files: the archive is written under another name, which is removed if
+//! the export fails. Defends against unintended replacement: existing files need `--force`, volumes
+//! of stores are never replaced.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -20,7 +22,7 @@ use crate::size::ByteSize;
 /// The file name that stands for standard output.
 const STDOUT: &str = "-";
 
-/// Where the archive goes.
+/// The destination of the archive.
 pub enum Target {
     Stdout,
     File {
@@ -31,15 +33,16 @@ pub enum Target {
 }
 
 impl Target {
-    /// Looks whether the file may be made, before any work is done.
+    /// Checks whether the file may be created, before any work is done.
     ///
     /// # Errors
-    /// Something is there that may not be replaced, or there is no place for the file.
+    /// An existing file may not be replaced, or there is no place for the file.
     pub fn check(path: &Path, force: bool) -> Result<Target, Failure> {
         if path.as_os_str() == STDOUT {
             if io::stdout().is_terminal() {
                 return Err(Failure::usage(
-                    "standard output is a terminal, and an archive is no text; give a file, or pipe it somewhere",
+                    "standard output is a terminal, and an archive is no text; give a file, or \
+                     pipe it somewhere",
                 ));
             }
             return Ok(Target::Stdout);
@@ -53,7 +56,8 @@ impl Target {
                 "{shown}: is there already; use --force to replace it, or choose another name"
             ))),
             Ok(_) if is_volume(path) => Err(Failure::environment(format!(
-                "{shown}: is a volume of a store, which --force does not replace; choose another name"
+                "{shown}: is a volume of a store, which --force does not replace; choose another \
+                 name"
             ))),
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::environment(
                 format!("{shown}: {error}; check the path"),
@@ -91,11 +95,12 @@ impl Target {
         }
     }
 
-    /// Has the archive written, and gives it its name when it is complete and durable. `needed` bytes are the most it can have.
-    /// `None` when the writer gave up: then nothing is left behind.
+    /// Writes the archive, and gives it its name when it is complete and durable. `needed` is an
+    /// upper bound of its bytes. Returns `None` when the writer gave up: then nothing is left
+    /// behind.
     ///
     /// # Errors
-    /// The writer's, or there is no room, or the file cannot be made.
+    /// The writer's, or there is no room, or the file cannot be created.
     pub fn make(
         &self,
         needed: u64,
@@ -108,7 +113,7 @@ impl Target {
                         "standard output: {error}; what went through it is no archive"
                     ))
                 };
-                // Not through the standard library's buffer, which looks for the ends of lines.
+                // Not through the standard library's buffer, which searches for the ends of lines.
                 let out = io::stdout().as_fd().try_clone_to_owned();
                 write(&mut File::from(out.map_err(failed)?)).map_err(failed)
             }
@@ -153,7 +158,7 @@ fn directory_of(path: &Path) -> PathBuf {
 }
 
 fn check_space(path: &Path, directory: &Path, needed: u64) -> Result<(), Failure> {
-    // Where the system cannot say, writing will.
+    // If the system cannot report the space, the write finds out.
     let Ok(space) = rustix::fs::statvfs(directory) else {
         return Ok(());
     };
@@ -162,15 +167,16 @@ fn check_space(path: &Path, directory: &Path, needed: u64) -> Result<(), Failure
         return Ok(());
     }
     Err(Failure::environment(format!(
-        "{}: no space: the archive may take {}, {} are free; free some, choose another place, or export less",
+        "{}: no space: the archive may take {}, {} are free; free some, choose another place, or \
+         export less",
         path.display(),
         ByteSize(needed),
         ByteSize(free)
     )))
 }
 
-/// A file beside the one to be made, which goes when it is dropped. It is its user's alone, as a store's volumes are: pages are what
-/// somebody's prompts came to.
+/// A file beside the final one, removed when it is dropped. Only its user can read it, as with a
+/// store's volumes: pages derive from users' prompts.
 fn temporary(path: &Path, directory: &Path) -> io::Result<NamedTempFile> {
     let mut prefix = path.file_name().unwrap_or_default().to_owned();
     prefix.push(".");

@@ -1,4 +1,4 @@
-//! Reading an archive ahead of the store: batches of pages that were checked, in memory that is used again.
+//! Reads an archive ahead of the store: batches of checked pages, in memory that is reused.
 
 use std::io::Read;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -13,10 +13,10 @@ use crate::archive::{ArchiveSource, Fault, FaultReason};
 /// Bytes of pages stored with one call, unless a single page has more.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// What the reading thread hands over.
+/// A message of the reading thread.
 pub enum Step {
     Namespace(ArchivedNamespace),
-    /// Pages of the namespace named last, whose payloads lie back to back.
+    /// Pages of the last named namespace, with contiguous payloads.
     Pages(Vec<ArchivedPage>, AlignedBuf),
 }
 
@@ -24,12 +24,12 @@ pub enum Step {
 pub struct Batches<R> {
     source: ArchiveSource<R>,
     out: SyncSender<Step>,
-    /// Memory that has been stored from.
+    /// Memory of stored batches, for reuse.
     spares: Receiver<AlignedBuf>,
 }
 
 impl<R: Read> Batches<R> {
-    /// `spares` gives back the memory of batches that were stored.
+    /// `spares` returns the memory of stored batches.
     pub fn new(
         source: ArchiveSource<R>,
         out: SyncSender<Step>,
@@ -42,10 +42,11 @@ impl<R: Read> Batches<R> {
         }
     }
 
-    /// Reads to the end, or until nobody listens; how many pages the export left out.
+    /// Reads to the end, or until the receiver is closed. Returns the number of pages that the
+    /// export left out.
     ///
     /// # Errors
-    /// Where the archive is not as it was written; what was handed over before is good.
+    /// At the first fault of the archive. The batches before it are good.
     pub fn read(mut self) -> Result<u64, Fault> {
         let (mut fingerprint, mut page_bytes, mut left_out) = (None, 0, 0);
         while let Some(item) = self.source.item()? {
@@ -72,7 +73,7 @@ impl<R: Read> Batches<R> {
         Ok(left_out)
     }
 
-    /// Reads some pages and hands over those that are good; false when nobody listens.
+    /// Reads some pages and sends the good ones. Returns false when the receiver is closed.
     fn batch(
         &mut self,
         namespace: Fingerprint,

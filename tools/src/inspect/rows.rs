@@ -1,4 +1,4 @@
-//! What `inspect` shows of each thing in a store: as JSON objects and as lines.
+//! The output of `inspect` for each object in a store: as JSON objects and as lines.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ pub struct VolumeRow {
     /// Its length, when it is there.
     volume_bytes: Option<u64>,
     segments: u32,
-    /// The run of its superblock, when it has a usable one.
+    /// The epoch of its superblock, if that is usable.
     run: Option<u32>,
 }
 
@@ -58,7 +58,7 @@ impl VolumeRow {
     }
 }
 
-/// What a segment is, in a word. `in_use` says that somebody may be writing it now.
+/// The state of a segment, in a word. `in_use`: a process may be writing it now.
 fn state_of(facts: &SegmentFacts, in_use: bool) -> &'static str {
     match (facts.case, facts.state) {
         (None, _) => "unreachable",
@@ -75,12 +75,12 @@ fn state_of(facts: &SegmentFacts, in_use: bool) -> &'static str {
     }
 }
 
-/// How many segments are what.
+/// Numbers of segments by state.
 #[derive(Default, Serialize)]
 pub struct SegmentCounts {
     /// Never written.
     blank: u64,
-    /// Hold nothing that counts.
+    /// Without live content.
     free: u64,
     /// Take new pages.
     open: u64,
@@ -117,7 +117,7 @@ impl SegmentCounts {
         counts
     }
 
-    /// Of so many in all.
+    /// As a line, out of this many in all.
     pub fn line(&self, total: u64) -> String {
         let parts = [
             (self.open, "open"),
@@ -144,16 +144,16 @@ pub struct SegmentRow {
     segment: u32,
     offset: u64,
     state: &'static str,
-    /// The row of recovery's table that it fell under.
+    /// The row of recovery's table that applied to it.
     case: Option<String>,
-    /// Its life, as `run.counter`.
+    /// Its generation, as `run.counter`.
     sequence: String,
     descriptor_blocks: u32,
     records: u64,
     data_bytes: u64,
     live_pages: u64,
     live_bytes: u64,
-    /// Things broken in it.
+    /// Number of faults in it.
     damage_count: u64,
 }
 
@@ -202,7 +202,7 @@ impl SegmentRow {
 #[derive(Serialize)]
 pub struct NamespaceRow {
     fingerprint: String,
-    /// Pages that count, and their bytes.
+    /// Live pages, and their bytes.
     pages: u64,
     live_bytes: u64,
     /// Its full record, when the store holds it.
@@ -277,7 +277,7 @@ pub struct ChainRow {
     pages: u64,
     /// Pages that head a chain.
     heads: u64,
-    /// Pages whose parent is not there: no lookup from the start of their chain finds them.
+    /// Pages whose parent is missing: no lookup from the start of their chain finds them.
     orphans: u64,
     /// Pages of the longest unbroken chain.
     longest: u64,
@@ -320,7 +320,7 @@ impl ChainRow {
     }
 }
 
-/// A record of the key looked for.
+/// A record of the requested key.
 #[derive(Serialize)]
 pub struct KeyRow {
     key: String,
@@ -328,20 +328,20 @@ pub struct KeyRow {
     fingerprint: String,
     volume: usize,
     segment: u32,
-    /// Of its payload, in the volume, and how long that is.
+    /// Offset of its payload in the volume, and its length.
     offset: u64,
     payload_bytes: u64,
     /// The first 24 digits of the key before it in its chain.
     parent: Option<String>,
     depth: u32,
-    /// When it was put, and the group that carries this record, as `run.counter`.
+    /// The version of the page, and the commit of the group with this record, as `run.counter`.
     birth: String,
     commit: String,
     /// Whether its bytes are known to be on the device.
     proven: bool,
     /// `live`, `superseded`, `unfinished`, `gone` or `cleared`.
     fate: &'static str,
-    /// What took it away.
+    /// The record that removed it.
     removed_by: Option<String>,
 }
 
@@ -399,17 +399,17 @@ impl KeyRow {
     }
 }
 
-/// A record that took pages away.
+/// A record that removes pages.
 #[derive(Serialize)]
 pub struct RemovalRow {
     /// `deleted`, `evicted` or `cleared`.
     kind: &'static str,
     /// The namespace's.
     fingerprint: String,
-    /// Pages born before it are gone.
+    /// Pages of an older version are gone.
     birth: String,
     commit: String,
-    /// Where the record lies.
+    /// The location of the record.
     volume: usize,
     segment: u32,
 }
@@ -442,10 +442,11 @@ impl RemovalRow {
     }
 }
 
-/// A moment as people write it: `2026-03-01 17:05 UTC`.
+/// A moment in the usual notation: `2026-03-01 17:05 UTC`.
 pub fn date(unix_s: u64) -> String {
     let (days, seconds) = (unix_s / 86_400, unix_s % 86_400);
-    // Years that begin in March end with the leap day, so that months follow one rule; 400 of them are 146,097 days.
+    // Years that begin in March end with the leap day, so that months follow one rule; 400 of them
+    // are 146,097 days.
     let shifted = days + 719_468;
     let (era, day) = (shifted / 146_097, shifted % 146_097);
     let year_of_era = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
