@@ -1,18 +1,22 @@
-//! What a replay was promised: a log of acknowledged pages that outlives the process, and its check against a store.
+//! The promises made to a replay: a log of acknowledged pages that outlives the process, and its
+//! check against a store.
 //!
 //! ```text
 //!   hit 4ebfa8a1...f54396d6    this page was read, and so became recently used
 //!   put cf97adee...ab733b72    this page was acknowledged
 //! ```
 //!
-//! Each put's lines are handed to the kernel in one `write` before the replay goes on, so that what the log says is never more
-//! than what the store acknowledged, also when the process is killed in between. A line cut short by a kill is skipped, also
-//! where a later run went on behind it; a file with anything else in it is not a log.
+//! Each put's lines are written to the kernel in one `write` before the replay continues. So the
+//! log never names more pages than the store acknowledged, even if the process is killed in
+//! between. A line cut short by a kill is skipped, even if a later run continued behind it. A file
+//! with any other content is not a log.
 //!
-//! The check. A page that a store acknowledged may be gone only by eviction, and eviction takes what was used longest ago. So
-//! all pages acknowledged while the last uses and puts touched half as many pages as the store keeps are *owed*: one that is
-//! missing is lost. Half, not all, because reclaim may take what is cold within one segment. Older pages may be missing, but
-//! none that is there may be wrong. That a page was read does not make it owed: a store forgets uses when it is reopened.
+//! The check. A page that a store acknowledged may be gone only by eviction, and eviction takes the
+//! least recently used pages. So a page is *owed* if, since its acknowledgement, uses and puts
+//! touched at most half as many pages as the store keeps. An owed page that is missing is lost.
+//! Half, not all, because reclaim may take pages that are cold within one segment. Older pages may
+//! be missing, but no present page may be wrong. A read does not make a page owed: a store forgets
+//! uses when it is reopened.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -24,7 +28,7 @@ use larder_format::PageKey;
 
 use crate::failure::Failure;
 
-/// Longest line that is looked at, in bytes; a longer one is not the log's.
+/// Longest line of a log, in bytes. A longer one is not a log line.
 const LINE_BYTES_MAX: u64 = 128;
 
 /// Bytes of a line before its key, and digits of a key.
@@ -39,10 +43,10 @@ pub struct AckLog {
 }
 
 impl AckLog {
-    /// Opens a log for appending, made if there is none.
+    /// Opens a log for appending. Creates it if there is none.
     ///
     /// # Errors
-    /// When the file cannot be opened or written, or is something else than a log.
+    /// If the file cannot be opened or written, or is not a log.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         if path.metadata().is_ok_and(|there| there.is_file()) {
             History::read(path)?;
@@ -61,18 +65,18 @@ impl AckLog {
         })
     }
 
-    /// Writes down that pages were read.
+    /// Records that pages were read.
     ///
     /// # Errors
-    /// When the log cannot be written.
+    /// If the log cannot be written.
     pub fn hit(&mut self, keys: &[PageKey]) -> Result<(), Failure> {
         self.append("hit", keys)
     }
 
-    /// Writes down that pages were acknowledged.
+    /// Records that pages were acknowledged.
     ///
     /// # Errors
-    /// When the log cannot be written.
+    /// If the log cannot be written.
     pub fn put(&mut self, keys: &[PageKey]) -> Result<(), Failure> {
         self.append("put", keys)
     }
@@ -150,7 +154,8 @@ impl History {
                 None if is_torn(&line) => history.torn_lines += 1,
                 None => {
                     return Err(Failure::usage(format!(
-                        "{}, line {number}: not a line of an acknowledgement log; give a file that --ack-log wrote",
+                        "{}, line {number}: not a line of an acknowledgement log; give a file that \
+                         --ack-log wrote",
                         path.display()
                     )));
                 }
@@ -159,7 +164,8 @@ impl History {
         Ok(history)
     }
 
-    /// Every page that was ever acknowledged, once, in the order of its last acknowledgement, newest first.
+    /// Every page that was ever acknowledged, once, in the order of its last acknowledgement,
+    /// newest first.
     pub fn acknowledged(&self) -> Vec<PageKey> {
         self.newest_puts(u64::MAX)
     }
@@ -196,7 +202,7 @@ fn event(line: &[u8]) -> Option<Event> {
     }
 }
 
-/// Whether it is the beginning of a line, ended or not.
+/// Whether the line is a prefix of a valid line, with or without its end.
 fn is_torn(line: &[u8]) -> bool {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let (what, key) = line.split_at(line.len().min(VERB_BYTES));
@@ -246,7 +252,7 @@ mod tests {
             std::fs::write(log(&dir), &whole[..whole.len() - cut]).unwrap();
             AckLog::open(&log(&dir)).unwrap().put(&keys[2..]).unwrap();
             let acknowledged = History::read(&log(&dir)).unwrap().acknowledged();
-            // Without its newline alone the line says all that it has to say.
+            // A line without its newline is complete.
             let expected = if cut == 1 {
                 vec![keys[2], keys[1], keys[0]]
             } else {

@@ -1,10 +1,11 @@
-//! `larder bench`: how fast a store puts, gets and looks up, and at what CPU cost, with every byte checked.
+//! `larder bench`: the speed of puts, gets and lookups of a store, and their CPU cost, with every
+//! byte checked.
 //!
-//! Only the store's calls are timed and their CPU counted; making the pages and comparing what came back happens between
-//! rows of calls ([`ROW_BYTES`]). Reads are cold: the store reads past the page cache. Every run of `put` makes pages that no
-//! store holds yet; `get` and `exists` use the same pages in every run with one seed, and put those that are missing first.
-//! `load` goes on to the tiers above ([`load`]). Processes that are compared take turns call by call
-//! ([`turns`](crate::turns)).
+//! Only the store's calls are timed and their CPU counted. Pages are made and compared between rows
+//! of calls ([`ROW_BYTES`]). Reads are cold: the store reads past the page cache. Every run of
+//! `put` makes pages that no store holds yet. `get` and `exists` use the same pages in every run
+//! with one seed, and put missing ones first. `load` continues to the tiers above ([`load`]).
+//! Processes that are compared take turns call by call ([`turns`](crate::turns)).
 
 mod load;
 
@@ -31,17 +32,19 @@ use crate::size::ByteSize;
 use crate::usage::{self, Meter};
 use crate::workload::{self, Link, PageBuffers};
 
-/// How long a put may wait for space or for earlier writes.
+/// Longest wait of a put for space or for earlier writes.
 const PUT_WAIT: Duration = Duration::from_secs(30);
 
-/// Pages of a chain that `get` reads: the chains do not depend on the batch, so that runs with different ones share pages.
+/// Pages of a chain that `get` reads. The chains do not depend on the batch, so runs with different
+/// batches share pages.
 const CHAIN_PAGES: u64 = 128;
 
-/// Page data of the calls that follow each other without a pause, where one call does not have more.
+/// Page data of calls that follow each other without a pause, unless one call has more.
 ///
-/// After a pause the device's threads sleep, and the caches are full of what was compared: the first call then takes 4 % longer
-/// than those behind it (16 MiB a call, an EPYC's virtual disk, 2026-11-25). No reader of a store pauses for that. And pages
-/// that were made just before they are put would come out of the cache, which those of a server do not.
+/// After a pause the device's threads sleep, and the caches are full of compared data. The first
+/// call then takes 4 % longer than the calls behind it (16 MiB a call, an EPYC's virtual disk,
+/// 2026-11-25). No reader of a store pauses for that reason. Also, pages made just before their put
+/// would come out of the cache, and a server's pages do not.
 const ROW_BYTES: u64 = 256 << 20;
 
 /// Page data that `put` reads back.
@@ -59,13 +62,13 @@ const PAGE_BYTES: ByteSize = ByteSize(4 << 20);
 /// The model of the namespaces that puts, gets and lookups are measured with.
 const NAMESPACE: &str = "bench";
 
-/// Tokens that a bench page stands for; only names the namespace.
+/// Tokens of a bench page. They only name the namespace.
 const PAGE_TOKENS: u32 = 64;
 
 /// Measure a store: puts, gets, lookups or loads
 ///
-/// The pages that it puts stay in the store. Where there is no room for them beside pages of others it refuses, unless --force says
-/// that these may be dropped, the coldest first.
+/// The pages that it puts stay in the store. Where there is no room for them beside pages of others
+/// it refuses, unless --force says that these may be dropped, the coldest first.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// The store, or a backend's directory; it must exist (`larder create --prewrite`)
@@ -89,7 +92,8 @@ pub struct BenchArgs {
     /// Length of the chain that exists looks up
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     keys: u64,
-    /// Chooses the pages of get, exists and load, and the order of get; put makes new pages in every run
+    /// Chooses the pages of get, exists and load, and the order of get; put makes new pages in
+    /// every run
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
@@ -104,8 +108,8 @@ pub struct BenchArgs {
     shared: bool,
     #[command(flatten)]
     share: ShareArgs,
-    /// Wait for a line of input before each timed call and after the last, and say with a line of JSON that it is awaited:
-    /// processes that are compared take turns
+    /// Wait for a line of input before each timed call and after the last, and say with a line of
+    /// JSON that it is awaited: processes that are compared take turns
     #[arg(long, requires = "json")]
     turns: bool,
     /// Print one JSON document
@@ -113,7 +117,7 @@ pub struct BenchArgs {
     json: bool,
 }
 
-/// What is to be measured.
+/// The operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
     /// Writes new pages, one chain a batch
@@ -126,7 +130,7 @@ enum What {
     Load,
 }
 
-/// What is measured of a store.
+/// The measured operation of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
@@ -138,7 +142,7 @@ pub enum Op {
     Exists,
 }
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Serialize)]
 struct BenchReport {
     /// The store: its first volume.
@@ -149,20 +153,20 @@ struct BenchReport {
     page_bytes: u64,
     /// Parts of a page.
     parts: u32,
-    /// Pages (for `exists`: keys) asked for in all timed calls.
+    /// Pages (for `exists`: keys) requested in all timed calls.
     pages_requested: u64,
     /// Pages (keys) of a call.
     batch: u64,
     /// Operations with the kernel at once, per volume.
     depth: u32,
-    /// Which disk moved the bytes, and why that one.
+    /// The disk that moved the bytes, and the reason for its choice.
     #[serde(flatten)]
     disk: DiskFacts,
     /// Size of the memory pages behind the buffers.
     memory_page_bytes: u64,
     /// Time of the store's calls.
     seconds: f64,
-    /// Page bytes moved a second of those; 0 for `exists`.
+    /// Page bytes moved per second of that time; 0 for `exists`.
     bytes_per_second: f64,
     /// Pages (keys) a second.
     pages_per_second: f64,
@@ -173,28 +177,29 @@ struct BenchReport {
     cpu_seconds: f64,
     /// The same for each GiB of pages moved; 0 for `exists`.
     cpu_seconds_per_gib: f64,
-    /// Time of the flush after the last put, which `seconds` leaves out.
+    /// Time of the flush after the last put. `seconds` does not include it.
     flush_seconds: f64,
     #[serde(flatten)]
     counts: Counts,
-    /// Why the first of the unstored pages was not stored, and what to do.
+    /// The reason why the first unstored page was not stored, and the remedy.
     unstored_reason: Option<String>,
     /// Whether the operator ended it early.
     interrupted: bool,
 }
 
-/// What became of the pages.
+/// The outcome for the pages.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Counts {
-    /// Pages that were compared and right: all that were got; of those put, the last batch, read back; keys confirmed.
+    /// Pages that were compared and right: all pages of `get`; of `put` the last batch, read back;
+    /// confirmed keys of `exists`.
     verified_pages: u64,
-    /// Pages whose bytes were wrong, or keys answered wrongly. Must be 0.
+    /// Pages whose bytes were wrong, or keys with a wrong answer. Must be 0.
     wrong_pages: u64,
     /// Pages stored by the timed puts.
     pages_put: u64,
     /// Pages that the timed puts could not store.
     unstored_pages: u64,
-    /// Pages that should have been there and were not.
+    /// Pages that should have been present and were not.
     pages_missed: u64,
     /// Pages that the store dropped meanwhile to make room.
     evicted_pages: u64,
@@ -287,11 +292,11 @@ impl Report for BenchReport {
     }
 }
 
-/// What is to be measured.
+/// The parameters of a measurement.
 pub struct Plan<'a> {
     /// The store's path, for messages.
     pub path: &'a Path,
-    /// What.
+    /// The operation.
     pub op: Op,
     /// Parts of a page.
     pub parts: u32,
@@ -301,7 +306,7 @@ pub struct Plan<'a> {
     pub batch: u64,
     /// Length of the chain that `exists` looks up.
     pub keys: u64,
-    /// Chooses the pages of get and exists, and the order of get.
+    /// Chooses the pages of `get` and `exists`, and the order of `get`.
     pub seed: u64,
     /// Operations with the kernel at once, per volume.
     pub depth: u32,
@@ -309,7 +314,7 @@ pub struct Plan<'a> {
     pub by_turns: bool,
 }
 
-/// How fast a store moves pages.
+/// The speed at which a store moves pages.
 pub struct Speed {
     /// Page bytes a second.
     pub bytes_per_second: f64,
@@ -322,13 +327,13 @@ struct Run<'a> {
     plan: &'a Plan<'a>,
     store: &'a dyn PageStore,
     namespace: NamespaceId,
-    /// Room for a row of calls.
+    /// Space for a row of calls.
     buffers: PageBuffers,
     /// Pages of a call.
     batch: usize,
     meter: Meter,
     counts: Counts,
-    /// What the store said of the first page that it did not store.
+    /// The store's status of the first page that it did not store.
     unstored: Option<PutStatus>,
     pages: u64,
     flush: Duration,
@@ -372,7 +377,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         measure(&plan, store, &shape, &interrupt)
     };
     let report = if args.shared {
-        // Whose its pages are is known to the owner alone.
+        // Only the owner knows the client to which pages belong.
         args.share
             .with(&args.open, &args.path, |store| work(store, true))?
     } else {
@@ -387,10 +392,10 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     })
 }
 
-/// Measures puts or gets on a store, for those who only want to know how fast it is.
+/// Measures puts or gets on a store, for callers that need only its speed.
 ///
 /// # Errors
-/// The store lost pages or gave wrong ones, or has no room for them.
+/// The store lost pages or returned wrong ones, or has no room for them.
 pub fn speed(
     plan: &Plan<'_>,
     store: &dyn PageStore,
@@ -423,7 +428,8 @@ fn measure(
     let calls = (ROW_BYTES / batch.saturating_mul(shape.page_bytes())).max(1);
     let row = batch.saturating_mul(calls).min(plan.puts());
     let [batch, row] = [batch, row].map(|pages| usize::try_from(pages).unwrap_or(usize::MAX));
-    // Before anything is written. Pages that are put may leave behind others, but not while their own call goes on.
+    // Before anything is written. Pages may be evicted between calls, but not during their own
+    // call.
     let together = match plan.op {
         Op::Put => plan.batch.min(plan.pages),
         Op::Get | Op::Exists => plan.puts(),
@@ -456,7 +462,7 @@ fn measure(
 }
 
 impl Plan<'_> {
-    /// Pages that it puts, at most.
+    /// Upper bound of the pages that it puts.
     fn puts(&self) -> u64 {
         match self.op {
             Op::Put | Op::Get => self.pages,
@@ -477,8 +483,8 @@ impl Run<'_> {
         self.bar.set_position(0);
     }
 
-    /// Puts pages that no store holds yet, one chain a batch, then reads some of the last batch back: few, since what is read is hot,
-    /// and is copied while later runs put.
+    /// Puts pages that no store holds yet, one chain a batch. Then reads some of the last batch
+    /// back: only a few, since pages that are read become hot, and later runs would copy them.
     fn put(&mut self, shape: &PageShape) -> Result<(), Failure> {
         let seed = fresh_seed();
         let batch = self.plan.batch;
@@ -490,7 +496,8 @@ impl Run<'_> {
         let mut last = Vec::new();
         let mut is_refused = false;
         self.start_bar("putting", self.plan.pages);
-        // After a refusal there is nothing to measure: each further call may wait as long for its own.
+        // After a refusal there is nothing to measure: each further call may wait as long as the
+        // refused one.
         while !self.interrupt.is_raised() && !is_refused {
             let mut row: Vec<Vec<Link>> = chains.by_ref().take(calls).collect();
             let links = row.concat();
@@ -555,8 +562,9 @@ impl Run<'_> {
 
     /// Looks one chain up, with a key at its end that no store holds.
     fn exists(&mut self) -> Result<(), Failure> {
-        // The number keeps the chain apart from those of `get`, which start with the same seed. The absent key is of a chain
-        // that nobody puts: the next of this one is in the store after a run with more keys.
+        // The number keeps the chain apart from the chains of `get`, which start with the same
+        // seed. The absent key belongs to a chain that is never put: the next key of this chain is
+        // in the store after a run with more keys.
         let mut keys = seeded_chain(self.plan.seed, u64::MAX, self.plan.keys);
         let absent = seeded_chain(self.plan.seed, u64::MAX - 1, 1);
         self.provide(std::slice::from_ref(&keys))?;
@@ -580,7 +588,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Sees to it that the store holds these chains, outside of the figures.
+    /// Makes the store hold these chains. Not measured.
     fn provide(&mut self, chains: &[Vec<PageKey>]) -> Result<(), Failure> {
         let pages: u64 = chains.iter().map(|chain| chain.len() as u64).sum();
         self.start_bar("filling the store", pages);
@@ -679,19 +687,21 @@ impl Run<'_> {
     }
 }
 
-/// Why a page was not stored, and what to do.
+/// The reason why a page was not stored, and the remedy.
 pub(crate) fn reason(status: PutStatus) -> String {
     let why = match status {
         PutStatus::Stored => "nothing is wrong",
         PutStatus::Duplicate => "it was there",
         PutStatus::Refused(why) => match why {
             Refusal::TooLarge => {
-                return "a page does not fit a segment of this store; choose smaller --page-bytes, or create a store with a larger \
+                return "a page does not fit a segment of this store; choose smaller --page-bytes, \
+                    or create a store with a larger \
                         --segment-size"
                     .to_owned();
             }
             Refusal::Unreachable => {
-                return "a page and those before it in its chain are more than the store keeps; create a larger one"
+                return "a page and those before it in its chain are more than the store keeps; \
+                    create a larger one"
                     .to_owned();
             }
             Refusal::NoSpace => "there was no room for it in time",
@@ -710,14 +720,14 @@ pub(crate) fn reason(status: PutStatus) -> String {
     format!("a page was not stored: {why}; `larder doctor` and `larder verify` tell more")
 }
 
-/// Whether a store has namespaces that are not of measurements.
+/// Whether a store has namespaces that do not belong to measurements.
 fn holds_others(store: &Store) -> bool {
     let is_own = |model: &str| model == NAMESPACE || model.starts_with(load::NAMESPACE);
     let is_other = |space: &Namespace| !is_own(&space.fields().model);
     store.namespaces().iter().any(is_other)
 }
 
-/// Pages of others are not dropped for a measurement.
+/// Refuses a measurement that would evict pages of others.
 fn spare_others(
     path: &Path,
     store: &dyn PageStore,
@@ -731,14 +741,15 @@ fn spare_others(
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "{}: the store holds pages that may be of others, and has room for {free} more of {}, not for {pages}: measure a store of its own, ask \
+        "{}: the store holds pages that may be of others, and has room for {free} more of {}, not \
+         for {pages}: measure a store of its own, ask \
          for fewer pages, or use --force to have the coldest dropped",
         path.display(),
         ByteSize(page_bytes),
     )))
 }
 
-/// Pages that do not fit would leave before they are read.
+/// Refuses a measurement whose pages do not fit: they would be evicted before they are read.
 fn check_room(
     path: &Path,
     store: &dyn PageStore,
@@ -767,18 +778,19 @@ fn check_room(
         )));
     }
     Err(Failure::usage(format!(
-        "{}: {pages} pages of {} do not fit together, the store keeps {room}; ask for fewer (--pages, --batch), or create a larger store",
+        "{}: {pages} pages of {} do not fit together, the store keeps {room}; ask for fewer \
+         (--pages, --batch), or create a larger store",
         path.display(),
         ByteSize(shape.page_bytes()),
     )))
 }
 
-/// The chain of `pages` pages that `seed` and `number` name.
+/// The chain of `pages` pages for `seed` and `number`.
 fn seeded_chain(seed: u64, number: u64, pages: u64) -> Vec<PageKey> {
     workload::chain_after(&[seed, number], pages)
 }
 
-/// A seed that no other run has: of the time and the process.
+/// A seed that no other run has, from the time and the process id.
 fn fresh_seed() -> u64 {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)

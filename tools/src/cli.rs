@@ -1,6 +1,7 @@
-//! The command line: what it is given, run to its exit code.
+//! The command line: from its arguments to its exit code.
 //!
-//! Apart from the binary, so that the Python package, which carries the same command line, runs it in its own process.
+//! Separate from the binary, so that the Python package runs the same command line in its own
+//! process.
 
 use std::env;
 use std::ffi::OsString;
@@ -20,7 +21,8 @@ use crate::{
 
 /// A local L3 for LLM serving: a page store on NVMe
 ///
-/// Exit codes: 0 done, 1 found something wrong, 2 usage, 3 environment (locked, not a store, no space), 130 interrupted.
+/// Exit codes: 0 done, 1 found something wrong, 2 usage, 3 environment (locked, not a store, no
+/// space), 130 interrupted.
 #[derive(Parser)]
 #[command(name = "larder", version, max_term_width = 100)]
 struct Cli {
@@ -46,14 +48,14 @@ enum Command {
     DemoWorker(demo::WorkerArgs),
 }
 
-/// How this command line is started once more, for commands that need a process of their own.
+/// The way to start this command line again, for commands that need a process of their own.
 pub struct Program {
     path: PathBuf,
     arguments: Vec<OsString>,
 }
 
 impl Program {
-    /// A program, and the arguments that come before the command line's own.
+    /// A program, and the arguments before the command line's own.
     #[must_use]
     pub fn new(path: PathBuf, arguments: Vec<OsString>) -> Program {
         Program { path, arguments }
@@ -62,7 +64,7 @@ impl Program {
     /// The running binary.
     ///
     /// # Errors
-    /// When the system does not say which that is.
+    /// If the system cannot name it.
     pub fn running() -> io::Result<Program> {
         Ok(Program::new(env::current_exe()?, Vec::new()))
     }
@@ -74,19 +76,20 @@ impl Program {
     }
 }
 
-/// Runs a command line, without the name that it was started by, and says the exit code. Errors go to stderr.
+/// Runs a command line (without the program's name). Returns the exit code. Errors go to stderr.
 pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let named = std::iter::once(OsString::from("larder")).chain(arguments);
     let cli = match Cli::try_parse_from(named) {
         Ok(cli) => cli,
         Err(error) => {
-            // What cannot be printed cannot be said otherwise either.
+            // If this cannot be printed, no other message can.
             let _ = error.print();
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
     log_to_stderr();
-    // A file that may not become larger (`ulimit -f`) is an error to be told of, and no end without a word.
+    // A file that may not grow (`ulimit -f`) is an error to report. Without this block the signal
+    // ends the process silently.
     let _ = SigSet::from_iter([Signal::SIGXFSZ]).thread_block();
     let ended = match &cli.command {
         Command::Create(args) => create::run(args),
@@ -112,19 +115,21 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
     }
 }
 
-/// Says something on stderr. Where that cannot be written, on a full disk or to a reader that is gone, nobody hears it, and the work goes on.
+/// Prints a message on stderr. If stderr cannot be written (a full disk, a closed reader), the
+/// message is lost, and the work continues.
 pub fn complain(message: &dyn fmt::Display) {
     let _ = writeln!(io::stderr(), "larder: {message}");
 }
 
-/// Sends what the engine logs to stderr, as `LARDER_LOG` says. A process that logs already goes on as it does.
+/// Sends the engine's log to stderr, at the level of `LARDER_LOG`. A process with a logger keeps
+/// it.
 pub fn log_to_stderr() {
     let asked = env::var("LARDER_LOG")
         .ok()
         .and_then(|asked| asked.parse::<Targets>().ok());
     let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
     let lines = tracing_subscriber::fmt::layer()
-        // Else a line that cannot be written would be a panic of the thread that logs it.
+        // Otherwise a line that cannot be written would panic in the thread that logs it.
         .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);

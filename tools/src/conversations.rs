@@ -1,8 +1,9 @@
-//! A made-up chat load: conversations that grow turn by turn behind a few shared system prompts.
+//! A synthetic chat load: conversations that grow turn by turn behind a few shared system prompts.
 //!
-//! A pure function of its seed, so that a second process goes on where a killed one stopped. Each turn asks for the
-//! whole conversation so far and adds a few pages to it, as a chat server does. Only the shape of real traffic is meant: long
-//! shared prefixes, interleaved conversations, new pages at the end.
+//! A pure function of its seed, so that a second process continues where a killed one stopped. Each
+//! turn asks for the whole conversation so far and adds a few pages to it, as a chat server does.
+//! Only the shape of real traffic is modelled: long shared prefixes, interleaved conversations, new
+//! pages at the end.
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
@@ -25,7 +26,8 @@ const TURN_PAGES: std::ops::RangeInclusive<u64> = 4..=10;
 /// Sets the pages of conversations apart from those of system prompts.
 const CONVERSATION_TOKENS: u64 = 1 << 32;
 
-/// The turns of all conversations, without end. Each is the tokens of its pages, one a page, in order.
+/// The turns of all conversations, without end. Each is the tokens of its pages, one a page, in
+/// order.
 pub struct Turns {
     random: Pcg64,
     conversations: Vec<Conversation>,
@@ -38,7 +40,7 @@ struct Conversation {
 }
 
 impl Turns {
-    /// The turns that `seed` names.
+    /// The turns for `seed`.
     pub fn new(seed: u64) -> Self {
         let mut random = Pcg64::seed_from_u64(seed);
         let conversations = (0..CONVERSATIONS)

@@ -1,7 +1,7 @@
-//! `larder create`: makes a store, or enlarges one.
+//! `larder create`: creates a store, or enlarges one.
 //!
-//! Everything is decided and checked by the engine; this prints what it made, and shows how far a `--prewrite` has come. One
-//! that the operator ends makes nothing.
+//! The engine decides and checks everything. This module prints the result, and shows the progress
+//! of a `--prewrite`. If the operator ends it, no store is created.
 
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -24,8 +24,8 @@ pub struct CreateArgs {
     /// The first volume: a file to make, or a block device; with --grow also a backend's directory
     #[arg(value_parser = place::parser())]
     path: PathBuf,
-    /// Size of the whole store, over all volumes (64GiB, 512MiB, bytes); with --grow, its new size [default: the whole
-    /// of a block device]
+    /// Size of the whole store, over all volumes (64GiB, 512MiB, bytes); with --grow, its new size
+    /// [default: the whole of a block device]
     #[arg(long)]
     size: Option<ByteSize>,
     /// Size of a segment, the unit of reclaim [default: by the size of the store]
@@ -34,7 +34,8 @@ pub struct CreateArgs {
     /// A further volume (may be repeated); the size is divided evenly over all
     #[arg(long = "volume", value_name = "PATH")]
     volumes: Vec<PathBuf>,
-    /// Write every block once, so that later writes overwrite written extents: up to 2.3 times as fast
+    /// Write every block once, so that later writes overwrite written extents: up to 2.3 times as
+    /// fast
     #[arg(long)]
     prewrite: bool,
     /// Add segments to an existing store that nobody has open
@@ -51,12 +52,12 @@ pub struct CreateArgs {
     json: bool,
 }
 
-/// What was made.
+/// The created store.
 #[derive(Serialize)]
 struct CreateReport {
     /// The first volume, by which the store is opened.
     path: PathBuf,
-    /// All volumes, the first one first; none when the operator ended it.
+    /// All volumes, the first one first. Empty when the operator ended the command.
     volumes: Vec<PathBuf>,
     /// Segments in all.
     segments: u64,
@@ -68,13 +69,13 @@ struct CreateReport {
     usable_bytes: u64,
     /// Whether every block has been written once.
     prewritten: bool,
-    /// Whether it was about an existing store, to be enlarged.
+    /// Whether an existing store was enlarged.
     grown: bool,
     /// Whether nothing was written.
     dry_run: bool,
     /// Whether the operator ended it early: nothing was made.
     interrupted: bool,
-    /// Whether it was to write over what is there.
+    /// Whether it was allowed to overwrite existing data.
     #[serde(skip)]
     force: bool,
 }
@@ -88,7 +89,8 @@ impl Report for CreateReport {
             lines.text(match (self.grown, self.force) {
                 (true, _) => "Interrupted: the store is as it was.",
                 (false, true) => {
-                    "Interrupted: no store was made, and what --force was to write over is lost. Run it again, or remove what is left."
+                    "Interrupted: no store was made, and what --force was to write over is lost. \
+                     Run it again, or remove what is left."
                 }
                 (false, false) => "Interrupted: no store was made.",
             });

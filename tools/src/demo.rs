@@ -1,12 +1,15 @@
-//! `larder demo`: a newcomer's first minute, with nothing to prepare.
+//! `larder demo`: a newcomer's first minute, without preparation.
 //!
-//! Makes a store in a directory of its own, serves a made-up chat load from it in a child process, kills that with SIGKILL
-//! in the middle, reopens the store, looks for every page that was acknowledged before, and goes on. The disk's own
-//! speed is measured in the same run, beside the store. A slow disk ends a half early rather than make anyone wait. In the end
-//! a second process attaches to the store beside the first, and finds what that one put.
+//! It creates a store in its own directory and serves a synthetic chat load from it in a child
+//! process. It kills the child with SIGKILL in the middle, reopens the store, looks for every page
+//! that was acknowledged before, and continues. The disk's own speed is measured in the same run,
+//! beside the store. A slow disk ends a half early, so that the user does not wait. At the end a
+//! second process attaches to the store beside the first, and finds the pages that the first one
+//! put.
 //!
-//! The child says what it has done in one line of JSON a turn on its stdout; lines it got out before it was killed are
-//! in the pipe. The directory is removed at the end, also after an error or Ctrl-C, unless `--keep` is given.
+//! The child reports each turn in one line of JSON on its stdout. Lines written before the kill are
+//! in the pipe. The directory is removed at the end, also after an error or Ctrl-C, unless `--keep`
+//! is given.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -39,7 +42,8 @@ const STORE_BYTES: u64 = 1 << 30;
 /// Chunks of 1 MiB that the disk is measured with.
 const DEVICE_CHUNKS: u64 = 256;
 
-/// Room to ask for beyond the store: the file that the disk is measured with is gone before the store is made.
+/// Required space beyond the store. The file for measuring the disk is removed before the store is
+/// created.
 const SPARE_BYTES: u64 = 64 << 20;
 
 /// Size of a page.
@@ -48,7 +52,7 @@ const PAGE_BYTES: ByteSize = ByteSize(1 << 20);
 /// Parts of a page: K and V.
 const PAGE_PARTS: u32 = 2;
 
-/// Tokens that a page stands for: with 1 MiB a page, what a model of 8 billion parameters needs.
+/// Tokens of a page: with 1 MiB a page, the size for a model of 8 billion parameters.
 const PAGE_TOKENS: u32 = 8;
 
 /// Turns in each half; the kill comes between them.
@@ -69,7 +73,8 @@ const SEED: u64 = 20;
 /// See a store work: a made-up chat load, a kill in the middle, a table of what came of it
 #[derive(Args, Debug)]
 pub struct DemoArgs {
-    /// Directory to work in, on the disk to try; needs 1.1 GiB [default: the system's directory for temporary files]
+    /// Directory to work in, on the disk to try; needs 1.1 GiB [default: the system's directory for
+    /// temporary files]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Keep the store, to look at it with the other commands
@@ -90,7 +95,7 @@ pub struct WorkerArgs {
     beside: Option<u64>,
 }
 
-/// What the demo showed.
+/// The result of the demo.
 #[derive(Serialize)]
 struct DemoReport {
     /// The store: its first volume, gone unless `kept`.
@@ -112,17 +117,18 @@ struct DemoReport {
     put_bytes_per_second: f64,
     device_read_bytes_per_second: f64,
     device_write_bytes_per_second: f64,
-    /// Turns that were over when the process was killed.
+    /// Turns completed before the kill.
     killed_after_requests: u64,
     /// Pages acknowledged before the kill, and how many of them were found and right after it.
     acknowledged_pages: u64,
     survived_pages: u64,
     /// Time to open the store after the kill.
     reopen_seconds: f64,
-    /// Pages that a second process asked for beside the first, and how many of them it read from what that one had put.
+    /// Pages that a second process requested beside the first, and how many of them it read from
+    /// the pages that the first one had put.
     second_process_pages_requested: u64,
     second_process_pages_hit: u64,
-    /// Which disk moved the bytes, and why that one.
+    /// The disk that moved the bytes, and the reason for its choice.
     #[serde(flatten)]
     disk: DiskFacts,
 }
@@ -292,7 +298,8 @@ pub fn run(args: &DemoArgs, program: &Program) -> Result<Ending, Failure> {
     let shown = show(&place, program, &bar, &interrupt);
     bar.finish_and_clear();
     let shown = shown?;
-    // Nothing of the store is read after this; what the table says about it being gone is then true.
+    // The store is not read after this. The table reports it as removed, which is true from here
+    // on.
     drop(place);
     let Some(report) = shown else {
         return Ok(Ending::Interrupted);
@@ -306,7 +313,7 @@ pub fn run(args: &DemoArgs, program: &Program) -> Result<Ending, Failure> {
     })
 }
 
-/// The whole demo; `None` when the operator ended it.
+/// The whole demo. `None` if the operator ended it.
 fn show(
     place: &Place,
     program: &Program,
@@ -349,7 +356,7 @@ fn show(
     });
     let disk = DiskFacts::of(&store.stats().disk);
     let closed = store.close();
-    // Whoever ends the demo ends the second process as well: that is no failure.
+    // The operator's signal ends the second process as well: that is no failure.
     if interrupt.is_raised() {
         return Ok(None);
     }
@@ -358,7 +365,7 @@ fn show(
     Ok(Some(summary(place, device, &before, &after, disk)))
 }
 
-/// What happened after the kill.
+/// The results after the kill.
 struct After {
     reopen_seconds: f64,
     found: Checked,
@@ -404,7 +411,7 @@ fn summary(
     }
 }
 
-/// What one process served.
+/// The work of one process.
 #[derive(Default)]
 struct Half {
     counts: Counts,
@@ -413,7 +420,7 @@ struct Half {
     acknowledged: Vec<PageKey>,
 }
 
-/// What the child says after each turn: the pages acknowledged in it, and its totals so far.
+/// The child's report after each turn: the pages acknowledged in it, and its totals so far.
 #[derive(Serialize, Deserialize)]
 struct TurnLine {
     acknowledged: Vec<String>,
@@ -434,7 +441,8 @@ impl Witness for Vec<PageKey> {
     }
 }
 
-/// Serves turns in a child process and kills it in the middle of one; `None` when the operator ended the demo.
+/// Serves turns in a child process and kills it in the middle of one. `None` if the operator ended
+/// the demo.
 fn serve_and_kill(
     store: &Path,
     program: &Program,
@@ -484,8 +492,8 @@ fn serve_beside(store: &Path, program: &Program, turns: u64) -> Result<Counts, F
     serde_json::from_slice(&told.stdout).map_err(|_| gave_up())
 }
 
-/// Reads what the child says until it has done enough, kills it, and reads what was still in the pipe. `None` when it
-/// ended by itself.
+/// Reads the child's reports until it has done enough, kills it, and reads the rest of the pipe.
+/// `None` when it ended by itself.
 fn read_turns(
     lines: ChildStdout,
     child: &mut Child,
@@ -513,7 +521,7 @@ fn read_turns(
     Ok(killed.then_some(half))
 }
 
-/// The second process: serves turns that another one has served, and says what came of it.
+/// The second process: serves turns that another process has served, and reports the result.
 fn work_beside(store: &Path, turns: u64) -> Result<Ending, Failure> {
     let shape = workload::shape(PAGE_BYTES, PAGE_PARTS)?;
     let store = Store::attach(store, AttachOptions::default())?;
@@ -533,7 +541,7 @@ fn work_beside(store: &Path, turns: u64) -> Result<Ending, Failure> {
     Ok(Ending::Done)
 }
 
-/// The killed half: serves turns and says so, until it is killed or nobody listens.
+/// The killed half: serves turns and reports them, until it is killed or the pipe is closed.
 pub fn work(args: &WorkerArgs) -> Result<Ending, Failure> {
     if let Some(turns) = args.beside {
         return work_beside(&args.store, turns);
@@ -561,7 +569,8 @@ pub fn work(args: &WorkerArgs) -> Result<Ending, Failure> {
     Ok(Ending::Done)
 }
 
-/// Looks for every page acknowledged before the kill, then serves the turns that follow, the interrupted one first.
+/// Looks for every page acknowledged before the kill, then serves the following turns, the
+/// interrupted one first.
 fn serve_on(
     store: &dyn PageStore,
     shape: &PageShape,

@@ -1,8 +1,10 @@
-//! A disk's own speed, measured without the store: large direct reads and writes of a file, from a few threads.
+//! A disk's own speed, measured without the store: large direct reads and writes of a file, from a
+//! few threads.
 //!
-//! Writes overwrite blocks that were written before, as those of a store made with `--prewrite` do, and reads are scattered.
-//! The buffers are huge-page backed like the store's, so that the comparison is fair. Where the file system has no direct
-//! I/O the figures are those of its cache, as the store's then are. Does no checking of what it reads.
+//! Writes overwrite blocks that were written before, as in a store made with `--prewrite`. Reads
+//! are scattered. The buffers are huge-page backed like the store's, so that the comparison is
+//! fair. On a file system without direct I/O the figures are those of its cache, as the store's
+//! then are. The content of reads is not checked.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,7 +22,7 @@ use crate::usage;
 /// Bytes of one read or write.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Reads or writes under way at once.
+/// Reads or writes in flight at once.
 const THREADS: usize = 8;
 
 /// Bytes a second of a disk.
@@ -32,7 +34,8 @@ pub struct DeviceSpeed {
     pub write: f64,
 }
 
-/// Measures the disk under `directory` with a file of `chunks` MiB, a power of two, which is removed again.
+/// Measures the disk under `directory` with a file of `chunks` MiB, a power of two, which is
+/// removed again.
 ///
 /// # Errors
 /// When the file cannot be made, written or read.
@@ -83,12 +86,13 @@ fn passes(file: &File, chunks: u64) -> io::Result<DeviceSpeed> {
     })
 }
 
-/// Another order of the first `chunks` numbers, a power of two: the odd factor visits each once, far from the one before.
+/// A permutation of the first `chunks` numbers, a power of two. The odd factor visits each once,
+/// far from the one before.
 fn scattered(chunk: u64, chunks: u64) -> u64 {
     chunk.wrapping_mul(0x9e37_79b9) & (chunks - 1)
 }
 
-/// Works through all chunks once and says how many bytes a second that made.
+/// Transfers all chunks once. Returns the bytes per second.
 fn pass(
     chunks: u64,
     work: impl Fn(&mut AlignedBuf, u64) -> io::Result<()> + Sync,

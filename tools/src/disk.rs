@@ -1,22 +1,23 @@
-//! Which disk moves a store's bytes, as documents tell it: the disk in one word, and why that one in a sentence.
+//! The disk that moves a store's bytes, as documents state it: the disk in one word, and the reason
+//! in a sentence.
 //!
-//! The engine says both in one line, which is what people are shown.
+//! The engine gives both in one line, which is printed for people.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A disk and why it was chosen.
+/// A disk and the reason for its choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DiskFacts {
     /// `uring` or `threads`.
     pub disk: String,
-    /// Why that one.
+    /// The reason for its choice.
     pub disk_reason: String,
 }
 
 impl DiskFacts {
-    /// What the engine's line says.
+    /// Parses the engine's line.
     #[must_use]
     pub fn of(line: &str) -> DiskFacts {
         let (disk, reason) = line.split_once(": ").unwrap_or((line, ""));

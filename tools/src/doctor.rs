@@ -1,9 +1,11 @@
-//! `larder doctor`: what this machine offers a store, what is in the way, and what to do about it.
+//! `larder doctor`: the features of this machine that a store uses, the obstacles, and their
+//! remedies.
 //!
-//! Everything is found out by trying or by asking the kernel. In a directory a file without a name is made for trial, as `create`
-//! makes one; it is gone when it is closed. What the engine depends on is the engine's
-//! to find out ([`probe::report`]); the rest is about one place: the directory, file or device that a store is or
-//! will be in. A line is `ok`, `warn` (works, but slower or riskier than it could) or `fail` (a store cannot work there).
+//! Every fact comes from a trial or from the kernel. A trial file without a name is made in a
+//! directory, as `create` makes one. It is gone when it is closed. The engine checks the features
+//! that it depends on ([`probe::report`]). The other checks concern one place: the directory, file
+//! or device of a present or future store. A line is `ok`, `warn` (works, but slower or riskier
+//! than possible) or `fail` (a store cannot work there).
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -57,22 +59,22 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Serialize)]
 struct DoctorReport {
-    /// What was looked at.
+    /// The path that was examined.
     path: PathBuf,
-    /// One line a fact.
+    /// One line for each fact.
     facts: Vec<FactLine>,
 }
 
 #[derive(Serialize)]
 struct FactLine {
-    /// What it is about.
+    /// The subject.
     name: String,
     /// `ok`, `warn` or `fail`.
     level: &'static str,
-    /// What was found and, unless it is well, what to do.
+    /// The finding and, unless it is good, the remedy.
     what: String,
 }
 
@@ -116,7 +118,7 @@ impl Facts {
     }
 }
 
-/// Runs the command: exit code 1 when a line says `fail`.
+/// Runs the command. The exit code is 1 if a line has the level `fail`.
 pub fn run(args: &DoctorArgs) -> Result<Ending, Failure> {
     let mut facts = Facts::default();
     for fact in probe::report() {
@@ -152,14 +154,19 @@ fn huge_pages(facts: &mut Facts) {
         });
     match page_bytes {
         Some(bytes) if bytes > u64::from(ALIGN_BYTES_MAX) => {
-            let what = format!("buffers get memory pages of {} (transparent_hugepage: {mode})", ByteSize(bytes));
+            let what = format!(
+                "buffers get memory pages of {} (transparent_hugepage: \
+                {mode})",
+                ByteSize(bytes)
+            );
             facts.add("huge pages", Level::Ok, what);
         }
         _ => facts.add(
             "huge pages",
             Level::Warn,
             format!(
-                "buffers get small memory pages (transparent_hugepage: {mode}), which costs bandwidth and CPU time: \
+                "buffers get small memory pages (transparent_hugepage: {mode}), which costs \
+                 bandwidth and CPU time: \
                  echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
             ),
         ),
@@ -171,14 +178,14 @@ fn chosen(choice: &str) -> Option<&str> {
     Some(choice.split_once('[')?.1.split_once(']')?.0)
 }
 
-/// What is true of the path itself.
+/// Facts about the path itself.
 fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     let failure = |error: &std::io::Error| {
         Failure::environment(format!("{}: {error}; check the path", path.display()))
     };
     let metadata = match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            // A store that is still to be made is judged by where it would be.
+            // A future store is judged by its directory.
             let parent = path
                 .parent()
                 .filter(|parent| !parent.as_os_str().is_empty())
@@ -266,7 +273,8 @@ fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A file without a name: it is gone when it is closed. With O_DIRECT where that can be had.
+/// A file without a name: it is gone when it is closed. With O_DIRECT where the file system allows
+/// it.
 fn trial_file(directory: &Path) -> Result<OwnedFd, Errno> {
     let mode = Mode::RUSR | Mode::WUSR;
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
@@ -299,7 +307,8 @@ fn as_create_does(file: &OwnedFd, prepared: Result<(), Errno>, facts: &mut Facts
         }
         Err(error) => {
             let what = format!(
-                "not here ({error}): `larder create --prewrite` writes every block instead; ext4 and xfs can preallocate"
+                "not here ({error}): `larder create --prewrite` writes every block instead; ext4 \
+                 and xfs can preallocate"
             );
             facts.add("preallocation", Level::Warn, what);
         }
@@ -348,7 +357,8 @@ fn direct_io(file: &OwnedFd, facts: &mut Facts) {
         return;
     }
     if !direct.dio {
-        let what = "not honoured here: everything goes through the page cache, at many times the CPU cost; use ext4, xfs or \
+        let what = "not honoured here: everything goes through the page cache, at many times the \
+            CPU cost; use ext4, xfs or \
                     a block device";
         facts.add("direct I/O", Level::Warn, what);
         return;
@@ -379,7 +389,8 @@ fn filesystem(file: impl AsFd, facts: &mut Facts) {
         ),
         "btrfs" | "zfs" | "bcachefs" => (
             Level::Warn,
-            ": it copies on write and checks data itself, at a cost; use ext4, xfs or a block device",
+            ": it copies on write and checks data itself, at a cost; use ext4, xfs or a block \
+             device",
         ),
         "nfs" | "smb" | "9p" | "fuse" | "ceph" | "lustre" => (
             Level::Warn,
@@ -420,7 +431,8 @@ fn scheduler(device: u64, facts: &mut Facts) {
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default();
         let what = format!(
-            "{name} slows a fast disk down: echo none > /sys/block/{disk}/queue/scheduler (of the whole disk)"
+            "{name} slows a fast disk down: echo none > /sys/block/{disk}/queue/scheduler (of the \
+             whole disk)"
         );
         facts.add("scheduler", Level::Warn, what);
     }
@@ -500,7 +512,7 @@ fn store(path: &Path, facts: &mut Facts) {
     }
 }
 
-/// Whether a process has a volume locked. A lock taken to find out is given back at once.
+/// Whether a process has a volume locked. A lock taken for this check is released at once.
 fn is_locked(volumes: &Volumes) -> Result<bool, Errno> {
     for (_, volume) in volumes.present() {
         let file = volume.file.as_fd();
@@ -527,7 +539,8 @@ fn served_by(pid: Option<u32>) -> String {
     }
 }
 
-/// Whether every block of a volume's file is its own: a write elsewhere may find no space.
+/// Whether every block of a volume's file is allocated to it alone: otherwise a write may find no
+/// space.
 fn blocks(volume: &Volume, facts: &mut Facts) {
     let Some(holes) = holes(&*volume.file) else {
         return;
@@ -550,11 +563,12 @@ fn blocks(volume: &Volume, facts: &mut Facts) {
     facts.add("blocks", level, what);
 }
 
-/// Which volumes the owner of a shared store serves read-only.
+/// The volumes that the owner of a shared store serves read-only.
 fn service(report: &share::Report, facts: &mut Facts) {
     for volume in &report.stats.read_only_volumes {
         let what = format!(
-            "{}: in read-only service, {} puts were refused: the device refuses writes ({}). Make it \
+            "{}: in read-only service, {} puts were refused: the device refuses writes ({}). Make \
+             it \
              take writes again (free space, mount, health of the device: see dmesg); the owner \
              tries every second",
             volume.path.display(),
@@ -568,7 +582,7 @@ fn service(report: &share::Report, facts: &mut Facts) {
     }
 }
 
-/// Whether a volume can be written: one that can only be read shows everything else as it should be.
+/// Whether a volume can be written: a read-only one passes all other checks.
 fn writable(volume: &Path, facts: &mut Facts) {
     let opened = rustix::fs::open(volume, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     if let Err(error) = opened {
@@ -655,7 +669,7 @@ mod tests {
         let mut facts = Facts::default();
         writable(&path, &mut facts);
         assert_eq!(facts.0.len(), 0);
-        // Nobody may write to a directory, root neither.
+        // A directory cannot be written, not even by root.
         writable(directory.path(), &mut facts);
         assert_eq!(
             (facts.0[0].name.as_str(), facts.0[0].level),

@@ -1,4 +1,4 @@
-//! How a command ends: its exit code, and the one sentence it fails with.
+//! The end of a command: its exit code, and the sentence of a failure.
 //!
 //! | code | meaning |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | 1 | done, and found something wrong: damage, wrong bytes, a failed check |
 //! | 2 | the command line or its input makes no sense |
 //! | 3 | the environment is in the way: locked, not a store, no space |
-//! | 130 | stopped by the operator; what was done until then was reported |
+//! | 130 | stopped by the operator; the work until then was reported |
 
 use std::fmt;
 
@@ -18,14 +18,14 @@ use larder_tiers::core::Broken;
 
 use crate::trace::TraceError;
 
-/// How a command that ran ended.
+/// The end of a command that ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// As asked, nothing wrong.
+    /// Complete, nothing wrong.
     Done,
-    /// As asked, and something is wrong with what it looked at.
+    /// Complete, and something is wrong with the examined object.
     Findings,
-    /// Early, because the operator asked for it.
+    /// Early, at the operator's request.
     Interrupted,
 }
 
@@ -40,7 +40,7 @@ impl Ending {
     }
 }
 
-/// Why a command could not do what it was asked: what, where, and what to do about it.
+/// The reason why a command could not do its work: the problem, its place, and the remedy.
 #[derive(Debug)]
 pub struct Failure {
     code: u8,
@@ -71,7 +71,7 @@ impl Failure {
             .with_hint("raise the limits on threads and memory: ulimit -u, ulimit -v, TasksMax=")
     }
 
-    /// The same, with something more to know.
+    /// The same, with more information.
     #[must_use]
     pub fn with_hint(self, hint: &str) -> Self {
         Failure {
@@ -80,7 +80,7 @@ impl Failure {
         }
     }
 
-    /// Why no store of the size that `flag` gives can be made.
+    /// The reason why no store of the size that `flag` gives can be created.
     #[must_use]
     pub fn sized(error: StoreError, flag: &str) -> Self {
         let hint = match error {

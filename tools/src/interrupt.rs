@@ -1,9 +1,11 @@
-//! Ctrl-C, `kill` and a terminal that is closed: asks a long command to end cleanly instead of killing it.
+//! Ctrl-C, `kill` and a closed terminal: they ask a long command to end cleanly instead of killing
+//! it.
 //!
-//! The signals are blocked and a thread waits for them, so that no code runs inside a signal handler. The first one raises
-//! a flag, which commands look at between store calls; a later one ends the process at once, which a store survives like
-//! any crash. Signals that come together count as one: `timeout` and shells signal a process and then its whole group.
-//! Children start with nothing blocked.
+//! The signals are blocked and a thread waits for them, so that no code runs inside a signal
+//! handler. The first one raises a flag, which commands check between store calls. A later one ends
+//! the process at once; a store survives that like any crash. Signals that come together count as
+//! one: `timeout` and shells signal a process and then its whole group. Children start with nothing
+//! blocked.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -27,7 +29,7 @@ const EXIT_INTERRUPTED: i32 = 130;
 /// Signals that come so close together are one.
 const TOGETHER: Duration = Duration::from_millis(500);
 
-/// How often a wait for input looks whether a signal has come.
+/// Interval at which a wait for input checks for a signal.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Whether the operator has asked the command to end.
@@ -42,8 +44,9 @@ struct Raised {
 }
 
 impl Interrupt {
-    /// Starts to watch for SIGINT, SIGTERM and, unless it is ignored (`nohup`), SIGHUP. Must be called before the process has other threads: they inherit the
-    /// block. Where signals cannot be blocked they go on ending the process at once.
+    /// Starts to watch for SIGINT, SIGTERM and, unless it is ignored (`nohup`), SIGHUP. Must be
+    /// called before the process has other threads: they inherit the block. If signals cannot be
+    /// blocked, they still end the process at once.
     pub fn watch() -> Self {
         let raised = Arc::new(Raised::default());
         let mut signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
@@ -56,14 +59,14 @@ impl Interrupt {
                 .name("signals".to_owned())
                 .spawn(move || wait(&signals, &raise));
             if waiter.is_err() {
-                // Nobody waits for the signals: let them act as usual.
+                // Without a thread that waits for the signals, they act as usual.
                 let _ = signals.thread_unblock();
             }
         }
         Interrupt(raised)
     }
 
-    /// Signals act as they do elsewhere.
+    /// Signals act as usual.
     #[cfg(test)]
     pub fn never() -> Self {
         Interrupt(Arc::default())
@@ -86,7 +89,7 @@ impl Interrupt {
     }
 }
 
-/// A file or a pipe, whose reading ends with an error when a signal has come while it was waited for.
+/// A file or a pipe. A signal during a wait for input ends the read with an error.
 pub struct Input {
     file: File,
     interrupt: Interrupt,
@@ -105,7 +108,7 @@ impl Input {
     /// # Errors
     /// When it cannot be opened.
     pub fn open(path: &Path, interrupt: &Interrupt) -> io::Result<Input> {
-        // Else a pipe that nobody writes to yet is waited for here.
+        // Otherwise the open would wait here for a writer of the pipe.
         let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
         let options = File::options()
             .read(true)
@@ -137,7 +140,7 @@ impl Read for Input {
     }
 }
 
-/// What reading [`Input`] ends with when a signal has come.
+/// The error of reading [`Input`] after a signal.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 struct EndAskedFor;
@@ -149,7 +152,8 @@ pub fn is_end_asked_for(error: &io::Error) -> bool {
         .is_some_and(<dyn std::error::Error + Send + Sync>::is::<EndAskedFor>)
 }
 
-/// Whether the process was started with SIGHUP ignored. A signal that is waited for comes even then.
+/// Whether the process was started with SIGHUP ignored. A signal in the waited set is delivered
+/// even then.
 fn ignores_hangups() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status

@@ -6,10 +6,10 @@ use larder_kernels::{CudaDevice, CudaOptions, Device, HostDevice};
 
 use crate::failure::Failure;
 
-/// The CUDA device of this number, or the host where none is given.
+/// The CUDA device of this number, or the host if none is given.
 ///
 /// # Errors
-/// It is not there, or does not work.
+/// The device does not exist, or does not work.
 pub fn device(cuda: Option<u32>) -> Result<Arc<dyn Device>, Failure> {
     let opened: Result<Arc<dyn Device>, _> = match cuda {
         None => HostDevice::new().map(|device| Arc::new(device) as _),

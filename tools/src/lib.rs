@@ -1,28 +1,35 @@
-//! What the `larder` binary is made of: it stores pages of LLM key-value caches on local disks, and shows what is in there.
+//! The parts of the `larder` binary. It stores pages of LLM key-value caches on local disks, and
+//! shows them.
 //!
-//! Each subcommand has a file of its own; what they share is the small library beside them. Public is what others use too:
-//! the command line as a whole, and what reads text that somebody else wrote.
+//! Each subcommand has a file of its own. Shared code is in the small library beside them. Public
+//! are the parts that other crates use: the command line as a whole, and the readers of foreign
+//! text.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
 //! | [`cli`] | the command line |
-//! | `create` | makes a store, or enlarges one |
-//! | `inspect`, `verify` | look at a store without opening it: what is in it, and whether it is whole (`findings`, `repair`) |
-//! | `compact` | puts a store in order |
+//! | `create` | creates a store, or enlarges one |
+//! | `inspect`, `verify` | examine a store without opening it: its content, its integrity |
+//! | `findings`, `repair` | their report of damage, and its repair |
+//! | `compact` | orders the pages of a store |
 //! | `export`, `import` | pages of a store to a file (`archive`), and from one into a store |
 //! | `bench` | measures puts, gets, lookups and loads |
-//! | `replay` | runs a request trace against a store (`ack_log`: what was promised before a kill), or through all three tiers |
-//! | `doctor` | says what this machine offers and what is in the way |
-//! | `serve`, `stat` | own a store for other processes; ask who does |
-//! | `demo` | a first minute with nothing to prepare (`device`: the disk's own speed, `conversations`: its load) |
-//! | [`disk`] | which disk moves a store's bytes, as documents tell it |
+//! | `replay` | runs a request trace against a store, or through all three tiers |
+//! | `ack_log` | the pages that a store had acknowledged to a replay before a kill |
+//! | `doctor` | shows the features and the obstacles of this machine |
+//! | `serve`, `stat` | own a store for other processes; query its owner |
+//! | `demo` | a first minute without preparation |
+//! | `device`, `conversations` | for the demo: the disk's own speed, and the load |
+//! | [`disk`] | the disk that moves a store's bytes, as documents state it |
 //! | [`size`] | sizes and durations |
 //! | [`trace`] | request traces |
-//! | `open`, `l1`, `workload`, `session` | opening a store and a device, made-up pages, serving requests |
-//! | `usage`, `turns`, `report`, `failure`, `interrupt` | meters, taking turns, output, exit codes, signals |
+//! | `open`, `l1` | opening a store and a device |
+//! | `workload`, `session` | test pages, serving requests |
+//! | `usage`, `turns` | meters, taking turns |
+//! | `report`, `failure`, `interrupt` | output, exit codes, signals |
 //!
-//! Conventions: `--json` prints one document on stdout, people get lines; progress goes to stderr and only to a terminal;
-//! `LARDER_LOG` (`warn` unless set) chooses what the engine logs to stderr.
+//! Conventions: `--json` prints one document on stdout, people get lines. Progress goes to stderr
+//! and only to a terminal. `LARDER_LOG` (default `warn`) chooses the engine's log level on stderr.
 
 #![forbid(unsafe_code)]
 

@@ -8,7 +8,7 @@ use larder_tools::cli::{Program, complain, run};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// The standard library panics over refusals of `getrandom` other than these.
+/// Whether `getrandom` is refused. The standard library panics at errors other than these.
 fn is_randomness_refused() -> Option<Errno> {
     let drawn = getrandom(&mut [0_u8; 8], GetRandomFlags::NONBLOCK);
     let known = [Errno::NOSYS, Errno::PERM, Errno::AGAIN, Errno::INTR];

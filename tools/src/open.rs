@@ -1,4 +1,4 @@
-//! Options that every command opening a store shares.
+//! Options of every command that opens a store.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use larder_engine::{AttachOptions, OpenOptions, PageStore, SharedReads, Store, S
 use crate::failure::Failure;
 use crate::size::{self, ByteSize};
 
-/// How a command opens the store.
+/// The way in which a command opens the store.
 #[derive(Args, Clone, Debug)]
 pub struct OpenArgs {
     /// How bytes are moved: uring, threads, or auto, which tries io_uring and falls back to threads
@@ -19,7 +19,8 @@ pub struct OpenArgs {
     /// Operations with the kernel at once, per volume
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     depth: Option<u32>,
-    /// Where a volume other than the first is, if it has been moved; the store remembers it from then on
+    /// Where a volume other than the first is, if it has been moved; the store remembers it from
+    /// then on
     #[arg(long = "volume", value_name = "PATH")]
     volumes: Vec<PathBuf>,
     /// When puts become durable: on flush, within a second, or before each put returns
@@ -27,17 +28,19 @@ pub struct OpenArgs {
     sync: SyncArg,
 }
 
-/// How a store is shared with other processes.
+/// The way in which a store is shared with other processes.
 #[derive(Args, Clone, Debug)]
 pub struct ShareArgs {
-    /// Whether processes that read the same pages share their reads: auto does so for pages that all ranks of a tensor-parallel
-    /// group hold alike
+    /// Whether processes that read the same pages share their reads: auto does so for pages that
+    /// all ranks of a tensor-parallel group hold alike
     #[arg(long, value_enum, default_value_t = SharedReadsArg::Auto)]
     shared_reads: SharedReadsArg,
-    /// Most memory that reads are shared through, taken as it is used; the store's owner decides [default: 512MiB]
+    /// Most memory that reads are shared through, taken as it is used; the store's owner decides
+    /// [default: 512MiB]
     #[arg(long, value_name = "SIZE")]
     staging: Option<ByteSize>,
-    /// Write the blocks of segments that were never used once, in the background: what comes later is stored faster
+    /// Write the blocks of segments that were never used once, in the background: what comes later
+    /// is stored faster
     #[arg(long)]
     prewrite: bool,
     /// How long a lookup protects the pages that it found; the store's owner decides [default: 10s]
@@ -72,7 +75,8 @@ impl ShareArgs {
         }
     }
 
-    /// Attaches to the store at `path`, works on it, and closes it cleanly, whether the work succeeds or not.
+    /// Attaches to the store at `path`, works on it, and closes it cleanly, whether the work
+    /// succeeds or not.
     ///
     /// # Errors
     /// The work's, else those of attaching and closing.
@@ -117,7 +121,8 @@ impl OpenArgs {
         self.options().depth
     }
 
-    /// Opens the store at `path`, works on it, and closes it cleanly, whether the work succeeds or not.
+    /// Opens the store at `path`, works on it, and closes it cleanly, whether the work succeeds or
+    /// not.
     ///
     /// # Errors
     /// The work's, else those of opening and closing.

@@ -1,10 +1,11 @@
-//! What a command prints on stdout: one JSON document, or lines for people.
+//! The output of a command on stdout: one JSON document, or lines for people.
 //!
-//! A JSON document is an object that opens with `schema`, the version of all documents' fields, and `command`. Within a
-//! version fields are only added; one that is renamed, removed or changes its meaning raises it. Sizes are bytes, times are
-//! seconds unless a name says otherwise. Nothing else goes to stdout. `docs/json.md` lists every field, and how fields are named.
+//! A JSON document is an object that opens with `schema`, the version of all documents' fields, and
+//! `command`. Within a version fields are only added. A renamed or removed field, or a changed
+//! meaning, raises the version. Sizes are bytes, times are seconds unless a name states otherwise.
+//! Nothing else goes to stdout. `docs/json.md` lists every field and the naming rules.
 //!
-//! Defends against a reader that has seen enough: a closed pipe ends the output, not the program.
+//! Defends against a reader that stops reading: a closed pipe ends the output, not the program.
 
 use std::io::{self, Write};
 
@@ -21,7 +22,7 @@ const DRAWS_PER_SECOND_MAX: u8 = 10;
 
 /// The outcome of a command.
 pub trait Report: Serialize {
-    /// The command's name, as it is typed.
+    /// The command's name on the command line.
     const COMMAND: &'static str;
 
     /// The lines for people.
@@ -84,15 +85,15 @@ struct Document<'a, R> {
 /// Prints a report on stdout, as JSON or for people.
 ///
 /// # Errors
-/// When stdout cannot be written to, unless because its reader is gone.
+/// If stdout cannot be written, unless its reader is gone.
 pub fn print<R: Report>(report: &R, json: bool) -> Result<(), Failure> {
     print_on(report, json, &mut io::stdout().lock())
 }
 
-/// Prints a report elsewhere, for a command whose stdout carries something else.
+/// Prints a report elsewhere, for a command with other output on stdout.
 ///
 /// # Errors
-/// When `out` cannot be written to, unless because its reader is gone.
+/// If `out` cannot be written, unless its reader is gone.
 pub fn print_on<R: Report>(report: &R, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
     match write(report, json, out).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::environment(
@@ -115,7 +116,7 @@ fn write<R: Report>(report: &R, json: bool, out: &mut dyn Write) -> io::Result<(
     writeln!(out)
 }
 
-/// A progress bar on stderr, drawn only where that is a terminal. Without a known `total` it counts.
+/// A progress bar on stderr, drawn only on a terminal. Without a known `total` it counts.
 pub fn progress(total: Option<u64>, template: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(
         total,

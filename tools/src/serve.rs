@@ -1,7 +1,8 @@
-//! `larder serve`: owns a store for as long as it runs, so that other processes can attach to it.
+//! `larder serve`: owns a store as long as it runs, so that other processes can attach to it.
 //!
-//! It does nothing that the first process to attach would not do as well; it is there for where none of those should be the
-//! one whose end moves the ownership. Ends on SIGINT, SIGTERM or SIGHUP, with the store closed cleanly.
+//! The first process to attach would do the same work. Use this command if ownership must not move
+//! when one of those processes ends. It ends on SIGINT, SIGTERM or SIGHUP, with the store closed
+//! cleanly.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::place;
 use crate::report::{self as output, Lines, Report};
 use crate::stat::process;
 
-/// Longest sleep between two looks at nothing in particular.
+/// Longest sleep between two wakeups.
 const SLEEP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Own a store and serve it to other processes, until stopped
@@ -46,11 +47,11 @@ pub struct ServeArgs {
 struct ServeReport {
     /// The store: its first volume.
     path: PathBuf,
-    /// Where clients find it.
+    /// The socket for clients.
     socket: PathBuf,
     /// Pages in the store.
     pages: u64,
-    /// Which disk moves the owner's bytes, and why that one.
+    /// The disk that moves the owner's bytes, and the reason for its choice.
     #[serde(flatten)]
     disk: DiskFacts,
 }
@@ -67,9 +68,10 @@ impl Report for ServeReport {
     }
 }
 
-/// Each connection of a client costs a descriptor, and the usual limit is low for the sake of old programs.
+/// Each connection of a client costs a descriptor, and the usual limit is low for the sake of old
+/// programs.
 fn take_descriptors() {
-    // What is left of it is told when a connection cannot be taken.
+    // An exhausted limit is reported when a connection cannot be accepted.
     let Ok(limit) = limit(Resource::Nofile) else {
         return;
     };
@@ -102,11 +104,12 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
         store.close()?;
         return Err(served(&args.path, owner));
     }
-    // A container profile may allow to listen, and refuse to take connections.
+    // A container profile may allow listening, and refuse to accept connections.
     if let Err(error) = report(&args.path) {
         store.close()?;
         return Err(Failure::environment(format!(
-            "{}: this process cannot serve it: it does not answer on its own socket ({error}); allow accept4 and getsockopt \
+            "{}: this process cannot serve it: it does not answer on its own socket ({error}); \
+             allow accept4 and getsockopt \
              in the container's seccomp profile",
             args.path.display()
         )));

@@ -1,7 +1,9 @@
-//! Serves requests from a store as a server would: the longest stored prefix is read, the rest put, every byte checked.
+//! Serves requests from a store with the use pattern of a server: the longest stored prefix is
+//! read, the rest put, every byte checked.
 //!
-//! What `replay` and `demo` have in common. Making and comparing pages happens between the store's calls, which alone are
-//! timed. A page that a lookup confirmed and a read missed ends the prefix there; it and what follows are put again.
+//! Shared by `replay` and `demo`. Pages are made and compared between the store's calls. Only these
+//! calls are timed. A page that a lookup confirmed and a read missed ends the prefix there. It and
+//! the following pages are put again.
 
 use std::ops::Add;
 use std::time::Duration;
@@ -17,7 +19,7 @@ use crate::workload::{self, Link, PageBuffers};
 /// Most bytes of pages in one call; longer chains take several.
 const CALL_BYTES: u64 = 32 << 20;
 
-/// What became of requests and pages.
+/// The outcome for requests and pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Requests served.
@@ -28,11 +30,11 @@ pub struct Counts {
     pub pages_hit: u64,
     /// Pages stored.
     pub pages_put: u64,
-    /// Pages that turned out to be stored already when they were put.
+    /// Pages that were stored already when they were put.
     pub duplicate_pages: u64,
-    /// Pages whose bytes were not what their key says. Must be 0.
+    /// Pages whose bytes differ from the content that their key defines. Must be 0.
     pub wrong_pages: u64,
-    /// Pages that a lookup confirmed and a read missed, for whatever reason.
+    /// Pages that a lookup confirmed and a read missed, for any reason.
     pub lapsed_pages: u64,
     /// Pages that the store did not admit.
     pub refused_pages: u64,
@@ -58,7 +60,7 @@ impl Add for Counts {
     }
 }
 
-/// Is told what the store did, as soon as it did it.
+/// Receives the store's acknowledgements as soon as they come.
 pub trait Witness {
     /// These pages were read.
     ///
@@ -73,12 +75,12 @@ pub trait Witness {
     fn acknowledged(&mut self, keys: &[PageKey]) -> Result<(), Failure>;
 }
 
-/// What reading pages back came to.
+/// The result of reading pages back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Read, and as their keys say.
+    /// Read and right.
     pub right: u64,
-    /// Read, and otherwise.
+    /// Read and wrong.
     pub wrong: u64,
     /// Not read.
     pub missing: u64,
@@ -94,9 +96,9 @@ pub struct Session<'a> {
     pub gets: Meter,
     /// Time and CPU of the store's puts.
     pub puts: Meter,
-    /// What became of the pages so far.
+    /// The outcome for the pages so far.
     pub counts: Counts,
-    /// What the store said of the first page that it did not store.
+    /// The store's status of the first page that it did not store.
     pub unstored: Option<PutStatus>,
 }
 
@@ -144,7 +146,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads a confirmed prefix and says how many pages of it came, up to the first that did not.
+    /// Reads a confirmed prefix. Returns the number of pages up to the first miss.
     fn read_prefix(&mut self, keys: &[PageKey]) -> usize {
         let mut hit = 0;
         for batch in keys.chunks(self.buffers.slots()) {
@@ -170,7 +172,7 @@ impl<'a> Session<'a> {
         hit
     }
 
-    /// Puts a batch and says which pages the store now has.
+    /// Puts a batch. Returns the pages that the store now has.
     fn put(&mut self, batch: &[Link]) -> Vec<PageKey> {
         let statuses = self.buffers.put(
             self.store,
@@ -197,7 +199,7 @@ impl<'a> Session<'a> {
         present.map(|(link, _)| link.key).collect()
     }
 
-    /// Reads pages back and compares them, outside of the session's figures.
+    /// Reads pages back and compares them. Not part of the session's figures.
     pub fn check(&mut self, keys: &[PageKey]) -> Checked {
         let mut checked = Checked::default();
         for batch in keys.chunks(self.buffers.slots()) {

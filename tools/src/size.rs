@@ -1,11 +1,13 @@
-//! Sizes as people write and read them: `64GiB` in, `64 GiB` out, bytes in between. And durations: `30s`, `500ms`.
+//! Sizes as people write and read them: `64GiB` in, `64 GiB` out, bytes in between. And durations:
+//! `30s`, `500ms`.
 //!
-//! Owns the one grammar of sizes on the command line: digits, optionally a fraction, optionally `B`, `KiB`, `MiB`, `GiB` or
-//! `TiB` in any case; no unit means bytes. Invariant: arithmetic is exact in integers; a fraction of a byte is dropped.
-//! Durations are whole numbers of `ms`, `s` or `m`; no unit means seconds.
+//! Owns the one grammar of sizes on the command line: digits, optionally a fraction, optionally
+//! `B`, `KiB`, `MiB`, `GiB` or `TiB` in any case. No unit means bytes. Invariant: arithmetic is
+//! exact in integers; a fraction of a byte is dropped. Durations are whole numbers of `ms`, `s` or
+//! `m`. No unit means seconds.
 //!
-//! Defends against units that mean different things to different people: `GB` and `G` are refused, not guessed. Does not
-//! know what a size is for, nor its limits.
+//! Defends against ambiguous units: `GB` and `G` are refused, not guessed. Does not know the use of
+//! a size, nor its limits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,9 +32,10 @@ pub struct ByteSize(pub u64);
 /// Text that is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// No number where one should be.
+    /// A number is missing.
     #[error(
-        "`{0}` is not a size; write bytes (4096) or a number and a unit (64KiB, 16MiB, 1.5GiB, 2TiB)"
+        "`{0}` is not a size; write bytes (4096) or a number and a unit (64KiB, 16MiB, 1.5GiB, \
+         2TiB)"
     )]
     Number(String),
     /// A number, but a unit that is unknown or ambiguous.
@@ -104,7 +107,7 @@ impl fmt::Display for ByteSize {
 /// Reads a duration for the command line.
 ///
 /// # Errors
-/// A sentence that says what a duration looks like.
+/// A sentence about the form of a duration.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let (number, unit) = text.split_at(
@@ -113,7 +116,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     );
     let malformed = || {
         format!(
-            "`{text}` is not a duration; write seconds (30) or a whole number and a unit (500ms, 30s, 2m)"
+            "`{text}` is not a duration; write seconds (30) or a whole number and a unit (500ms, \
+             30s, 2m)"
         )
     };
     let number: u64 = number.parse().map_err(|_| malformed())?;

@@ -1,4 +1,4 @@
-//! `larder stat`: asks the process that owns a store what it is doing.
+//! `larder stat`: asks the owner of a store for its state.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::place;
 use crate::report::{self as output, Lines, Report};
 use crate::size::ByteSize;
 
-/// Shortest pause between two reports: the owner has other things to do.
+/// Shortest pause between two reports, to keep the load on the owner low.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
 /// Ask the process that owns a store what it is doing
@@ -41,29 +41,30 @@ pub struct StatArgs {
 struct StatReport {
     /// The store: its first volume.
     path: PathBuf,
-    /// The owner's process, where it is visible here, and the bytes of its memory that are in RAM.
+    /// The owner's process, if it is visible here, and the bytes of its memory in RAM.
     pid: Option<u32>,
     rss_bytes: u64,
     /// Clients attached, this one included.
     clients: u32,
-    /// Clients that have gone and whose writes may not be over.
+    /// Clients that are gone, and whose writes may still be in flight.
     lingering_clients: u32,
-    /// What clients share their reads through.
+    /// The memory through which clients share their reads.
     staging: share::StagingReport,
-    /// Pages that clients are reading, and puts of clients that are under way.
+    /// Pages that clients are reading, and puts of clients in flight.
     reads_in_flight: u64,
     puts_in_flight: u64,
-    /// Pages of puts that were given up because their client said nothing (it is stopped, say), and whose writes may not be over.
+    /// Pages of puts that were given up because their client was silent (stopped, for example), and
+    /// whose writes may still be in flight.
     adrift_pages: u64,
-    /// The settings that hold for all processes that use the store: when puts are durable, how long
-    /// a lookup protects its pages, and whether unused blocks are written beforehand.
+    /// The settings of all processes that use the store: the time at which puts are durable, the
+    /// protection of pages by a lookup, and whether unused blocks are written beforehand.
     sync: String,
     lease_seconds: f64,
     prewrite: bool,
     /// Its `disk` is the disk alone.
     #[serde(flatten)]
     stats: larder_engine::Stats,
-    /// Why that disk.
+    /// The reason for that disk.
     disk_reason: String,
 }
 
@@ -81,7 +82,8 @@ impl Report for StatReport {
         lines.row(
             "Clients",
             format!(
-                "{}; {} pages being read, {} puts under way, {} gone with writes that may not be over",
+                "{}; {} pages being read, {} puts under way, {} gone with writes that may not be \
+                 over",
                 self.clients, self.reads_in_flight, self.puts_in_flight, self.lingering_clients
             ),
         );
@@ -89,7 +91,8 @@ impl Report for StatReport {
             lines.row(
                 "Given up",
                 format!(
-                    "puts of {} pages by clients that say nothing and may still write: is one stopped?",
+                    "puts of {} pages by clients that say nothing and may still write: is one \
+                     stopped?",
                     self.adrift_pages
                 ),
             );
@@ -151,7 +154,8 @@ impl Report for StatReport {
             lines.row(
                 "Shared reads",
                 format!(
-                    "{} read for all, {} found, {} waited for, {} of them in vain; {} copies were not right, {} found no room",
+                    "{} read for all, {} found, {} waited for, {} of them in vain; {} copies were \
+                     not right, {} found no room",
                     staging.fills,
                     staging.hits,
                     staging.waits,
@@ -225,7 +229,8 @@ fn latency_line(latency: &LatencySummary) -> String {
         return "none measured".to_owned();
     }
     format!(
-        "{count} measured: p50 {p50_us:.1} µs, p90 {p90_us:.1} µs, p99 {p99_us:.1} µs, p99.9 {p999_us:.1} µs, max {max_us:.1} µs"
+        "{count} measured: p50 {p50_us:.1} µs, p90 {p90_us:.1} µs, p99 {p99_us:.1} µs, p99.9 \
+         {p999_us:.1} µs, max {max_us:.1} µs"
     )
 }
 
@@ -237,14 +242,14 @@ pub fn process(pid: Option<u32>) -> String {
     }
 }
 
-/// Whether a store is served as it should be.
+/// The health of a store's service.
 #[derive(Serialize)]
 struct CheckReport {
     /// The store: its first volume.
     path: PathBuf,
-    /// The owner's process, where it is visible here.
+    /// The owner's process, if it is visible here.
     pid: Option<u32>,
-    /// What is wrong; empty where the store is served as it should be.
+    /// The problems. Empty if there are none.
     troubles: Vec<String>,
 }
 
@@ -264,7 +269,7 @@ impl Report for CheckReport {
     }
 }
 
-/// What keeps a store from being served as it should be.
+/// Obstacles to normal service of the store.
 fn troubles(told: &share::Report) -> Vec<String> {
     let unreadable = told.stats.unreadable_segments;
     let disk = (unreadable > 0).then(|| {
@@ -331,7 +336,7 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
     }
 }
 
-/// How long to wait between two reports.
+/// The pause between two reports.
 fn pause(seconds: f64) -> Result<Duration, Failure> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(pause) if pause >= PAUSE_MIN => Ok(pause),
@@ -341,7 +346,7 @@ fn pause(seconds: f64) -> Result<Duration, Failure> {
     }
 }
 
-/// Sets a report apart from the next one. Whether anybody reads them.
+/// Separates a report from the next one. Returns whether the output still has a reader.
 fn end_report() -> Result<bool, Failure> {
     match writeln!(io::stdout()) {
         Ok(()) => Ok(true),

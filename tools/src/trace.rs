@@ -1,9 +1,10 @@
-//! Reads Mooncake request traces: one JSON object a line, of which only `hash_ids` has to be there.
+//! Reads Mooncake request traces: one JSON object a line. Only `hash_ids` is required in it.
 //!
-//! A hash id stands for a whole prefix of 512-token blocks up to and including its own. The trace is read as a stream,
-//! one line in memory at a time. Defends against input that is not a trace: lines have a length limit, and every error names
-//! the file, the line and what to do. Blank lines are skipped. A trace that comes through a pipe ends where it is waited for
-//! when the operator asks for an end. Does not interpret timestamps and lengths.
+//! A hash id stands for a whole prefix of 512-token blocks up to and including its own. The trace
+//! is read as a stream, one line in memory at a time. Defends against input that is not a trace:
+//! lines have a length limit, and every error names the file, the line and the remedy. Blank lines
+//! are skipped. When the operator asks for an end, a trace from a pipe ends at the next wait for
+//! input. Timestamps and lengths are not interpreted.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::iter::Peekable;
@@ -19,7 +20,7 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 /// One request of a trace.
 #[derive(Debug, Deserialize, PartialEq)]
 pub struct Request {
-    /// When it came, in milliseconds since some moment.
+    /// Its arrival, in milliseconds since some moment.
     pub timestamp: Option<f64>,
     /// Tokens of its input.
     pub input_length: Option<u64>,
@@ -35,12 +36,13 @@ pub enum TraceError {
     Io {
         /// The trace.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A line is longer than any request.
     #[error(
-        "{path}, line {line}: longer than {LINE_BYTES_MAX} bytes; a trace has one JSON object a line"
+        "{path}, line {line}: longer than {LINE_BYTES_MAX} bytes; a trace has one JSON object a \
+         line"
     )]
     TooLong {
         /// The trace.
@@ -58,7 +60,7 @@ pub enum TraceError {
         path: PathBuf,
         /// Counted from 1.
         line: u64,
-        /// What the parser said.
+        /// The parser's message.
         reason: String,
     },
 }
@@ -72,14 +74,15 @@ pub struct Trace<R> {
     failed: bool,
 }
 
-/// A trace in a file, of which the first line has been read.
+/// A trace in a file. Its first line has been read.
 pub type FileTrace = Peekable<Trace<BufReader<Input>>>;
 
 impl Trace<BufReader<Input>> {
-    /// Opens a trace, and looks at its first request: what is no trace at all is known before anything is made for it.
+    /// Opens a trace, and reads its first request: a file that is not a trace is rejected before
+    /// anything is created for it.
     ///
     /// # Errors
-    /// When the file cannot be read, or does not begin with a request.
+    /// If the file cannot be read, or does not begin with a request.
     pub fn open(path: &Path, interrupt: &Interrupt) -> Result<FileTrace, TraceError> {
         let input = Input::open(path, interrupt).map_err(|source| TraceError::Io {
             path: path.to_owned(),
@@ -94,7 +97,7 @@ impl Trace<BufReader<Input>> {
 }
 
 impl<R: BufRead> Trace<R> {
-    /// Reads a trace from `input`; `path` is what errors call it.
+    /// Reads a trace from `input`. Errors name it `path`.
     pub fn new(path: &Path, input: R) -> Self {
         Trace {
             path: path.to_owned(),
@@ -105,7 +108,8 @@ impl<R: BufRead> Trace<R> {
         }
     }
 
-    /// Reads the next line into `text`; false at the end, and when the operator has asked for an end.
+    /// Reads the next line into `text`. Returns false at the end, and when the operator has asked
+    /// for an end.
     fn read_line(&mut self) -> Result<bool, TraceError> {
         self.text.clear();
         self.line += 1;
@@ -171,8 +175,11 @@ mod tests {
 
     #[test]
     fn requests_are_read_in_order_whatever_else_a_line_holds() {
-        let text = b"{\"timestamp\": 0, \"input_length\": 900, \"output_length\": 5, \"hash_ids\": [0, 1]}\n\n\
-                     {\"hash_ids\": [], \"timestamp\": 3.5}\r\n  {\"hash_ids\":[18446744073709551615]}";
+        let text =
+            b"{\"timestamp\": 0, \"input_length\": 900, \"output_length\": 5, \"hash_ids\": \
+            [0, 1]}\n\n\
+                     {\"hash_ids\": [], \"timestamp\": 3.5}\r\n  \
+                     {\"hash_ids\":[18446744073709551615]}";
         let ids: Vec<Vec<u64>> = trace(text)
             .into_iter()
             .map(|request| request.unwrap().hash_ids)

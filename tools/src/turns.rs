@@ -1,26 +1,27 @@
 //! Taking turns with other processes, call by call.
 //!
-//! A machine whose speed changes from second to second tells little of two runs, one after the other. Processes that take turns
-//! find it in the same state. Whoever is ready for a call says so with a line of JSON on standard output, and goes on when it
-//! reads a line of standard input, or when nobody gives turns any more.
+//! On a machine whose speed changes from second to second, two runs one after the other cannot be
+//! compared. Processes that take turns see the same state of the machine. A process that is ready
+//! for a call prints a line of JSON on standard output. It continues when it reads a line of
+//! standard input, or when standard input is closed.
 
 use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Says that a process is ready.
+/// The message of a process that is ready.
 #[derive(Serialize)]
 struct Turn {
-    /// Calls that it has made.
+    /// Number of its calls so far.
     calls: usize,
-    /// What the last of them took.
+    /// Duration of the last call.
     last_us: Option<f64>,
 }
 
 /// Waits for the turn of a process that has made these calls.
 pub fn wait(calls: &[Duration]) {
-    // Without anybody who gives turns there is nothing to wait for.
+    // If no process gives turns, there is nothing to wait for.
     let _ = say(calls).and_then(|()| io::stdin().lock().read_line(&mut String::new()));
 }
 

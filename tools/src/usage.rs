@@ -1,8 +1,9 @@
-//! What this process has used so far, and meters that add up the use of single calls.
+//! The resource use of this process so far, and meters that add up the use of single calls.
 //!
-//! CPU time is that of all threads of the process, user and system, ended ones included, from the scheduler's own
-//! nanosecond clock rather than from ticks: a call of a few microseconds would round to nothing. Does not see what kernel
-//! threads and interrupts do on behalf of the process.
+//! CPU time is that of all threads of the process, user and system, ended ones included. It comes
+//! from the scheduler's own nanosecond clock rather than from ticks: a call of a few microseconds
+//! would round to nothing. It does not include kernel threads and interrupts on behalf of the
+//! process.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ pub fn cpu_time() -> Duration {
     Duration::new(seconds, nanoseconds)
 }
 
-/// Most memory the process ever had resident, in bytes; 0 where `/proc` cannot say.
+/// Most memory the process ever had resident, in bytes; 0 if `/proc` has no figure.
 pub fn peak_rss_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -37,7 +38,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// One that has counted nothing. `by_turns`: each call waits for its turn first, uncounted.
+    /// An empty meter. `by_turns`: each call waits for its turn first, which is not counted.
     pub fn new(by_turns: bool) -> Meter {
         Meter {
             by_turns,
@@ -57,7 +58,8 @@ impl Meter {
         value
     }
 
-    /// After the last call: whoever takes turns must not be gone before the others have theirs.
+    /// After the last call: a process that takes turns must not exit before the others have had
+    /// theirs.
     pub fn end(&self) {
         self.take_turn();
     }
@@ -78,7 +80,8 @@ impl Meter {
         self.cpu.as_secs_f64()
     }
 
-    /// The wall time in microseconds that `percent` of the calls did not exceed (nearest rank); 0 without calls.
+    /// The wall time in microseconds that `percent` of the calls did not exceed (nearest rank); 0
+    /// without calls.
     pub fn percentile_us(&self, percent: usize) -> f64 {
         let mut calls = self.calls.clone();
         calls.sort_unstable();

@@ -1,13 +1,16 @@
-//! Test pages: what they are called and what they hold, and the buffers that they travel in.
+//! Test pages: their keys, their content, and their buffers.
 //!
-//! The bytes of a page are a pure function of its key and of the position in it, so that every byte that comes out of a
-//! store can be checked without remembering what went in. Each 8-byte word depends on the key, the part and the place in the
-//! part: pages mistaken for each other, swapped parts and shifted or stale blocks all differ. Making and comparing is a few
-//! additions a word, well above device speed, and is not meant to be random in any stronger sense.
+//! The bytes of a page are a pure function of its key and of the position in it. So every byte from
+//! a store can be checked without a record of the input. Each 8-byte word depends on the key, the
+//! part and the place in the part: mistaken pages, swapped parts and shifted or stale blocks all
+//! differ. Making and comparing cost a few additions a word, well above device speed. The words are
+//! not random in any stronger sense.
 //!
-//! Keys are chains of hashes made by [`page_keys`] with one token a page, as an engine would make them.
+//! Keys are chains of hashes made by [`page_keys`] with one token a page, as an engine would make
+//! them.
 //!
-//! Does not decide which pages are asked for (`bench`, `replay`, `demo`), and measures only through the [`Meter`] it is given.
+//! The choice of pages is elsewhere (`bench`, `replay`, `demo`). Measurement goes through the given
+//! [`Meter`] alone.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -30,10 +33,11 @@ const STEP_BYTES: usize = 64;
 /// Words of a step.
 const LANES: usize = STEP_BYTES / 8;
 
-/// Bytes compared between looks at the outcome.
+/// Bytes compared between checks of the outcome.
 const COMPARE_BYTES: usize = 4096;
 
-/// Distance between neighbouring words before mixing: odd, so that no two words of a part are alike.
+/// Distance between neighbouring words before mixing: odd, so that no two words of a part are
+/// alike.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Mixes the numbers that name words: odd.
@@ -47,7 +51,8 @@ pub fn chain(tokens: &[u64]) -> Vec<PageKey> {
     page_keys(tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
 }
 
-/// The keys of `pages` pages whose chain follows the pages of `seed`, which name it and are not part of it.
+/// The keys of `pages` pages behind the pages of `seed`. The pages of `seed` name the chain and are
+/// not part of it.
 pub fn chain_after(seed: &[u64], pages: u64) -> Vec<PageKey> {
     let tokens: Vec<u64> = (0..pages).collect();
     page_keys(
@@ -84,10 +89,10 @@ pub fn shape(page_bytes: ByteSize, parts: u32) -> Result<PageShape, Failure> {
     PageShape::new(&part_bytes).map_err(|error| usage(&error))
 }
 
-/// The namespace of test pages: the command that makes them stands for the model.
+/// The namespace of test pages. The command that makes them stands for the model.
 ///
 /// # Errors
-/// When the format refuses it: an empty command, or no tokens a page.
+/// If the format refuses it: an empty command, or no tokens a page.
 pub fn namespace(command: &str, page_tokens: u32, shape: PageShape) -> Result<Namespace, Failure> {
     let fields = NamespaceFields {
         model: command.to_owned(),
@@ -126,7 +131,7 @@ impl Words {
         }
     }
 
-    /// The words that these numbers name.
+    /// The words for these numbers.
     pub fn named(numbers: [u64; 4]) -> Self {
         let mix = |state: u64, number: u64| {
             let mixed = (state ^ number).wrapping_mul(STRIDE);
@@ -167,7 +172,7 @@ impl Words {
         bytes
     }
 
-    /// Makes them.
+    /// Writes the words.
     pub fn fill(self, part: &mut [u8]) {
         let (steps, tail) = part.as_chunks_mut();
         let count = steps.len();
@@ -224,7 +229,8 @@ pub fn links(keys: &[PageKey]) -> Vec<Link> {
         .collect()
 }
 
-/// Room for a number of pages of one shape, in huge-page backed memory: parts back to back, each aligned for direct I/O.
+/// Space for a number of pages of one shape, in huge-page backed memory: contiguous parts, each
+/// aligned for direct I/O.
 pub struct PageBuffers {
     /// For the life of the process, as a server's host pool is.
     memory: &'static mut [u8],
@@ -234,10 +240,11 @@ pub struct PageBuffers {
 }
 
 impl PageBuffers {
-    /// Room for `slots` pages, all of it touched already, so that no page fault is measured later.
+    /// Space for `slots` pages. All of it is touched already, so that no page fault is measured
+    /// later.
     ///
     /// # Errors
-    /// When there is no such memory.
+    /// If there is no such memory.
     pub fn new(shape: &PageShape, slots: usize) -> Result<Self, Failure> {
         let slot_bytes = shape.page_blocks() as usize * larder_format::BLOCK_BYTES;
         let memory = slots
@@ -246,7 +253,8 @@ impl PageBuffers {
         let memory = memory.and_then(AlignedBuf::zeroed).map_err(|error| {
             let bytes = ByteSize((slots as u64).saturating_mul(slot_bytes as u64));
             Failure::environment(format!(
-                "no memory for {slots} pages ({bytes}): {error}; raise the limit on it, or ask for fewer or smaller pages"
+                "no memory for {slots} pages ({bytes}): {error}; raise the limit on it, or ask for \
+                 fewer or smaller pages"
             ))
         })?;
         let memory = memory.leak();
@@ -265,12 +273,12 @@ impl PageBuffers {
         self.memory = memory;
     }
 
-    /// How many pages have room.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Start of the memory, for probing what backs it.
+    /// Start of the memory, for probing its page size.
     pub fn address(&self) -> *const u8 {
         self.memory.as_ptr()
     }
@@ -297,8 +305,8 @@ impl PageBuffers {
             .all(|part| Words::of(key, part).match_part(&bytes[self.part_range(part)]))
     }
 
-    /// Makes the bytes of `pages`, at most as many as there are slots, and then puts them, `batch` a call. The meter counts the
-    /// store's calls alone.
+    /// Makes the bytes of `pages`, at most as many as there are slots, and then puts them, `batch`
+    /// a call. The meter counts the store's calls alone.
     pub fn put(
         &mut self,
         store: &dyn PageStore,
@@ -334,8 +342,8 @@ impl PageBuffers {
             .collect()
     }
 
-    /// Reads the pages `keys`, at most as many as there are slots, `batch` a call; page `i` goes to slot `i`. The meter counts
-    /// the store's calls alone.
+    /// Reads the pages `keys`, at most as many as there are slots, `batch` a call; page `i` goes to
+    /// slot `i`. The meter counts the store's calls alone.
     pub fn get(
         &mut self,
         store: &dyn PageStore,

@@ -1,9 +1,10 @@
-//! `larder bench --op load`: how fast pages come up, tier by tier: L3 to L2 by prefetch, L2 to L1 by load, every byte checked where it
-//! ends.
+//! `larder bench --op load`: the speed of pages on their way up, tier by tier: L3 to L2 by
+//! prefetch, L2 to L1 by load, with every byte checked at its destination.
 //!
-//! The pages come through the tiers as in serving: chains of `--batch` pages, each prefetched into an L2 that holds nothing else and
-//! then loaded into an L1 that holds nothing. L1 is memory of the host, or with `--cuda` of a GPU. What is missing in the store is
-//! computed and backed up first, outside of the figures. A run with the same seed uses the same pages.
+//! The pages come through the tiers as in serving. Chains of `--batch` pages are prefetched into an
+//! L2 that is empty otherwise, and then loaded into an empty L1. L1 is memory of the host, or with
+//! `--cuda` of a GPU. Pages missing in the store are computed and backed up first, which is not
+//! measured. Runs with the same seed use the same pages.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -33,13 +34,13 @@ use crate::size::ByteSize;
 use crate::usage::{self, Meter};
 use crate::workload::{self, Words};
 
-/// What the models of the namespaces begin with that loads are measured with.
+/// Prefix of the models in the namespaces of load measurements.
 pub(super) const NAMESPACE: &str = "bench-load of ";
 
-/// The layers that a page is divided into unless given.
+/// Default number of layers of a page.
 const LAYERS: NonZeroU32 = NonZeroU32::new(32).expect("not 0");
 
-/// What only `load` takes.
+/// Options of `load` alone.
 #[derive(Args, Debug)]
 pub struct LoadArgs {
     /// Layers of a page, which load copies one by one [default: 32]
@@ -57,14 +58,14 @@ impl LoadArgs {
     }
 }
 
-/// What was measured.
+/// The result of a measurement.
 #[derive(Serialize)]
 struct LoadReport {
     /// The store: its first volume.
     path: PathBuf,
     /// `load`.
     op: &'static str,
-    /// What holds L1.
+    /// The holder of L1.
     device: String,
     /// Bytes of a page, all parts together.
     page_bytes: u64,
@@ -76,10 +77,10 @@ struct LoadReport {
     pages_loaded: u64,
     /// Pages of a chain.
     batch: u64,
-    /// Which disk moved the bytes, and why that one.
+    /// The disk that moved the bytes, and the reason for its choice.
     #[serde(flatten)]
     disk: DiskFacts,
-    /// From below.
+    /// From the bottom up.
     tiers: [TierReport; 2],
     #[serde(flatten)]
     counts: Counts,
@@ -92,14 +93,14 @@ struct LoadReport {
 struct TierReport {
     from: &'static str,
     to: &'static str,
-    /// From asking for a chain until all of it is there, all chains together.
+    /// From the request of a chain until all of it is present, for all chains together.
     seconds: f64,
-    /// Page bytes a second of those.
+    /// Page bytes per second of that time.
     bytes_per_second: f64,
     /// Median and 99th percentile of the chains, in microseconds.
     p50_us: f64,
     p99_us: f64,
-    /// CPU time of the whole process meanwhile.
+    /// CPU time of the whole process during that time.
     cpu_seconds: f64,
     /// The same for each GiB.
     cpu_seconds_per_gib: f64,
@@ -194,7 +195,8 @@ fn shape(args: &BenchArgs) -> Result<KvShape, Failure> {
     let layers = args.load.layers.unwrap_or(LAYERS).get();
     let cannot = |why: String| {
         Failure::usage(format!(
-            "pages of {} bytes in {} parts of {layers} layers: {why}; choose other --page-bytes, --parts or --layers",
+            "pages of {} bytes in {} parts of {layers} layers: {why}; choose other --page-bytes, \
+             --parts or --layers",
             page_bytes.0, args.parts
         ))
     };
@@ -256,7 +258,7 @@ fn measure(
     })
 }
 
-/// The tiers, with room for one chain in L1, and in L2 for one that comes while one is backed up.
+/// The tiers. L1 has room for one chain, L2 for an incoming chain beside one that is backed up.
 fn cache(
     shape: &KvShape,
     batch: u64,
@@ -310,7 +312,7 @@ struct Load {
     cache: Cache,
     shape: KvShape,
     seed: u64,
-    /// Room for one.
+    /// Space for one chunk.
     chunk: Vec<u8>,
     /// L3 to L2, L2 to L1.
     up: [Meter; 2],
@@ -337,7 +339,7 @@ impl Load {
         Ok(())
     }
 
-    /// The prompt of a chain: so many pages, and a token more, which nobody caches.
+    /// The prompt of a chain: this many pages, and one more token, which is never cached.
     fn prompt(&mut self, number: u64, pages: u64) -> Result<Prompt, Failure> {
         let named = [self.seed & u64::from(u32::MAX >> 1), number];
         let tokens = named
@@ -348,13 +350,13 @@ impl Load {
         prompt.map_err(|error| Failure::usage(error.to_string()))
     }
 
-    /// Sees to it that L3 holds a chain, outside of the figures.
+    /// Makes L3 hold a chain. Not measured.
     fn provide(&mut self, number: u64, pages: u64) -> Result<(), Failure> {
         let mut prompt = self.prompt(number, pages)?;
         prefetch(&mut self.cache, &mut prompt)?;
         let mut request = self.cache.start(prompt, 0);
         self.cache.load_back(&mut request, usize::MAX)?;
-        // The tree takes no pages over behind a load in flight.
+        // The tree does not adopt pages behind a load in flight.
         self.cache.drain()?;
         let row = request.pages().0;
         let (shared, left) = (
@@ -373,7 +375,7 @@ impl Load {
         self.forget(request)
     }
 
-    /// Waits until L3 has what the request leaves, and empties L1 and L2.
+    /// Waits until L3 has the pages that the request leaves, and empties L1 and L2.
     fn forget(&mut self, request: Request) -> Result<(), Failure> {
         self.cache.finish(request, true, &Ticket::done());
         self.cache.drain()?;
@@ -382,7 +384,7 @@ impl Load {
             .map_err(|error| Failure::environment(error.to_string()))
     }
 
-    /// Has a chain come up.
+    /// Brings a chain up.
     fn load(&mut self, number: u64, pages: u64) -> Result<(), Failure> {
         let mut prompt = self.prompt(number, pages)?;
         let [prefetches, loads] = &mut self.up;
@@ -411,7 +413,7 @@ impl Load {
         self.forget(request)
     }
 
-    /// Every chunk of a page: its place, and what belongs there.
+    /// Every chunk of a page: its place, and its expected content.
     fn chunks(&self, number: u64, page: usize) -> impl Iterator<Item = (ChunkAt, Words)> + use<> {
         let (parts, layers) = (self.shape.parts(), self.shape.layers());
         let page = u32::try_from(page).unwrap_or(u32::MAX);
@@ -424,7 +426,7 @@ impl Load {
     }
 }
 
-/// Has L3 asked for all of a prompt, and waits until it has come or is known not to be there.
+/// Requests all of a prompt from L3, and waits until it has come or is known to be missing.
 fn prefetch(cache: &mut Cache, prompt: &mut Prompt) -> Result<(), Failure> {
     let Ok(id) = cache.prefetch(prompt) else {
         return Ok(());
