@@ -30,7 +30,7 @@ pub struct Expected {
     pub names: BTreeMap<Name, bool>,
     /// The versions of these pages, and their locations.
     pub pages: BTreeMap<Name, (VersionId, Place)>,
-    /// After a clean close: recovery must find exactly the pages in `all`.
+    /// After a clean close: recovery must find every page in `all`.
     pub exactly: bool,
     pub all: BTreeSet<Name>,
     /// Pages that were not proven at that close.

@@ -3,7 +3,7 @@
 //!
 //! Each attempt to store a page is a *version* with its own bytes. So bytes of an older attempt, of
 //! another page or of a deleted page are recognised. Versions and deletions are ordered by the
-//! moment of their reservation, as their versions in the store are.
+//! moment of their reservation. The store's own version numbers have the same order.
 
 use larder_engine::format::{Namespace, PageChecksum, PageKey};
 use larder_engine::index::SegmentId;
