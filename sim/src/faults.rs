@@ -20,7 +20,8 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const EDQUOT: i32 = 122;
 
-/// Reads of a block that a reader tries. A block that fails fewer times never appears to fail.
+/// Number of times that a reader tries to read a block. A block that fails fewer times never
+/// appears to fail.
 const READ_TRIES: usize = 3;
 
 /// Tries to find a block of the kind that a fault is to hit.
@@ -279,8 +280,8 @@ impl World {
         }
     }
 
-    /// The first block of a segment is the only durable record of its generation until a header is
-    /// durable.
+    /// The first block of a segment states its generation as long as the headers do not state it
+    /// durably.
     fn excuse_life(&mut self, volume: usize, at: usize, bytes: &Block) {
         if at < self.segment_first_block(0) {
             return;

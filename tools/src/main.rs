@@ -8,7 +8,8 @@ use larder_tools::cli::{Program, complain, run};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Whether `getrandom` is refused. The standard library panics at errors other than these.
+/// The error with which `getrandom` is refused, if the standard library would panic at it. It
+/// panics at every error but the known ones.
 fn is_randomness_refused() -> Option<Errno> {
     let drawn = getrandom(&mut [0_u8; 8], GetRandomFlags::NONBLOCK);
     let known = [Errno::NOSYS, Errno::PERM, Errno::AGAIN, Errno::INTR];

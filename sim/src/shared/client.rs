@@ -70,8 +70,8 @@ impl Client {
         }
     }
 
-    /// The owner no longer keeps pages pinned for this client. For reads whose request was sent on
-    /// a connection, this applies only if the owner has `heard` it.
+    /// The owner no longer keeps pages pinned for this client. A read that still waits for its
+    /// answer is affected only if the owner has `heard` its request.
     pub fn forfeit_reads(&mut self, heard: impl Fn(u64) -> bool) {
         for task in self.tasks.iter_mut().flatten() {
             if let Task::Get(get) = task {

@@ -36,7 +36,7 @@ pub struct Office {
     /// It accepts no more clients.
     pub is_closing: bool,
     pub sessions: BTreeMap<ClientId, Session>,
-    /// Dead clients whose puts have not ended.
+    /// Clients that are gone, and whose puts have not ended.
     pub lingering: Vec<ClientId>,
     /// Puts that have not settled.
     pub puts: BTreeMap<ReservationId, (ClientId, Put)>,
@@ -367,8 +367,8 @@ impl Company {
         office.give_up(world, live, &look.given_up);
     }
 
-    /// The owner checks whether the writes of a dead client have ended. With `at_once` it does not
-    /// wait for them.
+    /// The owner checks whether the writes of a client that is gone have ended. With `at_once` it
+    /// does not wait for them.
     pub fn look_after(
         &mut self,
         world: &mut World,

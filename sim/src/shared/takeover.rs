@@ -267,7 +267,7 @@ impl Company {
             self.either_step(world, live, false);
         }
         panic!(
-            "a client hangs, or a put of a dead client never ends: \
+            "a client hangs, or a put of a client that is gone never ends: \
              {} lines, marks of {:?}, puts {:?}",
             self.lines.len(),
             self.marks,
