@@ -140,6 +140,20 @@ fn every_row_of_the_matrix_names_tests_that_exist() {
 }
 
 #[test]
+fn every_test_that_the_design_names_exists() {
+    let design = read("docs/design.md");
+    let tests = tests();
+    let named = design.lines().filter_map(|line| line.strip_prefix("- `"));
+    let named = named.filter_map(|line| line.strip_suffix('`'));
+    let is_test = |name: &&str| name.chars().all(|c| c == '_' || c.is_ascii_alphanumeric());
+    let named: Vec<&str> = named.filter(is_test).collect();
+    assert!(named.len() > 5, "{named:?}");
+    for name in named {
+        assert!(tests.contains(name), "docs/design.md: there is no test {name}");
+    }
+}
+
+#[test]
 fn every_planted_bug_and_every_counter_that_the_matrix_names_exists() {
     let planted = read("engine/src/planted.rs");
     let counters = [read("engine/src/api.rs"), read("engine/src/share/wire.rs")].concat();
