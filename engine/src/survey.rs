@@ -1,22 +1,25 @@
-//! Reading a store without opening it, for the tools: what is on the volumes, what counts of it, and what is broken.
+//! Reads a store without opening it, for the tools: the content of the volumes, the pages that
+//! count, and the faults.
 //!
-//! A survey writes nothing, whatever it finds, and goes on past everything that is broken: each flaw is written down with its
-//! place ([`Flaw`]). What a record means is decided by recovery's own rules, so that a survey shows what an open would find.
-//! [`SurveyOptions::hold`] keeps writers away while it lasts; without it a survey of a store in use is one moment's look.
+//! A survey writes nothing. It goes on past every fault and lists it with its place ([`Flaw`]).
+//! Recovery's own rules interpret the records, so a survey shows what an open would find.
+//! [`SurveyOptions::hold`] keeps writers away while the survey lasts. Without it, a survey of a
+//! store in use shows one moment.
 //!
-//! What a crash may have cut short is no flaw: descriptor blocks and header copies that were under way count as unfinished, and so
-//! do pages that no sync covers and whose bytes fail their checksum ([`Survey::check_payloads`]).
+//! Writes that a crash may have interrupted are no flaws. Descriptor blocks and header copies in
+//! flight at the crash count as unfinished. So do pages that no sync covers and whose bytes fail
+//! their checksum ([`Survey::check_payloads`]).
 //!
-//! | module | what it does |
+//! | module | task |
 //! |---|---|
-//! | `volumes` | opens what is there of the volumes |
-//! | `segments` | scans them and finds what is broken |
-//! | `chains` | how the pages of a chain lie |
-//! | `payloads` | reads every live page and checks its bytes |
-//! | `extract` | gives out pages with their bytes, chain by chain |
+//! | `volumes` | opens the volumes that are there |
+//! | `segments` | scans the segments and finds the faults |
+//! | `chains` | measures the placement of chains on disk |
+//! | `payloads` | reads every live page and verifies its bytes |
+//! | `extract` | returns pages with their bytes, chain by chain |
 //! | `losses` | sums up the cost of damage, per namespace |
 //!
-//! Does not repair anything, and does not know what to print.
+//! It does not repair, and does not print.
 
 mod chains;
 mod extract;
@@ -51,21 +54,23 @@ pub use segments::{Removal, RemovalKind, SegmentFacts};
 use volumes::{Opened, Opening};
 pub use volumes::{VolumeFacts, VolumeState};
 
-/// How often a store in use is read again when something looks broken: it may have been written at that moment.
+/// How often a store in use is read again when something looks broken: a write may have been in
+/// progress.
 const LOOKS_MAX: usize = 3;
 
-/// How a store is surveyed.
+/// Options of a survey.
 #[derive(Clone, Debug)]
 pub struct SurveyOptions {
-    /// Where volumes other than the first are, if not where the store remembers them.
+    /// Paths of volumes other than the first, if they differ from the paths stored in the
+    /// superblock.
     pub volumes: Vec<PathBuf>,
-    /// Refuse a store that somebody has open, and keep writers away until the survey is dropped.
+    /// Refuse a store that a process has open, and keep writers away until the survey is dropped.
     pub hold: bool,
-    /// Also list the deletions, evictions and clears that concern this key.
+    /// Also list the deletions, evictions and clears of this key.
     pub key: Option<KeyPrefix>,
-    /// Which disk to read with.
+    /// The disk to read with.
     pub disk: Want,
-    /// Operations of one volume with the kernel at once.
+    /// Operations of one volume in the kernel at once.
     pub depth: u32,
 }
 
@@ -81,13 +86,13 @@ impl Default for SurveyOptions {
     }
 }
 
-/// Why a store could not be surveyed at all.
+/// Why a store could not be surveyed.
 #[derive(Debug, thiserror::Error)]
 pub enum SurveyError {
-    /// As when it is opened.
+    /// The same errors as at an open.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Nothing is left that says what the store is.
+    /// No superblock is left that identifies the store.
     #[error(
         "{path}: neither copy of the superblock can be used; name another volume of the store with --volume, restore the \
          volume's first 128 KiB from a backup, or create the store anew"
@@ -95,7 +100,7 @@ pub enum SurveyError {
     NoSuperblock {
         /// The first volume.
         path: PathBuf,
-        /// What is wrong with each copy.
+        /// The faults of both copies.
         flaws: Vec<Flaw>,
     },
 }
@@ -107,33 +112,33 @@ pub enum Condition {
     Clean,
     /// Left without being closed: the next open recovers it.
     NotClosed,
-    /// Somebody has it open.
+    /// A process has it open.
     InUse,
 }
 
-/// Who opened the store last.
+/// The process that opened the store last.
 #[derive(Clone, Debug)]
 pub struct HolderFacts {
-    /// Its process, as far as this one can see.
+    /// The process, as far as this one can determine.
     pub process: LockHolder,
-    /// Its name, while it exists.
+    /// Its name, while the process exists.
     pub command: Option<String>,
 }
 
-/// Something that is not as it was written.
+/// A structure that differs from what was written.
 #[derive(Clone, Debug)]
 pub struct Flaw {
     /// Index of the volume.
     pub volume: usize,
-    /// The segment's number there, when it is about one.
+    /// Number of the segment in the volume, if the flaw concerns a segment.
     pub segment: Option<u32>,
-    /// Byte offset in the volume, when it is about a place.
+    /// Byte offset in the volume, if the flaw concerns a place.
     pub offset: Option<u64>,
-    /// What is wrong.
+    /// The kind of flaw.
     pub reason: FlawReason,
 }
 
-/// What is wrong.
+/// The kind of flaw.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FlawReason {
     /// A volume is not there.
@@ -144,21 +149,21 @@ pub enum FlawReason {
     Truncated {
         /// Its length.
         found: u64,
-        /// What it should be.
+        /// Its expected length.
         needed: u64,
     },
-    /// A volume does not know a run that all volumes were told of.
+    /// A volume does not know an epoch that all volumes had recorded.
     #[error("the volume is of run {run}, the store has been in run {newest} since: an old copy")]
     Stale {
-        /// Its run.
+        /// Its epoch.
         run: Run,
-        /// The store's.
+        /// The epoch of the store.
         newest: Run,
     },
     /// A copy of a superblock.
     #[error("superblock copy: {reason}")]
     Superblock {
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
         /// Whether the volume's other copy can be used.
         other_is_good: bool,
@@ -166,7 +171,7 @@ pub enum FlawReason {
     /// A copy of a segment's header.
     #[error("header copy: {reason}")]
     Header {
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
         /// Whether the other copy can be used.
         other_is_good: bool,
@@ -177,12 +182,12 @@ pub enum FlawReason {
     /// A descriptor block.
     #[error("descriptor block: {0}")]
     Descriptor(String),
-    /// Page records that no writer writes together.
+    /// Page records in a combination that no writer produces.
     #[error("{pages} page records {why}")]
     Disbelieved {
-        /// How many.
+        /// Number of pages.
         pages: u64,
-        /// Why they are not believed.
+        /// The reason for the disbelief.
         why: Disbelief,
     },
     /// Two live pages claim one place.
@@ -211,7 +216,7 @@ impl FlawReason {
         }
     }
 
-    /// The page it is about, if it is about one.
+    /// The page that the flaw concerns, if it concerns one.
     #[must_use]
     pub fn key(&self) -> Option<PageKey> {
         match self {
@@ -220,7 +225,7 @@ impl FlawReason {
         }
     }
 
-    /// What it costs, and what to do about it.
+    /// The cost, and the remedy.
     #[must_use]
     pub fn advice(&self) -> &'static str {
         match self {
@@ -299,17 +304,17 @@ impl Flaw {
 /// A namespace, as far as it is known.
 #[derive(Clone, Debug)]
 pub struct NamespaceFacts {
-    /// The name by which its pages know it.
+    /// The fingerprint that its pages name.
     pub fingerprint: Fingerprint,
     /// Its full record; `None` when the store does not hold it.
     pub record: Option<Namespace>,
     /// Its live pages.
     pub pages: u64,
-    /// Bytes of those, padding included.
+    /// Bytes of those pages, padding included.
     pub bytes: u64,
 }
 
-/// A page that some descriptor names.
+/// A page that a descriptor names.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     /// Position of its namespace in [`Survey::namespaces`].
@@ -318,7 +323,7 @@ pub struct Page {
     pub key: PageKey,
     /// The key before it in its chain.
     pub parent: Option<KeyPrefix>,
-    /// Pages before it in its chain.
+    /// Number of pages before it in its chain.
     pub depth: u32,
     /// Position of its segment in [`Survey::segments`].
     pub segment: usize,
@@ -326,41 +331,42 @@ pub struct Page {
     pub offset: u64,
     /// Bytes of its payload, padding included.
     pub bytes: u64,
-    /// When it was put.
+    /// The version: when the page was put.
     pub birth: Serial,
-    /// The group that carries this record of it.
+    /// The group that holds this record of the page.
     pub commit: Serial,
-    /// The checksum of its payload, as it was put.
+    /// The checksum of its payload at the put.
     pub checksum: u64,
-    /// Whether its payload is known to be on the device.
+    /// Whether its payload is proven to be on the device.
     pub proven: bool,
-    /// What became of it.
+    /// The outcome of the page.
     pub fate: Fate,
 }
 
-/// A store that was looked at. Dropping it lets writers in again.
+/// A surveyed store. Writers are admitted again when it is dropped.
 pub struct Survey {
     reference: Superblock,
-    /// Whether it is closed.
+    /// Whether the store is closed.
     pub condition: Condition,
-    /// Who opened it last.
+    /// The process that opened it last.
     pub holder: HolderFacts,
-    /// The highest run that a superblock has seen.
+    /// The highest epoch in any superblock.
     pub run: Run,
-    /// Its volumes, in its order.
+    /// Its volumes, in the store's order.
     pub volumes: Vec<VolumeFacts>,
-    /// The segments of all volumes, in the order of the volumes, as far as at least their beginning is there.
+    /// The segments of all volumes, in the order of the volumes. Includes every segment whose
+    /// beginning is there.
     pub segments: Vec<SegmentFacts>,
-    /// How many more there should be, on volumes that are missing or behind the end of one. Only counted: a superblock may claim
-    /// millions, and must not size anything.
+    /// The number of further segments, on missing volumes or behind the end of a volume. Only
+    /// counted: a superblock may claim millions, and must not size an allocation.
     pub unreachable: u64,
-    /// Its namespaces, those with no page left among them.
+    /// Its namespaces, also those without pages.
     pub namespaces: Vec<NamespaceFacts>,
-    /// What is broken.
+    /// The faults found.
     pub flaws: Vec<Flaw>,
-    /// Descriptor blocks and header copies that the last crash cut short.
+    /// Descriptor blocks and header copies that the last crash interrupted.
     pub unfinished_blocks: u64,
-    /// What was done to the key asked for, other than puts; oldest first.
+    /// The removals of the requested key, oldest first.
     pub removals: Vec<Removal>,
     losses: Option<Losses>,
     spots: Vec<Spot>,
@@ -381,16 +387,15 @@ struct Records {
 }
 
 impl Survey {
-    /// Looks at the store whose first volume is at `path`.
+    /// Surveys the store whose first volume is at `path`.
     ///
     /// # Errors
-    /// [`SurveyError`]: it is no store, of a newer version, without a superblock, or in use although it must not be; or this process
-    /// cannot read it.
+    /// [`SurveyError`]: the file is no store, or a store of a newer version; no superblock is usable; the store is in use and `hold` is set; this process cannot read it.
     pub fn new(path: &Path, options: &SurveyOptions) -> Result<Survey, SurveyError> {
         Survey::through(path, options, |disk| disk)
     }
 
-    /// The same through a disk that is put before the store's own.
+    /// The same, through a disk before the store's own.
     pub(crate) fn through(
         path: &Path,
         options: &SurveyOptions,
@@ -465,7 +470,7 @@ impl Survey {
         u64::from(self.reference.segment_blocks) * BLOCK_BYTES as u64
     }
 
-    /// Most bytes of pages that the store keeps at once, counting only the volumes that are there.
+    /// Most bytes of pages that the store keeps at once, without the volumes that are missing.
     #[must_use]
     pub fn usable_bytes(&self) -> u64 {
         let reachable = self.segments.iter().filter(|facts| facts.case.is_some());
@@ -483,26 +488,27 @@ impl Survey {
         self.records.live.iter().map(|&index| self.page(index))
     }
 
-    /// How many page records there are, live or not.
+    /// Number of page records, live or not.
     #[must_use]
     pub fn record_count(&self) -> usize {
         self.records.found.len()
     }
 
-    /// How many page records are writes that a crash cut short, while an older record of the key is whole.
+    /// Number of page records whose write a crash interrupted, and whose key has an older whole
+    /// record.
     #[must_use]
     pub fn unfinished_records(&self) -> usize {
         let fates = self.records.fates.iter();
         fates.filter(|fate| **fate == Fate::Unfinished).count()
     }
 
-    /// Every record of a key, in all namespaces; of each namespace the oldest first.
+    /// Every record of a key, in all namespaces; oldest first in each namespace.
     pub fn records_of(&self, key: KeyPrefix) -> impl Iterator<Item = Page> + '_ {
         let ranges = (0..self.namespaces.len()).map(move |slot| self.records.range(slot, key));
         ranges.flatten().map(|index| self.page(index))
     }
 
-    /// What recovery keeps of the pages that count, the oldest commits first.
+    /// The records that recovery keeps of the pages that count, the oldest commits first.
     pub(crate) fn live_found(&self) -> Vec<Found<Whole>> {
         let live = self.records.live.iter();
         let mut live: Vec<_> = live.map(|&index| self.records.found[index]).collect();
@@ -510,12 +516,12 @@ impl Survey {
         live
     }
 
-    /// Where a page's payload is read.
+    /// The place of a page's payload.
     pub(crate) fn place_of(&self, page: &Found<Whole>) -> ReadAt {
         self.spots[page.place.segment.0 as usize].data(page.place.start, self.records.blocks(page))
     }
 
-    /// The disk that it reads with.
+    /// The disk of the survey.
     pub(crate) fn disk(&self) -> &dyn Disk {
         self.disk.as_ref()
     }

@@ -1,10 +1,11 @@
-//! Settling doubts: which of several records of one key is whole, when the newest of them is not proven.
+//! Resolves doubts: finds the newest whole record of a key whose newest record is not proven.
 //!
-//! A crash may leave the descriptor of a page whose bytes never landed: of a put that repeats an unproven page, of a copy that
-//! reclaim was making, of a write that failed. The page that it was to replace may be promised, and lies where it lay. Nothing but
-//! the bytes can tell, so those of such keys are read: the newest record whose bytes match counts, and a proven one
-//! counts without being read. Only what was being written at the last crash, and was in the store before, is ever in doubt;
-//! a store that was closed in order has next to none of it.
+//! A crash may leave the descriptor of a page whose bytes never reached the device. The causes: a
+//! put that repeats an unproven page, a copy that reclaim was making, a failed write. The page that
+//! the record was to replace may be acknowledged, and still lies at its old place. Only the bytes
+//! can decide, so recovery reads the pages of such keys. The newest record whose bytes match
+//! counts. A proven record counts without a read. Only keys that were in the store and were being
+//! written again at the last crash are in doubt. A store that was closed in order has almost none.
 
 use larder_format::{PageChecksum, PageKey};
 
@@ -13,17 +14,17 @@ use super::{Found, NamespaceInit};
 use crate::disk::Disk;
 use crate::disk::mailbox::{ReadAt, read_all};
 
-/// Bytes of pages read at once.
+/// Most bytes of pages that are read at once.
 const BATCH_BYTES: usize = 64 << 20;
 
-/// The records of one key that no deletion kills, newest first, down to the first proven one: their positions among all pages.
-/// There are at least two.
+/// The records of one key that no deletion kills, newest first, down to the first proven record.
+/// Positions among all pages. At least two.
 pub(super) struct Doubt {
     pub key: PageKey,
     pub candidates: Vec<usize>,
 }
 
-/// Where pages are found, and what they add up to.
+/// The pages, their places, and the means to verify them.
 pub(super) struct Payloads<'a, E> {
     pub disk: &'a dyn Disk,
     pub spots: &'a [Spot],
@@ -32,7 +33,8 @@ pub(super) struct Payloads<'a, E> {
 }
 
 impl<E> Payloads<'_, E> {
-    /// The newest whole record of each key: one that is proven, or was read and matched. `None` where none is whole.
+    /// The newest whole record of each key: proven, or read and verified. `None` if no record is
+    /// whole.
     pub(super) fn settle(&self, doubts: &[Doubt]) -> Vec<Option<usize>> {
         let mut settled: Vec<Option<usize>> = vec![None; doubts.len()];
         let most = doubts.iter().map(|doubt| doubt.candidates.len()).max();
@@ -74,7 +76,7 @@ impl<E> Payloads<'_, E> {
         }
     }
 
-    /// The checksums of what lies where these pages should; `None` where it cannot be read.
+    /// The checksums of the bytes at the places of these pages; `None` if the bytes cannot be read.
     fn checksums(&self, doubts: &[Doubt], asked: &[(usize, usize)]) -> Vec<Option<u64>> {
         let mut sums: Vec<Option<PageChecksum>> = Vec::with_capacity(asked.len());
         let mut pieces: Vec<(usize, ReadAt)> = Vec::with_capacity(asked.len());
@@ -84,7 +86,8 @@ impl<E> Payloads<'_, E> {
             pieces.extend(pieces_of(self.place(found)).map(|piece| (sums.len(), piece)));
             sums.push(Some(PageChecksum::new(namespace, &doubts[at].key)));
         }
-        // More than one piece is a single large page: what a record claims must not size an allocation.
+        // More than one piece is a single large page: a record's size field must not size an
+        // allocation.
         let at_once = if asked.len() > 1 { pieces.len() } else { 1 };
         for pieces in pieces.chunks(at_once.max(1)) {
             let reads: Vec<ReadAt> = pieces.iter().map(|(_, piece)| *piece).collect();

@@ -1,4 +1,5 @@
-//! Sets records of one key against one another, and against deletions. The rules are the [module](super)'s.
+//! Compares the records of one key with each other and with the deletions. The [module](super)
+//! states the rules.
 
 use larder_format::Serial;
 
@@ -8,23 +9,24 @@ use super::{Extra, Found, Gathered};
 use crate::disk::Disk;
 use crate::planted;
 
-/// What became of a page that a descriptor names.
+/// The outcome of a page that a descriptor names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is what its key stands for.
+    /// The current page of its key.
     Live,
     /// The key was put again, or the page was copied elsewhere.
     Superseded,
-    /// A crash cut its write short, and an older record of the key is whole.
+    /// A crash interrupted its write, and an older record of the key is whole.
     Unfinished,
-    /// Its key was deleted or evicted, by a record of this birth.
+    /// Its key was deleted or evicted by a record of this version.
     Gone(Serial),
-    /// Its namespace was cleared, by a record of this birth.
+    /// Its namespace was cleared by a record of this version.
     Cleared(Serial),
 }
 
 impl<E: Extra> Gathered<E> {
-    /// Sets records against one another. Gives out the pages, in the order of namespaces, keys and ages, and what became of each.
+    /// Compares the records of each key. Returns the pages in the order of namespaces, keys and
+    /// versions, and the fate of each.
     pub(crate) fn judge(&mut self, disk: &dyn Disk, spots: &[Spot]) -> (Vec<Found<E>>, Vec<Fate>) {
         let mut pages = std::mem::take(&mut self.pages);
         pages.retain(|page| !page.is_lie);
@@ -50,7 +52,7 @@ impl<E: Extra> Gathered<E> {
         };
         let settled = payloads.settle(&doubts);
         for (doubt, whole) in doubts.iter().zip(settled) {
-            // Where none is whole the newest stays; its bytes will miss when they are asked for.
+            // If no record is whole, the newest stays: a get of it will be a miss.
             let Some(whole) = whole else { continue };
             for &newer in doubt.candidates.iter().take_while(|at| **at != whole) {
                 fates[newer] = Fate::Unfinished;
@@ -61,7 +63,8 @@ impl<E: Extra> Gathered<E> {
         (pages, fates)
     }
 
-    /// Of the records of one key that no deletion kills, leaves the newest. Gives back the doubt about it, if there is one.
+    /// Keeps the newest of the records of one key that no deletion kills. Returns the doubt about
+    /// it, if there is one.
     fn judge_key(
         &self,
         pages: &[Found<E>],

@@ -1,24 +1,34 @@
-//! Recovery: from what the segments' descriptors say to the state of a core and an index.
+//! Recovery: builds the state of a core and an index from the descriptors of all segments.
 //!
-//! Every segment is scanned ([`scan`]). Then records are set against one another (`judge`):
+//! First every segment is scanned ([`scan`]). Then the records are compared (`judge`):
 //!
-//! - of several records of one key the highest birth counts, of equal births (copies) the highest commit; but where that one is
-//!   not proven, the newest that is whole (`doubt`): the only case in which payload is read;
-//! - a deletion kills the pages of its key (a clear: of its namespace) that were born before it;
-//! - a page is *proven* when its commit is covered by its segment's sealed header, or by a `synced` mark that some block
-//!   or header of the same run carries; else it is served only as far as its checksum holds. A segment both of whose headers
-//!   are bad has nothing proven: which of its pages the device had refused stood there alone.
+//! - Of several records of one key, the highest version counts. Of equal versions (copies), the
+//!   highest commit counts. If that record is not proven, the newest whole record counts (`doubt`).
+//!   Recovery reads payload in this case only.
+//! - A deletion kills the pages of its key that have a lower version. A clear does so for its
+//!   namespace.
+//! - A page is *proven* if its commit is covered by its segment's sealed header, or by a `synced`
+//!   watermark in any block or header of the same epoch. An unproven page is served only if its
+//!   checksum matches. A segment whose headers are both bad has no proven page: only the header
+//!   listed the pages whose writes the device had refused.
 //!
-//! Pages enter the index in the order of their commits, so that after a restart the oldest are the coldest; what
-//! reclaim thought worth a copy counts from then on. Evictions are records too: without them a crash would bring back what
-//! was dropped, and the pages that were kept instead would have to make room for it.
+//! Pages enter the index in the order of their commits, so the oldest pages are the coldest after a
+//! restart. A page that reclaim copied counts from its copy on. Evictions are records too. Without
+//! them a crash would bring evicted pages back, and the pages that were kept instead would have to
+//! make room for them.
 //!
-//! A record whose checksum holds may lie all the same. What no writer writes together is not believed, and said: pages of another size
-//! than their namespace's (its own record, whose fingerprint covers the size, is right; else the first page), pages that take more room
-//! than their segment's data has, so that what is live never exceeds the volumes, and more namespaces than the index can number.
+//! A record with a good checksum may still be wrong. Recovery disbelieves combinations that no
+//! writer produces, and reports them:
 //!
-//! Recovery writes nothing. It names the headers that the opener has to write ([`Recovery::adoptions`]) so that segments left open
-//! by a crash need no second scan, and so that what is unproven stays so.
+//! - Pages of another size than their namespace's. The namespace's own record decides (its
+//!   fingerprint covers the size), else the first page.
+//! - Pages that take more room than their segment's data has. So live data never exceeds the
+//!   volumes.
+//! - More namespaces than the index can number.
+//!
+//! Recovery writes nothing. It returns the headers that the opener has to write
+//! ([`Recovery::adoptions`]). Then segments that a crash left open need no second scan, and
+//! unproven pages stay unproven.
 
 mod doubt;
 mod judge;
@@ -38,9 +48,10 @@ use crate::planted;
 pub use judge::Fate;
 use scan::{Case, Disbelief, Fault, FaultReason, SegmentScan, Spot};
 
-/// What is kept of each page beyond what recovery needs: nothing for an open, which must be fast with millions of them.
+/// Data kept of each page beyond the needs of recovery. An open keeps none: it must be fast with
+/// millions of pages.
 pub(crate) trait Extra: Copy {
-    /// Takes it from the page's descriptor.
+    /// Takes the data from the page's descriptor.
     fn of(page: &PageRecord) -> Self;
 }
 
@@ -48,7 +59,7 @@ impl Extra for () {
     fn of(_: &PageRecord) {}
 }
 
-/// What a descriptor says beyond what an open needs.
+/// The data of a descriptor that an open does not need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Whole {
     pub key: PageKey,
@@ -76,41 +87,41 @@ pub(crate) struct Found<E = ()> {
     pub parent: Option<KeyPrefix>,
     pub head: bool,
     pub proven: bool,
-    /// Not believed any more: its namespace's own record says another size.
+    /// Disbelieved: the record of its namespace states another size.
     pub is_lie: bool,
     pub extra: E,
 }
 
-/// A segment's block that could not be used.
+/// A block of a segment that could not be used.
 #[derive(Clone, Debug)]
 pub struct Damage {
     /// Index of the volume.
     pub volume: usize,
-    /// The segment's number there.
+    /// Number of the segment in the volume.
     pub segment: u32,
-    /// What, and where.
+    /// The fault and its place.
     pub fault: Fault,
 }
 
-/// What recovery found.
+/// The result of recovery.
 #[derive(Debug)]
 pub struct Recovery {
     /// For the core.
     pub recovered: Recovered,
     /// Headers to write before the store is used: volume, header.
     pub adoptions: Vec<(usize, SegmentHeader)>,
-    /// What was broken.
+    /// The faults found.
     pub damage: Vec<Damage>,
-    /// Pages that are not proven.
+    /// Number of pages that are not proven.
     pub unproven: u64,
-    /// At most so many pages count again although a record that is lost had removed them.
+    /// Upper bound of the pages that count again although a lost record had removed them.
     pub doubtful: u64,
-    /// Highest run that any block or header carries.
+    /// Highest epoch in any block or header.
     pub highest_run: Run,
 }
 
 impl Recovery {
-    /// Has a segment left as it is: its header cannot be written.
+    /// Leaves a segment as it is: its header cannot be written.
     pub fn leave_alone(&mut self, volume: usize, segment: SegmentNo) {
         let before = self.recovered.volumes.iter().take(volume);
         let at = before.sum::<u32>().saturating_add(segment.0);
@@ -120,8 +131,9 @@ impl Recovery {
     }
 }
 
-/// The newest run that all volumes were told of before it went on: something was written in it, or it ended in order. A volume
-/// that does not know it is an old copy. (A run that no superblock knows says nothing of one volume rather than another.)
+/// The newest epoch that every volume had recorded before the epoch went on: a record was written
+/// in it, or it ended in order. A volume without this epoch is an old copy. (An epoch that no
+/// superblock knows does not distinguish the volumes.)
 pub fn known_to_all<'a>(
     superblocks: impl Iterator<Item = &'a Superblock> + Clone,
     highest_run: Run,
@@ -134,28 +146,28 @@ pub fn known_to_all<'a>(
         .min(newest.unwrap_or(highest_run))
 }
 
-/// The records of all segments, to be set against one another.
+/// The records of all segments, before they are compared.
 pub(crate) struct Gathered<E = ()> {
     pub namespaces: Vec<NamespaceInit>,
     slots: HashMap<Fingerprint, NamespaceSlot>,
     pages: Vec<Found<E>>,
-    /// Births below these were deleted or dropped.
+    /// Pages with a version below this were deleted or evicted.
     pub gone: HashMap<(NamespaceSlot, KeyPrefix), Serial>,
     clears: HashMap<NamespaceSlot, Serial>,
-    /// Pages of these that were gathered so far, by their count, have been proven to be of a wrong size.
+    /// By namespace: so many of the first pages gathered have been proven to be of a wrong size.
     lies: HashMap<NamespaceSlot, usize>,
-    /// The whole keys of pages that their own segment's header does not vouch for.
+    /// The full keys of pages that their own segment's header does not cover.
     keys: HashMap<(NamespaceSlot, KeyPrefix), PageKey>,
-    /// Highest synced mark of each run.
+    /// Highest synced watermark of each epoch.
     marks: BTreeMap<Run, Serial>,
     pub damage: Vec<Damage>,
-    /// Above the commit of every record that is lost; zero where none is.
+    /// Above the commit of every lost record; zero if none is lost.
     pub lost_until: Serial,
     pub highest: Serial,
 }
 
-/// What the pages of one life may take together: the data below the highest mark that its blocks have stated so far. So a lie
-/// takes nothing from the pages of later blocks.
+/// The room that the pages of one generation share: the data below the highest data end that its
+/// blocks have stated so far. So a wrong record takes no room from the pages of later blocks.
 #[derive(Default)]
 struct Room {
     data_end: u32,
@@ -193,9 +205,10 @@ pub fn spots_of(superblock: &Superblock) -> Vec<Spot> {
     spots
 }
 
-/// Reads a store's descriptors into `index`, which must be empty. `superblocks` are those of its volumes, in its order, `None` for
-/// a lost one. With `proven_only` only pages known to be whole on the device, in segments that take no more, are taken in:
-/// what a reader without the lock may see.
+/// Reads a store's descriptors into `index`, which must be empty. `superblocks` has one entry for
+/// each volume, in the store's order; `None` for a lost volume. With `proven_only`, recovery takes
+/// only pages that are proven to be on the device, in segments that take no more pages: a reader
+/// without the lock may see only these.
 ///
 /// # Panics
 /// When no volume is there.
@@ -208,7 +221,7 @@ pub fn recover(
     recover_pages::<()>(disk, superblocks, index, proven_only).0
 }
 
-/// As [`recover`]; also gives out the pages that count, in the order in which they entered the index.
+/// As [`recover`]; also returns the pages that count, in the order in which they entered the index.
 pub(crate) fn recover_pages<E: Extra>(
     disk: &dyn Disk,
     superblocks: &[Option<&Superblock>],
@@ -310,7 +323,7 @@ pub(crate) fn recover_pages<E: Extra>(
     (recovery, pages)
 }
 
-/// What is kept of a scan once its records have been gathered.
+/// The part of a scan that is kept after its records have been gathered.
 #[derive(Debug)]
 pub(crate) struct SegmentSummary {
     pub case: Case,
@@ -319,25 +332,25 @@ pub(crate) struct SegmentSummary {
     pub block_count: u32,
     pub data_end: u32,
     last_commit: Serial,
-    /// Part of what tells about it could not be read, which is not the same as empty.
+    /// A part of its headers or blocks could not be read. Unreadable is not empty.
     unreadable: bool,
     /// Both copies of its header are bad.
     headless: bool,
-    /// One is whole, and the other is not the same.
+    /// One copy of its header is whole, and the other differs from it.
     uneven: bool,
-    /// Lowest commit in it that its header does not vouch for.
+    /// Lowest commit in it that its header does not cover.
     unvouched: Option<Serial>,
     /// Commits up to here are whole on the device.
     pub proven: Serial,
-    /// Positions of its pages among those gathered.
+    /// Positions of its pages among the gathered pages.
     pub pages: std::ops::Range<usize>,
-    /// How many of its page records are not believed, and why.
+    /// Number of its page records that are disbelieved, by reason.
     pub disbelieved: BTreeMap<Disbelief, u64>,
 }
 
 impl SegmentSummary {
-    /// Whether it was open in the run that a crash ended. The crash may have cut short a write of its header: either copy may be
-    /// anything, and the next opening writes both.
+    /// Whether it was open in the epoch that a crash ended. The crash may have interrupted a write
+    /// of its header: either copy may hold anything, and the next open writes both.
     pub(crate) fn was_open_in(&self, run: Run) -> bool {
         matches!(self.case, Case::Unlisted | Case::Newer) && self.sequence.run() >= run
     }
@@ -354,12 +367,14 @@ impl SegmentSummary {
             (Case::Listed, Some(SegmentState::Open)) => InitState::Open,
             _ => InitState::Sealed,
         };
-        // A segment whose headers and blocks are all broken has some life; give it one that is younger than all others.
+        // A segment whose headers and blocks are all broken has an unknown generation. It gets one
+        // above all others.
         let unknown = state == InitState::Sealed && self.sequence == Serial::ZERO;
         let sequence = if unknown { first } else { self.sequence };
         let unlisted = matches!(self.case, Case::Unlisted | Case::Newer | Case::Hidden);
-        // A crash cut the write of its header short, or one copy is bad: the next one must not leave it without a good copy, or
-        // with another one than it was served by.
+        // A crash interrupted the write of its header, or one copy is bad. The next header must not
+        // leave the segment without a good copy, or with a good copy other than the one it was
+        // served by.
         let uneven = self.uneven && self.case == Case::Listed && state == InitState::Sealed;
         let adopted = unlisted || uneven;
         if adopted && !self.unreadable {
@@ -406,7 +421,8 @@ impl<E: Extra> Gathered<E> {
         }
     }
 
-    /// Copies of this segment's header that are not whole are no damage. One that the device does not give is.
+    /// Removes the damage of this segment's header copies that are not whole: a crash may leave
+    /// them. A copy that the device cannot read stays damage.
     fn forget_torn_headers(&mut self, spot: &Spot) {
         self.damage.retain(|damage| {
             (damage.volume, damage.segment) != (spot.volume, spot.number)
@@ -415,7 +431,7 @@ impl<E: Extra> Gathered<E> {
         });
     }
 
-    /// Takes in what one segment holds.
+    /// Takes in the content of one segment.
     pub(crate) fn take(
         &mut self,
         id: SegmentId,
@@ -425,8 +441,9 @@ impl<E: Extra> Gathered<E> {
     ) -> SegmentSummary {
         let is_header = |fault: &Fault| fault.structure == Structure::SegmentHeader;
         self.lost_until = self.lost_until.max(scan.lost_until(spot));
-        // Headers that cannot be read are written anew, as damaged ones are: what they said may be all that tells of this life, and
-        // once they can be read they may say something else.
+        // Headers that cannot be read are written again, like damaged ones. They may hold the only
+        // information on this generation, and once they become readable they may state something
+        // else.
         let unreadable = scan
             .faults
             .iter()
@@ -447,7 +464,7 @@ impl<E: Extra> Gathered<E> {
         let mut last_commit = Serial::ZERO;
         let mut unvouched: Option<Serial> = None;
         let word = scan.header.as_ref().map_or(Serial::ZERO, |h| h.proven);
-        // A reader beside a writer leaves segments alone that may still be written.
+        // A reader beside a writer skips segments that may still be written.
         let visible = !proven_only || matches!(scan.case, Case::Listed);
         let mut room = Room::default();
         let mut disbelieved = BTreeMap::new();
@@ -533,7 +550,7 @@ impl<E: Extra> Gathered<E> {
         Ok(slot)
     }
 
-    /// Takes a record in; `room` is what pages of its segment may take.
+    /// Takes in a record. `room` is the room that the pages of its segment share.
     fn record(
         &mut self,
         segment: SegmentId,
@@ -548,7 +565,7 @@ impl<E: Extra> Gathered<E> {
             Record::Evict { key, birth, .. } => (Some(*key), *birth),
             Record::Clear { birth, .. } => (None, *birth),
         };
-        // A namespace without a slot has no pages that this could concern.
+        // A namespace without a slot has no pages that this record could affect.
         let Ok(slot) = self.slot(record.namespace()) else {
             return Ok(());
         };
@@ -603,12 +620,14 @@ impl<E: Extra> Gathered<E> {
         Ok(())
     }
 
-    /// Decides which pages are proven. A sealed header's word counts for its segment; where there is none the marks do, each
-    /// for its own run only: a later run's syncs say nothing of what an earlier one left unfinished.
+    /// Decides which pages are proven. A sealed header decides for its segment. Without one the
+    /// watermarks decide, each for its own epoch only: the syncs of a later epoch do not prove
+    /// writes that an earlier epoch left unfinished.
     pub(crate) fn prove<'a>(&mut self, scans: impl Iterator<Item = &'a mut SegmentSummary>) {
         for summary in scans {
-            // A segment may hold commits of several runs: of one that left it open at a clean close and of the next, or of one
-            // that added records when it was sealed. What the header vouches for comes first.
+            // A segment may hold commits of several epochs: an epoch left it open at a clean close
+            // and the next went on, or an epoch added records after it was sealed. Commits that the
+            // header covers come first.
             let mark = summary
                 .unvouched
                 .filter(|_| !summary.headless)
@@ -616,7 +635,8 @@ impl<E: Extra> Gathered<E> {
                     let mark = self.marks.get(&commit.run());
                     mark.copied().filter(|mark| *mark >= commit)
                 })
-                // Not further than what was found: the header that says so must not vouch for blocks that are added later.
+                // Not above the last commit found: the header with this watermark must not cover
+                // blocks that are added later.
                 .map_or(Serial::ZERO, |mark| mark.min(summary.last_commit));
             let closed = summary
                 .header
@@ -636,7 +656,7 @@ impl<E: Extra> Gathered<E> {
         }
     }
 
-    /// Publishes the pages that count, and gives them back in that order.
+    /// Publishes the pages that count. Returns them in the order of publication.
     fn publish(
         &mut self,
         disk: &dyn Disk,
@@ -661,8 +681,9 @@ impl<E: Extra> Gathered<E> {
 }
 
 impl SegmentSummary {
-    /// Up to which commit the segment's own header vouches for it. What seals a segment says so for good: a page that it does not
-    /// vouch for may be one that the device had refused, whatever was synced since and whatever was written behind it.
+    /// The commit up to which the segment's own header proves its pages. A sealed header decides
+    /// for good: the device may have refused the write of a page that it does not cover, whatever
+    /// was synced or written later.
     fn word(&self) -> Option<Serial> {
         let header = self.header.as_ref()?;
         let is_sealed = header.state == SegmentState::Sealed && header.sequence == self.sequence;

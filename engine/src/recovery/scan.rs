@@ -1,28 +1,30 @@
-//! Reading one segment's descriptors: which life is on disk, and what it holds.
+//! Reads the descriptors of one segment: the generation on disk, and its records.
 //!
-//! The header is a hint; descriptor blocks identify themselves. What a segment is follows from the highest sequence in either
-//! header copy (`H`) and in descriptor block 0 (`B`), which lies at the segment's very end:
+//! The header is a hint. Descriptor blocks identify themselves. The case of a segment follows from
+//! the highest sequence in either header copy (`H`) and in descriptor block 0 (`B`), which is the
+//! last block of the segment:
 //!
-//! | case | header | block 0 | what it is | what is read |
+//! | case | header | block 0 | meaning | read |
 //! |---|---|---|---|---|
-//! | `Blank` | both blank, or one blank and one damaged | blank or damaged | never written, or not to the end | nothing more |
-//! | `Free` | says free | none newer than H | free; its old life stays on disk | nothing more |
-//! | `Listed` | says sealed, or open and written by the clean close, with n blocks | of H's life, or n = 0 | holds what its n blocks say | n blocks |
-//! | `Unlisted` | says open, of a run that was not closed | any | the crash left it | whole scan |
-//! | `Newer` | none, or older than B | newer than H | its header never arrived | whole scan |
+//! | `Blank` | both blank, or one blank and one damaged | blank or damaged | never written completely | nothing more |
+//! | `Free` | free | none newer than H | free; its old generation stays on disk | nothing more |
+//! | `Listed` | sealed, or open and written by a clean close, with n blocks | of H's generation, or n = 0 | holds the records of its n blocks | n blocks |
+//! | `Unlisted` | open, of an epoch that was not closed | any | left by the crash | whole scan |
+//! | `Newer` | none, or older than B | newer than H | its header was not written | whole scan |
 //! | `Hidden` | both damaged, or one foreign or unreadable | blank or damaged | unknown until read | whole scan |
 //! | `Hidden` | none whole | foreign or unreadable | unknown until read | whole scan |
 //!
-//! *Blank* is a block of zeros. *Foreign* is a block that is neither blank nor begins as a
-//! structure of this store: a store is made with all of these places blank, so foreign bytes are
-//! damage, and never an unwritten segment.
+//! *Blank* is a block of zeros. *Foreign* is a block that is not blank and does not begin as a
+//! structure of this store. All these places are blank in a new store, so foreign bytes are damage,
+//! and never an unwritten segment.
 //!
-//! A `Listed` segment in which a block of a newer life turns up, or one of its own life behind the last one listed, or one whose
-//! pages end behind what the header says, is scanned whole too. A whole scan reads blocks from the
-//! segment's end downwards, past bad ones, until it reaches the data (the highest data end that a block of this life states) or has
-//! seen [`GAP_BLOCKS`] readable blocks in a row that are not of this life. Writers keep fewer blocks than that in
-//! flight, so a crash cannot leave such a gap in front of an acknowledged page. What cannot be read is skipped, never taken for
-//! empty.
+//! A `Listed` segment is scanned whole too in three cases: a block of a newer generation is found;
+//! a block of its own generation is found behind the last listed block; its pages end behind the
+//! data end in its header. A whole scan reads blocks from the segment's end downwards, past bad
+//! ones. It stops when it reaches the data (the highest data end that a block of this generation
+//! states), or after [`GAP_BLOCKS`] readable blocks in a row of other generations. Writers keep
+//! fewer blocks than that in flight, so a crash cannot leave such a gap before an acknowledged
+//! page. Unreadable blocks are skipped, and never taken for empty.
 
 use std::time::Instant;
 
@@ -37,26 +39,27 @@ use crate::disk::{Disk, DiskError};
 use crate::memory::AlignedBuf;
 use crate::planted;
 
-/// Readable blocks in a row that are not of the life being scanned, after which a scan ends.
+/// A scan ends after so many readable blocks in a row of other generations.
 pub const GAP_BLOCKS: u32 = 2 * BLOCKS_IN_FLIGHT_MAX;
 
-/// Blocks a scan reads at once.
+/// Blocks that a scan reads at once.
 const WINDOW_BLOCKS: u32 = 256;
 
-/// Listed blocks of one segment read in one piece: what a header says must not size an allocation.
+/// Listed blocks of one segment read in one piece: the block count of a header must not size an
+/// allocation.
 const LISTED_AT_ONCE: u32 = 4096;
 
 /// Bytes of descriptor blocks read at once when many segments are listed.
 const BATCH_BYTES: usize = 64 << 20;
 
-/// Where a segment is.
+/// The place of a segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Spot {
     /// The store it must belong to.
     pub store: StoreId,
     /// Index of its volume.
     pub volume: usize,
-    /// Its number there.
+    /// Its number in the volume.
     pub number: u32,
     /// Its size in blocks.
     pub segment_blocks: u32,
@@ -129,7 +132,7 @@ impl Spot {
         }
     }
 
-    /// The header copies in what [`Spot::headers`] read.
+    /// The header copies in the bytes that [`Spot::headers`] read.
     pub fn parse_headers(&self, bytes: &[u8]) -> [Result<SegmentHeader, Damage>; 2] {
         let mut copies = bytes.chunks_exact(BLOCK_BYTES);
         let mut next = || self.parse_header(copies.next().unwrap_or_default());
@@ -140,7 +143,7 @@ impl Spot {
         SegmentHeader::check(block)?.at(&self.header_address())
     }
 
-    /// Both header copies, each read by itself: one bad sector must not hide the other.
+    /// Both header copies, each read by itself: one bad sector must not hide the other copy.
     pub(crate) fn read_copies(&self, disk: &dyn Disk) -> [Result<SegmentHeader, FaultReason>; 2] {
         self.read_copies_until(disk, None)
     }
@@ -165,8 +168,8 @@ impl Spot {
         [next(), next()]
     }
 
-    /// One descriptor block, read once more where what was read is not of this life or a later one: one read that goes astray must
-    /// not cost what the block tells for good.
+    /// Parses one descriptor block. If it is not of this generation or a later one, it is read and
+    /// parsed once more: one misdirected read must not lose the block's records for good.
     pub(crate) fn parse_twice(
         &self,
         disk: &dyn Disk,
@@ -190,37 +193,37 @@ impl Spot {
     /// One descriptor block.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The damage of the block.
     pub fn parse_block(&self, index: u32, bytes: &[u8]) -> Result<DescriptorBlock, Damage> {
         DescriptorBlock::check(bytes)?.at(&self.block_address(index))
     }
 }
 
-/// Which row of the table a segment fell under.
+/// The row of the table for a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
     /// Never written.
     Blank,
     /// Free.
     Free,
-    /// Its header says how many blocks it has.
+    /// Its header states the number of its blocks.
     Listed,
     /// Open at a crash.
     Unlisted,
-    /// Its header is of an older life, or gone.
+    /// Its header is of an older generation, or gone.
     Newer,
-    /// Its headers cannot be used, and nothing else tells.
+    /// Its headers cannot be used, and block 0 does not identify it.
     Hidden,
 }
 
-/// Something in a segment that should have been readable and was not.
+/// A structure in a segment that should have been readable and was not.
 #[derive(Clone, Debug)]
 pub struct Fault {
     /// Byte offset in the volume.
     pub offset: u64,
-    /// The structure that should be there.
+    /// The expected structure.
     pub structure: Structure,
-    /// What is wrong.
+    /// The reason.
     pub reason: FaultReason,
 }
 
@@ -233,24 +236,24 @@ impl std::fmt::Display for Fault {
 /// Why a block could not be used.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FaultReason {
-    /// The device would not give it.
+    /// The device could not read it.
     #[error("unreadable: {0}")]
     Unreadable(DiskError),
-    /// It is not what should be there.
+    /// It does not hold the expected structure.
     #[error("{0}")]
     Damaged(Damage),
-    /// Page records that are whole and cannot be believed: their number, and why.
+    /// Page records with good checksums that are disbelieved: their number, and the reason.
     #[error("{0} page records {1}")]
     Disbelieved(u64, Disbelief),
 }
 
-/// Why page records cannot be believed, although their checksums hold.
+/// Why page records are disbelieved although their checksums match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Disbelief {
     /// A namespace fixes the size of its pages.
     #[error("are of another size than their namespace's pages, which nobody can read")]
     Size,
-    /// Pages of one life never share a block.
+    /// Pages of one generation never share a block.
     #[error("claim more room than their segment has: pages overlap")]
     Overlap,
     /// They name more namespaces than the index can number.
@@ -258,24 +261,24 @@ pub enum Disbelief {
     Namespaces,
 }
 
-/// What a segment holds.
+/// The content of a segment.
 #[derive(Debug)]
 pub struct SegmentScan {
-    /// How it was recognised.
+    /// Its case in the table.
     pub case: Case,
-    /// The header of the life on disk, if a copy of it is whole.
+    /// The header of the generation on disk, if a copy of it is whole.
     pub header: Option<SegmentHeader>,
-    /// The life on disk; zero when there is none.
+    /// The generation on disk; zero when there is none.
     pub sequence: Serial,
-    /// Its descriptor blocks, by index; those that could not be used are missing.
+    /// Its usable descriptor blocks, by index.
     pub blocks: Vec<DescriptorBlock>,
-    /// Descriptor block positions in use, the bad ones among them too.
+    /// Descriptor block positions in use, including bad ones.
     pub block_count: u32,
-    /// First data block that no page of this life uses.
+    /// First data block that no page of this generation uses.
     pub data_end: u32,
-    /// What was found broken. A block that a crash may have cut short is none.
+    /// The faults found. A block that a crash may have interrupted is no fault.
     pub faults: Vec<Fault>,
-    /// It has a whole header, and the other copy says something else, or nothing that can be read.
+    /// One header copy is whole, and the other differs or cannot be read.
     pub uneven: bool,
 }
 
@@ -299,13 +302,13 @@ impl SegmentScan {
         matches!(self.case, Case::Blank | Case::Free)
     }
 
-    /// Whether nothing is left that says what it held.
+    /// Whether neither a header nor a descriptor block is left.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.case == Case::Hidden && self.sequence == Serial::ZERO
     }
 
-    /// Above the commit of every record that its damage has cost; zero where it has cost none.
+    /// Above the commit of every record that its damage has lost; zero if none is lost.
     pub(crate) fn lost_until(&self, spot: &Spot) -> Serial {
         let blocks = |fault: &&Fault| fault.structure == Structure::DescriptorBlock;
         let lost = self.faults.iter().filter(blocks).map(|fault| {
@@ -320,7 +323,7 @@ impl SegmentScan {
     }
 }
 
-/// What the first look at a segment showed.
+/// The result of the first read of a segment.
 struct Look {
     header: Option<SegmentHeader>,
     /// A header copy is there, but broken or unreadable.
@@ -331,7 +334,8 @@ struct Look {
     uneven: bool,
 }
 
-/// Scans segments, calling `found` for each in order. `closed` is the run that was closed in order, if the last one was.
+/// Scans segments, and calls `found` for each in order. `closed` is the last epoch, if it was
+/// closed in order.
 pub fn scan(
     disk: &dyn Disk,
     spots: &[Spot],
@@ -379,7 +383,7 @@ fn look(disk: &dyn Disk, spots: &[Spot]) -> Vec<Look> {
 }
 
 impl Look {
-    /// Something could not be read, which is not the same as broken.
+    /// A header copy or block could not be read. Unreadable is not broken.
     fn is_unreadable(&self) -> bool {
         let mut faults = self.header_faults.iter().chain(&self.block_fault);
         faults.any(|fault| matches!(fault.reason, FaultReason::Unreadable(_)))
@@ -445,7 +449,7 @@ fn look_at(
     look
 }
 
-/// The header that counts: of the later life; of one life, the one that is further on.
+/// The header that counts: the later generation; in one generation, the later state.
 pub(crate) fn newer(a: Option<SegmentHeader>, b: SegmentHeader) -> SegmentHeader {
     let rank = |header: &SegmentHeader| match header.state {
         SegmentState::Open => 0,
@@ -462,8 +466,9 @@ fn classify(look: &Look, closed: Option<Run>) -> Case {
     let Some(header) = &look.header else {
         return match look.block {
             Some(_) => Case::Newer,
-            // Nothing counts before both copies of the first header are written. Where one was never there, what is broken is a
-            // first write cut short, and what lies behind it is of a life that a power loss has undone.
+            // Nothing counts before both copies of the first header are written. If one copy was
+            // never written, the damaged copy is an interrupted first write, and the blocks are of
+            // a generation that a power loss has undone.
             None if look.header_faults.len() == 2 => Case::Hidden,
             None if look.is_unreadable() || look.is_foreign() => Case::Hidden,
             None => Case::Blank,
@@ -483,15 +488,17 @@ fn classify(look: &Look, closed: Option<Run>) -> Case {
     }
 }
 
-/// Whether the clean close wrote this header, which says open. A segment that could not be read was left as it was: its header is
-/// of the run that crashed, not of the one that was closed, which a close names in the mark, since it syncs before it writes headers. And
-/// a failed sync may have dropped the header that sealed it: then it has the one that it was opened with, which lists nothing.
+/// Whether the clean close wrote this header, which states Open. Two other headers state Open too.
+/// A segment that could not be read keeps the header of the epoch that crashed. A close names its
+/// own epoch in the watermark, since it syncs before it writes headers. And a failed sync may have
+/// lost the header that sealed the segment: then the header of its first write is left, which lists
+/// nothing.
 fn is_of_close(header: &SegmentHeader, closed: Option<Run>) -> bool {
     closed == Some(header.synced.run()) && header.blocks > 0
 }
 
-/// How many blocks of a listed segment are read: one more than it has, where there is room for one; `None` for a segment that
-/// needs a scan.
+/// The number of blocks to read of a listed segment: its blocks and one more, if there is room for
+/// it. `None` for a segment that needs a scan.
 fn listed_blocks(spot: &Spot, look: &Look, closed: Option<Run>) -> Option<u32> {
     match (classify(look, closed), &look.header) {
         (Case::Listed, Some(header)) => {
@@ -543,7 +550,7 @@ fn scan_batch(
     }
 }
 
-/// A segment whose header tells how many blocks it has.
+/// Reads a segment whose header states the number of its blocks.
 fn list(
     disk: &dyn Disk,
     spot: &Spot,
@@ -569,7 +576,8 @@ fn list(
             next = index + 1;
         }
     }
-    // What did not come in one piece: very many blocks, or some behind a bad sector, which must not hide the others.
+    // Blocks outside the first piece: very many blocks, or blocks behind a bad sector, which must
+    // not hide them.
     while next < count {
         let window = read_window(disk, spot, next, WINDOW_BLOCKS.min(count - next));
         for bytes in window.blocks() {
@@ -590,7 +598,8 @@ fn list(
             next += 1;
         }
     }
-    // Its pages end where their blocks say. A header that says less would have them written over.
+    // Its pages end where their blocks state. A header with a lower data end would let new pages
+    // overwrite them.
     if scan
         .blocks
         .iter()
@@ -602,8 +611,9 @@ fn list(
     scan
 }
 
-/// Parses one listed block, or the one behind the last. What the segment is instead, when the block is of a newer life, or of
-/// this one and not listed: then records were being added to a sealed segment.
+/// Parses one listed block, or the block after the last. Returns another case if the block is of a
+/// newer generation, or of this generation and not listed: then records were being added to a
+/// sealed segment.
 fn parse_listed(
     disk: &dyn Disk,
     spot: &Spot,
@@ -634,25 +644,27 @@ fn parse_listed(
             scan.blocks.push(block);
         }
         _ if !is_listed => {}
-        // An older life's block where this life wrote one: the write was lost.
+        // A block of an older generation where this generation wrote one: the write was lost.
         Ok(_) => holes.push((index, Damage::Magic(Structure::DescriptorBlock))),
         Err(damage) => holes.push((index, damage)),
     }
     None
 }
 
-/// Commits grow with the index. A block whose commit does not was added to a sealed segment by a run that a crash ended before a
-/// header listed it; what the next run found does not hold it, so it must not come to count later.
+/// Commits grow with the index. A block with a lower commit was added to a sealed segment by an
+/// epoch that a crash ended before a header listed the block. The recovery after that crash did not
+/// take it in, so it must not count later.
 fn is_behind(blocks: &[DescriptorBlock], block: &DescriptorBlock) -> bool {
     let last = blocks.last().map(|last| last.header.commit);
     last.is_some_and(|last| last > block.header.commit)
 }
 
-/// Reports listed blocks that are not what was written. One that `proven` does not reach is no damage: a crash left it, in a
-/// segment that got its header from recovery, or while records were being added behind the last block.
+/// Reports listed blocks that do not hold what was written. A block above `proven` is no damage: a
+/// crash left it, in a segment whose header recovery wrote, or while records were being added after
+/// the last block.
 fn report_holes(spot: &Spot, proven: Serial, holes: &[(u32, Damage)], scan: &mut SegmentScan) {
     for (index, damage) in holes {
-        // Commits grow with the index: the hole's own lies between those of its neighbours.
+        // Commits grow with the index: the commit of the hole lies between those of its neighbours.
         let behind = scan
             .blocks
             .partition_point(|block| block.header.index <= *index);
@@ -673,7 +685,7 @@ fn report_holes(spot: &Spot, proven: Serial, holes: &[(u32, Damage)], scan: &mut
     }
 }
 
-/// Looks at every place where a descriptor block may be.
+/// Reads every place where a descriptor block may be.
 fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentScan {
     let known = look
         .header
@@ -699,20 +711,21 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
                     });
                     continue;
                 }
-                // Where a hole begins, and at the end.
+                // Read twice only where a hole begins, and at the end.
                 Ok(bytes) if gap == 0 => spot.parse_twice(disk, index, sequence, bytes),
                 Ok(bytes) => spot.parse_block(index, bytes),
             };
             match block {
                 Ok(block) if block.header.sequence >= sequence || planted!(StaleSequence) => {
                     if block.header.sequence > sequence {
-                        // What was taken for this life so far belongs to an older one.
+                        // All blocks taken so far belong to an older generation.
                         sequence = block.header.sequence;
                         blocks.clear();
                         data_end = HEADER_BLOCKS;
                     }
                     gap = 0;
-                    // Data and descriptors never meet: a block in the midst of page data is none of this life, whatever it says.
+                    // Data and descriptors never overlap: a block in the midst of page data is not
+                    // of this generation, whatever its header states.
                     let is_in_data = spot.segment_blocks - 1 - index < data_end;
                     if !is_in_data && !is_behind(&blocks, &block) || planted!(StaleSequence) {
                         data_end = data_end.max(block.header.data_end);
@@ -752,7 +765,7 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
 
 /// Neighbouring blocks, first one first.
 pub(crate) enum Window {
-    /// Read in one piece, in which the last one comes first.
+    /// Read in one piece, with the last block first.
     Whole(AlignedBuf),
     /// Each read by itself: one bad sector must not hide the others.
     Each(Vec<Result<AlignedBuf, DiskError>>),

@@ -1,5 +1,5 @@
-//! How the pages of a chain lie: whether their parents are there, and how far neighbours in a chain are neighbours on disk, which
-//! is what lets a prefetch read them in one piece.
+//! The placement of chains: whether parents are there, and whether neighbours in a chain are
+//! neighbours on disk. A prefetch can read such neighbours in one piece.
 
 use std::collections::HashMap;
 
@@ -13,16 +13,17 @@ pub struct ChainFacts {
     pub pages: u64,
     /// Pages that head a chain.
     pub heads: u64,
-    /// Pages that head none, and whose parent is unknown or not there: no lookup from the start of their chain finds them.
+    /// Pages that head no chain, and whose parent is unknown or missing: no lookup from the start
+    /// of their chain finds them.
     pub orphans: u64,
     /// Pages of the longest unbroken chain that begins with a head.
     pub longest: u64,
-    /// Runs: pages of a chain that lie one behind the other on disk.
+    /// Runs: stretches of a chain that are contiguous on disk.
     pub runs: u64,
 }
 
 impl ChainFacts {
-    /// Pages of a run, on average; 0 without pages.
+    /// Pages per run, on average; 0 without pages.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "an average for people")]
     pub fn mean_run_pages(&self) -> f64 {
@@ -34,14 +35,15 @@ impl ChainFacts {
     }
 }
 
-/// Where a live page stands in its chain.
+/// The position of a live page in its chain.
 #[derive(Clone, Copy)]
 enum Standing {
-    /// Not looked at yet.
+    /// Not visited yet.
     Unknown,
-    /// On the way that is being followed.
+    /// On the path that is being followed.
     Visited,
-    /// So many pages into an unbroken chain; 0 when that does not begin with a head.
+    /// Number of pages in an unbroken chain up to this page; 0 if the chain does not begin with a
+    /// head.
     Depth(u64),
 }
 
@@ -89,7 +91,8 @@ pub(super) fn is_head(page: &Found<Whole>) -> bool {
     page.head && page.parent.is_none()
 }
 
-/// How many pages into an unbroken chain a page stands. Descriptors that claim a circle stand in none.
+/// The number of pages in an unbroken chain up to a page. It is 0 for pages whose descriptors claim
+/// a circle.
 fn follow(
     live: &[&Found<Whole>],
     parents: &[Option<usize>],

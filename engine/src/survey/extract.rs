@@ -1,13 +1,15 @@
-//! Giving out live pages, bytes and all, in the order of their chains: what an export takes with it.
+//! Returns live pages with their bytes, in the order of their chains, for an export.
 //!
-//! The order: parents before their children, and a chain in one stretch; chains that share nothing in the order in which they
-//! lie on disk. A circle, which only lying descriptors claim, is entered where its first page lies.
+//! The order: parents before children, and each chain in one stretch. Chains that share no page
+//! come in the order of their places on disk. A circle, which only wrong descriptors claim, is
+//! entered at the page with the lowest place.
 //!
-//! The bytes: pages are one stream, cut into large reads of which many are under way; neighbours on disk share a read. Each page
-//! is checked before it is handed out, and one that a failed read covered is read again by itself. Memory is bounded by the reads
-//! under way and one page.
+//! The bytes: the pages are one stream, cut into large reads with many in flight. Neighbours on
+//! disk share a read. Each page is verified before it is returned. A page covered by a failed read
+//! is read again by itself. Memory is bounded by the reads in flight and one page.
 //!
-//! Needs no lock. A writer beside it may reuse a segment between the look and the read: such a page fails its checksum.
+//! It needs no lock. A concurrent writer may reuse a segment between the survey and the read: such
+//! a page fails its checksum.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -26,12 +28,12 @@ use crate::recovery::{Fate, Found};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordId(usize);
 
-/// A page and what leads up to it.
+/// A page and its ancestors.
 #[derive(Clone, Debug)]
 pub struct Ancestry {
     /// The pages, the first of the chain first.
     pub pages: Vec<RecordId>,
-    /// Whether they begin with the head of the chain; if not, some of the chain is not stored.
+    /// Whether they begin with the head of the chain; if not, a part of the chain is not stored.
     pub complete: bool,
 }
 
@@ -45,7 +47,8 @@ impl Survey {
         self.page(id.0)
     }
 
-    /// The live pages of a namespace, by its position in [`Survey::namespaces`], in the order of their chains.
+    /// The live pages of a namespace, by its position in [`Survey::namespaces`], in the order of
+    /// their chains.
     #[must_use]
     pub fn chain_order(&self, namespace: usize) -> Vec<RecordId> {
         let live = self.live_in(namespace);
@@ -55,14 +58,15 @@ impl Survey {
         let mut order = Vec::with_capacity(live.len());
         let mut visited = vec![false; live.len()];
         let heads = by_place.iter().filter(|&&at| family.parents[at].is_none());
-        // After the heads only circles are left.
+        // Only circles are left after the heads.
         for &start in heads.chain(&by_place) {
             family.descend(start, &mut visited, |at| order.push(RecordId(live[at])));
         }
         order
     }
 
-    /// A live page of a namespace with everything before it in its chain that is stored; `None` when there is no such page.
+    /// A live page of a namespace with its stored ancestors up to the first gap; `None` if there is
+    /// no such page.
     #[must_use]
     pub fn ancestry(&self, namespace: usize, key: &PageKey) -> Option<Ancestry> {
         let mut pages = Vec::new();
@@ -84,11 +88,11 @@ impl Survey {
         Some(Ancestry { pages, complete })
     }
 
-    /// Reads pages in the order given and hands out each with its bytes, padding included, or with why they cannot be had. `each`
-    /// may end it early.
+    /// Reads pages in the given order. Passes each to `each` with its bytes, padding included, or
+    /// with the reason why they are not available. `each` may end the reading early.
     ///
     /// # Errors
-    /// When this process cannot read, or has no memory for it: that says nothing of the pages.
+    /// When this process cannot read, or has too little memory: the pages themselves may be good.
     pub fn read_pages(
         &self,
         pages: &[RecordId],
@@ -134,10 +138,12 @@ impl Survey {
     }
 }
 
-/// Who follows whom among the live pages of a namespace. Pages are positions among these.
+/// Parents and children among the live pages of a namespace. Pages are positions in the list of
+/// live pages.
 struct Family {
     parents: Vec<Option<usize>>,
-    /// The children of page `n`, in the order in which they lie, are `children[starts[n]..starts[n + 1]]`.
+    /// The children of page `n`, in the order of their places, are `children[starts[n]..starts[n +
+    /// 1]]`.
     children: Vec<usize>,
     starts: Vec<usize>,
 }
@@ -170,7 +176,8 @@ impl Family {
         }
     }
 
-    /// Visits a page and all that follow it, each right behind its parent or behind an elder sibling's last descendant.
+    /// Visits a page and all its descendants, each directly after its parent or after the last
+    /// descendant of an elder sibling.
     fn descend(&self, start: usize, visited: &mut [bool], mut visit: impl FnMut(usize)) {
         let mut left = vec![start];
         while let Some(at) = left.pop() {
@@ -188,7 +195,7 @@ impl Family {
 struct Plan<'a> {
     survey: &'a Survey,
     pages: &'a [RecordId],
-    /// The first page not planned in full, and how much of it is.
+    /// The first page not planned in full, and the number of its bytes planned.
     next: usize,
     planned: u64,
 }
@@ -230,13 +237,13 @@ impl Iterator for Plan<'_> {
     }
 }
 
-/// The pages, put together again from what the reads brought.
+/// The pages, assembled from the reads.
 struct Assembly<'a> {
     survey: &'a Survey,
     pages: &'a [RecordId],
-    /// The first page that has not been handed out.
+    /// The first page that has not been returned.
     next: usize,
-    /// How much of it has come, and, unless a read of it failed, its bytes.
+    /// The number of its bytes that have been read, and the bytes, unless a read of it failed.
     come: u64,
     bytes: Option<Vec<u8>>,
 }
@@ -252,7 +259,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// Takes in the next `length` bytes of the stream, or that they could not be read.
+    /// Takes in the next `length` bytes of the stream, or the failure to read them.
     fn take(
         &mut self,
         length: u64,
@@ -300,7 +307,7 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// Checks a page and hands it out; `None` for one whose read failed.
+    /// Verifies a page and passes it on; `None` for a page whose read failed.
     fn hand_out(
         &self,
         id: RecordId,

@@ -1,7 +1,7 @@
-//! The cost of damage, per namespace, as far as the records that are left tell it.
+//! The cost of damage, per namespace, as far as the remaining records show it.
 //!
 //! Lost pages are a lower bound. A page record names the page's parent. A parent without any record
-//! is lost, unless a record that is left removed it. A page at depth `n` has `n` ancestors, so each
+//! is lost, unless a remaining record removed it. A page at depth `n` has `n` ancestors. So each
 //! depth above a lost parent at which the namespace has no page any more has lost at least one page
 //! too.
 //!
@@ -19,10 +19,9 @@ use crate::recovery::{Found, Whole};
 /// The cost of damage to structures.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Segments whose headers and descriptor blocks are all lost, and segments on volumes that are
-    /// not there.
+    /// Segments whose headers and descriptor blocks are all lost, and segments on missing volumes.
     pub segments: u64,
-    /// At most so many bytes of pages are lost.
+    /// Upper bound of the bytes of lost pages.
     pub bytes_max: u64,
     /// In the order of [`Survey::namespaces`].
     pub namespaces: Vec<NamespaceLosses>,
@@ -31,21 +30,21 @@ pub struct Losses {
 /// The cost of damage to one namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceLosses {
-    /// At least so many pages are lost.
+    /// Lower bound of the lost pages.
     pub lost_pages: u64,
-    /// At most so many pages count again although a record that is lost had removed them.
+    /// Upper bound of the pages that count again although a lost record had removed them.
     pub doubtful_pages: u64,
 }
 
 impl Survey {
-    /// The cost of damage to structures; `None` where no record is lost.
+    /// The cost of damage to structures; `None` if no record is lost.
     #[must_use]
     pub fn losses(&self) -> Option<&Losses> {
         self.losses.as_ref()
     }
 
     /// Sums up the losses. `lost_until` is above the commit of every lost record. `is_removed`
-    /// tells whether a record that is left removed a key of a namespace.
+    /// states whether a remaining record removed a key of a namespace.
     pub(super) fn sum_up_losses(
         &self,
         lost_until: Serial,
@@ -69,7 +68,7 @@ impl Survey {
         }
     }
 
-    /// Bytes of page data that no record is left of.
+    /// Bytes of page data without any remaining record.
     fn lost_bytes_max(&self) -> u64 {
         let room = self.segment_bytes() - (u64::from(HEADER_BLOCKS) + 1) * BLOCK_BYTES as u64;
         let mut damaged: BTreeMap<(usize, u32), u64> = BTreeMap::new();
@@ -97,7 +96,7 @@ impl Survey {
     }
 }
 
-/// Pages of a namespace, whose live ones these are, that are lost for certain.
+/// The pages of a namespace that are certainly lost, given its live pages.
 fn lost_pages(
     pages: &[&Found<Whole>],
     records: &Records,

@@ -1,8 +1,9 @@
-//! Reading every live page and checking its bytes, at the speed of the devices.
+//! Reads every live page and verifies its bytes, at the speed of the devices.
 //!
-//! Pages are read in the order in which they lie, neighbours together, in large reads of which many are under way on every volume;
-//! the checksums are computed meanwhile on the calling thread, which is several times as fast as the devices. A page that a failed
-//! read covered is read again by itself, so that one bad sector costs one page.
+//! Pages are read in the order of their places, neighbours together, in large reads with many in
+//! flight on every volume. The calling thread computes the checksums meanwhile; it is several times
+//! as fast as the devices. A page covered by a failed read is read again by itself, so that one bad
+//! sector costs one page.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,23 +19,23 @@ use crate::disk::{Disk, DiskError};
 /// Bytes of one read.
 pub(super) const READ_BYTES: u64 = 2 << 20;
 
-/// Reads under way at once, for each volume and in all.
+/// Reads in flight at once, for each volume and in all.
 const READS_PER_VOLUME: usize = 16;
 pub(super) const READS_MAX: usize = 64;
 
-/// Unused bytes between two pages that are read along rather than jumped over.
+/// Unused bytes between two pages that are read along and not skipped.
 const BRIDGE_BYTES: u64 = 128 << 10;
 
-/// What became of the payloads.
+/// The result of the check of the payloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Payloads {
-    /// Pages looked at.
+    /// Pages checked.
     pub checked: u64,
     /// Their bytes.
     pub checked_bytes: u64,
-    /// Pages whose bytes are what was put.
+    /// Pages whose bytes match.
     pub good: u64,
-    /// Unproven pages whose bytes are not: writes that the last crash cut short.
+    /// Unproven pages whose bytes do not match: the last crash interrupted their writes.
     pub unfinished: u64,
     /// Pages that are lost.
     pub bad: u64,
@@ -43,24 +44,24 @@ pub struct Payloads {
 /// A page that is lost.
 #[derive(Clone, Copy, Debug)]
 pub struct BadPage {
-    /// Which.
+    /// The page.
     pub page: Page,
-    /// Why.
+    /// The reason.
     pub fault: PayloadFault,
 }
 
 /// Why a page is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PayloadFault {
-    /// Its bytes are not what was put.
+    /// Its bytes do not match.
     #[error("its checksum is {found:016x}, but {stored:016x} was put")]
     Mismatch {
-        /// The checksum of what was read.
+        /// The checksum of the bytes read.
         found: u64,
         /// The checksum in its descriptor.
         stored: u64,
     },
-    /// The device would not give them.
+    /// The device could not read it.
     #[error("unreadable: {0}")]
     Unreadable(DiskError),
 }
@@ -72,7 +73,8 @@ impl Survey {
         self.namespaces.iter().map(|facts| facts.bytes).sum()
     }
 
-    /// What the live pages take of the usable bytes of a store with segments of this size: see [`footprint`].
+    /// Usable bytes that the live pages take in a store with segments of this size: see
+    /// [`footprint`].
     #[must_use]
     pub fn taken_bytes(&self) -> u64 {
         let blocks = |bytes: u64| u32::try_from(bytes / BLOCK_BYTES as u64).unwrap_or(u32::MAX);
@@ -83,11 +85,12 @@ impl Survey {
         self.namespaces.iter().map(taken).sum()
     }
 
-    /// Checks the bytes of every live page. `progress` is told how many bytes have been checked, and may end it early; `lost` is
-    /// told of pages that are lost, volume by volume in the order in which they lie.
+    /// Verifies the bytes of every live page. `progress` receives the number of bytes checked, and
+    /// may end the check early. `lost` receives the lost pages, volume by volume in the order of
+    /// their places.
     ///
     /// # Errors
-    /// When this process cannot read, or has no memory for it: that says nothing of the pages.
+    /// When this process cannot read, or has too little memory: the pages themselves may be good.
     pub fn check_payloads(
         &self,
         mut progress: impl FnMut(u64) -> ControlFlow<()>,
@@ -134,7 +137,7 @@ impl Survey {
 }
 
 impl Payloads {
-    /// Counts a page; gives back why it is lost.
+    /// Counts a page; returns the reason if it is lost.
     fn note(&mut self, page: &Page, outcome: Result<(), PayloadFault>) -> Option<PayloadFault> {
         self.checked += 1;
         self.checked_bytes += page.bytes;
@@ -150,7 +153,7 @@ impl Payloads {
     }
 }
 
-/// The next read of some volume, each in its turn.
+/// The next read of a volume; the volumes take turns.
 fn next_read(lanes: &mut [Lane<'_>], turn: &mut usize) -> Option<(usize, Range<u64>)> {
     for _ in 0..lanes.len() {
         let lane = *turn % lanes.len();
@@ -170,13 +173,14 @@ pub(super) fn read_at(volume: usize, range: &Range<u64>) -> ReadAt {
     }
 }
 
-/// The pages of one volume, in the order in which they lie.
+/// The pages of one volume, in the order of their places.
 struct Lane<'a> {
     survey: &'a Survey,
     volume: usize,
     /// Positions of the records of its live pages.
     pages: Vec<usize>,
-    /// The first page that no read begun so far covers in full, and up to where reads have been planned.
+    /// The first page not covered in full by the reads begun so far, and the end of the planned
+    /// reads.
     planned: usize,
     planned_end: u64,
     /// The first page that no finished read has touched.
@@ -227,7 +231,8 @@ impl<'a> Lane<'a> {
             .map(|&index| self.survey.page(index))
     }
 
-    /// The next piece to read: from the first byte not planned yet to the end of its read, or of the run of pages.
+    /// The next piece to read: from the first byte not planned yet to the end of its read, or of
+    /// the run of pages.
     fn next_read(&mut self) -> Option<Range<u64>> {
         let first = self.page(self.planned)?;
         let start = self.planned_end.max(first.offset);
@@ -248,7 +253,7 @@ impl<'a> Lane<'a> {
         Some(start..end)
     }
 
-    /// Takes in a piece that was read, or could not be.
+    /// Takes in a piece that was read, or that could not be read.
     fn take(
         &mut self,
         range: Range<u64>,
@@ -283,7 +288,7 @@ impl OpenPage {
         }
     }
 
-    /// Adds the bytes that a piece has of it. Pieces come in order.
+    /// Adds the bytes of this page in a piece. Pieces come in order.
     fn take(&mut self, piece: &Range<u64>, bytes: Option<&[u8]>) {
         let start = self.page.offset.max(piece.start);
         let end = (self.page.offset + self.page.bytes).min(piece.end);

@@ -1,9 +1,10 @@
-//! Scanning the segments: what each one holds, and what of it is broken.
+//! Scans the segments: the content of each, and its faults.
 //!
-//! Three looks, all by the structures' own checks. Both copies of every header are compared, because a scan is content with
-//! one. Recovery's scan says which life a segment is in and which of its blocks are bad. And where no header lists the blocks,
-//! holes are looked for: blocks are written in the order of their commits, so that a hole below a proven block is a lost block,
-//! and any other may be what a crash left.
+//! There are three checks, all by the structures' own checksums. First, both copies of every header
+//! are compared, because a scan needs only one. Second, recovery's scan determines the generation
+//! of a segment and its bad blocks. Third, where no header lists the blocks, holes are searched.
+//! Blocks are written in the order of their commits, so a hole below a proven block is a lost
+//! block. A crash may have left any other hole.
 
 use std::collections::{HashMap, HashSet};
 
@@ -30,42 +31,42 @@ const LOOKS: usize = 1024;
 pub struct SegmentFacts {
     /// Index of its volume.
     pub volume: usize,
-    /// Its number there.
+    /// Its number in the volume.
     pub number: u32,
-    /// Its byte offset there.
+    /// Its byte offset in the volume.
     pub offset: u64,
-    /// How it was recognised; `None` when it is not there to be read.
+    /// Its case in the scan; `None` if it cannot be read.
     pub case: Option<Case>,
-    /// What the header of its life says.
+    /// The state in the header of its generation.
     pub state: Option<SegmentState>,
-    /// Its life; zero when it has none, or none that is known.
+    /// Its generation; zero if it has none, or an unknown one.
     pub sequence: Serial,
-    /// Descriptor blocks that it has.
+    /// Number of its descriptor blocks.
     pub descriptor_blocks: u32,
-    /// Page records in those.
+    /// Page records in these blocks.
     pub records: u64,
-    /// Bytes of page data written in this life.
+    /// Bytes of page data written in this generation.
     pub data_bytes: u64,
     /// Pages in it that count.
     pub live_pages: u64,
-    /// Bytes of those, padding included.
+    /// Bytes of those pages, padding included.
     pub live_bytes: u64,
-    /// Things broken in it.
+    /// Number of faults in it.
     pub flaws: u64,
     /// Neither its headers nor its descriptor blocks can be used.
     pub is_lost: bool,
 }
 
-/// A record that took pages away.
+/// A record that removed pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removal {
-    /// What it did.
+    /// The kind of removal.
     pub kind: RemovalKind,
-    /// The namespace it is about.
+    /// The namespace concerned.
     pub namespace: Fingerprint,
-    /// Pages born before it are gone.
+    /// Pages with a lower version are gone.
     pub birth: Serial,
-    /// The group that carries it.
+    /// The group that holds the record.
     pub commit: Serial,
     /// Index of the volume that holds it.
     pub volume: usize,
@@ -73,21 +74,21 @@ pub struct Removal {
     pub segment: u32,
 }
 
-/// What a removal did.
+/// The kind of removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovalKind {
-    /// Somebody deleted the key.
+    /// A caller deleted the key.
     Deleted,
-    /// The page was dropped to make room, or because it was found damaged.
+    /// The page was evicted to make room, or dropped because it was damaged.
     Evicted,
-    /// Somebody cleared the namespace.
+    /// A caller cleared the namespace.
     Cleared,
 }
 
-/// What is looked at again when all marks are known.
+/// Checked again when all watermarks are known.
 struct Scanned {
     summary: SegmentSummary,
-    /// Missing blocks of a segment without a list: index, and commit of the next block that is there.
+    /// Missing blocks of a segment without a list: index, and commit of the next block found.
     holes: Vec<(u32, Serial)>,
 }
 
@@ -95,7 +96,7 @@ struct Scanned {
 type Copies = Result<[Result<SegmentHeader, Damage>; 2], DiskError>;
 
 impl Survey {
-    /// Reads every descriptor and fills in all that is found.
+    /// Reads every descriptor and fills in all findings.
     pub(super) fn scan(&mut self, key: Option<KeyPrefix>) {
         let present: Vec<Spot> = self.readable().collect();
         let ids: HashMap<(usize, u32), u32> = self
@@ -147,7 +148,7 @@ impl Survey {
         self.take_records(gathered);
     }
 
-    /// Segments that lie on a volume that is there, and in a part of it that is there.
+    /// Segments on volumes that are there, within the part that is there.
     fn readable(&self) -> impl Iterator<Item = Spot> + '_ {
         let bytes = self.segment_bytes();
         self.spots.iter().copied().filter(move |spot| {
@@ -171,7 +172,7 @@ impl Survey {
         self.flaws.push(flaw);
     }
 
-    /// Segments lie in the order of volumes and numbers.
+    /// Segments are in the order of volumes and numbers.
     fn index_of(&self, volume: usize, number: u32) -> Option<usize> {
         let place = |facts: &SegmentFacts| (facts.volume, facts.number);
         self.segments
@@ -203,7 +204,7 @@ impl Survey {
         facts.is_lost = is_lost(scan);
         if facts.is_lost {
             let mut faults: Vec<String> = scan.faults.iter().map(Fault::to_string).collect();
-            // Both copies of the header, as a rule.
+            // Usually both copies of the header.
             faults.dedup();
             let reason = faults.join("; ");
             let reason = FlawReason::LostSegment(reason);
@@ -252,9 +253,10 @@ impl Survey {
         spots.iter().zip(results).map(parse).collect()
     }
 
-    /// Whether the crash of the last run may have cut the write of the segment's header short. Of a segment that was open then
-    /// either copy may be anything; of others, of any run, two whole copies may say different things: an open seals what earlier
-    /// runs left, and reclaim frees it or adds to its list.
+    /// Whether the crash of the last epoch may have interrupted the write of the segment's header.
+    /// Of a segment that was open then, either copy may hold anything. Of other segments of any
+    /// epoch, two whole copies may differ: an open seals the segments that earlier epochs left
+    /// open, and reclaim frees a segment or adds to its list.
     fn is_left_by_crash(&self, summary: &SegmentSummary, both_whole: bool) -> bool {
         let was_open = summary.was_open_in(self.run);
         self.condition != Condition::Clean && (was_open || both_whole)
@@ -301,8 +303,8 @@ impl Survey {
         }
     }
 
-    /// `told` are the places that the scan has named already. Returns a serial above the commits of
-    /// all records that the holes have cost; zero where they have cost none.
+    /// `told` are the places that the scan has reported already. Returns a serial above the commits
+    /// of all records that the holes have lost; zero if they have lost none.
     fn judge_holes(
         &mut self,
         spot: &Spot,
@@ -335,7 +337,8 @@ impl Survey {
         lost_until
     }
 
-    /// A crash while an open was telling the volumes its run leaves some behind: these are none.
+    /// A crash while an open was writing its epoch to the volumes leaves some behind: these are not
+    /// stale.
     fn note_stale_volumes(&mut self, highest: Serial) {
         let superblocks = self.opened.iter().flatten();
         let superblocks = superblocks.filter_map(|opened| opened.superblock.as_ref());
@@ -369,8 +372,8 @@ impl Survey {
         self.note_overlaps();
     }
 
-    /// Above the commit of every record that is lost, on volumes too that are not there. Those of
-    /// volumes that were given up are lost no more than once.
+    /// Above the commit of every lost record, also on missing volumes. Records on volumes that were
+    /// given up are not counted as lost again.
     fn lost_until(&self, in_segments: Serial) -> Serial {
         let is_away = |facts: &VolumeFacts| {
             matches!(facts.state, VolumeState::Missing | VolumeState::Truncated)
@@ -432,7 +435,8 @@ impl NamespaceFacts {
     }
 }
 
-/// Missing blocks in a segment whose blocks no header lists; where one does, the scan has named them already.
+/// Missing blocks in a segment whose blocks no header lists. Where a header lists them, the scan
+/// has reported them already.
 fn holes(scan: &SegmentScan) -> Vec<(u32, Serial)> {
     if !matches!(scan.case, Case::Unlisted | Case::Newer | Case::Hidden) {
         return Vec::new();
@@ -446,14 +450,15 @@ fn holes(scan: &SegmentScan) -> Vec<(u32, Serial)> {
     holes
 }
 
-/// Whether nothing is left of a segment. One that the device does not give is not lost yet.
+/// Whether no header and no block of a segment is left. A segment that the device cannot read is
+/// not lost yet.
 fn is_lost(scan: &SegmentScan) -> bool {
     let is_readable = |fault: &Fault| !matches!(fault.reason, FaultReason::Unreadable(_));
     scan.is_lost() && scan.faults.iter().all(is_readable)
 }
 
-/// Which of two whole copies was not written when it should have been, and why that follows. Both are written each time, except
-/// that a free mark goes to one.
+/// The copy, of two whole ones, that was not written when it should have been, and the evidence.
+/// Both copies are written each time, except that a free header goes to one copy.
 fn disagreement(a: &SegmentHeader, b: &SegmentHeader) -> Option<(usize, String)> {
     let freed = |free: &SegmentHeader, other: &SegmentHeader| {
         free.state == SegmentState::Free && free.sequence == other.sequence

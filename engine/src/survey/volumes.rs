@@ -1,7 +1,7 @@
-//! Opening volumes to look at them: whatever is broken is written down, and what is left is used.
+//! Opens volumes for a survey. Faults are listed, and everything else is used.
 //!
-//! A volume without a usable superblock is used all the same when another volume names the store: headers and descriptor blocks
-//! say themselves where they belong.
+//! A volume without a usable superblock is used all the same when another volume names the store:
+//! headers and descriptor blocks identify their own places.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,24 +25,24 @@ pub enum VolumeState {
     Present,
     /// Shorter than its segments.
     Truncated,
-    /// Not where it should be.
+    /// Missing from its path.
     Missing,
-    /// The store was once opened without it, for good.
+    /// The store was once opened without it, which gave it up for good.
     GivenUp,
 }
 
 /// A volume, as far as it is known.
 #[derive(Clone, Debug)]
 pub struct VolumeFacts {
-    /// Where it is, or where it should be.
+    /// Its path, actual or expected.
     pub path: PathBuf,
     /// Whether it can be read.
     pub state: VolumeState,
-    /// Its length; `None` when it is not there.
+    /// Its length; `None` if it is missing.
     pub bytes: Option<u64>,
-    /// Its segments, as the store counts them.
+    /// The number of its segments in the store's superblock.
     pub segments: u32,
-    /// The run of its superblock; `None` when it has no usable one.
+    /// The epoch in its superblock; `None` without a usable superblock.
     pub run: Option<Run>,
 }
 
@@ -51,15 +51,15 @@ pub(super) struct Opened {
     pub path: PathBuf,
     pub file: File,
     copies: [Result<Superblock, CopyFault>; 2],
-    /// The one that counts.
+    /// The superblock that counts.
     pub superblock: Option<Superblock>,
 }
 
-/// All volumes of a store, and what is wrong with them.
+/// All volumes of a store, and their faults.
 pub(super) struct Opening {
-    /// A superblock that tells what the store is.
+    /// A superblock that identifies the store.
     pub reference: Superblock,
-    /// In the store's order; `None` for one that is not there.
+    /// In the store's order; `None` for a missing volume.
     pub opened: Vec<Option<Opened>>,
     pub facts: Vec<VolumeFacts>,
     pub flaws: Vec<Flaw>,
@@ -88,7 +88,8 @@ impl Opened {
         })
     }
 
-    /// Locks it, if that is asked for, and looks again. Only what is this store's is locked: anything else is somebody else's to lock.
+    /// Locks the volume, if requested, and reads it again. Only volumes of this store are locked:
+    /// other files belong to others.
     fn held(mut self, hold: bool) -> Result<Opened, StoreError> {
         if hold {
             self.file.lock_shared(&self.path)?;
@@ -111,7 +112,8 @@ impl Opened {
         bad.chain(self.stale_copy(volume))
     }
 
-    /// Both copies are written each time, one after the other: one that is further behind than one write was not written.
+    /// Both copies are written each time, one after the other. A copy that is more than one write
+    /// behind was not written.
     fn stale_copy(&self, volume: usize) -> Option<Flaw> {
         let [Ok(a), Ok(b)] = &self.copies else {
             return None;
@@ -144,7 +146,8 @@ fn read_copies(file: &File) -> [Result<Superblock, CopyFault>; 2] {
     })
 }
 
-/// The superblock that counts; `None` when both copies are broken, but the volume is Larder's all the same.
+/// The superblock that counts; `None` if both copies are broken, but the volume is Larder's all the
+/// same.
 fn choose(
     path: &Path,
     file: &File,
@@ -168,7 +171,7 @@ fn choose(
     }
 }
 
-/// Whether a segment begins where the first one would.
+/// Whether a segment begins at the place of the first one.
 fn has_segments(file: &File) -> bool {
     file.read(SEGMENTS_OFFSET, BLOCK_BYTES)
         .is_ok_and(|bytes| SegmentHeader::check(&bytes).is_ok())
@@ -202,7 +205,8 @@ impl Opening {
         Ok(opening)
     }
 
-    /// The volume of this index, or why there is none. A volume that somebody has open is an error when it must not be.
+    /// The volume of this index, or why there is none. A volume that a process has open is an error
+    /// if it must not be.
     fn find(
         &self,
         index: usize,
@@ -231,7 +235,7 @@ impl Opening {
             };
             let is_it = match &opened.superblock {
                 Some(superblock) => is_volume_of(superblock, self.reference.store, index),
-                // Of those that are named none says which one it is.
+                // The volumes named by the caller do not state their index here.
                 None => place == usual || !options.volumes.contains(&place),
             };
             if !is_it {
@@ -242,7 +246,8 @@ impl Opening {
                 let superblock = opened.superblock.as_ref();
                 superblock.map(|superblock| suits(superblock, &self.reference))
             };
-            // Where one lies that cannot say what it is, another copy of it is not looked for.
+            // A volume found where it is expected, but without a superblock, ends the search: no
+            // other copy is looked for.
             let is_last = options.volumes.contains(&place) || opened.superblock.is_none();
             if best
                 .as_ref()
@@ -330,7 +335,7 @@ impl Opening {
             .filter_map(|opened| opened.superblock.as_ref())
     }
 
-    /// The highest run that a superblock has seen.
+    /// The highest epoch in any superblock.
     pub(super) fn newest_run(&self) -> Run {
         let runs = self.superblocks().map(|superblock| superblock.run);
         runs.max().unwrap_or(self.reference.run)
@@ -342,13 +347,14 @@ impl Opening {
             .all(|superblock| superblock.state == OpenState::Clean)
     }
 
-    /// Who opened the store last.
+    /// The process that opened the store last.
     pub(super) fn holder(&self) -> HolderFacts {
         let latest = self.superblocks().max_by_key(|superblock| superblock.run);
         HolderFacts::of(&latest.unwrap_or(&self.reference).holder)
     }
 
-    /// Whether the store is closed, or somebody has it open. `held` says that nobody can have.
+    /// Whether the store is closed, or a process has it open. With `held`, no process can have it
+    /// open.
     pub(super) fn condition(&self, held: bool) -> Condition {
         let mut opened = self.opened.iter().flatten();
         let runs = self.holder().process.state == HolderState::Running;
@@ -363,7 +369,8 @@ impl Opening {
     }
 }
 
-/// The store, as a volume named on the command line knows it, when the first one's superblocks are both broken.
+/// The store, as a volume named on the command line knows it, when both superblocks of the first
+/// volume are broken.
 fn named_elsewhere(first: &Opened, elsewhere: &[PathBuf]) -> Result<Superblock, SurveyError> {
     let named = elsewhere
         .iter()
