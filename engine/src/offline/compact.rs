@@ -1,13 +1,15 @@
-//! Putting a store in order where it lies.
+//! Compacts a store in place.
 //!
-//! The pages of the plan are copied, in order, into free segments; the segments that nothing counts in any more are given back; and
-//! so on. When the free segments run short while the old ones still hold pages, the emptiest of those is emptied with its pages kept:
-//! such pages move twice, which is what little room costs. Each page is put in its order once, and each segment emptied turns dead
-//! blocks into free ones, so it ends.
+//! The pages of the plan are copied, in order, into free segments. Segments in which nothing counts
+//! any more are released. The two steps repeat. When free segments run short while the old segments
+//! still hold pages, the emptiest old segment is emptied with its pages kept. Such pages move
+//! twice: this is the price of little room. Each page is put in its order once, and each emptied
+//! segment turns dead blocks into free ones, so the compaction ends.
 //!
-//! A kill seals the segments that were open, and what was left of them is wasted until they are emptied. Without any free segment
-//! there would be nowhere to begin again. So one stays free where that is possible: it takes no pages for the order, and what makes
-//! way only if nothing else has room. And a compaction that finds no more than that one begins with what kills have wasted.
+//! A kill seals the open segments, and their unused room is wasted until they are emptied. Without
+//! a free segment no later compaction could begin. So one segment stays free if possible: it takes
+//! no pages for the order, and takes pages that make way only if nothing else has room. A
+//! compaction that finds no further free segment begins with the segments that kills have wasted.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -26,38 +28,39 @@ use crate::store::mover::move_pages;
 use crate::store::opening::{Opening, open_volumes};
 use crate::volume::Access;
 
-/// Segments that stay free where that is possible.
+/// Segments that stay free if possible.
 const KEPT_FREE: u64 = 1;
 
-/// What a compaction did, or would do.
+/// The result of a compaction, or of a dry run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compacted {
-    /// Ways through chains that lie in several short pieces.
+    /// Strands of chains that lie in several short pieces.
     pub scattered: u64,
-    /// Pages to be moved, and their bytes.
+    /// Pages to be moved.
     pub planned_pages: u64,
-    /// Bytes of those.
+    /// Bytes of those pages.
     pub planned_bytes: u64,
-    /// Pages copied, some of them perhaps twice.
+    /// Pages copied; some may count twice.
     pub moved_pages: u64,
-    /// Segments given back.
+    /// Segments released.
     pub freed_segments: u64,
-    /// Pages that found no room to be moved in order; they are where they were.
+    /// Pages for which there was no room to be moved in order; they stay where they were.
     pub left_pages: u64,
-    /// Pages whose bytes turned out not to be what was put: dropped, as a read would have done.
+    /// Pages whose bytes did not match their checksum: dropped, as a get would drop them.
     pub damaged_pages: u64,
-    /// Pages that the last crash had cut short: dropped.
+    /// Pages whose writes the last crash had interrupted: dropped.
     pub unfinished_pages: u64,
-    /// Whether it was asked to end early.
+    /// Whether `progress` ended it early.
     pub interrupted: bool,
 }
 
-/// Puts the pages of the store at `path` in order: chains in one piece, dead space dropped, births kept, nothing evicted. With
-/// `dry_run` nothing is written. A store in which there is nothing to do is not written to either.
+/// Puts the pages of the store at `path` in order. Chains come to lie in one piece, dead space is
+/// dropped, versions are kept, and nothing is evicted. With `dry_run` nothing is written. A store
+/// that is in order already is not written to either.
 ///
 /// # Errors
-/// [`StoreError::Locked`] when somebody has it open, [`StoreError::Unsound`] when structures are damaged, else as for an open. After
-/// any error the store is as after a crash: sound.
+/// [`StoreError::Locked`] when a process has it open, [`StoreError::Unsound`] when structures are
+/// damaged, else as for an open. After any error the store is as after a crash: sound.
 pub fn compact(
     path: &Path,
     options: &OpenOptions,
@@ -83,7 +86,7 @@ pub fn compact(
     let free = segments.filter(|segment| segment.state == InitState::Free);
     let mut closed = plan.empty.clone();
     if free.count() as u64 <= KEPT_FREE {
-        // Those that take copies may be all the room that there is.
+        // The open segments that take copies may be the only room.
         let takers = takers(&opening);
         closed.retain(|id| !takers.contains(id));
     }
@@ -141,18 +144,18 @@ fn planned(plan: &Plan) -> Compacted {
     }
 }
 
-/// A compaction under way.
+/// A compaction in progress.
 struct Compaction {
     owner: Owner,
     pages: Vec<Found<Whole>>,
     plan: Plan,
-    /// Segments that are to hold nothing in the end, and still do.
+    /// Segments that are to be empty in the end, and still hold pages.
     wasted: BTreeSet<SegmentId>,
-    /// Pages of the plan that have had their turn.
+    /// Number of pages of the plan that have been handled.
     next: usize,
-    /// Blocks of those.
+    /// Blocks of those pages.
     done_blocks: u64,
-    /// Where a page stands in the plan, for those that must be moved before their turn.
+    /// Position of a page in the plan, for pages that must be moved before their turn.
     ranks: HashMap<(NamespaceSlot, KeyPrefix), usize>,
     outcome: Compacted,
 }
@@ -184,7 +187,7 @@ impl Compaction {
                 break;
             }
         }
-        // What had to make way lay among what is in order, and has left holes there.
+        // Pages that had to make way lay among pages in order, and have left holes there.
         while self.gain_room(progress)? {}
         self.outcome.left_pages = self.left();
         let counters = self.owner.local.with_core(|core| core.counters());
@@ -197,7 +200,7 @@ impl Compaction {
         Ok(self.outcome)
     }
 
-    /// Moves pages in order as long as there is room for them beside the reserve.
+    /// Moves pages in order while there is room for them beside the reserve.
     fn put_in_order(&mut self, progress: &mut Progress<'_>) {
         while self.next < self.plan.pages.len() {
             let batch = self.next_batch(self.owner.room_beside(KEPT_FREE));
@@ -218,15 +221,15 @@ impl Compaction {
         }
     }
 
-    /// Tells how far it is, and hears whether to end early.
+    /// Reports the progress. The callback may end the compaction early.
     fn tell(&mut self, progress: &mut Progress<'_>) {
         let total = self.outcome.planned_bytes;
         let done = (self.done_blocks * BLOCK_BYTES as u64).min(total);
         self.outcome.interrupted = progress(done, total).is_break();
     }
 
-    /// The next pages of the plan, with their positions in it, as many as fit into so many blocks and are moved at once: one at least,
-    /// however large.
+    /// The next pages of the plan, with their positions in it: at most as many as fit into `room`
+    /// blocks and are moved at once, but at least one, however large.
     fn next_batch(&mut self, room: u64) -> Vec<(usize, Move)> {
         let mut batch = Vec::new();
         let mut blocks = 0;
@@ -234,7 +237,7 @@ impl Compaction {
             let Some(page) = self.owner.move_of(&self.pages[self.plan.pages[at]]) else {
                 continue;
             };
-            // Of very large pages each one needs a descriptor block.
+            // Each very large page needs a descriptor block of its own.
             blocks += u64::from(page.record.blocks) + 1;
             let is_much = blocks > MOVE_BYTES / BLOCK_BYTES as u64;
             if blocks > room || is_much && !batch.is_empty() {
@@ -248,7 +251,7 @@ impl Compaction {
         batch
     }
 
-    /// Pages that have not had their turn.
+    /// Number of pages that have not been handled.
     fn left(&self) -> u64 {
         let left = self.plan.pages[self.next..].iter();
         left.filter(|page| self.owner.move_of(&self.pages[**page]).is_some())
@@ -267,7 +270,7 @@ impl Compaction {
         Ok(())
     }
 
-    /// Makes one segment free; false when none can be, or it was asked to end early.
+    /// Makes one segment free. False if none can be freed, or if the callback ended the compaction.
     fn gain_room(&mut self, progress: &mut Progress<'_>) -> Result<bool, StoreError> {
         if self.outcome.interrupted {
             return Ok(false);

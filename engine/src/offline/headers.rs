@@ -1,8 +1,9 @@
-//! The two copies of a segment's header, made one again.
+//! Restores the two copies of a segment's header to the same content.
 //!
-//! A copy is rewritten only from its twin, and only when that is whole and the copy is broken, unreadable, or of an older state: so a
-//! torn write here loses nothing. Which of two whole copies counts is recovery's decision. A segment without any whole copy is
-//! left to recovery, which knows its blocks.
+//! A copy is rewritten only from the other copy, and only if that one is whole and this one is
+//! broken, unreadable, or of an older state. So a torn write here loses nothing. Recovery decides
+//! which of two whole copies counts. Recovery also handles a segment without any whole copy: it
+//! knows the blocks.
 
 use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentState};
 
@@ -14,7 +15,8 @@ use crate::memory::AlignedBuf;
 use crate::recovery::scan::{FaultReason, Spot, newer};
 use crate::volume::Volumes;
 
-/// Writes the bad copies of these segments' headers anew. Returns how many were written; one that the device refuses stays bad.
+/// Rewrites the bad copies of these segments' headers. Returns the number of copies written. A copy
+/// that the device refuses stays bad.
 pub(super) fn restore(
     volumes: &Volumes,
     disk: &dyn Disk,
@@ -29,7 +31,7 @@ pub(super) fn restore(
         let spot = &spots[id.0 as usize];
         let copies = spot.read_copies(disk);
         for copy in &copies {
-            // The one that was not read may be the newer.
+            // The unread copy may be the newer.
             if let Err(FaultReason::Unreadable(source)) = copy
                 && source.is_of_this_process()
             {
@@ -62,7 +64,7 @@ pub(super) fn restore(
     Ok(written)
 }
 
-/// Which copy is to be written, and with what; `None` when both say the same, or neither is whole.
+/// The copy to write, and its content; `None` if both copies are equal, or neither is whole.
 fn bad_copy(copies: &[Result<SegmentHeader, FaultReason>; 2]) -> Option<(usize, SegmentHeader)> {
     match copies {
         [Ok(a), Ok(b)] if a == b || is_freed(a, b) => None,
@@ -76,7 +78,7 @@ fn bad_copy(copies: &[Result<SegmentHeader, FaultReason>; 2]) -> Option<(usize, 
     }
 }
 
-/// A free mark goes to one copy, and leaves the other as it was.
+/// A free header goes to one copy, and leaves the other unchanged.
 fn is_freed(a: &SegmentHeader, b: &SegmentHeader) -> bool {
     let is_free = a.state == SegmentState::Free || b.state == SegmentState::Free;
     is_free && a.sequence == b.sequence

@@ -1,7 +1,8 @@
-//! Writing the pages of one store into another, in order.
+//! Copies the pages of one store into another, in order.
 //!
-//! The source is only read, by a survey. Each page's bytes are checked before they are put, and the other store takes them like any
-//! put: with births of its own, into whatever geometry it has. What cannot be taken along is counted, never passed over in silence.
+//! A survey reads the source; nothing is written to it. The bytes of each page are verified before
+//! they are put. The other store takes them like any put: with versions of its own, into its own
+//! geometry. Every page that cannot be copied is counted.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -20,31 +21,33 @@ use crate::survey::Survey;
 /// How long a put may wait for room: the other store has enough of it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What was copied.
+/// The result of the copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Pages written.
     pub pages: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Pages of namespaces whose full records are lost: nobody can say what they are.
+    /// Pages of namespaces whose full records are lost: their content is unknown.
     pub nameless_pages: u64,
-    /// Pages whose bytes are not what was put, or cannot be read.
+    /// Pages whose bytes do not match their checksum, or cannot be read.
     pub damaged_pages: u64,
-    /// Pages that the source's last crash had cut short.
+    /// Pages whose writes the source's last crash had interrupted.
     pub unfinished_pages: u64,
-    /// Pages that the other store did not take.
+    /// Pages that the other store refused.
     pub refused_pages: u64,
-    /// Pages that the other store dropped to make room for more.
+    /// Pages that the other store evicted to make room for more.
     pub evicted_pages: u64,
-    /// Whether it was asked to end early.
+    /// Whether `progress` ended it early.
     pub interrupted: bool,
 }
 
-/// Puts every live page of the surveyed store into `store`, chain by chain, parents before children.
+/// Puts every live page of the surveyed store into `store`, chain by chain, parents before
+/// children.
 ///
 /// # Errors
-/// When the other store knows too many namespaces, or its last flush fails; or this process cannot read.
+/// When the other store knows too many namespaces, or its last flush fails; or this process cannot
+/// read.
 pub fn copy_into(
     survey: &Survey,
     store: &dyn PageStore,
@@ -172,7 +175,7 @@ fn parts_of<'a>(shape: &PageShape, bytes: &'a [u8]) -> Vec<IoSlice<'a>> {
         .collect()
 }
 
-/// A key of which only the beginning is known, which is all that a store keeps of a parent's.
+/// A key of which only the prefix is known: a store keeps only the prefix of a parent's key.
 fn whole_key(prefix: larder_format::KeyPrefix) -> PageKey {
     let mut bytes = [0; 32];
     let known = prefix.as_bytes();

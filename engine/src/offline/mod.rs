@@ -1,20 +1,22 @@
-//! Working on a store that nobody uses: repairing it, putting it in order, copying it.
+//! Works on a store that is not in use: repairs it, compacts it, copies it.
 //!
-//! [`repair`](fn@repair) and [`compact`](fn@compact) open a store as its owner does, with a lock, a run of its own and recovery, but without callers and
-//! without housekeeping: what is moved, and in which order, is decided here. How it is moved is not: every page goes the way of
-//! reclaim (read, verify, copy, commit; the old place is given back when the copies are synced), so that a kill at any
-//! moment leaves each page readable, and the next open finds a store as after any crash. Nothing good is ever overwritten,
-//! and nothing is evicted: where there is no room, less is done, and that is said.
+//! [`repair`](fn@repair) and [`compact`](fn@compact) open a store as its owner does, with a lock,
+//! an epoch of its own and recovery, but without callers and without the background threads. These
+//! modules decide which pages move, and in which order. Every page moves as in reclaim: read,
+//! verify, copy, commit; its old place is released when the copies are synced. So a kill at any
+//! moment leaves each page readable, and the next open finds a store as after any crash. No good
+//! page is ever overwritten, and no page is evicted. If there is no room, less is done, and the
+//! result reports it.
 //!
-//! The one thing written in place is a bad copy of a superblock or header, from its good twin.
+//! Only bad copies of superblocks and headers are written in place, from their good copies.
 //!
-//! | module | what it does |
+//! | module | task |
 //! |---|---|
-//! | `order` | in which order pages should lie, and which are worth moving |
+//! | `order` | decides in which order pages should lie, and which are worth moving |
 //! | `compact` | moves them |
-//! | `repair` | what is to be done about damage, and doing it |
-//! | `headers` | the copies of segment headers |
-//! | `into` | writes the pages of one store into another, in order |
+//! | `repair` | decides what to do about damage, and does it |
+//! | `headers` | restores the copies of segment headers |
+//! | `into` | copies the pages of one store into another, in order |
 
 mod compact;
 mod headers;
@@ -47,7 +49,7 @@ use crate::volume::Volumes;
 /// Bytes of pages moved at once.
 const MOVE_BYTES: u64 = 32 << 20;
 
-/// Told how many bytes of pages have been moved, of how many; may ask to end early.
+/// Receives the bytes of pages moved so far, and the total. May end the work early.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
 
 /// A segment by its place.
@@ -55,12 +57,12 @@ pub type Progress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
 pub struct SegmentName {
     /// Index of its volume.
     pub volume: usize,
-    /// Its number there.
+    /// Its number in the volume.
     pub number: u32,
 }
 
 impl SegmentName {
-    /// Its number in the whole store; `None` when there is no such segment.
+    /// Its number in the whole store; `None` if there is no such segment.
     fn id(self, spots: &[Spot]) -> Option<SegmentId> {
         let place = (self.volume, self.number);
         let found = spots.binary_search_by_key(&place, |spot| (spot.volume, spot.number));
@@ -68,7 +70,8 @@ impl SegmentName {
     }
 }
 
-/// A store that is open to be worked on. Dropping it without [`Owner::close`] leaves it as a crash does.
+/// A store that is open for offline work. Dropping it without [`Owner::close`] leaves the store as
+/// a crash does.
 struct Owner {
     volumes: Volumes,
     local: Arc<Local>,
@@ -76,21 +79,23 @@ struct Owner {
     spots: Vec<Spot>,
     /// By slot.
     namespaces: Vec<(Fingerprint, u32)>,
-    /// Segments whose header was written when the run began.
+    /// Segments whose header was written when the epoch began.
     adopted: u64,
 }
 
-/// What came of emptying a segment.
+/// The result of emptying a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Emptied {
-    /// It is on its way back.
+    /// It is being released.
     Yes,
-    /// Something in it found no room, or could not be written or read this time: it is what it was, less what has been moved.
+    /// A page or record in it found no room, or could not be written or read this time. It keeps
+    /// everything that has not been moved.
     NotNow,
 }
 
 impl Owner {
-    /// Begins a run. Open segments among `closed` take no more pages. Gives back the pages that count, the oldest commits first.
+    /// Begins an epoch. Open segments among `closed` take no more pages. Returns the pages that
+    /// count, the oldest commits first.
     fn begin(
         opening: Opening<Whole>,
         closed: &[SegmentId],
@@ -130,7 +135,7 @@ impl Owner {
         Ok((owner, pages))
     }
 
-    /// How a page is to be moved from where it lies now; `None` when it is gone.
+    /// The move of a page from its present place; `None` if the page is gone.
     fn move_of(&self, page: &Found<Whole>) -> Option<Move> {
         let found = self.local.index.locate(page.slot, &page.extra.key)?;
         let (namespace, blocks) = self.namespaces[usize::from(page.slot.0)];
@@ -151,13 +156,13 @@ impl Owner {
         })
     }
 
-    /// Whether a page lies at a place still.
+    /// Whether a page still lies at a place.
     fn is_at(&self, page: &Move, place: Place) -> bool {
         let found = self.local.index.locate(page.namespace, &page.record.key);
         found.is_some_and(|found| found.place == place)
     }
 
-    /// Moves everything out of a segment, keeps what is good of it, and gives it back. `rank` orders the pages.
+    /// Moves every good page and record out of a segment, and releases it. `rank` orders the pages.
     fn empty<R: Ord>(&self, segment: SegmentId, rank: impl Fn(&Move) -> R) -> Emptied {
         let taken = self.local.with_core(|core| {
             let was_read = !core.is_unreadable(segment);
@@ -169,7 +174,7 @@ impl Owner {
         let spot = &self.spots[segment.0 as usize];
         let read = read_descriptors(self.local.disk.as_ref(), spot, &victim);
         if read.some_unreadable && was_read {
-            // Deletions may lie in what does not answer any more, and would be undone with it.
+            // The unreadable part may hold deletions, which would be undone.
             self.local
                 .with_core(|core| core.finish_victim(&victim, false));
             return Emptied::NotNow;
@@ -186,7 +191,8 @@ impl Owner {
             rest = later;
         }
         let given_back = self.local.with_core(|core| {
-            // A page that recovery could still name stays where it is until its descriptor can be read again.
+            // A page that recovery could still name stays where it is until its descriptor can be
+            // read again.
             let holds_none = core.live_in(segment) == 0;
             core.finish_victim(&victim, moved_all && holds_none)
         });
@@ -197,7 +203,7 @@ impl Owner {
         }
     }
 
-    /// Gives back sealed segments in which nothing counts any more; which they were.
+    /// Releases sealed segments in which nothing counts any more. Returns them.
     fn give_back_dead(&self) -> Result<Vec<SegmentId>, StoreError> {
         let sealed = self.local.with_core(|core| core.sealed());
         let mut given_back = Vec::new();
@@ -212,9 +218,10 @@ impl Owner {
         Ok(given_back)
     }
 
-    /// Turns dead blocks into free ones: empties the segment with the fewest live blocks, with all its pages kept, while `kept_free`
-    /// segments stay free. One with few dead blocks is worth it if it `is_wasted`. Which it was; none when none is worth it, or can
-    /// be.
+    /// Turns dead blocks into free ones: empties the segment with the fewest live blocks, with all
+    /// its pages kept, while `kept_free` segments stay free. A segment with few dead blocks
+    /// qualifies only if it `is_wasted`. Returns the segment, or `None` if no segment qualifies or
+    /// can be emptied.
     fn gain_room<R: Ord>(
         &self,
         kept_free: u64,
@@ -235,14 +242,14 @@ impl Owner {
         Ok(emptied.then_some(view.segment))
     }
 
-    /// Blocks that copies can take while so many segments stay free.
+    /// Blocks that copies can take while `kept_free` segments stay free.
     fn room_beside(&self, kept_free: u64) -> u64 {
         let room = self.local.with_core(|core| core.room_for_copies());
         room.saturating_sub(kept_free * u64::from(self.volumes.superblock().segment_blocks))
     }
 
-    /// Writes down what waits to be, makes everything durable, and closes the store in order. Returns how many evictions found no
-    /// room to be written down.
+    /// Writes all waiting records, makes everything durable, and closes the store in order. Returns
+    /// the number of evictions for whose records there was no room.
     fn close(&mut self) -> Result<usize, StoreError> {
         opening::mark_clean(&self.local, &mut self.volumes)
     }
@@ -251,7 +258,8 @@ impl Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.local.disk.shutdown();
-        // The disk has answered for everything: nothing of this opening can reach the volumes any more.
+        // The disk has answered every operation: nothing of this epoch can reach the volumes any
+        // more.
         for volume in self.volumes.list.iter_mut().filter_map(Option::take) {
             volume.unlock();
         }

@@ -1,18 +1,22 @@
-//! In which order the pages of chains should lie, and which of them are worth moving for it.
+//! Decides in which order the pages of chains should lie, and which pages are worth moving.
 //!
-//! Pages are put in the order in which a reader wants them: a parent before its children, of several children the one with the
-//! longest chain behind it at once. So every way from a head to a leaf falls into *strands*, each of which can lie in one piece.
-//! Trees come in the order in which they were written, and so do the branches of a tree: what was written at the same time lies in the same
-//! segments, and those are dead soonest when their pages leave one behind the other. It also keeps the order of ages, which
-//! is all that a store knows of heat when it is opened again.
+//! The order follows the reader: a parent comes before its children, and directly before the child
+//! with the longest chain. So every path from a head to a leaf is divided into *strands*, each of
+//! which can lie in one piece. Trees come in the order in which they were written, and so do the
+//! branches of a tree. Pages that were written at the same time lie in the same segments, and these
+//! segments are dead soonest when their pages leave one after the other. This order also keeps the
+//! order of ages, which is the only measure of heat after an open.
 //!
-//! A strand is moved when it is *scattered*: it has gaps that a fresh copy of it would not have, and its pieces are, on average, shorter
-//! than what the store reads at once; one in longer pieces is read in hardly more reads. One gap does not count, for the same
-//! reason, and because every segment that makes way where room is little leaves one in the strand that it begins with. Besides
-//! those go the pages of segments of which a part is dead, and those of segments that were sealed before they were full, when
-//! putting them together saves a segment. What a compaction has written is neither, so that a second one finds nothing to do.
+//! A strand is moved if it is *scattered*. This means two things: it has gaps that a fresh copy
+//! would not have, and its pieces are on average shorter than one read of the store. Longer pieces
+//! need hardly more reads. A single gap does not count, for the same reason, and because every
+//! segment that makes way where room is little leaves a gap in the strand that it begins with. Two
+//! other kinds of pages are moved too, if this saves a segment: pages of segments that are partly
+//! dead, and pages of segments that were sealed before they were full. The output of a compaction
+//! is of neither kind, so a second compaction finds nothing to do.
 //!
-//! Pure functions of what recovery found. Descriptors that claim a circle cost it its order, nothing else.
+//! The functions are pure functions of the result of recovery. Descriptors that claim a circle only
+//! spoil its order.
 
 use std::collections::HashMap;
 
@@ -26,23 +30,23 @@ use crate::recovery::{Found, Whole};
 /// No page.
 const NONE: u32 = u32::MAX;
 
-/// A page in its turn.
+/// A page at its position in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Its position among the pages.
+    /// Its index among the pages.
     pub page: usize,
-    /// The step before is its parent.
+    /// Its parent is the step before.
     pub follows: bool,
 }
 
-/// A segment, as far as it matters where pages lie.
+/// The facts of a segment that matter for the order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Site {
     /// Index of its volume.
     pub volume: usize,
     /// Whether its pages may be moved out of it.
     pub can_be_emptied: bool,
-    /// Whether it takes pages still.
+    /// Whether it still takes pages.
     pub is_open: bool,
     /// First unused data block.
     pub data_end: u32,
@@ -50,14 +54,14 @@ pub(crate) struct Site {
     pub blocks: u32,
 }
 
-/// What is to be moved.
+/// The pages to be moved.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// Positions of the pages that move, in the order in which they are to lie.
+    /// Indexes of the pages that move, in their new order.
     pub pages: Vec<usize>,
-    /// Blocks of those.
+    /// Blocks of those pages.
     pub page_blocks: u64,
-    /// Segments that are to hold nothing in the end.
+    /// Segments that are to be empty in the end.
     pub empty: Vec<SegmentId>,
     /// Strands that are scattered.
     pub scattered: u64,
@@ -70,14 +74,14 @@ impl Plan {
     }
 }
 
-/// The order in which pages should lie. `pages` come in the order in which they were written.
+/// The order in which pages should lie. `pages` are in the order in which they were written.
 pub(crate) fn order(pages: &[Found<Whole>]) -> Vec<Step> {
     let tree = Tree::new(pages);
     let mut steps = Vec::with_capacity(pages.len());
     let mut seen = vec![false; pages.len()];
     let mut stack = Vec::new();
     let mut last = NONE;
-    // Roots first; what is left then is in a circle.
+    // Roots first. The remaining pages are in circles.
     let roots = (0..pages.len()).filter(|&page| tree.parents[page] == NONE);
     for root in roots.chain(0..pages.len()) {
         stack.push(number(root));
@@ -100,8 +104,8 @@ pub(crate) fn order(pages: &[Found<Whole>]) -> Vec<Step> {
 /// Parents and children by position.
 struct Tree {
     parents: Vec<u32>,
-    /// The children of page `n` are `children[starts[n]..starts[n + 1]]`, the one with the longest chain first, the others in the
-    /// order in which they were written.
+    /// The children of page `n` are `children[starts[n]..starts[n + 1]]`: first the child with the
+    /// longest chain, then the others in the order in which they were written.
     starts: Vec<u32>,
     children: Vec<u32>,
 }
@@ -156,7 +160,7 @@ impl Tree {
         for page in 0..self.parents.len() {
             let range = self.range_of(page);
             let children = &mut self.children[range];
-            // Of equally long ones the first.
+            // Of equal lengths the first.
             let longest = children
                 .iter()
                 .enumerate()
@@ -167,8 +171,8 @@ impl Tree {
         }
     }
 
-    /// Pages of the longest chain that begins with each page: leaves first, so that children are known before their parents. Pages in
-    /// a circle keep zero.
+    /// Pages of the longest chain that begins with each page. Leaves first, so that children are
+    /// known before their parents. Pages in a circle keep zero.
     fn lengths(&self) -> Vec<u32> {
         let mut left: Vec<u32> = (0..self.parents.len())
             .map(|page| number(self.range_of(page).len()))
@@ -196,7 +200,8 @@ fn number(position: usize) -> u32 {
     u32::try_from(position).expect("fewer than 2^32 pages: 2^24 segments are never that full")
 }
 
-/// Decides which pages are moved. `page_blocks` gives the size of a page, `sites` each segment, `data_blocks` the room of one.
+/// Decides which pages are moved. `page_blocks` returns the size of a page, `sites` describes each
+/// segment, `data_blocks` is the room of a segment.
 pub(crate) fn plan(
     pages: &[Found<Whole>],
     page_blocks: impl Fn(&Found<Whole>) -> u32,
@@ -259,7 +264,7 @@ fn is_scattered(
 ) -> bool {
     let dealt = RUN_BYTES / BLOCK_BYTES as u64;
     let (mut total, mut pieces, mut gaps) = (0, 1_u64, 0_u64);
-    // Blocks since the volume changed, and whether it has.
+    // Blocks since the last change of the volume, and whether there was no change yet.
     let (mut turn, mut is_first_turn) = (0, true);
     let mut before: Option<&Found<Whole>> = None;
     for step in strand {
@@ -267,7 +272,8 @@ fn is_scattered(
         let blocks = u64::from(page_blocks(page));
         if let Some(before) = before.filter(|before| !adjoin(before, page, &page_blocks)) {
             let changes = sites[segment_of(before)].volume != sites[segment_of(page)].volume;
-            // A copy goes on at the start of a segment when one is full, and on another volume when it is that one's turn.
+            // A copy continues at the start of another segment when its segment is full, and on
+            // another volume when the volumes take turns.
             let is_turn = volumes > 1 && changes && (is_first_turn || turn + blocks > dealt);
             gaps += u64::from(page.place.start != HEADER_BLOCKS && !is_turn);
             pieces += 1;
@@ -292,7 +298,7 @@ fn adjoin(
         && page.place.start + page_blocks(page) == next.place.start
 }
 
-/// Which segments should hold nothing in the end, when so many blocks of each stay.
+/// The segments that should be empty in the end, if `staying` blocks of each stay.
 fn empties(sites: &[Site], staying: &[u64], largest: u64, data_blocks: u64) -> Vec<bool> {
     let gain = (data_blocks / GAIN_SHARE).max(1);
     let written = |site: &Site| u64::from(site.data_end.saturating_sub(HEADER_BLOCKS));
@@ -304,7 +310,7 @@ fn empties(sites: &[Site], staying: &[u64], largest: u64, data_blocks: u64) -> V
             site.can_be_emptied && dead > 0 && (stays == 0 || dead >= gain)
         })
         .collect();
-    // What no page of this store could use is not wasted.
+    // Room that no page of this store could use is not wasted.
     let room = data_blocks.saturating_sub(largest);
     let used = |at: usize| staying[at] + u64::from(sites[at].blocks);
     let is_half_full = |at: &usize| {
@@ -355,7 +361,8 @@ mod tests {
 
     #[test]
     fn a_parent_comes_before_its_children_and_the_longest_way_on_comes_at_once() {
-        // 1 has the children 2 (a leaf), 3 (with 5 behind it) and 4 (a leaf); 9 is a chain of its own, written in between.
+        // Page 1 has the children 2 (a leaf), 3 (with child 5) and 4 (a leaf). Page 9 is a chain of
+        // its own, written in between.
         let pages = [
             page(1, None, 2),
             page(2, Some(1), 6),

@@ -1,17 +1,18 @@
-//! Repair: what is to be done about what a survey found, and doing it.
+//! Repair: plans the remedies for the findings of a survey, and carries them out.
 //!
-//! | what is damaged | what is done |
+//! | damage | remedy |
 //! |---|---|
-//! | a copy of a superblock | opening writes both anew, the bad one first |
-//! | a copy of a segment's header | it is written anew from its twin; without one, from what recovery finds in the blocks |
+//! | a copy of a superblock | opening writes both copies again, the bad one first |
+//! | a copy of a segment's header | written again from the other copy, or else from the blocks |
 //! | a page's bytes | the page is dropped, with a record that keeps it from coming back |
-//! | all headers and descriptor blocks of a segment | it is given back |
-//! | a descriptor block, pages of a wrong size, pages that overlap | what is good in the segment is copied elsewhere, and the segment is given back |
-//! | a volume that is missing, cut off, of an older run, or without a superblock | nothing: a store can only be opened without it, for good |
+//! | all headers and descriptor blocks of a segment | the segment is released |
+//! | a descriptor block, or pages of a wrong size or that overlap | good pages are copied elsewhere, and the segment is released |
+//! | a volume missing, truncated, of an older epoch, or without a superblock | none: the store can only be opened without it, for good |
 //!
-//! The survey is a plan, not a licence: the store may have been opened since. Each page is read again before it is dropped, a header is
-//! written only where the copies differ when nobody else has the store, and emptying a segment takes nothing good away. So a repair
-//! that was killed is run again, and one too many does no harm.
+//! The store may have been opened since the survey, so the plan is checked again. Each page is read
+//! again before it is dropped. A header is written only if its copies still differ when the store
+//! is locked. Emptying a segment removes no good page. So an interrupted repair can be run again,
+//! and a repair too many does no harm.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -34,63 +35,63 @@ use crate::volume::Access;
 /// Bytes of pages read again at once.
 const READ_BYTES: usize = 32 << 20;
 
-/// Pages dropped between two writings of what was dropped.
+/// Pages dropped before their eviction records are written.
 const DROPS: usize = 4096;
 
-/// A page whose bytes are not what was put.
+/// A page whose bytes do not match its checksum.
 #[derive(Clone, Copy, Debug)]
 pub struct DamagedPage {
     namespace: Fingerprint,
     key: PageKey,
     segment: SegmentName,
-    /// First block within it.
+    /// First block in the segment.
     start: u32,
 }
 
-/// What is to be done about damage.
+/// The plan of a repair.
 #[derive(Clone, Debug, Default)]
 pub struct Repair {
-    /// Volumes of which one copy of the superblock is bad.
+    /// Volumes with one bad copy of the superblock.
     pub superblocks: Vec<usize>,
     /// Segments with a bad copy of their header.
     pub headers: Vec<SegmentName>,
-    /// Segments to be emptied and given back.
+    /// Segments to be emptied and released.
     pub segments: Vec<SegmentName>,
-    /// Pages in those that count; what is good of them is copied elsewhere.
+    /// Pages in those segments that count; the good ones are copied elsewhere.
     pub pages_to_move: u64,
-    /// Bytes of those.
+    /// Bytes of those pages.
     pub bytes_to_move: u64,
     /// Pages to be dropped.
     pub pages: Vec<DamagedPage>,
-    /// What no tool can mend.
+    /// Flaws that no tool can repair.
     pub beyond: Vec<Flaw>,
 }
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
-    /// Superblock copies written anew.
+    /// Superblock copies written again.
     pub superblocks: u64,
-    /// Header copies written anew.
+    /// Header copies written again.
     pub headers: u64,
-    /// Segments emptied and given back.
+    /// Segments emptied and released.
     pub emptied_segments: u64,
     /// Pages copied out of them.
     pub moved_pages: u64,
     /// Damaged pages dropped.
     pub dropped_pages: u64,
-    /// Pages that a crash had cut short, dropped along the way.
+    /// Pages whose writes a crash had interrupted, dropped during the repair.
     pub unfinished_pages: u64,
     /// Segments that could not be emptied for want of room, or because the device refused.
     pub stuck: Vec<SegmentName>,
-    /// Dropped pages for whose record there was no room: they are found damaged again.
+    /// Dropped pages for whose record there was no room: they will be found damaged again.
     pub unrecorded_pages: u64,
-    /// Whether it was asked to end early.
+    /// Whether `progress` ended it early.
     pub interrupted: bool,
 }
 
 impl Repair {
-    /// What is to be done about the damage that a survey and its look at the payloads found.
+    /// Plans the remedies for the damage that a survey and its check of the payloads found.
     #[must_use]
     pub fn plan(survey: &Survey, bad: &[BadPage]) -> Repair {
         let mut repair = Repair::default();
@@ -103,7 +104,7 @@ impl Repair {
             names.sort_unstable();
             names.dedup();
         }
-        // Segments of which nothing is known any more, but that they are taken.
+        // Segments that are in use, and whose content is unknown.
         let mut hidden = Vec::new();
         for facts in &survey.segments {
             let name = SegmentName {
@@ -150,7 +151,7 @@ impl Repair {
         }
     }
 
-    /// Whether there is nothing to do, and nothing that cannot be done.
+    /// Whether there is nothing to repair, and nothing beyond repair.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.superblocks.is_empty()
@@ -160,7 +161,8 @@ impl Repair {
             && self.beyond.is_empty()
     }
 
-    /// Whether all that cannot be mended is gone when the store is opened without some volumes: for any but the first.
+    /// Whether an open without some volumes would remove every flaw beyond repair. The first volume
+    /// cannot be left out.
     #[must_use]
     pub fn can_be_degraded(&self) -> bool {
         self.beyond.iter().all(|flaw| flaw.volume > 0)
@@ -184,11 +186,12 @@ impl DamagedPage {
     }
 }
 
-/// Does what a plan says, as far as that can be done.
+/// Carries out a plan, as far as possible.
 ///
 /// # Errors
-/// [`StoreError::Locked`] when somebody has the store open; else as for an open, so for everything in [`Repair::beyond`] unless the
-/// options say `degraded`. After any error the store is as after a crash: sound, less what was damaged before.
+/// [`StoreError::Locked`] when a process has the store open; else as for an open. So any flaw in
+/// [`Repair::beyond`] is an error unless the options set `degraded`. After any error the store is
+/// as after a crash: sound, less what was damaged before.
 pub fn repair(
     path: &Path,
     options: &OpenOptions,
@@ -230,13 +233,14 @@ pub fn repair(
     done.dropped_pages = counters.damaged;
     done.unfinished_pages = counters.unfinished;
     done.unrecorded_pages = owner.close()? as u64;
-    // A segment that was given back has one copy that says so, and perhaps another that was bad from the beginning.
+    // A released segment has one copy with its free header. The other copy may have been bad from
+    // the beginning.
     let again: Vec<SegmentName> = plan.headers.iter().chain(&plan.segments).copied().collect();
     done.headers += headers::restore(&owner.volumes, owner.local.disk.as_ref(), &spots, &again)?;
     Ok(done)
 }
 
-/// Drops those pages that are damaged still.
+/// Drops those pages that are still damaged.
 fn drop_pages(owner: &Owner, pages: &[DamagedPage]) -> Result<(), StoreError> {
     let slots: HashMap<Fingerprint, NamespaceSlot> = (0..)
         .zip(&owner.namespaces)
@@ -312,7 +316,8 @@ fn drop_batch(
     Ok(())
 }
 
-/// Empties segments, those with the least in them first; where there is no room, makes some out of what is dead elsewhere.
+/// Empties segments, those with the fewest live blocks first. If there is no room, makes some from
+/// dead blocks elsewhere.
 fn empty_all(
     owner: &Owner,
     segments: &[SegmentId],

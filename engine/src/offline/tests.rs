@@ -1,5 +1,5 @@
-//! Repair where the device itself fails: blocks that it does not give; and compactions that end with it, at any write.
-//! Everything else is tested through the public interface.
+//! Repairs on a device that fails itself: it does not read some blocks. And compactions that are
+//! killed at any write. The public interface covers all other tests.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,15 +28,15 @@ const SEGMENT_BYTES: u64 = 16 << 20;
 const PAGE_BYTES: u32 = 64 << 10;
 const GARBAGE: u8 = 0xee;
 
-/// A disk that does not get all that is asked of it.
+/// A disk that does not receive all operations.
 struct Ailing {
     disk: Arc<dyn Disk>,
-    /// Answers what the disk is not to get, and gives back the rest.
+    /// Answers the operations that the disk must not receive, and returns the rest.
     pass: Box<dyn Fn(Vec<Op>) -> Vec<Op> + Send + Sync>,
 }
 
 impl Ailing {
-    /// Refuses some reads, by the bytes of the only volume that they ask for.
+    /// Refuses some reads of the only volume, by their bytes.
     fn refusing(
         disk: Arc<dyn Disk>,
         errno: i32,
@@ -53,7 +53,7 @@ impl Ailing {
         Arc::new(Ailing { disk, pass })
     }
 
-    /// Destroys blocks, and lets nobody read them until they have been written.
+    /// Destroys blocks, and refuses their reads until they have been written.
     fn ail(disk: Arc<dyn Disk>, path: &Path, offsets: &[u64]) -> Arc<dyn Disk> {
         let file = File::options().read(true).write(true).open(path).unwrap();
         for &offset in offsets {
@@ -79,7 +79,7 @@ impl Ailing {
         })
     }
 
-    /// Does not carry out the first read of a block.
+    /// Cancels the first read of a block.
     fn cancel(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
         let reads = AtomicU64::new(0);
         Ailing::refusing(disk, libc::ECANCELED, move |asked| {
@@ -120,7 +120,7 @@ fn refuse(op: &Op, error: DiskError) {
 impl Disk for Ailing {
     unsafe fn submit(&self, ops: Vec<Op>) {
         let good = (self.pass)(ops);
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: this caller has the same contract.
         unsafe { self.disk.submit(good) };
     }
 
@@ -129,7 +129,7 @@ impl Disk for Ailing {
     }
 
     unsafe fn register(&self, memory: &[Piece]) -> String {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: this caller has the same contract.
         unsafe { self.disk.register(memory) }
     }
 
@@ -164,7 +164,7 @@ fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
     page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
 }
 
-/// A closed store that holds these chains, each put by itself.
+/// A closed store with these chains, each put by itself.
 fn store_with(directory: &Path, chains: &[Vec<PageKey>]) -> PathBuf {
     let path = directory.join("store");
     let options = CreateOptions {
@@ -199,7 +199,7 @@ fn survey(path: &Path) -> Survey {
     Survey::new(path, &SurveyOptions::default()).unwrap()
 }
 
-/// The offset of the segment that was written, and how many descriptor blocks it has.
+/// The offset of the written segment, and the number of its descriptor blocks.
 fn written_segment(path: &Path) -> (u64, u64) {
     let survey = survey(path);
     let found = survey
@@ -214,7 +214,7 @@ fn block_offset(segment: u64, index: u64) -> u64 {
     segment + SEGMENT_BYTES - (index + 1) * BLOCK_BYTES as u64
 }
 
-/// Repairs segment 0 of a store on a disk that does not give these blocks.
+/// Repairs segment 0 of a store on a disk that does not read these blocks.
 fn repair_without(path: &Path, bad: &[u64]) -> Repaired {
     let (file, bad) = (path.to_owned(), bad.to_vec());
     repair_through(
@@ -223,7 +223,7 @@ fn repair_without(path: &Path, bad: &[u64]) -> Repaired {
     )
 }
 
-/// Repairs segment 0 of a store on what is made of its disk.
+/// Repairs segment 0 of a store through a layer over its disk.
 fn repair_through(path: &Path, wrapper: DiskWrapper) -> Repaired {
     try_repair(path, wrapper).unwrap()
 }
@@ -246,7 +246,7 @@ fn try_repair(path: &Path, wrapper: DiskWrapper) -> Result<Repaired, StoreError>
     repair(path, &options, &plan, &mut progress)
 }
 
-/// The pages of a store that is sound.
+/// The pages of a store. It must be sound.
 fn sound(path: &Path) -> BTreeSet<PageKey> {
     let survey = survey(path);
     assert!(survey.flaws.is_empty(), "{:?}", survey.flaws);
@@ -258,7 +258,7 @@ fn sound(path: &Path) -> BTreeSet<PageKey> {
     survey.live().map(|page| page.key).collect()
 }
 
-/// The store is sound and holds exactly these pages.
+/// Checks that the store is sound and holds exactly these pages.
 fn check(path: &Path, keys: &[PageKey]) {
     assert_eq!(sound(path), keys.iter().copied().collect());
 }
@@ -290,7 +290,7 @@ fn a_segment_of_which_nothing_can_be_read_is_given_back_and_what_lies_in_it_neve
     let repaired = repair_without(&path, &bad);
     assert_eq!((repaired.emptied_segments, repaired.moved_pages), (1, 0));
     check(&path, &[]);
-    // The device gives the block again after all.
+    // The device reads the block again after all.
     file.write_all_at(&last, block_offset(segment, 0)).unwrap();
     check(&path, &[]);
 }
@@ -329,7 +329,7 @@ fn without_room_to_move_anything_repair_says_so_and_leaves_what_there_is() {
     let path = store_with(directory.path(), &chains);
     let (segment, blocks) = written_segment(&path);
     assert_eq!(segment, larder_format::SEGMENTS_OFFSET);
-    // Nobody can say whether the other segments are free.
+    // The state of the other segments is unknown.
     let mut bad: Vec<u64> = (1..8)
         .flat_map(|number| [0, 1].map(|copy| (number, copy)))
         .map(|(number, copy)| segment + number * SEGMENT_BYTES + copy * BLOCK_BYTES as u64)
@@ -385,7 +385,7 @@ fn a_header_copy_that_this_process_cannot_read_is_not_taken_for_a_bad_one() {
     }
 }
 
-/// A closed store that is full of what it keeps of chains that were put in turns, page by page.
+/// A closed store, full of chains that were put in turns, page by page.
 fn full_store(directory: &Path) -> PathBuf {
     let path = directory.join("store");
     let options = CreateOptions {
@@ -418,7 +418,7 @@ fn full_store(directory: &Path) -> PathBuf {
     path
 }
 
-/// Compacts a store on a disk that takes so many writes; `None` when that was its end.
+/// Compacts a store on a disk that takes so many writes; `None` if they did not suffice.
 fn compact_within(path: &Path, writes: u64) -> Option<Compacted> {
     let options = OpenOptions {
         disk_wrapper: Some(DiskWrapper::new(move |disk| Ailing::deadly(disk, writes))),
@@ -443,6 +443,6 @@ fn compactions_that_are_killed_at_any_write_leave_room_for_the_next() {
     assert_eq!(ends.iter().flatten().find(is_stuck), None);
     let done = compact_within(&path, u64::MAX).unwrap();
     assert_eq!(done.left_pages, 0, "{done:?}");
-    // Pages that had been evicted may have come back.
+    // Evicted pages may have come back.
     assert!(sound(&path).is_superset(&before));
 }

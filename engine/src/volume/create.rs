@@ -1,5 +1,5 @@
-//! Making stores: files are preallocated in full, so that a store can never run out of the space it was promised, and
-//! never takes more.
+//! Creates stores. Files are preallocated in full, so that a store never runs out of the space it
+//! was given, and never takes more.
 
 mod left;
 
@@ -32,41 +32,42 @@ use left::{is_named, is_zero, left_bytes, lock_left, open_left, remove_left, tem
 /// Bytes at either end of a device that must be zero for it to count as unused.
 const FOREIGN_CHECK_BYTES: usize = 1 << 20;
 
-/// Bytes written at once when every block is written beforehand.
+/// Bytes per write when every block is written beforehand.
 const PREWRITE_BYTES: usize = 4 << 20;
 
-/// What is told how far the writing beforehand has come, and whether it goes on.
+/// Receives the progress of the prewrite. May end it.
 pub type Progress<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + 'a;
 
-/// How a store is made.
+/// Options of a creation.
 #[derive(Clone, Default)]
 pub struct CreateOptions<'a> {
     /// Bytes of all volumes together. For block devices zero means the whole device.
     pub size: u64,
     /// Bytes of a segment; `None` for [`default_segment_bytes`].
     pub segment_size: Option<u64>,
-    /// Volumes after the first one.
+    /// Volumes after the first.
     pub volumes: Vec<PathBuf>,
-    /// Write every block once: overwriting is up to 2.3 times as fast as the first write into preallocated space.
+    /// Write every block once: overwriting is up to 2.3 times as fast as the first write into
+    /// preallocated space.
     pub prewrite: bool,
     /// Enlarge an existing store to `size`.
     pub grow: bool,
-    /// Overwrite whatever is there.
+    /// Overwrite any content.
     pub force: bool,
     /// Check everything, change nothing.
     pub dry_run: bool,
-    /// Told bytes done and bytes in all; to break ends it as a failure does.
+    /// Receives bytes done and bytes in all. A break ends the creation like a failure.
     pub progress: Option<&'a Progress<'a>>,
 }
 
-/// What was made.
+/// The created store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Created {
     /// Segments on all volumes.
     pub segments: u64,
-    /// Bytes of each.
+    /// Bytes of each segment.
     pub segment_bytes: u64,
-    /// Bytes of pages the store keeps at most.
+    /// Most bytes of pages that the store keeps.
     pub usable_bytes: u64,
     /// Bytes of all volumes.
     pub capacity_bytes: u64,
@@ -74,8 +75,8 @@ pub struct Created {
     pub volumes: Vec<PathBuf>,
 }
 
-/// 256 MiB, or for small stores a power of two near a 256th of the size: reclaim copies less the more segments it can choose
-/// from.
+/// 256 MiB, or for small stores a power of two near a 256th of the size. Reclaim copies less the
+/// more segments it can choose from.
 #[must_use]
 pub fn default_segment_bytes(size: u64) -> u64 {
     let share = (size / 256).max(1);
@@ -83,13 +84,14 @@ pub fn default_segment_bytes(size: u64) -> u64 {
     power.clamp(SEGMENT_BYTES_MIN, 256 << 20)
 }
 
-/// Makes a store whose first volume is at `path`.
+/// Creates a store whose first volume is at `path`.
 ///
 /// # Errors
-/// [`StoreError::TooSmall`], [`StoreError::NoSize`] and [`StoreError::Usage`] for sizes that make no store;
-/// [`StoreError::Exists`] and [`StoreError::Foreign`] without `force`;
-/// [`StoreError::Locked`] when the store is in use, with `force` too; [`StoreError::NoSpace`]; and what the system says,
-/// of the kind [`ErrorKind::Interrupted`] when `progress` breaks. Files made by a call that fails are removed.
+/// [`StoreError::TooSmall`], [`StoreError::NoSize`] and [`StoreError::Usage`] for invalid sizes;
+/// [`StoreError::Exists`] and [`StoreError::Foreign`] without `force`; [`StoreError::Locked`] when
+/// the store is in use, with `force` too; [`StoreError::NoSpace`]; and errors of the system, of the
+/// kind [`ErrorKind::Interrupted`] when `progress` breaks. Files created by a call that fails are
+/// removed.
 pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
     if options.grow {
         return grow(path, options);
@@ -123,7 +125,7 @@ pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, Store
     Ok(plan.created(paths))
 }
 
-/// Sizes, decided before anything is touched.
+/// Sizes, decided before anything is written.
 struct Plan {
     volume_bytes: u64,
     geometry: Geometry,
@@ -171,7 +173,7 @@ impl Plan {
         })
     }
 
-    /// What a store becomes that is enlarged to `size`.
+    /// The sizes of a store after it is enlarged to `size`.
     fn grown(superblock: &Superblock, size: u64) -> Result<Plan, StoreError> {
         let there = superblock.volumes.iter().filter(|entry| !entry.lost);
         let volumes = there.count();
@@ -201,8 +203,8 @@ impl Plan {
         })
     }
 
-    /// Gives a volume, of which the first `from` bytes are the store's, the blocks that it lacks. What its file has beyond is of an
-    /// enlargement that was killed.
+    /// Allocates the missing blocks of a volume whose first `from` bytes belong to the store. Bytes
+    /// beyond these are left by an enlargement that was killed.
     fn enlarge(
         &self,
         target: &Target,
@@ -308,17 +310,17 @@ impl Plan {
     }
 }
 
-/// A file that becomes a volume. A new one carries another name until it is whole, so that a creation that is killed leaves
-/// nothing at `path`; one that fails is removed.
+/// A file that becomes a volume. A new file carries another name until it is complete, so that a
+/// killed creation leaves nothing at `path`. A failed creation removes it.
 struct Target {
     path: PathBuf,
     file: File,
-    /// The name it has meanwhile.
+    /// Its name until it is complete.
     temporary: Option<PathBuf>,
 }
 
 impl Target {
-    /// Whether `path` may become a volume of so many bytes, without touching it.
+    /// Whether `path` may become a volume of `bytes` bytes. Does not change it.
     fn check(path: &Path, force: bool, bytes: u64) -> Result<(), StoreError> {
         if !is_there(path)? {
             check_directory(path)?;
@@ -332,7 +334,7 @@ impl Target {
     }
 
     fn open(path: &Path, force: bool) -> Result<Target, StoreError> {
-        // Once more whenever another creation of the same volume was faster.
+        // Again whenever another creation of the same volume was faster.
         loop {
             if is_there(path)? {
                 return Target::over(path, force);
@@ -354,7 +356,7 @@ impl Target {
         })
     }
 
-    /// A volume that is there and open.
+    /// The target for a volume that is there and open.
     fn of(volume: &super::Volume) -> Result<Target, StoreError> {
         let is_device = fs::metadata(&volume.path).is_ok_and(|m| !m.is_file());
         Ok(Target {
@@ -370,7 +372,7 @@ impl Target {
         })
     }
 
-    /// `None` when another creation gave or took one of the names meanwhile.
+    /// `None` if another creation took or removed one of the names meanwhile.
     fn make(path: &Path) -> Result<Option<Target>, StoreError> {
         let temporary = temporary_name(path);
         remove_left(path, &temporary)?;
@@ -400,7 +402,8 @@ impl Target {
             file,
             temporary: Some(temporary),
         };
-        // Another creation may have ended after the look at `path`, before this one had the temporary name.
+        // Another creation may have ended after the check of `path`, before this one had the
+        // temporary name.
         Ok((!is_there(path)?).then_some(target))
     }
 
@@ -416,7 +419,7 @@ impl Target {
             rename(from, to).map_err(|e| StoreError::io("naming the new volume", to, e))?;
             self.temporary = None;
         }
-        // The name must survive too.
+        // The name must be durable too.
         if let Some(directory) = parent_of(&self.path)
             && let Ok(directory) = fs::File::open(directory)
         {
@@ -425,8 +428,8 @@ impl Target {
         Ok(())
     }
 
-    /// Gives the file its length and its blocks. Where the file system cannot preallocate, or the
-    /// call is refused, a prewrite allocates the blocks.
+    /// Gives the file its length and its blocks. If the file system cannot preallocate, or the call
+    /// is refused, a prewrite allocates the blocks.
     fn allocate(&self, bytes: u64, prewrite: bool) -> Result<(), StoreError> {
         let failed = |doing, error: Errno| match error {
             Errno::NOSPC | Errno::DQUOT => StoreError::NoSpace {
@@ -468,7 +471,7 @@ impl Target {
         }
     }
 
-    /// Takes back what [`Target::allocate`] added to a volume that was there.
+    /// Releases the bytes that [`Target::allocate`] added to an existing volume.
     fn shrink(&self) {
         if !self.file.is_device {
             let _ = rustix::fs::ftruncate(self.file.file.as_fd(), self.file.bytes);
@@ -493,7 +496,7 @@ impl Target {
     }
 }
 
-/// Gives a file another name that is not taken.
+/// Renames a file. The new name must be free.
 fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
@@ -541,8 +544,8 @@ fn may_overwrite(file: &File, path: &Path, force: bool) -> Result<(), StoreError
     if file.bytes == 0 && !file.is_device {
         return Ok(());
     }
-    // An unused device reads as zeros at both ends, where filesystems and partition tables keep their marks. A file with
-    // anything in it is somebody's.
+    // An unused device reads as zeros at both ends, where file systems and partition tables keep
+    // their marks. A file with any content belongs to someone else.
     let tail = file.bytes.saturating_sub(FOREIGN_CHECK_BYTES as u64) / BLOCK_BYTES as u64
         * BLOCK_BYTES as u64;
     let unused = file.is_device
@@ -585,7 +588,8 @@ fn prewrite(
     Ok(())
 }
 
-/// Enlarges every volume evenly, up to `size` in all. Nothing is changed in what is there; the new segments come after it.
+/// Enlarges every volume evenly, up to `size` in all. Existing content is not changed; the new
+/// segments come after it.
 fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
     let mut volumes = super::Volumes::open(path, &options.volumes, Access::Exclusive, false)?;
     let disk = volumes.open_disk(&OpenOptions {
@@ -618,10 +622,10 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
     let enlarged = targets
         .iter()
         .try_for_each(|(target, from)| plan.enlarge(target, *from, options));
-    // A superblock may say that there is more once its file is sure to be that long.
+    // A superblock may state a larger size only when the length of its file is durable.
     let durable = enlarged.and_then(|()| volumes.sync(disk.as_ref()));
     if let Err(error) = durable {
-        // None says so yet.
+        // No superblock states the larger size yet.
         targets.iter().for_each(|(target, _)| target.shrink());
         return Err(error);
     }
@@ -668,7 +672,8 @@ fn check_directory(path: &Path) -> Result<(), StoreError> {
         .map_err(|e| StoreError::io("checking that the directory is writable", &directory, e))
 }
 
-/// Refuses a volume that is not there yet and does not fit, with what is given back before it is made.
+/// Refuses a new volume that does not fit, even with the `given_back` bytes that are released
+/// before.
 fn check_space(path: &Path, bytes: u64, given_back: u64) -> Result<(), StoreError> {
     let free = free_bytes(path).saturating_add(given_back);
     if bytes > free {
@@ -681,13 +686,13 @@ fn check_space(path: &Path, bytes: u64, given_back: u64) -> Result<(), StoreErro
     Ok(())
 }
 
-/// Bytes of its filesystem that a file takes.
+/// Bytes of its file system that a file takes.
 fn allocated_bytes(file: &File) -> u64 {
     let blocks = rustix::fs::fstat(file.file.as_fd()).map_or(0, |stat| stat.st_blocks);
     u64::try_from(blocks).unwrap_or(0) * 512
 }
 
-/// Refuses paths of which two lead to one file: its second lock would wait for the first.
+/// Refuses paths if two lead to one file: its second lock would wait for the first.
 fn check_distinct(paths: &[PathBuf]) -> Result<(), StoreError> {
     let mut seen = Vec::with_capacity(paths.len());
     for path in paths {
@@ -703,7 +708,8 @@ fn check_distinct(paths: &[PathBuf]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// What a path leads to: a file, or a name in a directory; `None` when neither is there.
+/// The identity of the file at a path, or else of a name in a directory; `None` if neither is
+/// there.
 fn identity(path: &Path) -> Option<(u64, u64, OsString)> {
     if let Ok(file) = fs::metadata(path) {
         return Some((file.dev(), file.ino(), OsString::new()));
@@ -713,14 +719,14 @@ fn identity(path: &Path) -> Option<(u64, u64, OsString)> {
     Some((directory.dev(), directory.ino(), name))
 }
 
-/// Free bytes of the filesystem that holds (or would hold) `path`.
+/// Free bytes of the file system that holds (or would hold) `path`.
 fn free_bytes(path: &Path) -> u64 {
     let directory = parent_of(path).unwrap_or_else(|| PathBuf::from("."));
     rustix::fs::statvfs(&directory)
         .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// What a size comes to, for messages.
+/// A size in segments and volumes, for messages.
 fn held(size: u64, segments: u32, segment_bytes: u64, volumes: usize) -> String {
     let each = if volumes == 1 { "" } else { " on each volume" };
     format!(
@@ -731,7 +737,7 @@ fn held(size: u64, segments: u32, segment_bytes: u64, volumes: usize) -> String 
     )
 }
 
-/// Bytes of all volumes together: those asked for, or else what the devices have.
+/// Bytes of all volumes together: the requested size, or else the size of the devices.
 fn size_of(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<u64, StoreError> {
     if options.size > 0 {
         return Ok(options.size);

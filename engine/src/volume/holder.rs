@@ -2,7 +2,7 @@
 //!
 //! A pid is a number of one pid namespace during one boot. A superblock records both beside the pid
 //! (its *scope*), so that a number from another container or another boot is never taken for a
-//! process of this one. Nothing is decided by a pid: the lock says whether a store is in use, the
+//! process of this one. No decision rests on a pid. The lock decides whether a store is in use; the
 //! pid is for display.
 
 use std::fmt;
@@ -17,7 +17,7 @@ use rustix::process::Pid;
 /// include/linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
 
-/// What this process can say of a holder.
+/// The state of a holder, as far as this process can determine it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HolderState {
     /// The process exists.
@@ -29,12 +29,12 @@ pub enum HolderState {
     OutOfSight,
 }
 
-/// The holder of a lock, as far as the superblock tells.
+/// The holder of a lock, as its superblock names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockHolder {
     /// Its pid, in its own pid namespace.
     pub pid: u32,
-    /// What this process can say of it.
+    /// Its state, as far as this process can determine it.
     pub state: HolderState,
 }
 
@@ -87,13 +87,13 @@ impl fmt::Display for LockHolder {
 pub fn this_holder() -> Holder {
     Holder {
         pid: std::process::id(),
-        // No process has this scope, so that nobody mistakes the pid.
+        // No process has this scope, so the pid is never taken for a local process.
         pid_scope: pid_scope().unwrap_or_default(),
     }
 }
 
-/// Whether a process of this pid namespace exists and is no zombie. By a signal that is not sent:
-/// `/proc` may be that of another pid namespace.
+/// Whether a process of this pid namespace exists and is no zombie. Asked with signal 0, which is
+/// not sent: `/proc` may be that of another pid namespace.
 fn exists(pid: u32) -> bool {
     let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;
@@ -105,7 +105,7 @@ fn exists(pid: u32) -> bool {
 /// Whether a process has exited and waits for its parent: it holds nothing any more.
 fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before the state is in parentheses, and may hold some.
+    // The name before the state is in parentheses, and may contain parentheses.
     let state = stat
         .rsplit_once(") ")
         .and_then(|(_, rest)| rest.chars().next());
@@ -118,8 +118,8 @@ fn sees_own_processes() -> bool {
     own.is_ok_and(|own| own == Path::new(&std::process::id().to_string()))
 }
 
-/// The scope of this process's pid: the boot id of the machine, and for all but the initial pid
-/// namespace that namespace's number mixed into it. `None` where `/proc` does not tell.
+/// The scope of this process's pid: the boot id of the machine. For any but the initial pid
+/// namespace, the number of that namespace is mixed into it. `None` if `/proc` does not show it.
 fn pid_scope() -> Option<[u8; 16]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let boot = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;

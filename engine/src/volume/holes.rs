@@ -1,7 +1,8 @@
 //! Holes of a volume's file: blocks that are not allocated, or that other files share.
 //!
-//! `create` allocates every block. A copy made with `cp --sparse`, `rsync -S` or `tar -S` has holes,
-//! and a reflinked copy shares its blocks. A write there needs free space in the file system.
+//! `create` allocates every block. A copy made with `cp --sparse`, `rsync -S` or `tar -S` has
+//! holes, and a reflinked copy shares its blocks. A write there needs free space in the file
+//! system.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -9,7 +10,7 @@ use std::path::Path;
 
 use crate::error;
 
-/// Extents that one request to the kernel tells of.
+/// Extents per request to the kernel.
 const EXTENTS: usize = 256;
 
 /// Most extents of a file that are read.
@@ -20,23 +21,23 @@ const FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
 const LAST: u32 = 0x1;
 const SHARED: u32 = 0x2000;
 
-/// Bytes of a file that a write may find no space for.
+/// Bytes of a file for which a write may find no space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holes {
-    /// Bytes that no blocks are allocated for.
+    /// Bytes without allocated blocks.
     pub unallocated_bytes: u64,
-    /// Bytes whose blocks other files share.
+    /// Bytes whose blocks are shared with other files.
     pub shared_bytes: u64,
 }
 
 impl Holes {
-    /// Whether every write finds its blocks.
+    /// Whether a block is allocated for every write.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Holes::default()
     }
 
-    /// How to fill those of the file at `path`.
+    /// How to fill the holes of the file at `path`.
     #[must_use]
     pub fn remedy(&self, path: &Path) -> String {
         let path = path.display();
@@ -71,7 +72,8 @@ impl fmt::Display for Holes {
     }
 }
 
-/// The holes of a regular file; `None` for anything else, and where the file system does not say.
+/// The holes of a regular file; `None` for other files, and if the file system does not report
+/// them.
 #[must_use]
 pub fn holes(file: impl AsFd) -> Option<Holes> {
     let file = file.as_fd();
@@ -112,7 +114,7 @@ struct Request {
     extents: [Extent; EXTENTS],
 }
 
-/// Bytes of extents that other files share; `None` where the file system does not tell its extents.
+/// Bytes of extents that other files share; `None` if the file system does not list its extents.
 fn shared_bytes(file: BorrowedFd<'_>) -> Option<u64> {
     let mut shared = 0;
     let mut start = 0;
@@ -127,7 +129,7 @@ fn shared_bytes(file: BorrowedFd<'_>) -> Option<u64> {
             extents: [Extent::default(); EXTENTS],
         };
         // SAFETY: the kernel reads the head of the request, and writes no more than `count` extents
-        // behind it, which is as many as there are.
+        // behind it, which is the number in the request.
         let answer = unsafe { libc::ioctl(file.as_raw_fd(), FIEMAP, &raw mut request) };
         if answer != 0 {
             return None;

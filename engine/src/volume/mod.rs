@@ -1,11 +1,12 @@
-//! Volumes: opening, locking and checking the files or block devices that a store lives on.
+//! Volumes: opens, locks and checks the files or block devices of a store.
 //!
-//! A volume is opened with O_DIRECT where the filesystem honours it, and locked (`flock`) on the very file description that the
-//! disk writes through, so that the lock lives exactly as long as any write in flight. Block devices are opened
-//! with O_EXCL as well, which the kernel refuses for mounted ones.
+//! A volume is opened with O_DIRECT if the file system honours it. It is locked (`flock`) on the
+//! same file description that the disk writes through, so that the lock lives exactly as long as
+//! any write in flight. Block devices are opened with O_EXCL as well, which the kernel refuses for
+//! mounted devices.
 //!
-//! The superblocks are read here directly as long as there is no disk: to find the volumes, and to check them under the lock. From
-//! `Volumes::open_disk` on all bytes go through that [`Disk`].
+//! The superblocks are read here directly as long as there is no disk: to find the volumes, and to
+//! check them under the lock. From `Volumes::open_disk` on, all bytes go through that [`Disk`].
 
 pub mod create;
 pub mod holder;
@@ -35,20 +36,20 @@ use crate::memory::AlignedBuf;
 use crate::share::{guard, is_listening, socket_path};
 pub use holder::{HolderState, LockHolder, this_holder};
 
-/// How long a locked volume is tried again: an io_uring may outlive its process for a moment.
+/// How long to retry a locked volume: an io_uring may outlive its process for a moment.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
-/// What a volume is opened for.
+/// The purpose of an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reading and writing, alone; waits a moment for whoever is just leaving.
+    /// Reading and writing, alone. Waits a moment for a process that is exiting.
     Exclusive,
     /// The same, without waiting.
     AtOnce,
-    /// Reading and writing where the owner says, beside it.
+    /// Reading, and writing at places that the owner grants, beside the owner.
     Client,
-    /// Reading, beside whoever writes.
+    /// Reading, beside a writer.
     ReadOnly,
     /// Reading, with writers locked out.
     Held,
@@ -67,26 +68,27 @@ impl Access {
 /// An open volume.
 #[derive(Debug)]
 pub struct Volume {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Its file; the lock lives as long as this description.
+    /// Its file. The lock lives as long as this description.
     pub file: Arc<OwnedFd>,
     pub(crate) private: Private,
-    /// Its superblock, the newer valid one.
+    /// Its superblock: the newer valid copy.
     pub superblock: Superblock,
-    /// The copy of the superblock that is written first: the older one, or one that cannot be used, so that the copy that counts
-    /// is not touched before the other is whole. Known from [`Volumes::open_disk`] on.
+    /// The copy of the superblock that is written first: the older copy, or an unusable one. So the
+    /// copy that counts is not touched before the other is whole. Known from [`Volumes::open_disk`]
+    /// on.
     older_copy: usize,
     /// Whether reads and writes bypass the page cache.
     pub direct: bool,
 }
 
-/// The volumes of one store, in its order; `None` for a lost one.
+/// The volumes of one store, in its order; `None` for a lost volume.
 #[derive(Debug)]
 pub struct Volumes {
     /// Each volume.
     pub list: Vec<Option<Volume>>,
-    /// How long their devices take.
+    /// The latencies of their devices.
     pub(crate) latencies: Arc<DeviceLatencies>,
 }
 
@@ -120,7 +122,8 @@ impl File {
             flags |= OFlags::EXCL;
         }
         let (file, direct) = open_direct(path, flags)?;
-        // Only so that opening does not wait. A kernel before 5.15 fails requests to an io_uring that would have to wait then.
+        // The flag is only for the open, so that it does not wait. With it, a kernel before 5.15
+        // fails io_uring requests that would have to wait.
         rustix::fs::fcntl_getfl(&file)
             .and_then(|set| rustix::fs::fcntl_setfl(&file, set - OFlags::NONBLOCK))
             .map_err(|e| StoreError::io("opening the volume", path, e))?;
@@ -134,14 +137,16 @@ impl File {
         })
     }
 
-    /// Takes its length again. Somebody may be enlarging the store: a superblock that says so is written when the file is that long, so
-    /// a length counts that was taken after the superblock was read.
+    /// Reads its length again. Another process may be enlarging the store. The superblock with the
+    /// larger size is written after the file has its length, so a length counts only if it was read
+    /// after the superblock.
     pub(crate) fn measure(&mut self, path: &Path) -> Result<(), StoreError> {
         self.bytes = length(&self.file, path, self.is_device)?;
         Ok(())
     }
 
-    /// The same device, claimed: nobody else who wants it alone can open it, and it cannot be mounted.
+    /// The same device, claimed: no other process can open it exclusively, and it cannot be
+    /// mounted.
     fn claimed(self, path: &Path, access: Access, patience: Duration) -> Result<File, StoreError> {
         let until = Instant::now() + patience;
         loop {
@@ -159,7 +164,7 @@ impl File {
         }
     }
 
-    /// Locks it against every other opener, waiting a moment for one that is just going away.
+    /// Locks it against every other opener. Waits a moment for a process that is exiting.
     pub(crate) fn lock(&self, path: &Path) -> Result<(), StoreError> {
         self.lock_within(path, LOCK_PATIENCE)
     }
@@ -167,7 +172,8 @@ impl File {
     fn lock_within(&self, path: &Path, patience: Duration) -> Result<(), StoreError> {
         let until = Instant::now() + patience;
         self.flock(path, FlockOperation::NonBlockingLockExclusive, until)?;
-        // What clients of a former owner were given to write to, this one would give to others.
+        // Clients of a former owner may still write to places that this owner would grant to
+        // others.
         if guard::wait_for_none(&self.file, until) {
             Ok(())
         } else {
@@ -175,7 +181,8 @@ impl File {
         }
     }
 
-    /// Locks it against writers, beside others that do the same: for a reader under whom nothing may move.
+    /// Locks it against writers, beside other shared locks: for a reader under which nothing may
+    /// move.
     pub(crate) fn lock_shared(&self, path: &Path) -> Result<(), StoreError> {
         let until = Instant::now() + LOCK_PATIENCE;
         self.flock(path, FlockOperation::NonBlockingLockShared, until)
@@ -212,19 +219,19 @@ impl File {
         }
     }
 
-    /// Whether somebody holds the lock now. A lock taken to find out is given back at once.
+    /// Whether a process holds the lock now. A lock taken for this check is released at once.
     pub(crate) fn is_locked(&self) -> bool {
         match rustix::fs::flock(self.file.as_fd(), FlockOperation::NonBlockingLockShared) {
             Ok(()) => {
                 let _ = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock);
                 false
             }
-            // A lock that is refused for another reason says nothing of other processes.
+            // A lock refused for another reason is no evidence of another process.
             Err(error) => error == rustix::io::Errno::WOULDBLOCK,
         }
     }
 
-    /// Whether somebody holds the lock for longer than a process that has just ended does.
+    /// Whether the lock stays held for longer than by a process that has just ended.
     pub(crate) fn stays_locked(&self, path: &Path) -> bool {
         let locked = matches!(self.lock_shared(path), Err(StoreError::Locked { .. }));
         let _ = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock);
@@ -240,17 +247,18 @@ impl File {
     /// One copy of the superblock.
     pub(crate) fn superblock_at(&self, offset: u64) -> Result<Superblock, SuperblockError> {
         let bytes = self.read(offset, BLOCK_BYTES).map_err(|error| {
-            // Unreadable is not the same as absent: a store is not to be made over one that only does not answer.
+            // Unreadable is not absent: a store must not be created over a store whose device does
+            // not answer.
             SuperblockError::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
         })?;
         if bytes.len() < BLOCK_BYTES {
-            // Too short to have one: whatever it is, it never was a volume.
+            // Too short for a superblock: it never was a volume.
             return Err(SuperblockError::NotLarder);
         }
         Superblock::decode(&bytes)
     }
 
-    /// Reads bytes; shorter than asked for where the volume ends.
+    /// Reads bytes; fewer than requested if the volume ends.
     pub(crate) fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, std::io::Error> {
         let mut buffer = AlignedBuf::zeroed(bytes)?;
         let mut done = 0;
@@ -260,7 +268,7 @@ impl File {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(rustix::io::Errno::INTR) => {}
-                // As often as a disk tries it: a sector that reads at the second try is not lost.
+                // As often as a disk retries: a sector that reads at the second try is not lost.
                 Err(rustix::io::Errno::IO) if failed + 1 < EIO_READS_MAX => failed += 1,
                 Err(error) => return Err(error.into()),
             }
@@ -294,7 +302,7 @@ fn kind_name(kind: fs::FileType) -> &'static str {
     }
 }
 
-/// Opens with O_DIRECT, or without where the filesystem does not know it.
+/// Opens with O_DIRECT, or without it if the file system does not support it.
 fn open_direct(path: &Path, flags: OFlags) -> Result<(OwnedFd, bool), StoreError> {
     let failed = |error: rustix::io::Errno| match error {
         rustix::io::Errno::BUSY => StoreError::io(
@@ -306,7 +314,7 @@ fn open_direct(path: &Path, flags: OFlags) -> Result<(OwnedFd, bool), StoreError
     };
     match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
         Ok(file) => {
-            // tmpfs and btrfs accept the flag and buffer all the same; statx tells.
+            // tmpfs and btrfs accept the flag and buffer all the same; statx reports this.
             let direct = crate::disk::probe::direct_io(file.as_fd()).dio;
             Ok((file, direct))
         }
@@ -326,7 +334,7 @@ fn length(file: &OwnedFd, path: &Path, is_device: bool) -> Result<u64, StoreErro
     end.map_err(|e| StoreError::io("measuring the volume", path, e))
 }
 
-/// A volume that is not locked yet, so that others may be writing it.
+/// A volume that is not locked yet: other processes may be writing to it.
 struct Found {
     file: File,
     superblock: Superblock,
@@ -334,7 +342,7 @@ struct Found {
 
 impl Found {
     fn at(path: &Path, access: Access) -> Result<Found, StoreError> {
-        // A device in use opens for all but those who want it alone.
+        // A device in use can be opened, but not exclusively.
         let beside_others = match access {
             Access::Exclusive | Access::AtOnce => Access::Client,
             Access::Client | Access::ReadOnly | Access::Held => access,
@@ -349,11 +357,12 @@ impl Found {
     }
 }
 
-/// Why what is found in a volume's place is not it.
+/// Why a file in a volume's place is not that volume.
 pub(crate) const ANOTHERS: &str = "it is a volume of another store, or another volume of this one";
 
-/// Where a further volume may be of the store whose first one is at `first`: at one of the paths named, beside the first one, where it
-/// was last. Volumes that lay in one directory may have moved, or been copied, together: the others there are this one's.
+/// The places where a further volume of the store may be, whose first volume is at `first`: the
+/// given paths, the directory of the first volume, the recorded path. Volumes in one directory may
+/// have been moved, or copied, together: then the other volumes in it belong to this first volume.
 pub(crate) fn places_of(
     entry: &VolumeEntry,
     first: &Path,
@@ -365,9 +374,11 @@ pub(crate) fn places_of(
     elsewhere.iter().cloned().chain(guess).chain([known])
 }
 
-/// How well a volume suits the first one, as their superblocks say: of the copies of a volume that are found where nobody named one the
-/// best is used, and the first of equals. The first volume is told of a new run before the others are, so one that is ahead of it is
-/// another store's: it, or the first one, was copied. One that is behind may be an old copy, and so may one that was not enlarged.
+/// How well a volume suits the first one, by their superblocks. Of several copies of a volume at
+/// paths that the caller did not name, the best is used, and the first of equals. A new epoch is
+/// written to the first volume before the others. So a volume with a higher epoch belongs to
+/// another store: it, or the first volume, was copied. A volume with a lower epoch may be an old
+/// copy. A smaller one may be a copy from before the store was enlarged.
 pub(crate) fn suits(found: &Superblock, first: &Superblock) -> impl Ord + use<> {
     let segments = |of: &Superblock| {
         let entry = of.volumes.get(usize::from(found.volume));
@@ -377,7 +388,7 @@ pub(crate) fn suits(found: &Superblock, first: &Superblock) -> impl Ord + use<> 
     (found.run <= first.run, found.run, is_enlarged)
 }
 
-/// Whoever names a volume means something by it: each must be one of those that are used.
+/// Each volume that the caller names must be used: a name that is not used is an error.
 pub(crate) fn check_used<'a>(
     named: &[PathBuf],
     used: impl Iterator<Item = &'a Path>,
@@ -425,7 +436,7 @@ impl Volume {
         Volume::take(path, access, Found::at(path, access)?, 0)
     }
 
-    /// Makes a volume of what was found, which must be so many bytes at least.
+    /// Makes a volume of a file, which must have at least `least` bytes.
     fn take(path: &Path, access: Access, found: Found, least: u64) -> Result<Volume, StoreError> {
         let Found {
             mut file,
@@ -445,7 +456,7 @@ impl Volume {
             }
             file.lock_within(path, patience)?;
         }
-        // Whoever held the lock until now may have written a newer one, or made another store of it.
+        // The last holder of the lock may have written a newer one, or made another store of it.
         let superblock = match access {
             Access::Exclusive | Access::AtOnce | Access::Held => superblock_of(&file, path)?,
             Access::Client | Access::ReadOnly => superblock,
@@ -470,12 +481,12 @@ impl Volume {
         })
     }
 
-    /// Where its segments lie, as its superblock says.
+    /// The places of its segments, by its superblock.
     pub(crate) fn geometry(&self) -> Result<Geometry, StoreError> {
         geometry_of(&self.superblock, &self.path)
     }
 
-    /// Gives the lock up, also when somebody still holds the file.
+    /// Releases the lock, also when the file is still open elsewhere.
     pub(crate) fn unlock(&self) {
         if let Err(error) = rustix::fs::flock(self.file.as_fd(), FlockOperation::Unlock) {
             tracing::warn!("{}: unlocking: {error}", self.path.display());
@@ -508,7 +519,7 @@ impl Volume {
         Ok(())
     }
 
-    /// One copy of the superblock, if the disk gives it.
+    /// One copy of the superblock, if the disk can read it.
     fn copy_at(
         &self,
         disk: &dyn Disk,
@@ -533,10 +544,10 @@ impl Volume {
 }
 
 impl Volumes {
-    /// Opens all volumes of the store whose first one is at `path`.
+    /// Opens all volumes of the store whose first volume is at `path`.
     ///
     /// # Errors
-    /// See [`StoreError`]: every way a volume can be absent, foreign, damaged, truncated or in use.
+    /// See [`StoreError`]: a volume may be absent, foreign, damaged, truncated or in use.
     pub fn open(
         path: &Path,
         elsewhere: &[PathBuf],
@@ -582,7 +593,8 @@ impl Volumes {
                     }
                     Ok(_) => reason = format!("{}: {ANOTHERS}", place.display()),
                     Err(error) if error.says_nothing_of_the_volume() => unseen = Some(error),
-                    // One that cannot say what it is, where it should be. Another copy of it is not looked for: its store is another.
+                    // A volume in the expected place that has no usable superblock. Another copy is
+                    // not looked for: it would belong to another store.
                     Err(error @ StoreError::Superblock { .. }) if !is_named => {
                         reason = error.to_string();
                         break;
@@ -590,13 +602,14 @@ impl Volumes {
                     Err(error) => reason = error.to_string(),
                 }
             }
-            // What cannot be looked at is not missing: nobody is to go without it.
+            // A volume that cannot be examined is not missing: the store must not be opened without
+            // it.
             if let Some(error) = unseen
                 && best.is_none()
             {
                 return Err(error);
             }
-            // Of an old copy from before the store was enlarged a part would be missing.
+            // An old copy from before an enlargement would lack a part.
             let least = u16::try_from(index).ok().and_then(|index| {
                 let geometry = reference.geometry(index).ok()?;
                 Some(geometry.volume_bytes())
@@ -612,7 +625,8 @@ impl Volumes {
                     None
                 }
                 Some(Err(StoreError::Truncated { .. })) if degraded => None,
-                // It is there, and somebody else uses it, or did just now: that is no reason to go without it.
+                // The volume is there, and another process uses it, or did just now: this is no
+                // reason to open without it.
                 Some(Err(error)) => return Err(error),
             };
             if volume.is_none() && !degraded {
@@ -628,8 +642,8 @@ impl Volumes {
             list,
             latencies: Arc::default(),
         };
-        // To a client its owner names all that it has itself, by whatever name.
-        // With one that is missing and may be, the name may be its.
+        // The owner sends its client the paths of all volumes, under any name. If a volume is
+        // missing and may be, an unused name may be its name.
         if access != Access::Client && !degraded {
             let used = volumes.present().map(|(_, volume)| volume.path.as_path());
             check_used(elsewhere, used)?;
@@ -640,8 +654,8 @@ impl Volumes {
         Ok(volumes)
     }
 
-    /// Opens the disk that is the one way to these volumes from here on, under the layer that the options name, and reads
-    /// the superblocks that count through it.
+    /// Opens the disk for these volumes, under the layer in the options. From here on all bytes go
+    /// through it. Reads the superblocks that count through it.
     ///
     /// # Errors
     /// When there is no such disk, or a superblock cannot be used any more.
@@ -669,7 +683,7 @@ impl Volumes {
     /// Carries out writes, all at once.
     ///
     /// # Errors
-    /// That of the first that failed.
+    /// The error of the first write that failed.
     pub(crate) fn write(&self, disk: &dyn Disk, writes: Vec<WriteAt>) -> Result<(), StoreError> {
         let volumes: Vec<usize> = writes.iter().map(|write| write.volume).collect();
         self.judge("writing", &volumes, write_all(disk, writes))
@@ -678,7 +692,7 @@ impl Volumes {
     /// Makes everything written to any volume durable.
     ///
     /// # Errors
-    /// That of the first volume whose sync failed.
+    /// The error of the first volume whose sync failed.
     pub(crate) fn sync(&self, disk: &dyn Disk) -> Result<(), StoreError> {
         let volumes: Vec<usize> = self.present().map(|(index, _)| index).collect();
         self.judge("syncing", &volumes, sync_all(disk, &volumes))
@@ -701,7 +715,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Those that are there.
+    /// The volumes that are there.
     pub fn present(&self) -> impl Iterator<Item = (usize, &Volume)> + Clone {
         self.list
             .iter()
@@ -709,7 +723,7 @@ impl Volumes {
             .filter_map(|(index, volume)| volume.as_ref().map(|volume| (index, volume)))
     }
 
-    /// The superblock of each volume; `None` for a lost one.
+    /// The superblock of each volume; `None` for a lost volume.
     #[must_use]
     pub fn superblocks(&self) -> Vec<Option<&Superblock>> {
         self.list
@@ -718,7 +732,7 @@ impl Volumes {
             .collect()
     }
 
-    /// The superblock of the first volume: what is the same on all of them.
+    /// The superblock of the first volume, for the facts that all volumes share.
     #[must_use]
     pub fn superblock(&self) -> &Superblock {
         &self.list[0]
@@ -727,14 +741,14 @@ impl Volumes {
             .superblock
     }
 
-    /// Where the first volume is.
+    /// The path of the first volume.
     pub(crate) fn first_path(&self) -> PathBuf {
         self.present()
             .next()
             .map_or_else(PathBuf::new, |(_, volume)| volume.path.clone())
     }
 
-    /// The highest run that any superblock has seen.
+    /// The highest epoch in any superblock.
     #[must_use]
     pub fn newest_run(&self) -> Run {
         self.present()
@@ -743,7 +757,7 @@ impl Volumes {
             .unwrap_or(Run::FIRST)
     }
 
-    /// The first volume whose superblock is of an older run than `run`.
+    /// The first volume whose superblock is of an older epoch than `run`.
     #[must_use]
     pub fn older_than(&self, run: Run) -> Option<&Volume> {
         self.present()
@@ -751,11 +765,12 @@ impl Volumes {
             .find(|volume| volume.superblock.run < run)
     }
 
-    /// Writes the superblocks of all volumes, changed by `change`, and makes them durable: one volume after the other, and of
-    /// each one copy after the other, so that one is whole at every moment.
+    /// Writes the superblocks of all volumes, changed by `change`, and makes them durable: one
+    /// volume after the other, and in each volume one copy after the other, so that one copy is
+    /// whole at every moment.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the system.
     pub(crate) fn update(
         &mut self,
         disk: &dyn Disk,
@@ -773,7 +788,8 @@ impl Volumes {
             let mut superblock = volume.superblock.clone();
             for (entry, place) in superblock.volumes.iter_mut().zip(&places) {
                 entry.lost = place.is_none();
-                // One that was named because it had moved is found there from then on.
+                // A volume that was named because it had moved is found at its new path from then
+                // on.
                 if let Some(Some(place)) = place {
                     entry.path.clone_from(place);
                 }
@@ -806,14 +822,14 @@ impl Volumes {
     }
 }
 
-/// A volume's path as a superblock records it, if it can.
+/// A volume's path as a superblock records it, if it can be recorded.
 fn place_of(path: &Path) -> Option<String> {
     let path = fs::canonicalize(path).ok()?;
     let text = path.into_os_string().into_string().ok();
     text.filter(|text| text.len() <= larder_format::VOLUME_PATH_BYTES_MAX)
 }
 
-/// Whoever names a volume counts on its being found there from then on.
+/// A caller that names a volume relies on its recorded path later.
 fn check_place(path: &Path) -> Result<(), StoreError> {
     place_of(path)
         .map(drop)

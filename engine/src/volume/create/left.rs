@@ -1,4 +1,4 @@
-//! What a creation that was killed leaves: the file that a volume is until it is whole, under a name of its own.
+//! The remains of a killed creation: the file of an incomplete volume, under its temporary name.
 
 use std::fs;
 use std::io::{Error, ErrorKind};
@@ -14,17 +14,17 @@ use super::{absolute, allocated_bytes};
 use crate::error::StoreError;
 use crate::volume::{Access, File};
 
-/// Bytes read at once to see whether anything was written.
+/// Bytes read at once to check that nothing was written.
 const ZEROS_BYTES: usize = 4 << 20;
 
-/// The name of a volume until it is whole.
+/// The name of a volume until it is complete.
 pub(super) fn temporary_name(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".creating");
     path.with_file_name(name)
 }
 
-/// Removes what a killed creation of `path` left.
+/// Removes the remains of a killed creation of `path`.
 pub(super) fn remove_left(path: &Path, temporary: &Path) -> Result<(), StoreError> {
     let Some(left) = lock_left(open_left(temporary)?, temporary)? else {
         return Ok(());
@@ -34,7 +34,7 @@ pub(super) fn remove_left(path: &Path, temporary: &Path) -> Result<(), StoreErro
         .map_err(|e| StoreError::io("removing what a killed creation left", temporary, e))
 }
 
-/// Bytes that removing what a killed creation of `path` left would give back.
+/// Bytes that the remains of a killed creation of `path` take.
 pub(super) fn left_bytes(path: &Path) -> Result<u64, StoreError> {
     let temporary = temporary_name(path);
     let Some(left) = open_left(&temporary)? else {
@@ -61,8 +61,8 @@ pub(super) fn open_left(temporary: &Path) -> Result<Option<File>, StoreError> {
     }
 }
 
-/// Locks it; `None` when it has lost its name until then. While it is locked it keeps the name: only who holds the lock takes
-/// it away.
+/// Locks it; `None` if it has lost its name meanwhile. It keeps the name while it is locked: only
+/// the holder of the lock removes the name.
 pub(super) fn lock_left(file: Option<File>, temporary: &Path) -> Result<Option<File>, StoreError> {
     let Some(file) = file else {
         return Ok(None);
@@ -73,8 +73,9 @@ pub(super) fn lock_left(file: Option<File>, temporary: &Path) -> Result<Option<F
     }
 }
 
-/// Refuses a file that a killed creation of `path` cannot have left: one with anything in it but zeros, unless that is a
-/// superblock that names `path` and has not been replaced since it was made.
+/// Refuses a file that a killed creation of `path` cannot have left: a file with bytes other than
+/// zeros, unless these are a superblock that names `path` and was never replaced since the
+/// creation.
 fn check_left(file: &File, path: &Path, temporary: &Path) -> Result<(), StoreError> {
     let is_left = match file.superblock() {
         Ok(superblock) => {
@@ -121,7 +122,8 @@ pub(super) fn is_named(file: impl AsFd, path: &Path) -> bool {
     })
 }
 
-/// Somebody holds the temporary name: a store of that name, or a creation that has no superblock to say who it is.
+/// Another process holds the temporary name: a store of that name, or a creation that has no
+/// superblock to identify it yet.
 fn held(file: &File, temporary: &Path) -> StoreError {
     if file.superblock().is_ok() {
         return file.held(temporary);
