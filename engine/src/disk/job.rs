@@ -1,16 +1,17 @@
-//! One operation on its way, and the answers to those that have arrived: what every disk does alike.
+//! One operation in progress, and the batching of answers: common to all disks.
 //!
-//! Owns: which part of an operation is still to be done ([`Job`]), how often it is tried, and the batching of answers by
-//! who receives them ([`Answers`]).
+//! Owns: the remaining part of an operation ([`Job`]), the number of its retries, and the batches
+//! of answers by receiver ([`Answers`]).
 //!
-//! Invariants: a [`Job`] owns the memory that travels with it until it is answered; every operation becomes exactly one
-//! [`Done`]; what is still to be done only ever shrinks.
+//! Invariants: a [`Job`] owns the memory that travels with it until it is answered; every operation
+//! becomes exactly one [`Done`]; the remaining part only shrinks.
 //!
-//! Faults defended against: short transfers (resumed at a whole block, because direct I/O cannot start inside one),
-//! interrupted and cancelled ones (tried again a bounded number of times), the kernel's end of file (no progress, an
-//! error), read errors that go away, and offsets the kernel would take for something else.
+//! Faults defended against: short transfers (resumed at a whole block, because direct I/O cannot
+//! start inside one), interrupted and cancelled ones (retried a bounded number of times), the
+//! kernel's end of file (no progress, an error), read errors that go away, and offsets with a
+//! special meaning for the kernel.
 //!
-//! Does not: any I/O, and nothing about the order of operations.
+//! It does no I/O, and does not order operations.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,13 +26,13 @@ use crate::memory::AlignedBuf;
 /// Transfers are resumed at multiples of this, in bytes.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Times an operation is tried again because it was interrupted, refused for the moment or cancelled.
+/// Retries of an operation that was interrupted, refused for the moment or cancelled.
 const TRANSIENT_RETRIES_MAX: u32 = 64;
 
-/// How long nothing more is said in the log of writes that fail.
+/// Least time between two log lines on writes that fail.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
-/// Times a read that fails with `EIO` is tried in all.
+/// Attempts in all of a read that fails with `EIO`.
 pub(crate) const EIO_READS_MAX: u32 = 3;
 
 // Pieces are handed to the kernel as they are.
@@ -41,21 +42,21 @@ const _: () = assert!(
         && std::mem::offset_of!(Piece, len) == std::mem::offset_of!(libc::iovec, iov_len)
 );
 
-/// What the kernel is asked next for an operation.
+/// The next request to the kernel for an operation.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {
     /// Read into the pieces, from the offset on.
     Read {
         /// Byte offset in the volume.
         offset: u64,
-        /// Where the bytes go.
+        /// The destination of the bytes.
         pieces: &'a [Piece],
     },
     /// Write the pieces, from the offset on.
     Write {
         /// Byte offset in the volume.
         offset: u64,
-        /// Where the bytes come from.
+        /// The source of the bytes.
         pieces: &'a [Piece],
     },
     /// `fdatasync`.
@@ -88,7 +89,7 @@ enum Work {
     Over,
 }
 
-/// What is left of a transfer: `left_bytes` from `offset` on, in `pieces[first..]`.
+/// The rest of a transfer: `left_bytes` from `offset` on, in `pieces[first..]`.
 struct Transfer {
     offset: u64,
     pieces: Vec<Piece>,
@@ -130,7 +131,7 @@ impl Job {
                 job.answer(Ok(()), answers);
                 None
             }
-            // To io_uring the highest offset means "wherever the file stands".
+            // To io_uring the highest offset means the file's current position.
             Work::Read(ref transfer) | Work::Write(ref transfer)
                 if i64::try_from(transfer.offset).is_err() =>
             {
@@ -141,8 +142,8 @@ impl Job {
         }
     }
 
-    /// What to ask the kernel next; `None` once the job is done in full. The memory behind the pieces, and the list of them,
-    /// stay where they are until [`Job::after`] is called.
+    /// The next request to the kernel; `None` once the job is done in full. The list of pieces and
+    /// the memory behind them stay at their addresses until [`Job::after`] is called.
     pub(super) fn next(&self) -> Option<Step<'_>> {
         match &self.work {
             Work::Read(transfer) => Some(Step::Read {
@@ -158,7 +159,7 @@ impl Job {
         }
     }
 
-    /// Takes in what came of the last step: bytes moved, or an error number.
+    /// Takes in the result of the last step: bytes moved, or an error number.
     ///
     /// # Errors
     /// Why the job is over without being done.
@@ -170,7 +171,7 @@ impl Job {
         }
     }
 
-    /// Asks `kernel` for one step after another until the job is done, or over without being done.
+    /// Passes one step after another to `kernel` until the job is done, or over without being done.
     ///
     /// # Errors
     /// Why it is over without being done.
@@ -196,8 +197,8 @@ impl Job {
         Ok(())
     }
 
-    /// A sync is tried again only when it was cancelled, which means that it never ran: one that was interrupted may have
-    /// consumed the report of a failed write-back, and the next would claim success.
+    /// A sync is retried only if it was cancelled, which means that it never ran. An interrupted
+    /// sync may have consumed the report of a failed write-back, and the next would claim success.
     fn try_again(&mut self, errno: i32) -> bool {
         match (&self.work, errno) {
             (Work::Read(_), libc::EIO) => {
@@ -212,7 +213,7 @@ impl Job {
         }
     }
 
-    /// Records how long it took, once it is over.
+    /// Records its latency, once it is over.
     pub(super) fn record(&self, latencies: &DeviceLatencies) {
         let latency = match self.kind {
             Kind::Read => &latencies.reads,
@@ -264,7 +265,7 @@ impl Transfer {
         &self.pieces[self.first..end]
     }
 
-    /// Moves on by what was transferred; says whether that was all.
+    /// Advances by the bytes transferred. Returns whether the transfer is complete.
     fn advance(&mut self, moved_bytes: usize) -> Result<bool, DiskError> {
         let mut step_bytes = self.whole_blocks(moved_bytes);
         if step_bytes == 0 {
@@ -283,8 +284,9 @@ impl Transfer {
         Ok(self.left_bytes == 0)
     }
 
-    /// How much of a transfer counts: all of it when it is complete, else the part up to the last block boundary. The end of a
-    /// file inside a block therefore shows as no progress, not as an error of alignment on the next try.
+    /// The part of a transfer that counts: all of it when it is complete, else the part up to the
+    /// last block boundary. So the end of a file inside a block shows as no progress, and not as an
+    /// error of alignment on the next try.
     fn whole_blocks(&self, moved_bytes: usize) -> usize {
         if moved_bytes >= self.left_bytes {
             return self.left_bytes;
@@ -304,9 +306,10 @@ impl Transfer {
     }
 }
 
-/// Carries one operation out and answers it, `kernel` standing for the system calls: it is asked for one step after another, and
-/// says how many bytes it moved, or the error number. Between an operation and the kernel there is nothing else on
-/// any disk, so that a simulation which brings a kernel of its own plays the real rules of progress.
+/// Carries one operation out and answers it. `kernel` stands for the system calls: it receives one
+/// step after another, and returns the bytes moved or the error number. No disk has any other layer
+/// between an operation and the kernel, so a simulation with a kernel of its own runs the real
+/// rules of progress.
 pub fn carry_out(op: Op, kernel: impl FnMut(Step<'_>) -> Result<usize, i32>) {
     let mut answers = Answers::default();
     if let Some(mut job) = Job::admit(op, &mut answers) {
@@ -316,15 +319,16 @@ pub fn carry_out(op: Op, kernel: impl FnMut(Step<'_>) -> Result<usize, i32>) {
     answers.deliver();
 }
 
-/// Says in the log that a volume does not take writes or syncs: what fails is answered, but nobody who reads that knows the reason.
+/// Logs that a volume refuses writes or syncs. The failed operations are answered, but their
+/// answers do not name the reason.
 #[derive(Default)]
 pub(super) struct Refusals {
-    /// When that was said last.
+    /// The time of the last log line.
     said: Mutex<Option<Instant>>,
 }
 
 impl Refusals {
-    /// A job is over.
+    /// Takes in the result of a job.
     pub(super) fn note(&self, volume: usize, job: &Job, result: Result<(), DiskError>) {
         let Err(error @ (DiskError::Os(_) | DiskError::NoProgress)) = result else {
             return;
@@ -344,7 +348,7 @@ fn is_late(op: &Op, now: Instant) -> bool {
     op.deadline.is_some_and(|deadline| deadline <= now)
 }
 
-/// Takes out of a queue what must not be started any more.
+/// Takes out of a queue the operations that must not be started any more.
 pub(super) fn take_late(queue: &mut VecDeque<Op>) -> VecDeque<Op> {
     let now = Instant::now();
     if !queue.iter().any(|op| is_late(op, now)) {
@@ -357,7 +361,7 @@ pub(super) fn take_late(queue: &mut VecDeque<Op>) -> VecDeque<Op> {
     late
 }
 
-/// Answers what was taken out of queues because it is late.
+/// Answers the operations that were taken out of queues because they are late.
 pub(super) fn give_up(late: impl Iterator<Item = VecDeque<Op>>) {
     let mut answers = Answers::default();
     for op in late.flatten() {
@@ -413,7 +417,8 @@ impl Answers {
         }
     }
 
-    /// Hands every batch to its sink. To be called without any lock held: a sink may submit again.
+    /// Hands every batch to its sink. Must be called without any lock held: a sink may submit
+    /// again.
     pub(super) fn deliver(&mut self) {
         for (sink, batch) in self.batches.drain(..) {
             sink.done(batch);
@@ -421,7 +426,8 @@ impl Answers {
     }
 }
 
-/// Splits a batch by volume, keeping the order within each, and hands every share to `push`, which takes it or answers it.
+/// Splits a batch by volume, keeps the order within each volume, and passes each part to `push`,
+/// which takes it or answers it.
 pub(super) fn submit_by_volume(
     mut ops: Vec<Op>,
     mut push: impl FnMut(usize, Vec<Op>, &mut Answers),
@@ -436,8 +442,8 @@ pub(super) fn submit_by_volume(
     answers.deliver();
 }
 
-/// Ends the process when the thread that holds it unwinds: the kernel may still own memory that unwinding would free, and
-/// answers that somebody waits for would never come.
+/// Ends the process when the thread that holds it unwinds. The kernel may still own memory that
+/// unwinding would free, and pending answers would never come.
 pub(super) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -448,14 +454,15 @@ impl Drop for AbortOnPanic {
     }
 }
 
-/// Leaves a disk's threads alone, in a forked child, which has none of them.
+/// Forgets a disk's threads, in a forked child, which has none of them.
 pub(super) fn forget_others(threads: &Mutex<Vec<std::thread::JoinHandle<()>>>) {
     if let Some(mut threads) = threads.try_lock() {
         std::mem::forget(std::mem::take(&mut *threads));
     }
 }
 
-/// Joins a disk's threads, but for the calling one: the last owner of a disk may be a sink, which is dropped on one of them.
+/// Joins a disk's threads, except the calling one: the last owner of a disk may be a sink, which is
+/// dropped on one of them.
 pub(super) fn join_others(threads: &mut Vec<std::thread::JoinHandle<()>>) {
     let own = std::thread::current().id();
     for thread in threads
@@ -487,7 +494,7 @@ mod tests {
         }
     }
 
-    /// Pieces at made-up addresses: nothing here follows them.
+    /// Pieces at invalid addresses: these tests never dereference them.
     fn pieces(lengths: &[usize]) -> Vec<Piece> {
         let at = |index: usize| std::ptr::without_provenance_mut(0x10_0000 * (index + 1));
         lengths
@@ -528,7 +535,7 @@ mod tests {
         })
     }
 
-    /// Offset, and address and length of each piece, of what is asked for next.
+    /// The offset, and the address and length of each piece, of the next request.
     fn next(job: &Job) -> Option<(u64, Vec<(usize, usize)>)> {
         match job.next()? {
             Step::Read { offset, pieces } | Step::Write { offset, pieces } => Some((

@@ -1,5 +1,5 @@
-//! Waiting for answers: a [`Sink`] that a thread can sleep on, batches of reads or writes that return when all are done, and
-//! long sequences of reads into memory that is used again.
+//! Waits for answers: a [`Sink`] that a thread can sleep on, batches of reads or writes that return
+//! when all are done, and long sequences of reads into reused memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use super::{Action, Buffer, Disk, DiskError, Done, Op, Piece, Sink};
 use crate::memory::AlignedBuf;
 
-/// Longest single wait: a moment much further off could not be named.
+/// Longest single wait: an [`Instant`] cannot represent a much later moment.
 const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Collects answers for one waiting thread.
@@ -28,7 +28,7 @@ impl Sink for Mailbox {
 }
 
 impl Mailbox {
-    /// All answers that are there; waits for the first one, at most `patience`. Empty when that has passed.
+    /// All answers received; waits for the first one, at most `patience`. Empty after a timeout.
     pub fn take(&self, patience: Duration) -> VecDeque<Done> {
         let mut answers = self.answers.lock();
         if answers.is_empty() {
@@ -54,7 +54,8 @@ pub struct ReadAt {
     pub bytes: usize,
 }
 
-/// How long one wait for answers lasts before it is begun again; the device is given all the time it takes.
+/// How long one wait for answers lasts before it is begun again. The device itself has no time
+/// limit.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Carries out all reads, as many at once as the disk allows; one result each, in order.
@@ -62,7 +63,8 @@ pub fn read_all(disk: &dyn Disk, reads: &[ReadAt]) -> Vec<Result<AlignedBuf, Dis
     read_all_until(disk, reads, None)
 }
 
-/// As [`read_all`], but returns at the deadline at the latest: what has not been read then is [`DiskError::Deadline`].
+/// As [`read_all`], but returns at the deadline at the latest. Reads not finished by then are
+/// [`DiskError::Deadline`].
 pub fn read_all_until(
     disk: &dyn Disk,
     reads: &[ReadAt],
@@ -103,7 +105,7 @@ pub struct WriteAt {
     pub volume: usize,
     /// Byte offset.
     pub offset: u64,
-    /// What is written.
+    /// The bytes to write.
     pub memory: AlignedBuf,
 }
 
@@ -134,8 +136,8 @@ pub fn sync_all(disk: &dyn Disk, volumes: &[usize]) -> Vec<Result<(), DiskError>
     results
 }
 
-/// Carries out actions that own their memory, each with a number of its own and a volume, and gives each answer to `take` that
-/// comes before the deadline.
+/// Carries out actions that own their memory, each with a number of its own and a volume. Passes
+/// each answer that comes before the deadline to `take`.
 fn carry_out_all(
     disk: &dyn Disk,
     actions: Vec<(usize, usize, Action)>,
@@ -174,13 +176,13 @@ fn carry_out_all(
     }
 }
 
-/// A long sequence of reads, several under way at once, into memory that is allocated once. Results come in the order in which
-/// the reads were started. Dropping it waits for those under way.
+/// A long sequence of reads, several in flight at once, into memory that is allocated once. Results
+/// come in the order in which the reads were started. Dropping it waits for the reads in flight.
 pub struct ReadAhead<'a> {
     disk: &'a dyn Disk,
     mailbox: Arc<Mailbox>,
     slots: Vec<Slot>,
-    /// Reads started, answered and looked at so far; read `n` uses slot `n % slots.len()`.
+    /// Number of reads started, answered and taken so far. Read `n` uses slot `n % slots.len()`.
     started: u64,
     answered: u64,
     taken: u64,
@@ -196,7 +198,7 @@ impl<'a> ReadAhead<'a> {
     /// Room for `depth` reads of at most `bytes` bytes.
     ///
     /// # Errors
-    /// When there is no memory for them.
+    /// When there is too little memory.
     pub fn new(disk: &'a dyn Disk, depth: usize, bytes: usize) -> Result<Self, std::io::Error> {
         let slots = (0..depth.max(1)).map(|_| {
             Ok(Slot {
@@ -215,7 +217,7 @@ impl<'a> ReadAhead<'a> {
         })
     }
 
-    /// Whether another read can be started before the next result is looked at.
+    /// Whether another read can be started before the next result is taken.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.started - self.taken < self.slots.len() as u64
@@ -247,13 +249,14 @@ impl<'a> ReadAhead<'a> {
             tag,
             sink: self.mailbox.clone(),
         };
-        // SAFETY: the piece lies within the slot's memory, which is owned here and touched by nobody until the answer: a slot is
-        // looked at only when its answer has come, is used again only after that, and dropping `self` waits for all answers. If
-        // `self` is forgotten instead, the memory is never freed.
+        // SAFETY: the piece lies within the slot's memory, which is owned here and not used until
+        // the answer: a slot is read only after its answer has come, is reused only after that, and
+        // dropping `self` waits for all answers. If `self` is forgotten instead, the memory is
+        // never freed.
         unsafe { self.disk.submit(vec![op]) };
     }
 
-    /// The result of the oldest read not looked at yet; waits for it. `None` when there is none.
+    /// The result of the oldest read not taken yet; waits for it. `None` when there is none.
     pub fn take(&mut self) -> Option<Result<&[u8], DiskError>> {
         if self.taken == self.started {
             return None;

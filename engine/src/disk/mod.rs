@@ -1,42 +1,48 @@
-//! Moving bytes: the [`Disk`] trait and what implements it.
+//! The disk: moves bytes between memory and volumes, behind the [`Disk`] trait.
 //!
-//! A disk takes batches of operations ([`Op`]) on the store's volumes and answers each one exactly once, through
-//! the [`Sink`] that came with it. It decides nothing: which bytes go where is the core's business, whether they
-//! are right is the reader's. It owns three things:
+//! A disk takes batches of operations ([`Op`]) on the store's volumes. It answers each one exactly
+//! once, through the [`Sink`] that came with it. It decides nothing: the core decides which bytes
+//! go where, and the reader verifies them. It owns three things:
 //!
-//! - *progress*: a short transfer is resumed, one that was interrupted, cancelled or put off is tried again a bounded
-//!   number of times, one without progress is a failure ([`DiskError`]); a read that fails with `EIO` is tried three
-//!   times. A sync that failed is never tried again: the kernel reports a lost write once;
-//! - *depth*: no more than `depth` operations of a volume are with the kernel at once; the rest wait in order;
-//! - *deadlines*: an operation that has not been handed to the kernel by its deadline never is, and is answered
-//!   [`DiskError::Deadline`] when its turn comes, or when somebody asks ([`Disk::expire`]). One that has been handed over is
-//!   always waited for: its buffers belong to the kernel.
+//! - *Progress*: a short transfer is resumed. An interrupted, cancelled or postponed one is retried
+//!   a bounded number of times. A transfer without progress is a failure ([`DiskError`]). A read
+//!   that fails with `EIO` is tried three times. A failed sync is never retried: the kernel reports
+//!   a lost write once.
+//! - *Depth*: at most `depth` operations of a volume are in the kernel at once. The rest wait in
+//!   order.
+//! - *Deadlines*: an operation that has not been handed to the kernel by its deadline never is. It
+//!   is answered [`DiskError::Deadline`] when its turn comes, or at a call of [`Disk::expire`]. An
+//!   operation in the kernel is always waited for: its buffers belong to the kernel.
 //!
-//! | module | moves bytes by |
+//! | module | task |
 //! |---|---|
-//! | [`uring`] | one io_uring and one thread a volume |
-//! | [`threads`] | `pread`/`pwrite` on a few threads a volume, where io_uring is forbidden |
-//! | `job` | (what both do with one operation: resumed, tried again, given up) |
-//! | [`mailbox`] | (waits for answers) |
-//! | `witness` | (notices what failed because of this process, and says nothing of the volumes) |
-//! | [`probe`] | chooses between them, by trying, with a reason a person can read |
+//! | [`uring`] | moves bytes with one io_uring and one thread a volume |
+//! | [`threads`] | moves bytes with `pread`/`pwrite`, where io_uring is forbidden |
+//! | `job` | the progress of one operation, common to both: resume, retry, give up |
+//! | [`mailbox`] | waits for answers |
+//! | `witness` | records failures caused by this process, which are no evidence on volumes |
+//! | [`probe`] | chooses between the disks by trying, with a reason in plain text |
 //!
-//! [`carry_out`] is what they all do with one operation, for a simulated disk that brings its own system calls.
+//! All disks use [`carry_out`] for one operation. A simulated disk uses it with its own system
+//! calls.
 //!
 //! An idle disk sleeps in the kernel: no polling, no timers.
 //!
-//! A disk is the one way to the bytes of an open store: pages, descriptors, headers and superblocks,
-//! from the first read of recovery to the last write of a close. So a layer over it
+//! A disk is the only way to the bytes of an open store: pages, descriptors, headers and
+//! superblocks, from the first read of recovery to the last write of a close. So a layer over it
 //! ([`DiskWrapper`](crate::DiskWrapper)) sees them all. The exceptions:
 //!
 //! | exception | where | bytes |
 //! |---|---|---|
 //! | creating and enlarging a store | [`volume::create`](crate::volume::create) | first superblocks, headers and blocks of new segments |
-//! | finding and locking its volumes | [`volume`](crate::volume) | superblocks, read before there is a disk; they are read again through the disk, and only that copy counts |
+//! | finding and locking its volumes | [`volume`](crate::volume) | superblocks, before there is a disk (1) |
 //! | choosing the disk | [`probe`] | one block of each volume, read with each candidate |
 //! | surveys of a store that is not open | [`survey`](crate::survey) | superblocks, read only |
 //!
-//! Locks, lengths and holes of the files are asked of the kernel directly: they move no bytes.
+//! (1) They are read again through the disk, and only that copy counts.
+//!
+//! The kernel is asked directly for locks, lengths and holes of the files: these calls move no
+//! bytes.
 
 mod job;
 pub mod mailbox;
@@ -57,8 +63,8 @@ pub(crate) use job::EIO_READS_MAX;
 pub use job::{Step, carry_out};
 pub(crate) use witness::Witness;
 
-/// Largest transfer that neighbouring extents are merged into, in bytes. Larger single pages are not split: one
-/// 16 MiB read ran at the device's full speed from huge-page buffers.
+/// Largest transfer into which neighbouring extents are merged, in bytes. Larger single pages are
+/// not split: one 16 MiB read ran at the device's full speed from huge-page buffers.
 pub const MERGE_BYTES_MAX: usize = 1 << 20;
 
 /// Most scatter-gather entries of one operation (the kernel's `IOV_MAX` is 1024).
@@ -74,8 +80,8 @@ pub struct Piece {
     pub len: usize,
 }
 
-// SAFETY: a `Piece` is an address; whoever submits it promises (see `Op::read`, `Op::write`) that the memory is valid and
-// not otherwise used until the operation is answered, from whichever thread that happens.
+// SAFETY: a `Piece` is an address. The submitter promises (see `Op::read`, `Op::write`) that the
+// memory is valid and not otherwise used until the operation is answered, from any thread.
 unsafe impl Send for Piece {}
 // SAFETY: as above; a shared `Piece` gives no access to the memory without unsafe code.
 unsafe impl Sync for Piece {}
@@ -83,27 +89,27 @@ unsafe impl Sync for Piece {}
 /// The memory of an operation.
 #[derive(Debug)]
 pub enum Buffer {
-    /// Memory of the caller, promised to stay until the answer.
+    /// Memory of the caller, valid until the answer.
     Borrowed(Vec<Piece>),
     /// Memory that travels with the operation and comes back with the answer.
     Owned(AlignedBuf),
 }
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Debug)]
 pub enum Action {
     /// Read `buffer.len()` bytes at `offset`.
     Read {
         /// Byte offset in the volume; a multiple of the block size.
         offset: u64,
-        /// Where the bytes go.
+        /// The destination of the bytes.
         buffer: Buffer,
     },
     /// Write `buffer.len()` bytes at `offset`.
     Write {
         /// Byte offset in the volume; a multiple of the block size.
         offset: u64,
-        /// Where the bytes come from.
+        /// The source of the bytes.
         buffer: Buffer,
     },
     /// Make everything written and answered so far durable (`fdatasync`).
@@ -114,13 +120,13 @@ pub enum Action {
 pub struct Op {
     /// Index of the volume in the store.
     pub volume: usize,
-    /// What to do.
+    /// The action.
     pub action: Action,
     /// Not handed to the kernel after this moment.
     pub deadline: Option<Instant>,
-    /// The submitter's own name for the operation, returned with the answer.
+    /// The submitter's own number for the operation, returned with the answer.
     pub tag: u64,
-    /// Who is answered.
+    /// The receiver of the answer.
     pub sink: Arc<dyn Sink>,
 }
 
@@ -129,15 +135,15 @@ pub struct Op {
 pub struct Done {
     /// The operation's tag.
     pub tag: u64,
-    /// Done in full, or why not.
+    /// Done in full, or the reason.
     pub result: Result<(), DiskError>,
     /// The memory of an operation that owned it.
     pub buffer: Option<AlignedBuf>,
 }
 
-/// Receives answers: on a disk's own thread, or on the submitter's for operations that cannot be taken at all (the disk is
-/// shut down, the volume is not there). Must be quick and must not wait for the disk; may submit to it. A panic in it ends
-/// the process.
+/// Receives answers: on a disk's own thread, or on the submitter's for operations that cannot be
+/// taken at all (the disk is shut down, the volume is not there). Must be quick and must not wait
+/// for the disk. May submit to it. A panic in it ends the process.
 pub trait Sink: Send + Sync {
     /// Takes a batch of answers. Every operation is answered exactly once.
     fn done(&self, answers: Vec<Done>);
@@ -161,7 +167,8 @@ pub enum DiskError {
 }
 
 impl DiskError {
-    /// Whether this process, or what it is allowed, is why: no worker threads, no memory, no permission.
+    /// Whether the cause is this process, or its limits: no worker threads, no memory, no
+    /// permission.
     pub(crate) fn is_of_this_process(&self) -> bool {
         match self {
             DiskError::Os(errno) => matches!(
@@ -178,8 +185,8 @@ impl DiskError {
         }
     }
 
-    /// Whether a volume that answers a write so refuses every other one too: it is full or
-    /// read-only, or its device is gone.
+    /// Whether a volume that answers a write with this error refuses every other write too: it is
+    /// full or read-only, or its device is gone.
     pub(crate) fn is_of_every_write(&self) -> bool {
         let DiskError::Os(errno) = self else {
             return false;
@@ -195,10 +202,10 @@ impl DiskError {
         )
     }
 
-    /// Nothing, when it speaks of the volume.
+    /// Succeeds if the error concerns the volume.
     ///
     /// # Errors
-    /// Itself, when it speaks of this process.
+    /// The error itself, if it concerns this process.
     pub(crate) fn of_the_volume(&self) -> io::Result<()> {
         match self.is_of_this_process() {
             true => Err((*self).into()),
@@ -218,37 +225,40 @@ impl From<DiskError> for io::Error {
 
 /// Moves bytes between memory and the volumes of one store.
 pub trait Disk: Send + Sync {
-    /// Takes a batch of operations, in order, without waiting for any of them. After [`Disk::shutdown`] they are answered
-    /// [`DiskError::Shutdown`]; on a volume that is not there, [`DiskError::Os`] with `ENODEV`.
+    /// Takes a batch of operations, in order, without waiting for any of them. After
+    /// [`Disk::shutdown`] they are answered [`DiskError::Shutdown`]; on a volume that is not there,
+    /// [`DiskError::Os`] with `ENODEV`.
     ///
     /// # Safety
-    /// Memory behind every [`Buffer::Borrowed`] must stay valid, and must not be used in a conflicting way, until its
-    /// operation has been answered.
+    /// Memory behind every [`Buffer::Borrowed`] must stay valid, and must not be used in a
+    /// conflicting way, until its operation has been answered.
     unsafe fn submit(&self, ops: Vec<Op>);
 
-    /// Hears of a read that there was no memory to ask for. A disk that only moves bytes has nothing to do.
+    /// Reports a read that was not submitted for want of memory. A disk that only moves bytes
+    /// ignores it.
     fn not_tried(&self, _: DiskError) {}
 
-    /// Answers, on the caller's thread, what waits for its turn and must not be started any more because its deadline has
-    /// passed. A disk on which nothing waits has nothing to do.
+    /// Answers, on the caller's thread, waiting operations that must not be started any more
+    /// because their deadline has passed. A disk without a queue ignores it.
     fn expire(&self) {}
 
-    /// Registers long-lived memory with the kernel so that transfers inside it need no page pinning; best effort: says what
-    /// came of it (for `doctor`, logs and stats), never fails.
+    /// Registers long-lived memory with the kernel so that transfers inside it need no page
+    /// pinning. Best effort: returns the result as text (for `doctor`, logs and stats), never
+    /// fails.
     ///
     /// # Safety
     /// The memory must stay mapped until the disk has been dropped.
     unsafe fn register(&self, memory: &[Piece]) -> String;
 
-    /// What this disk is, and why it was chosen, for `doctor`, logs and stats.
+    /// The kind of this disk, and why it was chosen, for `doctor`, logs and stats.
     fn choice(&self) -> &Choice;
 
-    /// Answers everything not yet started with [`DiskError::Shutdown`], waits until the kernel is done with the rest,
-    /// and stops the threads. Idempotent.
+    /// Answers every operation not yet started with [`DiskError::Shutdown`], waits until the kernel
+    /// has finished the others, and stops the threads. Idempotent.
     fn shutdown(&self);
 }
 
-/// Which disk moves the bytes.
+/// The kind of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// io_uring.
@@ -266,23 +276,24 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The disk that was chosen and why.
+/// The chosen disk, and the reason.
 #[derive(Clone, Debug)]
 pub struct Choice {
     /// The disk.
     pub kind: Kind,
-    /// One line: why this one, which kernel features it uses.
+    /// One line: why this disk was chosen, which kernel features it uses.
     pub reason: String,
 }
 
-/// What a disk is opened with.
+/// The options of a disk.
 pub struct DiskOptions {
-    /// The volumes' files, in the store's order; `None` for a lost volume. The disk holds these very descriptions until its
-    /// last write is over, so that a lock on them lives exactly as long.
+    /// The volumes' files, in the store's order; `None` for a lost volume. The disk holds these
+    /// very descriptions until its last write is over, so that a lock on them lives exactly as
+    /// long.
     pub files: Vec<Option<Arc<OwnedFd>>>,
-    /// Operations of one volume with the kernel at once.
+    /// Operations of one volume in the kernel at once.
     pub depth: u32,
-    /// Where the latency of each operation is recorded.
+    /// Receives the latency of each operation.
     pub latencies: Arc<DeviceLatencies>,
 }
 

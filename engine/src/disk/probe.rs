@@ -1,15 +1,17 @@
-//! Chooses a disk by trying, and finds out what the system under it can do.
+//! Chooses a disk by trying, and probes the system under it.
 //!
-//! Owns: the choice between [`Uring`] and [`Threads`] ([`open_disk`]), the reasons why io_uring cannot be used
-//! ([`Obstacle`]), and facts for `doctor` ([`report`], [`direct_io`], [`filesystem`]).
+//! Owns: the choice between [`Uring`] and [`Threads`] ([`open_disk`]), the reasons why io_uring
+//! cannot be used ([`Obstacle`]), and facts for `doctor` ([`report`], [`direct_io`],
+//! [`filesystem`]).
 //!
-//! Invariants: io_uring is chosen only after it has read from every volume; what was chosen, and why, can be read from the disk
-//! ([`super::Choice`]); nothing here changes a volume.
+//! Invariants: io_uring is chosen only after it has read from every volume; the disk states the
+//! choice and its reason ([`super::Choice`]); nothing here changes a volume.
 //!
-//! Faults defended against: kernels and containers without io_uring, or with one that sets up but does not work; file
-//! systems that accept `O_DIRECT` and then buffer; kernels too old to say whether they do.
+//! Faults defended against: kernels and containers without io_uring, or with an io_uring that sets
+//! up but does not work; file systems that accept `O_DIRECT` and then buffer; kernels too old to
+//! report whether they do.
 //!
-//! Does not: warn or decide about file systems that buffer; that is for whoever opens the store.
+//! It does not warn or decide about file systems that buffer: the opener of the store does.
 
 use std::fmt;
 use std::io;
@@ -33,7 +35,7 @@ const PROOF_BYTES: usize = 4096;
 /// Locked-memory limit below which registered buffers are not worth having, in bytes.
 const MEMLOCK_BYTES_MIN: u64 = 1 << 30;
 
-/// Which disk is wanted.
+/// The requested disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Want {
     /// io_uring where it works, else threads.
@@ -73,10 +75,10 @@ impl FromStr for Want {
     }
 }
 
-/// Why io_uring cannot be used, and what to do about it.
+/// Why io_uring cannot be used, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Obstacle {
-    /// The kernel does not know it, or not enough of it.
+    /// The kernel lacks it, or an operation that this disk needs.
     #[error("io_uring is missing: use Linux 5.6 or newer, outside of sandboxes that hide it")]
     Missing,
     /// The administrator has switched it off.
@@ -85,7 +87,7 @@ pub enum Obstacle {
          kernel.io_uring_group"
     )]
     SwitchedOff(u32),
-    /// Something else forbids it.
+    /// Another mechanism forbids it.
     #[error(
         "io_uring is forbidden, most likely by the container's seccomp profile: allow io_uring_setup, io_uring_enter and \
          io_uring_register"
@@ -103,7 +105,7 @@ pub enum Obstacle {
     Unfit {
         /// Index of the volume in the store.
         volume: usize,
-        /// What the read through the ring came to.
+        /// The error of the read through the ring.
         error: DiskError,
     },
     /// Anything else.
@@ -112,7 +114,7 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
-    /// What stands behind an error of setting io_uring up, given `kernel.io_uring_disabled`.
+    /// The cause of an error of io_uring's set-up, given `kernel.io_uring_disabled`.
     fn behind(error: io::Error, disabled: Option<u32>) -> Self {
         match (error.raw_os_error(), disabled) {
             (Some(libc::EPERM | libc::EACCES), Some(level @ 1..)) => Obstacle::SwitchedOff(level),
@@ -128,7 +130,7 @@ impl Obstacle {
 /// Why no disk could be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskOpenError {
-    /// io_uring was asked for and cannot be used.
+    /// io_uring was requested and cannot be used.
     #[error("{0}")]
     Uring(Obstacle),
     /// The system has no more threads.
@@ -139,11 +141,11 @@ pub enum DiskOpenError {
     Threads(io::Error),
 }
 
-/// Opens the disk that is wanted. io_uring must first read from every volume.
+/// Opens the requested disk. io_uring must first read from every volume.
 ///
 /// # Errors
-/// [`DiskOpenError::Uring`] only when [`Want::Uring`] was asked for; otherwise threads take its place, and the
-/// disk's [`super::Choice`] says why.
+/// [`DiskOpenError::Uring`] only if [`Want::Uring`] was requested. Otherwise threads take its
+/// place, and the disk's [`super::Choice`] states why.
 pub fn open_disk(options: DiskOptions, want: Want) -> Result<Arc<dyn Disk>, DiskOpenError> {
     choose(options, want, open_uring)
 }
@@ -189,7 +191,8 @@ fn open_uring(options: DiskOptions) -> Result<Arc<dyn Disk>, Obstacle> {
     Ok(Arc::new(disk))
 }
 
-/// Reads the start of a volume through the disk. A read that fails without io_uring as well is no argument against it.
+/// Reads the start of a volume through the disk. If the read fails without io_uring too, io_uring
+/// is not the cause.
 fn prove(disk: &Uring, volume: usize, file: &OwnedFd) -> Result<(), Obstacle> {
     let proof = ReadAt {
         volume,
@@ -206,7 +209,8 @@ fn prove(disk: &Uring, volume: usize, file: &OwnedFd) -> Result<(), Obstacle> {
     }
 }
 
-/// `kernel.io_uring_disabled`: 0 for everybody, 1 but for one group, 2 switched off; `None` before Linux 6.6.
+/// `kernel.io_uring_disabled`: 0 enabled, 1 enabled for one group only, 2 disabled; `None` before
+/// Linux 6.6.
 fn io_uring_disabled() -> Option<u32> {
     std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled")
         .ok()?
@@ -215,29 +219,29 @@ fn io_uring_disabled() -> Option<u32> {
         .ok()
 }
 
-/// How good a fact is.
+/// The rating of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// As it should be.
     Ok,
-    /// Works, but could be better; the fact says what to do.
+    /// Works, but could be better; the fact states the remedy.
     Warn,
     /// Does not work.
     Fail,
 }
 
-/// One thing found out about the system.
+/// One fact about the system.
 #[derive(Clone, Debug)]
 pub struct Fact {
-    /// What it is about, in a word or two.
+    /// The subject, in a word or two.
     pub name: &'static str,
-    /// How good it is.
+    /// The rating.
     pub level: Level,
-    /// What was found and, unless it is well, what to do.
+    /// The finding and, unless it is good, the remedy.
     pub what: String,
 }
 
-/// What the disks depend on, found out by trying: for `doctor`.
+/// The facts that the disks depend on, found by trying: for `doctor`.
 pub fn report() -> Vec<Fact> {
     let release = rustix::system::uname()
         .release()
@@ -296,7 +300,7 @@ fn sysctl_fact(disabled: Option<u32>) -> Fact {
 /// This process's limits on a resource.
 ///
 /// # Errors
-/// Where a container profile refuses the call.
+/// If a container profile refuses the call.
 pub fn limit(resource: Resource) -> io::Result<Rlimit> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -355,18 +359,19 @@ fn memlock_fact() -> Fact {
 /// Whether and how a file can be read and written without the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Direct {
-    /// Whether `O_DIRECT` is honoured rather than accepted and ignored.
+    /// Whether `O_DIRECT` is honoured, and not only accepted.
     pub dio: bool,
-    /// What addresses of memory must be multiples of, in bytes; 0 without direct I/O.
+    /// Required alignment of memory addresses, in bytes; 0 without direct I/O.
     pub memory_align: u32,
-    /// What offsets and lengths in the file must be multiples of, in bytes; 0 without direct I/O.
+    /// Required alignment of offsets and lengths in the file, in bytes; 0 without direct I/O.
     pub offset_align: u32,
 }
 
 /// Asks the kernel whether direct I/O works on an open file.
 ///
-/// Kernels before 6.1 do not say. There a file opened with `O_DIRECT` is asked for one byte: where direct I/O is honoured that
-/// is refused. An empty file refuses nothing and counts as one without.
+/// Kernels before 6.1 do not report it. There, one byte is read from a file opened with `O_DIRECT`:
+/// direct I/O refuses this read. An empty file refuses nothing, and counts as a file without direct
+/// I/O.
 pub fn direct_io(file: impl AsFd) -> Direct {
     let file = file.as_fd();
     let none = Direct {
@@ -395,7 +400,7 @@ fn refuses_single_bytes(file: impl AsFd) -> bool {
         && rustix::io::pread(file, &mut [0u8; 1], 1) == Err(rustix::io::Errno::INVAL)
 }
 
-/// The name of the file system a file lies on, or `block device`.
+/// The name of the file system that holds a file, or `block device`.
 pub fn filesystem(file: impl AsFd) -> String {
     let file = file.as_fd();
     let mode = rustix::fs::fstat(file).map(|stat| stat.st_mode);

@@ -1,14 +1,14 @@
-//! The disk for where io_uring is forbidden: `preadv` and `pwritev` on a few threads a volume.
+//! The disk for systems that forbid io_uring: `preadv` and `pwritev` on a few threads a volume.
 //!
 //! Owns: one queue and up to [`THREADS_MAX`] threads for each volume that is there.
 //!
-//! Invariants: an operation is in the queue, or with exactly one thread; a thread has one operation at a time, so that
-//! no more than `depth` are with the kernel; sinks are called without a lock held; what is queued when the disk is shut
-//! down is answered by its threads before they end.
+//! Invariants: an operation is in the queue, or on exactly one thread; a thread has one operation
+//! at a time, so that at most `depth` are in the kernel; sinks are called without a lock held;
+//! operations in the queue at a shutdown are answered by its threads before they end.
 //!
 //! Faults defended against: those of the module `job`. A sink that panics ends the process.
 //!
-//! Does not: merge or reorder operations, or register memory.
+//! It does not merge or reorder operations, or register memory.
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,7 +37,7 @@ pub struct Threads {
     origin: Origin,
 }
 
-/// What the threads of one volume share.
+/// The state shared by the threads of one volume.
 struct Lane {
     volume: usize,
     refusals: Refusals,
@@ -53,10 +53,11 @@ struct Inbox {
 }
 
 impl Threads {
-    /// Starts `min(depth, 16)` threads, at least one, for each volume that is there. `reason` says why this disk was chosen.
+    /// Starts `min(depth, 16)` threads, at least one, for each volume that is there. `reason`
+    /// states why this disk was chosen.
     ///
     /// # Errors
-    /// The system's, when it has no more threads to give.
+    /// The system's, if it cannot start a thread.
     pub fn open(options: DiskOptions, reason: String) -> Result<Self, io::Error> {
         let mut disk = Self {
             lanes: Vec::with_capacity(options.files.len()),
@@ -157,7 +158,8 @@ impl Lane {
         }
     }
 
-    /// The next operation, waiting for one; whether it may still be started. `None` once the lane is closed and empty.
+    /// The next operation, and whether it may still be started; waits for one. `None` once the lane
+    /// is closed and empty.
     fn take(&self) -> Option<(Op, bool)> {
         let mut inbox = self.inbox.lock();
         loop {
@@ -209,8 +211,9 @@ type Vectored = unsafe extern "C" fn(
 fn transfer(call: Vectored, file: &OwnedFd, offset: u64, pieces: &[Piece]) -> Result<usize, i32> {
     let offset = libc::off_t::try_from(offset).map_err(|_| libc::EINVAL)?;
     let count = libc::c_int::try_from(pieces.len()).map_err(|_| libc::EINVAL)?;
-    // SAFETY: the file is open; a `Piece` has the layout of an `iovec` (asserted in `job`); the memory behind the pieces
-    // belongs to the operation until it is answered (contract of `Disk::submit`), which is after this call.
+    // SAFETY: the file is open; a `Piece` has the layout of an `iovec` (asserted in `job`); the
+    // memory behind the pieces belongs to the operation until it is answered (contract of
+    // `Disk::submit`), which is after this call.
     let moved_bytes = unsafe { call(file.as_raw_fd(), pieces.as_ptr().cast(), count, offset) };
     usize::try_from(moved_bytes).map_err(|_| {
         io::Error::last_os_error()

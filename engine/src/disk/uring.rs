@@ -1,20 +1,22 @@
 //! The disk on io_uring: one ring and one thread for each volume that is there.
 //!
-//! Owns: the queue between submitters and each ring's thread (the module `worker` is what runs there), the doorbell that wakes it,
-//! and what is known about the kernel's abilities ([`Features`]).
+//! Owns: the queue between submitters and each ring's thread (which runs the module `worker`), the
+//! doorbell that wakes it, and the kernel's abilities ([`Features`]).
 //!
 //! Invariants:
-//! - a ring is used by its own thread only; everybody else pushes into the inbox, under its lock;
-//! - `asleep` is read and written under that lock, and is set only when the thread has seen the inbox empty and will go to
-//!   sleep in the kernel next. So a submitter that finds it set must ring the bell, and one that finds it clear need not:
-//!   the thread will look at the inbox again before it sleeps, or when the next completion frees a place in the ring;
-//! - an inbox that has been closed stays closed, and every closing rings the bell.
+//! - A ring is used by its own thread only. All other threads push into the inbox, under its lock.
+//! - `asleep` is read and written under that lock. It is set only when the thread has seen the
+//!   inbox empty and will sleep in the kernel next. So a submitter that finds it set must ring the
+//!   bell. A submitter that finds it clear need not: the thread will check the inbox again before
+//!   it sleeps, or when the next completion frees a place in the ring.
+//! - A closed inbox stays closed, and every closing rings the bell.
 //!
-//! Faults defended against: those of the module `job`; kernels that lack newer abilities (each is probed by using it); a
-//! locked-memory limit too low for registered buffers (they are used plain, and [`Disk::register`] says so).
+//! Faults defended against: those of the module `job`; kernels without newer abilities (each is
+//! probed by using it); a locked-memory limit too low for registered buffers (they are used plain,
+//! and [`Disk::register`] reports so).
 //!
-//! Does not: poll (neither SQPOLL nor IOPOLL), split or merge operations, or bound its queues: callers bound what they
-//! submit.
+//! It does not poll (neither SQPOLL nor IOPOLL), split or merge operations, or bound its queues:
+//! callers bound their submissions.
 
 mod worker;
 
@@ -36,16 +38,17 @@ use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 use crate::fork::Origin;
 use crate::latency::DeviceLatencies;
 
-/// Most operations of one volume with the kernel at once.
+/// Most operations of one volume in the kernel at once.
 pub const DEPTH_MAX: u32 = 4096;
 
 /// Longest stretch of memory the kernel registers as one buffer, in bytes.
 const FIXED_BUFFER_BYTES_MAX: usize = 1 << 30;
 
-/// Most registered buffers of a ring: 1 TiB of memory at their longest, 16 KiB of kernel memory for the table.
+/// Most registered buffers of a ring: 1 TiB of memory at their longest, 16 KiB of kernel memory for
+/// the table.
 const FIXED_BUFFERS_MAX: u16 = 1024;
 
-/// How a ring is set up, newest kernel first. What a kernel does not know it refuses with `EINVAL`.
+/// Set-ups of a ring, newest kernel first. A kernel refuses unknown flags with `EINVAL`.
 const SETUPS: [Setup; 5] = [
     Setup {
         deferred: true,
@@ -82,17 +85,18 @@ const SETUPS: [Setup; 5] = [
 /// Flags of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setup {
-    /// `SINGLE_ISSUER | DEFER_TASKRUN` (6.1): completions are processed when the thread asks for them, not by interrupting it.
+    /// `SINGLE_ISSUER | DEFER_TASKRUN` (6.1): completions are processed when the thread asks for
+    /// them, and do not interrupt it.
     deferred: bool,
     /// `COOP_TASKRUN | TASKRUN_FLAG` (5.19): no inter-processor interrupts for completions.
     cooperative: bool,
     /// `NO_SQARRAY` (6.6): one indirection less.
     no_sqarray: bool,
-    /// `SUBMIT_ALL` (5.18): one bad entry does not hold up those behind it.
+    /// `SUBMIT_ALL` (5.18): one bad entry does not block the entries behind it.
     submit_all: bool,
 }
 
-/// What this kernel's io_uring can do, found out by trying.
+/// The abilities of this kernel's io_uring, found by trying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     setup: Setup,
@@ -101,11 +105,12 @@ pub struct Features {
 }
 
 impl Features {
-    /// Sets up a small ring and asks it.
+    /// Sets up a small ring and probes it.
     ///
     /// # Errors
-    /// The kernel's, when there is no ring to be had: `ENOSYS` (too old), `EPERM` (forbidden), `ENOMEM` (locked-memory
-    /// limit); [`io::ErrorKind::Unsupported`] when the ring lacks an operation this disk cannot do without (before 5.6).
+    /// The kernel's, if no ring can be set up: `ENOSYS` (too old), `EPERM` (forbidden), `ENOMEM`
+    /// (locked-memory limit). [`io::ErrorKind::Unsupported`] if the ring lacks an operation that
+    /// this disk needs (before 5.6).
     pub fn probe() -> Result<Self, io::Error> {
         let (setup, mut ring) = Self::first_setup()?;
         prove(&mut ring)?;
@@ -167,7 +172,7 @@ fn prove(ring: &mut IoUring) -> Result<(), io::Error> {
         Ok(moved) if moved == MESSAGE.len() && *memory == MESSAGE => Ok(()),
         Ok(_) => Err(io::Error::other("a read through io_uring gave other bytes")),
         Err(error) => {
-            // The read may not be over.
+            // The read may still be in progress.
             Box::leak(memory);
             Err(error)
         }
@@ -241,7 +246,7 @@ pub struct Uring {
     origin: Origin,
 }
 
-/// What submitters and the thread of one volume's ring share.
+/// The state shared by submitters and the thread of one volume's ring.
 struct Lane {
     volume: usize,
     refusals: Refusals,
@@ -258,17 +263,19 @@ struct Inbox {
     asleep: bool,
 }
 
-/// Memory to register as one buffer, and where to say what came of it.
+/// Memory to register as one buffer, and the receiver of the result.
 struct Registration {
     buffer: Piece,
     reply: mpsc::Sender<io::Result<()>>,
 }
 
 impl Uring {
-    /// Sets up a ring and starts a thread for each volume that is there. `depth` is held to 1..=[`DEPTH_MAX`].
+    /// Sets up a ring and starts a thread for each volume that is there. `depth` is clamped to
+    /// 1..=[`DEPTH_MAX`].
     ///
     /// # Errors
-    /// The kernel's, when a ring cannot be set up or a thread not be started; nothing is left running then.
+    /// The kernel's, if a ring cannot be set up or a thread cannot be started. Every thread already
+    /// started is stopped then.
     pub fn open(options: DiskOptions, features: Features) -> Result<Self, io::Error> {
         let depth = options.depth.clamp(1, DEPTH_MAX);
         let mut disk = Self {
@@ -303,7 +310,7 @@ impl Uring {
         Ok(disk)
     }
 
-    /// What the kernel can do of what this disk uses.
+    /// The kernel's abilities that this disk uses.
     pub fn features(&self) -> &Features {
         &self.features
     }
@@ -320,7 +327,7 @@ impl Uring {
         }
     }
 
-    /// Registers a buffer with every ring that is running; how many they are.
+    /// Registers a buffer with every running ring; returns their number.
     fn register_everywhere(&self, buffer: Piece) -> io::Result<usize> {
         let (reply, replies) = mpsc::channel();
         for lane in self.lanes.iter().flatten() {
@@ -358,8 +365,8 @@ impl Disk for Uring {
         let wanted: usize = memory.iter().map(|piece| piece.len).sum();
         let (mut buffers, mut bytes, mut rings) = (0, 0, 0);
         for buffer in memory.iter().copied().flat_map(cut) {
-            // The rings' threads move nobody's bytes while they pin memory, so they are given little of it at a time, and all of it
-            // is there by then.
+            // Populated before: the rings' threads cannot move bytes while they pin memory, so they
+            // get a small part at a time, and all of it is present by then.
             populate(buffer);
             match self.register_everywhere(buffer) {
                 Ok(0) => return "not registered: no ring is running".to_owned(),
@@ -423,7 +430,8 @@ impl Lane {
         })
     }
 
-    /// Puts something into the inbox and wakes the thread if it sleeps, or gives it back if the lane is closed.
+    /// Puts an item into the inbox and wakes the thread if it sleeps. Returns the item if the lane
+    /// is closed.
     fn put<T>(&self, item: T, into: impl FnOnce(&mut Inbox, T)) -> Result<(), T> {
         let mut inbox = self.inbox.lock();
         if !inbox.open {
@@ -440,7 +448,7 @@ impl Lane {
 
     fn ring_bell(&self) {
         while let Err(error) = rustix::io::write(&self.bell, &1u64.to_ne_bytes()) {
-            // Nothing else can fail: the counter would have to be rung 2^64 times unheard.
+            // Nothing else can fail: the counter would have to be rung 2^64 times without a read.
             if error != rustix::io::Errno::INTR {
                 tracing::error!(%error, "could not wake the thread of an io_uring");
                 return;
@@ -463,11 +471,12 @@ fn cut(piece: Piece) -> impl Iterator<Item = Piece> {
         })
 }
 
-/// Has the kernel bring memory in. What it cannot be told so it finds out when it pins it.
+/// Makes the kernel fault memory in. A kernel without this call does it when it pins the memory.
 fn populate(piece: Piece) {
     let into_page = piece.ptr.addr() % rustix::param::page_size();
     let start = piece.ptr.wrapping_sub(into_page);
-    // SAFETY: the memory is mapped (contract of `Disk::register`), and this changes none of its bytes.
+    // SAFETY: the memory is mapped (contract of `Disk::register`), and this changes none of its
+    // bytes.
     let _ = unsafe {
         rustix::mm::madvise(
             start.cast(),
@@ -477,7 +486,7 @@ fn populate(piece: Piece) {
     };
 }
 
-/// What to do about memory that was not registered.
+/// The remedy for memory that was not registered.
 fn hint(refusal: &io::Error) -> &'static str {
     match refusal.raw_os_error() {
         Some(libc::ENOMEM | libc::EPERM) => {

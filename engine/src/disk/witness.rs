@@ -1,13 +1,15 @@
-//! A disk for whoever judges a store by what can be read of it.
+//! A disk for readers that judge a store by its content.
 //!
-//! A read that this process could not carry out (io_uring without worker threads, no memory, a security module) says nothing of
-//! the store: what was not read must not pass for damage, and a store of which parts were not read must not be opened.
+//! A read that this process could not carry out (io_uring without worker threads, no memory, a
+//! security module) is no evidence on the store. Unread data must not pass for damage, and a store
+//! must not be opened with a part unread.
 
 use std::sync::{Arc, OnceLock};
 
 use super::{Choice, Disk, DiskError, Done, Op, Piece, Sink};
 
-/// Passes everything on, and remembers the first read or write that failed because of this process.
+/// Forwards every operation, and remembers the first read or write that failed because of this
+/// process.
 pub(crate) struct Witness {
     disk: Arc<dyn Disk>,
     seen: Arc<OnceLock<DiskError>>,
@@ -21,16 +23,16 @@ impl Witness {
         }
     }
 
-    /// Whether every answer so far speaks of the volumes.
+    /// Whether no failure so far was caused by this process.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The first failure that this process caused.
     pub(crate) fn verdict(&self) -> Result<(), DiskError> {
         self.seen.get().map_or(Ok(()), |error| Err(*error))
     }
 }
 
-/// Hears the answers first.
+/// Inspects the answers before their receiver.
 struct Hearing {
     sink: Arc<dyn Sink>,
     seen: Arc<OnceLock<DiskError>>,
@@ -54,7 +56,7 @@ impl Disk for Witness {
                 seen: self.seen.clone(),
             });
         }
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: this caller has the same contract.
         unsafe { self.disk.submit(ops) };
     }
 
@@ -69,7 +71,7 @@ impl Disk for Witness {
     }
 
     unsafe fn register(&self, memory: &[Piece]) -> String {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: this caller has the same contract.
         unsafe { self.disk.register(memory) }
     }
 
@@ -121,7 +123,7 @@ mod tests {
             };
             let mut refused = ops;
             let ops = refused.extract_if(.., is_carried_out).collect();
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: this caller has the same contract.
             unsafe { self.disk.submit(ops) };
             for op in refused {
                 op.sink.done(vec![Done {
@@ -133,7 +135,7 @@ mod tests {
         }
 
         unsafe fn register(&self, memory: &[Piece]) -> String {
-            // SAFETY: the caller's promise, passed on.
+            // SAFETY: this caller has the same contract.
             unsafe { self.disk.register(memory) }
         }
 
@@ -183,7 +185,7 @@ mod tests {
         drop(volumes);
     }
 
-    /// A store with a page in it, closed.
+    /// A closed store with one page.
     fn stored() -> (tempfile::TempDir, PathBuf) {
         let (directory, path) = created();
         let store = Store::open(&path, OpenOptions::default()).unwrap();
@@ -214,7 +216,7 @@ mod tests {
             let error = opened.err().unwrap();
             assert!(matches!(error, StoreError::NotRead { .. }), "{error}");
         }
-        // But for who opened it last.
+        // All segments, without the superblocks: these name the last process that opened the store.
         let segments = usize::try_from(larder_format::SEGMENTS_OFFSET).unwrap();
         assert!(std::fs::read(&path).unwrap()[segments..] == before[segments..]);
         let store = Store::open(&path, OpenOptions::default()).unwrap();

@@ -1,8 +1,8 @@
-//! The order of eviction, without evicting: how hot each page is as a parent of what descends from it.
+//! A preview of the order of eviction: how hot each page is as an ancestor of its descendants.
 //!
-//! Eviction takes leaves, so a page goes after all its descendants, however long ago it was used itself. From every leaf a
-//! [`Climb`] goes up as long as the page it comes to has no child that it has not come from, and carries the hottest heat along:
-//! each page is passed once, in time that grows with the pages alone.
+//! Eviction takes leaves, so a page goes after all its descendants, whatever its own last use. From
+//! every leaf a [`Climb`] goes up while the current page has no further child to wait for, and
+//! takes the hottest heat along. Each page is passed once, in time linear in the number of pages.
 
 use super::slab::{LIVE, PageId};
 use super::state::State;
@@ -10,11 +10,11 @@ use super::types::Heat;
 
 /// See the module.
 pub(super) struct Climb {
-    /// By slot: the hottest of the descendants met.
+    /// By slot: the hottest of the descendants visited.
     below: Vec<Heat>,
-    /// By slot: children met.
+    /// By slot: number of children visited.
     met: Vec<u32>,
-    /// By segment: the hottest of its pages met.
+    /// By segment: the hottest of its pages visited.
     segments: Vec<Option<Heat>>,
 }
 
@@ -27,7 +27,7 @@ impl Climb {
         }
     }
 
-    /// Climbs from a leaf; does nothing where there is none.
+    /// Climbs from a leaf; does nothing if the slot is no leaf.
     pub(super) fn start(&mut self, state: &State, slot: PageId) {
         let slab = state.slab();
         if slab.link(slot).children > 0 || !slab.entry(slot).spot.has(LIVE) {

@@ -1,10 +1,10 @@
-//! The choice of what is cold: which leaf goes next.
+//! The choice of the coldest leaf: the next page to evict.
 //!
-//! [`Coldness`] holds the numbers of leaves (pages without stored children), each at most once, and
-//! is told of a leaf only when it becomes one. Heats rise all the time under the readers' hands,
-//! without a word to it: it asks for the true heat when it is about to give a leaf away. So what it
-//! holds may be too cold, stale (no leaf any more, or no page), but never too hot; and a pop
-//! corrects what it meets.
+//! [`Coldness`] holds the numbers of leaves (pages without stored children), each at most once. It
+//! learns of a leaf only when the page becomes one. Reads raise heats all the time without an
+//! update of the queue: it asks for the true heat when it is about to return a leaf. So its entries
+//! may be too cold, or stale (no leaf any more, or no page), but never too hot. A pop corrects the
+//! entries it meets.
 //!
 //! [`Lru`] is exact for all that: least recent heat first, equal heats by slot number. It is a heap
 //! of 8 bytes a leaf. (Buckets of equal age would take 4, but recovery may give ten million leaves
@@ -14,12 +14,12 @@ use super::chunks::Chunks;
 use super::slab::PageId;
 use super::types::Heat;
 
-/// What a queued slot is now.
+/// The current state of a queued slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// No leaf. The asker has noted that the queue no longer holds the slot.
+    /// No leaf. The caller has noted that the queue no longer holds the slot.
     Gone,
-    /// A leaf of this heat; whether it stays, as for a lease that stands on it.
+    /// A leaf of this heat, and whether it must stay, for example because it is leased.
     Leaf(Heat, bool),
     /// A leaf of this heat that cannot go before [`Coldness::unpark`].
     Parked(Heat),
@@ -30,8 +30,8 @@ pub(super) trait Coldness: std::fmt::Debug + Send + Sync {
     /// Takes in a leaf that it does not hold.
     fn file(&mut self, id: PageId, heat: Heat);
 
-    /// Gives away the coldest leaf without a lease. `next` is the next stamp to be drawn: every
-    /// heat is below it. Leases stand on no page colder than `floor`.
+    /// Removes and returns the coldest leaf without a lease. `next` is the next stamp to be drawn:
+    /// every heat is below it. No page colder than `floor` is leased.
     fn coldest(
         &mut self,
         next: Heat,
@@ -42,10 +42,10 @@ pub(super) trait Coldness: std::fmt::Debug + Send + Sync {
     /// Takes back every leaf that was parked.
     fn unpark(&mut self);
 
-    /// All heats have been lowered by `cut`, those below it to 0.
+    /// Adjusts to a lowering of all heats by `cut`; heats below `cut` become 0.
     fn lower(&mut self, cut: u32);
 
-    /// All it holds, and the heat it believes each has.
+    /// All leaves held, with the heat recorded for each.
     fn held(&self) -> Box<dyn Iterator<Item = (PageId, Heat)> + '_>;
 
     /// Bytes allocated.
@@ -54,11 +54,10 @@ pub(super) trait Coldness: std::fmt::Debug + Send + Sync {
 
 /// Least recently used first.
 ///
-/// Leaves met under a lease are set aside until no lease can stand on them, so that a run of
-/// evictions does not climb over them again each time. A leaf set aside may meanwhile be read,
-/// which ends its lease, but makes it hotter than everything that was used before it was set aside:
-/// it is missed only by a pop that gets as far as `aside_since`, and that one takes all of them
-/// back first.
+/// Leased leaves that a pop meets are set aside until no lease can protect them, so that a run of
+/// evictions does not pass over them again each time. Meanwhile a leaf set aside may be read. This
+/// ends its lease, but makes it hotter than every page used before it was set aside. So only a pop
+/// that reaches `aside_since` could miss it, and such a pop takes all of them back first.
 #[derive(Debug)]
 pub(super) struct Lru {
     queue: Heap,
@@ -215,7 +214,7 @@ impl Heap {
         self.sink(Self::word(heat, id));
     }
 
-    /// Puts `word` in the place of the top.
+    /// Replaces the top by `word`.
     fn sink(&mut self, word: u64) {
         let len = self.0.len();
         let mut at = 0;
@@ -233,8 +232,8 @@ impl Heap {
         *self.0.get_mut(at) = word;
     }
 
-    /// Lowering never swaps two heats, so the heap stays a heap; what becomes equal at 0 has no
-    /// order to keep.
+    /// Lowering never swaps two heats, so the heap stays a heap. Heats that become equal at 0 have
+    /// no order to keep.
     fn lower(&mut self, cut: u32) {
         for word in self.0.iter_mut() {
             let (heat, id) = Self::unpack(*word);

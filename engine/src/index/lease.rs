@@ -1,20 +1,20 @@
-//! Leases: what a lookup confirmed stays until it is read, or until the lease lapses.
+//! Leases: a page confirmed by a lookup stays until it is read, or until the lease lapses.
 //!
-//! The pages carry the lease (the stamp of the call and a bit, see `slab`); this keeps one small
-//! record a call, in the order of their stamps. A lease stands while its stamp is at or above the
-//! *floor*, the stamp of the oldest call not yet lapsed, so a lapse costs nothing however many
-//! pages it frees.
+//! The pages carry the lease (the stamp of the call and a bit, see `slab`). This module keeps one
+//! small record a call, in the order of their stamps. A lease is valid while its stamp is at or
+//! above the *floor*, the stamp of the oldest call not yet lapsed. So a lapse costs nothing,
+//! however many pages it frees.
 //!
 //! Invariants: the blocks under lease are at most the limit, a quarter of the capacity. When a call
-//! exceeds it, the oldest calls lapse first; one call alone gets no more than the limit, the head
-//! of its chain first. Records lapse only from the old end: one with a shorter term than an older
-//! one stands as long as that one.
+//! exceeds it, the oldest calls lapse first. One call alone gets no more than the limit, the head
+//! of its chain first. Records lapse only from the old end: a record with a shorter term than an
+//! older record stays as long as the older one.
 
 use std::collections::VecDeque;
 
 use super::types::{Heat, Lease};
 
-/// Most calls whose leases stand at once; beyond it the oldest lapses. 2 MiB of records.
+/// Most calls with valid leases at once; beyond it the oldest lapses. 2 MiB of records.
 const CALLS_MAX: usize = 1 << 16;
 
 #[derive(Debug)]
@@ -48,12 +48,12 @@ impl Leases {
         }
     }
 
-    /// The oldest stamp on which a lease stands; above all stamps when none does.
+    /// The oldest stamp with a valid lease; above all stamps if there is none.
     pub(super) fn floor(&self) -> Heat {
         self.calls.front().map_or(Heat(u32::MAX), |call| call.heat)
     }
 
-    /// Lets lapse what has expired at `now_ms`; the floor after it.
+    /// Lets expired leases lapse at `now_ms`; returns the floor after that.
     pub(super) fn expire(&mut self, now_ms: u64) -> Heat {
         while self
             .calls
@@ -95,8 +95,8 @@ impl Leases {
             .ok()
     }
 
-    /// Counts up to `pages` more for that call; how many it may lease. It must `settle` before it
-    /// lets go of the read lock: until then the total may be above the limit.
+    /// Counts up to `pages` more for that call; returns how many it may lease. The call must
+    /// `settle` before it releases the read lock: until then the total may be above the limit.
     pub(super) fn reserve(&mut self, heat: Heat, pages: usize) -> usize {
         let Some(at) = self.find(heat) else { return 0 };
         let call = &mut self.calls[at];
@@ -107,8 +107,8 @@ impl Leases {
         granted as usize
     }
 
-    /// Gives back what calls no longer lease; lets the oldest lapse if the total is above the limit
-    /// after that.
+    /// Returns the leases that calls no longer hold. Lets the oldest lapse if the total is above
+    /// the limit after that.
     pub(super) fn settle(&mut self, ended: &[(Heat, u64)]) {
         for (heat, pages) in ended {
             self.release(*heat, *pages);
@@ -118,7 +118,7 @@ impl Leases {
         }
     }
 
-    /// Gives back `pages` of that call: read, gone, or leased anew by a later one.
+    /// Returns `pages` of that call: read, gone, or leased again by a later call.
     pub(super) fn release(&mut self, heat: Heat, pages: u64) {
         if let Some(at) = self.find(heat) {
             let call = &mut self.calls[at];
@@ -137,7 +137,7 @@ impl Leases {
         }
     }
 
-    /// All heats have been lowered by `cut`, those below it to 0.
+    /// Adjusts to a lowering of all heats by `cut`; heats below `cut` become 0.
     pub(super) fn lower(&mut self, cut: u32) {
         for call in &mut self.calls {
             call.heat = Heat(call.heat.0.saturating_sub(cut));
@@ -149,7 +149,7 @@ impl Leases {
         self.calls.capacity() * size_of::<Call>()
     }
 
-    /// What must hold; for tests and simulation.
+    /// Checks the invariants; for tests and simulation.
     pub(super) fn check(&self) -> Result<(), String> {
         let counted: u64 = self.calls.iter().map(Call::blocks).sum();
         if counted != self.blocks || counted > self.blocks_max {

@@ -1,10 +1,10 @@
-//! What callers' threads do: look up, lease, pin, touch. All of it holds the read lock only, for at
+//! The calls of callers' threads: look up, lease, pin, touch. They hold only the read lock, for at
 //! most [`HOLD_KEYS`] keys at a time, so that no writer waits for a long list and no list waits
 //! long for a writer.
 //!
-//! Ten million pages are far more than the caches hold, so a lookup is a few cache misses a key and
-//! nothing else. They are made to overlap: the keys of a hold are taken together through each step,
-//! so that no key waits for another key's miss.
+//! Ten million pages are far more than the caches hold, so a lookup costs a few cache misses a key
+//! and nothing else. They are made to overlap: the keys of a hold are taken together through each
+//! step, so that no key waits for another key's miss.
 
 use std::sync::atomic::Ordering;
 
@@ -20,13 +20,13 @@ use super::{Index, Stamp};
 /// Most keys looked up in one hold of the lock: about 15 us.
 const HOLD_KEYS: usize = 256;
 
-/// On a segment's count of pins: the core waits for it to fall to zero.
+/// On a segment's count of pins: the core waits for the count to fall to zero.
 const AWAITED: u32 = 1 << 31;
 
 impl Index {
-    /// How many of `keys`, a chain from its head, are stored without a gap from the first.
+    /// The number of `keys`, a chain from its head, that are stored without a gap from the first.
     ///
-    /// Leases and heats what it confirms. Pairs whose link the index lacks are appended to
+    /// Leases and heats the confirmed pages. Pairs whose link the index lacks are appended to
     /// `orphans`, for the core to `adopt`.
     pub fn longest_prefix(
         &self,
@@ -48,9 +48,9 @@ impl Index {
         found
     }
 
-    /// Which of `keys`, in the order of their chain (gaps allowed), are stored.
+    /// For each of `keys`, in the order of their chain (gaps allowed), whether it is stored.
     ///
-    /// Leases and heats what it confirms, and reports `orphans`, as `longest_prefix` does.
+    /// Leases and heats the confirmed pages, and reports `orphans`, as `longest_prefix` does.
     pub fn contains(
         &self,
         namespace: NamespaceSlot,
@@ -66,7 +66,7 @@ impl Index {
         stored
     }
 
-    /// Which of `keys` are stored, leaving no trace: no lease, no heat.
+    /// For each of `keys` whether it is stored. Changes no lease and no heat.
     pub fn peek(&self, namespace: NamespaceSlot, keys: &[PageKey]) -> Vec<bool> {
         let mut stored = Vec::with_capacity(keys.len());
         let mut ids = [PageId::NONE; HOLD_KEYS];
@@ -79,8 +79,8 @@ impl Index {
     }
 
     /// Locates pages for reading, heats them, ends their leases, and takes one pin of the segment
-    /// for each page found: until it is given back with [`Index::unpin`], the bytes at that place
-    /// stay as they are.
+    /// for each page found. Until [`Index::unpin`] returns the pin, the bytes at that place do not
+    /// change.
     pub fn pin(&self, namespace: NamespaceSlot, keys: &[PageKey]) -> Vec<Option<Located>> {
         let mut located = Vec::with_capacity(keys.len());
         self.heat_all(namespace, keys, |state, ids| {
@@ -113,22 +113,21 @@ impl Index {
         }
     }
 
-    /// Takes a pin for each of these segments. Pages are on their way into them: the core waits for none of them to be left.
+    /// Takes a pin for each of these segments, into which pages are being written: the core waits
+    /// until all such pins are returned.
     pub fn keep(&self, segments: &[SegmentId]) {
         for segment in segments {
             self.add_pins(Some((*segment, 1)));
         }
     }
 
-    /// Gives back one pin; true when it was the last of a segment that the core waits for.
+    /// Returns one pin; true when it was the last of a segment that the core waits for.
     ///
     /// # Panics
     ///
-    /// When the segment is not pinned: a pin given back twice would free bytes under another
-    /// reader.
+    /// When the segment is not pinned: a pin returned twice would free bytes under another reader.
     pub fn unpin(&self, segment: SegmentId) -> bool {
-        // Release: what the reader did with the bytes comes before whatever the core does on seeing
-        // 0.
+        // Release: the reader's use of the bytes comes before any action of the core on seeing 0.
         let before = self.pins[segment.0 as usize].fetch_sub(1, Ordering::Release);
         assert!(
             before & !AWAITED > 0,
@@ -138,35 +137,37 @@ impl Index {
         before == AWAITED | 1
     }
 
-    /// Whether readers have left a segment that no entry points to. If not, the last one's `unpin` will say so.
+    /// Whether no reader is left in a segment that no entry points to. If not, the last `unpin`
+    /// returns true.
     pub fn await_readers(&self, segment: SegmentId) -> bool {
         let pins = &self.pins[segment.0 as usize];
         let left = pins.fetch_or(AWAITED, Ordering::AcqRel) & !AWAITED == 0;
         if left {
-            // Nobody can pin it any more: the mark has served its purpose.
+            // No thread can pin it any more, so the flag is not needed any more.
             pins.store(0, Ordering::Release);
         }
         left
     }
 
-    /// Pins on a segment now. Once no entry points there, and no page is on its way there, it can only fall.
+    /// Pins on a segment now. Once no entry points there, and no page is being written there, the
+    /// number can only fall.
     pub fn pins(&self, segment: SegmentId) -> u32 {
         self.pins[segment.0 as usize].load(Ordering::Acquire) & !AWAITED
     }
 
-    /// Heats those of `keys` that are stored, all alike, and ends their leases.
+    /// Heats the stored ones of `keys`, all alike, and ends their leases.
     pub fn touch(&self, namespace: NamespaceSlot, keys: &[PageKey]) {
         self.heat_all(namespace, keys, |_, _| ());
     }
 
-    /// Where a page lies, leaving no trace: no pin, no heat, no lease.
+    /// The place of a page. Changes no pin, no heat and no lease.
     pub fn locate(&self, namespace: NamespaceSlot, key: &PageKey) -> Option<Located> {
         let state = self.state.read();
         locate(&state, state.find(namespace, key.prefix())?)
     }
 
-    /// Finds `keys` hold by hold, leases and heats what `take` leaves in its list of slots, until
-    /// `take` says that it is enough.
+    /// Finds `keys` hold by hold. Leases and heats the slots that `take` leaves in its list, until
+    /// `take` returns that it is enough.
     fn confirm(
         &self,
         namespace: NamespaceSlot,
@@ -227,7 +228,7 @@ impl Index {
         self.leases.lock().settle(&ended.0);
     }
 
-    /// Finds `keys` hold by hold, heats them, ends their leases, and shows each hold's slots to
+    /// Finds `keys` hold by hold, heats them, ends their leases, and passes each hold's slots to
     /// `see`.
     fn heat_all(
         &self,
@@ -308,10 +309,10 @@ fn locate(state: &State, id: PageId) -> Option<Located> {
     })
 }
 
-/// The slot of each key, `PageId::NONE` for what is not stored.
+/// The slot of each key, `PageId::NONE` for a key that is not stored.
 ///
-/// In four passes, so that the misses of one pass overlap: nothing in the first and the third waits
-/// for memory.
+/// In four passes, so that the misses of one pass overlap: the first and the third do not wait for
+/// memory.
 fn find_all(state: &State, namespace: NamespaceSlot, keys: &[PageKey], ids: &mut [PageId]) {
     let mut hashes = [0; HOLD_KEYS];
     let hashes = &mut hashes[..keys.len()];

@@ -1,17 +1,21 @@
 //! The thread of one ring.
 //!
-//! Owns: the ring, the operations that are with the kernel, and the table of registered buffers.
+//! Owns: the ring, the operations in the kernel, and the table of registered buffers.
 //!
 //! Invariants:
-//! - an operation with the kernel stands in `jobs` until its completion has been reaped, and with it its list of pieces and
-//!   the memory that travels with it: the kernel never holds an address of anything freed. A panic ends the process;
-//! - at most `depth` operations and one read of the bell are outstanding, and the ring has room for them all twice over:
-//!   the submission queue is never full when something is pushed, and the completion queue never overflows;
-//! - the bell is armed only after the inbox was seen open. So whoever closes it finds the bell armed, or not to be armed again,
-//!   and the thread ends once nothing is outstanding;
-//! - free places are filled from the inbox, and the kernel told, before sinks are called, so that the device has work meanwhile.
+//! - An operation in the kernel stays in `jobs` until its completion has been reaped, with its list
+//!   of pieces and the memory that travels with it. So the kernel never holds an address of freed
+//!   memory. A panic ends the process.
+//! - At most `depth` operations and one read of the bell are outstanding, and the ring has room for
+//!   twice as many. So the submission queue is never full at a push, and the completion queue never
+//!   overflows.
+//! - The bell is armed only after the inbox was seen open. So a thread that closes the inbox finds
+//!   the bell armed, or never to be armed again, and the ring's thread ends once nothing is
+//!   outstanding.
+//! - Free places are filled from the inbox and submitted to the kernel before sinks are called, so
+//!   that the device has work meanwhile.
 //!
-//! Does not: look at deadlines again once an operation is with the kernel.
+//! It does not check deadlines again once an operation is in the kernel.
 
 use std::io;
 use std::mem;
@@ -32,16 +36,17 @@ use crate::memory::AlignedBuf;
 const VOLUME: Fixed = Fixed(0);
 const BELL: Fixed = Fixed(1);
 
-/// Name of the bell's read among completions; operations are named by their place in `jobs`.
+/// Tag of the bell's read among completions. Operations are tagged by their place in `jobs`.
 const BELL_RUNG: u64 = u64::MAX;
 
 /// Longest transfer the kernel makes in one go, in bytes.
 const REQUEST_BYTES_MAX: u32 = 0x7fff_f000;
 
-/// Pause before the kernel is asked again after it refused to be entered.
+/// Pause before the kernel is entered again after a refusal.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
-/// Sets up the ring on this, its own thread, says in `started` what came of it, and serves the lane until it is closed.
+/// Sets up the ring on this, its own thread, reports the result to `started`, and serves the lane
+/// until it is closed.
 pub(super) fn run(
     lane: &Lane,
     file: Arc<OwnedFd>,
@@ -57,11 +62,11 @@ pub(super) fn run(
         }
     };
     let _ = started.send(Ok(()));
-    // A ring that a child keeps open keeps the files that are registered with it, and their locks.
+    // A child that keeps a ring open keeps the files that are registered with it, and their locks.
     // SAFETY: the ring outlives the borrow.
     let _private = keep_private(unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) });
     let (mut submitter, submissions, completions) = ring.split();
-    // Saves looking the ring up on every entry; before 5.18 it is looked up.
+    // Saves a look-up of the ring on every entry; kernels before 5.18 always look it up.
     let _ = submitter.register_ring_fd();
     let mut worker = Worker::new(
         lane,
@@ -75,7 +80,7 @@ pub(super) fn run(
     worker.serve();
     worker.tear_down();
     drop(ring);
-    // Last, so that a lock on the file is not given up before the ring has let go of it.
+    // Last, so that the lock on the file is not released before the ring has released the file.
     drop(file);
 }
 
@@ -110,10 +115,10 @@ struct Worker<'r> {
     answers: Answers,
     /// Operations just taken from the inbox; kept for its capacity.
     taken: Vec<Op>,
-    /// Whether the inbox was open when it was last looked at.
+    /// Whether the inbox was open at the last check.
     open: bool,
     bell_armed: bool,
-    /// Where the bell's read goes: nobody cares how often it was rung.
+    /// The destination of the bell's read: the number of rings is unused.
     bell_count: AlignedBuf,
     refused: bool,
 }
@@ -148,7 +153,7 @@ impl<'r> Worker<'r> {
     }
 
     fn serve(&mut self) {
-        // In this frame, so that unwinding ends the process before it gets to what `self` owns.
+        // In this frame, so that unwinding ends the process before it drops the fields of `self`.
         let _guard = AbortOnPanic;
         loop {
             self.fill();
@@ -164,8 +169,9 @@ impl<'r> Worker<'r> {
         }
     }
 
-    /// Takes what there is room for from the inbox and queues it for the kernel. Leaves the inbox marked `asleep` if it is
-    /// empty, there is room for more, and nothing but sleep is to be done next.
+    /// Takes operations from the inbox while there is room, and queues them for the kernel. Leaves
+    /// the inbox marked `asleep` if it is empty, there is room for more, and the thread will sleep
+    /// next.
     fn fill(&mut self) {
         let may_sleep = self.answers.is_empty();
         let mut inbox = self.lane.inbox.lock();
@@ -279,9 +285,10 @@ impl<'r> Worker<'r> {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: what the entry points to lives until its completion: the list of pieces, and memory that travels with the
-        // operation, in the job that stays in its place until then; borrowed memory by the contract of `Disk::submit`; the
-        // bell's count in `self`, which `serve` does not leave while the bell is armed.
+        // SAFETY: the targets of the entry's pointers live until its completion: the list of
+        // pieces, and memory that travels with the operation, in the job that stays in its place
+        // until then; borrowed memory by the contract of `Disk::submit`; the bell's count in
+        // `self`, which `serve` does not leave while the bell is armed.
         let pushed = unsafe { self.submissions.push(entry) };
         assert!(
             pushed.is_ok(),
@@ -289,7 +296,7 @@ impl<'r> Worker<'r> {
         );
     }
 
-    /// Tells the kernel what is queued and waits for at least `want` completions.
+    /// Submits the queued entries and waits for at least `want` completions.
     fn enter(&mut self, want: usize) {
         self.submissions.sync();
         if want == 0 && self.submissions.is_empty() {
@@ -301,9 +308,10 @@ impl<'r> Worker<'r> {
         self.submissions.sync();
     }
 
-    /// The kernel could not be entered. It may be out of memory for the moment (`EAGAIN`, `EBUSY`); whatever it is, what is
-    /// queued stays queued and is submitted again. Waits a little, so that a refusal that lasts does not cost a core, and has
-    /// finished operations processed, because they may hold what the kernel lacks.
+    /// Handles a refusal of the kernel to be entered. It may be out of memory for the moment
+    /// (`EAGAIN`, `EBUSY`). In every case queued entries stay queued and are submitted again. Waits
+    /// a little, so that a long refusal does not use up a core. Processes finished operations,
+    /// because they may hold resources that the kernel lacks.
     fn after_refusal(&mut self, error: &io::Error) {
         if error.raw_os_error() == Some(libc::EINTR) {
             return;
@@ -354,7 +362,8 @@ impl<'r> Worker<'r> {
         }
     }
 
-    /// Makes the ring let go of the file and the buffers now: the kernel takes a ring apart later, in its own time.
+    /// Makes the ring release the file and the buffers now: the kernel frees a ring later,
+    /// asynchronously.
     fn tear_down(mut self) {
         let _ = self.submitter.unregister_files();
         let _ = self.submitter.unregister_buffers();
@@ -391,8 +400,8 @@ impl FixedBuffers {
             iov_base: buffer.ptr.cast(),
             iov_len: buffer.len,
         };
-        // SAFETY: the memory stays mapped until the disk has been dropped (contract of `Disk::register`), which is after this
-        // thread has unregistered it.
+        // SAFETY: the memory stays mapped until the disk has been dropped (contract of
+        // `Disk::register`), which is after this thread has unregistered it.
         unsafe { submitter.register_buffers_update(u32::from(index), &[vector], None) }?;
         let place = self.buffers.partition_point(|known| known.start <= start);
         self.buffers.insert(
