@@ -1,7 +1,8 @@
-//! What a caller sees: the [`PageStore`] trait and the values that go in and come out.
+//! The interface for callers: the [`PageStore`] trait, its arguments and its results.
 //!
-//! Every call may be made from any thread. `put` and `get` block the calling thread while the device works for it;
-//! lookups never touch the device. Each page of a batch gets a status of its own: one bad page spoils no other.
+//! Every call may be made from any thread. `put` and `get` block the calling thread while the
+//! device works for it. Lookups never touch the device. Each page of a batch gets a status of its
+//! own: one bad page does not affect the others.
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
@@ -20,7 +21,7 @@ use crate::index::NamespaceSlot;
 use crate::latency::LatencySummary;
 use crate::memory::AlignedBuf;
 
-/// A namespace as this opening of the store knows it. Not stored, not valid after a reopen.
+/// A namespace of an open store. Not stored, and not valid after a reopen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NamespaceId(pub(crate) u16);
 
@@ -30,16 +31,18 @@ impl From<NamespaceId> for NamespaceSlot {
     }
 }
 
-/// A page store: the in-process one ([`Store`](crate::Store)), or a client of one in another process.
+/// A page store: in this process ([`Store`](crate::Store)), or a client of a store in another
+/// process.
 pub trait PageStore: Send + Sync {
-    /// Names the namespace that later calls work in. Pages of different namespaces never meet.
+    /// Registers the namespace for later calls. Pages of different namespaces never mix.
     ///
     /// # Errors
     /// When the store cannot hold another namespace or is closed.
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError>;
 
-    /// Stores pages; one status a page, in order. Pages of one chain should lie in chain order: what cannot be
-    /// admitted is refused from the tail. The parts are only read, and not after the call returns.
+    /// Stores pages; one status a page, in order. Pages of one chain should come in chain order:
+    /// pages that cannot be admitted are refused from the tail. The parts are only read, and not
+    /// after the call returns.
     fn put(
         &self,
         namespace: NamespaceId,
@@ -47,9 +50,9 @@ pub trait PageStore: Send + Sync {
         options: PutOptions,
     ) -> Vec<PutStatus>;
 
-    /// Reads pages into the caller's memory; one status a page, in order. The contents of the parts of a page that is not a
-    /// [`GetStatus::Hit`] are unspecified. After `deadline` no further read is started; the call returns when the
-    /// device is done with those that were.
+    /// Reads pages into the caller's memory; one status a page, in order. The contents of the parts
+    /// of a page that is not a [`GetStatus::Hit`] are unspecified. After `deadline` no further read
+    /// is started; the call returns when the device has finished the reads already started.
     fn get(
         &self,
         namespace: NamespaceId,
@@ -57,8 +60,8 @@ pub trait PageStore: Send + Sync {
         deadline: Option<Instant>,
     ) -> Vec<GetStatus>;
 
-    /// Reads pages into memory lent by the engine. Returns at `deadline` at the latest: pages still being read then are
-    /// misses, and the engine keeps their memory.
+    /// Reads pages into memory lent by the engine. Returns at `deadline` at the latest: pages still
+    /// being read then are misses, and the engine keeps their memory.
     fn get_lent(
         &self,
         namespace: NamespaceId,
@@ -66,44 +69,46 @@ pub trait PageStore: Send + Sync {
         deadline: Option<Instant>,
     ) -> Vec<Result<LentPage, MissReason>>;
 
-    /// How many of `keys`, which follow one another in one chain, are stored, counted from the first. From RAM. What it
-    /// confirms is leased: it stays for a short time, for the `get` that follows.
+    /// The number of `keys`, a chain from its head, that are stored without a gap from the first.
+    /// Answered from RAM. Confirmed pages are leased: they stay for a short time, for the `get`
+    /// that follows.
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize;
 
-    /// Which of `keys` are stored. From RAM; confirmed pages are leased.
+    /// For each of `keys` whether it is stored. Answered from RAM; confirmed pages are leased.
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool>;
 
-    /// Says that these pages were of use elsewhere (a hit in a tier above), so that they stay.
+    /// Marks these pages as used (a hit in a tier above), so that they stay.
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey]);
 
-    /// Deletes pages and says how many were there. They stay deleted after a crash.
+    /// Deletes pages and returns how many were there. They stay deleted after a crash.
     ///
     /// # Errors
-    /// When the deletion could not be written down.
+    /// When the deletion could not be recorded.
     fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError>;
 
-    /// Deletes every page of a namespace and says how many there were.
+    /// Deletes every page of a namespace and returns their number.
     ///
     /// # Errors
-    /// When the deletion could not be written down.
+    /// When the deletion could not be recorded.
     fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError>;
 
-    /// Returns when everything that was stored or deleted before the call survives power loss.
+    /// Returns when every page stored or deleted before the call survives a power loss.
     ///
     /// # Errors
     /// When a sync failed, until each page that it may have lost is rewritten or forgotten.
     fn flush(&self) -> Result<(), StoreError>;
 
-    /// Tells the kernel of memory that pages are read into and written from again and again, so that transfers need not look
-    /// its pages up each time; gives the memory back, and what came of it as a sentence. Reads of 128 KiB gain up to a seventh
-    /// in speed. Without enough lockable memory it changes nothing.
+    /// Registers memory with the kernel that is used for many reads and writes, so that transfers
+    /// need not look up its pages each time. Returns the memory, and the result as a sentence.
+    /// Reads of 128 KiB gain up to a seventh in speed. Without enough lockable memory it changes
+    /// nothing.
     fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String);
 
     /// Counters and sizes at this moment.
     fn stats(&self) -> Stats;
 
-    /// Finishes what is under way, makes it durable and marks the store as cleanly closed. Idempotent; later puts
-    /// are refused, later gets miss.
+    /// Finishes the calls in progress, makes everything durable and marks the store as cleanly
+    /// closed. Idempotent. Later puts are refused, later gets miss.
     ///
     /// # Errors
     /// When something could not be made durable: the next open recovers as after a crash.
@@ -117,9 +122,9 @@ pub struct PutPage<'a> {
     pub key: PageKey,
     /// The key before it in its chain, if the caller knows it.
     pub parent: Option<PageKey>,
-    /// How many pages lie before it in its chain.
+    /// Number of pages before it in its chain.
     pub depth: u32,
-    /// The page's parts, with the lengths the namespace's shape gives them.
+    /// The page's parts, with the lengths in the namespace's shape.
     pub parts: &'a [IoSlice<'a>],
 }
 
@@ -127,11 +132,11 @@ pub struct PutPage<'a> {
 pub struct GetPage<'b, 'a> {
     /// The page's key.
     pub key: PageKey,
-    /// Where its parts go, with the lengths the namespace's shape gives them.
+    /// The destination of its parts, with the lengths in the namespace's shape.
     pub parts: &'b mut [IoSliceMut<'a>],
 }
 
-/// How a put behaves.
+/// Options of a put.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PutOptions {
     /// How long a page that cannot be admitted at once may wait for space, for writes in flight to
@@ -139,12 +144,12 @@ pub struct PutOptions {
     pub wait: Duration,
 }
 
-/// What became of a page given to `put`.
+/// The result of a put for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PutStatus {
     /// Stored now.
     Stored,
-    /// Stored before, and as durable as the sync policy asks.
+    /// Stored before, and as durable as the sync policy requires.
     Duplicate,
     /// Not admitted; nothing was written.
     Refused(Refusal),
@@ -171,13 +176,14 @@ pub enum Refusal {
     WrongShape,
     /// The page does not fit a segment of this store.
     TooLarge,
-    /// With its ancestors, without which it would never be found, it is more than the store keeps: nothing makes way for it.
+    /// The page and its ancestors are more than the store keeps. No page is evicted for it: without
+    /// all its ancestors no lookup would find it.
     Unreachable,
     /// The store was opened read-only.
     ReadOnly,
     /// The store is closed, or a volume has failed for good.
     Closed,
-    /// The store's serial numbers for this run are used up: reopen it.
+    /// The serial numbers of the store's epoch are used up: reopen it.
     Exhausted,
     /// Every volume is in read-only service: its device refuses writes.
     ReadOnlyService,
@@ -186,19 +192,19 @@ pub enum Refusal {
 /// Why a page could not be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PutFailure {
-    /// The device failed the write, twice, in different segments; or another write did in the same segment, or a client of the store that
-    /// was given up.
+    /// The device failed the write, and the retry in another segment. Or its segment failed for
+    /// another reason: another write, or a client that was given up.
     Write,
     /// The device failed the sync that this put waited for.
     Sync,
 }
 
-/// What became of a page asked from `get`.
+/// The result of a get for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GetStatus {
     /// Its bytes are in the caller's memory, whole and verified.
     Hit,
-    /// They are not.
+    /// The page was not read.
     Miss(MissReason),
 }
 
@@ -217,7 +223,7 @@ pub enum MissReason {
     Absent,
     /// Its bytes failed their checksum; the page is forgotten.
     Damaged,
-    /// A write that was under way at the last crash and never finished; the page is forgotten.
+    /// Its write was in progress at the last crash and never finished; the page is forgotten.
     Unfinished,
     /// The device failed the read; the page is forgotten.
     ReadError,
@@ -295,11 +301,13 @@ impl Default for SyncPolicy {
     }
 }
 
-/// Whether processes that attach to one store share their reads: a page that several want at about the same time is then read
-/// from the device once and copied from memory by the others.
+/// Whether processes that attach to one store share their reads. A page that several of them
+/// request at about the same time is then read from the device once, and copied from memory by the
+/// others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SharedReads {
-    /// In namespaces that all ranks of a tensor-parallel group read alike (`tp` is 0 of 1), while two processes or more use them.
+    /// In namespaces that all ranks of a tensor-parallel group read alike (`tp` is 0 of 1), while
+    /// two processes or more use them.
     #[default]
     Auto,
     /// In every namespace that two processes or more use.
@@ -340,36 +348,40 @@ impl fmt::Debug for DiskWrapper {
     }
 }
 
-/// How a store is opened.
+/// Options of an open.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Which disk to use.
+    /// The requested disk.
     pub disk: Want,
     /// A layer over that disk. None by default.
     pub disk_wrapper: Option<DiskWrapper>,
-    /// Operations of one volume with the kernel at once.
+    /// Operations of one volume in the kernel at once.
     pub depth: u32,
     /// When puts are durable.
     pub sync: SyncPolicy,
-    /// Take no lock and write nothing: sees sealed and proven pages only.
+    /// Take no lock and write nothing. Only sealed and proven pages are visible.
     pub read_only: bool,
-    /// Open for good without volumes that are missing; their pages are lost.
+    /// Open without volumes that are missing, for good; their pages are lost.
     pub degraded: bool,
-    /// How long a lookup protects what it confirmed.
+    /// How long a lookup protects the confirmed pages.
     pub lease: Duration,
-    /// A volume that answers nothing for this long counts as hung: its pages miss at once.
+    /// A volume that does not answer for this long counts as hung: its pages miss at once.
     pub hang_limit: Duration,
-    /// Write the blocks of segments that were never used once, in the background: the first write into a preallocated file is slower than
-    /// any later one. It takes a quarter of the device's time at most, until all are written.
+    /// Write the blocks of never used segments once, in the background: the first write into a
+    /// preallocated file is slower than any later one. It takes a quarter of the device's time at
+    /// most, until all are written.
     pub prewrite: bool,
     /// Most bytes of puts in flight; further pages are refused or wait.
     pub write_bytes_max: u64,
-    /// Where volumes other than the first are, if not where the store remembers them.
+    /// Paths of volumes other than the first, if they differ from the paths stored in the
+    /// superblock.
     pub volumes: Vec<PathBuf>,
-    /// Whether reads are shared with other processes. Means something to [`Store::attach`](crate::Store::attach) alone; what the
-    /// owner of the store says holds for all, what a client says for its own reads.
+    /// Whether reads are shared with other processes. Only for
+    /// [`Store::attach`](crate::Store::attach). The owner's setting applies to all processes, a
+    /// client's setting to its own reads.
     pub shared_reads: SharedReads,
-    /// Bytes of the memory that reads are shared through, while they are: the owner's figure holds. Memory is taken as it is used.
+    /// Bytes of the memory for shared reads, while reads are shared. The owner's setting applies.
+    /// Memory is taken as it is used.
     pub staging_bytes: u64,
 }
 
@@ -405,7 +417,7 @@ pub struct Settings {
 }
 
 impl OpenOptions {
-    /// The settings that hold where this process is the owner.
+    /// The settings that apply if this process is the owner.
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings {
@@ -427,19 +439,22 @@ impl fmt::Display for Settings {
     }
 }
 
-/// Counters since the store was opened, and sizes at this moment. Bytes are bytes on the device unless said otherwise.
+/// Counters since the store was opened, and current sizes. Bytes are bytes on the device unless
+/// stated otherwise.
 ///
-/// Serialised, a count says what it counts: what was done ends in its verb (`pages_moved`), what became of pages begins with it
-/// (`evicted_pages`).
+/// In the serialised form, a name shows the kind of its count: an action ends in its verb
+/// (`pages_moved`), an outcome of pages begins with it (`evicted_pages`).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
     /// Pages in the store.
     pub pages: u64,
     /// Bytes of those pages, padding included.
     pub live_bytes: u64,
-    /// Most bytes that pages may take at once: its capacity less what descriptors, open segments and reclaim need.
+    /// Most bytes that pages may take at once: the capacity less the needs of descriptors, open
+    /// segments and reclaim.
     pub usable_bytes: u64,
-    /// Of those, what pages take: their own bytes, and where few of them fit a segment their share of its end, in which none more does.
+    /// The part of the usable bytes that pages take: their own bytes and, if only a few fit a
+    /// segment, a share of the segment's unusable end.
     pub taken_bytes: u64,
     /// Bytes of all volumes together.
     pub capacity_bytes: u64,
@@ -447,10 +462,10 @@ pub struct Stats {
     pub segment_bytes: u64,
     /// Segments in all.
     pub segments: u64,
-    /// Segments that hold nothing.
+    /// Empty segments.
     pub free_segments: u64,
-    /// Segments whose descriptors the device would not give, or whose header it would not take, when the store was opened: left
-    /// alone until the next open.
+    /// Segments whose descriptors the device could not read, or whose header it refused to write,
+    /// when the store was opened. They are not used until the next open.
     pub unreadable_segments: u64,
     /// RAM of the index.
     pub index_bytes: u64,
@@ -462,10 +477,10 @@ pub struct Stats {
     /// Pages refused.
     #[serde(rename = "refused_pages")]
     pub refused: u64,
-    /// Of those, pages refused because every volume was in read-only service.
+    /// Pages refused because every volume was in read-only service; included in the refused pages.
     #[serde(rename = "refused_read_only_pages")]
     pub refused_read_only: u64,
-    /// Puts refused for that, of all processes that share the store.
+    /// Puts refused for that reason, of all processes that share the store.
     #[serde(rename = "refused_read_only_puts")]
     pub puts_refused_read_only: u64,
     /// Volumes in read-only service now: their pages are served, and their devices refuse writes.
@@ -476,7 +491,7 @@ pub struct Stats {
     /// Pages read and verified.
     #[serde(rename = "pages_hit")]
     pub hits: u64,
-    /// Pages asked for and not stored.
+    /// Pages requested and not stored.
     #[serde(rename = "pages_missed")]
     pub misses: u64,
     /// Pages dropped to make room.
@@ -488,7 +503,7 @@ pub struct Stats {
     /// Pages forgotten because their bytes failed the checksum or could not be read.
     #[serde(rename = "damaged_pages")]
     pub damaged: u64,
-    /// Pages forgotten because the crash before this opening cut their write short.
+    /// Pages forgotten because the crash before this open interrupted their writes.
     #[serde(rename = "unfinished_pages")]
     pub unfinished: u64,
     /// Pages moved by reclaim.
@@ -501,34 +516,35 @@ pub struct Stats {
     pub bytes_put: u64,
     /// Bytes written to the volumes in all: page data, descriptors, headers, copies.
     pub bytes_written: u64,
-    /// Bytes of pages that gets asked the device for.
+    /// Bytes of pages that gets requested from the device.
     pub bytes_read: u64,
-    /// Pages moved straight between the device and the caller's memory.
+    /// Pages moved directly between the device and the caller's memory.
     pub direct_pages: u64,
     /// Pages that went through an aligned copy because their memory or parts were not aligned.
     pub bounced_pages: u64,
-    /// Hits whose bytes came through the memory that processes share their reads through, read by this process or another.
+    /// Hits whose bytes came through the memory of shared reads, read by this process or another.
     pub staged_pages: u64,
     /// Syncs that succeeded.
     pub syncs: u64,
     /// Syncs that failed.
     pub failed_syncs: u64,
-    /// Pages that recovery found and could not yet prove.
+    /// Pages that recovery found and that are not proven yet.
     #[serde(rename = "unproven_pages")]
     pub unproven: u64,
-    /// Which disk, and why: `kind: reason`.
+    /// The kind of the disk, and why it was chosen: `kind: reason`.
     pub disk: String,
-    /// Reads of this process from the volumes' devices, from the moment they are handed to the kernel.
+    /// Reads of this process from the volumes' devices, from the moment they are handed to the
+    /// kernel.
     pub device_read_latency: LatencySummary,
     /// Its writes to them.
     pub device_write_latency: LatencySummary,
     /// Its syncs of them.
     pub device_sync_latency: LatencySummary,
-    /// Calls of `put` on this handle, of one page or many; their waits for room included.
+    /// Calls of `put` on this handle, of one page or many, including their waits for room.
     pub put_latency: LatencySummary,
     /// Calls of `get` and `get_lent` on this handle, of one page or many.
     pub get_latency: LatencySummary,
-    /// Calls of `longest_prefix` and `contains` on this handle: of each thread one in 64.
+    /// Calls of `longest_prefix` and `contains` on this handle: one in 64 of each thread.
     pub lookup_latency: LatencySummary,
 }
 
@@ -548,13 +564,14 @@ impl Stats {
         self.usable_bytes / self.footprint(page_bytes)
     }
 
-    /// Pages of this size for which there is room now, without dropping any.
+    /// Pages of this size for which there is room now, without an eviction.
     #[must_use]
     pub fn free_pages(&self, page_bytes: u64) -> u64 {
         self.usable_bytes.saturating_sub(self.taken_bytes) / self.footprint(page_bytes)
     }
 
-    /// What a page of this size takes of the usable bytes; of one that fits no segment more than there is.
+    /// Usable bytes that a page of this size takes; for a page that fits no segment, more than
+    /// there are.
     #[must_use]
     pub fn footprint(&self, page_bytes: u64) -> u64 {
         let blocks =

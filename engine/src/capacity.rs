@@ -6,9 +6,9 @@ use larder_format::HEADER_BLOCKS;
 pub(crate) const STREAMS: usize = 2;
 
 /// Most blocks of pages that a store of this geometry keeps: 87.5 % of the room of all segments,
-/// and always less than all of it by the segments that are open and those that reclaim keeps free.
-/// The rest is the room that reclaim works with: the smaller it is, the more reclaim copies. The
-/// figures are in the module documentation of `core::reclaim`.
+/// and always less than all of it by the open segments and those that reclaim keeps free. The rest
+/// is the room that reclaim works with: the smaller it is, the more reclaim copies. The figures are
+/// in the module documentation of `core::reclaim`.
 #[must_use]
 pub fn usable_blocks(segments: u64, volumes: usize, segment_blocks: u32) -> u64 {
     let room = u64::from(segment_blocks.saturating_sub(HEADER_BLOCKS));
@@ -18,8 +18,8 @@ pub fn usable_blocks(segments: u64, volumes: usize, segment_blocks: u32) -> u64 
 }
 
 /// Usable blocks that one page takes: its own blocks, and its share of the end of a segment, where
-/// no further page of its size fits. Pages of more than a third of a segment would otherwise fill
-/// all segments before they reach the limit.
+/// no further page of its size fits. Without that share, pages of more than a third of a segment
+/// would fill all segments before they reach the limit.
 #[must_use]
 pub fn footprint(segment_blocks: u32, page_blocks: u32) -> u64 {
     let room = segment_blocks.saturating_sub(HEADER_BLOCKS);

@@ -1,9 +1,12 @@
-//! The seam between the handle, which moves page data, and whoever decides where it lies.
+//! The boundary between the handle, which moves page data, and the catalog, which decides where it
+//! lies.
 //!
-//! A put ([`Catalog::put`]) is three steps: [`Putting::reserve`] gives each page an extent, the handle writes the bytes there itself,
-//! and [`Putting::commit`] with [`Putting::landed`] makes the page visible once its bytes and its descriptor are on the device.
-//! A get is [`Catalog::pin`], the handle's own read and verification, [`Catalog::unpin`]. The catalog never sees page
-//! data, so that one in another process can serve handles here. The process that decides has an [`Allocator`].
+//! A put ([`Catalog::put`]) has three steps. [`Putting::reserve`] gives each page an extent. The
+//! handle writes the bytes there itself. [`Putting::commit`] and [`Putting::landed`] make the page
+//! visible once its bytes and its descriptor are on the device. A get is [`Catalog::pin`], the
+//! handle's own read and verification, [`Catalog::unpin`]. The catalog never sees page data, so a
+//! catalog in another process can serve handles here. The process that decides has an
+//! [`Allocator`].
 
 use std::time::Instant;
 
@@ -14,18 +17,18 @@ use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
 use crate::error::StoreError;
 use crate::index::{Place, SegmentId};
 
-/// Where a page's bytes lie.
+/// The place of a page's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Index of the volume.
     pub volume: usize,
     /// Byte offset in the volume.
     pub offset: u64,
-    /// Segment and block, as the index knows it.
+    /// Segment and block, as in the index.
     pub place: Place,
 }
 
-/// Where segments lie: what turns a place into an extent. Fixed while a store is open.
+/// The layout of segments: maps a place to an extent. Fixed while a store is open.
 #[derive(Clone, Debug)]
 pub struct SegmentMap {
     /// Store-wide number of each volume's first segment.
@@ -58,7 +61,7 @@ impl SegmentMap {
         self.segment_blocks
     }
 
-    /// Where the page at a place lies.
+    /// The extent of the page at a place.
     #[must_use]
     pub fn extent(&self, place: Place) -> Extent {
         let segment = place.segment.0;
@@ -67,7 +70,7 @@ impl SegmentMap {
             .partition_point(|&base| base <= segment)
             .saturating_sub(1);
         let number = segment - self.bases.get(volume).copied().unwrap_or(segment);
-        // Of a place that there is not, as a client may name it, nothing is ever read.
+        // An invalid place, which a client may name, has an extent too, but it is never read.
         let blocks = u64::from(number) * u64::from(self.segment_blocks) + u64::from(place.start);
         let bytes = blocks.saturating_mul(larder_format::BLOCK_BYTES as u64);
         Extent {
@@ -81,15 +84,15 @@ impl SegmentMap {
 /// A page that may be read: its segment is pinned until [`Catalog::unpin`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pinned {
-    /// Where to read.
+    /// The extent to read.
     pub extent: Extent,
-    /// What the bytes must add up to.
+    /// The checksum that the bytes must have.
     pub checksum: u64,
     /// Recovered after a crash and not verified since.
     pub unproven: bool,
 }
 
-/// A page that a put would like to store.
+/// A page that a put requests to store.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
     /// Its key.
@@ -105,20 +108,22 @@ pub struct Ask {
 pub enum Grant {
     /// Write the page here, then commit.
     Write(Extent),
-    /// Nothing to write; the status comes with [`Putting::wait`]: a duplicate, or a page that another put is writing.
+    /// Nothing to write; the status comes with [`Putting::wait`]. The page is a duplicate, or
+    /// another put is writing it.
     Settles,
-    /// Not now. Every later page of the ask is refused too.
+    /// Refused for now. Every later page of the request is refused too.
     Refused(Refusal),
 }
 
-/// One put's hold on extents.
+/// The reservation of extents by one put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ReservationId(pub u64);
 
-/// A reservation, its granted pages by their index in the asks, and whether the write of each went well.
+/// A reservation, its granted pages by their index in the request, and whether the write of each
+/// succeeded.
 pub type Landed = (ReservationId, Vec<(usize, bool)>);
 
-/// Decides where pages lie, and knows which are there.
+/// Decides where pages lie, and knows the stored pages.
 pub trait Catalog: Send + Sync {
     /// See [`PageStore::namespace`](crate::PageStore::namespace).
     ///
@@ -126,7 +131,7 @@ pub trait Catalog: Send + Sync {
     /// When the namespace cannot be registered.
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError>;
 
-    /// The namespace behind an id; `None` for an id this catalog did not give.
+    /// The shape of a namespace; `None` for an id that this catalog did not return.
     fn shape(&self, namespace: NamespaceId) -> Option<NamespaceShape>;
 
     /// See [`PageStore::longest_prefix`](crate::PageStore::longest_prefix).
@@ -138,13 +143,13 @@ pub trait Catalog: Send + Sync {
     /// See [`PageStore::touch`](crate::PageStore::touch).
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey]);
 
-    /// Finds pages to read and pins the segments they lie in.
+    /// Locates pages to read, and pins their segments.
     fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>>;
 
-    /// Gives back one pin of each extent's segment.
+    /// Returns one pin of each extent's segment.
     fn unpin(&self, extents: &[Extent]);
 
-    /// Reports what reading pinned pages showed.
+    /// Reports the findings of reads of pinned pages.
     fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]);
 
     /// Begins a put into a namespace.
@@ -153,13 +158,13 @@ pub trait Catalog: Send + Sync {
     /// See [`PageStore::delete`](crate::PageStore::delete).
     ///
     /// # Errors
-    /// When the deletion could not be written down.
+    /// When the deletion could not be recorded.
     fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError>;
 
     /// See [`PageStore::clear_namespace`](crate::PageStore::clear_namespace).
     ///
     /// # Errors
-    /// When the deletion could not be written down.
+    /// When the deletion could not be recorded.
     fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError>;
 
     /// See [`PageStore::flush`](crate::PageStore::flush).
@@ -172,29 +177,32 @@ pub trait Catalog: Send + Sync {
     fn stats(&self) -> Stats;
 }
 
-/// A put's side of the catalog. Its pages may be asked for in several reservations; dropping it ends none of them.
+/// A put's side of the catalog. Its pages may be requested in several reservations. Dropping it
+/// ends none of them.
 pub trait Putting {
-    /// Gives pages extents; one grant a page. An answer that takes its time is waited for with `meanwhile`, piece of work by piece,
-    /// for as long as that says that there is more to do.
+    /// Gives pages extents; one grant a page. While the answer is pending, calls `meanwhile` for
+    /// one piece of work after another, until it returns false.
     fn reserve(
         &mut self,
         asks: &[Ask],
         meanwhile: &mut dyn FnMut() -> bool,
     ) -> (ReservationId, Vec<Grant>);
 
-    /// Hands over the checksums of the pages granted, in the order of the asks; `None` gives a page up. Called exactly once for a reservation,
-    /// while its writes may still be in flight.
+    /// Passes the checksums of the granted pages, in the order of the request; `None` aborts a
+    /// page. Called exactly once for a reservation, while its writes may still be in flight.
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]);
 
-    /// Says of some reservations that the writes of all granted pages are over. A page that was given up before it was written counts as
-    /// one that went well.
+    /// Reports that all writes of granted pages of some reservations are over. A page aborted
+    /// before it was written counts as a success.
     fn landed(&mut self, reservations: &[Landed]);
 
-    /// Has whoever decides know what was said so far, and that the put goes on though nothing lands: it would be given up otherwise. To be
-    /// called before each wait for the device.
+    /// Sends the queued messages to the process that decides, and keeps the put alive: a put
+    /// without messages is given up, even while its writes are in flight. Must be called before
+    /// each wait for the device.
     fn stay(&mut self);
 
-    /// Waits until every page of these reservations is settled; one status an ask. Ends them. All of their pages have landed.
+    /// Waits until every page of these reservations is settled, and ends them. Returns one status
+    /// for each page requested. The writes of all pages must be over.
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>>;
 
     /// See [`Allocator::room`].
@@ -204,7 +212,7 @@ pub trait Putting {
     fn wait_for_room(&mut self, seen: u64, deadline: Instant) -> bool;
 }
 
-/// A catalog that decides for itself.
+/// A catalog that decides itself.
 pub trait Allocator: Catalog {
     /// Gives pages extents; one grant a page. Never waits.
     fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>);
@@ -212,25 +220,27 @@ pub trait Allocator: Catalog {
     /// See [`Putting::commit`].
     fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]);
 
-    /// Says of some reservations which granted pages' writes are over.
+    /// Reports for some reservations the granted pages whose writes are over.
     fn landed(&self, reservations: &[Landed]);
 
-    /// Takes a pin for each of these segments, in which pages are on their way: until [`Catalog::unpin`] what is written there by
-    /// whoever was granted it spoils nobody else's pages, whatever the reservation comes to.
+    /// Takes a pin for each of these segments, into which pages are being written. Until
+    /// [`Catalog::unpin`] these writes cannot damage other pages, whatever the outcome of the
+    /// reservation.
     fn keep(&self, segments: &[SegmentId]);
 
-    /// Waits until every page of the reservation is settled; one status an ask. Ends the reservation.
+    /// Waits until every page of the reservation is settled, and ends it. Returns one status for
+    /// each page requested.
     fn wait(&self, reservation: ReservationId) -> Vec<PutStatus>;
 
     /// Counts the moments at which space or write budget became available.
     fn room(&self) -> u64;
 
-    /// Waits until [`Allocator::room`] is no longer `seen`, or for a while after which it is worth another try all the same, at most until
-    /// `deadline`; false when that passed first.
+    /// Waits until [`Allocator::room`] is no longer `seen`, or for some time after which a retry is
+    /// worthwhile all the same, at most until `deadline`. False if the deadline passed first.
     fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool;
 }
 
-/// A put for which an allocator of this process decides.
+/// A put with an allocator in this process.
 pub struct Direct<'a, A: ?Sized> {
     allocator: &'a A,
     namespace: NamespaceId,
@@ -263,7 +273,7 @@ impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
         self.allocator.landed(reservations);
     }
 
-    /// This process decides.
+    /// No other process decides.
     fn stay(&mut self) {}
 
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
@@ -280,7 +290,7 @@ impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
     }
 }
 
-/// What a handle needs to know of a namespace to move its pages.
+/// The facts of a namespace that a handle needs to move its pages.
 #[derive(Clone, Debug)]
 pub struct NamespaceShape {
     /// Fingerprint, part of every payload checksum.
@@ -289,13 +299,13 @@ pub struct NamespaceShape {
     pub shape: larder_format::PageShape,
 }
 
-/// What reading a page showed.
+/// The finding of a read of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finding {
     /// Its bytes match its checksum.
     Good,
-    /// They do not.
+    /// Its bytes do not match its checksum.
     Mismatch,
-    /// The device would not give them.
+    /// The device could not read them.
     Unreadable,
 }

@@ -1,4 +1,4 @@
-//! Why a store could not be created, opened or used: what, where, and what to do about it.
+//! Why a store could not be created, opened or used, with the place and the remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,20 +13,20 @@ use crate::volume::{HolderState, LockHolder};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     #[error("{path}: {doing}: {source}{}", hint(.source))]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// There is no store at this path.
     #[error("{0}: not a Larder store; create one with `larder create`, or check the path")]
     NotAStore(PathBuf),
-    /// The file or device holds something that is not Larder's.
+    /// The file or device holds other data than Larder's.
     #[error(
         "{0}: holds data that is not a Larder store; use --force to overwrite it, or choose another path"
     )]
@@ -39,7 +39,7 @@ pub enum StoreError {
     /// Neither a file nor a block device.
     #[error("{0}: is a {1}; a volume is a regular file or a block device")]
     NotAVolume(PathBuf, &'static str),
-    /// Somebody else has it open.
+    /// Another process has it open.
     #[error("{path}: in use by {holder}; {}", unlock(*.is_unserved, holder.state))]
     Locked {
         /// The volume.
@@ -49,25 +49,26 @@ pub enum StoreError {
         /// Whether no process listens on the store's socket.
         is_unserved: bool,
     },
-    /// Clients have writes under way though their owner is gone, or going.
+    /// Clients have writes in flight though their owner is gone, or is exiting.
     #[error(
         "{0}: clients of the store's former owner are still writing; they end as soon as the device lets them, and until then nobody can have the store: try again, or stop them"
     )]
     ClientsWriting(PathBuf),
-    /// Nobody serves the store's catalog.
+    /// No process serves the store's catalog.
     #[error("{path}: {reason}; start `larder serve`, or check the path")]
     NotServed {
         /// The store.
         path: PathBuf,
-        /// What became of the attempt.
+        /// The result of the attempt.
         reason: String,
     },
-    /// Whoever serves the store's catalog speaks another version of the protocol, or something else.
+    /// The process on the store's socket speaks another version of the protocol, or no such
+    /// protocol.
     #[error("{path}: {reason}")]
     NotUnderstood {
         /// The store.
         path: PathBuf,
-        /// What it said.
+        /// Its answer.
         reason: String,
     },
     /// The store's owner does not serve this process.
@@ -75,7 +76,7 @@ pub enum StoreError {
     Denied {
         /// The store.
         path: PathBuf,
-        /// Why, and what to do.
+        /// The reason, and the remedy.
         reason: String,
     },
     /// The store's owner does not answer.
@@ -83,7 +84,7 @@ pub enum StoreError {
     Unanswered {
         /// The store.
         path: PathBuf,
-        /// What became of the attempt.
+        /// The result of the attempt.
         reason: String,
     },
     /// The volumes that this process opened are not those of the store's owner.
@@ -93,7 +94,7 @@ pub enum StoreError {
          further volumes with --volume"
     )]
     OtherVolumes(PathBuf),
-    /// An owner must tell users apart.
+    /// An owner must distinguish users.
     #[error(
         "{0}: the user of this process is not mapped in its user namespace, so that it cannot own a \
          shared store: it could not tell its clients' users apart; map the user (`unshare \
@@ -105,14 +106,14 @@ pub enum StoreError {
         "the process that owned the store has gone; another one takes over in a moment: try again"
     )]
     OwnerGone,
-    /// Reads failed for reasons that lie in this process.
+    /// Reads failed for reasons in this process.
     #[error(
         "{path}: could not be read by this process: {source}; that says nothing of the store. Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it read the volumes"
     )]
     NotRead {
         /// The first volume.
         path: PathBuf,
-        /// What became of the first such read.
+        /// The error of the first such read.
         source: DiskError,
     },
     /// The superblocks cannot be used.
@@ -120,31 +121,31 @@ pub enum StoreError {
     Superblock {
         /// The volume.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: SuperblockError,
     },
-    /// A volume of the store is not where it should be.
+    /// A volume of the store is not at its path.
     #[error(
         "volume {index} of the store is missing ({reason}); bring it back, or name its new path with --volume; with `larder verify --repair --degraded` its pages are given up for good"
     )]
     VolumeMissing {
-        /// Its place in the store.
+        /// Its index in the store.
         index: usize,
         /// Where it was expected.
         path: PathBuf,
-        /// What was found instead, and where.
+        /// The file found in its place, and its path.
         reason: String,
     },
-    /// A volume has not seen what the others have.
+    /// A volume lacks the store's newest epoch.
     #[error(
         "{path}: is of run {run}, but the store has been in run {newest} since: an old copy? bring back the current one; with `larder verify --repair --degraded` its pages are given up for good"
     )]
     VolumeStale {
         /// The volume.
         path: PathBuf,
-        /// Its run.
+        /// Its epoch.
         run: u32,
-        /// The store's.
+        /// The epoch of the store.
         newest: u32,
     },
     /// A volume is shorter than its geometry.
@@ -159,28 +160,28 @@ pub enum StoreError {
         /// The length it must have.
         needed: u64,
     },
-    /// The first volume is another one.
+    /// The given path is not that of the first volume.
     #[error("{0}: is not the first volume of its store; open the store by its first volume ({1})")]
     NotFirstVolume(PathBuf, String),
-    /// No run number is left.
+    /// No epoch number is left.
     #[error(
         "{0}: every run number has been used (or a block claims so): copy the pages worth keeping to a new store"
     )]
     RunsExhausted(PathBuf),
-    /// Something about the request makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Usage(String),
-    /// The size asked for is that of no store, or of one that would not grow.
+    /// The requested size is too small for a store, or for one that grows.
     #[error("{reason}: at least {} are needed{}", bytes(*.needed), if *.smaller_segments { ", or smaller segments" } else { "" })]
     TooSmall {
-        /// What it comes to.
+        /// The resulting sizes.
         reason: String,
-        /// The least that will do, over all volumes.
+        /// The least sufficient size, over all volumes.
         needed: u64,
-        /// Whether smaller segments would do as well.
+        /// Whether smaller segments would suffice too.
         smaller_segments: bool,
     },
-    /// No size is asked for, and the file has none of its own.
+    /// No size is given, and the file has none of its own.
     #[error("{0}: a size is needed, only a block device has one of its own")]
     NoSize(PathBuf),
     /// No room.
@@ -188,9 +189,9 @@ pub enum StoreError {
     NoSpace {
         /// The volume.
         path: PathBuf,
-        /// Bytes asked for.
+        /// Bytes requested.
         needed: u64,
-        /// Bytes the filesystem has.
+        /// Free bytes of the file system.
         free: u64,
     },
     /// The file system does not preallocate, or a container profile forbids the call.
@@ -202,7 +203,7 @@ pub enum StoreError {
         path: PathBuf,
         /// The file system's name.
         file_system: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// A structure on disk could not be trusted.
@@ -210,19 +211,19 @@ pub enum StoreError {
     Damaged {
         /// The volume.
         path: PathBuf,
-        /// Where.
+        /// Byte offset in the volume.
         offset: u64,
-        /// What is wrong with it.
+        /// The kind of damage.
         source: Damage,
     },
-    /// Structures of a store that is to be worked on are damaged.
+    /// Structures of a store are damaged that offline work requires whole.
     #[error(
         "{path}: {flaws} damaged places; list them with `larder verify`, and run `larder verify --repair` first"
     )]
     Unsound {
         /// The first volume.
         path: PathBuf,
-        /// How many places.
+        /// Number of damaged places.
         flaws: usize,
     },
     /// No disk could be opened.
@@ -291,7 +292,8 @@ impl StoreError {
         }
     }
 
-    /// Whether opening a volume failed for a reason that says nothing of the volume: it may be there, and whole.
+    /// Whether opening a volume failed for a reason that is no evidence on the volume: it may be
+    /// there, and whole.
     pub(crate) fn says_nothing_of_the_volume(&self) -> bool {
         let errno = match self {
             StoreError::Io { source, .. } => source.raw_os_error(),
@@ -309,7 +311,7 @@ impl StoreError {
         })
     }
 
-    /// Somebody else has the device.
+    /// Another process has the device.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::ResourceBusy)
     }
@@ -322,10 +324,10 @@ fn hint(error: &io::Error) -> String {
     }
 }
 
-/// Advice on an error of the operating system; empty where there is none.
+/// The remedy for an error of the operating system; empty if there is none.
 ///
 /// The permissions of a file end in `EACCES`. `EPERM` and `ENOSYS` also come from calls that no
-/// permission refuses, such as `flock` and `fdatasync`: a seccomp profile answers with them.
+/// permission refuses, such as `flock` and `fdatasync`: a seccomp profile returns them.
 #[must_use]
 pub fn advice(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
@@ -334,12 +336,12 @@ pub fn advice(error: &io::Error) -> &'static str {
             return "in a container, allow the call in its seccomp profile; elsewhere, run as the \
                     store's owner, or look for an immutable file (lsattr)";
         }
-        // No file system answers with it.
+        // No file system returns it.
         Some(libc::ENOSYS) => {
             return "the kernel or the container's seccomp profile lacks this call: allow it, or \
                     use another file system";
         }
-        // Of the calls that are made for a store only the start of a thread fails so.
+        // Of the calls made for a store, only the start of a thread fails so.
         Some(libc::EAGAIN) => {
             return "raise the limits on threads and memory (ulimit -u, ulimit -v, TasksMax=)";
         }
@@ -363,7 +365,7 @@ pub fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// What to do about a lock that another process holds.
+/// The remedy for a lock that another process holds.
 fn unlock(is_unserved: bool, holder: HolderState) -> &'static str {
     match (is_unserved, holder) {
         (_, HolderState::Exited) => {

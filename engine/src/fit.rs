@@ -10,13 +10,13 @@ use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENT_BYTES_MAX, SEGMENT_BYTES
 use crate::capacity::segments_min;
 use crate::volume::create::default_segment_bytes;
 
-/// Pages of a segment from which on the room that is left at its end is small.
+/// With so many pages or more in a segment, the unused room at its end is small.
 const PAGES_WANTED: u64 = 16;
 
-/// Segments of a store from which on reclaim has enough of them to choose from.
+/// With so many segments or more in a store, reclaim has enough of them to choose from.
 const SEGMENTS_WANTED: u64 = 32;
 
-/// Segment sizes that are chosen for a page are multiples of this, in bytes.
+/// Segment sizes chosen for a page are multiples of this, in bytes.
 const STEP: u64 = 1 << 20;
 
 /// How pages of a size fit the segments of a store.
@@ -60,8 +60,8 @@ impl PageFit {
 }
 
 /// The segment size for a store of `size` bytes on `volumes` volumes that keeps pages of
-/// `page_bytes`: the default where enough of them fit it, else as many pages a segment as leave the
-/// store enough segments. `None` where no page fits a store of this size.
+/// `page_bytes`: the default if enough of them fit it, else as many pages a segment as leave the
+/// store enough segments. `None` if no page fits a store of this size.
 #[must_use]
 pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: u64) -> Option<u64> {
     let default = default_segment_bytes(size);
@@ -73,7 +73,7 @@ pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: u64) -> Option<u
         return Some(default);
     }
     let of = |pages: u64| {
-        // One block tells of 41 pages; evictions and deletions need some more.
+        // One block describes 41 pages; evictions and deletions need some more.
         let descriptors = 16 * BLOCK_BYTES as u64;
         let needed = page_bytes.saturating_mul(pages) + descriptors;
         needed.next_multiple_of(STEP).max(SEGMENT_BYTES_MIN)
@@ -87,7 +87,7 @@ pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: u64) -> Option<u
         .or_else(|| Some(of(1)).filter(|&segment| fits(segment, least)))
 }
 
-/// The least size of a store on `volumes` volumes that keeps pages of `page_bytes`; `None` where no
+/// The least size of a store on `volumes` volumes that keeps pages of `page_bytes`; `None` if no
 /// segment holds one.
 #[must_use]
 pub fn least_size(volumes: usize, page_bytes: u64) -> Option<u64> {

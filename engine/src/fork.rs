@@ -1,20 +1,20 @@
-//! Handles in a child process that was forked and has not executed another program.
+//! Handles in a forked child process that has not executed another program.
 //!
 //! A forked child has a copy of every descriptor of its parent, and none of the threads. With the
-//! volumes' descriptors it would keep the locks of a parent that has gone, with the sockets it would
-//! keep connections open that nobody serves. So a handler in the child closes the descriptors of
-//! this crate's handles, and a handle knows that it was opened before the fork
-//! ([`Origin::is_inherited`]): its calls miss or fail, and its end waits for no thread.
+//! volumes' descriptors it would keep the locks of a parent that has gone. With the sockets it
+//! would keep connections open without a server. So a handler in the child closes the descriptors
+//! of this crate's handles. A handle detects that it was opened before the fork
+//! ([`Origin::is_inherited`]): its calls miss or fail, and its drop waits for no thread.
 //!
 //! Invariants:
-//! - the handler takes no lock and allocates nothing: another thread of the parent may have held any
-//!   lock at the moment of the fork;
-//! - it changes a descriptor only while that leads to the file that was watched: a number that was
-//!   closed and given out anew is left alone;
+//! - the handler takes no lock and allocates nothing: another thread of the parent may have held
+//!   any lock at the moment of the fork;
+//! - it changes a descriptor only while it leads to the watched file: a number that was closed and
+//!   reused is left alone;
 //! - the number stays taken: a handle that is dropped in the child closes no descriptor of another;
 //! - the parent is not affected: a lock belongs to the open file, which the parent still has open.
 //!
-//! Does not: act in children of `vfork`, `posix_spawn` or a bare `clone`, which execute another
+//! It does not act in children of `vfork`, `posix_spawn` or a bare `clone`, which execute another
 //! program at once; every descriptor is closed then (`O_CLOEXEC`).
 
 use std::fmt;
@@ -29,15 +29,15 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, 
 /// Slots of one block.
 const SLOTS: usize = 128;
 
-/// What a slot without a descriptor holds.
+/// The content of a slot without a descriptor.
 const NO_FD: i32 = -1;
 
-/// Forks that this process is the child of, counted from the first process that watched anything.
+/// Number of forks between the first process that watched a descriptor and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 static FIRST: Block = Block::new();
 
-/// `/dev/null`, opened once, or [`NO_FD`] where it cannot be.
+/// `/dev/null`, opened once, or [`NO_FD`] if it cannot be opened.
 static NULL: AtomicI32 = AtomicI32::new(NO_FD);
 
 /// A watched descriptor.
@@ -72,11 +72,12 @@ impl Block {
 
     fn following(&self) -> Option<&'static Block> {
         let next = self.next.load(Ordering::Acquire);
-        // SAFETY: the pointer is null or that of a leaked block, which lives as long as the process.
+        // SAFETY: the pointer is null or that of a leaked block, which lives as long as the
+        // process.
         unsafe { next.as_ref() }
     }
 
-    /// The next block; made where there is none.
+    /// The next block; allocated if there is none.
     fn next_or_new(&self) -> &'static Block {
         if let Some(next) = self.following() {
             return next;
@@ -88,7 +89,7 @@ impl Block {
         let next = match swapped {
             Ok(_) => new,
             Err(other) => {
-                // SAFETY: `new` came from a box above, and nobody else has seen it.
+                // SAFETY: `new` came from a box above, and no other thread has seen it.
                 drop(unsafe { Box::from_raw(new) });
                 other
             }
@@ -109,7 +110,7 @@ impl Slot {
         self.is_taken.store(false, Ordering::Release);
     }
 
-    /// In the child: lets go of the watched file, if the descriptor still leads there.
+    /// In the child: releases the watched file, if the descriptor still leads there.
     fn let_go(&self) {
         let fd = self.fd.swap(NO_FD, Ordering::AcqRel);
         let file = (
@@ -121,8 +122,8 @@ impl Slot {
             return;
         }
         match NULL.load(Ordering::Acquire) {
-            // SAFETY: the descriptor is this process's own copy, and its handle, which was opened
-            // before the fork, does no more with it than close it.
+            // SAFETY: the descriptor is this process's own copy. Its handle was opened before the
+            // fork, and does nothing with it but close it.
             NO_FD => drop(unsafe { libc::close(fd) }),
             // SAFETY: as above; the number stays that of an open file.
             null => drop(unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) }),
@@ -169,7 +170,7 @@ fn install() {
     });
 }
 
-/// Keeps what a descriptor leads to from forked children, until this is dropped.
+/// Keeps the file of a descriptor from forked children, until this is dropped.
 pub(crate) struct Private {
     /// `None` for a descriptor that leads nowhere.
     slot: Option<&'static Slot>,
@@ -215,13 +216,13 @@ impl Drop for Private {
 }
 
 impl Private {
-    /// Whether this process is a forked child of the one that watches the descriptor.
+    /// Whether this process is a forked child of the process that watches the descriptor.
     pub(crate) fn is_inherited(&self) -> bool {
         self.origin.is_inherited()
     }
 }
 
-/// The process that something was made in.
+/// The process that created an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin(u32);
 
@@ -251,7 +252,7 @@ mod tests {
 
     use super::*;
 
-    /// Which of some descriptors lead to the same file in a child, as a number with a bit for each.
+    /// For each of some descriptors, one bit: whether it leads to the same file in a child.
     fn kept_in_child(fds: [i32; 5]) -> i32 {
         let files = fds.map(|fd| file_of(fd).unwrap());
         // SAFETY: the child calls `fstat` and `_exit` alone.
@@ -272,13 +273,13 @@ mod tests {
 
     #[test]
     fn a_child_lets_go_of_private_files_and_of_no_number_that_was_given_out_anew() {
-        // More than one block has slots for.
+        // More than the slots of one block.
         let files: Vec<File> = (0..SLOTS + 2)
             .map(|_| tempfile::tempfile().unwrap())
             .collect();
         let mut privates: Vec<Private> = files.iter().map(keep_private).collect();
         let (first, last) = (files[0].as_raw_fd(), files[SLOTS + 1].as_raw_fd());
-        // Closed, and given out to another file, while it is still private.
+        // Closed, and reused for another file, while it is still private.
         let other = tempfile::tempfile().unwrap().into_raw_fd();
         let reused = files[1].as_raw_fd();
         // SAFETY: `other` is closed below; the number that it is copied to stays open.
@@ -295,7 +296,7 @@ mod tests {
         );
         let origin = Origin::here();
         assert!(!origin.is_inherited());
-        // SAFETY: nobody else owns the number.
+        // SAFETY: the number has no other owner.
         drop(unsafe { File::from_raw_fd(other) });
     }
 }

@@ -1,12 +1,14 @@
 //! Histograms of latencies: of the devices, and of the calls of a handle.
 //!
-//! Owns: one histogram for each kind of operation, cut into shards. A thread records in
-//! a shard of its own choice and goes on to the next one while another thread uses that, so no
-//! recording waits. A shard takes memory (28 KiB) from its first record on.
+//! Owns: one histogram for each kind of operation, cut into shards. A thread records in a shard of
+//! its own choice, and moves on to the next one while another thread uses that, so no recording
+//! waits. A shard takes memory (28 KiB) from its first record on.
 //!
-//! Values are exact to 1 %, from 1 µs to 18 minutes, and to 64 ns below. Longer ones count as the limit.
+//! Values are exact to 1 %, from 1 µs to 18 minutes, and to 64 ns below. Longer ones count as the
+//! limit.
 //!
-//! Does not: keep times of day, or forget anything. A histogram covers the whole time since the open.
+//! It does not keep times of day, and never forgets. A histogram covers the whole time since the
+//! open.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,13 +18,13 @@ use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// Lookups of a thread for each one that is measured: a lookup takes about as long as two looks at
-/// the clock.
+/// Lookups of a thread for each measured one: a lookup takes about as long as two reads of the
+/// clock.
 const LOOKUPS_PER_SAMPLE: u32 = 64;
 
 const SHARDS: usize = 8;
 
-/// Limits of what a histogram tells apart, in nanoseconds, and its significant decimal digits.
+/// Resolution and range of a histogram, in nanoseconds, and its significant decimal digits.
 const LOWEST_NS: u64 = 64;
 const HIGHEST_NS: u64 = 1 << 40;
 const DIGITS: u8 = 2;
@@ -96,7 +98,7 @@ impl Latency {
             .then(|| self.timed())
     }
 
-    /// What all threads have recorded.
+    /// The records of all threads.
     pub(crate) fn summary(&self) -> LatencySummary {
         let Some(mut all) = empty() else {
             return LatencySummary::default();
@@ -132,7 +134,7 @@ fn shard_of_this_thread() -> usize {
     SHARD.with(|shard| *shard)
 }
 
-/// An operation under way.
+/// An operation in progress.
 pub(crate) struct Timed<'a> {
     latency: &'a Latency,
     begun: Instant,

@@ -1,9 +1,10 @@
 //! The page store: keeps KV-cache pages on NVMe between requests, restarts and processes.
 //!
-//! Three layers, each with one job. The *handle* ([`Store`]) runs on callers' threads: it looks pages up, moves their
-//! bytes between the device and the caller's memory, and checks every byte it hands out. The *core* ([`core`])
-//! decides: which segment a page goes to, when a group of descriptors is written, what is synced, evicted and
-//! reclaimed. It does no I/O and reads no clock. The *disk* ([`disk`]) moves bytes and decides nothing.
+//! Three layers, each with one job. The *handle* ([`Store`]) runs on callers' threads. It looks
+//! pages up, moves their bytes between the device and the caller's memory, and verifies every byte
+//! it returns. The *core* ([`core`]) decides to which segment a page goes, when a group of
+//! descriptors is written, and what is synced, evicted and reclaimed. It does no I/O and reads no
+//! clock. The *disk* ([`disk`]) moves bytes and decides nothing.
 //!
 //! ```text
 //!   callers' threads         one mutex                       threads of its own
@@ -19,7 +20,7 @@
 //!  +-------+
 //! ```
 //!
-//! A page's life, from the tokens that it stands for to its bytes read back:
+//! The path of a page, from its tokens to its bytes read back:
 //!
 //! ```
 //! use std::io::{IoSlice, IoSliceMut};
@@ -28,7 +29,8 @@
 //! use larder_engine::format::{Namespace, NamespaceFields, PageShape, Rank, TokenUnits, page_keys};
 //! use larder_engine::memory::AlignedBuf;
 //! use larder_engine::{
-//!     CreateOptions, GetPage, GetStatus, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Store, create,
+//!     CreateOptions, GetPage, GetStatus, OpenOptions, PageStore, PutOptions, PutPage, PutStatus,
+//!     Store, create,
 //! };
 //!
 //! let directory = tempfile::tempdir()?;
@@ -36,7 +38,8 @@
 //! create(&path, &CreateOptions { size: 128 << 20, ..CreateOptions::default() })?;
 //! let store = Store::open(&path, OpenOptions::default())?;
 //!
-//! // What pages must have in common to stand for one another. Here a page is two parts: K and V of 64 tokens.
+//! // Pages with the same key in one namespace are interchangeable. Here a page has two parts: K and V
+//! // of 64 tokens.
 //! let part_bytes = 128 << 10;
 //! let pages = store.namespace(&Namespace::new(NamespaceFields {
 //!     model: "some-model".to_owned(),
@@ -55,15 +58,16 @@
 //! let tokens: Vec<u64> = (0..64).collect();
 //! let keys = page_keys(&tokens, NonZeroUsize::new(64).unwrap(), None, TokenUnits::Single);
 //!
-//! // Aligned memory goes straight to the device; any other is copied on the way.
-//! let [k, v] = [AlignedBuf::zeroed(part_bytes as usize)?, AlignedBuf::zeroed(part_bytes as usize)?];
+//! // Aligned memory goes directly to the device; other memory is copied on the way.
+//! let buffer = || AlignedBuf::zeroed(part_bytes as usize);
+//! let [k, v] = [buffer()?, buffer()?];
 //! let parts = [IoSlice::new(&k), IoSlice::new(&v)];
 //! let page = PutPage { key: keys[0], parent: None, depth: 0, parts: &parts };
 //! assert_eq!(store.put(pages, &[page], PutOptions::default()), [PutStatus::Stored]);
 //!
-//! // What a lookup finds stays for a while: long enough to be read.
+//! // A lookup leases the pages it finds: they stay long enough to be read.
 //! assert_eq!(store.longest_prefix(pages, &keys), 1);
-//! let [mut k, mut v] = [AlignedBuf::zeroed(part_bytes as usize)?, AlignedBuf::zeroed(part_bytes as usize)?];
+//! let [mut k, mut v] = [buffer()?, buffer()?];
 //! let mut parts = [IoSliceMut::new(&mut k), IoSliceMut::new(&mut v)];
 //! let page = GetPage { key: keys[0], parts: &mut parts };
 //! assert_eq!(store.get(pages, &mut [page], None), [GetStatus::Hit]);
@@ -71,21 +75,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `docs/design.md` in the repository describes the design: terms, states, crashes, recovery, reclaim,
-//! sharing.
+//! `docs/design.md` in the repository describes the design: terms, states, crashes, recovery,
+//! reclaim, sharing.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | [`api`] | what a caller sees: the [`PageStore`] trait, statuses, options |
-//! | [`error`] | why a store could not be opened or used, and what to do about it |
+//! | [`api`] | the interface for callers: the [`PageStore`] trait, statuses, options |
+//! | [`error`] | why a store could not be opened or used, and the remedy |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
-//! | [`store`] | opening, the handle, the housekeeping thread |
-//! | [`catalog`] | the seam between the handle and whoever decides: reserve, write, commit |
+//! | [`store`] | opening, the handle, the background threads |
+//! | [`catalog`] | the boundary between handle and allocation: reserve, write, commit |
 //! | [`core`] | the deciding state machine: space, log, syncs, eviction, reclaim |
 //! | [`fork`] | handles in a forked child |
 //! | [`index`] | key to place, in RAM |
 //! | [`recovery`] | from descriptors on disk to a core and an index |
-//! | [`offline`] | working on a store that nobody uses: repair, compaction |
+//! | [`offline`] | work on a store that is not in use: repair, compaction |
 //! | [`share`] | one store, many processes: owner, clients, takeover |
 //! | `seldom` | the limit of a log line that may recur |
 //! | [`survey`] | reading a store without opening it, for the tools |
@@ -94,7 +98,7 @@
 //! | [`latency`] | histograms of latencies: of the devices, and of calls |
 //! | [`memory`] | aligned, huge-page backed buffers |
 //! | [`random`] | random bytes for identities |
-//! | [`planted`](mod@planted) | bugs for the simulation to find; nothing in any other build |
+//! | [`planted`](mod@planted) | bugs for the simulation to find; empty in other builds |
 
 pub mod api;
 pub mod capacity;

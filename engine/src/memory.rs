@@ -1,18 +1,21 @@
-//! Memory that direct I/O and the kernel like: aligned, zeroed, and huge-page backed where it is large.
+//! Memory for direct I/O: aligned, zeroed, and backed by huge pages if it is large.
 //!
-//! Owns: [`AlignedBuf`], the one owner of such memory, and the probe [`backing_page_bytes`], which tells what pages lie
-//! behind memory that somebody else allocated.
+//! Owns: [`AlignedBuf`], the one owner of such memory, and the probe [`backing_page_bytes`], which
+//! finds the size of the pages behind memory that others allocated.
 //!
-//! Invariants of an [`AlignedBuf`]: its start is a multiple of [`ALIGN_BYTES`]; its length never changes; every byte is
-//! initialised (zero until written); it is the only owner of its bytes, so sharing it shares only reads.
+//! Invariants of an [`AlignedBuf`]: its start is a multiple of [`ALIGN_BYTES`]; its length never
+//! changes; every byte is initialised (zero until written); it is the only owner of its bytes, so
+//! sharing it shares only reads.
 //!
-//! Why huge pages: a transfer is handed to the device as a list of physically contiguous runs. With 4 KiB pages the list of
-//! a 1 MiB read has 256 entries, with huge pages one; that was worth 2.3 to 3.4 times the bandwidth, and more in CPU time.
-//! They are asked for, never insisted on: where the kernel has none the memory works all the same, only slower.
+//! Why huge pages: a transfer is handed to the device as a list of physically contiguous runs. With
+//! 4 KiB pages the list of a 1 MiB read has 256 entries, with huge pages one. That was worth 2.3 to
+//! 3.4 times the bandwidth, and more in CPU time. Huge pages are requested, but not required: if
+//! the kernel has none, the memory works all the same, only slower.
 //!
-//! Faults defended against: a length that overflows, and memory that is not there, are errors, not aborts.
+//! Faults defended against: an overflowing length and a lack of memory are errors, not aborts.
 //!
-//! Does not: pool, pin or register memory. Large memory costs address space until its pages are first touched.
+//! It does not pool, pin or register memory. Large memory costs address space until its pages are
+//! first touched.
 
 use std::alloc::Layout;
 use std::ffi::c_void;
@@ -23,7 +26,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-/// Alignment of every [`AlignedBuf`], in bytes: what direct I/O wants from the strictest devices.
+/// Alignment of every [`AlignedBuf`], in bytes: the strictest requirement of direct I/O.
 pub const ALIGN_BYTES: usize = 4096;
 
 /// Longest buffer that comes from the allocator, in bytes; longer ones are mapped.
@@ -32,18 +35,19 @@ const HEAP_BYTES_MAX: usize = 256 << 10;
 /// Size and alignment of a huge page, in bytes.
 const HUGE_BYTES: usize = 2 << 20;
 
-/// Shortest buffer backed by huge pages, in bytes: from here on rounding up to whole ones wastes at most half of the memory.
+/// Shortest buffer backed by huge pages, in bytes: from here on, rounding up to whole ones wastes
+/// at most half of the memory.
 const HUGE_FROM_BYTES: usize = HUGE_BYTES / 2;
 
-/// An owned buffer of fixed length, aligned to [`ALIGN_BYTES`] and zeroed; from 1 MiB on it is backed by huge pages where the
-/// kernel has them.
+/// An owned buffer of fixed length, aligned to [`ALIGN_BYTES`] and zeroed. From 1 MiB on it is
+/// backed by huge pages if the kernel has them.
 pub struct AlignedBuf {
     start: NonNull<u8>,
     len: usize,
     home: Home,
 }
 
-/// Where the memory came from, and so where it goes.
+/// The source of the memory, to which it is returned.
 enum Home {
     /// The allocator.
     Heap(Layout),
@@ -51,16 +55,18 @@ enum Home {
     Map { base: NonNull<c_void>, bytes: usize },
 }
 
-// SAFETY: an `AlignedBuf` is the only owner of plain bytes; nothing in it is tied to the thread that made it.
+// SAFETY: an `AlignedBuf` is the only owner of plain bytes; no field is tied to the thread that
+// made it.
 unsafe impl Send for AlignedBuf {}
-// SAFETY: a shared reference gives out `&[u8]` only, and all changes need `&mut`.
+// SAFETY: a shared reference gives access to `&[u8]` only, and all changes need `&mut`.
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
-    /// A buffer of `len` zero bytes. Pages of a large one are faulted in when they are first touched.
+    /// A buffer of `len` zero bytes. Pages of a large one are faulted in when they are first
+    /// touched.
     ///
     /// # Errors
-    /// [`io::ErrorKind::OutOfMemory`], or the kernel's error, where there is no such memory to be had.
+    /// [`io::ErrorKind::OutOfMemory`], or the kernel's error, if there is no such memory.
     pub fn zeroed(len: usize) -> Result<Self, io::Error> {
         if len <= HEAP_BYTES_MAX {
             Self::heap(len)
@@ -69,17 +75,18 @@ impl AlignedBuf {
         }
     }
 
-    /// Gives the memory up for the rest of the process: for buffers that the kernel is told of once and that are then used for ever.
+    /// Leaks the memory for the rest of the process: for buffers that are registered with the
+    /// kernel once and then used for ever.
     #[must_use]
     pub fn leak(self) -> &'static mut [u8] {
         let memory = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `start` and `len` are this value's own initialised bytes; it was their only owner, and is never dropped, so
-        // nothing frees them or refers to them again.
+        // SAFETY: `start` and `len` are this value's own initialised bytes; it was their only
+        // owner, and is never dropped, so nothing frees them or refers to them again.
         unsafe { std::slice::from_raw_parts_mut(memory.start.as_ptr(), memory.len) }
     }
 
     fn heap(len: usize) -> Result<Self, io::Error> {
-        // The allocator knows no empty allocations; an empty buffer owns one byte it never shows.
+        // The allocator has no empty allocations; an empty buffer owns one hidden byte.
         let layout = Layout::from_size_align(len.max(1), ALIGN_BYTES).map_err(|_| too_long())?;
         // SAFETY: the layout's size is at least one byte.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -103,7 +110,7 @@ impl AlignedBuf {
             .filter(|bytes| isize::try_from(*bytes).is_ok())
             .ok_or_else(too_long)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so the kernel picks one where nothing is mapped.
+        // SAFETY: the call names no address, so the kernel picks one where nothing is mapped.
         let base = unsafe {
             mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)
         }?;
@@ -113,8 +120,9 @@ impl AlignedBuf {
         // SAFETY: skip < align, and the mapping is `used + align` bytes long.
         let start = unsafe { base.cast::<u8>().add(skip) };
         if align == HUGE_BYTES {
-            // A kernel without huge pages refuses; the memory is as good without.
-            // SAFETY: the range lies inside the mapping made above, and the advice does not change its contents.
+            // A kernel without huge pages refuses; the memory works without them.
+            // SAFETY: the range lies inside the mapping made above, and the advice does not change
+            // its contents.
             let _ = unsafe { mm::madvise(start.as_ptr().cast(), used, Advice::LinuxHugepage) };
         }
         Ok(Self {
@@ -136,12 +144,13 @@ impl Drop for AlignedBuf {
     fn drop(&mut self) {
         match self.home {
             Home::Heap(layout) => {
-                // SAFETY: `start` was allocated with this very layout and is given back once.
+                // SAFETY: `start` was allocated with this very layout and is freed once.
                 unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) }
             }
             Home::Map { base, bytes } => {
-                // Only a mapping that does not exist can fail to go, and this one does.
-                // SAFETY: the mapping is this buffer's own, and no reference into it outlives the buffer.
+                // Only the unmapping of a missing mapping can fail, and this mapping exists.
+                // SAFETY: the mapping is this buffer's own, and no reference into it outlives the
+                // buffer.
                 let _ = unsafe { mm::munmap(base.as_ptr(), bytes) };
             }
         }
@@ -152,7 +161,8 @@ impl Deref for AlignedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes from `start` belong to this buffer, and the borrow keeps them from changing.
+        // SAFETY: `len` initialised bytes from `start` belong to this buffer, and the borrow keeps
+        // them from changing.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -173,11 +183,12 @@ impl fmt::Debug for AlignedBuf {
     }
 }
 
-/// Size in bytes of the pages behind the memory at `address`: 4096, or a huge page's where any is in use in its mapping.
-/// `None` if nothing is mapped there, or `/proc` cannot be read.
+/// Size in bytes of the pages behind the memory at `address`: 4096, or a huge page's if any is in
+/// use in its mapping. `None` if nothing is mapped there, or `/proc` cannot be read.
 ///
-/// Memory that has not been touched has no pages yet and reports small ones. The kernel walks the page tables of every
-/// mapping below the address: for stats and start-up, not for hot paths. The address is compared, never used.
+/// Memory that has not been touched has no pages yet and reports small ones. The kernel walks the
+/// page tables of every mapping below the address: for stats and start-up, not for hot paths. The
+/// address is compared, never dereferenced.
 pub fn backing_page_bytes(address: *const u8) -> Option<u64> {
     let smaps = BufReader::new(std::fs::File::open("/proc/self/smaps").ok()?);
     backing_in_smaps(smaps, address.addr())
@@ -206,7 +217,8 @@ fn backing_in_smaps(smaps: impl BufRead, address: usize) -> Option<u64> {
     page_bytes
 }
 
-/// The address range of a mapping's first line, `7f00-7f10 rw-p ...`; `None` for the lines that follow it.
+/// The address range of a mapping's first line, `7f00-7f10 rw-p ...`; `None` for the lines that
+/// follow it.
 fn mapping_range(line: &str) -> Option<(usize, usize)> {
     let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
     Some((

@@ -1,8 +1,9 @@
-//! Bugs that can be switched on, to see that the simulation notices them: the test of the tests.
+//! Bugs that can be switched on, to check that the simulation notices them: the test of the tests.
 //!
-//! Owns the list of them (`Bug`) and which one is on (`plant`): at most one, for the calling thread, which is all that a
-//! simulated store runs on. The places that hold a bug ask `planted!`. In a build without debug assertions, such as a release,
-//! that is the word `false`, and nothing else of this module exists.
+//! Owns the list of bugs (`Bug`) and the active one (`plant`). At most one is active, for the
+//! calling thread: a simulated store runs on one thread. The places that hold a bug ask `planted!`.
+//! In a build without debug assertions, such as a release, that macro is the constant `false`, and
+//! nothing else of this module exists.
 
 #[cfg(debug_assertions)]
 pub use switch::{Bug, is_planted, plant};
@@ -35,12 +36,12 @@ mod switch {
         static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
     }
 
-    /// Switches a bug on for this thread, or (`None`) whichever is on off.
+    /// Activates a bug for this thread; `None` deactivates it.
     pub fn plant(bug: Option<Bug>) {
         PLANTED.set(bug);
     }
 
-    /// Whether this bug is on in this thread.
+    /// Whether this bug is active in this thread.
     #[must_use]
     pub fn is_planted(bug: Bug) -> bool {
         PLANTED.get() == Some(bug)
@@ -48,7 +49,7 @@ mod switch {
 
     macro_rules! bugs {
         ($($(#[doc = $list_doc:literal])* $list:ident: { $($(#[doc = $doc:literal])* $bug:ident,)* })*) => {
-            /// A mistake that somebody could make.
+            /// A deliberate mistake.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum Bug {
                 $($($(#[doc = $doc])* $bug,)*)*
@@ -64,13 +65,15 @@ mod switch {
     }
 
     bugs! {
-        /// Those that show in a store that one process uses.
+        /// Bugs that show in a store that one process uses.
         ALONE: {
-            /// A get hands out what it read without looking at its checksum.
+            /// A get returns bytes without checking their checksum.
             SkippedChecksum,
-            /// A get returns, and its caller uses the memory again, while the device still reads into it.
+            /// A get returns, and its caller reuses the memory, while the device still reads into
+            /// it.
             LateRead,
-            /// A page becomes visible, and its put returns, when its descriptor is written, whether or not its bytes are.
+            /// A page becomes visible, and its put returns, when its descriptor is written,
+            /// although its bytes may not be.
             EarlyPublish,
             /// Pages are acknowledged in a segment whose first header is still being written.
             UnopenedSegment,
@@ -78,66 +81,74 @@ mod switch {
             UndeadPut,
             /// A flush returns before anything has been synced.
             EarlyFlush,
-            /// A put of a page that is there returns before the first copy is as durable as the policy asks.
+            /// A put of a stored page returns before the first copy is as durable as the policy
+            /// requires.
             EarlyDuplicate,
-            /// Writes to any volume but the first do not make it one to be synced.
+            /// Writes mark only the first volume for the next sync.
             ForgottenVolume,
-            /// A segment is sealed, and vouches for all in it, before a sync has covered it.
+            /// A segment is sealed, with a header that proves all its pages, before a sync has
+            /// covered them.
             EarlySeal,
-            /// A failed sync is repeated, and the second answer believed.
+            /// A failed sync is retried, and the second result is trusted.
             RetriedSync,
             /// Deletions and namespaces that a failed sync may have lost are not written again.
             ForgottenNotes,
-            /// A segment goes on after a write into it has failed.
+            /// A segment takes further writes after a write into it has failed.
             UnpoisonedSegment,
-            /// The group of a page whose bytes failed after its descriptor was written counts as complete.
+            /// The group of a page whose bytes failed after its descriptor was written counts as
+            /// complete.
             UnheldGroup,
-            /// A segment is given back while readers are in it.
+            /// A segment is released while readers have it pinned.
             MissingPin,
-            /// A segment is given back before what was carried out of it is durable.
+            /// A segment is released before the pages and records forwarded out of it are durable.
             EarlyRelease,
-            /// A segment is written again before the header that says it is free is durable.
+            /// A segment is written again before its free header is durable.
             EarlyReuse,
-            /// Reclaim drops a deletion though an older life that may hold the page is still on disk.
+            /// Reclaim drops a deletion though an older generation that may hold the page is still
+            /// on disk.
             DroppedDeletion,
-            /// Evictions are not written down.
+            /// Evictions are not recorded.
             UnwrittenEviction,
             /// Pages are evicted for a page that no volume takes.
             EvictionInVain,
-            /// Recovery takes descriptor blocks of a segment's earlier lives.
+            /// Recovery takes descriptor blocks of a segment's earlier generations.
             StaleSequence,
-            /// Recovery stops at the first block that is not what it looks for.
+            /// Recovery stops at the first block that it does not expect.
             FirstGapEnds,
-            /// Of several records of a key, deletions too, recovery takes the one that was born first.
+            /// Of several records of a key, deletions too, recovery takes the lowest version.
             LowerBirthWins,
-            /// Recovery calls every page proven.
+            /// Recovery marks every page proven.
             UnprovenProven,
-            /// Opening does not begin a new run, so that its numbers are used twice.
+            /// Opening does not begin a new epoch, so that its numbers are used twice.
             RunNotBumped,
         }
-        /// Those that show among an owner and its clients.
+        /// Bugs that show among an owner and its clients.
         SHARED: {
-            /// A client that has gone keeps its pins.
+            /// The pins of a client that has gone are kept.
             KeptPins,
-            /// A client that has gone keeps what it was given to write to, for good.
+            /// The extents of a client that has gone are kept for good.
             KeptPuts,
-            /// What a client that has gone was given to write to is given to others while its writes are under way.
+            /// The extents of a client that has gone are granted to others while its writes are in
+            /// flight.
             EarlyExtents,
-            /// What a client that says nothing more of its put was given to write to is given to others, though it may go on.
+            /// The extents of a client that is silent on its put are granted to others, though the
+            /// client may continue.
             UnkeptExtents,
-            /// A client that does not hold its marks yet is given something to write to.
+            /// A client that does not hold its marks yet is granted extents.
             UnmarkedPut,
-            /// A pin that a client gives back stays on its account, to be given back again when it goes.
+            /// A pin that a client returns stays on its account, and is returned again when the
+            /// client goes.
             DoubleUnpin,
-            /// What a client says of a page counts after it has given back its pin.
+            /// A client's finding on a page counts after the client has returned its pin.
             UnpinnedFinding,
-            /// A number that is none of a client's puts is taken for the core's.
+            /// A number that is none of a client's puts is taken for a number of the core's.
             ForeignPut,
-            /// The number of a put that a former owner granted is taken for that of one of this owner's.
+            /// The number of a put granted by a former owner is taken for one of this owner's puts.
             FormerPut,
-            /// Whoever takes a store over does not wait for the marks of the former owner's clients.
+            /// A new owner does not wait for the marks of the former owner's clients.
             UnawaitedMarks,
-            /// A client hands out what it read though its owner had gone, without looking at its checksum.
+            /// A client returns bytes that it read though its owner had gone, without checking
+            /// their checksum.
             StaleExtent,
         }
     }

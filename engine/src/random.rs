@@ -6,7 +6,7 @@ use std::io::{self, Read};
 /// Random bytes from the device. A container profile may refuse `getrandom`.
 ///
 /// # Errors
-/// Where `/dev/urandom` cannot be read.
+/// If `/dev/urandom` cannot be read.
 pub fn random_bytes<const COUNT: usize>() -> io::Result<[u8; COUNT]> {
     let mut bytes = [0; COUNT];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -18,8 +18,8 @@ struct Said {
 }
 
 impl Seldom {
-    /// Counts one occurrence. `Some` when a line is due, with the occurrences since the last line
-    /// that had none.
+    /// Counts one occurrence. `Some` if a line is due, with the number of occurrences since the
+    /// last line that were not logged.
     #[must_use]
     pub fn is_due(&self) -> Option<u64> {
         let mut said = self.0.lock();

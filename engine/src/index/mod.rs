@@ -1,39 +1,41 @@
-//! The index in RAM: which pages are stored, and where each lies.
+//! The index in RAM: the stored pages and their places.
 //!
 //! # What it owns
 //!
 //! For every stored page: its name (namespace slot and 96 bits of its key), its place, its payload
-//! checksum, its parent in the chain, its heat and its lease; and for every segment, how many
-//! readers hold it.
+//! checksum, its parent in the chain, its heat and its lease. For every segment: the number of
+//! readers that hold it.
 //!
-//! # What it promises
+//! # Guarantees
 //!
 //! - A page is found from the moment `publish` returns until it leaves, and always at a place that
 //!   was published or relocated for that very name.
 //! - A pin is taken in the same hold of the lock in which the entry points at the segment, or while
-//!   pages are on their way there. So once no entry points at a segment, none is on its way and its
-//!   pins are at 0, nobody uses it or ever will.
+//!   pages are being written there. So a segment without entries, without writes and with 0 pins is
+//!   unused and stays unused.
 //! - Eviction takes leaves only (a page goes after all its descendants), the least recently used
-//!   first, and none that is under lease.
+//!   first, and no leased page.
 //! - A lookup waits for at most one step of a writer: a batch of 256 changes and one shard of the
 //!   table growing, under a millisecond with ten million pages (figures in `table`). The one
 //!   exception is the lowering of all heats, once in a billion calls (see [`Heat`]): 21 to 33 ms.
 //! - At most 64 bytes of RAM a page at any moment of its growth, from 200,000 pages up: 32 of
 //!   entry, 8 of links, 6.4 to 9.6 of table, and 8 for each leaf. RAM follows the highest number of
 //!   pages there ever were.
-//! - No clock, no order that hangs on an address: the same calls give the same results. Randomness
-//!   only where a name falls in the table, so that nobody who chooses keys can have them heap up.
+//! - It is deterministic: no clock, and no order that depends on an address. Only the place of a
+//!   name in the table is random, so that a caller who chooses keys cannot make them collide.
 //!
 //! # Faults it defends against
 //!
 //! *Two pages under one name*: 96 bits of SHA-256 collide by chance once in 10^15 stores of ten
-//! million pages; and as the payload checksum covers the whole key and the namespace, a collision
-//! is a miss and never wrong bytes. (A hash over key and namespace was measured and refused: one
-//! block of BLAKE3 takes 75 to 90 ns, more than the 73 ns that a whole lookup may take.) *A stale
-//! view of a page*: whatever a reader or reclaim concludes from bytes on disk is applied only if
-//! the page still lies where those bytes were read (`forget`, `prove`, `relocate`, `evict_if_leaf`
-//! name the place). *False kinship*: a wrong or circular parent claimed by a caller can spoil the
-//! order of eviction; it can not make a circle, and not make a page vanish.
+//! million pages. The payload checksum covers the whole key and the namespace, so a collision is a
+//! miss and never wrong bytes. (A hash over key and namespace was measured and refused: one block
+//! of BLAKE3 takes 75 to 90 ns, more than the 73 ns that a whole lookup may take.)
+//!
+//! *A stale view of a page*: a conclusion from bytes on disk is applied only if the page still lies
+//! at the place of those bytes (`forget`, `prove`, `relocate`, `evict_if_leaf` name the place).
+//!
+//! *False kinship*: a wrong or circular parent claimed by a caller can spoil the order of eviction.
+//! It cannot make a circle, and cannot make a page vanish.
 //!
 //! # Speed
 //!
@@ -41,18 +43,27 @@
 //! 2,048 keys in 85 to 105 us, 131,072 in 6 to 7 ms, an eviction in 0.3 us, a publish in 0.2 us;
 //! 48.4 bytes a page, and never more than 53.2 (59.6 when every page is a leaf).
 //!
-//! # What it does not do
+//! # Limits
 //!
-//! It does no I/O, knows nothing of descriptors, births or sizes, and decides nothing: the core
-//! says what is stored where. Structural changes come from one thread at a time, under the core's
-//! own mutex; a second one would break nothing but the answers of `adopt` and of the sweeps.
-//! Lookups come from any thread.
+//! It does no I/O, does not know descriptors, versions or sizes, and decides nothing: the core
+//! decides which page is stored at which place. Structural changes come from one thread at a time,
+//! under the core's own mutex; a second thread would only make the results of `adopt` and of the
+//! sweeps wrong. Lookups come from any thread.
 //!
 //! # Map
 //!
-//! `types` the words, `chunks` an array that never moves, `slab` the entries, `table` from hash to
-//! slot, `coldness` what goes next, `climb` what goes last, `lease` what must not, `state` all of it under one lock,
-//! `lookup` the readers' calls; here, the core's.
+//! | module | content |
+//! |---|---|
+//! | `types` | the public types |
+//! | `chunks` | an array that never moves its elements |
+//! | `slab` | the entries |
+//! | `table` | from a hash to slots |
+//! | `coldness` | the next page to evict |
+//! | `climb` | a preview of the order of eviction |
+//! | `lease` | the pages that must not be evicted |
+//! | `state` | all of these under one lock |
+//! | `lookup` | the calls of readers |
+//! | this module | the calls of the core |
 
 mod chunks;
 mod climb;
@@ -82,10 +93,11 @@ pub use types::{
 /// Most changes made in one hold of the write lock: about 60 us.
 const HOLD_CHANGES: usize = 256;
 
-/// Pages that an opening gives one stamp: about as many as the calls that put them, so that old and new stamps measure alike.
+/// Pages to which an open gives one stamp: about as many as a put brings in, so that old and new
+/// stamps measure alike.
 const LOAD_STAMP_PAGES: usize = 32;
 
-/// Slots a sweep looks through in one hold of the read lock: 128 KiB of entries, about 10 us.
+/// Slots that a sweep checks in one hold of the read lock: 128 KiB of entries, about 10 us.
 const HOLD_SLOTS: usize = 4096;
 
 /// See the module.
@@ -109,8 +121,7 @@ impl Index {
         Self::with_clock(segments, capacity_blocks, Heat(0))
     }
 
-    /// As `new`, with the stamps beginning at `first` (below 2^31): an index that has seen that
-    /// many calls.
+    /// As `new`, with the stamps beginning at `first` (below 2^31), as after that many calls.
     ///
     /// # Panics
     ///
@@ -129,16 +140,16 @@ impl Index {
 
     // ---- the core's calls
 
-    /// Makes room in an empty index for that many pages, so that loading them moves nothing about.
+    /// Makes room in an empty index for that many pages, so that loading them causes no growth.
     pub fn expect(&self, pages: usize) {
         self.state.write().expect(pages);
     }
 
-    /// Makes pages visible, in order, all under one fresh stamp; what became of each.
+    /// Makes pages visible, in order, all under one fresh stamp. Returns the result for each.
     ///
-    /// A page is linked to its parent if that is stored when the call returns, and is an orphan if
-    /// not. A key stored before gets the new place and keeps its children, its parent and a lease
-    /// that stands on it.
+    /// A page is linked to its parent if the parent is stored when the call returns. Else it is an
+    /// orphan. A key stored before gets the new place and keeps its children, its parent and a
+    /// valid lease.
     ///
     /// # Panics
     ///
@@ -150,9 +161,10 @@ impl Index {
         published
     }
 
-    /// Fills an empty index with what an opening found, in order, the oldest first: as `publish` in
-    /// batches of 32, as many as a call may have brought them in, but for the links. Those are made at the end, whatever the order, and in time
-    /// that grows with the pages alone, however their parents are told: an image may lie.
+    /// Fills an empty index with the recovered pages, in order, the oldest first. As `publish` in
+    /// batches of 32, the estimated size of the original puts, except for the links. The links are
+    /// made at the end, in any order, in time linear in the number of pages, whatever parents the
+    /// image claims.
     ///
     /// # Panics
     ///
@@ -166,7 +178,7 @@ impl Index {
         self.state.write().adopt_all(&orphans);
     }
 
-    /// `publish` without what it links last: that is put into `later`.
+    /// `publish` without the links that it makes last: these are added to `later`.
     fn publish_unadopted(&self, batch: &[Publish], later: &mut Vec<Adoption>) -> Vec<Published> {
         let mut published = Vec::with_capacity(batch.len());
         let mut stamp = None;
@@ -184,7 +196,8 @@ impl Index {
                 published.push(arrived.outcome);
                 ids.push(arrived.id);
                 previous = Some((page.namespace, page.key, arrived.id));
-                // Growing a shard takes as long as all else in a hold: the readers go first.
+                // The growth of a shard takes as long as the rest of a hold: waiting readers go
+                // first.
                 if arrived.table_grew {
                     break;
                 }
@@ -196,22 +209,23 @@ impl Index {
         published
     }
 
-    /// Links orphans to their parents, the last of these first; how many it linked. Pairs that come in the order of their chain so take
-    /// a walk along one run each: what is above it is not linked to it yet.
+    /// Links orphans to their parents, the last pair first. Returns the number linked. So pairs in
+    /// the order of their chain take a walk along one run each: the ancestors of the parent are not
+    /// linked to it yet.
     ///
-    /// Passed over: a pair of which one is not stored, a child that is no orphan (any more), and a
+    /// Skipped: a pair with a page that is not stored, a child that is no orphan (any more), and a
     /// link that would make a page its own ancestor.
     pub fn adopt(&self, pairs: &[Adoption]) -> usize {
         let mut steps = usize::MAX;
         self.adopt_within(pairs, &mut steps)
     }
 
-    /// As [`Index::adopt`], with no more than so many steps along chains in search of circles, which are taken off: what cannot be
-    /// looked into any more stays an orphan.
+    /// As [`Index::adopt`], with at most `steps` steps along chains in search of circles. The steps
+    /// taken are subtracted. A child whose check finds no steps left stays an orphan.
     pub fn adopt_within(&self, pairs: &[Adoption], steps: &mut usize) -> usize {
         let mut linked = 0;
         for pair in pairs.iter().rev() {
-            // Looking for a circle may take a walk along a whole chain; readers go on meanwhile.
+            // The search for a circle may walk along a whole chain; readers continue meanwhile.
             let mut state = self.state.upgradable_read();
             if let Some((child, parent)) = state.can_adopt(pair, steps) {
                 RwLockUpgradableReadGuard::with_upgraded(&mut state, |state| {
@@ -223,7 +237,7 @@ impl Index {
         linked
     }
 
-    /// Reclaim's move: the page lies at `to` from now on, if it still lay at `from`.
+    /// Moves a page to `to` for reclaim, if it still lies at `from`.
     ///
     /// # Panics
     ///
@@ -244,7 +258,8 @@ impl Index {
         found.is_some()
     }
 
-    /// Marks the page proven, if it still lies at `place`; whether it does. From any thread.
+    /// Marks the page proven, if it still lies at `place`. Returns whether it does. From any
+    /// thread.
     pub fn prove(&self, namespace: NamespaceSlot, key: KeyPrefix, place: Place) -> bool {
         let mut state = self.state.write();
         let found = state.find_at(namespace, key, place);
@@ -254,27 +269,28 @@ impl Index {
         found.is_some()
     }
 
-    /// Takes out a damaged page, if it still lies at `place`; whether it did. Its children stay.
+    /// Removes a damaged page, if it still lies at `place`. Returns whether it did. Its children
+    /// stay.
     pub fn forget(&self, namespace: NamespaceSlot, key: KeyPrefix, place: Place) -> bool {
         let mut state = self.state.write();
         let found = state.find_at(namespace, key, place);
         found.map(|id| self.take_out(&mut state, id)).is_some()
     }
 
-    /// Takes out a page, wherever it lies; where that was. Its children stay.
+    /// Removes a page at any place. Returns the place. Its children stay.
     pub fn remove(&self, namespace: NamespaceSlot, key: KeyPrefix) -> Option<Place> {
         let mut state = self.state.write();
         let id = state.find(namespace, key)?;
         Some(self.take_out(&mut state, id).place)
     }
 
-    /// Takes out every page of a namespace. `gone` is told of each, and may call the index.
+    /// Removes every page of a namespace. `gone` receives each, and may call the index.
     pub fn remove_namespace(&self, namespace: NamespaceSlot, gone: impl FnMut(Departed)) {
         self.sweep(0..u32::MAX, |spot| spot.namespace() == namespace, gone);
     }
 
-    /// The same a step at a time: looks at some entries from `from` on, which is zero for the first step. Where the next one
-    /// begins, if this was not the last.
+    /// The same one step at a time: checks some entries from `from` on, which is zero for the first
+    /// step. Returns the start of the next step, or `None` after the last one.
     pub fn remove_some_of(
         &self,
         namespace: NamespaceSlot,
@@ -286,16 +302,16 @@ impl Index {
         (end < slots).then_some(end)
     }
 
-    /// Takes out every page that still lies in a segment. `gone` is told of each, and may call the
+    /// Removes every page that still lies in a segment. `gone` receives each, and may call the
     /// index.
     ///
-    /// It looks at every entry: for the rare segment whose descriptors can not be read.
+    /// It checks every entry: for the rare segment whose descriptors cannot be read.
     pub fn forget_segment(&self, segment: SegmentId, gone: impl FnMut(Departed)) {
         self.sweep(0..u32::MAX, |spot| spot.place().segment == segment, gone);
     }
 
-    /// Takes out the coldest leaf on which no lease stands at `now_ms` and of which `stays` does not say that it stays; `None` when
-    /// there is none.
+    /// Evicts the coldest leaf without a valid lease at `now_ms` for which `stays` is false; `None`
+    /// if there is none.
     pub fn evict_coldest(
         &self,
         now_ms: u64,
@@ -304,8 +320,8 @@ impl Index {
         self.evict_coldest_outside(now_ms, stays, |_| false)
     }
 
-    /// As [`Index::evict_coldest`], and leaves the pages alone whose segment is parked. Such a page
-    /// is not looked at again before [`Index::unpark`].
+    /// As [`Index::evict_coldest`], but skips the pages of parked segments. Such a page is not
+    /// considered again before [`Index::unpark`].
     pub fn evict_coldest_outside(
         &self,
         now_ms: u64,
@@ -322,8 +338,8 @@ impl Index {
         self.state.write().unpark();
     }
 
-    /// Takes out the page, if it still lies at `place`, has no stored children and is under no
-    /// lease at `now_ms`; whether it did.
+    /// Evicts the page, if it still lies at `place`, has no stored children and is not leased at
+    /// `now_ms`. Returns whether it did.
     pub fn evict_if_leaf(
         &self,
         namespace: NamespaceSlot,
@@ -344,7 +360,7 @@ impl Index {
         true
     }
 
-    /// What reclaim weighs, if the page still lies at `place`.
+    /// The facts that reclaim weighs, if the page still lies at `place`.
     pub fn live(
         &self,
         namespace: NamespaceSlot,
@@ -363,11 +379,11 @@ impl Index {
         })
     }
 
-    /// For each segment the heat of the page in it that eviction would take last, where a page counts as hot as the hottest
-    /// of its descendants, wherever they lie. `None` for a segment without pages.
+    /// For each segment, the heat of the page in it that eviction would take last. A page counts as
+    /// hot as the hottest of its descendants in any segment. `None` for a segment without pages.
     ///
-    /// It looks at every entry, and takes 8 bytes a slot while it lasts: for the rare store in which copies find no room.
-    /// Nothing may come, go or be linked meanwhile; heats may rise.
+    /// It checks every entry, and takes 8 bytes a slot meanwhile: for the rare store in which
+    /// copies find no room. No page may be added, removed or linked meanwhile; heats may rise.
     pub fn hottest_by_segment(&self) -> Vec<Option<Heat>> {
         let slots = self.state.read().slab().slots();
         let mut climb = Climb::new(slots, self.pins.len());
@@ -382,8 +398,8 @@ impl Index {
 
     // ---- inspection
 
-    /// Shows every page to `see`, outside the lock: a page that comes, goes or moves meanwhile may
-    /// be seen as it was, as it is, or not at all.
+    /// Passes every page to `see`, outside the lock. A page that is added, removed or moved
+    /// meanwhile may be seen in its old or new state, or not at all.
     pub fn each(&self, mut see: impl FnMut(&PageView)) {
         let mut views = Vec::new();
         let mut slots = 0..;
@@ -423,23 +439,22 @@ impl Index {
         self.len() == 0
     }
 
-    /// A heat above that of every page: what the next call will give.
+    /// A heat above that of every page: the heat that the next call will give.
     pub fn hottest(&self) -> Heat {
         self.state.read().next()
     }
 
-    /// Bytes of RAM that the index has allocated, by its own account.
+    /// Bytes of RAM that the index has allocated, by its own count.
     pub fn ram_bytes(&self) -> usize {
         let leases = self.leases.lock().ram_bytes();
         size_of::<Self>() + size_of_val(&*self.pins) + leases + self.state.read().ram_bytes()
     }
 
-    /// Checks everything that must hold between two calls, in about a microsecond a page; for tests
-    /// and simulation.
+    /// Checks the invariants, in about a microsecond a page; for tests and simulation.
     ///
     /// # Errors
     ///
-    /// Says what does not hold, and for which slot.
+    /// The violated invariant, and its slot.
     pub fn check_invariants(&self) -> Result<(), String> {
         let state = self.state.read();
         self.leases.lock().check()?;
@@ -457,7 +472,7 @@ impl Index {
         );
     }
 
-    /// The write lock, and the call's stamp (drawn again when heats were lowered since its last
+    /// The write lock, and the call's stamp (drawn again if heats were lowered since its last
     /// hold).
     fn write_stamped(&self, stamp: &mut Option<Stamp>) -> (RwLockWriteGuard<'_, State>, Heat) {
         let mut state = self.state.write();
@@ -469,7 +484,7 @@ impl Index {
         }
     }
 
-    /// Makes stamps free again, if they have run out.
+    /// Lowers all heats, so that stamps are free again, if they have run out.
     fn lower_heats(&self, state: &mut State) {
         if state.has_stamps() {
             return;
@@ -488,8 +503,9 @@ impl Index {
         departed
     }
 
-    /// Takes out every page among some entries that `picks` accepts: looks for them under the read lock, takes them
-    /// out under the write lock, tells of them under none. How many entries there are in all.
+    /// Removes every page among some entries that `picks` accepts. Finds them under the read lock,
+    /// removes them under the write lock, and reports them under no lock. Returns the total number
+    /// of entries.
     fn sweep(
         &self,
         among: Range<u32>,
@@ -524,7 +540,7 @@ impl Index {
     }
 }
 
-/// A call's stamp, good for one epoch.
+/// A call's stamp, valid for one epoch of the clock.
 #[derive(Debug, Clone, Copy)]
 struct Stamp {
     heat: Heat,
@@ -532,7 +548,7 @@ struct Stamp {
 }
 
 impl Stamp {
-    /// The call's stamp, drawn if it has none that is still good; `None` when stamps have run out.
+    /// The call's stamp; drawn if it has no valid one. `None` when stamps have run out.
     fn of(stamp: &mut Option<Self>, state: &State) -> Option<Heat> {
         let epoch = state.epoch();
         if let Some(known) = stamp.filter(|known| known.epoch == epoch) {

@@ -1,4 +1,5 @@
-//! The entries: 32 bytes of what every lookup reads, 8 bytes of what only eviction reads, apart.
+//! The entries: 32 bytes that every lookup reads, and, apart from them, 8 bytes that only eviction
+//! reads.
 //!
 //! ```text
 //! Entry (32 bytes, never across a cache line)      Link (8 bytes, under the same number)
@@ -9,7 +10,7 @@
 //!  28  mark      u32  stamp 31 | leased 1
 //! ```
 //!
-//! A slot is in one of three states, told apart by LIVE and the count of children:
+//! A slot is in one of three states, by LIVE and the count of children:
 //!
 //! | LIVE | children | state |
 //! |---|---|---|
@@ -18,11 +19,11 @@
 //! | 0 | 0 | free; the free slots are chained through `parent` |
 //!
 //! A ghost keeps its slot and its key until its last child has left or the page has come back, so
-//! that no child ever points at a stranger. It has no parent, and lookups take it for absent.
+//! that no child ever points at another page. It has no parent, and lookups take it for absent.
 //!
 //! Stamp and lease share one atomic word, so that a lookup (which holds only the read lock) can
-//! renew both in one step: the greater word wins, a newer call beats an older one, and of one
-//! call's two words the leased one. Everything else changes under the write lock only.
+//! renew both in one step. The greater word wins: a newer call beats an older one, and of one
+//! call's two words the leased one wins. All other fields change under the write lock only.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -47,11 +48,11 @@ impl PageId {
 pub(super) const LIVE: u64 = 1;
 /// Its payload may not have landed before the last crash.
 pub(super) const UNPROVEN: u64 = 2;
-/// It has a parent, but which one is not known, or that one was not stored when it came.
+/// It has a parent, but the parent is unknown, or was not stored when the page was published.
 pub(super) const ORPHAN: u64 = 4;
-/// The coldness queue holds this slot's number. Belongs to the slot, not to the page: it outlives a
-/// page that leaves by another way than eviction, because the queue is corrected only when it is
-/// popped.
+/// The coldness queue holds this slot's number. The flag belongs to the slot, not to the page: it
+/// outlives a page that leaves by another way than eviction, because the queue is corrected only by
+/// pops.
 pub(super) const QUEUED: u64 = 8;
 const FLAGS: u64 = 15;
 
@@ -66,7 +67,7 @@ pub(super) struct Spot(u64);
 impl Spot {
     /// # Panics
     ///
-    /// When the place is beyond what an entry can hold: the core checks a store's geometry when it
+    /// When the place exceeds the limits of an entry: the core checks a store's geometry when it
     /// opens it.
     pub(super) fn new(place: Place, namespace: NamespaceSlot, flags: u64) -> Self {
         assert!(
@@ -111,7 +112,7 @@ impl Spot {
     }
 }
 
-/// Most stamps there are.
+/// Number of stamps.
 pub(super) const HEAT_END: u32 = 1 << 31;
 
 /// A page's heat, and whether the call that set it leased the page.
@@ -135,7 +136,7 @@ impl Mark {
         self.0 & 1 != 0
     }
 
-    /// Whether it is leased now, `floor` being the oldest call whose leases stand.
+    /// Whether it is leased now. `floor` is the oldest call with valid leases.
     pub(super) fn is_leased(self, floor: Heat) -> bool {
         self.has_lease() && self.heat() >= floor
     }
@@ -180,7 +181,7 @@ impl Entry {
         Mark(self.mark.load(Ordering::Relaxed))
     }
 
-    /// Raises the mark to `mark`; the mark it had.
+    /// Raises the mark to `mark`. Returns the previous mark.
     #[inline]
     pub(super) fn raise(&self, mark: Mark) -> Mark {
         Mark(self.mark.fetch_max(mark.0, Ordering::Relaxed))
@@ -242,7 +243,7 @@ impl Slab {
         self.links.get_mut(id.at())
     }
 
-    /// Puts `entry` into a free slot, or a new one. The slot's QUEUED flag stays as it is.
+    /// Puts `entry` into a free slot, or a new one. The slot's QUEUED flag does not change.
     ///
     /// # Panics
     ///
@@ -268,7 +269,7 @@ impl Slab {
         id
     }
 
-    /// Frees a slot that nothing refers to any more, the coldness queue excepted.
+    /// Frees a slot to which nothing but the coldness queue refers.
     pub(super) fn free(&mut self, id: PageId) {
         let link = self.links.get_mut(id.at());
         assert!(
@@ -285,7 +286,7 @@ impl Slab {
             .clear(LIVE | UNPROVEN | ORPHAN);
     }
 
-    /// Slots, free ones included; their numbers are below it.
+    /// Number of slots, free ones included; slot numbers are below it.
     pub(super) const fn slots(&self) -> usize {
         self.entries.len()
     }

@@ -1,10 +1,10 @@
-//! What the lock guards: table, slab and coldness queue, and the few steps that change them
+//! The state under the lock: table, slab and coldness queue, and the few steps that change them
 //! together.
 //!
 //! Invariants (checked by `check`): the table holds exactly the stored pages and the ghosts, each
-//! under its own hash; every page's count of children is the number of stored pages that point at
-//! it; nothing points at a free slot; following parents never comes back; every leaf is queued, at
-//! no more than its heat.
+//! under its own hash. Every page's count of children is the number of stored pages that point at
+//! it. No slot points at a free slot. Parents form no circle. Every leaf is queued, at no more than
+//! its heat.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,11 +19,11 @@ use super::types::{
     Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published, SegmentId,
 };
 
-/// Most steps from a page towards the head of its chain when a link is checked for a circle; a
-/// chain longer than this stays in two pieces (each evicted from its own end).
+/// Most steps from a page towards the head of its chain when a link is checked for a circle. A
+/// longer chain stays in two pieces (each evicted from its own end).
 const ADOPT_WALK_MAX: usize = 1 << 20;
 
-/// What became of a published page.
+/// The result of publishing a page.
 pub(super) struct Arrived {
     pub(super) id: PageId,
     pub(super) outcome: Published,
@@ -39,9 +39,9 @@ pub(super) struct State {
     slab: Slab,
     cold: Box<dyn Coldness>,
     pages: usize,
-    /// Of those, the pages of each namespace, as far as any had some.
+    /// Number of pages of each namespace, up to the highest namespace that had some.
     of_namespace: Vec<usize>,
-    /// Grows when heats are lowered: a stamp drawn before is worthless after.
+    /// Grows when heats are lowered: a stamp drawn before is invalid after.
     epoch: u64,
     /// The next stamp.
     clock: AtomicU64,
@@ -94,13 +94,13 @@ impl State {
         self.epoch
     }
 
-    /// A fresh stamp, or `None` when they have run out: `lower_heats` brings more.
+    /// A fresh stamp, or `None` when they have run out: `lower_heats` frees more.
     pub(super) fn draw(&self) -> Option<Heat> {
         let stamp = self.clock.fetch_add(1, Ordering::Relaxed);
         (stamp < u64::from(HEAT_END)).then_some(Heat(stamp as u32))
     }
 
-    /// Whether `draw` would give one.
+    /// Whether `draw` would return a stamp.
     pub(super) fn has_stamps(&self) -> bool {
         self.next().0 < HEAT_END
     }
@@ -125,7 +125,7 @@ impl State {
         self.names
     }
 
-    /// The slot of that name: a stored page's or a ghost's.
+    /// The slot of that name, of a stored page or a ghost.
     fn find_slot(&self, namespace: NamespaceSlot, key: KeyPrefix) -> Option<PageId> {
         let hash = self.names.hash(namespace, key);
         self.table
@@ -161,7 +161,7 @@ impl State {
         self.slab.entry_mut(id).spot.clear(UNPROVEN);
     }
 
-    /// Raises a page's heat without ending or renewing a lease that stands on it.
+    /// Raises a page's heat without ending or renewing a valid lease.
     fn warm(&mut self, id: PageId, heat: Heat, floor: Heat) {
         let entry = self.slab.entry_mut(id);
         let mark = entry.mark();
@@ -170,7 +170,8 @@ impl State {
 
     // ---- arriving
 
-    /// Brings into the cache what making these pages visible looks at first, so that no page waits for another page's miss.
+    /// Fetches the cache lines that publishing these pages reads first, so that no page waits for
+    /// another page's miss.
     pub(super) fn fetch(&self, pages: &[Publish]) {
         let lines = pages.iter().map(|page| {
             let hash = self.names.hash(page.namespace, page.key);
@@ -182,9 +183,9 @@ impl State {
     /// Makes one page visible, under its heat; links it if its parent is stored. `previous` is a
     /// page known to be stored, likely its parent.
     ///
-    /// A page whose parent is not stored yet is left an orphan, and so is one whose name was here
+    /// A page whose parent is not stored yet is left an orphan. So is a page whose name was here
     /// before: it may have children, and then linking it takes the walk of `can_adopt`, for which
-    /// no lookup should wait. Their adoption is put into `later`.
+    /// no lookup should wait. Their adoption is added to `later`.
     pub(super) fn publish(
         &mut self,
         page: &Publish,
@@ -293,7 +294,7 @@ impl State {
     // ---- adopting
 
     /// The child and the parent, if the child is an orphan, both are stored, and the link closes no
-    /// circle, as far as `steps` suffice to see that; those that it takes are taken off.
+    /// circle as far as `steps` steps show. The steps taken are subtracted.
     pub(super) fn can_adopt(&self, pair: &Adoption, steps: &mut usize) -> Option<(PageId, PageId)> {
         let child = self.find(pair.namespace, pair.child)?;
         let parent = self.find(pair.namespace, pair.parent)?;
@@ -318,11 +319,11 @@ impl State {
         Some((child, parent))
     }
 
-    /// Links every orphan of these whose parent is stored, but for links that would close a circle.
+    /// Links every orphan whose parent is stored, except for links that would close a circle.
     ///
-    /// An orphan heads its tree, so a link closes a circle exactly if the parent is in that very tree: each
-    /// page is told the head of its own by steps that are shortened as they are taken. For the many
-    /// of an opening: it takes 4 bytes a slot while it lasts, and looks at every slot.
+    /// An orphan heads its tree, so a link closes a circle exactly if the parent is in that very
+    /// tree. The head of each page's tree is found along paths that are shortened on the way. For
+    /// the many orphans of an open: it takes 4 bytes a slot meanwhile, and checks every slot.
     pub(super) fn adopt_all(&mut self, orphans: &[Adoption]) {
         let ids = self.slab.ids();
         let mut above: Vec<PageId> = ids.map(|id| self.slab.link(id).parent).collect();
@@ -340,7 +341,7 @@ impl State {
         }
     }
 
-    /// Links what `can_adopt` gave.
+    /// Links the pair that `can_adopt` returned.
     pub(super) fn adopt(&mut self, child: PageId, parent: PageId) {
         self.slab.entry_mut(child).spot.clear(ORPHAN);
         self.link(child, parent);
@@ -348,8 +349,8 @@ impl State {
 
     // ---- leaving
 
-    /// Takes a stored page out; its mark tells the lease to give back. Its children stay, as
-    /// orphans of a ghost.
+    /// Removes a stored page. Its mark names the lease to return. Its children stay, as orphans of
+    /// a ghost.
     pub(super) fn take_out(&mut self, id: PageId, floor: Heat) -> (Departed, Mark) {
         let entry = self.slab.entry(id);
         let mark = entry.mark();
@@ -371,8 +372,8 @@ impl State {
         (departed, mark)
     }
 
-    /// Parts a page that leaves from its parent, which stays as hot as the hottest descendant it
-    /// ever had.
+    /// Detaches a page that leaves from its parent. The parent stays as hot as the hottest
+    /// descendant it ever had.
     fn unlink(&mut self, id: PageId, heat: Heat, floor: Heat) {
         let parent = std::mem::replace(&mut self.slab.link_mut(id).parent, PageId::NONE);
         if parent == PageId::NONE {
@@ -396,7 +397,7 @@ impl State {
         self.slab.free(id);
     }
 
-    /// Takes out the coldest leaf on which no lease stands, and that does not stay for another reason.
+    /// Removes the coldest leaf that has no valid lease and need not stay for another reason.
     pub(super) fn evict(
         &mut self,
         floor: Heat,
@@ -430,11 +431,12 @@ impl State {
 
     // ---- the clock
 
-    /// Lowers every heat so that at least half of all stamps are free again; how far.
+    /// Lowers every heat so that at least half of all stamps are free again. Returns the amount.
     ///
-    /// To 1 for the coldest page, and nothing changes in the order. Only when that is too little
-    /// (a page unused for a billion calls), the older half of the stamps become one age. 0 is left
-    /// to calls older than every page: no page and no later call shares a stamp with them.
+    /// Normally the coldest page goes to 1, and the order does not change. If that frees too few
+    /// stamps (a page unused for a billion calls), the older half of the stamps become one age.
+    /// Heat 0 is left to calls older than every page: no page and no later call shares a stamp with
+    /// them.
     pub(super) fn lower_heats(&mut self, floor: Heat) -> u32 {
         let live = |entry: &&Entry| entry.spot.has(LIVE);
         let coldest = self
@@ -488,8 +490,8 @@ impl State {
             + self.of_namespace.capacity() * size_of::<usize>()
     }
 
-    /// What must hold (see the module), in about a microsecond a page; the first thing that does
-    /// not.
+    /// Checks the invariants (see the module), in about a microsecond a page. Returns the first
+    /// violation.
     pub(super) fn check(&self) -> Result<(), String> {
         let children = self.check_slots()?;
         self.check_links(&children)?;
@@ -549,7 +551,7 @@ impl State {
     }
 
     fn check_links(&self, children: &[u32]) -> Result<(), String> {
-        // The walk on which a slot was first met: meeting one's own walk again is a circle.
+        // The walk that visited a slot first: a second visit by the same walk is a circle.
         let mut walks = vec![0_u32; self.slab.slots()];
         for (start, counted) in self.slab.ids().zip(children) {
             let entry = self.slab.entry(start);
@@ -613,7 +615,7 @@ fn adoption(page: &Publish) -> Option<Adoption> {
     })
 }
 
-/// The head of the tree that a page is in; halves the way there.
+/// The head of the tree of a page; halves the path on the way.
 fn head_of(above: &mut [PageId], mut at: PageId) -> PageId {
     loop {
         let up = above[at.0 as usize];

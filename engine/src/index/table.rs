@@ -1,8 +1,8 @@
 //! From a hash to the slots that may hold it: some thousand small hash tables of slot numbers.
 //!
 //! One big table would rehash everything at once when it grows. Here each growth step rehashes one
-//! shard, and each shard grows when its own turn comes. Their number follows the capacity: a step
-//! takes about 65 ns an entry.
+//! shard, and each shard grows at its own time. Their number follows the capacity: a step takes
+//! about 65 ns an entry.
 //!
 //! ```text
 //! Line (64 bytes: one cache line)
@@ -11,15 +11,15 @@
 //!  16  ids       12 x u32  slot numbers
 //! ```
 //!
-//! A lookup costs one cache miss: the line that the hash names has the tags and the numbers. Where
-//! a full line made entries go on to the next one, its `passed` says so; where it is 0, a search
-//! ends. A removal takes its passage back, so that nothing is left behind by churn: a store at its
-//! capacity churns for ever.
+//! A lookup costs one cache miss: the line of the hash has the tags and the numbers. `passed`
+//! counts the entries that a full line sent on to the next line; a search ends at a line where it
+//! is 0. A removal subtracts its entry from `passed`, so that churn leaves nothing behind: a store
+//! at its capacity churns for ever.
 //!
 //! The first version used hashbrown: 177 us for 2,048 keys of ten million. With this table and the
-//! passes of `lookup` that fetch lines ahead, which hashbrown has no call for, it was 98 us; how
-//! much each of the two gained was not told apart. RAM just after growth is 9.6 bytes a page here,
-//! 11.4 there by arithmetic.
+//! passes of `lookup` that fetch lines ahead, for which hashbrown has no call, it was 98 us. The
+//! share of each of the two was not measured. RAM just after growth is 9.6 bytes a page here, 11.4
+//! there by arithmetic.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -31,7 +31,7 @@ use super::types::NamespaceSlot;
 /// Blocks of capacity for each shard. A store full of pages of 64 KiB has up to 4,096 of them in a
 /// shard; smaller pages make the steps longer in proportion. Measured with 2,441 in a shard: most
 /// steps take 0.15 to 0.25 ms, the worst took 0.84 ms on a busy machine. (Four times the shards
-/// cost lookups a tenth, as their headers fall out of the nearest cache.)
+/// cost lookups a tenth, as their headers no longer fit the nearest cache.)
 const SHARD_BLOCKS: u64 = 1 << 16;
 
 /// Fewest and most shards: 8 KiB and 2 MiB of headers.
@@ -51,10 +51,9 @@ const SHARD_SHIFT: u32 = 40;
 
 /// Hashes the names of pages.
 ///
-/// Page keys are SHA-256 outputs, so their bits would serve as they are; one multiplication spreads
-/// the same key in several namespaces (ranks, pools) and keeps a caller's home-made keys from
-/// heaping up. Each hasher has secrets of its own: whoever chooses keys does not know where they
-/// fall.
+/// Page keys are SHA-256 outputs, so their bits would serve as they are. One multiplication spreads
+/// the same key in several namespaces (ranks, pools) and keeps a caller's own keys from colliding.
+/// Each hasher has secrets of its own: a caller who chooses keys does not know their places.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NameHasher {
     secrets: [u64; 2],
@@ -198,7 +197,7 @@ impl Shard {
         None
     }
 
-    /// Puts an entry into the first line with room; there is one, as no shard is ever filled beyond
+    /// Puts an entry into the first line with room. There is one: no shard is ever filled beyond
     /// `FILL_MAX`.
     fn put(&mut self, hash: u64, id: PageId) {
         let tag = tag_bytes(hash);
@@ -228,7 +227,7 @@ impl Shard {
         self.len >= self.lines.len() * FILL_MAX
     }
 
-    /// By half, not by twice: what is spent on rehashing more often is saved in RAM just after it.
+    /// By half, not by twice: this costs more rehashing, and saves RAM just after it.
     fn grow(&mut self, hash_of: &impl Fn(PageId) -> u64) {
         let more = vec![Line::EMPTY; self.lines.len() * 3 / 2 + 1];
         let lines = std::mem::replace(&mut self.lines, more);
@@ -260,8 +259,9 @@ impl Table {
         }
     }
 
-    /// Gives every shard the lines that its share of `entries` needs, so that filling them rehashes nothing. Of so few that most
-    /// shards get none, each makes its own.
+    /// Gives every shard the lines for its share of `entries`, so that filling them causes no
+    /// rehash. If the share is so small that most shards would get no line, each shard allocates
+    /// its own later.
     pub(super) fn expect(&mut self, entries: usize) {
         if entries < self.shards.len() {
             return;
@@ -285,7 +285,7 @@ impl Table {
         &mut self.shards[shard]
     }
 
-    /// Brings the line of a hash into the cache; the value means nothing.
+    /// Fetches the line of a hash into the cache. The value has no meaning.
     #[inline]
     pub(super) fn fetch(&self, hash: u64) -> u64 {
         let shard = self.shard(hash);
@@ -295,7 +295,8 @@ impl Table {
             .map_or(0, |line| line.tags[0])
     }
 
-    /// What the hash's own line says; a slot it names is a stranger's once in twenty-five times.
+    /// The result of the hash's own line. A slot it names belongs to another page once in
+    /// twenty-five times.
     #[inline]
     pub(super) fn guess(&self, hash: u64) -> Guess {
         let shard = self.shard(hash);
@@ -335,7 +336,7 @@ impl Table {
         grows
     }
 
-    /// Takes a slot out; false when it was not there.
+    /// Removes a slot; false if it was not there.
     pub(super) fn remove(&mut self, hash: u64, id: PageId) -> bool {
         self.shard_mut(hash).remove(hash, id)
     }
@@ -352,7 +353,7 @@ impl Table {
     }
 }
 
-/// What the hash's own line says.
+/// The result of the hash's own line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Guess {
     /// No slot has this hash.

@@ -1,5 +1,4 @@
-//! The words the index speaks in: ids, places, heats, and the plain records its calls take and
-//! give.
+//! The types of the index: ids, places, heats, and the plain records of its calls.
 
 use larder_format::KeyPrefix;
 use serde::{Deserialize, Serialize};
@@ -31,34 +30,35 @@ pub struct Place {
 
 /// How recently a page was used: the stamp of the last call that used it. Greater is hotter.
 ///
-/// Stamps have 31 bits. When they run out, the index lowers all of them at once, keeping their
-/// order; a `Heat` read before that compares too hot with one read after, so do not keep heats.
+/// Stamps have 31 bits. When they run out, the index lowers all of them at once, and keeps their
+/// order. A `Heat` read before that compares too hot with one read after, so do not keep heats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Heat(pub u32);
 
 /// The terms of the leases that one lookup takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
-    /// The caller's clock, in milliseconds; the same clock that `evict_coldest` is given.
+    /// The caller's clock, in milliseconds; the same clock as for `evict_coldest`.
     pub now_ms: u64,
-    /// How long the lease protects what was confirmed, in milliseconds.
+    /// How long the lease protects the confirmed pages, in milliseconds.
     pub duration_ms: u64,
-    /// Blocks that one page of the namespace takes: what a leased page counts against the limit.
+    /// Blocks that one page of the namespace takes: a leased page counts as many against the limit.
     pub blocks_per_page: u32,
 }
 
-/// A page as a reader needs it.
+/// A located page, for a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located {
     /// Where its payload begins.
     pub place: Place,
     /// Its payload checksum, which also covers its whole key and its namespace.
     pub checksum: u64,
-    /// Its payload may not have landed before the last crash: not damage if the checksum fails.
+    /// Its write may not have completed before the last crash: a failed checksum is not damage
+    /// then.
     pub unproven: bool,
 }
 
-/// A page stored without its parent being known, and the page that a caller says is its parent.
+/// A page stored with an unknown parent, and the parent that a caller names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Adoption {
     /// The namespace of both.
@@ -69,12 +69,12 @@ pub struct Adoption {
     pub parent: KeyPrefix,
 }
 
-/// What comes before a page in its chain, as far as its writer knows.
+/// The predecessor of a page in its chain, as far as its writer knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parent {
-    /// Nothing: the page heads its chain (depth 0).
+    /// None: the page heads its chain (depth 0).
     Head,
-    /// Some page that the writer did not name.
+    /// A page that the writer did not name.
     Unknown,
     /// The page of this key, whether it is stored or not.
     Key(KeyPrefix),
@@ -93,11 +93,11 @@ pub struct Publish {
     pub place: Place,
     /// Its payload checksum.
     pub checksum: u64,
-    /// Found by recovery above the synced commit number: its payload may not have landed.
+    /// Found by recovery above the synced commit number: its write may not have completed.
     pub unproven: bool,
 }
 
-/// What `publish` did with one page.
+/// The result of `publish` for one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Published {
     /// The key was not stored.
@@ -119,25 +119,25 @@ pub struct Departed {
     pub heat: Heat,
 }
 
-/// What reclaim weighs when it decides between copying a page and dropping it.
+/// The facts for the decision of reclaim between copying a page and dropping it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveInfo {
     /// When it was last used.
     pub heat: Heat,
-    /// Stored pages whose parent it is: it may be dropped only at 0.
+    /// Number of its stored children: it may be dropped only at 0.
     pub children: u32,
-    /// A lookup promised it to a reader who has not come yet.
+    /// A lookup confirmed it for a reader that has not read it yet.
     pub leased: bool,
 }
 
-/// One page, as inspection sees it.
+/// One page, for inspection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageView {
     /// Its namespace.
     pub namespace: NamespaceSlot,
     /// Its key.
     pub key: KeyPrefix,
-    /// Its parent, when that is stored and linked.
+    /// Its parent, if it is stored and linked.
     pub parent: Option<KeyPrefix>,
     /// Where its payload begins.
     pub place: Place,
@@ -145,10 +145,10 @@ pub struct PageView {
     pub checksum: u64,
     /// When it was last used.
     pub heat: Heat,
-    /// Stored pages whose parent it is.
+    /// Number of its stored children.
     pub children: u32,
-    /// Its payload may not have landed before the last crash.
+    /// Its write may not have completed before the last crash.
     pub unproven: bool,
-    /// It has a parent, but that is not known or not stored.
+    /// It has a parent, but the parent is unknown or not stored.
     pub orphan: bool,
 }
