@@ -28,7 +28,8 @@ pub enum StoreError {
     NotAStore(PathBuf),
     /// The file or device holds other data than Larder's.
     #[error(
-        "{0}: holds data that is not a Larder store; use --force to overwrite it, or choose another path"
+        "{0}: holds data that is not a Larder store; use --force to overwrite it, or choose \
+         another path"
     )]
     Foreign(PathBuf),
     /// There is a store already.
@@ -51,7 +52,8 @@ pub enum StoreError {
     },
     /// Clients have writes in flight though their owner is gone, or is exiting.
     #[error(
-        "{0}: clients of the store's former owner are still writing; they end as soon as the device lets them, and until then nobody can have the store: try again, or stop them"
+        "{0}: clients of the store's former owner are still writing; they end as soon as the \
+         device lets them, and until then no process can open the store: try again, or stop them"
     )]
     ClientsWriting(PathBuf),
     /// No process serves the store's catalog.
@@ -96,8 +98,8 @@ pub enum StoreError {
     OtherVolumes(PathBuf),
     /// An owner must distinguish users.
     #[error(
-        "{0}: the user of this process is not mapped in its user namespace, so that it cannot own a \
-         shared store: it could not tell its clients' users apart; map the user (`unshare \
+        "{0}: the user of this process is not mapped in its user namespace, so that it cannot own \
+         a shared store: it could not tell its clients' users apart; map the user (`unshare \
          --map-current-user`), or let another process own the store (`larder serve`)"
     )]
     UserUnmapped(PathBuf),
@@ -108,7 +110,9 @@ pub enum StoreError {
     OwnerGone,
     /// Reads failed for reasons in this process.
     #[error(
-        "{path}: could not be read by this process: {source}; that says nothing of the store. Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it read the volumes"
+        "{path}: could not be read by this process: {source}; the store itself may be sound. \
+         Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it read \
+         the volumes"
     )]
     NotRead {
         /// The first volume.
@@ -117,7 +121,7 @@ pub enum StoreError {
         source: DiskError,
     },
     /// The superblocks cannot be used.
-    #[error("{path}: {source}; `larder verify` tells what is left")]
+    #[error("{path}: {source}; `larder verify` reports what is left")]
     Superblock {
         /// The volume.
         path: PathBuf,
@@ -126,7 +130,8 @@ pub enum StoreError {
     },
     /// A volume of the store is not at its path.
     #[error(
-        "volume {index} of the store is missing ({reason}); bring it back, or name its new path with --volume; with `larder verify --repair --degraded` its pages are given up for good"
+        "volume {index} of the store is missing ({reason}); bring it back, or name its new path \
+         with --volume; with `larder verify --repair --degraded` its pages are given up for good"
     )]
     VolumeMissing {
         /// Its index in the store.
@@ -138,7 +143,9 @@ pub enum StoreError {
     },
     /// A volume lacks the store's newest epoch.
     #[error(
-        "{path}: is of run {run}, but the store has been in run {newest} since: an old copy? bring back the current one; with `larder verify --repair --degraded` its pages are given up for good"
+        "{path}: is of run {run}, but the store has been in run {newest} since: an old copy? \
+         bring back the current one; with `larder verify --repair --degraded` its pages are given \
+         up for good"
     )]
     VolumeStale {
         /// The volume.
@@ -150,7 +157,8 @@ pub enum StoreError {
     },
     /// A volume is shorter than its geometry.
     #[error(
-        "{path}: is {found} bytes long, the store needs {needed}: truncated? restore the file; of what is left `larder export` saves the pages, for a new store"
+        "{path}: is {found} bytes long, the store needs {needed}: truncated? restore the file, or \
+         save the remaining pages with `larder export`, for a new store"
     )]
     Truncated {
         /// The volume.
@@ -165,14 +173,19 @@ pub enum StoreError {
     NotFirstVolume(PathBuf, String),
     /// No epoch number is left.
     #[error(
-        "{0}: every run number has been used (or a block claims so): copy the pages worth keeping to a new store"
+        "{0}: every run number has been used (or a block claims so): copy the pages worth keeping \
+         to a new store"
     )]
     RunsExhausted(PathBuf),
     /// The request is invalid.
     #[error("{0}")]
     Usage(String),
     /// The requested size is too small for a store, or for one that grows.
-    #[error("{reason}: at least {} are needed{}", bytes(*.needed), if *.smaller_segments { ", or smaller segments" } else { "" })]
+    #[error(
+        "{reason}: at least {} are needed{}",
+        bytes(*.needed),
+        if *.smaller_segments { ", or smaller segments" } else { "" }
+    )]
     TooSmall {
         /// The resulting sizes.
         reason: String,
@@ -196,7 +209,9 @@ pub enum StoreError {
     },
     /// The file system does not preallocate, or a container profile forbids the call.
     #[error(
-        "{path}: the file system ({file_system}) cannot preallocate a file ({source}): add --prewrite to `larder create`, which writes every block instead, or use ext4, xfs or a block device"
+        "{path}: the file system ({file_system}) cannot preallocate a file ({source}): add \
+         --prewrite to `larder create`, which writes every block instead, or use ext4, xfs or a \
+         block device"
     )]
     NoPreallocation {
         /// The volume.
@@ -218,7 +233,8 @@ pub enum StoreError {
     },
     /// Structures of a store are damaged that offline work requires whole.
     #[error(
-        "{path}: {flaws} damaged places; list them with `larder verify`, and run `larder verify --repair` first"
+        "{path}: {flaws} damaged places; list them with `larder verify`, and run `larder verify \
+         --repair` first"
     )]
     Unsound {
         /// The first volume.
@@ -239,11 +255,12 @@ pub enum StoreError {
     #[error("the store is closed")]
     Closed,
     /// A write failed.
-    #[error("a write to the store failed ({0}); what it carried is not acknowledged")]
+    #[error("a write to the store failed ({0}); its content is not acknowledged")]
     WriteFailed(String),
     /// A sync failed.
     #[error(
-        "a sync failed: pages written since the last good one may not survive power loss; the store is rewriting them, flush again later"
+        "a sync failed: pages written since the last good one may not survive power loss; the \
+         store is rewriting them, flush again later"
     )]
     SyncFailed,
     /// A record could not be written for lack of space.
@@ -253,12 +270,14 @@ pub enum StoreError {
     NoRoom,
     /// Every volume is in read-only service.
     #[error(
-        "every volume of the store refuses writes and is in read-only service; `larder stat` and `larder doctor` say why"
+        "every volume of the store refuses writes and is in read-only service; `larder stat` and \
+         `larder doctor` show the reason"
     )]
     ReadOnlyService,
     /// Too many namespaces.
     #[error(
-        "the store knows {0} namespaces, its limit; clear those no longer used, and compact it into a new one (`larder compact --into`)"
+        "the store knows {0} namespaces, its limit; clear those no longer used, and compact it \
+         into a new one (`larder compact --into`)"
     )]
     TooManyNamespaces(usize),
     /// The id belongs to no namespace of this store.
@@ -313,7 +332,8 @@ impl StoreError {
 
     /// Another process has the device.
     pub(crate) fn is_busy(&self) -> bool {
-        matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::ResourceBusy)
+        let is_busy = |source: &io::Error| source.kind() == io::ErrorKind::ResourceBusy;
+        matches!(self, StoreError::Io { source, .. } if is_busy(source))
     }
 }
 
@@ -369,7 +389,8 @@ pub fn advice(error: &io::Error) -> &'static str {
 fn unlock(is_unserved: bool, holder: HolderState) -> &'static str {
     match (is_unserved, holder) {
         (_, HolderState::Exited) => {
-            "the lock goes when the device has answered: try again, and stop the child if there is one"
+            "the lock goes when the device has answered: try again, and stop the child if there \
+             is one"
         }
         (true, _) => {
             "it serves no socket beside the store: it works on the store alone, or its socket was \

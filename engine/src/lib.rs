@@ -38,8 +38,8 @@
 //! create(&path, &CreateOptions { size: 128 << 20, ..CreateOptions::default() })?;
 //! let store = Store::open(&path, OpenOptions::default())?;
 //!
-//! // Pages with the same key in one namespace are interchangeable. Here a page has two parts: K and V
-//! // of 64 tokens.
+//! // Pages with the same key in one namespace are interchangeable. Here a page has two parts: K
+//! // and V of 64 tokens.
 //! let part_bytes = 128 << 10;
 //! let pages = store.namespace(&Namespace::new(NamespaceFields {
 //!     model: "some-model".to_owned(),

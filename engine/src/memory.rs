@@ -302,11 +302,12 @@ mod tests {
 
     #[test]
     fn page_sizes_are_read_from_the_mapping_that_holds_the_address() {
-        let smaps = "1000-3000 rw-p 00000000 00:00 0\nSize: 8 kB\nKernelPageSize:  4 kB\nAnonHugePages:  0 kB\n\
-                     VmFlags: rd wr\n\
-                     3000-9000 rw-p 00000000 00:00 0\nKernelPageSize:  4 kB\nAnonHugePages:  4096 kB\nVmFlags: rd\n\
-                     a000-b000 rw-s 00000000 00:0f 12 /anon_hugepage (deleted)\nKernelPageSize:  2048 kB\n\
-                     AnonHugePages: 0 kB\n";
+        let smaps = "1000-3000 rw-p 00000000 00:00 0\n\
+                     Size: 8 kB\nKernelPageSize:  4 kB\nAnonHugePages:  0 kB\nVmFlags: rd wr\n\
+                     3000-9000 rw-p 00000000 00:00 0\n\
+                     KernelPageSize:  4 kB\nAnonHugePages:  4096 kB\nVmFlags: rd\n\
+                     a000-b000 rw-s 00000000 00:0f 12 /anon_hugepage (deleted)\n\
+                     KernelPageSize:  2048 kB\nAnonHugePages: 0 kB\n";
         let at = |address| backing_in_smaps(smaps.as_bytes(), address);
         assert_eq!(at(0x0fff), None);
         assert_eq!(at(0x1000), Some(4096));

@@ -48,7 +48,10 @@ mod switch {
     }
 
     macro_rules! bugs {
-        ($($(#[doc = $list_doc:literal])* $list:ident: { $($(#[doc = $doc:literal])* $bug:ident,)* })*) => {
+        ($(
+            $(#[doc = $list_doc:literal])*
+            $list:ident: { $($(#[doc = $doc:literal])* $bug:ident,)* }
+        )*) => {
             /// A deliberate mistake.
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             pub enum Bug {

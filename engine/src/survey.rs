@@ -94,8 +94,8 @@ pub enum SurveyError {
     Store(#[from] StoreError),
     /// No superblock is left that identifies the store.
     #[error(
-        "{path}: neither copy of the superblock can be used; name another volume of the store with --volume, restore the \
-         volume's first 128 KiB from a backup, or create the store anew"
+        "{path}: neither copy of the superblock can be used; name another volume of the store \
+         with --volume, restore the volume's first 128 KiB from a backup, or create the store anew"
     )]
     NoSuperblock {
         /// The first volume.
@@ -230,31 +230,37 @@ impl FlawReason {
     pub fn advice(&self) -> &'static str {
         match self {
             FlawReason::Missing(_) => {
-                "bring the volume back, or name its new path with --volume; `larder verify --repair --degraded` gives up its pages"
+                "bring the volume back, or name its new path with --volume; `larder verify \
+                 --repair --degraded` gives up its pages"
             }
             FlawReason::Truncated { .. } => {
                 "restore the volume; the pages of the segments cut off are lost"
             }
             FlawReason::Stale { .. } => {
-                "bring the current volume back; `larder verify --repair --degraded` gives up its pages, for any volume but the first"
+                "bring the current volume back; `larder verify --repair --degraded` gives up its \
+                 pages, for any volume but the first"
             }
             FlawReason::Superblock {
                 other_is_good: true,
                 ..
             } => {
-                "the other copy is good, nothing is lost: the next open for writing, or `larder verify --repair`, writes both anew"
+                "the other copy is good, nothing is lost: the next open for writing, or `larder \
+                 verify --repair`, writes both anew"
             }
             FlawReason::Superblock { .. } => {
-                "the volume cannot be opened: restore its first 128 KiB from a backup; `larder verify --repair --degraded` gives up its pages, for any volume but the first"
+                "the volume cannot be opened: restore its first 128 KiB from a backup; `larder \
+                 verify --repair --degraded` gives up its pages, for any volume but the first"
             }
             FlawReason::Header {
                 other_is_good: true,
                 ..
             } => {
-                "the other copy is good, nothing is lost: `larder verify --repair` writes the bad one anew"
+                "the other copy is good, nothing is lost: `larder verify --repair` writes the bad \
+                 one anew"
             }
             FlawReason::Header { .. } => {
-                "the descriptor blocks tell the same: the next open for writing writes both copies anew"
+                "the descriptor blocks hold the same information: the next open for writing \
+                 writes both copies anew"
             }
             FlawReason::LostSegment(_) => {
                 "its pages are lost and miss; putting them again repairs that, and `larder \
@@ -263,7 +269,8 @@ impl FlawReason {
                  namespaces"
             }
             FlawReason::Descriptor(_) | FlawReason::Disbelieved { .. } => {
-                "its pages are lost and miss; putting them again repairs that, and `larder verify --repair` saves what lies around them"
+                "its pages are lost and miss; putting them again repairs that, and `larder verify \
+                 --repair` saves the pages around them"
             }
             FlawReason::Overlap(_) => {
                 "reads check every page; putting the lost one again repairs that"
@@ -390,7 +397,8 @@ impl Survey {
     /// Surveys the store whose first volume is at `path`.
     ///
     /// # Errors
-    /// [`SurveyError`]: the file is no store, or a store of a newer version; no superblock is usable; the store is in use and `hold` is set; this process cannot read it.
+    /// [`SurveyError`]: the file is no store, or a store of a newer version; no superblock is
+    /// usable; the store is in use and `hold` is set; this process cannot read it.
     pub fn new(path: &Path, options: &SurveyOptions) -> Result<Survey, SurveyError> {
         Survey::through(path, options, |disk| disk)
     }

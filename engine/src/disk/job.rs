@@ -339,7 +339,11 @@ impl Refusals {
         let mut said = self.said.lock();
         if said.is_none_or(|said| said.elapsed() >= REFUSAL_PAUSE) {
             *said = Some(Instant::now());
-            tracing::warn!(volume, %error, "the volume does not take a write or a sync (said once a minute, however many)");
+            tracing::warn!(
+                volume,
+                %error,
+                "the volume does not take a write or a sync (logged at most once a minute)"
+            );
         }
     }
 }

@@ -34,12 +34,15 @@
 //!
 //! | exception | where | bytes |
 //! |---|---|---|
-//! | creating and enlarging a store | [`volume::create`](crate::volume::create) | first superblocks, headers and blocks of new segments |
-//! | finding and locking its volumes | [`volume`](crate::volume) | superblocks, before there is a disk (1) |
+//! | creating and enlarging | [`volume::create`](crate::volume::create) | new structures (1) |
+//! | finding and locking volumes | [`volume`](crate::volume) | superblocks (2) |
 //! | choosing the disk | [`probe`] | one block of each volume, read with each candidate |
 //! | surveys of a store that is not open | [`survey`](crate::survey) | superblocks, read only |
 //!
-//! (1) They are read again through the disk, and only that copy counts.
+//! (1) First superblocks, and headers and blocks of new segments.
+//!
+//! (2) Read before there is a disk. They are read again through the disk, and only the second read
+//! counts.
 //!
 //! The kernel is asked directly for locks, lengths and holes of the files: these calls move no
 //! bytes.

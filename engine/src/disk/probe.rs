@@ -83,24 +83,26 @@ pub enum Obstacle {
     Missing,
     /// The administrator has switched it off.
     #[error(
-        "io_uring is switched off by kernel.io_uring_disabled = {0}: set it to 0, or if it is 1 run in the group named by \
-         kernel.io_uring_group"
+        "io_uring is switched off by kernel.io_uring_disabled = {0}: set it to 0, or if it is 1 \
+         run in the group named by kernel.io_uring_group"
     )]
     SwitchedOff(u32),
     /// Another mechanism forbids it.
     #[error(
-        "io_uring is forbidden, most likely by the container's seccomp profile: allow io_uring_setup, io_uring_enter and \
-         io_uring_register"
+        "io_uring is forbidden, most likely by the container's seccomp profile: allow \
+         io_uring_setup, io_uring_enter and io_uring_register"
     )]
     Forbidden,
     /// No memory for the rings.
     #[error(
-        "io_uring gets no memory for its rings: raise the locked-memory limit (ulimit -l, LimitMEMLOCK=)"
+        "io_uring gets no memory for its rings: raise the locked-memory limit (ulimit -l, \
+         LimitMEMLOCK=)"
     )]
     LockedMemory,
     /// It can be set up but does not read.
     #[error(
-        "io_uring does not read volume {volume} ({error}), which can be read without it: use the threads disk"
+        "io_uring does not read volume {volume} ({error}), which can be read without it: use the \
+         threads disk"
     )]
     Unfit {
         /// Index of the volume in the store.
@@ -135,8 +137,8 @@ pub enum DiskOpenError {
     Uring(Obstacle),
     /// The system has no more threads.
     #[error(
-        "cannot start the threads of the disk: {0}; raise the limits on threads and memory (ulimit -u, \
-         ulimit -v, TasksMax=), or allow clone3 in the container's seccomp profile"
+        "cannot start the threads of the disk: {0}; raise the limits on threads and memory \
+         (ulimit -u, ulimit -v, TasksMax=), or allow clone3 in the container's seccomp profile"
     )]
     Threads(io::Error),
 }

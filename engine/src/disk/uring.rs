@@ -359,7 +359,9 @@ impl Disk for Uring {
 
     unsafe fn register(&self, memory: &[Piece]) -> String {
         if !self.features.fixed_buffers {
-            return "not registered: this kernel's io_uring has no updatable buffer table (5.19 has)".to_owned();
+            return "not registered: this kernel's io_uring has no updatable buffer table \
+                    (5.19 has)"
+                .to_owned();
         }
         let mib = |bytes: usize| bytes >> 20;
         let wanted: usize = memory.iter().map(|piece| piece.len).sum();
@@ -375,7 +377,8 @@ impl Disk for Uring {
                     let (registered, wanted) = (mib(bytes), mib(wanted));
                     let hint = hint(&refusal);
                     return format!(
-                        "{registered} of {wanted} MiB registered, plain I/O for the rest: {refusal}; {hint}"
+                        "{registered} of {wanted} MiB registered, plain I/O for the rest: \
+                         {refusal}; {hint}"
                     );
                 }
             }

@@ -154,7 +154,7 @@ impl Leases {
         let counted: u64 = self.calls.iter().map(Call::blocks).sum();
         if counted != self.blocks || counted > self.blocks_max {
             return Err(format!(
-                "leases count {counted} blocks, the total says {}, the limit is {}",
+                "leases count {counted} blocks, the total is {}, the limit is {}",
                 self.blocks, self.blocks_max
             ));
         }

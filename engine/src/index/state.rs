@@ -557,9 +557,9 @@ impl State {
             let entry = self.slab.entry(start);
             let link = self.slab.link(start);
             if link.children != *counted {
-                let says = link.children;
+                let stored = link.children;
                 return Err(format!(
-                    "slot {} has {counted} children, says {says}",
+                    "slot {} has {counted} children, but its count is {stored}",
                     start.0
                 ));
             }

@@ -6,8 +6,10 @@
 //! | a copy of a segment's header | written again from the other copy, or else from the blocks |
 //! | a page's bytes | the page is dropped, with a record that keeps it from coming back |
 //! | all headers and descriptor blocks of a segment | the segment is released |
-//! | a descriptor block, or pages of a wrong size or that overlap | good pages are copied elsewhere, and the segment is released |
-//! | a volume missing, truncated, of an older epoch, or without a superblock | none: the store can only be opened without it, for good |
+//! | a descriptor block, overlaps, wrong sizes | good pages are copied, the segment is released |
+//! | a volume (1) | none: the store can only be opened without it, for good |
+//!
+//! (1) Missing, truncated, of an older epoch, or without a superblock.
 //!
 //! The store may have been opened since the survey, so the plan is checked again. Each page is read
 //! again before it is dropped. A header is written only if its copies still differ when the store

@@ -6,13 +6,17 @@
 //!
 //! | case | header | block 0 | meaning | read |
 //! |---|---|---|---|---|
-//! | `Blank` | both blank, or one blank and one damaged | blank or damaged | never written completely | nothing more |
+//! | `Blank` | both blank, or one damaged | blank or damaged | never fully written | nothing more |
 //! | `Free` | free | none newer than H | free; its old generation stays on disk | nothing more |
-//! | `Listed` | sealed, or open and written by a clean close, with n blocks | of H's generation, or n = 0 | holds the records of its n blocks | n blocks |
+//! | `Listed` | names n blocks (1) | of H's generation, or n = 0 | holds n blocks | n blocks |
 //! | `Unlisted` | open, of an epoch that was not closed | any | left by the crash | whole scan |
 //! | `Newer` | none, or older than B | newer than H | its header was not written | whole scan |
-//! | `Hidden` | both damaged, or one foreign or unreadable | blank or damaged | unknown until read | whole scan |
+//! | `Hidden` | both damaged, or one bad (2) | blank or damaged | unknown until read | whole scan |
 //! | `Hidden` | none whole | foreign or unreadable | unknown until read | whole scan |
+//!
+//! (1) Its state is Sealed; or it is Open, and a clean close wrote it.
+//!
+//! (2) One copy is foreign or unreadable, and no copy is whole.
 //!
 //! *Blank* is a block of zeros. *Foreign* is a block that is not blank and does not begin as a
 //! structure of this store. All these places are blank in a new store, so foreign bytes are damage,
@@ -251,7 +255,7 @@ pub enum FaultReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Disbelief {
     /// A namespace fixes the size of its pages.
-    #[error("are of another size than their namespace's pages, which nobody can read")]
+    #[error("are of another size than their namespace's pages, and cannot be read")]
     Size,
     /// Pages of one generation never share a block.
     #[error("claim more room than their segment has: pages overlap")]

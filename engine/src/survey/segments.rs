@@ -321,9 +321,8 @@ impl Survey {
                 let read = read_all(self.disk.as_ref(), &[spot.blocks(index, 1)]).pop();
                 let reason = match read {
                     Some(Ok(bytes)) => match spot.parse_block(index, &bytes) {
-                        Ok(_) => {
-                            "it is of an older life of the segment: its write was lost".to_owned()
-                        }
+                        Ok(_) => "it is of an older generation of the segment: its write was lost"
+                            .to_owned(),
                         Err(damage) => damage.to_string(),
                     },
                     Some(Err(error)) => format!("unreadable: {error}"),

@@ -156,7 +156,10 @@ impl File {
                 }
                 Err(error) if error.is_busy() => {
                     let held = self.held(path);
-                    let is_known = matches!(&held, StoreError::Locked { holder, .. } if holder.state == HolderState::Running);
+                    let is_known = matches!(
+                        &held,
+                        StoreError::Locked { holder, .. } if holder.state == HolderState::Running
+                    );
                     return Err(if is_known { held } else { error });
                 }
                 outcome => return outcome,
@@ -405,7 +408,8 @@ pub(crate) fn check_used<'a>(
         Err(error) => error.to_string(),
     };
     Err(StoreError::Usage(format!(
-        "one that is named as a volume is none of this store, which keeps those that it was made with: {why}"
+        "a file named as a volume is no volume of this store, and a store keeps the volumes that \
+         it was made with: {why}"
     )))
 }
 
@@ -839,7 +843,8 @@ fn check_place(path: &Path) -> Result<(), StoreError> {
 /// A superblock has no room for the path of this volume.
 fn not_to_be_recorded(path: &Path) -> StoreError {
     StoreError::Usage(format!(
-        "{}: a volume's path, links followed, is UTF-8 and at most {} bytes long; choose a shorter one",
+        "{}: a volume's path, links followed, is UTF-8 and at most {} bytes long; choose a \
+         shorter one",
         path.display(),
         larder_format::VOLUME_PATH_BYTES_MAX
     ))

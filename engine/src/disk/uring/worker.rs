@@ -317,7 +317,10 @@ impl<'r> Worker<'r> {
             return;
         }
         if !mem::replace(&mut self.refused, true) {
-            tracing::warn!(%error, "the kernel refuses to take io_uring requests; trying again until it does");
+            tracing::warn!(
+                %error,
+                "the kernel refuses to take io_uring requests; trying again until it does"
+            );
         }
         std::thread::sleep(REFUSED_PAUSE);
         // SAFETY: nothing is submitted and no argument passed.

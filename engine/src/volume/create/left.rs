@@ -31,7 +31,7 @@ pub(super) fn remove_left(path: &Path, temporary: &Path) -> Result<(), StoreErro
     };
     check_left(&left, path, temporary)?;
     fs::remove_file(temporary)
-        .map_err(|e| StoreError::io("removing what a killed creation left", temporary, e))
+        .map_err(|e| StoreError::io("removing the file of a killed creation", temporary, e))
 }
 
 /// Bytes that the remains of a killed creation of `path` take.
@@ -137,8 +137,8 @@ fn held(file: &File, temporary: &Path) -> StoreError {
 }
 
 fn taken(temporary: &Path) -> StoreError {
-    let advice = "a volume has this name until it is whole, and what is there was not left by a killed creation: move it away, \
-                  or choose another path for the volume";
+    let advice = "a volume has this name until it is whole, and the file there was not left by a \
+        killed creation: move it away, or choose another path for the volume";
     StoreError::io(
         "creating the volume",
         temporary,
