@@ -313,7 +313,7 @@ impl StoreError {
 
     /// Whether opening a volume failed for a reason that is no evidence on the volume: it may be
     /// there, and whole.
-    pub(crate) fn says_nothing_of_the_volume(&self) -> bool {
+    pub(crate) fn leaves_the_volume_unknown(&self) -> bool {
         let errno = match self {
             StoreError::Io { source, .. } => source.raw_os_error(),
             StoreError::Superblock {
@@ -436,21 +436,21 @@ mod tests {
 
     #[test]
     fn a_refusal_that_no_permission_explains_is_blamed_on_the_seccomp_profile_first() {
-        let said = |errno| {
+        let text = |errno| {
             let source = io::Error::from_raw_os_error(errno);
             StoreError::io("locking the volume", "store".as_ref(), source).to_string()
         };
         for errno in [libc::EPERM, libc::ENOSYS] {
-            let said = said(errno);
-            let seccomp = said.find("seccomp profile").unwrap();
-            let owner = said.find("owner").unwrap_or(usize::MAX);
-            assert!(seccomp < owner, "{said}");
+            let text = text(errno);
+            let seccomp = text.find("seccomp profile").unwrap();
+            let owner = text.find("owner").unwrap_or(usize::MAX);
+            assert!(seccomp < owner, "{text}");
         }
-        let denied = said(libc::EACCES);
+        let denied = text(libc::EACCES);
         assert!(denied.contains("; run as the store's owner"), "{denied}");
-        assert!(said(libc::ENOMEM).contains("; raise the limit on memory"));
-        assert!(said(libc::EAGAIN).contains("; raise the limits on threads"));
-        assert!(said(libc::EIO).ends_with("(os error 5)"));
+        assert!(text(libc::ENOMEM).contains("; raise the limit on memory"));
+        assert!(text(libc::EAGAIN).contains("; raise the limits on threads"));
+        assert!(text(libc::EIO).ends_with("(os error 5)"));
     }
 
     #[test]

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_lets_go_of_private_files_and_of_no_number_that_was_given_out_anew() {
+    fn a_child_releases_private_files_and_no_number_that_was_reused() {
         // More than the slots of one block.
         let files: Vec<File> = (0..SLOTS + 2)
             .map(|_| tempfile::tempfile().unwrap())

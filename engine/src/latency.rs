@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_covers_what_all_threads_recorded() {
+    fn a_summary_covers_the_records_of_all_threads() {
         let latency = Latency::default();
         std::thread::scope(|scope| {
             for thread in 0..10 {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_counts_as_the_limit() {
+    fn a_value_out_of_range_counts_as_the_limit() {
         let latency = Latency::default();
         latency.record(Duration::ZERO);
         latency.record(Duration::MAX);

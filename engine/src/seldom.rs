@@ -9,10 +9,10 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// The limit of one log line.
 #[derive(Default)]
-pub struct Seldom(Mutex<Said>);
+pub struct Seldom(Mutex<Lines>);
 
 #[derive(Default)]
-struct Said {
+struct Lines {
     last: Option<Instant>,
     held_back: u64,
 }
@@ -22,13 +22,13 @@ impl Seldom {
     /// last line that were not logged.
     #[must_use]
     pub fn is_due(&self) -> Option<u64> {
-        let mut said = self.0.lock();
-        if said.last.is_some_and(|last| last.elapsed() < PAUSE) {
-            said.held_back += 1;
+        let mut lines = self.0.lock();
+        if lines.last.is_some_and(|last| last.elapsed() < PAUSE) {
+            lines.held_back += 1;
             return None;
         }
-        said.last = Some(Instant::now());
-        Some(std::mem::take(&mut said.held_back))
+        lines.last = Some(Instant::now());
+        Some(std::mem::take(&mut lines.held_back))
     }
 }
 

@@ -324,21 +324,21 @@ pub fn carry_out(op: Op, kernel: impl FnMut(Step<'_>) -> Result<usize, i32>) {
 #[derive(Default)]
 pub(super) struct Refusals {
     /// The time of the last log line.
-    said: Mutex<Option<Instant>>,
+    logged_at: Mutex<Option<Instant>>,
 }
 
 impl Refusals {
     /// Takes in the result of a job.
-    pub(super) fn note(&self, volume: usize, job: &Job, result: Result<(), DiskError>) {
+    pub(super) fn record(&self, volume: usize, job: &Job, result: Result<(), DiskError>) {
         let Err(error @ (DiskError::Os(_) | DiskError::NoProgress)) = result else {
             return;
         };
         if job.kind == Kind::Read {
             return;
         }
-        let mut said = self.said.lock();
-        if said.is_none_or(|said| said.elapsed() >= REFUSAL_PAUSE) {
-            *said = Some(Instant::now());
+        let mut logged_at = self.logged_at.lock();
+        if logged_at.is_none_or(|logged_at| logged_at.elapsed() >= REFUSAL_PAUSE) {
+            *logged_at = Some(Instant::now());
             tracing::warn!(
                 volume,
                 %error,

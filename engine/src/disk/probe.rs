@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_falls_back_to_threads_and_says_why() {
+    fn auto_falls_back_to_threads_with_a_reason() {
         let forbidden = |_| Err(refused_with(libc::EPERM, Some(0)));
         let disk = choose(no_volumes(), Want::Auto, forbidden).unwrap();
         assert_eq!(disk.choice().kind, Kind::Threads);

@@ -182,7 +182,7 @@ fn serve(lane: &Lane) {
             refuse(op, DiskError::Shutdown, &mut answers);
         } else if let Some(mut job) = Job::admit(op, &mut answers) {
             let result = job.run(|step| call(&lane.file, step));
-            lane.refusals.note(lane.volume, &job, result);
+            lane.refusals.record(lane.volume, &job, result);
             job.record(&lane.latencies);
             job.answer(result, &mut answers);
         }

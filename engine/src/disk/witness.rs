@@ -33,12 +33,12 @@ impl Witness {
 }
 
 /// Inspects the answers before their receiver.
-struct Hearing {
+struct Observer {
     sink: Arc<dyn Sink>,
     seen: Arc<OnceLock<DiskError>>,
 }
 
-impl Sink for Hearing {
+impl Sink for Observer {
     fn done(&self, answers: Vec<Done>) {
         let errors = answers.iter().filter_map(|done| done.result.err());
         if let Some(error) = { errors }.find(DiskError::is_of_this_process) {
@@ -51,7 +51,7 @@ impl Sink for Hearing {
 impl Disk for Witness {
     unsafe fn submit(&self, mut ops: Vec<Op>) {
         for op in &mut ops {
-            op.sink = Arc::new(Hearing {
+            op.sink = Arc::new(Observer {
                 sink: op.sink.clone(),
                 seen: self.seen.clone(),
             });
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_there_is_no_memory_for_is_noticed() {
+    fn a_read_without_memory_is_noticed() {
         let (_directory, path) = created();
         let options = OpenOptions::default();
         let (volumes, disk) = open_volumes(&path, &options, Access::ReadOnly).unwrap();
@@ -227,13 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn what_this_process_cannot_read_is_not_called_damage() {
+    fn a_read_that_this_process_fails_is_not_called_damage() {
         let (_directory, path) = stored();
         let options = SurveyOptions::default();
         let unread = Survey::through(&path, &options, refusing(2, libc::ENOMEM));
         let error = unread.err().unwrap();
-        let is_told = matches!(error, SurveyError::Store(StoreError::NotRead { .. }));
-        assert!(is_told, "{error}");
+        let is_not_read = matches!(error, SurveyError::Store(StoreError::NotRead { .. }));
+        assert!(is_not_read, "{error}");
 
         let counted = Arc::new(AtomicU64::new(0));
         let whole = Survey::through(&path, &options, counting(counted.clone(), u64::MAX, 0));

@@ -214,7 +214,7 @@ impl Compaction {
             self.next = first_left.map_or(last + 1, |(at, _)| *at);
             let moved: u64 = moves.iter().map(|page| u64::from(page.record.blocks)).sum();
             self.done_blocks += moved;
-            self.tell(progress);
+            self.report(progress);
             if first_left.is_some() || self.outcome.interrupted {
                 return;
             }
@@ -222,7 +222,7 @@ impl Compaction {
     }
 
     /// Reports the progress. The callback may end the compaction early.
-    fn tell(&mut self, progress: &mut Progress<'_>) {
+    fn report(&mut self, progress: &mut Progress<'_>) {
         let total = self.outcome.planned_bytes;
         let done = (self.done_blocks * BLOCK_BYTES as u64).min(total);
         self.outcome.interrupted = progress(done, total).is_break();
@@ -283,7 +283,7 @@ impl Compaction {
         for kept_free in [KEPT_FREE, 0] {
             if let Some(segment) = self.owner.gain_room(kept_free, is_wasted, rank)? {
                 self.wasted.remove(&segment);
-                self.tell(progress);
+                self.report(progress);
                 return Ok(true);
             }
         }

@@ -349,7 +349,7 @@ mod tests {
             parent: parent.map(prefix),
             head: parent.is_none(),
             proven: true,
-            is_lie: false,
+            is_disbelieved: false,
             extra: Whole { key, depth: 0 },
         }
     }

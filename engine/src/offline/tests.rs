@@ -29,13 +29,13 @@ const PAGE_BYTES: u32 = 64 << 10;
 const GARBAGE: u8 = 0xee;
 
 /// A disk that does not receive all operations.
-struct Ailing {
+struct FaultyDisk {
     disk: Arc<dyn Disk>,
     /// Answers the operations that the disk must not receive, and returns the rest.
     pass: Box<dyn Fn(Vec<Op>) -> Vec<Op> + Send + Sync>,
 }
 
-impl Ailing {
+impl FaultyDisk {
     /// Refuses some reads of the only volume, by their bytes.
     fn refusing(
         disk: Arc<dyn Disk>,
@@ -50,17 +50,17 @@ impl Ailing {
             _ => Some(op),
         };
         let pass = Box::new(move |ops: Vec<Op>| ops.into_iter().filter_map(&takes).collect());
-        Arc::new(Ailing { disk, pass })
+        Arc::new(FaultyDisk { disk, pass })
     }
 
     /// Destroys blocks, and refuses their reads until they have been written.
-    fn ail(disk: Arc<dyn Disk>, path: &Path, offsets: &[u64]) -> Arc<dyn Disk> {
+    fn with_bad_blocks(disk: Arc<dyn Disk>, path: &Path, offsets: &[u64]) -> Arc<dyn Disk> {
         let file = File::options().read(true).write(true).open(path).unwrap();
         for &offset in offsets {
             file.write_all_at(&[GARBAGE; BLOCK_BYTES], offset).unwrap();
         }
         let bad = Mutex::new(offsets.to_vec());
-        Ailing::refusing(disk, libc::EIO, move |asked| {
+        FaultyDisk::refusing(disk, libc::EIO, move |asked| {
             let mut bad = bad.lock();
             bad.retain(|at| {
                 let mut block = [0; BLOCK_BYTES];
@@ -72,23 +72,23 @@ impl Ailing {
     }
 
     /// Lets a block be read once.
-    fn once(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
+    fn readable_once(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
         let reads = AtomicU64::new(0);
-        Ailing::refusing(disk, libc::EIO, move |asked| {
+        FaultyDisk::refusing(disk, libc::EIO, move |asked| {
             asked.contains(&offset) && reads.fetch_add(1, Relaxed) > 0
         })
     }
 
     /// Cancels the first read of a block.
-    fn cancel(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
+    fn cancelled_once(disk: Arc<dyn Disk>, offset: u64) -> Arc<dyn Disk> {
         let reads = AtomicU64::new(0);
-        Ailing::refusing(disk, libc::ECANCELED, move |asked| {
+        FaultyDisk::refusing(disk, libc::ECANCELED, move |asked| {
             asked.contains(&offset) && reads.fetch_add(1, Relaxed) == 0
         })
     }
 
     /// Takes so many writes, and then ends this thread: its next submission unwinds.
-    fn deadly(disk: Arc<dyn Disk>, writes: u64) -> Arc<dyn Disk> {
+    fn killed_after(disk: Arc<dyn Disk>, writes: u64) -> Arc<dyn Disk> {
         let left = AtomicU64::new(writes);
         let victim = std::thread::current().id();
         let pass = Box::new(move |ops: Vec<Op>| {
@@ -105,7 +105,7 @@ impl Ailing {
             }
             Vec::new()
         });
-        Arc::new(Ailing { disk, pass })
+        Arc::new(FaultyDisk { disk, pass })
     }
 }
 
@@ -117,7 +117,7 @@ fn refuse(op: &Op, error: DiskError) {
     }]);
 }
 
-impl Disk for Ailing {
+impl Disk for FaultyDisk {
     unsafe fn submit(&self, ops: Vec<Op>) {
         let good = (self.pass)(ops);
         // SAFETY: this caller has the same contract.
@@ -219,7 +219,7 @@ fn repair_without(path: &Path, bad: &[u64]) -> Repaired {
     let (file, bad) = (path.to_owned(), bad.to_vec());
     repair_through(
         path,
-        DiskWrapper::new(move |disk| Ailing::ail(disk, &file, &bad)),
+        DiskWrapper::new(move |disk| FaultyDisk::with_bad_blocks(disk, &file, &bad)),
     )
 }
 
@@ -275,7 +275,7 @@ fn pages_whose_descriptors_can_be_read_are_saved_from_a_segment_with_an_unreadab
 }
 
 #[test]
-fn a_segment_of_which_nothing_can_be_read_is_given_back_and_what_lies_in_it_never_counts_again() {
+fn an_unreadable_segment_is_released_and_its_pages_never_count_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = store_with(directory.path(), &[chain(1, 20)]);
     let (segment, blocks) = written_segment(&path);
@@ -296,7 +296,7 @@ fn a_segment_of_which_nothing_can_be_read_is_given_back_and_what_lies_in_it_neve
 }
 
 #[test]
-fn a_segment_of_which_a_block_cannot_be_read_any_more_is_left_with_its_deletions() {
+fn a_segment_with_an_unreadable_block_is_left_with_its_deletions() {
     let directory = tempfile::tempdir().unwrap();
     let (kept, gone) = (chain(1, 20), chain(2, 20));
     let path = store_with(directory.path(), &[kept.clone(), gone.clone()]);
@@ -311,7 +311,7 @@ fn a_segment_of_which_a_block_cannot_be_read_any_more_is_left_with_its_deletions
     let last = block_offset(segment, blocks - 1);
     let repaired = repair_through(
         &path,
-        DiskWrapper::new(move |disk| Ailing::once(disk, last)),
+        DiskWrapper::new(move |disk| FaultyDisk::readable_once(disk, last)),
     );
     let first = SegmentName {
         volume: 0,
@@ -323,7 +323,7 @@ fn a_segment_of_which_a_block_cannot_be_read_any_more_is_left_with_its_deletions
 }
 
 #[test]
-fn without_room_to_move_anything_repair_says_so_and_leaves_what_there_is() {
+fn repair_without_room_reports_it_and_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let chains: Vec<Vec<PageKey>> = (1..=3).map(|seed| chain(seed, 20)).collect();
     let path = store_with(directory.path(), &chains);
@@ -355,7 +355,7 @@ fn without_room_to_move_anything_repair_says_so_and_leaves_what_there_is() {
 }
 
 #[test]
-fn an_unreadable_header_copy_is_written_anew_from_its_twin() {
+fn an_unreadable_header_copy_is_written_again_from_the_other_copy() {
     for copy in 0..2 {
         let directory = tempfile::tempdir().unwrap();
         let keys = chain(1, 20);
@@ -377,7 +377,7 @@ fn a_header_copy_that_this_process_cannot_read_is_not_taken_for_a_bad_one() {
         let offset = segment + copy * BLOCK_BYTES as u64;
         let repaired = try_repair(
             &path,
-            DiskWrapper::new(move |disk| Ailing::cancel(disk, offset)),
+            DiskWrapper::new(move |disk| FaultyDisk::cancelled_once(disk, offset)),
         );
         let error = repaired.err().unwrap();
         assert!(matches!(error, StoreError::NotRead { .. }), "{error}");
@@ -421,7 +421,9 @@ fn full_store(directory: &Path) -> PathBuf {
 /// Compacts a store on a disk that takes so many writes; `None` if they did not suffice.
 fn compact_within(path: &Path, writes: u64) -> Option<Compacted> {
     let options = OpenOptions {
-        disk_wrapper: Some(DiskWrapper::new(move |disk| Ailing::deadly(disk, writes))),
+        disk_wrapper: Some(DiskWrapper::new(move |disk| {
+            FaultyDisk::killed_after(disk, writes)
+        })),
         ..OpenOptions::default()
     };
     let mut progress = |_, _| ControlFlow::Continue(());

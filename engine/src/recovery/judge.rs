@@ -29,7 +29,7 @@ impl<E: Extra> Gathered<E> {
     /// versions, and the fate of each.
     pub(crate) fn judge(&mut self, disk: &dyn Disk, spots: &[Spot]) -> (Vec<Found<E>>, Vec<Fate>) {
         let mut pages = std::mem::take(&mut self.pages);
-        pages.retain(|page| !page.is_lie);
+        pages.retain(|page| !page.is_disbelieved);
         pages.sort_unstable_by_key(|page| (page.slot, page.key, page.birth, page.commit));
         let mut fates: Vec<Fate> = pages
             .iter()

@@ -88,7 +88,7 @@ pub(crate) struct Found<E = ()> {
     pub head: bool,
     pub proven: bool,
     /// Disbelieved: the record of its namespace states another size.
-    pub is_lie: bool,
+    pub is_disbelieved: bool,
     pub extra: E,
 }
 
@@ -131,9 +131,9 @@ impl Recovery {
     }
 }
 
-/// The newest epoch that every volume had recorded before the epoch went on: a record was written
-/// in it, or it ended in order. A volume without this epoch is an old copy. (An epoch that no
-/// superblock knows does not distinguish the volumes.)
+/// The newest epoch that must be recorded on every volume: a record was written in it, or it ended
+/// in order, and both come after the superblocks of all volumes. A volume without this epoch is an
+/// old copy. (An epoch that no superblock knows does not distinguish the volumes.)
 pub fn known_to_all<'a>(
     superblocks: impl Iterator<Item = &'a Superblock> + Clone,
     highest_run: Run,
@@ -155,11 +155,11 @@ pub(crate) struct Gathered<E = ()> {
     pub gone: HashMap<(NamespaceSlot, KeyPrefix), Serial>,
     clears: HashMap<NamespaceSlot, Serial>,
     /// By namespace: so many of the first pages gathered have been proven to be of a wrong size.
-    lies: HashMap<NamespaceSlot, usize>,
+    wrong_size_until: HashMap<NamespaceSlot, usize>,
     /// The full keys of pages that their own segment's header does not cover.
     keys: HashMap<(NamespaceSlot, KeyPrefix), PageKey>,
     /// Highest synced watermark of each epoch.
-    marks: BTreeMap<Run, Serial>,
+    watermarks: BTreeMap<Run, Serial>,
     pub damage: Vec<Damage>,
     /// Above the commit of every lost record; zero if none is lost.
     pub lost_until: Serial,
@@ -339,7 +339,7 @@ pub(crate) struct SegmentSummary {
     /// One copy of its header is whole, and the other differs from it.
     uneven: bool,
     /// Lowest commit in it that its header does not cover.
-    unvouched: Option<Serial>,
+    uncovered: Option<Serial>,
     /// Commits up to here are whole on the device.
     pub proven: Serial,
     /// Positions of its pages among the gathered pages.
@@ -412,9 +412,9 @@ impl<E: Extra> Gathered<E> {
             pages: Vec::new(),
             gone: HashMap::new(),
             clears: HashMap::new(),
-            lies: HashMap::new(),
+            wrong_size_until: HashMap::new(),
             keys: HashMap::new(),
-            marks: BTreeMap::new(),
+            watermarks: BTreeMap::new(),
             damage: Vec::new(),
             lost_until: Serial::ZERO,
             highest: Serial::ZERO,
@@ -458,11 +458,11 @@ impl<E: Extra> Gathered<E> {
         }
         self.highest = self.highest.max(scan.sequence);
         if let Some(header) = &scan.header {
-            self.mark(header.synced);
+            self.raise_watermark(header.synced);
         }
         let first = self.pages.len();
         let mut last_commit = Serial::ZERO;
-        let mut unvouched: Option<Serial> = None;
+        let mut uncovered: Option<Serial> = None;
         let word = scan.header.as_ref().map_or(Serial::ZERO, |h| h.proven);
         // A reader beside a writer skips segments that may still be written.
         let visible = !proven_only || matches!(scan.case, Case::Listed);
@@ -473,12 +473,12 @@ impl<E: Extra> Gathered<E> {
             _ => Serial::ZERO,
         };
         for block in &scan.blocks {
-            self.mark(block.header.synced);
+            self.raise_watermark(block.header.synced);
             self.highest = self.highest.max(block.header.commit);
             last_commit = last_commit.max(block.header.commit);
             room.grow(block.header.data_end);
             if block.header.commit > word {
-                let lowest = unvouched.get_or_insert(block.header.commit);
+                let lowest = uncovered.get_or_insert(block.header.commit);
                 *lowest = block.header.commit.min(*lowest);
             }
             match &block.body {
@@ -508,16 +508,16 @@ impl<E: Extra> Gathered<E> {
             block_count: scan.block_count,
             data_end: scan.data_end,
             last_commit,
-            unvouched,
+            uncovered,
             proven: Serial::ZERO,
             pages: first..self.pages.len(),
             disbelieved,
         }
     }
 
-    fn mark(&mut self, synced: Serial) {
-        let mark = self.marks.entry(synced.run()).or_insert(synced);
-        *mark = (*mark).max(synced);
+    fn raise_watermark(&mut self, synced: Serial) {
+        let watermark = self.watermarks.entry(synced.run()).or_insert(synced);
+        *watermark = (*watermark).max(synced);
     }
 
     fn namespace(&mut self, home: SegmentId, record: &Namespace) {
@@ -529,7 +529,7 @@ impl<E: Extra> Gathered<E> {
         init.record = Some((record.clone(), home));
         let claimed = std::mem::replace(&mut init.page_blocks, blocks);
         if claimed != 0 && claimed != blocks {
-            self.lies.insert(slot, self.pages.len());
+            self.wrong_size_until.insert(slot, self.pages.len());
         }
     }
 
@@ -614,7 +614,7 @@ impl<E: Extra> Gathered<E> {
             parent: page.parent,
             head: page.depth == 0,
             proven: false,
-            is_lie: false,
+            is_disbelieved: false,
             extra: E::of(page),
         });
         Ok(())
@@ -628,28 +628,31 @@ impl<E: Extra> Gathered<E> {
             // A segment may hold commits of several epochs: an epoch left it open at a clean close
             // and the next went on, or an epoch added records after it was sealed. Commits that the
             // header covers come first.
-            let mark = summary
-                .unvouched
+            let watermark = summary
+                .uncovered
                 .filter(|_| !summary.headless)
                 .and_then(|commit| {
-                    let mark = self.marks.get(&commit.run());
-                    mark.copied().filter(|mark| *mark >= commit)
+                    let watermark = self.watermarks.get(&commit.run());
+                    watermark.copied().filter(|watermark| *watermark >= commit)
                 })
                 // Not above the last commit found: the header with this watermark must not cover
                 // blocks that are added later.
-                .map_or(Serial::ZERO, |mark| mark.min(summary.last_commit));
+                .map_or(Serial::ZERO, |watermark| watermark.min(summary.last_commit));
             let closed = summary
                 .header
                 .as_ref()
                 .map_or(Serial::ZERO, |header| header.proven);
-            summary.proven = summary.word().unwrap_or(mark.max(closed));
+            summary.proven = summary.proven_by_header().unwrap_or(watermark.max(closed));
             for (found, at) in self.pages[summary.pages.clone()]
                 .iter_mut()
                 .zip(summary.pages.start..)
             {
                 found.proven = found.commit <= summary.proven || planted!(UnprovenProven);
-                found.is_lie = self.lies.get(&found.slot).is_some_and(|count| at < *count);
-                if found.is_lie {
+                found.is_disbelieved = self
+                    .wrong_size_until
+                    .get(&found.slot)
+                    .is_some_and(|count| at < *count);
+                if found.is_disbelieved {
                     *summary.disbelieved.entry(Disbelief::Size).or_default() += 1;
                 }
             }
@@ -684,7 +687,7 @@ impl SegmentSummary {
     /// The commit up to which the segment's own header proves its pages. A sealed header decides
     /// for good: the device may have refused the write of a page that it does not cover, whatever
     /// was synced or written later.
-    fn word(&self) -> Option<Serial> {
+    fn proven_by_header(&self) -> Option<Serial> {
         let header = self.header.as_ref()?;
         let is_sealed = header.state == SegmentState::Sealed && header.sequence == self.sequence;
         (is_sealed || self.case == Case::Listed).then_some(header.proven)

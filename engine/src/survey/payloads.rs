@@ -122,7 +122,7 @@ impl Survey {
                     && let Err(error) = error.of_the_volume()
                 {
                     unread = Some(error);
-                } else if let Some(fault) = counts.note(&page, outcome) {
+                } else if let Some(fault) = counts.count(&page, outcome) {
                     lost(BadPage { page, fault });
                 }
             });
@@ -138,7 +138,7 @@ impl Survey {
 
 impl Payloads {
     /// Counts a page; returns the reason if it is lost.
-    fn note(&mut self, page: &Page, outcome: Result<(), PayloadFault>) -> Option<PayloadFault> {
+    fn count(&mut self, page: &Page, outcome: Result<(), PayloadFault>) -> Option<PayloadFault> {
         self.checked += 1;
         self.checked_bytes += page.bytes;
         match outcome {

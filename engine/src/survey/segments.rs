@@ -114,9 +114,9 @@ impl Survey {
         let disk = self.disk.clone();
         scan(disk.as_ref(), &present, closed, |spot, found| {
             let id = ids[&(spot.volume, spot.number)];
-            self.note_scan(id as usize, spot, &found);
+            self.add_scan(id as usize, spot, &found);
             if let Some(key) = key {
-                self.note_removals(spot, &found, key);
+                self.add_removals(spot, &found, key);
             }
             let holes = holes(&found);
             let summary = gathered.take(SegmentId(id), spot, found, false);
@@ -124,8 +124,8 @@ impl Survey {
         });
         gathered.prove(scans.values_mut().map(|scanned| &mut scanned.summary));
         let flaws = self.flaws.iter();
-        let told = flaws.filter_map(|flaw| Some((flaw.volume, flaw.offset?)));
-        let told: HashSet<(usize, u64)> = told.collect();
+        let reported = flaws.filter_map(|flaw| Some((flaw.volume, flaw.offset?)));
+        let reported: HashSet<(usize, u64)> = reported.collect();
         for spots in present.chunks(LOOKS) {
             let copies = self.headers(spots);
             for (spot, copies) in spots.iter().zip(copies) {
@@ -138,12 +138,12 @@ impl Survey {
                     if !self.segments[id as usize].is_lost {
                         self.compare_headers(spot, &copies, &scanned.summary);
                     }
-                    let lost_until = self.judge_holes(spot, scanned, &told);
+                    let lost_until = self.judge_holes(spot, scanned, &reported);
                     gathered.lost_until = gathered.lost_until.max(lost_until);
                 }
             }
         }
-        self.note_stale_volumes(gathered.highest);
+        self.add_stale_volumes(gathered.highest);
         self.removals.sort_by_key(|removal| removal.birth);
         self.take_records(gathered);
     }
@@ -185,7 +185,7 @@ impl Survey {
         Some(&self.segments[self.index_of(volume, number)?])
     }
 
-    fn note_scan(&mut self, id: usize, spot: &Spot, scan: &SegmentScan) {
+    fn add_scan(&mut self, id: usize, spot: &Spot, scan: &SegmentScan) {
         let records = scan.blocks.iter().map(|block| match &block.body {
             Body::Records(records) => records
                 .iter()
@@ -220,7 +220,7 @@ impl Survey {
         }
     }
 
-    fn note_removals(&mut self, spot: &Spot, scan: &SegmentScan, wanted: KeyPrefix) {
+    fn add_removals(&mut self, spot: &Spot, scan: &SegmentScan, wanted: KeyPrefix) {
         for block in &scan.blocks {
             let Body::Records(records) = &block.body else {
                 continue;
@@ -303,13 +303,13 @@ impl Survey {
         }
     }
 
-    /// `told` are the places that the scan has reported already. Returns a serial above the commits
-    /// of all records that the holes have lost; zero if they have lost none.
+    /// `reported` are the places that the scan has reported already. Returns a serial above the
+    /// commits of all records that the holes have lost; zero if they have lost none.
     fn judge_holes(
         &mut self,
         spot: &Spot,
         scanned: &Scanned,
-        told: &HashSet<(usize, u64)>,
+        reported: &HashSet<(usize, u64)>,
     ) -> Serial {
         let proven = scanned.summary.proven;
         let mut lost_until = Serial::ZERO;
@@ -317,7 +317,7 @@ impl Survey {
             let offset = spot.block_offset(index);
             if next_commit > proven {
                 self.unfinished_blocks += 1;
-            } else if !told.contains(&(spot.volume, offset)) {
+            } else if !reported.contains(&(spot.volume, offset)) {
                 let read = read_all(self.disk.as_ref(), &[spot.blocks(index, 1)]).pop();
                 let reason = match read {
                     Some(Ok(bytes)) => match spot.parse_block(index, &bytes) {
@@ -336,9 +336,9 @@ impl Survey {
         lost_until
     }
 
-    /// A crash while an open was writing its epoch to the volumes leaves some behind: these are not
-    /// stale.
-    fn note_stale_volumes(&mut self, highest: Serial) {
+    /// Adds a flaw for each stale volume. A crash while an open was writing its epoch to the volumes
+    /// leaves some behind: these are not stale.
+    fn add_stale_volumes(&mut self, highest: Serial) {
         let superblocks = self.opened.iter().flatten();
         let superblocks = superblocks.filter_map(|opened| opened.superblock.as_ref());
         let newest = known_to_all(superblocks, highest.run());
@@ -368,7 +368,7 @@ impl Survey {
         }
         self.losses =
             (lost_until > Serial::ZERO).then(|| self.sum_up_losses(lost_until, is_removed));
-        self.note_overlaps();
+        self.add_overlaps();
     }
 
     /// Above the commit of every lost record, also on missing volumes. Records on volumes that were
@@ -384,7 +384,7 @@ impl Survey {
         }
     }
 
-    fn note_overlaps(&mut self) {
+    fn add_overlaps(&mut self) {
         let mut live = self.records.live.clone();
         live.sort_unstable_by_key(|&index| self.records.found[index].place);
         let mut flaws = Vec::new();

@@ -15,7 +15,7 @@ use super::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
 use crate::volume::{
-    ANOTHERS, Access, File, HolderState, LockHolder, check_used, is_volume_of, places_of, suits,
+    Access, File, HolderState, LockHolder, OF_ANOTHER, check_used, is_volume_of, places_of, suits,
 };
 
 /// Whether a volume can be read.
@@ -224,7 +224,7 @@ impl Opening {
         for place in places_of(entry, first, &options.volumes) {
             let opened = match Opened::new(&place) {
                 Ok(opened) => opened,
-                Err(error) if error.says_nothing_of_the_volume() => {
+                Err(error) if error.leaves_the_volume_unknown() => {
                     unseen = Some(error);
                     continue;
                 }
@@ -235,19 +235,18 @@ impl Opening {
             };
             let is_it = match &opened.superblock {
                 Some(superblock) => is_volume_of(superblock, self.reference.store, index),
-                // The volumes named by the caller do not state their index here.
+                // Without a superblock, a path that the caller named does not identify its volume.
                 None => place == usual || !options.volumes.contains(&place),
             };
             if !is_it {
-                reason = format!("{}: {ANOTHERS}", place.display());
+                reason = format!("{}: {OF_ANOTHER}", place.display());
                 continue;
             }
             let suits = |opened: &Opened| {
                 let superblock = opened.superblock.as_ref();
                 superblock.map(|superblock| suits(superblock, &self.reference))
             };
-            // A volume found where it is expected, but without a superblock, ends the search: no
-            // other copy is looked for.
+            // A volume without a superblock ends the search: no other copy of it is looked for.
             let is_last = options.volumes.contains(&place) || opened.superblock.is_none();
             if best
                 .as_ref()

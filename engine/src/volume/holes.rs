@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_with_holes_says_how_many_bytes_are_missing() {
+    fn a_file_with_holes_reports_how_many_bytes_are_missing() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; 64 << 10]).unwrap();
         file.sync_all().unwrap();

@@ -361,7 +361,8 @@ impl Found {
 }
 
 /// Why a file in a volume's place is not that volume.
-pub(crate) const ANOTHERS: &str = "it is a volume of another store, or another volume of this one";
+pub(crate) const OF_ANOTHER: &str =
+    "it is a volume of another store, or another volume of this one";
 
 /// The places where a further volume of the store may be, whose first volume is at `first`: the
 /// given paths, the directory of the first volume, the recorded path. Volumes in one directory may
@@ -404,7 +405,7 @@ pub(crate) fn check_used<'a>(
         return Ok(());
     };
     let why = match Found::at(path, Access::ReadOnly) {
-        Ok(_) => format!("{}: {ANOTHERS}, or one that was given up", path.display()),
+        Ok(_) => format!("{}: {OF_ANOTHER}, or one that was given up", path.display()),
         Err(error) => error.to_string(),
     };
     Err(StoreError::Usage(format!(
@@ -516,7 +517,7 @@ impl Volume {
             return Err(StoreError::VolumeMissing {
                 index,
                 path: self.path.clone(),
-                reason: ANOTHERS.to_owned(),
+                reason: OF_ANOTHER.to_owned(),
             });
         }
         self.superblock = superblock;
@@ -595,8 +596,8 @@ impl Volumes {
                             break;
                         }
                     }
-                    Ok(_) => reason = format!("{}: {ANOTHERS}", place.display()),
-                    Err(error) if error.says_nothing_of_the_volume() => unseen = Some(error),
+                    Ok(_) => reason = format!("{}: {OF_ANOTHER}", place.display()),
+                    Err(error) if error.leaves_the_volume_unknown() => unseen = Some(error),
                     // A volume in the expected place that has no usable superblock. Another copy is
                     // not looked for: it would belong to another store.
                     Err(error @ StoreError::Superblock { .. }) if !is_named => {
@@ -625,7 +626,7 @@ impl Volumes {
                 None => None,
                 Some(Ok(volume)) if is_volume_of(&volume.superblock, store, index) => Some(volume),
                 Some(Ok(_)) => {
-                    reason = format!("{}: {ANOTHERS}", entry.path);
+                    reason = format!("{}: {OF_ANOTHER}", entry.path);
                     None
                 }
                 Some(Err(StoreError::Truncated { .. })) if degraded => None,

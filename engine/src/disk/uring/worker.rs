@@ -359,7 +359,7 @@ impl<'r> Worker<'r> {
     fn finish(&mut self, place: usize, result: Result<(), DiskError>) {
         if let Some(job) = self.jobs[place].take() {
             self.free.push(place);
-            self.lane.refusals.note(self.lane.volume, &job, result);
+            self.lane.refusals.record(self.lane.volume, &job, result);
             job.record(&self.lane.latencies);
             job.answer(result, &mut self.answers);
         }
