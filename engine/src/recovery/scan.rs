@@ -4,10 +4,10 @@
 //! the highest sequence in either header copy (`H`) and in descriptor block 0 (`B`), which is the
 //! last block of the segment:
 //!
-//! | case | header | block 0 | meaning | read |
+//! | case | header | block 0 | meaning | further read |
 //! |---|---|---|---|---|
-//! | `Blank` | both blank, or one damaged | blank or damaged | never fully written | nothing more |
-//! | `Free` | free | none newer than H | free; its old generation stays on disk | nothing more |
+//! | `Blank` | both blank, or blank and damaged | blank or damaged | not fully written | nothing |
+//! | `Free` | free | none newer than H | free; its old generation stays on disk | nothing |
 //! | `Listed` | names n blocks (1) | of H's generation, or n = 0 | holds n blocks | n blocks |
 //! | `Unlisted` | open, of an epoch that was not closed | any | left by the crash | whole scan |
 //! | `Newer` | none, or older than B | newer than H | its header was not written | whole scan |

@@ -336,8 +336,8 @@ impl Survey {
         lost_until
     }
 
-    /// Adds a flaw for each stale volume. A crash while an open was writing its epoch to the volumes
-    /// leaves some behind: these are not stale.
+    /// Adds a flaw for each stale volume. A crash while an open was writing its epoch to the
+    /// volumes leaves some behind: these are not stale.
     fn add_stale_volumes(&mut self, highest: Serial) {
         let superblocks = self.opened.iter().flatten();
         let superblocks = superblocks.filter_map(|opened| opened.superblock.as_ref());
