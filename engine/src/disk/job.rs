@@ -6,10 +6,11 @@
 //! Invariants: a [`Job`] owns the memory that travels with it until it is answered; every operation
 //! becomes exactly one [`Done`]; the remaining part only shrinks.
 //!
-//! Faults defended against: short transfers (resumed at a whole block, because direct I/O cannot
-//! start inside one), interrupted and cancelled ones (retried a bounded number of times), the
-//! kernel's end of file (no progress, an error), read errors that go away, and offsets with a
-//! special meaning for the kernel.
+//! Faults defended against:
+//! - short transfers: resumed at a whole block, because direct I/O cannot start inside one;
+//! - interrupted and cancelled transfers: retried a bounded number of times;
+//! - the kernel's end of file: no progress, an error;
+//! - read errors that go away, and offsets with a special meaning for the kernel.
 //!
 //! It does no I/O, and does not order operations.
 

@@ -14,7 +14,7 @@
 //! |---|---|
 //! | `order` | decides in which order pages should lie, and which are worth moving |
 //! | `compact` | moves them |
-//! | `repair` | decides what to do about damage, and does it |
+//! | `repair` | plans the remedies for damage, and carries them out |
 //! | `headers` | restores the copies of segment headers |
 //! | `into` | copies the pages of one store into another, in order |
 

@@ -7,11 +7,11 @@
 //!   Recovery reads payload in this case only.
 //! - A deletion kills the pages of its key that have a lower version. A clear does so for its
 //!   namespace.
-//! - A page is *proven* if its commit is covered by its segment's header (a sealed one, or the open
-//!   one that a clean close wrote), or by a `synced` watermark in any block or header of the same
-//!   epoch. An unproven page is served only if its checksum matches. A segment whose headers are
-//!   both bad has no proven page: only the header excluded the pages whose writes the device had
-//!   refused.
+//! - A page is *proven* if its commit is covered by its segment's header, or by a `synced`
+//!   watermark in any block or header of the same epoch. The header must be sealed, or open and
+//!   written by a clean close. An unproven page is served only if its checksum matches. A segment
+//!   whose headers are both bad has no proven page: only the header excluded the pages whose writes
+//!   the device had refused.
 //!
 //! Pages enter the index in the order of their commits, so the oldest pages are the coldest after a
 //! restart. A page that reclaim copied counts from its copy on. Evictions are records too. Without
