@@ -1,23 +1,28 @@
-//! The staging area: memory that all processes of a store map, through which pages read once reach several readers.
+//! The staging area: memory that all processes of a store map, through which pages read once reach
+//! several readers.
 //!
 //! ```text
 //!   units:  | words ... | page ......... | page ......... |   free   | page ...
-//!             one word a unit: what is in the slot that begins there
+//!             one word a unit: the state of the slot that begins there
 //! ```
 //!
-//! A *slot* is the run of units that one page lies in, named by its first unit and a generation. Its word says whether the page is
-//! being read into it, is there, or will not come; whoever waits for that sleeps on the word (`futex(2)`), in whichever process.
+//! A *slot* is the run of units that one page occupies, named by its first unit and a generation.
+//! Its word is the state of the page: being read into the slot, ready, or over. A waiter in any
+//! process sleeps on the word (`futex(2)`).
 //!
-//! Owns: the memory, and the meaning of the words. Which page lies where is for [`staging`](super::staging) to say.
+//! Owns: the memory, and the meaning of the words. [`staging`](super::staging) decides which page
+//! is where.
 //!
 //! Invariants:
-//! - the file behind the memory is sealed: nobody can cut it short under somebody else's feet (a client looks before it maps it);
-//! - no reference into the memory is ever made, except to its words, which are atomics: its bytes may change at any moment, by
-//!   the device or by any process that has it;
-//! - so nothing is decided by what lies in it. Whoever copies a page out checks the copy, which nobody else has, and a word is only
-//!   a hint of when to look.
+//! - The file behind the memory is sealed: no process can truncate it under another one. A client
+//!   checks the seal before it maps the file.
+//! - There is never a reference into the memory, except to its words, which are atomics: the
+//!   device, or any process that has the area mapped, may change its bytes at any moment.
+//! - So no decision rests on the content of the area. A process that copies a page out verifies its
+//!   private copy. A word is only a hint for when to look.
 //!
-//! Does not defend against: a process that forges a page and its CRC. Whoever may map the area may write to the volumes as well.
+//! Does not defend against: a process that forges a page and its CRC. Every process that may map
+//! the area may write to the volumes as well.
 
 use std::ffi::c_void;
 use std::io;
@@ -35,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::Piece;
 use crate::fork::{Private, keep_private};
 
-/// Bytes of a unit: what room is given out in.
+/// Bytes of a unit, the granularity of allocation.
 pub(crate) const UNIT_BYTES: usize = 64 << 10;
 
 /// Lengths are multiples of a huge page.
@@ -44,13 +49,14 @@ const HUGE_BYTES: usize = 2 << 20;
 /// Bytes of a unit's word.
 const WORD_BYTES: usize = size_of::<AtomicU32>();
 
-/// Longest area, in bytes: more would not stage anything that less does not.
+/// Longest area, in bytes. A longer one would stage no more pages.
 const AREA_BYTES_MAX: u64 = 64 << 30;
 
-/// Largest area of pages that the system has set aside: they are cleared when it is made (64 MiB took 16 ms), and a client waits for that.
+/// Largest area made of huge pages that the system has reserved. They are cleared at creation (64
+/// MiB took 16 ms), and a client waits for that.
 const SET_ASIDE_BYTES_MAX: usize = 1 << 30;
 
-/// Longest wait: a moment much further off could not be named.
+/// Longest wait. A moment much further off could not be represented as an `Instant`.
 const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// States in a word's two lowest bits; the generation is above them.
@@ -63,7 +69,7 @@ const OVER: u32 = 2;
 pub struct SlotId {
     /// Its first unit.
     pub unit: u32,
-    /// Which use of that unit. 30 bits.
+    /// Number of the use of that unit. 30 bits.
     pub generation: u32,
 }
 
@@ -73,14 +79,14 @@ impl SlotId {
     }
 }
 
-/// What a slot's word says.
+/// The state in a slot's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// The page is on its way.
+    /// The page is being read.
     Filling,
-    /// It is there.
+    /// The page is there.
     Ready,
-    /// It will not come, or has gone.
+    /// The page will not come, or has gone.
     Over,
 }
 
@@ -92,17 +98,18 @@ pub(crate) struct Area {
     private: Private,
 }
 
-// SAFETY: an `Area` is the address of a mapping that nothing but its drop ends; what is done with the memory goes through
-// atomics and through copies that allow for change.
+// SAFETY: an `Area` is the address of a mapping that only its drop ends; the memory is accessed
+// through atomics and through copies that allow for concurrent change.
 unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
 
 impl Area {
-    /// Makes an area of about `bytes`: of huge pages where the system has set some aside, else of plain ones.
+    /// Makes an area of about `bytes`: of huge pages where the system has reserved some, else of
+    /// normal ones.
     ///
     /// # Errors
-    /// The kernel's, when there is no such memory to be had.
+    /// The kernel's, when there is no such memory.
     pub(crate) fn create(bytes: u64) -> io::Result<Area> {
         let bytes = bytes.min(AREA_BYTES_MAX);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -120,17 +127,19 @@ impl Area {
         let file = rustix::fs::memfd_create("larder-staging", flags)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
         if flags.contains(MemfdFlags::HUGETLB) {
-            // A reservation is no promise: where a control group may have fewer, the first touch of a page would be a SIGBUS.
+            // A reservation alone is not enough: if the control group allows fewer pages, the first
+            // touch of a page would be a SIGBUS.
             rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
         }
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Area::map(file, bytes)
     }
 
-    /// The area behind a file that another process has made.
+    /// Maps the area behind a file that another process has made.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] for a file that could be cut short or has no area's length; the kernel's.
+    /// [`io::ErrorKind::InvalidInput`] for a file that could be truncated or has no valid length;
+    /// the kernel's.
     pub(crate) fn adopt(file: OwnedFd) -> io::Result<Area> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         let bytes = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
@@ -154,8 +163,8 @@ impl Area {
                 0,
             )
         }?;
-        // Where the system gives huge pages to shared memory that asks for them; elsewhere it changes nothing.
-        // SAFETY: the range is the mapping just made, and the advice does not change its contents.
+        // Takes effect where the system gives huge pages to shared memory on request. SAFETY: the
+        // range is the mapping just made, and the advice does not change its contents.
         let _ = unsafe { mm::madvise(base, bytes, Advice::LinuxHugepage) };
         // A forked child has no use for it.
         // SAFETY: as above.
@@ -169,7 +178,7 @@ impl Area {
         })
     }
 
-    /// The file, to be handed to another process.
+    /// The file, to be passed to another process.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -179,7 +188,7 @@ impl Area {
         self.bytes
     }
 
-    /// The units that slots may lie in.
+    /// The units available for slots.
     pub(crate) fn units(&self) -> std::ops::Range<u32> {
         let units = self.bytes / UNIT_BYTES;
         let first = (units * WORD_BYTES).div_ceil(UNIT_BYTES);
@@ -187,7 +196,7 @@ impl Area {
         number(first)..number(units)
     }
 
-    /// Where `bytes` bytes of a slot lie; `None` beyond the units there are.
+    /// Address of a slot with `bytes` bytes; `None` beyond the area.
     fn start(&self, unit: u32, bytes: usize) -> Option<*mut u8> {
         let offset = (unit as usize).checked_mul(UNIT_BYTES)?;
         let end = offset.checked_add(bytes)?;
@@ -201,15 +210,16 @@ impl Area {
         Some(Piece { ptr, len: bytes })
     }
 
-    /// Copies bytes of a slot out; false beyond the area. What is copied may be a mixture of anything.
+    /// Copies bytes of a slot out; false beyond the area. The copy may mix old and new bytes.
     pub(crate) fn copy(&self, slot: SlotId, offset: usize, to: &mut [u8]) -> bool {
         let end = offset.saturating_add(to.len());
         let Some(start) = self.start(slot.unit, end) else {
             return false;
         };
         let from = start.wrapping_add(offset);
-        // SAFETY: `offset + to.len()` bytes from `start` lie within the mapping, whose file cannot shrink; `to` is borrowed
-        // exclusively and so lies elsewhere. Others may write to the memory meanwhile: any byte that is read is some byte.
+        // SAFETY: `offset + to.len()` bytes from `start` are within the mapping, whose file cannot
+        // shrink; `to` is borrowed exclusively and so is elsewhere. Other processes may write to
+        // the memory meanwhile: every byte value is valid.
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
         true
     }
@@ -224,12 +234,13 @@ impl Area {
             reason = "a mapping begins on a page, words lie four bytes apart"
         )]
         let word = at.cast::<u32>();
-        // SAFETY: the words of all units lie before the first unit of slots, within the mapping, aligned, and are touched as atomics
-        // only, here and in other processes of this program; the borrow of `self` keeps the mapping.
+        // SAFETY: the words of all units are before the first unit of slots, within the mapping,
+        // aligned, and are accessed as atomics only, here and in other processes of this program;
+        // the borrow of `self` keeps the mapping.
         Some(unsafe { AtomicU32::from_ptr(word) })
     }
 
-    /// Begins a use of a slot: its page is on its way.
+    /// Begins a use of a slot: its page is being read.
     pub(crate) fn begin(&self, slot: SlotId) {
         if let Some(word) = self.word(slot.unit) {
             word.store(slot.word(FILLING), Ordering::Release);
@@ -253,7 +264,7 @@ impl Area {
         }
     }
 
-    /// What a slot's word says now.
+    /// The present state in a slot's word.
     pub(crate) fn look(&self, slot: SlotId) -> Look {
         match self
             .word(slot.unit)
@@ -265,7 +276,7 @@ impl Area {
         }
     }
 
-    /// Waits until a slot's page is no longer on its way, at most `patience`; [`Look::Filling`] when that has passed.
+    /// Waits until a slot's page is settled, at most `patience`; [`Look::Filling`] after that.
     pub(crate) fn wait(&self, slot: SlotId, patience: Duration) -> Look {
         let look = self.look(slot);
         let Some(word) = self.word(slot.unit).filter(|_| look == Look::Filling) else {
@@ -289,7 +300,7 @@ impl Area {
 impl Drop for Area {
     fn drop(&mut self) {
         if self.private.is_inherited() {
-            // The mapping is not in a forked child: something else may lie at its address.
+            // The mapping does not exist in a forked child: its address may be in use otherwise.
             return;
         }
         let base = self.base.as_ptr().cast::<c_void>();
@@ -369,7 +380,7 @@ mod tests {
                 made.settle(SLOT, is_there);
                 assert_eq!(waiter.join().unwrap(), look);
             });
-            // It is settled once.
+            // A slot is settled once.
             made.settle(SLOT, !is_there);
             assert_eq!(made.look(SLOT), look);
         }

@@ -1,10 +1,11 @@
-//! Marks on the volumes that say: this process may still be writing.
+//! Marks on the volumes. A mark means: this process may still be writing.
 //!
-//! The owner of a store holds a `flock`. A client cannot have it, but it writes too, and what it was given to write to must not be
-//! given to anybody else before its last write is over, also when the client is killed in the middle of one. So each client
-//! locks one byte far beyond the end of every volume (an *open file description lock*, `fcntl(2)`), on the very
-//! description that its ring writes through: the lock goes when the kernel has let go of the last write, and not before. The
-//! owner looks at a client's byte before it reuses what that client had; whoever becomes owner first waits until no byte is
+//! The owner of a store holds a `flock`. A client cannot have it, but it writes too. Its extents
+//! must not be granted again before its last write is over, even when the client is killed in the
+//! middle of a write. So each client locks one byte far beyond the end of every volume (an *open
+//! file description lock*, `fcntl(2)`), on the same description that its ring writes through. The
+//! kernel releases this lock when it has finished the last write, and not before. The owner checks
+//! a client's byte before it reuses the client's extents. A new owner first waits until no byte is
 //! locked at all.
 
 use std::os::fd::OwnedFd;
@@ -16,16 +17,17 @@ use nix::fcntl::{FcntlArg, fcntl};
 
 use super::wire::ClientId;
 
-/// Whose writes may not be over.
+/// Which clients may have writes in flight.
 pub trait Marks {
-    /// Whether a client's marks are on every volume: it may be given something to write to.
+    /// Whether a client's marks are on every volume. Only then it may be granted extents.
     fn are_on_all(&self, client: ClientId) -> bool;
 
-    /// Whether one is left on any volume: what the client was given stays its own.
+    /// Whether a mark of the client is left on any volume. While there is one, its extents stay
+    /// reserved.
     fn are_on_any(&self, client: ClientId) -> bool;
 }
 
-/// The volumes, each through a description that is not the clients' own.
+/// The volumes, each through a description other than the clients'.
 impl Marks for Vec<Arc<OwnedFd>> {
     fn are_on_all(&self, client: ClientId) -> bool {
         let mut volumes = self.iter();
@@ -38,13 +40,13 @@ impl Marks for Vec<Arc<OwnedFd>> {
     }
 }
 
-/// Where the bytes begin: beyond any volume.
+/// Offset of the first byte: beyond any volume.
 const FIRST: i64 = 1 << 62;
 
-/// How many there are: one for each client number.
+/// Number of bytes: one for each client number.
 const COUNT: i64 = 1 << 32;
 
-/// How often a wait for somebody else's marks looks again.
+/// Interval of the checks while waiting for the marks of others.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 fn lock(kind: libc::c_int, start: i64, count: i64) -> libc::flock {
@@ -66,8 +68,9 @@ fn set(file: &OwnedFd, lock: &libc::flock) -> Result<(), Errno> {
     }
 }
 
-/// A client's marks. Dropped, to be dropped after its last write is over, they go, also where a child process has inherited the
-/// descriptions that they hang on; otherwise they stay for as long as such a description is open anywhere.
+/// A client's marks. Drop it after the client's last write is over. Dropping removes the marks even
+/// if a child process has inherited their descriptions. Otherwise a mark stays for as long as its
+/// description is open anywhere.
 pub(crate) struct Marked {
     client: u32,
     volumes: Vec<Arc<OwnedFd>>,
@@ -102,14 +105,15 @@ fn own(kind: libc::c_int, client: u32) -> libc::flock {
     lock(kind, FIRST + i64::from(client), 1)
 }
 
-/// Whether a client's writes to a volume may not be over. `file` must be a description that is not the client's own.
+/// Whether a client may have writes to a volume in flight. `file` must be a description other than
+/// the client's own.
 fn is_marked(file: &OwnedFd, client: u32) -> Result<bool, Errno> {
     let mut probe = own(libc::F_WRLCK, client);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
     Ok(i32::from(probe.l_type) != libc::F_UNLCK)
 }
 
-/// Waits until no client's writes to a volume are under way; false when `until` passes first.
+/// Waits until no client has writes to a volume in flight. False when `until` passes first.
 pub(crate) fn wait_for_none(file: &OwnedFd, until: Instant) -> bool {
     let all = lock(libc::F_WRLCK, FIRST, COUNT);
     loop {
@@ -118,14 +122,15 @@ pub(crate) fn wait_for_none(file: &OwnedFd, until: Instant) -> bool {
                 let _ = set(file, &lock(libc::F_UNLCK, FIRST, COUNT));
                 return true;
             }
-            // The latter two: the system has no room for a lock just now, and so it is not known.
+            // ENOLCK and ENOMEM: the system has no room for a lock just now, so the state is
+            // unknown.
             Err(Errno::EAGAIN | Errno::EACCES | Errno::ENOLCK | Errno::ENOMEM) => {
                 if Instant::now() >= until {
                     return false;
                 }
                 std::thread::sleep(LOOK_AGAIN);
             }
-            // No such locks here, so nobody holds one.
+            // The file system has no such locks, so no client holds one.
             Err(_) => return true,
         }
     }

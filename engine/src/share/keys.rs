@@ -1,5 +1,5 @@
-//! Lists of keys as the bytes they are made of, in place: a list of 131,072 is four megabytes, which a copy would take longer over
-//! than a lookup of the first thousands.
+//! Lists of keys as their bytes, in place. A list of 131,072 keys is four megabytes: copying it
+//! would take longer than looking up the first thousands of them.
 
 use larder_format::PageKey;
 
@@ -7,17 +7,19 @@ use super::wire::{KEY_BYTES, KEYS_MAX};
 
 /// The bytes of some keys, one after another.
 pub fn blob(keys: &[PageKey]) -> &[u8] {
-    // SAFETY: a key is its bytes and nothing else (`repr(transparent)`), so the slice is `size_of_val` initialised bytes.
+    // SAFETY: a key is its bytes and nothing else (`repr(transparent)`), so the slice is
+    // `size_of_val` initialised bytes.
     unsafe { std::slice::from_raw_parts(keys.as_ptr().cast(), size_of_val(keys)) }
 }
 
-/// The keys of a blob; `None` when it is none.
+/// The keys of a blob; `None` when its length does not fit.
 pub fn keys_of(blob: &[u8]) -> Option<&[PageKey]> {
     let (keys, rest) = blob.as_chunks::<KEY_BYTES>();
     if !rest.is_empty() || keys.len() > KEYS_MAX {
         return None;
     }
-    // SAFETY: a key is its bytes and nothing else (`repr(transparent)`): any bytes are one, wherever they lie.
+    // SAFETY: a key is its bytes and nothing else (`repr(transparent)`): any bytes are a key, at
+    // any alignment.
     Some(unsafe { std::slice::from_raw_parts(keys.as_ptr().cast(), keys.len()) })
 }
 

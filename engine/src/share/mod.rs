@@ -1,8 +1,9 @@
 //! One store, many processes.
 //!
-//! The first process that attaches to a store becomes its *owner*: it holds the lock, decides, and serves its catalog on a
-//! socket beside the store (`PATH.sock`). The others are *clients*: they ask the owner where pages lie and where they may
-//! write, and move and verify page data themselves. When the owner goes, a client takes its place.
+//! The first process that attaches to a store becomes its *owner*: it holds the lock, decides, and
+//! serves its catalog on a socket beside the store (`PATH.sock`). The others are *clients*: they
+//! ask the owner for the locations of pages and for extents to write to. They move and verify page
+//! data themselves. When the owner goes, a client takes its place.
 //!
 //! ```text
 //!   client                                owner                          volumes
@@ -15,33 +16,39 @@
 //!        +------------------------------------------------------------------- +
 //! ```
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
 //! | `wire` | the messages |
-//! | `server` | the owner's side: sessions, and what each client holds |
+//! | `server` | the owner's side: sessions, and the resources that each client holds |
 //! | `remote` | the client's side: a [`Catalog`] over a socket |
-//! | `role` | which of the two a process is, and how it comes to be it |
-//! | `staging`, `area` | reads that several processes share: which page is where, and the memory they share them through |
+//! | `role` | the role of a process, owner or client, and how the process gets it |
+//! | `staging`, `area` | reads that several processes share: the slot of each page, and the shared memory |
 //! | `keys`, `pass` | long lists of keys and open files in messages |
-//! | `guard` | marks on the volumes that outlive a killed client for as long as its I/O does |
+//! | `guard` | marks on the volumes: a mark outlives a killed client for as long as the client's I/O does |
 //!
 //! Promises:
-//! - two owners of one store cannot be: an owner holds the volumes' locks from before it reads them until its last write is over;
-//! - what a client was given to write to is given to nobody else before that client's last write is over, whoever owns the
-//!   store meanwhile;
-//! - a client that dies, or stops in the middle of a put, does not hold up others' writes for longer than seconds: its pages fail, and the
-//!   segments that it may still write to are kept from everybody until it has gone or goes on. But nobody can become the owner of a
-//!   store while a client of the last one is stopped: what it was given is not known to anybody else;
-//! - a client whose owner goes misses at once, until it has found or become another one; what was
-//!   acknowledged is there then. A put waits for that as long as it may wait for room, and is made once more.
+//! - A store never has two owners. An owner takes the volumes' locks before it reads the volumes,
+//!   and holds them until its last write is over.
+//! - An extent that was granted to a client is granted again only after that client's last write is
+//!   over, even if the owner changes meanwhile.
+//! - A client that dies, or stops in the middle of a put, blocks the writes of others for seconds
+//!   at most. Its pages fail. The segments that it may still write to stay reserved until it has
+//!   gone or resumes. But no process can become the owner while a client of the previous owner is
+//!   stopped: the new owner does not know the extents granted to that client.
+//! - A client whose owner goes misses at once, until it has found a new owner or become the owner.
+//!   All acknowledged pages are there then. A put waits for a new owner as long as it may wait for
+//!   room, and is made once more.
 //!
-//! Pages of a namespace that several processes use (ranks of a model whose cache every rank holds whole) are read from the device
-//! once: the first that asks reads a page into memory that all of them map, and all copy it from there ([`SharedReads`]).
-//! A copy is checked like a read from the device, after it was made, so that whatever a process does to that memory, or
-//! to the messages about it, costs the others a read of their own at most. `get_lent` reads for itself.
+//! Several processes may use the pages of one namespace (ranks of a model whose whole cache every
+//! rank holds). Such pages are read from the device once: the first process to ask reads a page
+//! into memory that all of them map, and all copy it from there ([`SharedReads`]). A copy is
+//! verified after it was made, like a read from the device. So the worst damage that a process can
+//! do through that memory, or through the messages about it, is that each other process reads the
+//! page itself. `get_lent` always reads for itself.
 //!
-//! Does not: protect the store from a client that writes to the volumes where it was not told to, or forges a page together with
-//! its checksum: all of them run as one user, who owns the volumes (or as members of the group that was let in).
+//! Not protected against: a client that writes outside its extents, or forges a page together with
+//! its checksum. All processes run as one user, who owns the volumes, or as members of the
+//! permitted group.
 
 #[doc(hidden)]
 pub mod keys;
@@ -92,47 +99,51 @@ pub use server::socket_path;
 pub use staging::StagingReport;
 pub use wire::Report;
 
-/// How long a process that attaches tries to find or become the owner; where somebody is just opening the store, which takes a second
-/// for some millions of pages, the latter.
+/// How long an attaching process tries to find or become the owner. While another process is
+/// opening the store, which takes a second for some millions of pages, the second limit applies.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(10);
 const OPENING_PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long it tries before it says so.
+/// Time before the first warning about the retries.
 const TOLD_AFTER: Duration = Duration::from_secs(3);
 
-/// What a put is answered with whose owner has gone.
+/// Status of a put whose owner has gone.
 const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
 
-/// Longest wait of a put: a moment much further off could not be named.
+/// Longest wait of a put. A moment much further off could not be represented as an `Instant`.
 const PUT_WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Pause between two tries; where nobody becomes owner it grows, each time by an eighth, to the latter: after ten seconds or so.
+/// Pause between two tries. While there is no owner it grows by an eighth each time, up to the
+/// maximum, which it reaches after about ten seconds.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(1);
 
 /// How a store is attached to.
 #[derive(Clone, Debug, Default)]
 pub struct AttachOptions {
-    /// How this process opens it, as owner or as client. `read_only` is refused: a reader needs no owner.
+    /// Options of this process, as owner or as client. `read_only` is refused: a reader needs no
+    /// owner.
     pub open: OpenOptions,
-    /// A group whose members' processes may be clients, besides those of the user who owns the store's first volume.
+    /// A group. Processes of its members may be clients, besides those of the user who owns the
+    /// store's first volume.
     pub group: Option<u32>,
 }
 
-/// What this process is to the store at the moment.
+/// The present role of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// It decides.
+    /// This process decides.
     Owner,
-    /// It asks the owner.
+    /// This process asks the owner.
     Client,
-    /// The owner has gone and another one is not found yet: everything misses.
+    /// The owner has gone and no new owner is found yet: everything misses.
     Nobody,
 }
 
 /// A store that several processes use at once. See the [module](self).
 ///
-/// Dropping it without [`PageStore::close`] is safe: for the store it is as if the process had been killed.
+/// Dropping it without [`PageStore::close`] is safe: for the store it is as if the process had been
+/// killed.
 pub struct SharedStore {
     inner: Arc<Inner>,
     minder: Mutex<Option<JoinHandle<()>>>,
@@ -141,13 +152,14 @@ pub struct SharedStore {
 struct Inner {
     path: PathBuf,
     options: AttachOptions,
-    /// Read-held by every call, so that a change of role finds none under way.
+    /// Every call holds the read lock, so that no call is in progress when the role changes.
     role: RwLock<Role>,
-    /// Times that the role has changed.
+    /// Number of role changes.
     turns: AtomicU64,
-    /// The settings of the owner that this process was the client of last.
+    /// The settings of the last owner that this process was a client of.
     seen: Mutex<Option<Settings>>,
-    /// The namespaces that were named, by the id given out; owners number them as they like.
+    /// The registered namespaces, by the id that this handle gave out. Each owner numbers them in
+    /// its own way.
     spaces: Mutex<Vec<Namespace>>,
     stop: Mutex<bool>,
     stopped: Condvar,
@@ -155,11 +167,12 @@ struct Inner {
 }
 
 impl Store {
-    /// Attaches to the store at `path`, which other processes may use too: as its owner if nobody is, else as a client of the
-    /// owner. See [`share`](self).
+    /// Attaches to the store at `path`, which other processes may use too. Becomes the owner if
+    /// there is none, else a client of the owner. See [`share`](self).
     ///
     /// # Errors
-    /// Those of [`Store::open`]; [`StoreError::Locked`] when a process that serves no catalog holds the store.
+    /// Those of [`Store::open`]; [`StoreError::Locked`] when a process that serves no catalog holds
+    /// the store.
     pub fn attach(path: &Path, options: AttachOptions) -> Result<SharedStore, StoreError> {
         if options.open.read_only {
             return Err(StoreError::Usage(
@@ -209,15 +222,15 @@ impl Store {
     }
 }
 
-/// Asks a running owner what it is doing.
+/// Asks a running owner for its report.
 ///
 /// # Errors
-/// [`StoreError::NotServed`] when nobody owns the store, [`StoreError::Locked`] when its owner has no
-/// socket, [`StoreError::Denied`] and [`StoreError::Unanswered`] when its owner does not serve this
-/// process, [`StoreError::NotUnderstood`] when it is of another release.
+/// [`StoreError::NotServed`] when the store has no owner, [`StoreError::Locked`] when its owner has
+/// no socket, [`StoreError::Denied`] and [`StoreError::Unanswered`] when its owner does not serve
+/// this process, [`StoreError::NotUnderstood`] when its owner is of another release.
 pub fn report(path: &Path) -> Result<Report, StoreError> {
     let reached = match Remote::reach(path).map_err(|error| not_served(path, &error)) {
-        // Its socket was bound in between.
+        // The owner bound its socket in between.
         Err(StoreError::Locked {
             is_unserved: false, ..
         }) => Remote::reach(path).map_err(|error| not_served(path, &error)),
@@ -229,8 +242,8 @@ pub fn report(path: &Path) -> Result<Report, StoreError> {
     report.map_err(|_| StoreError::OwnerGone)
 }
 
-/// How long to try again after this. Who opens a store is named in it only once it is recovered: until then it is locked, and the
-/// process named has gone.
+/// How long to retry after this error. A process that opens the store records its name only after
+/// recovery. Until then the store is locked, and the recorded process has gone.
 fn patience_with(error: &StoreError) -> Duration {
     match error {
         StoreError::Locked { holder, .. } if holder.state != HolderState::Running => {
@@ -253,21 +266,22 @@ fn not_served(path: &Path, error: &ReachError) -> StoreError {
     }
 }
 
-/// The error of a store that a process holds, if one does.
+/// The error of a store that is locked by a process; `None` when it is not locked.
 fn locked(path: &Path) -> Option<StoreError> {
     let volume = volume::File::open(path, Access::ReadOnly).ok()?;
     volume.is_locked().then(|| volume.held(path))
 }
 
 impl Inner {
-    /// Sees to it that there is an owner, for as long as the handle is open.
+    /// The role monitor: makes sure that there is an owner, for as long as the handle is open.
     fn mind(&self) {
         let mut pause = TRY_AGAIN;
-        // As long as this process has not been told of one, and may, it serves the group that the owner before served.
+        // The group to serve as owner: the configured group; else the group that the last owner
+        // served, if this process may give the socket to it.
         let mut group = self.options.group;
-        // Why this process could not be the owner, when it said so last.
+        // The last warning about why this process could not become the owner.
         let mut told = String::new();
-        // The owner that went last.
+        // Pid of the last owner.
         let mut former = None;
         loop {
             let client = match &*self.role.read() {
@@ -308,10 +322,12 @@ impl Inner {
                     }
                     *self.role.write() = role;
                     self.turns.fetch_add(1, Ordering::AcqRel);
-                    // Under the lock, so that nobody who has just found no owner falls asleep after this.
+                    // Notified under the lock, so that a thread that has just found no owner cannot
+                    // begin to wait after this notification.
                     let stop = self.stop.lock();
                     self.stopped.notify_all();
-                    // Whoever stops this after that hangs up; who did before found nobody to hang up on.
+                    // A `close` that runs after this hangs up on the new owner. A `close` that ran
+                    // before found no connection.
                     if *stop {
                         return;
                     }
@@ -333,8 +349,8 @@ impl Inner {
         }
     }
 
-    /// Warns where the owner has other settings than this process asked for: the owner's hold. Once
-    /// for the same settings.
+    /// Warns, once for the same settings, if the owner has other settings than this process asked
+    /// for. The owner's settings apply.
     fn compare_settings(&self, role: &Role) {
         let Role::Client(client) = role else {
             return;
@@ -354,21 +370,21 @@ impl Inner {
         }
     }
 
-    /// The owner has gone. Waits for the calls under way, which end as soon as the device lets them, and gives up the volumes,
-    /// so that another owner can have them.
+    /// The owner has gone. Waits for the calls in progress, which end as soon as the device lets
+    /// them, and closes the volumes, so that another process can become the owner.
     fn lose_owner(&self) {
         let mut role = self.role.write();
         if matches!(*role, Role::Client(_)) {
             let lost = std::mem::replace(&mut *role, Role::Nobody);
             self.turns.fetch_add(1, Ordering::AcqRel);
             drop(role);
-            // What of it reads on for nobody is waited for by nobody else.
+            // Dropped after unlocking: `drop` waits for reads that are still in flight.
             drop(lost);
         }
     }
 
-    /// The role, for a call. `None` while it changes: a wait would be one for the calls under way, and
-    /// those wait for the device. `None` in a forked child, too.
+    /// The role, for a call. `None` while the role changes: a waiting call would wait for the calls
+    /// in progress, and those wait for the device. `None` in a forked child, too.
     fn role(&self) -> Option<RwLockReadGuard<'_, Role>> {
         if self.origin.is_inherited() {
             return None;
@@ -387,7 +403,7 @@ impl Inner {
         }
     }
 
-    /// Calls `work` with whoever decides, and the namespace as it knows it.
+    /// Calls `work` with the present decider, and with the namespace as this decider knows it.
     fn with<R>(
         &self,
         namespace: NamespaceId,
@@ -428,7 +444,7 @@ impl Inner {
         Ok(known)
     }
 
-    /// Whether this process shares its reads of a namespace, while others use it too.
+    /// Whether this process shares its reads of a namespace while other processes use it too.
     fn shares_reads(&self, namespace: &Namespace) -> bool {
         match self.options.open.shared_reads {
             SharedReads::Auto => namespace.fields().tp == Rank::ALONE,
@@ -449,7 +465,7 @@ impl Inner {
 }
 
 impl SharedStore {
-    /// What this process is to the store at the moment.
+    /// The present role of this process.
     #[must_use]
     pub fn part(&self) -> Part {
         match self.inner.role().as_deref() {
@@ -459,8 +475,8 @@ impl SharedStore {
         }
     }
 
-    /// Returns when somebody decides for the store, this process or another; at `until` at the latest, and at once when the
-    /// handle is closed.
+    /// Waits until the store has an owner, this process or another. Returns at `until` at the
+    /// latest, and at once when the handle is closed.
     pub fn wait_for_owner(&self, until: Instant) {
         if self.inner.origin.is_inherited() {
             return;
@@ -473,7 +489,8 @@ impl SharedStore {
         }
     }
 
-    /// Waits for an owner after the one of so many `turns`. False when none comes until then.
+    /// Waits for the next owner after role change number `turns`. False if there is none by
+    /// `until`.
     fn has_next_owner(&self, turns: u64, until: Instant) -> bool {
         if self.turns() == turns && self.part() != Part::Nobody {
             return false;
@@ -482,17 +499,17 @@ impl SharedStore {
         self.part() != Part::Nobody && Instant::now() < until
     }
 
-    /// How often what this process is to the store has changed. A call that missed while this, or [`part`](Self::part), told of a
-    /// change is worth making again: it may have missed for want of an owner.
+    /// Number of role changes. If this number, or [`part`](Self::part), changed during a call that
+    /// missed, repeat the call: it may have missed because there was no owner.
     #[must_use]
     pub fn turns(&self) -> u64 {
         self.inner.turns.load(Ordering::Acquire)
     }
 
-    /// What the owner is doing.
+    /// The owner's report.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no owner.
     pub fn report(&self) -> Result<Report, StoreError> {
         match self.inner.role().as_deref() {
             Some(Role::Owner(owner)) => Ok(owner.server.report()),
@@ -526,13 +543,13 @@ impl PageStore for SharedStore {
         let decider = role.as_deref().and_then(Role::decider);
         match decider.map(|decider| self.inner.resolve(decider, id)) {
             Some(Err(error @ StoreError::TooManyNamespaces(_))) => Err(error),
-            // Without an owner it is named as soon as there is one.
+            // Without an owner, the namespace is registered as soon as there is one.
             _ => Ok(id),
         }
     }
 
-    /// What the owner leaves undone when it goes is put once more with the next one, if there is one
-    /// within `options.wait`.
+    /// Pages that an owner left undone when it went are put once more with the next owner, if there
+    /// is one within `options.wait`.
     fn put(
         &self,
         namespace: NamespaceId,
@@ -645,7 +662,8 @@ impl PageStore for SharedStore {
         }
     }
 
-    /// With the disk that this process has at the moment: memory registered once may be used plain after a change of owner.
+    /// Registers with the present disk of this process. After a change of owner, memory registered
+    /// before may be used as plain memory.
     fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
         match self.inner.role().as_deref() {
             Some(Role::Owner(owner)) => owner.store.register(memory),
@@ -657,7 +675,7 @@ impl PageStore for SharedStore {
         }
     }
 
-    /// The owner's, with this process's own hits, misses, bytes read and latencies.
+    /// The owner's counters, with this process's own hits, misses, bytes read and latencies.
     fn stats(&self) -> Stats {
         match self.inner.role().as_deref() {
             Some(Role::Owner(owner)) => owner.store.stats(),
@@ -670,14 +688,14 @@ impl PageStore for SharedStore {
         }
     }
 
-    /// A client flushes and leaves; an owner sends its clients away and closes the store.
+    /// A client flushes and leaves. An owner disconnects its clients and closes the store.
     fn close(&self) -> Result<(), StoreError> {
         if self.inner.origin.is_inherited() {
             return Err(StoreError::Forked);
         }
         *self.inner.stop.lock() = true;
         self.inner.stopped.notify_all();
-        // One that changes has nobody any more to hang up on.
+        // If the role is changing, there is no connection to close.
         let flushed = match self.inner.role().as_deref() {
             Some(Role::Client(client)) if !client.remote.is_lost() => {
                 let flushed = client.remote.flush();
@@ -706,7 +724,7 @@ impl PageStore for SharedStore {
 impl Drop for SharedStore {
     fn drop(&mut self) {
         if self.inner.origin.is_inherited() {
-            // The thread, and all that it keeps, are the parent's.
+            // The thread and all that it holds belong to the parent.
             std::mem::forget((self.inner.clone(), self.minder.get_mut().take()));
             return;
         }

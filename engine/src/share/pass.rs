@@ -1,4 +1,4 @@
-//! Messages over a Unix socket that a file goes along with.
+//! Messages over a Unix socket with a file attached.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Writes to a socket; a file goes with the first bytes.
+/// Writes to a socket; the file is attached to the first bytes.
 pub(super) struct Giving<'a> {
     pub stream: &'a UnixStream,
     pub file: Option<BorrowedFd<'a>>,
@@ -37,7 +37,7 @@ impl Write for Giving<'_> {
     }
 }
 
-/// Reads from a socket, and keeps the last file that came along; others are closed.
+/// Reads from a socket, and keeps the last file received. Other files are closed.
 pub(super) struct Taking {
     pub stream: Arc<UnixStream>,
     pub file: Option<OwnedFd>,

@@ -1,17 +1,18 @@
-//! A client's side of the conversation: a [`Catalog`] whose decisions are made in the owner's process.
+//! A client's side of the protocol: a [`Catalog`] whose decisions are made in the owner's process.
 //!
-//! Owns: the connections to the owner, and what is known of the namespaces that go over them.
+//! Owns: the connections to the owner, and the shapes of the namespaces used over them.
 //!
 //! Invariants:
-//! - a connection carries the requests of one call at a time; each caller takes one that is idle, makes another, or waits for one; a
-//!   put ([`put`]) keeps its own to its end. Nobody who has one takes another, so that whoever waits gets one;
-//! - once any connection fails the owner counts as lost, for good: all of them are shut down, so that the calls under way fail, every
-//!   later call fails at once, and whoever minds the attachment ([`super`]) is told. No call is tried again over another
-//!   connection: it may have been carried out.
+//! - A connection carries the requests of one call at a time. Each caller takes an idle connection,
+//!   makes a new one, or waits for one. A put ([`put`]) keeps its connection to its end. A caller
+//!   never holds two connections, so every waiting caller gets one.
+//! - Once any connection fails the owner counts as lost, for good. All connections are shut down:
+//!   the calls in progress fail, every later call fails at once, and the role monitor ([`super`])
+//!   is notified. No call is retried over another connection: the owner may have carried it out.
 //!
-//! Faults defended against: an owner that exits, is killed or stopped, or does not take a request or answer what takes no time for
-//! longer than [`ANSWER_PATIENCE`]. While an answer that may take its time is awaited, it is seen whether the owner answers
-//! anything at all.
+//! Faults defended against: an owner that exits, is killed or stopped, or takes longer than
+//! [`ANSWER_PATIENCE`] to accept a request or to send a reply that needs no waiting. While a slow
+//! reply is awaited, probes check that the owner still replies at all.
 
 mod line;
 mod put;
@@ -44,16 +45,17 @@ use crate::error::StoreError;
 use crate::fork::Private;
 use crate::store::staged::{Stage, Staged};
 
-/// How long an answer that takes the owner no time may take.
+/// Limit for a reply that the owner sends without waiting for anything.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long an answer that may take its time is awaited before it is seen whether the owner answers at all.
+/// While a slow reply is awaited, the owner is probed at this interval.
 const LOOK_AFTER: Duration = Duration::from_millis(500);
 
-/// Connections besides the first: fewer than the owner allows. Whoever finds none idle then waits for one.
+/// Connections besides the first: fewer than the owner allows. A caller that finds no idle one
+/// waits.
 const LINES_MAX: usize = 60;
 
-/// The owner is not there any more.
+/// The owner has gone.
 #[derive(Debug)]
 pub(super) struct Gone;
 
@@ -61,18 +63,18 @@ pub(super) struct Gone;
 #[derive(Default)]
 struct Lines {
     idle: Vec<Line>,
-    /// How many there are; one that fails takes the owner with it.
+    /// Connections made so far. Never decremented: a failed connection ends the whole attachment.
     made: usize,
-    /// Those of all of them, to be shut down.
+    /// The streams of all connections, for shutdown.
     streams: Vec<Arc<UnixStream>>,
 }
 
-/// Why no owner could be reached.
+/// Why no owner was reached.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReachError {
     #[error("no process serves the store: {0}")]
     Nobody(io::Error),
-    /// The socket's permissions keep this process out.
+    /// The socket's permissions exclude this process.
     #[error(
         "this process may not connect to its owner's socket: {0}; run it as the user that the \
          store belongs to, or have the store served with `larder serve --group GID` for a group \
@@ -87,7 +89,7 @@ pub(super) enum ReachError {
         ANSWER_PATIENCE.as_secs()
     )]
     Silent,
-    /// It has hung up, or cannot be connected to.
+    /// The owner hung up, or cannot be connected to.
     #[error("its owner cannot be reached: {0}; try again")]
     Unreachable(io::Error),
     #[error(
@@ -115,24 +117,24 @@ pub(super) struct Remote {
     client: ClientId,
     secret: u64,
     map: SegmentMap,
-    /// The connection whose end is this client's end; kept for that alone.
+    /// The owner takes the end of this connection as the end of the client. It has no other use.
     first: Arc<UnixStream>,
     _private: Private,
     lines: Mutex<Lines>,
-    /// A connection is idle again, or the owner is lost.
+    /// Notified when a connection becomes idle, or the owner is lost.
     given: Condvar,
-    /// Held by whoever sees whether the owner answers.
+    /// Held while a thread probes the owner.
     looking: Mutex<()>,
     lost: AtomicBool,
     shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
-    /// What the owner last said of its room.
+    /// The owner's last reported room counter.
     room: AtomicU64,
-    /// The staging area, once it has been asked for; `None` when there is none.
+    /// The staging area, once it was asked for; `None` when there is none.
     area: OnceLock<Option<Arc<Area>>>,
 }
 
 impl Remote {
-    /// Reaches the owner of the store at `path`.
+    /// Connects to the owner of the store at `path`.
     pub(super) fn reach(path: &Path) -> Result<(Remote, Welcome), ReachError> {
         let mut first = Line::connect(path)?;
         let hello = Request::Hello {
@@ -147,7 +149,7 @@ impl Remote {
             Err(WireError::Io(error)) => return Err(error.into()),
             Err(_) => return Err(ReachError::Nonsense),
         };
-        // From here on it is only listened to, for as long as it takes.
+        // From here on this connection is only watched for its end, without a limit.
         first.stream().set_read_timeout(None)?;
         let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
         let remote = Remote {
@@ -168,8 +170,8 @@ impl Remote {
         Ok((remote, welcome))
     }
 
-    /// Tells the owner that the marks are on the volumes. False when the owner does not see them: on
-    /// other files than its own.
+    /// Reports to the owner that the marks are on the volumes. False when the owner does not see
+    /// them: then the marks are on other files than the owner's.
     pub(super) fn marked(&self) -> Result<bool, Gone> {
         match self.quickly(&Request::Marked)? {
             Reply::Done => Ok(true),
@@ -181,15 +183,15 @@ impl Remote {
         }
     }
 
-    /// Waits until the owner is gone (or this client is being closed).
+    /// Waits until the owner has gone, or this client is being closed.
     pub(super) fn outlive_owner(&self) {
         let mut byte = [0];
-        // The owner says nothing on this connection: whatever else comes is its end.
+        // The owner sends nothing on this connection, so any result is its end.
         while let Err(rustix::io::Errno::INTR) = rustix::io::read(&self.first, &mut byte) {}
         self.lose();
     }
 
-    /// Hangs up: the owner sees that this client has gone.
+    /// Hangs up. The owner sees that this client has gone.
     pub(super) fn hang_up(&self) {
         self.lose();
         let _ = self.first.shutdown(Shutdown::Both);
@@ -203,7 +205,7 @@ impl Remote {
         self.client
     }
 
-    /// The owner's process, where this process's pid namespace shows it.
+    /// The owner's pid, if this process's pid namespace shows it.
     pub(super) fn owner_pid(&self) -> Option<u32> {
         let peer = getsockopt(&*self.first, PeerCredentials).ok()?;
         u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)
@@ -270,7 +272,7 @@ impl Remote {
         }
     }
 
-    /// Waits for an answer that may take its time, as long as the owner is there.
+    /// Waits for a slow reply for as long as the owner lives.
     fn hear_in_time(&self, line: &mut Line) -> Result<Reply, WireError> {
         while !line.is_answered(LOOK_AFTER)? {
             self.look_after_owner();
@@ -278,7 +280,7 @@ impl Remote {
         line.hear(ANSWER_PATIENCE).map(|(reply, _)| reply)
     }
 
-    /// Sees whether the owner still answers. It takes a connection that nobody waits for.
+    /// Probes the owner with a connection of its own, which no thread waits for.
     fn look_after_owner(&self) {
         if let Some(_looking) = self.looking.try_lock()
             && self.join().is_err()
@@ -287,7 +289,7 @@ impl Remote {
         }
     }
 
-    /// Asks what may take the owner its time.
+    /// Sends a request whose reply may be slow.
     fn ask(&self, request: &Request<'_>) -> Result<Reply, Gone> {
         self.converse(|line| {
             line.tell(request)?;
@@ -295,12 +297,12 @@ impl Remote {
         })
     }
 
-    /// Asks what the owner answers without waiting for anything.
+    /// Sends a request that the owner answers without waiting for anything.
     fn quickly(&self, request: &Request<'_>) -> Result<Reply, Gone> {
         self.converse(|line| line.ask(request))
     }
 
-    /// Says and hears something over a connection that is idle.
+    /// Runs one exchange over an idle connection.
     fn converse<R>(&self, talk: impl FnOnce(&mut Line) -> Result<R, WireError>) -> Result<R, Gone> {
         let mut line = self.take_line()?;
         match talk(&mut line) {
@@ -316,7 +318,7 @@ impl Remote {
     }
 
     fn tell(&self, request: &Request<'_>) {
-        // Should it not get there, everything is lost.
+        // If the message is lost, the owner is lost too.
         let _ = self.converse(|line| line.tell(request));
     }
 
@@ -413,7 +415,7 @@ impl Catalog for Remote {
     }
 
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
-        // From the tail, as a touch of the whole would be.
+        // From the tail, so that the order is that of one touch of the whole list.
         for some in keys.rchunks(KEYS_MAX) {
             self.tell(&Request::Touch {
                 namespace: namespace.0,
@@ -577,7 +579,7 @@ mod tests {
         }
     }
 
-    /// A namespace at the owner, and pages to ask for in it.
+    /// A namespace registered at the owner, and pages to ask for in it.
     fn named(remote: &Remote) -> (NamespaceId, [Ask; 2]) {
         let namespace = crate::share::tests::namespace(65536);
         let asks = [1, 2].map(|at| Ask {
@@ -598,7 +600,7 @@ mod tests {
         assert_eq!(remote.lines.lock().idle.len(), 0);
         let reservations = asks.map(|ask| {
             let (reservation, grants) = put.reserve(&[ask], &mut || true);
-            // It has no mark on the volumes.
+            // This client has no mark on the volumes.
             assert_eq!(grants, [Grant::Refused(Refusal::Busy)]);
             put.commit(reservation, &[None]);
             put.landed(&[(reservation, Vec::new())]);

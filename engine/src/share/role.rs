@@ -1,4 +1,5 @@
-//! What a process is to a store that several use: its owner, a client of its owner, or neither.
+//! The role of a process in a store that several processes use: owner, client of the owner, or
+//! neither.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub(super) enum Role {
     Closed,
 }
 
-/// Whoever decides, as this process reaches it.
+/// The present owner, as this process reaches it.
 #[derive(Clone, Copy)]
 pub(super) enum Decider<'a> {
     Owner(&'a Owner),
@@ -33,7 +34,8 @@ pub(super) enum Decider<'a> {
 }
 
 pub(super) struct Owner {
-    /// Before the store, so that no request comes in once it is closed.
+    /// Declared before the store, so that it is dropped first and no request reaches a closed
+    /// store.
     pub(super) server: Server,
     pub(super) store: Arc<Store>,
     reads: OwnReads,
@@ -43,16 +45,16 @@ pub(super) struct Owner {
 pub(super) struct Client {
     pub(super) remote: Arc<Remote>,
     pub(super) data: DataPath,
-    /// The group whose members the owner lets use the store.
+    /// The group whose members the owner admits.
     pub(super) group: Option<u32>,
     ids: Ids,
-    /// After the data path, which waits for its writes when it is dropped.
+    /// Declared after the data path, which waits for its writes when it is dropped.
     _marks: guard::Marked,
-    /// Of the volumes.
+    /// The volumes' descriptors, kept private to this process.
     _privates: Vec<Private>,
 }
 
-/// By id given out: what the present owner knows it by.
+/// By the id that this process gave out: the namespace as the present owner knows it.
 #[derive(Default)]
 pub(super) struct Ids(Mutex<Vec<Option<Known>>>);
 
@@ -60,7 +62,7 @@ pub(super) struct Ids(Mutex<Vec<Option<Known>>>);
 #[derive(Clone, Copy)]
 pub(super) struct Known {
     pub(super) id: NamespaceId,
-    /// Its reads are shared with other processes.
+    /// Reads of it are shared with other processes.
     pub(super) is_shared: bool,
 }
 
@@ -79,16 +81,16 @@ impl Ids {
     }
 }
 
-/// Why neither a client nor an owner could be made just now.
+/// Why this process could become neither a client nor the owner.
 pub(super) enum NotYet {
-    /// Another try may do.
+    /// Another try may succeed.
     TryAgain(StoreError),
-    /// It will not.
+    /// No later try will succeed.
     Never(StoreError),
 }
 
 impl Role {
-    /// As the client of whoever owns the store, or as its owner, who lets the members of a group use it.
+    /// Becomes a client of the present owner, or the owner, which admits the members of `group`.
     pub(super) fn find(
         path: &Path,
         options: &AttachOptions,
@@ -99,7 +101,8 @@ impl Role {
             Err(Unreached::Nobody(why)) => why,
             Err(Unreached::Failed(error)) => return Err(error),
         };
-        // An owner that cannot serve would open it for nothing, again and again.
+        // Checked first: a process that cannot serve would open the store for nothing, again and
+        // again.
         let socket = socket_path(path);
         let may_serve = || {
             if hides_own_user() {
@@ -130,7 +133,7 @@ impl Role {
         })))
     }
 
-    /// `None` while nobody decides.
+    /// `None` while the store has no owner.
     pub(super) fn decider(&self) -> Option<Decider<'_>> {
         match self {
             Role::Owner(owner) => Some(Decider::Owner(owner)),
@@ -141,7 +144,7 @@ impl Role {
 }
 
 impl<'a> Decider<'a> {
-    /// The ids that it has given out.
+    /// The ids that the owner gave out.
     pub(super) fn ids(self) -> &'a Ids {
         match self {
             Decider::Owner(owner) => &owner.ids,
@@ -149,7 +152,7 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// Its id for a namespace.
+    /// The owner's id for a namespace.
     pub(super) fn named(self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
         match self {
             Decider::Owner(owner) => {
@@ -182,7 +185,7 @@ impl<'a> Decider<'a> {
     }
 }
 
-/// Why there is no client.
+/// Why this process is not a client.
 enum Unreached {
     /// Perhaps there is no owner.
     Nobody(ReachError),
@@ -199,7 +202,7 @@ impl Client {
         })?;
         let never = |error| Unreached::Failed(NotYet::Never(error));
         let gone = |_| Unreached::Failed(NotYet::TryAgain(StoreError::OwnerGone));
-        // The owner's paths may lead elsewhere here: in another mount namespace.
+        // The owner's paths may name other files here: in another mount namespace.
         let own = options.volumes.iter().cloned();
         let owners = welcome.volumes.iter();
         let owners = owners.filter_map(|(path, _)| path.as_ref().map(PathBuf::from));
@@ -212,7 +215,7 @@ impl Client {
         let mut marks = guard::Marked::by(remote.client().0);
         for (_, volume) in volumes.present() {
             marks.mark(&volume.file).map_err(|error| match error {
-                // Whoever becomes owner just now looks for marks.
+                // A process that becomes owner locks the marks' bytes for a moment to check them.
                 Errno::EAGAIN | Errno::EACCES => gone(remote::Gone),
                 error => never(StoreError::io("marking the volume", &volume.path, error)),
             })?;

@@ -1,24 +1,31 @@
-//! The owner's side: a listening socket, a thread for each connection, and what each client holds.
+//! The owner's side: a listening socket, a thread for each connection, and the resources of each
+//! client.
 //!
-//! Owns: the socket file beside the store and the connections. What requests are answered with is decided in `answer`, what each
-//! client holds in `ledger`, both without threads, sockets or clock: this is what they run on.
+//! Owns: the socket file beside the store, and the connections. `answer` decides the replies,
+//! `ledger` accounts for each client's resources. Both work without threads, sockets or clock. This
+//! module drives them.
 //!
 //! Invariants:
-//! - a client is one first connection and any number of further ones; when the first ends, the client has gone: its pins are
-//!   given back at once (what it still reads goes into its own memory, or fails its checksum) and its puts are given up; what they
-//!   were to write to, and the slots of the staging area that it reads into, are given back when its mark on every volume has gone
-//!   ([`guard`]), for until then the kernel may be carrying out what it submitted;
-//! - so it has when any of its connections fails: what it said there and nobody read is lost;
-//! - the puts of a client that is there and says nothing more are given up, and its pins given back, in the same way (`watch`);
-//! - a client names its own puts only: the numbers that it is given are its session's, not the core's;
-//! - what one client can make the owner hold is bounded: connections, a frame and a reply for each, pins, puts, half of the staging
-//!   area, and page data under way for its share of the write budget, which is as large as everybody else's. What it may still be writing to
-//!   after its put was given up counts no more: whole segments, which stay unused until it has gone;
-//! - no client keeps the core from the others for longer than a bounded number of pages takes: long lists are taken in pieces. Reads
-//!   and writes of page data are each process's own, and at most its ring's depth of them are with the device at once.
+//! - A client is one first connection and any number of further ones. When the first one ends, the
+//!   client has gone. Its pins are released at once: reads in flight go into its own memory, or
+//!   fail their checksum. Its puts are aborted. Its extents, and the staging slots that it reads
+//!   into, are released when its mark has gone from every volume ([`guard`]): until then the kernel
+//!   may still carry out its writes and reads.
+//! - If any of its connections fails, the client has gone too: unread messages on that connection
+//!   are lost.
+//! - A connected client that falls silent loses its puts and its pins in the same way (`watch`).
+//! - A client can name only its own puts: its numbers belong to its session, not to the core.
+//! - The resources that one client can hold are bounded: connections, one frame and one reply for
+//!   each, pins, puts, half of the staging area, and page data in flight up to its share of the
+//!   write budget, which is equal for all. Extents of an aborted put that it may still write to are
+//!   not counted: whole segments, which stay unused until it has gone.
+//! - No client occupies the core longer than a bounded number of pages takes: long lists are
+//!   processed in pieces. Each process reads and writes page data itself, with at most its ring's
+//!   depth of operations at the device at once.
 //!
-//! Faults defended against: whatever arrives on the socket ([`wire`](super::wire)); clients of another user; clients that
-//! stop reading (their own threads wait, nobody else); clients killed at any moment.
+//! Faults defended against: arbitrary bytes on the socket ([`wire`](super::wire)); clients of
+//! another user; clients that stop reading (only their own threads wait); clients killed at any
+//! moment.
 
 pub mod answer;
 pub mod ledger;
@@ -65,14 +72,16 @@ pub(super) use socket::{may_give_to, may_listen};
 pub(super) use socket::{short_path, unix_socket};
 use watch::Watch;
 
-/// How often the mark of a client that has gone is looked for, and how long when the store is being closed.
+/// Interval of the checks for the mark of a client that has gone, and their limit while the store
+/// is being closed.
 const LINGER_LOOK: Duration = Duration::from_millis(10);
 const LINGER_AT_CLOSE: Duration = Duration::from_secs(2);
 
-/// How often it is seen whether the socket's file is still in its place.
+/// Interval of the checks that the socket's file is still in its place.
 const SOCKET_LOOK: Duration = Duration::from_secs(1);
 
-/// How long whoever connects may take to say who it is: nobody could hang up on it before.
+/// Limit for the greeting of a new connection. Before the greeting the connection belongs to no
+/// session that could hang up on it.
 const GREETING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Buffers longer than this are not kept for the next message.
@@ -81,14 +90,15 @@ const BUFFER_KEPT_BYTES: usize = 256 << 10;
 /// The running listener.
 pub(super) struct Server {
     shared: Arc<Shared>,
-    /// Whoever takes connections, and whoever watches over clients; none once it has been stopped.
+    /// The thread that accepts connections, and the watchdog for clients. Empty once the server has
+    /// been stopped.
     threads: Vec<JoinHandle<()>>,
 }
 
 /// The socket that clients connect to.
 struct Listening {
     listener: Arc<UnixListener>,
-    /// The file that it was bound to.
+    /// The file that it is bound to.
     bound: FileId,
     _private: Private,
 }
@@ -105,20 +115,20 @@ impl Listening {
 
 struct Shared {
     store: Arc<Store>,
-    /// The store's first volume, as it was named.
+    /// Path of the store's first volume, as given.
     path: PathBuf,
     socket: PathBuf,
     welcome: Template,
     map: SegmentMap,
-    /// The volumes, to look at clients' marks through.
+    /// The volumes, used to check clients' marks.
     probes: Vec<Arc<OwnedFd>>,
     listening: Mutex<Listening>,
-    /// Limits the line on a socket that was deleted.
+    /// Limits the warning about a deleted socket.
     rebinds: Seldom,
     admission: Admission,
-    /// Limits the line on processes that are denied.
+    /// Limits the warning about denied processes.
     denials: Seldom,
-    /// The settings that hold for all processes that use the store.
+    /// The settings that apply to all processes of the store.
     settings: Settings,
     sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Threads of connections, and of clients that have gone.
@@ -127,16 +137,16 @@ struct Shared {
     watch: Watch,
     next_client: AtomicU32,
     lingering: AtomicU32,
-    /// The last thread that was asked for was not to be had.
+    /// The last attempt to start a thread failed.
     lacks_threads: AtomicBool,
-    /// A client's puts ended before its writes were over.
+    /// A client's puts were ended before its writes were over.
     abandoned: AtomicBool,
     stop: AtomicBool,
     stopped: Condvar,
     stopping: Mutex<()>,
 }
 
-/// What every client is told.
+/// The part of the greeting that is the same for all clients.
 struct Template {
     store: [u8; 16],
     group: Option<u32>,
@@ -145,14 +155,14 @@ struct Template {
     volumes: Vec<(Option<String>, u32)>,
 }
 
-/// A connection that has introduced itself.
+/// A connection after its greeting.
 struct Greeted {
     session: Arc<Session>,
     connection: u64,
     is_first: bool,
 }
 
-/// Reads until a moment, however little comes at a time.
+/// Reads until a fixed moment, however few bytes each read returns.
 struct Until<'a> {
     stream: &'a UnixStream,
     until: Instant,
@@ -168,11 +178,11 @@ impl Read for Until<'_> {
     }
 }
 
-/// How a conversation ends that does not fail.
+/// How a connection ends without an error.
 enum Ending {
-    /// The client hangs up between two messages.
+    /// The client hung up between two messages.
     InOrder,
-    /// The client asks what makes no sense.
+    /// The client sent an invalid request.
     Nonsense,
 }
 
@@ -237,8 +247,9 @@ impl Server {
         Ok(server)
     }
 
-    /// Ends every connection and waits for what clients had under way, as far as it ends soon. Whether it did: if not, the store has
-    /// been abandoned, for what the clients were given to write to must not go to anybody else.
+    /// Ends every connection, and waits a short time for the clients' I/O in flight. Returns
+    /// whether all of it ended. If not, the store has been abandoned: the clients' extents must not
+    /// be granted again.
     pub(super) fn stop(&mut self) -> bool {
         let over = || !self.shared.abandoned.load(Ordering::SeqCst);
         let threads = std::mem::take(&mut self.threads);
@@ -249,7 +260,7 @@ impl Server {
         {
             let listening = self.shared.listening.lock();
             socket::remove(&self.shared.socket, listening.bound);
-            // Wakes the thread that waits for connections.
+            // Wakes the thread that accepts connections.
             let _ = rustix::net::shutdown(&listening.listener, rustix::net::Shutdown::Both);
         }
         {
@@ -263,7 +274,8 @@ impl Server {
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         for session in sessions {
             session.hang_up();
-            // Now, and not when its first connection ends: that one may wait for what only this brings.
+            // Done here, and not when the first connection ends: that connection may wait for an
+            // effect of this call.
             let catalog = self.shared.store.catalog();
             session.ledger.leave(catalog, &self.shared.map);
         }
@@ -283,7 +295,7 @@ impl Server {
         self.shared.report()
     }
 
-    /// The owner's part in sharing reads with its clients.
+    /// The owner's own part in shared reads.
     pub(super) fn own_reads(&self) -> OwnReads {
         OwnReads {
             shared: self.shared.clone(),
@@ -298,7 +310,7 @@ impl Drop for Server {
     }
 }
 
-/// The user that the store belongs to: that of its first volume, which is locked.
+/// The user that the store belongs to: the owner of its first volume, which is locked.
 fn user_of(store: &Store) -> io::Result<u32> {
     let volumes = store.volumes();
     let first = volumes.present().next();
@@ -306,7 +318,7 @@ fn user_of(store: &Store) -> io::Result<u32> {
     Ok(rustix::fs::fstat(&volume.file)?.st_uid)
 }
 
-/// What clients are told of the store, and its files.
+/// The facts for clients' greetings, and the volumes' files.
 fn facts(store: &Store, group: Option<u32>) -> (Template, Vec<Arc<OwnedFd>>) {
     let volumes = store.volumes();
     let superblock = volumes.superblock();
@@ -334,7 +346,7 @@ fn facts(store: &Store, group: Option<u32>) -> (Template, Vec<Arc<OwnedFd>>) {
     (template, files)
 }
 
-/// Numbers that clients of a former owner are not likely to have.
+/// A first client number that clients of a former owner are unlikely to have.
 fn fresh_number() -> u32 {
     let secret = fresh_secret().to_le_bytes();
     u32::from_le_bytes([secret[0], secret[1], secret[2], secret[3]])
@@ -357,7 +369,7 @@ impl Shared {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) if self.stop.load(Ordering::SeqCst) => return,
                 Err(error) => {
-                    // Out of descriptors or memory: whoever connects is made to wait.
+                    // Out of descriptors or memory: new connections wait in the queue.
                     if !std::mem::replace(&mut fails, true) {
                         tracing::warn!(%error, "the catalog cannot take a connection; trying again until it can");
                     }
@@ -371,8 +383,8 @@ impl Shared {
         }
     }
 
-    /// Binds the socket anew when its file has gone from its place, which cleaners of temporary files
-    /// do: no client would find the owner any more.
+    /// Binds the socket again if its file has gone, which cleaners of temporary files cause.
+    /// Without the file no client would find the owner.
     fn keep_socket(&self) {
         let mut listening = self.listening.lock();
         if self.stop.load(Ordering::SeqCst) || socket::is_bound(&self.socket, listening.bound) {
@@ -403,7 +415,7 @@ impl Shared {
     }
 
     fn bind_again(&self) -> Result<Listening, StoreError> {
-        // Another store may lie there by now, with an owner and a socket of its own.
+        // Another store may be at the path by now, with an owner and a socket of its own.
         let failed = |error| StoreError::io("binding the socket anew", &self.socket, error);
         let found = std::fs::metadata(&self.path)
             .map_err(|error| StoreError::io("looking for the store", &self.path, error))?;
@@ -451,7 +463,7 @@ impl Shared {
         }
     }
 
-    /// Admits the peer of a connection; else the answer to its greeting.
+    /// Admits the peer of a connection; else returns the reply to its greeting.
     fn admit(&self, stream: &UnixStream) -> Result<(), Reply> {
         self.admission.admit(stream).map_err(|denial| {
             if let Some(more) = self.denials.is_due() {
@@ -481,7 +493,8 @@ impl Shared {
             tracing::debug!(%error, client = session.id.0, "a connection to the catalog ended");
         }
         if !matches!(outcome, Ok(Ending::InOrder)) {
-            // What was said on it and not read is lost: the client must not wait for what follows from that.
+            // Unread messages of this connection are lost: the client must not wait for their
+            // effects.
             session.hang_up();
         }
         session.connections.lock().open.remove(&connection);
@@ -544,7 +557,7 @@ impl Shared {
         buffer: &mut Vec<u8>,
     ) -> Result<Ending, WireError> {
         let mut out = Vec::new();
-        // What was said together is read together.
+        // Buffered: messages sent together are read together.
         let mut reader = BufReader::new(stream);
         loop {
             if reader.buffer().is_empty() {
@@ -581,8 +594,8 @@ impl Shared {
         }
     }
 
-    /// A client has gone: what it held is given back, as soon as that is safe. On the thread of its first connection, which waits for
-    /// that: a thread more might not be had.
+    /// A client has gone: releases its resources as soon as that is safe. Runs on the thread of its
+    /// first connection, which waits for that: starting another thread could fail.
     fn leave(&self, session: &Session) {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
@@ -595,7 +608,7 @@ impl Shared {
         }
     }
 
-    /// Waits until a client's I/O is over, then gives back what it was for.
+    /// Waits until a client's I/O is over, then releases its extents and slots.
     fn outlive(&self, session: &Session) {
         let catalog = self.store.catalog();
         let mut until = None;
@@ -609,7 +622,8 @@ impl Shared {
             if self.stop.load(Ordering::SeqCst) {
                 let until = *until.get_or_insert_with(|| Instant::now() + LINGER_AT_CLOSE);
                 if Instant::now() >= until {
-                    // This process gives nothing to anybody any more, and the next owner waits for the marks itself.
+                    // This process grants nothing any more, and the next owner waits for the marks
+                    // itself.
                     self.store.abandon();
                     self.abandoned.store(true, Ordering::SeqCst);
                     break session.ledger.abandon();
@@ -624,7 +638,7 @@ impl Shared {
         self.end_fills(session);
     }
 
-    /// `None` for what is told and not asked.
+    /// `None` for requests without a reply.
     fn answer(&self, session: &Session, request: Request<'_>) -> Option<Reply> {
         let desk = Desk {
             catalog: self.store.catalog(),
@@ -644,7 +658,7 @@ impl Shared {
         }
     }
 
-    /// Waits for what a request asks to be waited for.
+    /// Does the waiting that a request asks for.
     fn answer_later(&self, session: &Session, later: Later) -> Reply {
         let catalog = self.store.catalog();
         match later {
@@ -672,7 +686,7 @@ impl Shared {
         }
     }
 
-    /// Bytes of puts under way that one client may have: as much as every other client and the owner.
+    /// Bytes of puts in flight that one client may have: the same for every client and the owner.
     fn share_bytes(&self) -> u64 {
         let clients = self.sessions.lock().len() as u64;
         self.store.write_bytes_max() / (clients + 1)
@@ -702,7 +716,7 @@ impl Shared {
     }
 }
 
-/// Memory of this process that is in RAM, in bytes; zero when the system does not tell.
+/// Resident memory of this process in bytes; zero when the system does not report it.
 fn rss_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = text.split_whitespace().nth(1).and_then(|n| n.parse().ok());

@@ -1,19 +1,23 @@
-//! Which pages are staged: the owner's directory of the staging area.
+//! The owner's directory of the staging area: which pages are staged, and where.
 //!
-//! A page that several processes want is read by the first one that asks, straight into a slot, and copied from there by all of
-//! them, the reader included. When ranks walk the same pages in the same order, whoever is ahead reads for the rest.
+//! If several processes want a page, the first one that asks reads it straight into a slot, and all
+//! of them copy it from there, the reader included. When ranks walk the same pages in the same
+//! order, the rank that is ahead reads for the rest.
 //!
-//! Owns: the units of the area, the names of the slots (namespace, key, checksum), and how many hold each.
+//! Owns: the units of the area, the names of the slots (namespace, key, checksum), and the hold
+//! count of each.
 //!
 //! Invariants:
-//! - a slot's units are given to another page only when nobody holds it: who reads into it, who copies from it, and who was killed
-//!   while reading into it and whose reads may not be over ([`guard`](super::guard)), each holds it once;
-//! - a name leads to at most one slot, and only for the checksum that the index has for the page at that moment: a page deleted
-//!   meanwhile, or put again with other bytes, is not found;
-//! - the words of the area are read as hints and never trusted.
+//! - A slot's units are reused only when the slot has no holder. Holders are the process that reads
+//!   into it, each process that copies from it, and a killed process that was reading into it and
+//!   may still have reads in flight ([`guard`](super::guard)). Each holds it once.
+//! - A name leads to at most one slot, and only for the checksum that the index has for the page at
+//!   that moment: a page that was deleted meanwhile, or put again with other bytes, is not found.
+//! - The words of the area are read as hints and never trusted.
 //!
-//! Slots that nobody holds stay until room is needed, and go in the order of their last use. A page that finds no room, because
-//! all slots are held or it is larger than the area, is read by each process for itself.
+//! Slots without holders stay until room is needed, and are reused in the order of their last use.
+//! A page that finds no room, because all slots are held or it is larger than the area, is read by
+//! each process for itself.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,16 +32,16 @@ use crate::api::NamespaceId;
 /// Generations are 30 bits.
 const GENERATION_MASK: u32 = (1 << 30) - 1;
 
-/// What the staging area has done since the store was opened, and holds now.
+/// Counters of the staging area since the store was opened, and its present content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StagingReport {
     /// Bytes of the area; 0 while there is none.
     pub area_bytes: u64,
-    /// Bytes of it that slots take now, and pages in them.
+    /// Bytes of it that slots take now.
     pub used_bytes: u64,
     /// Pages in the area now.
     pub pages: u64,
-    /// Pages that a process was told to read into the area.
+    /// Pages that a process was assigned to read into the area.
     #[serde(rename = "pages_filled")]
     pub fills: u64,
     /// Pages found there.
@@ -46,7 +50,7 @@ pub struct StagingReport {
     /// Pages found there while they were still being read.
     #[serde(rename = "pages_awaited")]
     pub waits: u64,
-    /// Waits that were given up: the reading process was too slow.
+    /// Waits that timed out: the reading process was too slow.
     #[serde(rename = "late_pages")]
     pub timeouts: u64,
     /// Copies that failed their checksum and were read from the device instead.
@@ -57,33 +61,33 @@ pub struct StagingReport {
     pub crowded: u64,
 }
 
-/// What somebody is given for a page.
+/// The slot given to a process for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     pub id: SlotId,
-    /// To be read into by whom it is given to; else to be waited for and copied from.
+    /// The receiver must read the page into the slot; else it waits for the page and copies it.
     pub fill: bool,
 }
 
-/// How a slot served.
+/// How the use of a slot ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Served {
-    /// As it should, or not at all for reasons that everybody sees.
+    /// As intended, or not at all for reasons that are visible elsewhere.
     Well,
-    /// It was not there in time.
+    /// The page was not there in time.
     Late,
-    /// What was copied from it failed the checksum.
+    /// The copy failed its checksum.
     Wrongly,
 }
 
-/// What a page is staged under.
+/// The name under which a page is staged.
 type Name = (u16, PageKey);
 
 struct Entry {
     units: u32,
     generation: u32,
     holds: u32,
-    /// `None` once the slot is not to be found any more.
+    /// `None` once the slot can no longer be found.
     name: Option<Name>,
     checksum: u64,
     used: u64,
@@ -100,9 +104,9 @@ struct Directory {
     names: HashMap<Name, u32>,
     /// By first unit.
     slots: HashMap<u32, Entry>,
-    /// Free runs of units: first, and how many. No two adjoin.
+    /// Free runs of units: first unit, and length. No two are adjacent.
     free: BTreeMap<u32, u32>,
-    /// Slots that nobody holds, by last use.
+    /// Slots without holders, by last use.
     idle: BTreeMap<u64, u32>,
     clock: u64,
     generation: u32,
@@ -123,7 +127,8 @@ impl Staging {
         }
     }
 
-    /// Gives out a page's slot, held once: the one that it is in, or a fresh one. `None` when there is no room.
+    /// Returns a page's slot, with one hold: the slot that has the page, or a new one. `None` when
+    /// there is no room.
     pub(super) fn give(
         &self,
         namespace: NamespaceId,
@@ -155,16 +160,16 @@ impl Staging {
         Some(Slot { id, fill: true })
     }
 
-    /// Counts a page for which there was no room for reasons that are not looked at here.
+    /// Counts a page that was refused room for reasons outside this module.
     pub(super) fn turn_away(&self) {
         self.directory.lock().told.crowded += 1;
     }
 
-    /// Gives one hold of a slot back.
+    /// Releases one hold of a slot.
     pub(super) fn give_back(&self, unit: u32, filled: bool, served: Served) {
         let mut directory = self.directory.lock();
         if filled {
-            // Whoever read into it has said so; if not, nobody will.
+            // The reader has settled the slot by now. If it has not, it never will.
             self.area.settle(directory.id(unit), false);
         }
         match served {
@@ -178,7 +183,8 @@ impl Staging {
         directory.let_go(unit);
     }
 
-    /// The process that reads into a slot has gone: nobody is to wait for it. It stays held.
+    /// The process that reads into a slot has gone: ends all waits for the page. The slot stays
+    /// held.
     pub(super) fn abandon(&self, unit: u32) {
         let mut directory = self.directory.lock();
         self.area.settle(directory.id(unit), false);
@@ -244,7 +250,7 @@ impl Directory {
         }
     }
 
-    /// Takes a slot's name away.
+    /// Removes a slot's name.
     fn forget(&mut self, unit: u32) {
         let Some(slot) = self.slots.get_mut(&unit) else {
             return;
@@ -275,7 +281,8 @@ impl Directory {
         self.free.insert(first, units);
     }
 
-    /// A run of free units, those of idle slots included if need be; the first of it, no longer free.
+    /// Finds a run of free units, and frees idle slots if necessary. Returns its first unit, no
+    /// longer free.
     fn make_room(&mut self, units: u32, area: &Area) -> Option<u32> {
         let all = area.units();
         if units > all.end - all.start {

@@ -1,4 +1,5 @@
-//! Clients that do not do what they should with the staging area, and what that does to others: nothing. And what who meets no owner is told.
+//! Clients that misuse the staging area do not affect others. And the errors of a process that
+//! reaches no owner.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../tests/support/honest.rs"]
@@ -33,7 +34,8 @@ const PAGES: usize = 24;
 const COUNT: u64 = PAGES as u64;
 const PAGE_BYTES: u32 = 5000;
 
-/// A store with [`PAGES`] pages in it, its owner, a client, and what only the protocol holds back from misbehaving.
+/// A store with [`PAGES`] pages in it, its owner, a client, and a second client that the protocol
+/// alone keeps from misbehaving.
 struct Scene {
     directory: tempfile::TempDir,
     owner: SharedStore,
@@ -42,7 +44,7 @@ struct Scene {
     keys: Vec<PageKey>,
 }
 
-/// A store of 256 MiB in segments of 16 MiB, and the directory that goes with it.
+/// A store of 256 MiB in segments of 16 MiB, and its directory.
 pub(crate) fn created() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
@@ -55,7 +57,7 @@ pub(crate) fn created() -> (tempfile::TempDir, PathBuf) {
     (directory, path)
 }
 
-/// Of pages of one part.
+/// A namespace with pages of one part.
 pub(crate) fn namespace(page_bytes: u32) -> Namespace {
     Namespace::new(NamespaceFields {
         model: "m".to_owned(),
@@ -123,7 +125,7 @@ impl Scene {
         assert_eq!(statuses, vec![PutStatus::Stored; PAGES]);
     }
 
-    /// Gets all pages; each must come, and be right.
+    /// Gets all pages; each must be found and be correct.
     fn get(&self, store: &SharedStore) {
         let space = store.namespace(&namespace(PAGE_BYTES)).unwrap();
         let mut bytes = vec![vec![0; PAGE_BYTES as usize]; PAGES];
@@ -142,7 +144,7 @@ impl Scene {
         }
     }
 
-    /// Takes the pages' slots, as the client that is to read them or to copy them.
+    /// Takes the pages' slots, as the client that has to read or to copy them.
     fn take_slots(&self) -> Vec<Slot> {
         let space = self.other.namespace(&namespace(PAGE_BYTES)).unwrap();
         let (_, pages) = self.other.stage(space, &self.keys);
@@ -157,7 +159,8 @@ impl Scene {
         let space = self.other.namespace(&namespace(PAGE_BYTES)).unwrap();
         let area = self.other.area(space).unwrap();
         let piece = area.piece(slot, 2 * larder_format::BLOCK_BYTES).unwrap();
-        // SAFETY: the piece lies in the area, which is mapped; nobody refers to its bytes.
+        // SAFETY: the piece lies in the area, which is mapped; there are no references to its
+        // bytes.
         unsafe { std::ptr::write_bytes(piece.ptr, 0xa7, piece.len) };
     }
 
@@ -165,7 +168,7 @@ impl Scene {
         self.owner.report().unwrap().staging
     }
 
-    /// Asks until it is so: what clients give back they do not wait to see taken.
+    /// Polls until the condition holds: clients do not wait until their releases are processed.
     fn until(&self, what: &str, is_so: impl Fn(super::StagingReport) -> bool) {
         eventually(what, || is_so(self.told()));
     }
@@ -233,7 +236,7 @@ fn a_dead_clients_slots_are_not_used_again_while_its_mark_is_there() {
 #[test]
 fn whatever_is_written_into_the_area_nobody_gets_wrong_bytes() {
     let scene = Scene::new();
-    // While somebody else is said to be reading.
+    // While another process appears to be reading.
     let space = scene.other.namespace(&namespace(PAGE_BYTES)).unwrap();
     let area = scene.other.area(space).unwrap();
     for slot in scene.take_slots() {
@@ -358,7 +361,7 @@ fn a_file_in_the_sockets_place_is_left_alone() {
     assert!(std::fs::read(&path).unwrap() == before);
 }
 
-/// Whose the socket is: mode, user and group.
+/// Rights of the socket: mode, user and group.
 fn rights(socket: &Path) -> (u32, u32, u32) {
     let found = socket.metadata().unwrap();
     (found.mode() & 0o777, found.uid(), found.gid())
@@ -412,7 +415,7 @@ fn a_store_is_reached_through_links_to_it() {
     }
 }
 
-/// Whoever recovers a large store has it locked long before it can say so.
+/// A process that recovers a large store holds its lock long before it records its name.
 #[test]
 fn who_is_just_opening_a_store_is_waited_for_longer_than_who_holds_it() {
     let locked = |state| crate::error::StoreError::Locked {

@@ -1,13 +1,14 @@
-//! What owner and clients say to each other: framed messages over a Unix stream socket.
+//! The protocol between owner and clients: framed messages over a Unix stream socket.
 //!
-//! A frame is a length (`u32`, little-endian, at most [`FRAME_BYTES_MAX`]) and that many bytes, which are one [`Request`] or one
-//! [`Reply`] in postcard's encoding. A connection begins with [`Request::Hello`], which carries [`MAGIC`] and [`VERSION`]; a
-//! listener that does not know the version says so and hangs up. Keys travel as one blob, 32 bytes each, and are read in
-//! place.
+//! A frame is a length (`u32`, little-endian, at most [`FRAME_BYTES_MAX`]) and that many bytes: one
+//! [`Request`] or one [`Reply`] in postcard's encoding. A connection begins with
+//! [`Request::Hello`], which carries [`MAGIC`] and [`VERSION`]; a listener that does not know the
+//! version replies so and hangs up. Keys travel as one blob, 32 bytes each, and are read in place.
 //!
-//! Faults defended against: lengths beyond the limit, frames that end early, bytes that are no message or more than one, key
-//! blobs of odd length, lists of more than [`KEYS_MAX`] elements (which may take forty times their bytes in memory). Each is an
-//! error of that one connection; nothing is allocated by a number that was not checked.
+//! Faults defended against: lengths beyond the limit, frames that end early, bytes that are no
+//! message or more than one message, key blobs of odd length, lists of more than [`KEYS_MAX`]
+//! elements (which may take forty times their bytes in memory). Each is an error of that one
+//! connection; no unchecked number determines an allocation.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -25,7 +26,7 @@ use crate::api::{PutStatus, Refusal, Settings, Stats};
 use crate::catalog::{Finding, Pinned, SegmentMap};
 use crate::index::{Place, SegmentId};
 
-/// First bytes of a conversation.
+/// First bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
 
 /// Version of the messages.
@@ -44,7 +45,7 @@ pub(super) const KEY_BYTES: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClientId(pub u32);
 
-/// What a client asks. Those marked *told* are not answered.
+/// A client's request. Requests marked *no reply* are not answered.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request<'a> {
     /// Begins a client's first connection, whose end is the client's end.
@@ -76,7 +77,7 @@ pub enum Request<'a> {
         #[serde(borrow, with = "serde_bytes")]
         keys: &'a [u8],
     },
-    /// Told.
+    /// No reply.
     Touch {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
@@ -87,12 +88,12 @@ pub enum Request<'a> {
         #[serde(borrow, with = "serde_bytes")]
         keys: &'a [u8],
     },
-    /// Told. The segments of pages that were pinned, one a page.
+    /// No reply. The segments of pages that were pinned, one per page.
     Unpin {
         #[serde(deserialize_with = "few")]
         segments: Vec<SegmentId>,
     },
-    /// Told.
+    /// No reply.
     Verified {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
@@ -100,7 +101,7 @@ pub enum Request<'a> {
         #[serde(deserialize_with = "few")]
         findings: Vec<(Place, Finding)>,
     },
-    /// Parents and depths, one a key.
+    /// Parents and depths, one per key.
     Reserve {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
@@ -108,18 +109,19 @@ pub enum Request<'a> {
         #[serde(deserialize_with = "few")]
         links: Vec<(Option<PageKeyBytes>, u32)>,
     },
-    /// Told.
+    /// No reply.
     Commit {
         reservation: u64,
         #[serde(deserialize_with = "few")]
         checksums: Vec<Option<u64>>,
     },
-    /// Told.
+    /// No reply.
     Landed {
         #[serde(deserialize_with = "few")]
         puts: Vec<LandedPut>,
     },
-    /// Answered when every page of these reservations, each named once and at most [`KEYS_MAX`] pages in all, is settled.
+    /// Answered when every page of these reservations is settled. Each reservation is named once,
+    /// with at most [`KEYS_MAX`] pages in all.
     Wait {
         #[serde(deserialize_with = "few")]
         reservations: Vec<u64>,
@@ -140,15 +142,16 @@ pub enum Request<'a> {
     },
     Flush,
     Stats,
-    /// The staging area. Answered with [`Reply::Area`] and the area's file beside it, or with [`Reply::Done`] when there is none.
+    /// The staging area. Answered with [`Reply::Area`] and the area's file attached, or with
+    /// [`Reply::Done`] when there is none.
     Area,
-    /// As `Pin`, and where each page is to be read into or copied from, where it is shared.
+    /// Like `Pin`, and returns for each shared page the slot to read it into or to copy it from.
     Stage {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
         keys: &'a [u8],
     },
-    /// Told. Gives back what `Stage` gave: the segments, one a page, and the slots.
+    /// No reply. Releases the result of `Stage`: the segments, one per page, and the slots.
     Unstage {
         segments: Vec<SegmentId>,
         slots: Vec<SlotEnd>,
@@ -160,7 +163,7 @@ pub enum Request<'a> {
 pub struct SlotEnd {
     /// The slot's first unit.
     pub unit: u32,
-    /// The client was to read into it, and none of its reads into it is under way any more.
+    /// The client was assigned to read into it, and has no more reads into it in flight.
     pub filled: bool,
     pub served: Served,
 }
@@ -168,7 +171,7 @@ pub struct SlotEnd {
 /// A key inside a message.
 pub type PageKeyBytes = [u8; KEY_BYTES];
 
-/// What the owner answers.
+/// The owner's reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
     Welcome(Welcome),
@@ -182,13 +185,13 @@ pub enum Reply {
         #[serde(deserialize_with = "few")]
         grants: Vec<PlaceGrant>,
     },
-    /// One status a page, reservation by reservation.
+    /// One status per page, reservation by reservation.
     Settled(#[serde(deserialize_with = "few")] Vec<PutStatus>),
     Room {
         room: u64,
     },
     Stats(Box<Report>),
-    /// It could not be done.
+    /// The request failed.
     Failed(Failure),
     /// Comes with a file descriptor.
     Area,
@@ -206,18 +209,18 @@ pub struct StagedPage {
     pub slot: Option<Slot>,
 }
 
-/// What a client must know before its first request.
+/// The facts that a client needs before its first request.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Welcome {
     pub client: ClientId,
-    /// To be shown when another connection is made.
+    /// Must be sent with every further connection.
     pub secret: u64,
     pub store: [u8; 16],
-    /// The group whose members may use the store too: whoever owns it next lets them.
+    /// The group whose members may use the store too. The next owner admits them too.
     pub group: Option<u32>,
     pub run: u32,
     pub segment_blocks: u32,
-    /// Path and segments of each volume; no path for one that is lost.
+    /// Path and segments of each volume; no path for a lost volume.
     #[serde(deserialize_with = "few")]
     pub volumes: Vec<(Option<String>, u32)>,
 }
@@ -241,7 +244,7 @@ impl From<Pinned> for PinnedPage {
 }
 
 impl PinnedPage {
-    /// The page, where segments lie as `map` says.
+    /// The page, with its extent from `map`.
     pub(crate) fn on(self, map: &SegmentMap) -> Pinned {
         Pinned {
             extent: map.extent(self.place),
@@ -251,7 +254,8 @@ impl PinnedPage {
     }
 }
 
-/// Pages of a reservation whose writes are over, and whether each went well. Of none: the put goes on, and is not to be given up.
+/// Pages of a reservation whose writes are over, and whether each write succeeded. Without pages it
+/// is a heartbeat: the put goes on, and must not be aborted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LandedPut {
     pub reservation: u64,
@@ -259,7 +263,7 @@ pub struct LandedPut {
     pub pages: Vec<(u32, bool)>,
 }
 
-/// As [`Grant`](crate::catalog::Grant), by place.
+/// Like [`Grant`](crate::catalog::Grant), by place.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum PlaceGrant {
     Write(Place),
@@ -267,14 +271,14 @@ pub enum PlaceGrant {
     Refused(Refusal),
 }
 
-/// Why something could not be done.
+/// Why a request failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Failure {
     /// The listener speaks another version.
     Version {
         ours: u32,
     },
-    /// The message makes no sense here; the connection ends.
+    /// The message is invalid here; the connection ends.
     Protocol(String),
     Write(String),
     Sync,
@@ -290,7 +294,7 @@ pub enum Failure {
 /// Why a process may not be a client. Ids are those of the owner's user namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Denial {
-    /// The owner cannot tell its user from others.
+    /// The owner cannot tell the process's user from others.
     #[error(
         "its owner cannot tell which user this process runs as: the user is not mapped in the \
          owner's user namespace (there it is {uid}); run all processes of the store in one user \
@@ -300,7 +304,7 @@ pub enum Denial {
         /// The overflow id.
         uid: u32,
     },
-    /// It runs as another user and is no member of the group.
+    /// The process runs as another user and is no member of the group.
     #[error(
         "its owner serves user {store}{}, and this process runs as user {uid}; run it as user \
          {store}, or have the store served with `larder serve --group GID` for a group that this \
@@ -308,50 +312,51 @@ pub enum Denial {
         .group.map(|gid| format!(" and group {gid}")).unwrap_or_default()
     )]
     User {
-        /// Its user.
+        /// The process's user.
         uid: u32,
         /// The user that the store belongs to.
         store: u32,
         /// The group whose members are served too.
         group: Option<u32>,
     },
-    /// The kernel does not say who it is.
+    /// The kernel does not report the process's user.
     #[error(
         "its owner's kernel does not say which user this process runs as ({reason}); allow the \
          owner `getsockopt` in its seccomp profile"
     )]
     NotAttested {
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
 }
 
-/// What an owner tells of itself.
+/// An owner's report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Its store.
+    /// Counters of its store.
     pub stats: Stats,
-    /// The settings that hold for all processes that use the store.
+    /// The settings that apply to all processes of the store.
     pub settings: Settings,
-    /// Its process, as a number of the reader's pid namespace. `None` where it is not visible there.
+    /// Its process id in the reader's pid namespace. `None` if it is not visible there.
     pub pid: Option<u32>,
     /// Clients connected.
     pub clients: u32,
     /// Pages that clients are reading.
     pub reads_in_flight: u64,
-    /// Puts of clients that are under way.
+    /// Puts of clients in progress.
     pub puts_in_flight: u64,
-    /// Pages of puts that were given up because their client said nothing, and whose writes may not be over.
+    /// Pages of puts that were aborted because their client was silent, with writes that may not be
+    /// over.
     pub pages_adrift: u64,
-    /// Clients that have gone and whose writes may not be over.
+    /// Clients that have gone and may still have writes in flight.
     pub lingering: u32,
-    /// Bytes of memory of the process.
+    /// Resident memory of the process in bytes.
     pub rss_bytes: u64,
     /// The staging area, through which clients share reads.
     pub staging: StagingReport,
 }
 
-/// A list of no more than [`KEYS_MAX`]: a short byte of a frame may stand for a long element.
+/// A list of at most [`KEYS_MAX`] elements: one byte of a frame may stand for a large element.
 fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     struct Few<T>(PhantomData<T>);
 
@@ -377,7 +382,7 @@ fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>
     from.deserialize_seq(Few(PhantomData))
 }
 
-/// A stream of frames that ended or made no sense.
+/// A stream of frames that ended or was invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     #[error(transparent)]
@@ -411,10 +416,11 @@ pub fn send<T: Serialize>(
     Ok(())
 }
 
-/// Waits until there is something to read, or the end, at most `patience` (for good when there is none). False when that has passed.
+/// Waits until data arrives or the stream ends, at most `patience` (without a limit when it is
+/// `None`). False after the limit.
 ///
-/// Whoever sleeps in a read of a Unix socket is also woken when the other end has read what was sent (`unix_write_space` in the
-/// kernel's net/unix/af_unix.c), for nothing; whoever sleeps in `poll` is not.
+/// Uses `poll`: a thread that sleeps in a read of a Unix socket is also woken, for nothing, when
+/// the other end has read its data (`unix_write_space` in the kernel's net/unix/af_unix.c).
 pub(super) fn arrives(stream: &impl AsFd, patience: Option<Duration>) -> io::Result<bool> {
     let until = patience.map(|patience| Instant::now() + patience);
     loop {
@@ -448,7 +454,7 @@ pub fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bool, Wir
         return Err(WireError::TooLong(bytes));
     }
     buffer.clear();
-    // By what arrives, not by what was announced.
+    // Allocates by the bytes that arrive, not by the announced length.
     let read = stream.take(bytes as u64).read_to_end(buffer)?;
     if read < bytes {
         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
@@ -488,7 +494,7 @@ mod tests {
             let mut stream = &bytes[..];
             let mut buffer = Vec::new();
             while matches!(receive(&mut stream, &mut buffer), Ok(true)) {}
-            // What arrives bounds what is kept, whatever was announced.
+            // The buffer is bounded by the bytes that arrive, not by the announced length.
             prop_assert!(buffer.capacity() <= 4 * bytes.len() + 64);
         }
 

@@ -13,16 +13,16 @@ use crate::share::pass::Taking;
 use crate::share::server::{short_path, socket_path, unix_socket};
 use crate::share::wire::{Reply, Request, WireError, arrives, parse, receive, send};
 
-/// How long an answer that takes the owner no time is looked for before the thread sleeps: to be woken costs more than most of
-/// them, where the processor that it slept on has to be woken too.
+/// How long the thread polls for a fast reply before it sleeps. Waking up costs more than most
+/// replies take if the sleeping CPU has to be woken too.
 const LOOKED_FOR: Duration = Duration::from_micros(50);
 
 /// See the module.
 pub(super) struct Line {
-    /// What was said together is read together.
+    /// Buffered: messages sent together are read together.
     reader: BufReader<Taking>,
     pub(super) buffer: Vec<u8>,
-    /// Of the connection.
+    /// Keeps the connection private to this process.
     pub(super) private: Private,
 }
 
@@ -30,7 +30,8 @@ impl Line {
     pub(super) fn connect(path: &Path) -> io::Result<Line> {
         let (_directory, short) = short_path(&socket_path(path))?;
         let stream = UnixStream::from(unix_socket()?);
-        // What has begun to arrive goes on arriving; an owner that has stopped takes neither requests nor, in the end, connections.
+        // Once a reply has begun to arrive, the rest follows soon. A stopped owner accepts neither
+        // requests nor, in the end, connections.
         stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
         stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
         rustix::net::connect(&stream, &rustix::net::SocketAddrUnix::new(short)?)?;
@@ -47,7 +48,7 @@ impl Line {
         &self.reader.get_ref().stream
     }
 
-    /// Whether an answer is there within `patience`, or the end.
+    /// Whether a reply, or the end of the connection, arrives within `patience`.
     pub(super) fn is_answered(&self, patience: Duration) -> io::Result<bool> {
         Ok(!self.reader.buffer().is_empty() || arrives(self.stream(), Some(patience))?)
     }
@@ -60,12 +61,12 @@ impl Line {
         )
     }
 
-    /// Asks what takes no time to answer.
+    /// Sends a request that is answered without waiting, and receives the reply.
     pub(super) fn ask(&mut self, request: &Request<'_>) -> Result<Reply, WireError> {
         self.ask_for_file(request).map(|(reply, _)| reply)
     }
 
-    /// The same, with the file that comes with the answer.
+    /// The same, with the file that comes with the reply.
     pub(super) fn ask_for_file(
         &mut self,
         request: &Request<'_>,
@@ -75,7 +76,8 @@ impl Line {
         self.hear(ANSWER_PATIENCE)
     }
 
-    /// Waits for an answer without sleeping, for a moment. The owner's thread goes first if it was woken on this CPU.
+    /// Polls for a reply for a moment, without sleeping. Yields, so that the owner's thread goes
+    /// first if it was woken on this CPU.
     fn look_for_answer(&self) -> io::Result<()> {
         let until = Instant::now() + LOOKED_FOR;
         loop {
@@ -86,7 +88,7 @@ impl Line {
         }
     }
 
-    /// The next answer, with the file that comes with it, if it comes within `patience`.
+    /// Receives the next reply, with the file that comes with it, if it arrives within `patience`.
     pub(super) fn hear(
         &mut self,
         patience: Duration,

@@ -1,5 +1,6 @@
-//! A put over a connection of its own, from its first ask to its last status: what it says arrives in order, and the owner's thread that
-//! hears of its last write is the one that answers.
+//! A put over a connection of its own, from its first ask to its last status. So its messages
+//! arrive in order, and the owner's thread that receives its last landing is the thread that
+//! replies.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -12,7 +13,7 @@ use crate::catalog::{Ask, Grant, Landed, Putting, ReservationId};
 use crate::share::keys::blob;
 use crate::share::wire::{KEYS_MAX, LandedPut, PlaceGrant, Reply, Request, send};
 
-/// How often a put says that it goes on, while it says nothing else.
+/// Interval of a put's heartbeats while it sends nothing else.
 const STAY_EVERY: Duration = Duration::from_secs(1);
 
 /// Longest single wait for room.
@@ -24,15 +25,15 @@ pub(super) struct RemotePut<'a> {
     namespace: NamespaceId,
     /// `None` once the owner is gone.
     line: Option<Line>,
-    /// What is to be said with what comes next: a message is a thread that is woken.
+    /// Messages to send together with the next one: each send wakes a thread of the owner.
     unsaid: Vec<u8>,
-    /// A reservation was asked for, and its answer has not been read.
+    /// A reservation was requested, and its reply has not been read.
     unanswered: bool,
-    /// By reservation that was not waited for: its pages.
+    /// Pages of each reservation that was not waited for yet.
     granted: HashMap<ReservationId, usize>,
-    /// Reservations whose writes are not over.
+    /// Reservations with writes in flight.
     unlanded: usize,
-    /// When it last said that it goes on.
+    /// Time of the last heartbeat.
     stayed: Instant,
 }
 
@@ -50,7 +51,7 @@ impl<'a> RemotePut<'a> {
         }
     }
 
-    /// Has something said at the next [`say`](Self::say).
+    /// Queues a message for the next [`flush`](Self::flush).
     fn note(&mut self, request: &Request<'_>) {
         if let Some(line) = &mut self.line
             && send(&mut self.unsaid, &mut line.buffer, request).is_err()
@@ -68,7 +69,8 @@ impl<'a> RemotePut<'a> {
         self.unsaid.clear();
     }
 
-    /// The next answer, if it comes within `patience`; as long as the owner is there when there is none.
+    /// Receives the next reply, if it arrives within `patience`. Without a `patience`, waits for as
+    /// long as the owner lives.
     fn hear(&mut self, patience: Option<Duration>) -> Option<Reply> {
         let line = self.line.as_mut()?;
         let answer = match patience {
@@ -85,7 +87,7 @@ impl<'a> RemotePut<'a> {
         }
     }
 
-    /// Has it said now and then that what is granted is still being written.
+    /// Queues a heartbeat if one is due: the granted pages are still being written.
     fn go_on(&mut self) {
         if self.stayed.elapsed() < STAY_EVERY {
             return;
@@ -102,7 +104,7 @@ impl<'a> RemotePut<'a> {
         self.note(&Request::Landed { puts });
     }
 
-    /// Asks for a reservation.
+    /// Requests a reservation.
     pub(super) fn ask(&mut self, asks: &[Ask]) {
         self.go_on();
         let keys: Vec<_> = asks.iter().map(|ask| ask.key).collect();
@@ -116,11 +118,12 @@ impl<'a> RemotePut<'a> {
         });
         self.unanswered = true;
         self.say();
-        // The owner's thread may have been woken on this very CPU, which the sums that follow would keep from it.
+        // The owner's thread may have been woken on this CPU, and the checksums that follow would
+        // keep the CPU busy.
         std::thread::yield_now();
     }
 
-    /// Whether an answer is there, or none will come.
+    /// Whether a reply is there, or none will come.
     fn is_answered(&self) -> bool {
         let line = self.line.as_ref();
         line.is_none_or(|line| line.is_answered(Duration::ZERO).unwrap_or(true))
@@ -138,7 +141,8 @@ impl Drop for RemotePut<'_> {
             if self.granted.is_empty() && !self.unanswered {
                 self.remote.give_line(line);
             } else {
-                // Broken off in the middle: what the owner keeps for it ends only with this client.
+                // Aborted in the middle: the owner releases the put's resources only when this
+                // client ends.
                 self.remote.lose();
             }
         }
@@ -179,7 +183,7 @@ impl Putting for RemotePut<'_> {
 
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
         if self.granted.contains_key(&reservation) {
-            // Said with the next ask, or before the device is waited for.
+            // Sent with the next ask, or before the device is waited for.
             self.note(&Request::Commit {
                 reservation: reservation.0,
                 checksums: checksums.to_vec(),
@@ -203,7 +207,7 @@ impl Putting for RemotePut<'_> {
             self.unlanded -= puts.len();
             self.note(&Request::Landed { puts });
         }
-        // What comes after the last is said with it.
+        // After the last landing a wait follows, and carries the message.
         if self.unlanded > 0 {
             self.say();
         }
@@ -235,7 +239,7 @@ impl Putting for RemotePut<'_> {
             let all = granted.iter().flatten().sum();
             let statuses = match self.hear(None) {
                 Some(Reply::Settled(statuses)) if statuses.len() == all => statuses,
-                // Whether they were stored nobody says any more.
+                // Whether they were stored is unknown.
                 _ => vec![PutStatus::Refused(Refusal::Closed); all],
             };
             let mut statuses = statuses.into_iter();
@@ -245,7 +249,8 @@ impl Putting for RemotePut<'_> {
         waited
     }
 
-    /// As of the last wait for it: that is soon enough, and a put that finds room need not ask.
+    /// As of the last wait for room. That is recent enough, and a put that finds room needs no
+    /// request.
     fn room(&self) -> u64 {
         self.remote.room.load(Ordering::Relaxed)
     }
@@ -271,7 +276,8 @@ impl Putting for RemotePut<'_> {
     }
 }
 
-/// How many of these reservations, by their pages, are waited for with one request: as many as fit its answer.
+/// How many of these reservations one wait request covers: as many as fit its reply, counted by
+/// their pages.
 fn fitting(granted: &[Option<usize>]) -> usize {
     let mut pages = 0;
     let fits = |asks: &&Option<usize>| {
@@ -296,8 +302,8 @@ mod tests {
     use crate::share::server::socket_path;
     use crate::share::wire::{ClientId, Welcome, parse, receive};
 
-    /// Answers on one connection the way an owner does that has no room: a greeting, then, once it may hear more, reservations. To
-    /// anything else it says nothing.
+    /// Replies on one connection like an owner without room: a greeting, then, after a signal on
+    /// `may_receive`, reservations. Other messages get no reply.
     fn answer(
         mut stream: &UnixStream,
         may_hear: &Mutex<mpsc::Receiver<()>>,
@@ -338,14 +344,14 @@ mod tests {
         }
     }
 
-    /// Such an owner, which takes so many connections and no more, and its client.
+    /// Such an owner, which accepts a fixed number of connections, and its client.
     struct Scene {
         _directory: tempfile::TempDir,
         _listener: Arc<UnixListener>,
         remote: Remote,
-        /// Has it hear what comes on one connection.
+        /// Lets the owner process the messages of one connection.
         may_hear: mpsc::Sender<()>,
-        /// Reservations that are said to go on.
+        /// Reservations named in heartbeats.
         stays: mpsc::Receiver<u64>,
     }
 
@@ -375,7 +381,7 @@ mod tests {
             }
         }
 
-        /// A put whose reservation was refused, and which has not been waited for.
+        /// A put whose reservation was refused, and which was not waited for yet.
         fn refused(&self) -> (RemotePut<'_>, ReservationId) {
             let mut put = RemotePut::new(&self.remote, NamespaceId(0));
             self.may_hear.send(()).unwrap();
@@ -413,7 +419,7 @@ mod tests {
     fn a_put_that_waits_for_its_device_says_so() {
         let scene = Scene::new(2);
         let (mut put, reservation) = scene.refused();
-        // The first comes too soon.
+        // The first call comes too soon for a heartbeat.
         for _ in 0..2 {
             put.stay();
             put.stayed -= STAY_EVERY;
@@ -429,7 +435,7 @@ mod tests {
     #[test]
     fn an_owner_that_takes_no_request_is_lost() {
         let scene = Scene::new(2);
-        // More than a socket holds.
+        // More bytes than a socket buffers.
         let keys = vec![PageKey::from_bytes([1; 32]); KEYS_MAX];
         assert_eq!(scene.remote.longest_prefix(NamespaceId(0), &keys), 0);
         assert!(scene.remote.is_lost());

@@ -1,6 +1,6 @@
-//! What each request is answered with, and what must be waited for first.
+//! The reply to each request, and the wait that must come before it.
 //!
-//! Decides on threads' and connections' behalf without having either: whoever drives a [`Desk`] (the server, the simulation, the
+//! Has no threads and no connections. The driver of a [`Desk`] (the server, the simulation, the
 //! fuzzer) does the waiting.
 
 use std::time::Duration;
@@ -23,16 +23,16 @@ const ROOM_PATIENCE_MAX: Duration = Duration::from_secs(1);
 /// How a connection begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Greeting {
-    /// As a client's first.
+    /// A client's first connection.
     First,
-    /// As a further one of this client, with what it shows for that.
+    /// A further connection of this client, with its secret.
     Further(ClientId, u64),
 }
 
-/// The first message of a connection.
+/// Parses the first message of a connection.
 ///
 /// # Errors
-/// When there is to be no conversation; with what is said before hanging up, if anything.
+/// When the connection must be closed; with the last reply before hanging up, if any.
 pub fn greeting(frame: &[u8]) -> Result<Greeting, Option<Reply>> {
     let (magic, version, greeting) = match parse(frame).map_err(|_| None)? {
         Request::Hello { magic, version } => (magic, version, Greeting::First),
@@ -53,53 +53,54 @@ pub fn greeting(frame: &[u8]) -> Result<Greeting, Option<Reply>> {
     Ok(greeting)
 }
 
-/// What becomes of a request.
+/// How a request is answered.
 #[derive(Debug)]
 pub enum Answer {
-    /// This is said.
+    /// With this reply.
     Reply(Reply),
-    /// Nothing: it was told and not asked.
+    /// Without a reply.
     Nothing,
-    /// It takes a wait.
+    /// After a wait.
     Later(Later),
 }
 
-/// What must be waited for, or found out elsewhere, before a request is answered.
+/// The wait, or the question to another component, that comes before a reply.
 #[derive(Debug)]
 pub enum Later {
-    /// [`Allocator::wait`] for each that the core knows, then [`settled`] of them.
+    /// [`Allocator::wait`] for each put that the core knows, then [`settled`] with the results.
     Settled(Vec<Awaited>),
     /// [`Allocator::wait_for_room`], then [`Reply::Room`].
     Room {
-        /// What the client has seen.
+        /// The room counter that the client has seen.
         seen: u64,
-        /// How long at most.
+        /// Longest wait.
         patience: Duration,
     },
-    /// [`Catalog::delete`](crate::catalog::Catalog::delete), then [`count`] of it.
+    /// [`Catalog::delete`](crate::catalog::Catalog::delete), then [`count`] with the result.
     Delete(NamespaceId, Vec<PageKey>),
-    /// [`Catalog::clear_namespace`](crate::catalog::Catalog::clear_namespace), then [`count`] of it.
+    /// [`Catalog::clear_namespace`](crate::catalog::Catalog::clear_namespace), then [`count`] with
+    /// the result.
     Clear(NamespaceId),
-    /// [`Catalog::flush`](crate::catalog::Catalog::flush), then [`done`] of it.
+    /// [`Catalog::flush`](crate::catalog::Catalog::flush), then [`done`] with the result.
     Flush,
     /// [`Reply::Stats`].
     Report,
 }
 
-/// From where an owner answers its clients.
+/// The dispatcher: answers the requests of an owner's clients.
 pub struct Desk<'a, C: ?Sized> {
-    /// Who decides. Only what never waits is called.
+    /// The owner's catalog. Only methods that never wait are called.
     pub catalog: &'a C,
     /// Where segments lie.
     pub map: &'a SegmentMap,
-    /// Whose writes may not be over.
+    /// Which clients may have writes in flight.
     pub marks: &'a dyn Marks,
-    /// Bytes of puts under way that one client may have.
+    /// Bytes of puts in flight that one client may have.
     pub share_bytes: u64,
 }
 
 impl<C: Allocator + ?Sized> Desk<'_, C> {
-    /// Answers a request of the client whose ledger this is.
+    /// Answers a request of the client with this ledger.
     pub fn answer(&self, ledger: &Ledger, request: Request<'_>) -> Answer {
         let catalog = self.catalog;
         let nonsense =
@@ -241,20 +242,20 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
     }
 }
 
-/// The answer to a wait, with what became of the pages of each put that the core was asked for. The puts end.
+/// The reply to a wait, from the statuses of the pages that were passed to the core. Ends the puts.
 pub fn settled(ledger: &Ledger, outcomes: Vec<(Awaited, Vec<PutStatus>)>) -> Reply {
     let mut statuses = Vec::new();
     for (put, of_core) in outcomes {
         ledger.settled(put.number);
         let end = statuses.len() + put.asks + put.beyond;
         statuses.extend(of_core);
-        // What the core was not asked for was refused here.
+        // The pages that were not passed to the core were refused here.
         statuses.resize(end, PutStatus::Refused(Refusal::Busy));
     }
     Reply::Settled(statuses)
 }
 
-/// The answer to a deletion.
+/// The reply to a deletion.
 pub fn count(outcome: Result<u64, StoreError>) -> Reply {
     match outcome {
         Ok(count) => Reply::Count(count),
@@ -262,7 +263,7 @@ pub fn count(outcome: Result<u64, StoreError>) -> Reply {
     }
 }
 
-/// The answer to a flush.
+/// The reply to a flush.
 pub fn done(outcome: Result<(), StoreError>) -> Reply {
     match outcome {
         Ok(()) => Reply::Done,

@@ -1,20 +1,23 @@
-//! What one client holds of its owner: pins, puts, the right to write.
+//! The owner's resources that one client holds: pins, puts, the right to write.
 //!
-//! A state machine without I/O, threads or clock: the server drives it from its connections, the simulation from its own steps.
-//! Requests reach it through [`Desk`](super::answer::Desk).
+//! A state machine without I/O, threads or clock: the server drives it from its connections, the
+//! simulation from its own steps. Requests reach it through [`Desk`](super::answer::Desk).
 //!
 //! Invariants:
-//! - a pin is given back once, by the client or when the client has gone, and only if it was taken;
-//! - what a client says of a page that it read counts while it has the page's segment pinned: afterwards another page may lie there;
-//! - the pins of a client whose reads neither begin nor end any more are taken back, or its stopping would keep segments from being
-//!   written again: what it still reads it verifies, and finds to be missing. When it gives such pins back after all that is for nothing;
-//! - a put is named by a number that is the ledger's own and no other owner's: what a client says of a put of another client, or
-//!   of a former owner, counts for nothing;
-//! - a put is committed once, a page of it lands once, its statuses are asked for once;
-//! - a put of which nothing is heard any more is given up, and so are all once the client has gone: to the core its pages have failed, so
-//!   that nobody waits for them. What they were given to write to stays pinned until the client says that its writes are over or its
-//!   marks have gone (`guard`), for until then the kernel may be writing what it submitted, or a client that was stopped may go on;
-//! - once the client has gone its own pins are given back and nothing more is granted to it.
+//! - A pin is released once, by the client or after the client has gone, and only if it was taken.
+//! - A client's finding about a page counts only while the client has the page's segment pinned:
+//!   afterwards another page may be there.
+//! - If a client begins and ends no read for a time, its pins are revoked. Otherwise a stopped
+//!   client would keep segments from being written again. The client verifies its reads, so a read
+//!   that goes on after that is a miss at worst. A later unpin of revoked pins has no effect.
+//! - The number of a put is unique to this ledger and this owner: a message about a put of another
+//!   client, or of a former owner, has no effect.
+//! - A put is committed once, each of its pages lands once, its statuses are requested once.
+//! - A silent put is aborted, and so are all puts once the client has gone: for the core their
+//!   pages have failed, so that no caller waits for them. Their extents stay pinned until the
+//!   client reports that its writes are over, or its marks have gone (`guard`): until then the
+//!   kernel may carry out submitted writes, or a stopped client may resume.
+//! - Once the client has gone, its own pins are released and it is granted nothing more.
 
 mod put;
 #[cfg(test)]
@@ -36,20 +39,21 @@ use crate::share::wire::{ClientId, KEYS_MAX};
 pub use put::{Awaited, LOOKS, Look};
 use put::{Put, Unlanded};
 
-/// Pages that one client reads at once.
+/// Most pages that one client may have pinned at once.
 const PINS_MAX: u64 = 1 << 20;
 
-/// Looks at a client's reads between which none begins or ends before its pins are taken back: many times as long as a device takes.
+/// Checks without any read of the client beginning or ending, after which its pins are revoked:
+/// many times as long as a device takes.
 pub const READ_LOOKS: u32 = 15;
 
-/// Puts of one client whose outcome it has not asked for.
+/// Most puts of one client with statuses that it has not requested.
 const PUTS_MAX: usize = 1 << 16;
 
-/// Most pages that one message reserves: how long the core is kept from others. As many as a client's window has at least 4 KiB of
-/// each.
+/// Most pages that one message reserves. It bounds how long the core is occupied. A client's window
+/// has at most this many pages, at 4 KiB each.
 const RESERVED_PAGES_MAX: usize = (WINDOW_BYTES / BLOCK_BYTES as u64) as usize;
 
-/// Bytes that a client with nothing under way is given in any case: what it reserves together.
+/// Bytes that a client with nothing in flight is granted in any case: the size of one reservation.
 const WINDOW_BYTES: u64 = 8 << 20;
 
 /// A client's account. Its methods may be called from several threads.
@@ -65,19 +69,20 @@ struct Held {
     may_write: bool,
     pins: BTreeMap<SegmentId, u64>,
     pinned: u64,
-    /// Pins that were taken back, and that the client will give back too.
+    /// Pins that were revoked, and that the client will still try to release.
     forfeited: BTreeMap<SegmentId, u64>,
-    /// Looks at its reads since one began or ended.
+    /// Checks since the last read began or ended.
     looks: u32,
     puts: BTreeMap<u64, Put>,
-    /// Of puts that are over, though the client has never said that their writes are: where those go, a segment for each page.
+    /// Segments that ended puts may still be written to, because the client has not reported those
+    /// writes as over. One entry per page.
     adrift: Vec<SegmentId>,
     put_bytes: u64,
     next_put: u64,
 }
 
 impl Ledger {
-    /// The account of a client that has just come, with an owner in this run.
+    /// The account of a new client, for an owner in this epoch.
     #[must_use]
     pub fn new(client: ClientId, run: u32) -> Ledger {
         Ledger {
@@ -92,13 +97,13 @@ impl Ledger {
                 puts: BTreeMap::new(),
                 adrift: Vec::new(),
                 put_bytes: 0,
-                // No owner of another run gives these numbers.
+                // No owner of another epoch gives these numbers.
                 next_put: u64::from(run) << 32,
             }),
         }
     }
 
-    /// Whose it is.
+    /// The client of this account.
     #[must_use]
     pub fn client(&self) -> ClientId {
         self.client
@@ -110,21 +115,22 @@ impl Ledger {
         self.held.lock().gone
     }
 
-    /// Pages that it is reading, and puts that are under way.
+    /// Pages being read, and puts in progress.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
         let held = self.held.lock();
         (held.pinned, held.puts.len() as u64)
     }
 
-    /// The client says that it holds its marks; whether that is so. It may write from then on.
+    /// The client reports that it holds its marks. Returns whether it does; it may write from then
+    /// on.
     pub fn marked(&self, marks: &dyn Marks) -> bool {
         let all = marks.are_on_all(self.client);
         self.held.lock().may_write |= all;
         all
     }
 
-    /// Pins pages, on account.
+    /// Pins pages for the client.
     pub fn pin<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
@@ -144,7 +150,7 @@ impl Ledger {
         pages
     }
 
-    /// Gives pins back: those that the client has.
+    /// Releases pins, as far as the client has them.
     pub fn unpin<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
@@ -159,7 +165,7 @@ impl Ledger {
         unpin(catalog, map, &given);
     }
 
-    /// Passes on what reading pages showed that the client still has pinned.
+    /// Passes on findings about pages that the client still has pinned.
     pub fn verified<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
@@ -169,19 +175,20 @@ impl Ledger {
         let held = self.held.lock();
         findings.retain(|(_, extent, _)| {
             let segment = &extent.place.segment;
-            // It may have been read under a pin that was taken back.
+            // The page may have been read under a pin that was revoked.
             let is_pinned =
                 held.pins.contains_key(segment) && !held.forfeited.contains_key(segment);
             is_pinned || planted!(UnpinnedFinding)
         });
-        // Under the lock: nobody gives the pins back meanwhile.
+        // Under the lock, so that the pins are not released meanwhile.
         if !findings.is_empty() {
             catalog.verified(namespace, &findings);
         }
     }
 
-    /// Reserves room for pages of so many bytes each, as far as the client's share goes. Its number for the put, and a grant a page;
-    /// `None` when it has too many puts.
+    /// Reserves room for pages of `page_bytes` each, as far as the client's share goes. Returns the
+    /// ledger's number for the put, and one grant per page; `None` when the client has too many
+    /// puts.
     pub fn reserve<C: Allocator + ?Sized>(
         &self,
         catalog: &C,
@@ -233,7 +240,7 @@ impl Ledger {
         Some((number, grants))
     }
 
-    /// A put is to be committed: the core's reservation, once.
+    /// Marks a put as committed. Returns the core's reservation the first time.
     pub fn commit(&self, number: u64) -> Option<ReservationId> {
         let mut held = self.held.lock();
         let Some(put) = held.stir(number) else {
@@ -243,8 +250,8 @@ impl Ledger {
         put.reservation.filter(|_| first)
     }
 
-    /// Writes of a put are over: the core's reservation, and the pages that were not over before. The core is not told of those of a put
-    /// that was given up: they need not be kept any more.
+    /// Writes of a put are over. Returns the core's reservation, and the pages that land for the
+    /// first time. Pages of an aborted put are not passed to the core, only unpinned.
     pub fn landed<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
@@ -266,7 +273,8 @@ impl Ledger {
             }
         }
         let (reservation, given_up) = (put.reservation?, put.given_up);
-        // The rest of what they take is the core's own to do; whether the client ever asks for the outcome is not waited for.
+        // The core needs no more of the client for these pages, so they no longer count, even if
+        // the client never requests the outcome.
         if put.committed {
             let bytes = put.page_bytes * over.len() as u64;
             put.bytes -= bytes;
@@ -280,8 +288,8 @@ impl Ledger {
         Some((reservation, over))
     }
 
-    /// Puts to wait for, each of them once; `None`, and no wait for any, when one is not there or was waited for before, or when they
-    /// have more pages than fit an answer.
+    /// Puts to wait for, each of them once. `None`, and no wait at all, if a put is unknown or was
+    /// waited for before, or if they have more pages than fit a reply.
     pub fn wait(&self, numbers: &[u64]) -> Option<Vec<Awaited>> {
         let mut held = self.held.lock();
         let mut named = BTreeSet::new();
@@ -306,7 +314,7 @@ impl Ledger {
         Some(awaited.collect())
     }
 
-    /// The statuses of a put that was waited for are known: it is over.
+    /// The statuses of an awaited put are known: the put ends.
     pub fn settled(&self, number: u64) {
         let mut held = self.held.lock();
         if let Some(put) = held.puts.remove(&number) {
@@ -315,8 +323,8 @@ impl Ledger {
         }
     }
 
-    /// Gives up the puts of which nothing has been heard for so many looks ([`LOOKS`]), this one counted, and takes pins back when no read
-    /// has begun or ended for as many as [`READ_LOOKS`].
+    /// Aborts the puts that were silent for [`LOOKS`] checks, this one included, and revokes the
+    /// client's pins after [`READ_LOOKS`] checks in which no read began or ended.
     pub fn look<C: Allocator + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> Look {
         let mut held = self.held.lock();
         let mut is_due = false;
@@ -340,8 +348,8 @@ impl Ledger {
         }
     }
 
-    /// The client has gone: gives back its pins (what it still reads goes into its own memory), gives up its puts and grants it nothing
-    /// more. What is left then stays its own until its writes are over.
+    /// The client has gone: releases its pins (reads in flight go into its own memory), aborts its
+    /// puts, and grants it nothing more. The rest stays reserved until its writes are over.
     pub fn leave<C: Allocator + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> Look {
         let mut held = self.held.lock();
         held.gone = true;
@@ -357,8 +365,8 @@ impl Ledger {
         look
     }
 
-    /// Ends the puts of a client that has gone, and gives back what they were given to write to, if its writes are over; `None` while they
-    /// may not be. Returns the reservations that settle with nobody waiting for them.
+    /// Ends the puts of a client that has gone, and releases their extents, if its writes are over;
+    /// `None` while they may not be. Returns the reservations that settle without a waiter.
     pub fn end_when_over<C: Allocator + ?Sized>(
         &self,
         catalog: &C,
@@ -376,8 +384,8 @@ impl Ledger {
         Some(unawaited)
     }
 
-    /// Ends the puts of a client that has gone, whose writes may not be over: what they were given to write to stays pinned for good.
-    /// Returns the reservations that settle with nobody waiting for them.
+    /// Ends the puts of a client that has gone and may still be writing. Their extents stay pinned
+    /// for good. Returns the reservations that settle without a waiter.
     pub fn abandon(&self) -> Vec<ReservationId> {
         let mut held = self.held.lock();
         held.put_bytes = 0;
@@ -389,7 +397,7 @@ impl Ledger {
         unawaited
     }
 
-    /// What is pinned because a client's writes may go there: a segment for each page.
+    /// Segments that are pinned because a client's writes may go there. One entry per page.
     pub fn kept(&self) -> Vec<SegmentId> {
         let held = self.held.lock();
         let given_up = held.puts.values().filter(|put| put.given_up);
@@ -411,12 +419,13 @@ fn unpin_all<C: Catalog + ?Sized>(catalog: &C, map: &SegmentMap, pins: BTreeMap<
     }
 }
 
-/// What a number that the ledger did not give means to the core: nothing.
+/// A number that the ledger did not give maps to no reservation.
 fn astray(number: u64) -> Option<ReservationId> {
     planted!(ForeignPut).then_some(ReservationId(number & u64::from(u32::MAX)))
 }
 
-/// How many pages a client may reserve that has `put_bytes` under way. One page always goes through, however large.
+/// How many pages a client with `put_bytes` in flight may reserve. One page always goes through,
+/// however large.
 fn fitting(put_bytes: u64, page_bytes: u64, share_bytes: u64) -> usize {
     let bytes = match put_bytes {
         0 => share_bytes.max(WINDOW_BYTES).max(page_bytes),
@@ -441,7 +450,7 @@ impl Held {
         self.puts.get_mut(&number)
     }
 
-    /// A put of which something is heard.
+    /// Finds a put, and notes that its client is active.
     fn stir(&mut self, number: u64) -> Option<&mut Put> {
         let put = self.put(number)?;
         put.looks = 0;
@@ -456,7 +465,7 @@ impl Held {
         number
     }
 
-    /// Counts a look at the client's reads; the pins that it forfeits with it.
+    /// Counts a check of the client's reads. Returns the pins that the client loses by it.
     fn look_at_reads(&mut self) -> BTreeMap<SegmentId, u64> {
         self.looks += 1;
         if self.pinned == 0 || self.looks < READ_LOOKS {
@@ -474,7 +483,7 @@ impl Held {
         std::mem::take(&mut self.pins)
     }
 
-    /// The client gives a pin back; whether it has it.
+    /// Releases one of the client's pins. False when the client does not have it.
     fn take_pin(&mut self, segment: SegmentId) -> bool {
         if take_one(&mut self.forfeited, segment) {
             return false;
@@ -488,7 +497,7 @@ impl Held {
     }
 }
 
-/// Takes one of what is counted; whether there was one.
+/// Decrements one count. False when there was none.
 fn take_one(counts: &mut BTreeMap<SegmentId, u64>, segment: SegmentId) -> bool {
     let Some(count) = counts.get_mut(&segment) else {
         return false;

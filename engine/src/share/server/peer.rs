@@ -16,12 +16,13 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use crate::share::wire::Denial;
 
-/// User or group that stands for all that are not mapped, unless `/proc` says otherwise.
+/// User or group id that stands for all unmapped ones, unless `/proc` has another.
 const OVERFLOW_ID: u32 = 65_534;
 
 /// The ids of one kind that this process's user namespace maps.
 pub(in crate::share) struct IdMap {
-    /// First id and count of each range. Where the kernel has no user namespaces every id is mapped.
+    /// First id and count of each range. Where the kernel has no user namespaces every id is
+    /// mapped.
     ranges: Vec<(u32, u32)>,
     overflow: u32,
 }
@@ -44,21 +45,21 @@ impl IdMap {
         }
     }
 
-    /// Whether an id that the kernel reports may stand for one that is not mapped.
+    /// Whether an id that the kernel reports may stand for an unmapped one.
     pub(in crate::share) fn hides(&self, id: u32) -> bool {
         let maps_all = self.ranges.contains(&(0, u32::MAX));
         id == self.overflow && !maps_all
     }
 
-    /// Whether an id can be named here.
+    /// Whether an id is mapped here.
     pub(in crate::share) fn has(&self, id: u32) -> bool {
         let mut ranges = self.ranges.iter();
         ranges.any(|&(first, count)| id.checked_sub(first).is_some_and(|at| at < count))
     }
 }
 
-/// Whether this process's own user is not mapped in its user namespace: to it all users without a
-/// mapping are the same.
+/// Whether this process's own user is not mapped in its user namespace. Then it cannot tell
+/// unmapped users apart.
 pub(in crate::share) fn hides_own_user() -> bool {
     IdMap::of_users().hides(rustix::process::geteuid().as_raw())
 }
@@ -75,7 +76,7 @@ fn ranges(map: &str) -> Vec<(u32, u32)> {
 
 /// The users and the group that an owner serves.
 pub(super) struct Admission {
-    /// The user that the store belongs to; `None` where that is not mapped here.
+    /// The user that the store belongs to; `None` when that user is not mapped here.
     store: Option<u32>,
     /// The user of this process.
     own: u32,
@@ -85,7 +86,7 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// For a store whose volumes belong to `store`, and perhaps the members of a group.
+    /// For a store with volumes of user `store`, and optionally the members of a group.
     pub(super) fn new(store: u32, group: Option<u32>) -> Admission {
         let users = IdMap::of_users();
         Admission {
@@ -97,7 +98,7 @@ impl Admission {
         }
     }
 
-    /// The user that the socket is given to.
+    /// The user that becomes the socket's owner.
     pub(super) fn store_user(&self) -> Option<u32> {
         self.store
     }
@@ -140,8 +141,8 @@ fn further_groups(peer: &UnixStream) -> io::Result<Vec<u32>> {
     loop {
         let room = size_of_val(groups.as_slice());
         let mut bytes = libc::socklen_t::try_from(room).map_err(io::Error::other)?;
-        // SAFETY: the kernel writes at most `bytes` bytes to `groups`, which has as many, and their
-        // number to `bytes`.
+        // SAFETY: the kernel writes at most `bytes` bytes to `groups`, which has that many, and
+        // writes their number to `bytes`.
         let outcome = unsafe {
             libc::getsockopt(
                 peer.as_raw_fd(),

@@ -1,7 +1,9 @@
-//! Reads that clients share: who reads which page into the staging area, and who holds which slot of it.
+//! Reads that clients share: which process reads which page into the staging area, and which
+//! processes hold which slot.
 //!
-//! The area is made when it is first wanted: when a client asks for it, or for pages of a namespace that another process has named
-//! too. Pages of a namespace that nobody else has named, and all pages when the area cannot be made, are read by each for itself.
+//! The area is made when it is first needed: when a client asks for it, or for pages of a namespace
+//! that another process has registered too. Each process reads by itself the pages of a namespace
+//! that no other process has registered, and all pages if the area cannot be made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -20,12 +22,12 @@ use crate::share::staging::{Served, Slot, Staging, StagingReport};
 use crate::share::wire::{Failure, Reply, Request, SlotEnd, StagedPage};
 use crate::store::staged::{Stage, Staged};
 
-/// The owner's staging area, and who may profit from it.
+/// The owner's staging area, and the processes that may use it.
 pub(super) struct Reads {
     mode: SharedReads,
     bytes: u64,
     staging: OnceLock<Option<Staging>>,
-    /// By namespace: how many processes have named it.
+    /// By namespace: how many processes have registered it.
     parties: Mutex<BTreeMap<u16, u32>>,
 }
 
@@ -39,7 +41,7 @@ impl Reads {
         }
     }
 
-    /// The area; made here if need be. `None` when reads are not shared.
+    /// The area; made here if necessary. `None` when reads are not shared.
     pub(super) fn staging(&self) -> Option<&Staging> {
         if self.mode == SharedReads::Off {
             return None;
@@ -81,29 +83,30 @@ impl Reads {
     }
 }
 
-/// What one client has of the area.
+/// One client's part of the area.
 #[derive(Default)]
 pub(super) struct HeldReads {
     gone: bool,
-    /// Namespaces that the client has named.
+    /// Namespaces that the client has registered.
     spaces: BTreeSet<u16>,
     /// Slots, by first unit.
     slots: BTreeMap<u32, Hold>,
-    /// Units of them, one slot as often as it is held.
+    /// Units of the slots; a slot counts once per hold.
     units: u64,
 }
 
 /// A client's hold on a slot.
 struct Hold {
     units: u64,
-    /// How many of its gets copy from it.
+    /// How many of the client's gets copy from it.
     copies: u64,
-    /// It reads into it.
+    /// The client reads into it.
     fills: bool,
 }
 
 impl Shared {
-    /// Answers what is about shared reads, `None` for what is told; gives other requests back.
+    /// Answers requests about shared reads; `None` for those without a reply. Returns other
+    /// requests.
     pub(super) fn answer_reads<'a>(
         &self,
         session: &Session,
@@ -129,7 +132,7 @@ impl Shared {
         }
     }
 
-    /// A process has named a namespace.
+    /// A process has registered a namespace.
     pub(super) fn named(&self, session: &Session, namespace: NamespaceId) {
         let mut held = session.reads.lock();
         if !held.gone && held.spaces.insert(namespace.0) {
@@ -137,7 +140,8 @@ impl Shared {
         }
     }
 
-    /// Pins pages, and gives each a slot where there is room, if others use the namespace too; whether they do.
+    /// Pins pages. If other processes use the namespace too, gives each page a slot where there is
+    /// room. Returns whether they do.
     fn stage(
         &self,
         session: &Session,
@@ -166,7 +170,7 @@ impl Shared {
         (staging.is_some(), pages)
     }
 
-    /// Takes back what `stage` gave: what of it the client has.
+    /// Releases pins and slots given by `stage`, as far as the client has them.
     fn unstage(&self, session: &Session, segments: &[SegmentId], slots: &[SlotEnd]) {
         let catalog = self.store.catalog();
         session.ledger.unpin(catalog, &self.map, segments);
@@ -181,8 +185,9 @@ impl Shared {
         }
     }
 
-    /// A client has gone. What it copies from is given back; nobody waits for what it was reading, whose slots stay held until its
-    /// reads are over ([`Shared::end_fills`]). Says whether there are any.
+    /// A client has gone. Releases the slots that it copied from. The slots that it was reading
+    /// into have no waiters any more, and stay held until its reads are over
+    /// ([`Shared::end_fills`]). Returns whether there are any.
     pub(super) fn leave_slots(&self, session: &Session) -> bool {
         let mut held = session.reads.lock();
         held.gone = true;
@@ -216,7 +221,7 @@ impl Shared {
 }
 
 impl HeldReads {
-    /// Takes a slot for a page, unless this client holds more of the area than its share.
+    /// Takes a slot for a page, unless this client already holds its share of the area.
     fn take(
         &mut self,
         staging: &Staging,
@@ -246,7 +251,7 @@ impl HeldReads {
         Some(slot)
     }
 
-    /// Ends one hold; false when there is no such.
+    /// Ends one hold. False when there is none.
     fn let_go(&mut self, end: &SlotEnd) -> bool {
         let Some(hold) = self.slots.get_mut(&end.unit) else {
             return false;
@@ -268,14 +273,14 @@ impl HeldReads {
     }
 }
 
-/// The owner's own part in the sharing: as a client's, without the socket.
+/// The owner's own part in shared reads: like a client's, without the socket.
 pub(in crate::share) struct OwnReads {
     pub(super) shared: Arc<Shared>,
     pub(super) session: Session,
 }
 
 impl OwnReads {
-    /// The owner itself has named a namespace.
+    /// The owner itself has registered a namespace.
     pub(in crate::share) fn named(&self, namespace: NamespaceId) {
         self.shared.named(&self.session, namespace);
     }

@@ -1,4 +1,4 @@
-//! A client as the server knows it: its connections, and its account.
+//! A client as the server sees it: its connections and its account.
 
 use std::collections::BTreeMap;
 use std::net::Shutdown;
@@ -12,7 +12,7 @@ use super::reads::HeldReads;
 use crate::random::random_bytes;
 use crate::share::wire::ClientId;
 
-/// Connections of one client. Each of its puts has one, and each of its other calls.
+/// Most connections of one client. Each of its puts and each of its other calls uses one.
 const CONNECTIONS_MAX: usize = 64;
 
 /// A client.
@@ -21,7 +21,7 @@ pub(super) struct Session {
     pub secret: u64,
     pub ledger: Ledger,
     pub connections: Mutex<Connections>,
-    /// What it has of the staging area.
+    /// The client's part of the staging area.
     pub reads: Mutex<HeldReads>,
 }
 
@@ -29,12 +29,13 @@ pub(super) struct Session {
 pub(super) struct Connections {
     pub next: u64,
     pub open: BTreeMap<u64, Arc<UnixStream>>,
-    /// All have been hung up on, and none comes any more.
+    /// All connections were shut down, and no new one is accepted.
     is_over: bool,
 }
 
 pub(super) fn fresh_secret() -> u64 {
-    // Without randomness a guess is easier; the socket's permissions are what keeps others out.
+    // Without randomness the secret is easier to guess. The socket's permissions are the actual
+    // protection.
     random_bytes().map_or(0, u64::from_le_bytes)
 }
 
@@ -49,7 +50,7 @@ impl Session {
         }
     }
 
-    /// Takes a connection in; `None` when the client has too many, or has gone.
+    /// Adds a connection; `None` when the client has too many, or has gone.
     pub(super) fn add(&self, stream: &Arc<UnixStream>) -> Option<u64> {
         let mut connections = self.connections.lock();
         if connections.open.len() >= CONNECTIONS_MAX || connections.is_over {

@@ -13,7 +13,8 @@ use rustix::net::SocketAddrUnix;
 
 use super::peer::IdMap;
 
-/// Where the catalog of the store at `path` is served: beside the file or device, whatever links lead to it.
+/// Path of the catalog's socket for the store at `path`: beside the file or device, with all links
+/// resolved.
 pub fn socket_path(path: &Path) -> PathBuf {
     let mut name = match std::fs::canonicalize(path) {
         Ok(path) => path.into_os_string(),
@@ -23,10 +24,11 @@ pub fn socket_path(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Whether [`listen`] is likely to succeed: to be known before a store is opened, which is much work and changes it.
+/// Whether [`listen`] is likely to succeed. Checked before a store is opened: opening is much work
+/// and changes the store.
 ///
 /// # Errors
-/// Why it would not.
+/// The reason why it would fail.
 pub(in crate::share) fn may_listen(socket: &Path) -> io::Result<()> {
     let directory = directory_of(socket);
     rustix::fs::accessat(
@@ -38,7 +40,8 @@ pub(in crate::share) fn may_listen(socket: &Path) -> io::Result<()> {
     let Some(left) = left_there(socket)? else {
         return Ok(());
     };
-    // inode(7): in a sticky directory only the owner of either takes a file away.
+    // inode(7): in a sticky directory only the owner of the file or of the directory may remove a
+    // file.
     let directory = std::fs::metadata(directory)?;
     let uid = rustix::process::geteuid();
     let is_sticky = directory.mode() & Mode::SVTX.bits() != 0;
@@ -70,23 +73,22 @@ pub(in crate::share) fn may_give_to(gid: u32) -> bool {
         || further.iter().any(|group| group.as_raw() == gid)
 }
 
-/// Binds the socket, for the user that the store belongs to, where that is mapped, and perhaps a
-/// group. The holder of the store's lock may replace the socket of a former owner. Where that fails
-/// nothing is left.
+/// Binds the socket, for the store's user, if that user is mapped, and optionally for a group. The
+/// holder of the store's lock may replace the socket of a former owner. On failure no file is left.
 pub(super) fn listen(
     socket: &Path,
     uid: Option<u32>,
     group: Option<u32>,
 ) -> io::Result<(UnixListener, FileId)> {
     let process = rustix::process::geteuid();
-    // Else the store of a user would be root's alone as long as root serves it.
+    // Otherwise a user's store would be accessible to root alone while root serves it.
     let uid = uid.filter(|uid| process.is_root() && *uid != process.as_raw());
     let uid = uid.map(Uid::from_raw);
     let gid = group.map(Gid::from_raw);
     let mode = Mode::from_raw_mode(if gid.is_some() { 0o660 } else { 0o600 });
     let is_given = uid.is_some() || gid.is_some();
     let (_directory, path) = if is_given {
-        // The same directory at every step, whatever becomes of its name.
+        // The same directory at every step, even if it is renamed meanwhile.
         let (directory, path) = path_through_directory(socket)?;
         (Some(directory), path)
     } else {
@@ -96,7 +98,7 @@ pub(super) fn listen(
         std::fs::remove_file(&path)?;
     }
     let fd = unix_socket()?;
-    // Before it has a name: the file is made with these permissions.
+    // Before the bind: the file is created with these permissions.
     rustix::fs::fchmod(&fd, mode)?;
     rustix::net::bind(&fd, &SocketAddrUnix::new(&path)?)?;
     let given = if is_given {
@@ -111,7 +113,7 @@ pub(super) fn listen(
     Ok((UnixListener::from(fd), file_id(&path)?))
 }
 
-/// Which file a name leads to.
+/// Identity of the file behind a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId(u64, u64);
 
@@ -125,16 +127,16 @@ pub(super) fn is_bound(socket: &Path, own: FileId) -> bool {
     file_id(socket).is_ok_and(|found| found == own)
 }
 
-/// Removes the file of a socket that this process has bound. One that somebody has put in its place stays: of another store, whose owner
-/// nobody would reach any more.
+/// Removes the file of a socket that this process has bound. Another file in its place stays: it
+/// may be the socket of another store, whose owner could not be reached any more.
 pub(super) fn remove(socket: &Path, own: FileId) {
     if is_bound(socket, own) {
         let _ = std::fs::remove_file(socket);
     }
 }
 
-/// Gives a socket that this process has just bound to a user and a group. What is given away is the file that was bound, or nothing:
-/// whoever may write to the directory may have put something else in its place meanwhile.
+/// Gives a socket that this process has just bound to a user and a group. Only the bound file is
+/// ever given away: a process that may write to the directory may have replaced it meanwhile.
 fn give(socket: &Path, mode: Mode, uid: Option<Uid>, gid: Option<Gid>) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(socket, flags, Mode::empty())?;
@@ -146,10 +148,10 @@ fn give(socket: &Path, mode: Mode, uid: Option<Uid>, gid: Option<Gid>) -> io::Re
             "something else was put in the socket's place",
         ));
     }
-    // The process's umask took the group's share away.
+    // The process's umask removed the group's permissions.
     rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?;
     match rustix::fs::chownat(&file, "", uid, gid, AtFlags::EMPTY_PATH) {
-        // A root that may not: it serves root alone.
+        // A restricted root: the owner serves root alone.
         Err(error) if gid.is_none() => {
             tracing::warn!(%error, "the store's user cannot use it while root serves it");
             Ok(())
@@ -158,12 +160,13 @@ fn give(socket: &Path, mode: Mode, uid: Option<Uid>, gid: Option<Gid>) -> io::Re
     }
 }
 
-/// Whether a process listens on a socket. One that may not be connected to counts as listening.
+/// Whether a process listens on a socket. A socket that refuses this process access counts as
+/// listening.
 pub(crate) fn is_listening(socket: &Path) -> bool {
     let reached = || -> io::Result<()> {
         let (_directory, short) = short_path(socket)?;
         let fd = unix_socket()?;
-        // A full queue of connections is no reason to wait.
+        // Non-blocking: a full connection queue is no reason to wait.
         rustix::io::ioctl_fionbio(&fd, true)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(short)?).or_else(|error| match error {
             Errno::AGAIN | Errno::ACCESS => Ok(()),
@@ -173,7 +176,7 @@ pub(crate) fn is_listening(socket: &Path) -> bool {
     reached().is_ok()
 }
 
-/// A stream socket that leads nowhere yet.
+/// A stream socket that is not connected yet.
 pub(in crate::share) fn unix_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(
         rustix::net::AddressFamily::UNIX,
@@ -190,7 +193,8 @@ fn directory_of(socket: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// A name for a socket that fits an address, however long its directory's is; and what must stay open while it is used.
+/// A name for a socket that fits an address, however long its directory's name is. The descriptor
+/// must stay open while the name is used.
 pub(in crate::share) fn short_path(socket: &Path) -> io::Result<(Option<OwnedFd>, PathBuf)> {
     const ADDRESS_BYTES_MAX: usize = 107;
     let whole = directory_of(socket).join(socket.file_name().unwrap_or_default());
@@ -201,7 +205,7 @@ pub(in crate::share) fn short_path(socket: &Path) -> io::Result<(Option<OwnedFd>
     Ok((Some(directory), path))
 }
 
-/// A path that leads to the directory that has this name now, and that directory.
+/// A path through the directory that has this name now, and that directory.
 fn path_through_directory(socket: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(directory_of(socket), flags, Mode::empty())?;

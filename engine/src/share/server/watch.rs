@@ -1,13 +1,15 @@
-//! Looks after clients that are there and say nothing: stopped by a signal or a debugger, or being dumped, in the middle of a put or a
-//! read.
+//! The watchdog for clients that are connected and silent: stopped by a signal or a debugger, or
+//! being dumped, in the middle of a put or a read.
 //!
-//! Such a put holds up those of everybody else: groups of descriptors complete in their order, syncs cover complete ones, and whoever
-//! puts the same page waits for it. So while puts of clients are under way somebody looks at them now and then, and gives up those of
-//! which nothing has been heard for [`SILENCE`] at least ([`Ledger::look`](super::ledger::Ledger::look)). However long a device
-//! takes, a client that waits for it says so ([`Putting::stay`](crate::catalog::Putting::stay)).
+//! Such a put blocks the puts of all others: groups of descriptors complete in their order, syncs
+//! cover complete groups, and other puts of the same page wait for it. So while clients' puts are
+//! in progress, the watchdog checks them regularly, and aborts the puts that were silent for at
+//! least [`SILENCE`] ([`Ledger::look`](super::ledger::Ledger::look)). A client that waits for a
+//! slow device sends heartbeats ([`Putting::stay`](crate::catalog::Putting::stay)).
 //!
-//! A read keeps the segments it reads from being written again, in the end all of them. Its pages are kept for half a minute in which no
-//! read of the same client begins or ends; one that takes longer and then finds something else asks once more.
+//! A read keeps its segments from being written again, in the end all segments of the store. So a
+//! client's pins are revoked after half a minute in which none of its reads begins or ends. A
+//! longer read that then finds other bytes asks once more.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,26 +20,26 @@ use super::Shared;
 use super::ledger::LOOKS;
 use crate::seldom::Seldom;
 
-/// How long a client may say nothing of a put: several times as long as one that is only slow.
+/// How long a put may be silent: several times as long as a client that is merely slow.
 const SILENCE: Duration = Duration::from_secs(4);
 
-/// Between two looks: the first may come right after a put began.
+/// Interval between two checks. The first check may come right after a put began.
 const EVERY: Duration = Duration::from_millis(SILENCE.as_millis() as u64 / (LOOKS - 1) as u64);
 
-/// When to look.
+/// The schedule of the checks.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// Puts or reads may be under way.
+    /// Puts or reads may be in progress.
     is_due: AtomicBool,
     calling: Mutex<()>,
     called: Condvar,
-    /// Limits the lines on puts that are given up, and on pins that are taken back.
+    /// Limit the warnings about aborted puts, and about revoked pins.
     puts: Seldom,
     pins: Seldom,
 }
 
 impl Watch {
-    /// A put or a read has begun: its client's ledger has it.
+    /// A put or a read has begun, and is entered in its client's ledger.
     pub(super) fn call(&self) {
         if !self.is_due.load(Ordering::SeqCst) {
             self.is_due.store(true, Ordering::SeqCst);
@@ -45,7 +47,7 @@ impl Watch {
         }
     }
 
-    /// Has it notice that the server is being stopped, too.
+    /// Wakes the watchdog. It also sees that the server is being stopped.
     pub(super) fn wake(&self) {
         let _guard = self.calling.lock();
         self.called.notify_one();
@@ -60,7 +62,7 @@ impl Watch {
 }
 
 impl Shared {
-    /// Looks after clients until the server is stopped.
+    /// Checks clients until the server is stopped.
     pub(super) fn watch(&self) {
         loop {
             self.watch.wait_for_call(&self.stop);
@@ -68,7 +70,7 @@ impl Shared {
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
-            // Before the look: what begins during it calls again.
+            // Before the check: a put or read that begins during it sets the flag again.
             self.watch.is_due.store(false, Ordering::SeqCst);
             if self.look() {
                 self.watch.is_due.store(true, Ordering::SeqCst);
@@ -76,7 +78,7 @@ impl Shared {
         }
     }
 
-    /// Whether another look is due.
+    /// Checks all clients once. Returns whether another check is due.
     fn look(&self) -> bool {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
         let mut is_due = false;

@@ -1,38 +1,40 @@
-//! A put of a client: how far it is, and how it is given up.
+//! A put of a client: its progress, and how it is aborted.
 
 use crate::catalog::{Allocator, Grant, ReservationId};
 use crate::index::SegmentId;
 use crate::planted;
 
-/// Looks at a put of which nothing is heard between them before it is given up.
+/// Checks without a message about a put, after which the put is aborted.
 pub const LOOKS: u32 = 3;
 
 /// A put of a client.
 #[derive(Debug)]
 pub(super) struct Put {
-    /// The core's; `None` when everything was refused here.
+    /// The core's number; `None` when all pages were refused here.
     pub(super) reservation: Option<ReservationId>,
     pub(super) asks: usize,
-    /// Pages behind those that were refused here.
+    /// Pages at the end of the ask, refused here.
     pub(super) beyond: usize,
     pub(super) committed: bool,
-    /// Somebody waits for its statuses.
+    /// A request waits for its statuses.
     pub(super) awaited: bool,
-    /// Granted pages whose writes are not over, and where they go.
+    /// Granted pages with writes in flight, and their segments.
     pub(super) unlanded: Unlanded,
-    /// To the core these have failed; they are pinned instead.
+    /// The put was aborted: for the core its pages have failed, and their segments are pinned
+    /// instead.
     pub(super) given_up: bool,
-    /// Looks at it since anything was heard of it.
+    /// Checks since the last message about it.
     pub(super) looks: u32,
     pub(super) page_bytes: u64,
-    /// Bytes that count against the client's share: of pages that are not written, or not committed.
+    /// Bytes that count against the client's share: of pages that are not yet written, or not yet
+    /// committed.
     pub(super) bytes: u64,
 }
 
-/// Granted pages whose writes are not over.
+/// Granted pages with writes in flight.
 #[derive(Debug, Default)]
 pub(super) struct Unlanded {
-    /// By position in the asks, where each goes.
+    /// By position in the asks: the segment of each page.
     to: Vec<Option<SegmentId>>,
     left: usize,
 }
@@ -48,7 +50,7 @@ impl Unlanded {
         Unlanded { to, left }
     }
 
-    /// The write of a page is over: where it went, once.
+    /// The write of a page is over. Returns its segment, once.
     pub(super) fn land(&mut self, ask: usize) -> Option<SegmentId> {
         let segment = self.to.get_mut(ask)?.take()?;
         self.left -= 1;
@@ -64,13 +66,13 @@ impl Unlanded {
         by_ask.filter_map(|(ask, to)| to.map(|_| ask)).collect()
     }
 
-    /// Where they go: a segment for each.
+    /// The segments of these pages, one entry per page.
     pub(super) fn segments(&self) -> impl Iterator<Item = SegmentId> {
         self.to.iter().flatten().copied()
     }
 }
 
-/// A put to be given up, and what the core is to be told for that.
+/// A put that is being aborted, and the facts that the core needs for it.
 pub(super) struct GivenUp {
     reservation: ReservationId,
     asks: usize,
@@ -78,39 +80,39 @@ pub(super) struct GivenUp {
     unlanded: Vec<usize>,
 }
 
-/// What became of a client's puts and reads.
+/// The result of a check of a client's puts and reads.
 #[derive(Debug)]
 pub struct Look {
-    /// Those that were given up now.
+    /// Puts aborted by this check.
     pub given_up: Vec<ReservationId>,
-    /// Pins that were taken back from a client that is there.
+    /// Pins revoked from a connected client.
     pub pins_taken_back: u64,
-    /// Something is left to look after.
+    /// Another check is needed.
     pub is_due: bool,
 }
 
-/// A put whose statuses its client waits for.
+/// A put with a client that waits for its statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
     /// The ledger's number for it.
     pub number: u64,
-    /// The core's; `None` when everything was refused here.
+    /// The core's number; `None` when all pages were refused here.
     pub reservation: Option<ReservationId>,
-    /// Pages that it asked for, without those behind.
+    /// Pages passed to the core.
     pub asks: usize,
-    /// Pages behind those that were refused here.
+    /// Pages at the end of the ask, refused here.
     pub beyond: usize,
 }
 
 impl Put {
-    /// The core waits for something that the client has to say.
+    /// The core waits for a message of the client.
     pub(super) fn is_under_way(&self) -> bool {
         let is_open = !self.committed || self.unlanded.left() > 0;
         self.reservation.is_some() && is_open && !self.given_up
     }
 
-    /// Pins what it was given to write to, so that the core can be told that nothing of it arrives any more. That is for the caller to
-    /// say, who holds the ledger's lock here.
+    /// Pins the put's extents, so that the core can be notified that no more writes count. The
+    /// caller notifies the core, after it has released the ledger's lock.
     pub(super) fn give_up<C: Allocator + ?Sized>(&mut self, catalog: &C) -> Option<GivenUp> {
         if !self.is_under_way() {
             return None;
@@ -119,7 +121,8 @@ impl Put {
         if planted!(UnkeptExtents) {
             self.unlanded = Unlanded::default();
         }
-        // They have pages under way until the core is told: none is given to anybody else before it is pinned.
+        // These segments have pages in flight until the core is notified, so none is reused before
+        // it is pinned here.
         let segments: Vec<SegmentId> = self.unlanded.segments().collect();
         catalog.keep(&segments);
         self.given_up = true;
@@ -149,7 +152,7 @@ impl Look {
 }
 
 impl GivenUp {
-    /// Has the core take its pages for failed.
+    /// Reports the put's pages to the core as failed.
     fn tell<C: Allocator + ?Sized>(self, catalog: &C) {
         if !self.committed {
             catalog.commit(self.reservation, &vec![None; self.asks]);

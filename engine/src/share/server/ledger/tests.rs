@@ -1,4 +1,4 @@
-//! What one client can hold, and when it ends, over a real store.
+//! The resources that one client can hold, and when they are released, over a real store.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
@@ -11,7 +11,7 @@ use crate::api::{OpenOptions, PageStore, PutFailure, PutOptions, PutPage, PutSta
 use crate::share::server::answer::settled;
 use crate::share::wire::Reply;
 
-/// Bytes that one client may have under way.
+/// Bytes that one client may have in flight.
 const SHARE: u64 = 1 << 20;
 
 /// Longest wait for reclaim.
@@ -115,7 +115,7 @@ fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_ar
         }
     };
     looks(LOOKS - 1);
-    // It is only slow.
+    // The client is only slow.
     let landed = ledger.landed(catalog, &home.map, put, &[(0, true)]);
     let (reservation, pages) = landed.unwrap();
     catalog.landed(&[(reservation, pages)]);
@@ -127,7 +127,7 @@ fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_ar
     let statuses = catalog.wait(reservation);
     assert_eq!(statuses, [PutStatus::Failed(PutFailure::Write); 2]);
     assert_eq!(ledger.kept(), [extent.place.segment]);
-    // Whoever puts them now is given another place.
+    // A new put of the same pages is given another place.
     let again = catalog.reserve(home.namespace, &asks(1));
     assert!(
         matches!(again.1[0], Grant::Write(other) if other.place.segment != extent.place.segment)
@@ -202,7 +202,7 @@ fn what_a_silent_client_reads_is_kept_for_it_for_a_while() {
     let (keys, statuses) = put(&home, 3, PATIENCE);
     assert!(statuses.iter().all(|status| status.is_present()));
 
-    // It goes on, with another page, which lies where those did.
+    // The client goes on, with another page, which lies where those did.
     let segments: Vec<SegmentId> = pinned.iter().map(|extent| extent.place.segment).collect();
     let found = catalog.pin(home.namespace, &keys);
     let found: Vec<(usize, Extent)> = (0..)
