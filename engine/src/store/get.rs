@@ -1,10 +1,13 @@
 //! Reading pages: pin, read, verify, unpin.
 //!
-//! Pages that are neighbours on disk are read together, up to 1 MiB, straight into the caller's memory when that is aligned. The
-//! caller's thread verifies each page as it arrives, while the device works on the others. Of a long call the first pages are read
-//! before it is known where the rest lie: that may take a while, and the device has something to do meanwhile. Every byte that is handed out
-//! has passed its checksum, which covers the page's key and namespace too. When a read of several pages fails they are read
-//! again one by one: one bad sector costs one page. A page whose bytes were not its own is asked for once more: the place may have
+//! Pages that are neighbours on disk are read together, up to 1 MiB, straight into the caller's
+//! memory if that is aligned. The caller's thread verifies each page as it arrives, while the
+//! device works on the others. The first pages of a long call are read before the rest are looked
+//! up: the lookup may take a while, and the device has work meanwhile.
+//!
+//! Every byte that is returned has passed its checksum, which covers the page's key and namespace
+//! too. When a read of several pages fails they are read again one by one: one bad sector costs one
+//! page. If the bytes of a page were not its own, it is looked up once more: the place may have
 //! been stale.
 
 use std::io::IoSliceMut;
@@ -37,8 +40,8 @@ struct Group {
 /// Bytes of aligned copies that one call uses at once.
 const BOUNCE_BYTES: usize = 64 << 20;
 
-/// Bytes of page data that a call reads before it looks for the rest: as much as keeps the device busy until that is found, in
-/// another process if need be.
+/// Bytes of page data that a call reads before it looks up the rest: enough to keep the device busy
+/// during the lookup, even if the catalog is in another process.
 const FIRST_BYTES: usize = 2 << 20;
 
 pub(super) fn get<C: Catalog + ?Sized>(
@@ -83,7 +86,7 @@ pub(super) fn page_bytes(shape: &NamespaceShape) -> usize {
     shape.shape.page_blocks() as usize * BLOCK_BYTES
 }
 
-/// What all pages of a call have in common.
+/// The facts that all pages of a call share.
 pub(super) struct Get<'a, C: Catalog + ?Sized> {
     pub catalog: &'a C,
     pub data: &'a DataPath,
@@ -125,15 +128,15 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         }
         let tried = reads.without_their_bytes(&statuses);
         drop(reads);
-        // What is found counts while the pages are pinned.
+        // Findings count only while the pages are pinned.
         self.tell(&findings);
         drop(pins);
         self.again(&tried, pages, &mut statuses);
         statuses
     }
 
-    /// Asks once more for pages whose bytes were not theirs: where one lies elsewhere now, because it was moved or put again
-    /// meanwhile, it is read there.
+    /// Looks up once more the pages whose bytes were not theirs. A page with another place now,
+    /// because it was moved or put again meanwhile, is read there.
     pub fn again(&self, tried: &[Job], pages: &mut [GetPage<'_, '_>], statuses: &mut [GetStatus]) {
         if tried.is_empty() {
             return;
@@ -149,7 +152,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         self.tell(&findings);
     }
 
-    /// Pins those of the pages asked for that are there.
+    /// Pins the requested pages that are present.
     fn pin(&self, asked: &[usize], pages: &[GetPage<'_, '_>]) -> Vec<Job> {
         let key = |page: usize| pages[page].key;
         pin(self.catalog, self.namespace, asked, key)
@@ -162,7 +165,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         }
     }
 
-    /// Starts reading pages, whose places are pinned.
+    /// Starts reading pages with pinned places.
     pub fn start(&self, jobs: Vec<Job>, pages: &mut [GetPage<'_, '_>]) -> Reads<'a> {
         Reads::start(self.data, self.shape, jobs, pages, self.deadline)
     }
@@ -174,7 +177,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
     }
 }
 
-/// Pins those of the pages asked for that are there.
+/// Pins the requested pages that are present.
 pub(super) fn pin<C: Catalog + ?Sized>(
     catalog: &C,
     namespace: NamespaceId,
@@ -189,7 +192,8 @@ pub(super) fn pin<C: Catalog + ?Sized>(
         .collect()
 }
 
-/// Of pages that were tried and have been found again: those that lie elsewhere now, which are worth another read, and the others.
+/// Splits retried pages, after a new lookup, into the ones with another place now, which are worth
+/// another read, and the others.
 pub(super) fn elsewhere(tried: &[Job], found: Vec<Job>) -> (Vec<Job>, Vec<Job>) {
     found.into_iter().partition(|job| {
         let same = |tried: &Job| tried.page == job.page && tried.pinned == job.pinned;
@@ -197,7 +201,7 @@ pub(super) fn elsewhere(tried: &[Job], found: Vec<Job>) -> (Vec<Job>, Vec<Job>) 
     })
 }
 
-/// Why a page was missed, if it was.
+/// The reason of a miss; `None` for a hit.
 fn miss(status: GetStatus) -> Option<MissReason> {
     match status {
         GetStatus::Hit => None,
@@ -205,13 +209,14 @@ fn miss(status: GetStatus) -> Option<MissReason> {
     }
 }
 
-/// Whether a page was missed because the bytes read were not its own: it may have been moved or put again meanwhile.
+/// Whether a page was missed because the bytes read were not its own: it may have been moved or put
+/// again meanwhile.
 pub(super) fn is_without_its_bytes(why: MissReason) -> bool {
     use MissReason::{Damaged, ReadError, Unfinished};
     matches!(why, Damaged | Unfinished | ReadError)
 }
 
-/// Gives pins back, however the call ends.
+/// Releases pins when dropped.
 struct Pins<'a, C: Catalog + ?Sized> {
     catalog: &'a C,
     extents: Vec<Extent>,
@@ -262,7 +267,7 @@ fn verify(
     judge(&page.key, pinned, checksum.finish(), findings)
 }
 
-/// What a page's checksum says of it.
+/// The status of a page by its checksum.
 pub(super) fn judge(
     key: &PageKey,
     pinned: &Pinned,
@@ -302,7 +307,8 @@ pub(super) fn failed(
     })
 }
 
-/// Whether an error speaks of the bytes on the medium, rather than of this attempt to read them (memory, limits).
+/// Whether an error is about the bytes on the medium, rather than about this attempt to read them
+/// (memory, limits).
 pub(crate) fn is_of_the_medium(error: &DiskError) -> bool {
     match error {
         DiskError::Os(errno) => {
@@ -316,12 +322,12 @@ pub(crate) fn is_of_the_medium(error: &DiskError) -> bool {
     }
 }
 
-/// What became of one page's read.
+/// The outcome of one page's read.
 struct Outcome {
     job: usize,
-    /// It was read together with others.
+    /// The page was read together with others.
     merged: bool,
-    /// Its bytes, where they did not go straight to the caller.
+    /// Its bytes, if they were not read straight into the caller's memory.
     result: Result<Option<AlignedBuf>, DiskError>,
 }
 
@@ -332,20 +338,20 @@ pub(super) struct Reads<'a> {
     jobs: Vec<Job>,
     groups: Vec<Group>,
     mailbox: Arc<Mailbox>,
-    /// Operations with the disk.
+    /// Operations in flight.
     left: usize,
-    /// Outcomes not yet looked at.
+    /// Outcomes not processed yet.
     ready: Vec<Outcome>,
     deadline: Option<Instant>,
-    /// What waits for its turn since the deadline has been given up.
+    /// Reads that were still queued at the deadline have been given up.
     is_expired: bool,
-    /// Since when the device has said nothing.
+    /// Start of the device's present silence.
     silent_since: Instant,
 }
 
 impl<'a> Reads<'a> {
-    /// Starts reading pages, whose places are pinned. The pages must be those that [`Reads::finish`] is given, and must not be
-    /// touched before that or the drop.
+    /// Starts reading pages with pinned places. The same pages must be passed to [`Reads::finish`],
+    /// and must not be touched before that or the drop.
     pub(super) fn start(
         data: &'a DataPath,
         shape: &'a NamespaceShape,
@@ -377,13 +383,13 @@ impl<'a> Reads<'a> {
         self.submit(pages, known..self.jobs.len(), MERGE_BYTES_MAX);
     }
 
-    /// Pages whose bytes were not theirs, and where these were looked for.
+    /// The pages whose bytes were not theirs, with the places that were read.
     pub(super) fn without_their_bytes(&self, statuses: &[GetStatus]) -> Vec<Job> {
         let is_without = |job: &&Job| miss(statuses[job.page]).is_some_and(is_without_its_bytes);
         self.jobs.iter().filter(is_without).copied().collect()
     }
 
-    /// Takes the reads in as they arrive, and checks them.
+    /// Receives the reads as they arrive, and verifies them.
     pub(super) fn finish(
         &mut self,
         pages: &mut [GetPage<'_, '_>],
@@ -489,9 +495,10 @@ impl<'a> Reads<'a> {
         }
         self.left += ops.len();
         self.is_expired = false;
-        // SAFETY: the pieces lie in `pages`, which the caller lends for longer than this value lives, and dropping it waits
-        // until every operation has been answered. Each part belongs to one page and so to one operation at a time (a page is
-        // read again only after its first read was answered); the parts are not looked at before the answer.
+        // SAFETY: the pieces are in `pages`, which the caller lends for longer than this value
+        // exists, and dropping it waits until every operation has been answered. Each part belongs
+        // to one page and so to one operation at a time (a page is read again only after its first
+        // read was answered); the parts are not accessed before the answer.
         unsafe { self.data.disk.submit(ops) };
     }
 
@@ -530,7 +537,7 @@ impl<'a> Reads<'a> {
         end
     }
 
-    /// The memory of some jobs' pages, adjoining pieces joined.
+    /// The memory of some jobs' pages, with adjacent pieces joined.
     fn pieces(&self, jobs: std::ops::Range<usize>, pages: &mut [GetPage<'_, '_>]) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::with_capacity(jobs.len() * self.shape.shape.parts());
         for job in &self.jobs[jobs] {
@@ -547,7 +554,7 @@ impl<'a> Reads<'a> {
         pieces
     }
 
-    /// The next page that is over.
+    /// The next outcome; `None` when all reads have ended.
     fn next(&mut self) -> Option<Outcome> {
         while self.ready.is_empty() {
             if self.left == 0 {
@@ -573,7 +580,7 @@ impl<'a> Reads<'a> {
         }
         if answers.is_empty() && self.silent_since.elapsed() >= limit {
             self.silent_since = Instant::now();
-            // The memory is the caller's, so this call waits on; later ones need not.
+            // The memory is the caller's, so this call keeps waiting; later calls need not.
             for group in self.groups.iter().filter(|group| !group.answered) {
                 let volume = self.jobs[group.jobs.start].pinned.extent.volume;
                 self.data.hangs.fell_silent(volume, limit);
@@ -618,7 +625,7 @@ impl Drop for Reads<'_> {
     }
 }
 
-/// Appends a piece, or lengthens the last one where it adjoins.
+/// Appends a piece, or extends the last one if it is adjacent.
 pub(super) fn push_piece(pieces: &mut Vec<Piece>, piece: Piece) {
     if let Some(last) = pieces.last_mut()
         && last.ptr.wrapping_add(last.len) == piece.ptr

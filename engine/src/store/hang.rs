@@ -1,15 +1,16 @@
 //! Which volumes have gone silent.
 //!
-//! A volume that owes answers to reads of this handle and has given none of them for the hang limit counts as hung: reads of its pages
-//! miss at once instead of piling up. Any answer clears it. So that an answer can come at all, one read in each hang limit goes
-//! through.
+//! A volume counts as hung if it owes answers to reads of this handle and has given none of them
+//! for the hang limit. Reads of its pages then miss at once instead of piling up. Any answer ends
+//! this state. One read in each hang limit goes through as a probe, so that an answer can come at
+//! all.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::disk::DiskError;
 
-/// Longest limit that is told apart from none.
+/// Longest limit. A longer one has the same effect.
 const LIMIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) struct Hangs {
@@ -21,10 +22,10 @@ pub(crate) struct Hangs {
 /// Moments in milliseconds since the epoch, which is at one; zero for none.
 #[derive(Default)]
 struct Silence {
-    /// Reads that have been asked for and have not ended.
+    /// Reads that were requested and have not ended.
     owed: AtomicU64,
     answered_at: AtomicU64,
-    /// Since when it owes an answer that somebody has given up waiting for.
+    /// Start of the silence, once a caller has given up waiting for an answer.
     owes_since: AtomicU64,
     /// When the next read may go through.
     probe_at: AtomicU64,
@@ -44,25 +45,25 @@ impl Hangs {
         self.limit
     }
 
-    /// Whether a read of this volume is to miss at once.
+    /// Whether a read of this volume must miss at once.
     pub(super) fn is_hung(&self, volume: usize) -> bool {
         self.volumes[volume].is_hung(self.now_ms(), self.limit_ms())
     }
 
-    /// A read of this volume is asked for.
+    /// A read of this volume is requested.
     pub(super) fn asked(&self, volume: usize) {
         self.volumes[volume].owed.fetch_add(1, Relaxed);
     }
 
-    /// Somebody has waited so long for an answer of this volume, and none came.
+    /// A caller has waited for an answer of this volume for `waited`, and none came.
     pub(super) fn fell_silent(&self, volume: usize, waited: Duration) {
         self.volumes[volume].fell_silent(self.now_ms(), millis(waited));
     }
 
-    /// A read of this volume that was asked for has ended so.
+    /// A requested read of this volume has ended with this result.
     pub(super) fn answered<T>(&self, volume: usize, result: &Result<T, DiskError>) {
         self.volumes[volume].ended();
-        // What was refused before it got there says nothing of the volume.
+        // A read that was refused before it reached the volume is no sign of life.
         if !matches!(result, Err(DiskError::Deadline | DiskError::Shutdown)) {
             self.volumes[volume].answered(self.now_ms());
         }
@@ -87,7 +88,8 @@ impl Silence {
         if now < probe_at {
             return true;
         }
-        // Whoever moves the time on is the one that goes through, but for the first, who only finds the silence.
+        // The thread that advances the probe time is the probe and goes through. At the first time
+        // there is no probe: that thread only detects the silence.
         let moved = self
             .probe_at
             .compare_exchange(probe_at, now + limit, Relaxed, Relaxed);
@@ -96,7 +98,7 @@ impl Silence {
 
     fn fell_silent(&self, now: u64, waited: u64) {
         let since = now.saturating_sub(waited).max(1);
-        // One answer that does not come is no silence while others do.
+        // One missing answer is no silence while others arrive.
         if self.answered_at.load(Relaxed) <= since {
             let _ = self.owes_since.compare_exchange(0, since, Relaxed, Relaxed);
         }
@@ -168,7 +170,7 @@ mod tests {
         let silence = owing();
         silence.fell_silent(50_000, LIMIT);
         assert!(silence.is_hung(50_000, LIMIT));
-        // The call whose answer does not come says so again and again.
+        // The call without an answer reports the silence again and again.
         silence.fell_silent(59_000, LIMIT);
         assert!(silence.is_hung(59_999, LIMIT));
         assert!(!silence.is_hung(60_000, LIMIT), "the probe goes through");

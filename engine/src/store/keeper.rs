@@ -1,7 +1,7 @@
-//! The housekeeping thread: ticks the core when something falls due, and takes the steps of reclaim.
-//! The reads and copies of a step are carried out on this thread.
+//! The housekeeper thread: ticks the core when something is due, and runs the steps of reclaim. The
+//! reads and copies of a step are carried out on this thread.
 //!
-//! It sleeps until it is called.
+//! It sleeps until it is notified.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,7 +11,8 @@ use super::local::Local;
 use crate::core::Core;
 use crate::error::StoreError;
 
-/// Pages of a victim looked at in one step: a tenth of a millisecond, for which nobody else has the core.
+/// Pages of a victim planned in one step: a tenth of a millisecond, for which other callers wait
+/// for the core.
 const PLANNED_AT_ONCE: usize = 256;
 
 /// The running thread.
@@ -37,7 +38,7 @@ impl Keeper {
         Ok(Keeper { local, thread })
     }
 
-    /// Lets it finish the pages it is moving, and ends it.
+    /// Lets the thread finish the pages it is moving, and ends it.
     pub(super) fn stop(self) {
         self.local.errands.lock().stop = true;
         self.local.errand.notify_one();

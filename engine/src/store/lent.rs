@@ -1,7 +1,8 @@
-//! Reading pages into memory of the store's own, for callers that do not wait for all of them: what the deadline finds missing is
-//! still read, and its pins are given back after the disk's answer.
+//! Reading pages into memory of the store's own, for callers that do not wait for all of them.
+//! Reads that miss the deadline go on, and their pins are released after the disk's answer.
 //!
-//! A page whose bytes were not its own is asked for once more, as any other get does, in what the deadline leaves of the time.
+//! If the bytes of a page were not its own, the page is looked up once more, as in any other get,
+//! within the time that the deadline leaves.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, Done, Op, Sink};
 use crate::memory::AlignedBuf;
 
-/// Keeps the pins of reads, also of those that a call no longer waits for.
+/// Keeps the pins of reads, also of reads that outlast their call.
 struct LentReads {
     catalog: Arc<dyn Catalog>,
     hangs: Arc<Hangs>,
@@ -30,12 +31,13 @@ struct Pins {
     /// By tag, until the disk has answered.
     reading: Vec<Option<Extent>>,
     answered: Vec<Extent>,
-    /// Nobody waits for answers any more.
+    /// The call no longer waits for answers.
     is_left: bool,
 }
 
 impl LentReads {
-    /// Nobody waits any more: gives back what has been answered, and leaves the rest to the disk's answers.
+    /// Ends the call's wait: releases the pins of answered reads, and leaves the others to the
+    /// disk's answers.
     fn leave(&self) {
         let answered = {
             let mut pins = self.pins.lock();
@@ -45,8 +47,9 @@ impl LentReads {
         self.catalog.unpin(&answered);
     }
 
-    /// Gives back what was read too late. Elsewhere: the catalog may be in another process, and whoever brings the disk's answers must not
-    /// wait for that.
+    /// Releases the pins of reads that were answered too late. On a thread of its own: the catalog
+    /// may be in another process, and the thread that delivers the disk's answers must not wait for
+    /// it.
     fn unpin_late(&self, late: Vec<Extent>) {
         let catalog = self.catalog.clone();
         let thread = std::thread::Builder::new().name("larder-unpin".to_owned());
@@ -81,7 +84,7 @@ impl Sink for LentReads {
     }
 }
 
-/// A call that waits for its reads. Dropping it leaves.
+/// A call that waits for its reads. Dropping it ends the wait.
 struct Waiting(Arc<LentReads>);
 
 impl Drop for Waiting {
@@ -122,7 +125,7 @@ pub(super) fn get(
 
 type Lent = Result<LentPage, MissReason>;
 
-/// What all pages of a call have in common.
+/// The facts that all pages of a call share.
 struct Call<'a> {
     catalog: &'a Arc<dyn Catalog>,
     data: &'a DataPath,
@@ -138,7 +141,7 @@ impl Call<'_> {
         pin(self.catalog.as_ref(), self.namespace, asked, key)
     }
 
-    /// Asks once more for pages whose bytes were not theirs.
+    /// Looks up once more the pages whose bytes were not theirs.
     fn again(&self, jobs: &[Job], pages: &mut [Lent]) {
         let is_without =
             |job: &&Job| matches!(pages[job.page], Err(why) if is_without_its_bytes(why));
@@ -153,7 +156,8 @@ impl Call<'_> {
         self.read(&jobs, pages);
     }
 
-    /// Reads pages, whose places are pinned: the pins are given back once their pages have been read, if need be after this returns.
+    /// Reads pages with pinned places. The pins are released once the pages have been read, if
+    /// necessary after this returns.
     fn read(&self, jobs: &[Job], pages: &mut [Lent]) {
         let extents = jobs.iter().map(|job| Some(job.pinned.extent));
         let sink = Arc::new(LentReads {
@@ -166,7 +170,7 @@ impl Call<'_> {
             }),
             mailbox: Mailbox::default(),
         });
-        // To the end: what is found counts while its page is pinned.
+        // Held to the end: a finding counts only while its page is pinned.
         let _waiting = Waiting(sink.clone());
         let left = self.submit(jobs, pages, &sink);
         let mut findings: Vec<(PageKey, Extent, Finding)> = Vec::new();
@@ -174,7 +178,7 @@ impl Call<'_> {
         if let Some(recheck) = &self.data.recheck {
             let disk = self.data.disk.as_ref();
             let so_far = |page: usize| pages[page].as_ref().err().copied();
-            // As long as for any answer.
+            // The same limit as for any other answer.
             let limit = Instant::now() + self.data.hangs.limit();
             let until = self.deadline.map_or(limit, |deadline| deadline.min(limit));
             for (job, why) in recheck.stale(disk, jobs, Some(until), so_far) {
@@ -187,7 +191,8 @@ impl Call<'_> {
         }
     }
 
-    /// Starts the reads; how many. What is not read is a miss at once.
+    /// Starts the reads, and returns their number. A page whose read cannot start is a miss at
+    /// once.
     fn submit(&self, jobs: &[Job], pages: &mut [Lent], sink: &Arc<LentReads>) -> usize {
         let mut ops = Vec::with_capacity(jobs.len());
         for (job, tag) in jobs.iter().zip(0..) {
@@ -222,7 +227,7 @@ impl Call<'_> {
         count
     }
 
-    /// Takes `left` reads in as they arrive, as long as there is time, and checks them.
+    /// Receives `left` reads as they arrive, until the deadline, and verifies them.
     fn finish(
         &self,
         jobs: &[Job],
@@ -239,7 +244,7 @@ impl Call<'_> {
             let answers = sink.mailbox.take(patience);
             if answers.is_empty() {
                 self.blame(jobs, pages, now.elapsed());
-                // What has not been started gives its memory back.
+                // Reads that have not been started release their memory.
                 self.data.disk.expire();
                 break;
             }
@@ -254,7 +259,7 @@ impl Call<'_> {
         }
     }
 
-    /// Notes the volumes of pages that have not arrived as silent for so long.
+    /// Notes that the volumes of the missing pages were silent for `waited`.
     fn blame(&self, jobs: &[Job], pages: &mut [Lent], waited: Duration) {
         let in_time = self.deadline.is_none_or(|until| Instant::now() < until);
         for job in jobs {

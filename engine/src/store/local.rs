@@ -1,7 +1,8 @@
 //! The in-process catalog: a core behind one mutex.
 //!
-//! A command runs on the thread that brings it, under the mutex; its effects are carried out after the mutex is given
-//! back. So a put that finds nothing to wait for costs no thread switch, and no I/O is ever submitted with the core locked.
+//! A command runs on its caller's thread, under the mutex. Its effects are carried out after the
+//! mutex is released. So a put that has nothing to wait for costs no thread switch, and no I/O is
+//! ever submitted with the core locked.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,16 +26,19 @@ use crate::error::StoreError;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
 use crate::recovery::scan::Spot;
 
-/// How often a waiting request looks at the clock for the core.
+/// How often a waiting request ticks the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
 
-/// How long a put waits for room before it looks whether there is some: a lease that lapses tells nobody.
+/// Longest single wait of a put for room. After it the put checks again: the end of a lease sends
+/// no notification.
 const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Most pages of a long list that the core is told of in one go: others are not kept from it for longer than that takes.
+/// Most pages of a long list that are passed to the core at once. It bounds how long other callers
+/// wait for the core.
 const PAGES_AT_ONCE: usize = 2048;
 
-/// Most links of orphans that the core is told of in one go, and most steps along chains for all that a lookup finds.
+/// Most links of orphans that are passed to the core at once, and most steps along chains for all
+/// orphans of one lookup.
 const ADOPTED_AT_ONCE: usize = 64;
 const ADOPT_STEPS_MAX: usize = 1 << 20;
 
@@ -47,7 +51,7 @@ struct Answers {
     room: u64,
 }
 
-/// What the housekeeping thread is woken for.
+/// Requests to the housekeeper thread.
 #[derive(Debug, Default)]
 pub(super) struct Errands {
     pub reclaim: bool,
@@ -72,12 +76,13 @@ pub(crate) struct Local {
     epoch: Instant,
     next_request: AtomicU64,
     notices: Notices,
-    /// Itself, for completions to come back to.
+    /// Weak reference to itself, for completions.
     this: Weak<Local>,
 }
 
-/// A core that panicked half-way through a change must not decide anything more: what it acknowledged next might be wrong. The
-/// store recovers from the process's end as from any crash.
+/// A core that panicked in the middle of a change must not decide anything more: its next
+/// acknowledgement might be wrong. The store recovers from the end of the process as from any
+/// crash.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -89,7 +94,7 @@ impl Drop for AbortOnPanic {
     }
 }
 
-/// Brings the disk's answers to the core.
+/// Passes the disk's answers to the core.
 struct CoreSink(Weak<Local>);
 
 impl Sink for CoreSink {
@@ -145,7 +150,7 @@ impl Local {
         self.run(command, |core| drop(core))
     }
 
-    /// The same for one of many steps: whoever waits for the core has it before the next.
+    /// The same for one of many steps: waiting callers get the core before the next step.
     pub(super) fn with_core_by_turns<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
         self.run(command, |core| MutexGuard::unlock_fair(core))
     }
@@ -287,7 +292,7 @@ impl Local {
             if let Some(answer) = take(&mut answers) {
                 return answer;
             }
-            // While a store is being closed nobody else tells the core the time.
+            // While a store is being closed no other thread ticks the core.
             if self
                 .answered
                 .wait_for(&mut answers, TICK_WHILE_WAITING)
@@ -304,14 +309,14 @@ impl Local {
         self.wait_for(|answers| answers.finished.remove(&id))
     }
 
-    /// Waits until nothing is under way; false when `until` passed first.
+    /// Waits until no operation is in flight; false when `until` passed first.
     pub(crate) fn wait_until_idle(&self, until: Instant) -> bool {
         const LOOK_AGAIN: Duration = Duration::from_millis(5);
         while !self.with_core(|core| core.is_idle()) {
             if Instant::now() >= until {
                 return false;
             }
-            // The last step of a close: header writes and syncs settle without telling anybody.
+            // The last step of a close: header writes and syncs settle without a notification.
             let mut answers = self.answers.lock();
             self.answered.wait_for(&mut answers, LOOK_AGAIN);
         }
@@ -331,7 +336,8 @@ impl Local {
 
     fn adopt(&self, orphans: &[Adoption]) {
         let mut steps = ADOPT_STEPS_MAX;
-        // From the end, as the index does: the walks are short as long as what lies above is not linked.
+        // From the end, as the index does: the walks are short as long as the links above are
+        // missing.
         for some in orphans.rchunks(ADOPTED_AT_ONCE) {
             self.with_core_by_turns(|core| core.adopt(some, &mut steps));
         }
@@ -444,7 +450,7 @@ impl Catalog for Local {
             requests.push(request);
             found += self.with_core(|core| core.delete(request, slot(namespace), some));
         }
-        // All of them, whatever becomes of one.
+        // Waits for all of them, even if one fails.
         let outcomes: Vec<_> = requests
             .into_iter()
             .map(|request| self.wait_for_request(request))
@@ -460,7 +466,7 @@ impl Catalog for Local {
         if self.shape(namespace).is_none() {
             return Err(StoreError::UnknownNamespace);
         }
-        // In steps: of millions of pages each would otherwise wait for all.
+        // In steps: otherwise other callers would wait until millions of pages are cleared.
         let mut found = 0;
         let mut step = Some(0);
         while let Some(from) = step {
@@ -579,7 +585,7 @@ mod tests {
     const SEGMENTS: u32 = 16;
     const SEGMENT_BLOCKS: u32 = 64;
 
-    /// Does nothing, well; but the first sync fails.
+    /// Does nothing and reports success, except that the first sync fails.
     struct Hollow {
         choice: Choice,
         syncs: AtomicU64,
@@ -613,7 +619,7 @@ mod tests {
         fn shutdown(&self) {}
     }
 
-    /// An empty store that was not closed well, and no housekeeper.
+    /// An empty store that was not closed cleanly, without a housekeeper.
     fn alone() -> Arc<Local> {
         let free = SegmentInit {
             state: InitState::Free,
@@ -661,7 +667,7 @@ mod tests {
     #[test]
     fn a_put_that_waits_out_a_failed_sync_needs_no_housekeeper_to_end() {
         let local = alone();
-        // The next one is not tried at once, unless somebody asks for it.
+        // The next sync is not tried at once, unless a caller asks for it.
         assert!(matches!(local.flush(), Err(StoreError::SyncFailed)));
         let id = Catalog::namespace(&*local, &namespace(4096)).unwrap();
         let ask = Ask {

@@ -1,17 +1,17 @@
 //! Opening a store, and the handle that callers hold.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | `local` | the in-process catalog: a core behind a mutex, its effects carried out |
+//! | `local` | the in-process catalog: a core behind a mutex, and the execution of its effects |
 //! | `opening` | from a path to a recovered store, and back to a closed one |
-//! | `keeper` | the housekeeping thread: syncs that fall due, reclaim |
-//! | `prewriter` | writing blocks that were never written, before pages come |
-//! | `mover` | moving pages from segment to segment |
+//! | `keeper` | the housekeeper thread: due syncs, reclaim |
+//! | `prewriter` | writes unused blocks for the first time, before pages come |
+//! | `mover` | moves pages from segment to segment |
 //! | `get`, `put` | the data path, on callers' threads |
-//! | `lent` | gets into memory of the store's own, which a deadline may leave behind |
+//! | `lent` | gets into memory of the store's own, which may outlast the call's deadline |
 //! | `staged` | gets that are shared with other processes |
-//! | `services` | which volumes are in read-only service, in the log |
-//! | `recheck` | whether segments still are what they were, for a handle without the lock |
+//! | `services` | log lines about volumes in read-only service |
+//! | `recheck` | for a handle without the lock: whether segments are still in the same generation |
 //! | `hang` | which volumes have gone silent |
 
 mod get;
@@ -60,7 +60,7 @@ use staged::Stage;
 /// Most damaged places that an open logs one by one.
 const DAMAGE_LOGGED_MAX: usize = 10;
 
-/// What moves page data: everything a handle needs besides its catalog.
+/// The data path: everything that a handle needs besides its catalog.
 pub(crate) struct DataPath {
     disk: Arc<dyn Disk>,
     device: Arc<DeviceLatencies>,
@@ -104,7 +104,8 @@ impl DataPath {
             ptr: memory.as_mut_ptr(),
             len: memory.len(),
         };
-        // SAFETY: the memory is borrowed for the rest of the process, so it stays mapped longer than any disk lives.
+        // SAFETY: the memory is borrowed for the rest of the process, so it stays mapped longer
+        // than any disk exists.
         let outcome = unsafe { self.disk.register(&[piece]) };
         tracing::info!("{outcome}");
         (memory, outcome)
@@ -182,7 +183,7 @@ impl DataPath {
         catalog.contains(namespace, keys)
     }
 
-    /// What passed through here.
+    /// Adds this data path's counters.
     pub(crate) fn count_into(&self, stats: &mut Stats) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         stats.hits = count(&self.counters.hits);
@@ -225,8 +226,9 @@ pub struct Store {
     volumes: Mutex<Volumes>,
     keeper: Mutex<Option<Keeper>>,
     prewriter: Mutex<Option<Prewriter>>,
-    /// Read-held by every call, so that a close finds none under way; true once closed. Calls only ever try it: one that begins
-    /// while a close waits for others does not wait with it.
+    /// Every call holds the read lock, so that no call is in progress during a close; true once
+    /// closed. Calls only try the lock: a call that begins while a close waits for others does not
+    /// wait with it.
     gate: RwLock<bool>,
     read_only: bool,
     write_bytes_max: u64,
@@ -239,7 +241,7 @@ impl Store {
     /// Opens the store whose first volume is at `path`.
     ///
     /// # Errors
-    /// See [`StoreError`]: each says what is wrong, where, and what to do.
+    /// See [`StoreError`]: each error names the fault, its place, and the remedy.
     #[expect(
         clippy::needless_pass_by_value,
         reason = "options are made for one call"
@@ -360,8 +362,8 @@ impl Store {
         })
     }
 
-    /// Opens as its owner a store that nobody else has open at this moment. What may be in the way is asked for once it is locked, and
-    /// before anything is read or written.
+    /// Opens a store as its owner, if no other process has it open at this moment. `may_open` is
+    /// checked once the store is locked, and before anything is read or written.
     pub(crate) fn open_at_once(
         path: &Path,
         options: &OpenOptions,
@@ -370,7 +372,7 @@ impl Store {
         Store::open_with(path, options, Access::AtOnce, may_open)
     }
 
-    /// As [`PageStore::get`], shared with clients.
+    /// Like [`PageStore::get`], shared with clients.
     pub(crate) fn get_staged(
         &self,
         stage: &dyn Stage,
@@ -398,7 +400,7 @@ impl Store {
         self.write_bytes_max
     }
 
-    /// The namespaces whose full records the store holds.
+    /// The namespaces with full records in the store.
     #[must_use]
     pub fn namespaces(&self) -> Vec<Namespace> {
         if self.origin.is_inherited() {
@@ -408,22 +410,22 @@ impl Store {
             .with_core(|core| core.namespaces().cloned().collect())
     }
 
-    /// The disk under the store: to register memory with, or to measure.
+    /// The disk under the store: for registering memory, or for measurements.
     #[must_use]
     pub fn disk(&self) -> &Arc<dyn Disk> {
         &self.data.disk
     }
 
-    /// Checks what must always hold between index and space; for tests.
+    /// Checks the invariants between index and space; for tests.
     ///
     /// # Errors
-    /// The first invariant found broken.
+    /// The first broken invariant.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.local.with_core(|core| core.check_invariants())
     }
 
-    /// Stops serving pages and reclaiming, for good: nothing that is given back from here on is given to anybody else. The store is
-    /// left as after a crash.
+    /// Stops serving pages and reclaiming, for good: space that is released from here on is not
+    /// granted again. The store is left as after a crash.
     pub(crate) fn abandon(&self) {
         *self.gate.write() = true;
         self.stop_threads();
@@ -444,12 +446,14 @@ impl Store {
         let closed = if self.read_only {
             Ok(())
         } else {
-            // This one hurries what is under way; what is in doubt fails those that follow.
+            // This flush speeds up the operations in flight. If one of them is in doubt, the later
+            // flushes fail.
             let _ = self.local.flush();
             mark_clean(&self.local, &mut volumes).map(drop)
         };
         self.data.disk.shutdown();
-        // The disk has answered for everything: nothing of this opening can reach the volumes any more.
+        // The disk has answered every operation: no write of this handle can reach the volumes any
+        // more.
         for volume in volumes.list.iter_mut().filter_map(Option::take) {
             volume.unlock();
         }
@@ -457,7 +461,7 @@ impl Store {
     }
 }
 
-/// A volume with holes may find no space for its writes one day.
+/// Writes into a volume with holes may fail for lack of space.
 fn warn_of_holes(volumes: &Volumes) {
     for (_, volume) in volumes.present() {
         let found = holes(&*volume.file).filter(|holes| !holes.is_none());
@@ -591,7 +595,7 @@ impl PageStore for Store {
 }
 
 impl Store {
-    /// Lets a call in; `None` once the store is closed, or about to be.
+    /// Lets a call in; `None` once the store is closed, or is being closed.
     fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
         if self.origin.is_inherited() {
             return None;
@@ -599,7 +603,7 @@ impl Store {
         self.gate.try_read().filter(|is_closed| !**is_closed)
     }
 
-    /// Why no call is let in.
+    /// Why calls are refused.
     fn refusal(&self) -> StoreError {
         match self.origin.is_inherited() {
             true => StoreError::Forked,
@@ -619,7 +623,7 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         if self.origin.is_inherited() {
-            // The threads are the parent's.
+            // The threads belong to the parent.
             std::mem::forget((
                 self.prewriter.get_mut().take(),
                 self.keeper.get_mut().take(),

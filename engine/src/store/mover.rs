@@ -1,9 +1,10 @@
-//! Moving pages from one segment to another: read, verify, write elsewhere, commit. It is a put that keeps the pages' births.
+//! Moving pages from one segment to another: read, verify, write elsewhere, commit. It is a put
+//! that keeps the pages' versions.
 //!
-//! Everything that rewrites pages does it here: reclaim while a store is in use, repair and compaction while it is not. A page is
-//! copied before anything says that the old place is free, and the core gives that back only when the copies are synced: a
-//! kill at any moment leaves at least one whole copy of each page. A page that fails its checksum on the way is forgotten, not
-//! copied.
+//! All code that rewrites pages uses this module: reclaim while a store is in use, repair and
+//! compaction while it is not. A page is copied before its old place is marked free, and the core
+//! releases the old segment only when the copies are synced: a kill at any moment leaves at least
+//! one whole copy of each page. A page that fails its checksum on the way is dropped, not copied.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +23,10 @@ use crate::recovery::scan::{Spot, read_window};
 /// Descriptor blocks of a victim read at once.
 const WINDOW_BLOCKS: u32 = 256;
 
-/// How long one wait for answers lasts before it is begun again.
+/// Longest single wait for answers. After it the wait begins again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Reads the descriptor blocks of a victim's generation. `spot` is where it lies.
+/// Reads the descriptor blocks of a victim's generation. `spot` is the location of the segment.
 pub(crate) fn read_descriptors(disk: &dyn Disk, spot: &Spot, victim: &Victim) -> Descriptors {
     let mut read = Descriptors {
         blocks: Vec::with_capacity(victim.blocks as usize),
@@ -51,21 +52,22 @@ pub(crate) fn read_descriptors(disk: &dyn Disk, spot: &Spot, victim: &Victim) ->
     read
 }
 
-/// Copies pages for a tool that has the store to itself; whether all that are still there have been.
+/// Copies pages for a tool that has the store to itself. Returns whether all pages that still exist
+/// were copied.
 pub(crate) fn move_pages(local: &Local, moves: &[Move]) -> bool {
     let reservation = local.with_core(|core| core.copy(moves));
     let statuses = local.wait(reservation);
     statuses.iter().all(|status| status.is_present())
 }
 
-/// A page on its way: its position among those to be copied, its bytes, and where they go.
+/// A page in transit: its position among the pages to copy, its bytes, and its target.
 struct Moving {
     at: usize,
     bytes: AlignedBuf,
     to: Extent,
 }
 
-/// Reads pages, verifies them, and writes those that are good to their new places.
+/// Reads pages, verifies them, and writes the good ones to their new places.
 pub(crate) fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
     let reads: Vec<ReadAt> = pages
         .iter()
@@ -107,7 +109,7 @@ fn is_good(page: &Move, bytes: &[u8]) -> bool {
     checksum.finish() == page.record.checksum
 }
 
-/// Writes pages, neighbours together; says of each whether it went well.
+/// Writes pages, neighbours together. Returns for each whether the write succeeded.
 fn write(disk: &dyn Disk, pages: &[Moving]) -> Vec<(usize, bool)> {
     let mailbox = Arc::new(Mailbox::default());
     let mut groups: Vec<&[Moving]> = Vec::new();
@@ -153,8 +155,8 @@ fn write(disk: &dyn Disk, pages: &[Moving]) -> Vec<(usize, bool)> {
         })
         .collect();
     let mut left = ops.len();
-    // SAFETY: the pieces lie in `pages`, which outlives the loop below, and that ends only when every operation has been
-    // answered; a write only reads them.
+    // SAFETY: the pieces are in `pages`, which outlives the loop below, and the loop ends only when
+    // every operation has been answered; a write only reads them.
     unsafe { disk.submit(ops) };
     let mut results = Vec::with_capacity(pages.len());
     while left > 0 {

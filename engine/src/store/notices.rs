@@ -1,5 +1,5 @@
-//! One log line for each kind of failure that is counted: a counter tells how often, the line tells
-//! what it means.
+//! One log line for each kind of counted failure. The counter gives the number, the line explains
+//! the failure.
 //!
 //! Each line is written the first time only. The counters go on.
 
@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::api::Refusal;
 use crate::core::Counters;
 
-/// The kinds that have been explained, one bit each.
+/// The kinds that have been logged, one bit each.
 #[derive(Debug, Default)]
 pub(crate) struct Notices(AtomicU32);
 
 impl Notices {
     fn is_first(&self, kind: u32) -> bool {
         let bit = 1 << kind;
-        // A plain look first: this is asked again and again.
+        // A plain load first: this is called again and again.
         self.0.load(Ordering::Relaxed) & bit == 0
             && self.0.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
@@ -65,7 +65,7 @@ impl Notices {
         }
     }
 
-    /// Looks for failures that the core has counted.
+    /// Logs the kinds of failure that the core has counted.
     pub(crate) fn counted(&self, counters: &Counters) {
         let kinds = [
             (

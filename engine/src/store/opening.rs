@@ -1,7 +1,9 @@
-//! From a path to a recovered store that nobody uses yet, and from a store in use to a closed one.
+//! From a path to a recovered store that is not in use yet, and from a store in use to a closed
+//! one.
 //!
-//! What serves pages and what works on a store offline open and close it here. Up to [`begin_run`] nothing is written:
-//! whoever does not like what recovery found can leave everything as it is.
+//! The serving handle and the offline tools both open and close a store here. Nothing is written
+//! before [`begin_run`]: a caller that rejects the result of recovery can leave everything as it
+//! is.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,19 +25,20 @@ use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
 use crate::seldom::Seldom;
 use crate::volume::{Access, Volume, Volumes, this_holder};
 
-/// How long a close waits for what is under way. Longer only when the device hangs; then the store is left as after a crash.
+/// How long a close waits for operations in flight. It takes longer only if the device hangs; then
+/// the store is left as after a crash.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Bytes of pages that reclaim copies at once.
 const COPY_BYTES: u64 = 8 << 20;
 
-/// A store that has been recovered, and not been written to. Dropping it leaves everything as it was.
+/// A store that has been recovered and not written to. Dropping it leaves everything unchanged.
 pub(crate) struct Opening<E = ()> {
     pub volumes: Volumes,
     pub disk: Arc<dyn Disk>,
     pub index: Arc<Index>,
     pub recovery: Recovery,
-    /// The pages that count, the oldest commits first.
+    /// The valid pages, the oldest commits first.
     pub pages: Vec<Found<E>>,
 }
 
@@ -51,7 +54,7 @@ pub(crate) fn open_volumes(
 }
 
 impl<E: Extra> Opening<E> {
-    /// Recovers; leaves out, or refuses, volumes that have not seen the store's last run.
+    /// Recovers. Leaves out, or refuses, volumes that missed the store's last epoch.
     pub(crate) fn new(
         mut volumes: Volumes,
         disk: Arc<dyn Disk>,
@@ -74,7 +77,7 @@ impl<E: Extra> Opening<E> {
 }
 
 impl<E> Opening<E> {
-    /// Lets others have the store, as it was found.
+    /// Releases the store for others, unchanged.
     pub(crate) fn give_up(self) {
         self.disk.shutdown();
         for (_, volume) in self.volumes.present() {
@@ -83,7 +86,7 @@ impl<E> Opening<E> {
     }
 }
 
-/// The index of what was recovered, the recovery itself, and the pages that count.
+/// The recovered index, the recovery itself, and the valid pages.
 type Recovered<E> = (Arc<Index>, Recovery, Vec<Found<E>>);
 
 fn recover_current<E: Extra>(
@@ -112,7 +115,8 @@ fn recover_current<E: Extra>(
         if newest.max(recovery.highest_run).next().is_none() && !options.read_only {
             return Err(StoreError::RunsExhausted(volumes.first_path()));
         }
-        // A crash while an open was telling the volumes its run leaves some behind.
+        // A crash while an open was writing the new epoch to the volumes leaves some volumes
+        // behind.
         let superblocks = volumes.present().map(|(_, volume)| &volume.superblock);
         let known = known_to_all(superblocks, recovery.highest_run);
         let Some(behind) = volumes.older_than(known) else {
@@ -135,8 +139,9 @@ fn recover_current<E: Extra>(
     }
 }
 
-/// Tells every volume of the run that begins, then writes the headers that recovery asked for. A segment whose header cannot be
-/// written is left alone, as one is that cannot be read; what remains of the adoptions has been carried out.
+/// Writes the new epoch to every volume, then the headers that recovery asked for. If the header of
+/// a segment cannot be written, the segment is left alone, like one that cannot be read. The
+/// remaining adoptions have been carried out.
 pub(crate) fn begin_run(
     volumes: &mut Volumes,
     disk: &dyn Disk,
@@ -186,7 +191,7 @@ pub(crate) fn begin_run(
     Ok(())
 }
 
-/// What the core of this store is told of it.
+/// The configuration of the core of this store.
 pub(crate) fn config(volumes: &Volumes, options: &OpenOptions) -> Config {
     let superblock = volumes.superblock();
     Config {
@@ -223,16 +228,18 @@ pub(crate) fn services(volumes: &Volumes) -> Services {
     Services::new(volumes.list.iter().map(path).collect())
 }
 
-/// Waits until nothing is under way and all of it is durable: copies, sealed headers, segments that are given back, evictions.
-/// Returns how many evictions found no room to be written down.
+/// Waits until no operation is in flight and all are durable: copies, sealed headers, released
+/// segments, evictions. Returns the number of evictions for which there was no room to write a
+/// record.
 pub(crate) fn settle(local: &Local) -> Result<usize, StoreError> {
     let until = Instant::now() + CLOSE_PATIENCE;
-    // What settles after one flush (segments being sealed or given back, their syncs) is covered by the next, and that fails while
-    // anything is in doubt. The last writes nothing of its own: nothing is under way when it returns.
+    // Operations that settle after one flush (segments being sealed or released, their syncs) are
+    // covered by the next, which fails while anything is in doubt. The last round writes nothing of
+    // its own: no operation is in flight when it returns.
     let mut unwritten = 0;
     for is_last in [false, false, true] {
         if !is_last {
-            // Nobody else does it any more.
+            // The housekeeper, which usually retries, has stopped.
             local.with_core(Core::retry_freeing);
         }
         if !local.wait_until_idle(until) {
@@ -240,7 +247,7 @@ pub(crate) fn settle(local: &Local) -> Result<usize, StoreError> {
                 "the device did not finish what was under way".to_owned(),
             ));
         }
-        // What found no room before may find it in a segment that has been given back since.
+        // Records that found no room before may find it in a segment that was released since.
         if !is_last {
             unwritten = local.with_core(Core::write_evictions);
         }
@@ -249,8 +256,8 @@ pub(crate) fn settle(local: &Local) -> Result<usize, StoreError> {
     Ok(unwritten)
 }
 
-/// Leaves the store so that the next open need not look for what a crash may have left. Returns how many evictions found no room
-/// to be written down.
+/// Leaves the store marked clean, so that the next open need not search for the remains of a crash.
+/// Returns the number of evictions for which there was no room to write a record.
 pub(crate) fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<usize, StoreError> {
     let unwritten = settle(local)?;
     let headers = local

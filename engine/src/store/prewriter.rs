@@ -1,15 +1,18 @@
-//! Writing blocks that were never written, in the background, so that the first pages that go there are written as fast as later ones.
+//! Writing blocks that were never written, in the background, so that the first pages in them are
+//! written as fast as later ones.
 //!
-//! The first write into a preallocated file changes what the filesystem knows of it, any later one does not. On ext4, `larder bench --op
-//! put` into a fresh store ran at 0.64 (128 KiB pages) and 0.69 (1 MiB) of its speed into one made with `--prewrite` (medians of three
-//! alternating runs, 2026-11-20).
+//! The first write into a preallocated file changes the filesystem's metadata, later writes do not.
+//! On ext4, `larder bench --op put` into a fresh store ran at 0.64 (128 KiB pages) and 0.69 (1 MiB)
+//! of its speed into one made with `--prewrite` (medians of three alternating runs, 2026-11-20).
 //!
-//! Invariants: a block is written only while the core has lent its segment, and only where the filesystem says that nothing was ever
-//! written; and what is written is what such a block reads as, zeros. So whatever becomes of a write, and whenever the process ends, every byte
-//! reads as it did before. A segment is given back when the last write into it has been answered.
+//! Invariants: a block is written only while the core has lent its segment, and only if the
+//! filesystem reports that it was never written. The written bytes are zeros, as such a block reads
+//! already. So every byte reads as before, even if a write fails or the process ends in the middle.
+//! A segment is returned when the last write into it has been answered.
 //!
-//! It gives the device three times as long a rest as each write took, and ends when every unused segment has been looked at, when few
-//! segments are free, or at the first write that fails. Where a filesystem does not tell, and on block devices, there is nothing to do.
+//! The thread lets the device rest three times as long as each write took. It ends when every
+//! unused segment has been checked, when few segments are free, or at the first write that fails.
+//! Where a filesystem does not report holes, and on block devices, there is nothing to do.
 //!
 //! Does not: keep the volumes' files, and so their locks, when the store is dropped.
 
@@ -35,10 +38,10 @@ use crate::volume::Volumes;
 /// Bytes of one write: some milliseconds of a disk, for which a read behind it waits.
 const WRITE_BYTES: u64 = 4 << 20;
 
-/// How much longer than a write took the device is left alone after it.
+/// Rest of the device after a write, as a multiple of the write's duration.
 const REST: u32 = 3;
 
-/// How long one wait for the device lasts before it is begun again; it is given all the time it takes.
+/// Longest single wait for the device. After it the wait begins again, without a limit in all.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The running thread.
@@ -85,7 +88,7 @@ impl Prewriter {
         Ok(Prewriter { stop, thread })
     }
 
-    /// Lets it finish the write under way, and ends it.
+    /// Lets the thread finish the write in flight, and ends it.
     pub(super) fn stop(self) {
         *self.stop.asked.lock() = true;
         self.stop.changed.notify_one();
@@ -110,7 +113,7 @@ impl Work {
         }
     }
 
-    /// Writes what was never written of a segment; `None` when that is enough for good.
+    /// Writes the never-written blocks of a segment; `None` when the thread must end.
     fn write_unwritten(&self, lent: &Lent, written: &mut u64) -> Option<()> {
         let mut rest = lent.offset..lent.offset + lent.bytes;
         while let Some(hole) = unwritten(&*self.files.get(lent.volume)?.upgrade()?, rest.clone()) {
@@ -160,14 +163,14 @@ impl Work {
     }
 }
 
-/// The first whole blocks of a range that were never written, as far as the filesystem tells.
+/// The first whole blocks of a range that were never written, as far as the filesystem reports.
 fn unwritten(file: &OwnedFd, range: Range<u64>) -> Option<Range<u64>> {
     const BLOCK: u64 = BLOCK_BYTES as u64;
     let start = seek(file, SeekFrom::Hole(range.start)).ok()?;
     if start >= range.end {
         return None;
     }
-    // An error says that no data follows.
+    // An error means that no data follows.
     let end = seek(file, SeekFrom::Data(start)).unwrap_or(range.end);
     let hole = start.next_multiple_of(BLOCK)..end.min(range.end) / BLOCK * BLOCK;
     (!hole.is_empty()).then_some(hole)

@@ -1,14 +1,18 @@
 //! Storing pages: reserve, write, commit.
 //!
-//! A call is cut into windows of a few megabytes, of which many are in flight at once: while the device writes some, the
-//! checksums of the next are computed. A device that is given much finishes it in no particular order, so windows are
-//! finished as they land, and the next one is launched as soon as there is room for it among the bytes in flight. Extents may
-//! have to come from another process: until they are there the next checksums are computed. Within a
-//! window neighbouring pages are written together, each stretch as soon as its checksums are there: what the processor has
-//! just read the device finds in the cache, where caches serve devices, and memory is read once instead of twice. Only of the first
-//! bytes of a call the checksums are computed while they are being written, for until then the device has nothing to do. The
-//! descriptors go out while the page data is still in flight. A page whose write failed is written once more, in another segment,
-//! and on the next volume where there are several.
+//! A call is cut into windows of a few megabytes, and many windows are in flight at once: while the
+//! device writes some, the checksums of the next are computed. A device with many operations
+//! finishes them in no particular order. So windows are finished as they land, and the next one is
+//! launched as soon as it fits the bytes in flight.
+//!
+//! Extents may have to come from another process. While the call waits for them, it computes the
+//! next checksums. Within a window neighbouring pages are written together, each stretch as soon as
+//! its checksums are there: the device then finds the bytes in the processor's cache, where caches
+//! serve devices, and memory is read once instead of twice. Only for the first bytes of a call the
+//! checksums are computed during the write: until then the device has nothing to do.
+//!
+//! The descriptors are written while the page data is still in flight. A page whose write failed is
+//! written once more, in another segment, and on the next volume if there are several.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,25 +30,27 @@ use crate::memory::AlignedBuf;
 /// Bytes of page data reserved and written together.
 const WINDOW_BYTES: usize = 8 << 20;
 
-/// Bytes of the first window of a call that takes several: little, so that it is soon granted, and as much as keeps the device busy until
-/// the next one is.
+/// Bytes of the first window of a call with several windows: few, so that it is soon granted, and
+/// enough to keep the device busy until the next one is granted.
 const FIRST_WINDOW_BYTES: usize = 2 << 20;
 
-/// Bytes that a call hands to the disk first: little, so that the device has work soon. Then it is each time as much as all before
-/// together, up to a limit: each time costs a wake-up, and the device has work meanwhile, as sums take less than half its time.
+/// Bytes that a call first submits to the disk: few, so that the device has work soon. Each later
+/// submission is as large as all before together, up to a limit. Each submission costs a wake-up.
+/// The device has work meanwhile, since checksums take less than half its time.
 const HANDED_FIRST_BYTES: usize = 512 << 10;
 const HANDED_BYTES_MAX: usize = 4 << 20;
 
-/// Bytes of one call in flight: as much as it takes to keep a device busy that finishes out of order.
+/// Bytes of one call in flight: enough to keep a device busy that finishes out of order.
 const IN_FLIGHT_BYTES: usize = 128 << 20;
 
-/// Most page data whose checksums are computed before it is known where it goes: as much as the processor's cache keeps.
+/// Most page data with checksums computed before the extents are known: as much as the processor's
+/// cache holds.
 const AHEAD_BYTES: usize = 2 << 20;
 
-/// Longest wait for room: a moment much further off could not be named.
+/// Longest wait for room. A moment much further off could not be represented as an `Instant`.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long one wait for answers lasts before it is begun again: meanwhile nobody hears of the put.
+/// Longest single wait for the device's answers. Between two waits the put sends its heartbeat.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(super) fn put<C: Catalog + ?Sized>(
@@ -120,18 +126,19 @@ fn checksum(shape: &NamespaceShape, page: &PutPage<'_>) -> u64 {
     checksum.finish()
 }
 
-/// A call that is being carried out.
+/// A call in progress.
 struct Call<'a> {
-    /// Before the rest: should the call unwind, the catalog hears of it when the disk is done.
+    /// Declared first, and so dropped first: if the call unwinds, the catalog is notified after the
+    /// disk is done.
     windows: Windows,
     putting: Box<dyn Putting + 'a>,
     data: &'a DataPath,
     shape: &'a NamespaceShape,
     pages: &'a [PutPage<'a>],
     statuses: &'a mut [PutStatus],
-    /// What has not been waited for, with the positions of its pages.
+    /// Landed reservations that were not waited for yet, with the positions of their pages.
     landed: Vec<(ReservationId, Vec<usize>)>,
-    /// Bytes that the disk has been handed so far.
+    /// Bytes submitted to the disk so far.
     handed: usize,
 }
 
@@ -142,15 +149,15 @@ struct Window {
     reservation: ReservationId,
     /// By operation: positions in the asks.
     groups: Vec<Vec<usize>>,
-    /// Operations with the disk.
+    /// Operations in flight.
     left: usize,
     bytes: usize,
     landed: Vec<(usize, bool)>,
-    /// Aligned copies of pages whose own memory is not.
+    /// Aligned copies of pages with unaligned memory.
     bounced: Vec<AlignedBuf>,
 }
 
-/// Pages of a window that lie together and are written together.
+/// Pages of a window that are adjacent on disk and are written together.
 struct Stretch {
     extent: Extent,
     pieces: Vec<Piece>,
@@ -159,27 +166,28 @@ struct Stretch {
     bytes: usize,
 }
 
-/// The windows of a call that are with the disk. Dropping them waits for it: the memory is the caller's.
+/// The windows of a call that are in flight. Dropping them waits for the disk: the memory is the
+/// caller's.
 #[derive(Default)]
 struct Windows {
-    /// By number of launch; `None` once landed.
+    /// By launch number; `None` once landed.
     list: Vec<Option<Window>>,
     mailbox: Arc<Mailbox>,
-    /// Operations with the disk.
+    /// Operations in flight.
     left: usize,
-    /// Bytes with the disk.
+    /// Bytes in flight.
     bytes: usize,
 }
 
 impl Windows {
-    /// Takes a window in, whose operations are about to begin; its number.
+    /// Adds a window whose operations are about to begin. Returns its number.
     fn add(&mut self, window: Window) -> usize {
         self.bytes += window.bytes;
         self.list.push(Some(window));
         self.list.len() - 1
     }
 
-    /// So many more operations of a window are with the disk.
+    /// Counts `ops` more operations of a window as in flight.
     fn begin(&mut self, number: usize, ops: usize) {
         self.left += ops;
         if let Some(Some(window)) = self.list.get_mut(number) {
@@ -187,7 +195,7 @@ impl Windows {
         }
     }
 
-    /// Waits for answers; the windows that have landed with them.
+    /// Waits for answers. Returns the windows that have landed.
     fn wait(&mut self) -> Vec<Window> {
         let mut landed = Vec::new();
         for done in self.mailbox.take(PATIENCE) {
@@ -237,7 +245,8 @@ impl Call<'_> {
             let seen = self.putting.room();
             let (left, why) = self.admit(&rest);
             rest = left;
-            // Also before a wait for room: what is in flight may be what there is no room beside.
+            // Also before a wait for room: the bytes in flight may be the reason that there is no
+            // room.
             self.finish();
             let Some(why) = why else { break };
             let waits = matches!(why, Refusal::NoSpace | Refusal::Busy) && Instant::now() < until;
@@ -250,7 +259,7 @@ impl Call<'_> {
         }
     }
 
-    /// Waits for what is in flight, and for what becomes of it.
+    /// Waits for the writes in flight, and for the statuses of their pages.
     fn finish(&mut self) {
         while self.windows.left > 0 {
             self.wait();
@@ -266,14 +275,15 @@ impl Call<'_> {
         }
     }
 
-    /// Waits for the device, and tells of what has landed.
+    /// Waits for the device, and reports landed windows.
     fn wait(&mut self) {
         self.putting.stay();
         let landed = self.windows.wait();
         self.land(landed);
     }
 
-    /// Starts to write the pages at these positions, window after window, up to the first that is not admitted. What is left, and why.
+    /// Starts to write the pages at these positions, window after window, up to the first one that
+    /// is refused. Returns the remaining pages, and the reason.
     fn admit(&mut self, members: &[usize]) -> (Vec<usize>, Option<Refusal>) {
         let page_bytes = self.page_bytes();
         let mut window_bytes = match members.len() * page_bytes {
@@ -290,7 +300,7 @@ impl Call<'_> {
             let (admitted, refusal) = self.launch(&rest[..count]);
             rest = &rest[admitted..];
             if refusal.is_some() {
-                // Nothing behind it goes ahead: it would lie there without its ancestors.
+                // No page behind it may go ahead: it would be stored without its ancestors.
                 return (rest.to_vec(), refusal);
             }
             window_bytes = WINDOW_BYTES;
@@ -302,7 +312,7 @@ impl Call<'_> {
         self.shape.shape.page_blocks() as usize * BLOCK_BYTES
     }
 
-    /// Tells the catalog of windows whose writes are over.
+    /// Reports windows with ended writes to the catalog.
     fn land(&mut self, windows: Vec<Window>) {
         if windows.is_empty() {
             return;
@@ -315,7 +325,8 @@ impl Call<'_> {
         self.putting.landed(&landed);
     }
 
-    /// Reserves room for these pages, starts their writes, and commits. Returns how many were admitted, and why the next one was not.
+    /// Reserves room for these pages, starts their writes, and commits. Returns how many were
+    /// admitted, and why the next one was not.
     fn launch(&mut self, members: &[usize]) -> (usize, Option<Refusal>) {
         let (pages, shape) = (self.pages, self.shape);
         let ask = |&index: &usize| Ask {
@@ -353,8 +364,9 @@ impl Call<'_> {
         (admitted, refused.map(|(_, why)| why))
     }
 
-    /// Computes the checksums of a window's pages and starts their writes, one stretch after the other; those of the first pages may be
-    /// known `ahead`. Gives back a window without any, and by position in the asks the checksums of the pages that are written.
+    /// Computes the checksums of a window's pages and starts their writes, one stretch after the
+    /// other. The checksums of the first pages may be known `ahead`. Returns the window if it has
+    /// no writes, and the checksums of the written pages, by position in the asks.
     fn write(
         &mut self,
         mut window: Window,
@@ -380,7 +392,7 @@ impl Call<'_> {
         let last = stretches.len() - 1;
         for (group, mut stretch) in stretches.into_iter().enumerate() {
             unsummed.append(&mut stretch.pages);
-            // The device has no work before the first.
+            // Before the first submission the device has no work, so the write goes first.
             if self.handed > 0 {
                 sum(&mut unsummed);
             }
@@ -401,20 +413,21 @@ impl Call<'_> {
             }
             self.handed += std::mem::take(&mut bytes);
             self.windows.begin(number, ops.len());
-            // SAFETY: the pieces lie in the caller's parts, which are borrowed for the whole call, or in the window's own copies. The
-            // windows are dropped before either, and wait for every answer; a window that has landed has none outstanding. A
-            // write only reads them.
+            // SAFETY: the pieces are in the caller's parts, which are borrowed for the whole call,
+            // or in the window's own copies. The windows are dropped before either, and wait for
+            // every answer; a window that has landed has no outstanding operations. A write only
+            // reads the pieces.
             unsafe { self.data.disk.submit(std::mem::take(&mut ops)) };
-            // The disk's thread may have been woken on this very CPU, which the next sums would keep from it: traced, the device had
-            // nothing to do for 0.5 ms of a call's 3.4.
+            // The disk's thread may have been woken on this CPU, and the next checksums would keep
+            // the CPU busy: traced, the device had nothing to do for 0.5 ms of a call's 3.4.
             std::thread::yield_now();
             sum(&mut unsummed);
         }
         (None, checksums)
     }
 
-    /// What of a window lies together, in stretches of at most `bytes_max` or one page. Pages that there is no memory to copy are
-    /// given up.
+    /// The adjacent pages of a window, in stretches of at most `bytes_max` or one page. Pages are
+    /// dropped if there is no memory to copy them.
     fn stretches(&self, window: &mut Window, grants: &[Grant], bytes_max: usize) -> Vec<Stretch> {
         let page_bytes = self.page_bytes();
         let mut stretches: Vec<Stretch> = Vec::new();
@@ -510,10 +523,10 @@ mod tests {
 
     const PAGE_BYTES: u32 = 1 << 20;
 
-    /// A put that finds no room for one page, and room for all that come after it: another put ended meanwhile.
+    /// A put in which one page finds no room, and all later pages do: another put ended meanwhile.
     struct Tight<'a> {
         inner: Box<dyn Putting + 'a>,
-        /// Pages admitted before it.
+        /// Pages admitted before the refused one.
         left: Option<usize>,
     }
 
@@ -558,7 +571,7 @@ mod tests {
         }
     }
 
-    /// What becomes of pages of which the one behind the first `admitted` is refused.
+    /// The statuses of a call's pages if the page behind the first `admitted` is refused.
     fn statuses(admitted: usize, wait: Duration) -> Vec<PutStatus> {
         let (_directory, path) = created();
         let store = Store::open(&path, OpenOptions::default()).unwrap();

@@ -1,4 +1,5 @@
-//! Whether segments still are what they were when the store was opened: for a handle that holds no lock, beside a writer.
+//! For a handle without the lock, beside a writer: checks whether segments are still in the
+//! generation that they had when the store was opened.
 
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use crate::memory::AlignedBuf;
 use crate::recovery::scan::{FaultReason, Spot};
 use crate::recovery::spots_of;
 
-/// What a segment's header is compared with.
+/// The headers to check, and the expected generations.
 pub(super) struct Recheck {
     spots: Vec<Spot>,
     sequences: Vec<Serial>,
@@ -27,8 +28,9 @@ impl Recheck {
         }
     }
 
-    /// Those of the jobs whose segment has begun another life, or cannot be looked at before the deadline, and what they are missed
-    /// for. What was not read is not asked for either: its volume may have gone silent. `miss` is what came of a page so far.
+    /// The jobs with a segment in another generation, or with a header that cannot be read before
+    /// the deadline, and the reason of the miss. Segments of pages that were not read are not
+    /// checked either: their volume may have gone silent. `miss` is the present result for a page.
     pub(super) fn stale<'a>(
         &self,
         disk: &dyn Disk,
@@ -86,7 +88,7 @@ impl Recheck {
         let sequences = copies.iter().flatten().map(|header| header.sequence);
         match sequences.max() {
             Some(latest) => latest == self.sequences[segment],
-            // Damaged ones are no writer's; unreadable ones may be.
+            // A damaged header is not from a writer. An unreadable header may be.
             None => !copies
                 .iter()
                 .any(|copy| matches!(copy, Err(FaultReason::Unreadable(_)))),

@@ -1,4 +1,4 @@
-//! Log lines on volumes in read-only service: at most one pair a minute for each volume.
+//! Log lines about volumes in read-only service: at most one pair a minute for each volume.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ struct Volume {
 struct Told {
     /// When read-only service was reported last.
     at: Option<Instant>,
-    /// Whether the log says that the volume is in read-only service.
+    /// Whether read-only service is the last state in the log.
     stands: bool,
     /// Changes that were not reported.
     unsaid: u64,
@@ -43,7 +43,7 @@ impl Services {
         known.unwrap_or_default()
     }
 
-    /// A volume is in read-only service from now on.
+    /// A volume has entered read-only service.
     pub(super) fn begin_read_only(&self, volume: usize, error: &DiskError) {
         let Some(Volume { path, told }) = self.0.get(volume) else {
             return;
@@ -86,7 +86,7 @@ impl Services {
     }
 }
 
-/// Advice by error.
+/// Advice for an error.
 fn remedy(error: &DiskError) -> &'static str {
     match error {
         DiskError::Os(libc::ENOSPC | libc::EDQUOT) => {

@@ -1,20 +1,23 @@
-//! Reading pages that other processes want too: through the staging area, from the device once.
+//! Reading pages that other processes want too: from the device once, through the staging area.
 //!
-//! A call is cut into windows, two of which are under way at once. For each window the owner says of every page where it lies, and
-//! whether this process is to read it into a slot of the area, is to copy it from one, or neither. What is to be read is
-//! given to the disk at once, and whoever waits for it is woken by the disk's answer, whatever this thread does meanwhile. Then all
-//! of the window's pages are copied out in order. When nobody else uses the namespace the rest of the call is read as any other.
+//! A call is cut into windows, and two of them are in flight at once. For each page of a window the
+//! owner returns its location, and the role of this process: to read it into a slot of the area, to
+//! copy it from one, or neither. The reads are submitted at once. The disk's answer wakes the
+//! waiters of a page even if this thread is busy. Then all of the window's pages are copied out in
+//! order. If no other process uses the namespace, the rest of the call is read as usual.
 //!
 //! Invariants:
-//! - a copy is checked after it was made, when nobody else has it: whatever other processes do to the area, a page is right or it is
-//!   read from the device again, into memory of this process alone, as if it had not been shared. Only such a read says anything
-//!   about the page;
-//! - the pins and slots of a window are given back when none of its reads is under way any more;
-//! - no process waits for another one whose reads may wait for it: reads are submitted before any wait begins, and end without
-//!   their thread.
+//! - A copy is private to this process, and is verified after it was made. So other processes
+//!   cannot make a page wrong by changing the area: a wrong copy is read from the device again,
+//!   into memory of this process alone, as if it had not been shared. Only such a read counts as a
+//!   finding about the page.
+//! - The pins and slots of a window are released when none of its reads is in flight any more.
+//! - No process waits for another one whose reads may wait for it: reads are submitted before any
+//!   wait begins, and end without their thread.
 //!
-//! Faults defended against: a process that is killed, stopped, or slow while others wait for what it reads (they wait for at most
-//! [`PATIENCE`] without any page arriving, once a call); reads that fail; bytes and words of the area changed by anybody.
+//! Faults defended against: a process that is killed, stopped, or slow while others wait for its
+//! reads (they wait for at most [`PATIENCE`] without any page arriving, once a call); reads that
+//! fail; bytes and words of the area changed by any process.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,42 +39,44 @@ use crate::share::wire::SlotEnd;
 /// Longest wait for a page that another process reads.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Most bytes of a window, and its share of the area: processes that are a window apart still find each other's pages.
+/// Most bytes of a window, and its share of the area. Processes that are a window apart still find
+/// each other's pages.
 const WINDOW_BYTES_MAX: usize = 32 << 20;
 const WINDOWS_IN_AREA: usize = 8;
 
-/// Bytes copied and then checked while they are in the processor's nearest cache.
+/// Bytes copied and then verified while they are in the processor's nearest cache.
 const COPY_BYTES: usize = 16 << 10;
 
-/// Decides which process reads a page that several want. Pages that it gives are pinned.
+/// Decides which process reads a page that several want. The pages that it returns are pinned.
 pub(crate) trait Stage: Send + Sync {
-    /// Finds pages to read, as [`Catalog::pin`], and says how each is read; and whether other processes use the namespace too.
+    /// Finds and pins pages, like [`Catalog::pin`], and decides how each is read. Returns also
+    /// whether other processes use the namespace.
     fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> (bool, Vec<Option<Staged>>);
 
-    /// Gives back what `stage` gave: one pin of each extent's segment, and the slots.
+    /// Releases the result of `stage`: one pin of each extent's segment, and the slots.
     fn unstage(&self, extents: &[Extent], slots: &[SlotEnd]);
 
-    /// The area that slots of this namespace's pages would lie in; `None` when there are none.
+    /// The area with the slots of this namespace's pages; `None` when there is none.
     fn area(&self, namespace: NamespaceId) -> Option<Arc<Area>>;
 }
 
 /// A page that may be read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Staged {
-    /// Where it lies.
+    /// Its location.
     pub pinned: Pinned,
-    /// Where it is shared; `None` when this process is to read it for itself.
+    /// Its slot if it is shared; `None` when this process must read it for itself.
     pub slot: Option<Slot>,
 }
 
-/// What all windows of a call share.
+/// The facts that all windows of a call share.
 struct Call<'a> {
     get: Get<'a, dyn Catalog + 'a>,
     stage: &'a dyn Stage,
     area: &'a Arc<Area>,
 }
 
-/// As [`PageStore::get`](crate::PageStore::get). `None` when there is no area.
+/// Like [`PageStore::get`](crate::PageStore::get). `None` when there is no area.
 pub(crate) fn get(
     catalog: &dyn Catalog,
     stage: &dyn Stage,
@@ -113,7 +118,7 @@ pub(crate) fn get(
             break;
         }
     }
-    // Where nobody shares there is no reason to go by windows.
+    // Without other processes there is no reason to go by windows.
     let alone = if rest.is_empty() {
         Vec::new()
     } else {
@@ -127,7 +132,7 @@ pub(crate) fn get(
     Some(statuses)
 }
 
-/// A page that is shared.
+/// A shared page.
 struct Copy {
     page: usize,
     pinned: Pinned,
@@ -135,9 +140,10 @@ struct Copy {
     served: Served,
 }
 
-/// Some pages of a call. The fields are dropped in order: the reads end before what they read from is given back.
+/// Some pages of a call. The fields are dropped in order: the reads end before their pins and slots
+/// are released.
 struct Window<'a, 'b, 'c, 'd> {
-    /// Of the pages that are not shared.
+    /// Reads of pages that are not shared.
     reads: Reads<'a>,
     fills: Fills,
     held: Held<'a>,
@@ -148,7 +154,7 @@ struct Window<'a, 'b, 'c, 'd> {
     is_shared: bool,
 }
 
-/// What a window has been given, until it is given back.
+/// The pins and slots of a window, until they are released.
 struct Held<'a> {
     stage: &'a dyn Stage,
     extents: Vec<Extent>,
@@ -171,7 +177,7 @@ impl Drop for Held<'_> {
 }
 
 impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
-    /// Asks where the pages are, and starts the reads that are this process's to do.
+    /// Asks the owner for the pages, and starts the reads assigned to this process.
     fn begin(call: &'a Call<'a>, pages: &'b mut [GetPage<'c, 'd>]) -> Self {
         let mut statuses = vec![GetStatus::Miss(MissReason::Absent); pages.len()];
         let mut asked = Vec::with_capacity(pages.len());
@@ -218,7 +224,7 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
         }
     }
 
-    /// Copies the pages out, and reads for itself what cannot be had that way.
+    /// Copies the pages out, and reads the remaining ones for itself.
     fn finish(mut self, patience: &mut Duration, statuses: &mut Vec<GetStatus>) {
         let call = self.call;
         let mut findings: Vec<(PageKey, Extent, Finding)> = Vec::new();
@@ -235,7 +241,7 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
                     continue;
                 }
                 Look::Ready => copy.served = Served::Wrongly,
-                // Who reads it is not slow when there was no time to wait.
+                // If there was no time to wait, the reading process is not slow.
                 Look::Filling
                     if call
                         .get
@@ -264,7 +270,7 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
 }
 
 impl Call<'_> {
-    /// Waits for a page. Patience that was lost on one is not spent on another.
+    /// Waits for a page. Patience that was spent on one page is not available for another.
     fn wait(&self, slot: SlotId, patience: &mut Duration) -> Look {
         let left = self.get.deadline.map_or(*patience, |deadline| {
             deadline
@@ -278,7 +284,7 @@ impl Call<'_> {
         look
     }
 
-    /// Copies a page out of its slot; whether the copy is right.
+    /// Copies a page out of its slot. Returns whether the copy is correct.
     fn copy(&self, copy: &Copy, page: &mut GetPage<'_, '_>) -> bool {
         let mut checksum = PageChecksum::new(self.get.shape.fingerprint, &page.key);
         for (index, part) in page.parts.iter_mut().enumerate() {
@@ -289,7 +295,7 @@ impl Call<'_> {
                 if !self.area.copy(copy.slot.id, offset, some) {
                     return false;
                 }
-                // Whole blocks, but for the last of the part, which is padded.
+                // Whole blocks, except the last of the part, which is padded.
                 checksum.part(some);
                 offset += some.len();
             }
@@ -305,12 +311,12 @@ struct Fills {
     deadline: Option<Instant>,
 }
 
-/// Says of each slot, as the disk answers, that its page is there or will not come.
+/// Settles each slot as the disk answers: its page is there, or will not come.
 struct Filling {
-    /// Keeps the memory while it is read into.
+    /// Keeps the memory mapped during the reads.
     area: Arc<Area>,
     hangs: Arc<Hangs>,
-    /// By operation: the volume, and what is read.
+    /// By operation: the volume, and the slots read into.
     groups: Vec<(usize, Vec<SlotId>)>,
     left: Mutex<usize>,
     over: Condvar,
@@ -343,7 +349,7 @@ impl Drop for Fills {
     }
 }
 
-/// A read of neighbours on disk into their slots.
+/// One read of adjacent pages into their slots.
 struct Group {
     extent: Extent,
     slots: Vec<SlotId>,
@@ -351,14 +357,14 @@ struct Group {
 }
 
 impl Fills {
-    /// Waits until none is under way.
+    /// Waits until no read is in flight.
     fn wait(&self) {
         let Filling { left, over, .. } = &*self.filling;
         let mut left = left.lock();
         if let Some(deadline) = self.deadline {
             while *left > 0 && !over.wait_until(&mut left, deadline).timed_out() {}
             if *left > 0 {
-                // It answers into the sink, which counts.
+                // The disk answers expired reads into the sink, which takes the lock to count them.
                 MutexGuard::unlocked(&mut left, || self.disk.expire());
             }
         }
@@ -367,7 +373,7 @@ impl Fills {
         }
     }
 
-    /// Starts the reads that are this process's to do.
+    /// Starts the reads assigned to this process.
     fn start(call: &Call<'_>, copies: &[Copy]) -> Fills {
         let bytes = page_bytes(call.get.shape);
         let mut pages: Vec<&Copy> = copies.iter().filter(|copy| copy.slot.fill).collect();
@@ -428,8 +434,9 @@ impl Fills {
                 sink: filling.clone(),
             })
             .collect();
-        // SAFETY: the pieces lie in the area, which every operation's sink keeps mapped until it is answered. No reference into
-        // that memory exists anywhere; it is copied from with what its words say, and the copies are checked.
+        // SAFETY: the pieces are in the area, which every operation's sink keeps mapped until it is
+        // answered. No reference into that memory exists; it is only copied from, and the copies
+        // are verified.
         unsafe { call.get.data.disk.submit(ops) };
         Fills {
             filling,
