@@ -1,8 +1,9 @@
-//! What the checksum of a page costs, out of memory and out of the cache, beside the same CRC from front to back; prints
-//! one table.
+//! The cost of a page's checksum, from memory and from the cache, beside the same CRC from front to
+//! back; prints one table.
 //!
-//! `cargo run --release -p larder-engine --example checksum_speed [PAGE_BYTES]` (131,072 unless told; 0.5 GB of memory, in
-//! huge pages where they can be had). The two take turns. CPU seconds a GiB, medians.
+//! `cargo run --release -p larder-engine --example checksum_speed [PAGE_BYTES]` (default 131,072;
+//! 0.5 GB of memory, in huge pages where available). The two take turns. CPU seconds a GiB,
+//! medians.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,9 +1,11 @@
-//! What compaction is worth: how fast one chain of a store is read before and after it.
+//! The benefit of compaction: how fast one chain of a store is read before and after it.
 //!
-//! Writes 16 chains of 512 pages of 64 KiB, a page of each in turn, so that neighbours in a chain lie 1 MiB apart. Reads each chain by itself
-//! in batches of 128 pages, past all caches (O_DIRECT), from that store and from a compacted copy of it. Beside that the device's own
-//! figures for the same batches: reads of 1 MiB in a row, and of 64 KiB 1 MiB apart and here and there. Medians over the chains; all five
-//! take turns, since a shared machine is not the same from one second to the next. Needs 4 GiB of disk.
+//! Writes 16 chains of 512 pages of 64 KiB, a page of each in turn, so that neighbours in a chain
+//! are 1 MiB apart. Reads each chain by itself in batches of 128 pages, past all caches (O_DIRECT),
+//! from that store and from a compacted copy of it. Beside that the device's own figures for the
+//! same batches: reads of 1 MiB in a row, and of 64 KiB 1 MiB apart and at random. Medians over the
+//! chains; all five take turns, since a shared machine is not the same from one second to the next.
+//! Needs 4 GiB of disk.
 //!
 //! `cargo run --release -p larder-engine --example compact_speed -- DIRECTORY`
 
@@ -34,7 +36,7 @@ const PAGES: usize = 512;
 const PAGE_BYTES: usize = 64 << 10;
 const BATCH: usize = 128;
 
-/// Bytes that the store reads in one piece where pages lie in a row.
+/// Bytes that the store reads in one piece where pages are in a row.
 const READ_BYTES: u64 = 1 << 20;
 
 const PASSES: usize = 3;
@@ -137,7 +139,7 @@ fn get(store: &Store, id: NamespaceId, keys: &[PageKey], memory: &mut [u8]) {
     }
 }
 
-/// Reads in batches, each all at once, into the memory that the store reads into as well.
+/// Reads in batches, each all at once, into the same memory that the store reads into.
 fn raw(disk: &dyn Disk, memory: &mut [u8], reads: &[ReadAt]) {
     let mut rest = reads;
     while !rest.is_empty() {
@@ -163,7 +165,8 @@ fn raw(disk: &dyn Disk, memory: &mut [u8], reads: &[ReadAt]) {
             })
             .collect();
         let mut left = ops.len();
-        // SAFETY: each piece is a part of `memory` of its own, which is borrowed until the loop below has seen every answer.
+        // SAFETY: each piece is a part of `memory` of its own, which is borrowed until the loop
+        // below has seen every answer.
         unsafe { disk.submit(ops) };
         while left > 0 {
             for done in mailbox.take(Duration::from_secs(60)) {
@@ -187,7 +190,7 @@ fn in_a_row(region: u64) -> Vec<ReadAt> {
         .collect()
 }
 
-/// As the pages of one chain lie when 16 are written in turns.
+/// Like the pages of one chain when 16 are written in turns.
 fn in_strides(chain: u64) -> Vec<ReadAt> {
     let stride = CHAINS * PAGE_BYTES as u64;
     (0..PAGES as u64)

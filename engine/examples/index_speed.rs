@@ -1,8 +1,8 @@
 //! How fast and how large the index is with millions of pages; prints one table.
 //!
-//! `cargo run --release -p larder-engine --example index_speed [PAGES]` (10,000,000 pages unless
-//! told, 0.7 GB). The targets are the engine's: 2,048 keys within 150 us, 131,072 within 15 ms, 64
-//! bytes a page at any moment of the growth, no step of a writer over 1 ms.
+//! `cargo run --release -p larder-engine --example index_speed [PAGES]` (default 10,000,000 pages,
+//! 0.7 GB). The targets are the engine's: 2,048 keys within 150 us, 131,072 within 15 ms, 64 bytes
+//! a page at any moment of the growth, no step of a writer over 1 ms.
 
 use std::time::{Duration, Instant};
 
@@ -257,7 +257,7 @@ fn report(label: &str, mut times: Vec<Duration>) {
     );
 }
 
-/// What the kernel says of the machine and of this process.
+/// The kernel's figures for the machine and this process.
 struct Machine {
     processor: String,
     resident_at_start: f64,
@@ -281,7 +281,7 @@ impl Machine {
     }
 }
 
-/// Resident bytes of this process, 0 where the kernel does not say.
+/// Resident bytes of this process, 0 where the kernel does not report them.
 fn resident() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,7 +1,9 @@
 //! How long a store of many pages takes to open, after a clean close and after SIGKILL.
 //!
-//! `cargo run --release -p larder-engine --example open_speed -- DIRECTORY [PAGES]` fills a store of 4 KiB pages in a child process,
-//! which then closes it or kills itself, and opens it here, five times each (after the kill each open is left without a close). Needs about 5 GiB of disk a million pages.
+//! `cargo run --release -p larder-engine --example open_speed -- DIRECTORY [PAGES]` fills a store
+//! of 4 KiB pages in a child process, which then closes it or kills itself, and opens it here, five
+//! times each (after the kill each open is left without a close). Needs about 5 GiB of disk a
+//! million pages.
 
 use std::io::IoSlice;
 use std::num::NonZeroUsize;
@@ -35,7 +37,8 @@ fn measure(directory: &Path, pages: usize) -> Result<(), Failure> {
     );
     for end in ["close", "kill"] {
         let path = directory.join(format!("open-speed-{}", std::process::id()));
-        // Room for pages, their descriptors, and what reclaim keeps back, so that nothing is evicted.
+        // Room for pages, their descriptors, and what reclaim keeps back, so that nothing is
+        // evicted.
         let size = pages as u64 * u64::from(PAGE_BYTES) / 4 * 5 + (2 << 30);
         let options = CreateOptions {
             size,

@@ -1,12 +1,16 @@
-//! How fast a bare io_uring moves the blocks of a file for a program that looks at every byte once: the limit for whoever checks
-//! what it reads and writes. fio never looks at its bytes, and on disks that are memory of the host, where other processors copy them, a
-//! look alone costs up to a third of the speed (docs/performance.md).
+//! How fast a bare io_uring moves the blocks of a file for a program that looks at every byte once:
+//! the limit for a program that checks all bytes read and written. fio never looks at its bytes. On
+//! disks that are memory of the host, where other processors copy them, one look alone costs up to
+//! a third of the speed (docs/performance.md).
 //!
-//! `cargo run --release -p larder-engine --example ring_speed -- read|write FILE BLOCK_BYTES WORK_BYTES BUFFER_BYTES [--blind]`
+//! `cargo run --release -p larder-engine --example ring_speed -- read|write FILE BLOCK_BYTES
+//! WORK_BYTES BUFFER_BYTES [--blind]`
 //!
-//! Reads blocks of the first WORK_BYTES of a file in no particular order, or overwrites them in order: what was in them is lost. One thread,
-//! 16 at once, direct I/O, buffers of 2 MiB pages that it goes round in. Each block has its page checksum computed, a read one
-//! while the next are read, and a written one while those before it are written; with `--blind` none. Prints one JSON document.
+//! Reads blocks of the first WORK_BYTES of a file in no particular order, or overwrites them in
+//! order: their former content is lost. One thread, 16 at once, direct I/O, with a ring of buffers
+//! of 2 MiB pages. Each block has its page checksum computed: a block read while the next are read,
+//! and a block to write while those before it are written; with `--blind` none. Prints one JSON
+//! document.
 
 #![allow(clippy::cast_precision_loss, missing_docs)]
 
@@ -26,7 +30,7 @@ use rand::seq::SliceRandom;
 use rand_pcg::Pcg64;
 use rustix::time::{ClockId, clock_gettime};
 
-/// As many as fio is given (scripts/bench-vs-fio).
+/// The same depth as fio's (scripts/bench-vs-fio).
 const DEPTH: u32 = 16;
 
 struct Work {
@@ -41,7 +45,7 @@ struct Ring {
     ring: IoUring,
     file: File,
     memory: AlignedBuf,
-    /// By buffer: with the kernel, or read and not looked at.
+    /// By buffer: in the kernel, or read and not looked at yet.
     is_busy: Vec<bool>,
     in_flight: u32,
 }
@@ -126,7 +130,7 @@ impl Ring {
                 }
             }
             self.ring.submit()?;
-            // The next are under way.
+            // The next reads are in flight.
             for buffer in landed.drain(..) {
                 if !work.writes && work.looks {
                     self.look(buffer, work);
@@ -153,8 +157,8 @@ impl Ring {
             let read = opcode::Read::new(file, start.as_mut_ptr(), len);
             read.offset(offset).build()
         };
-        // SAFETY: the memory is freed after `drop` has waited for all that is in flight. A busy buffer is not looked at while it is being
-        // read into, and none is ever changed here.
+        // SAFETY: the memory is freed after `drop` has waited for all operations in flight. A busy
+        // buffer is not looked at while it is being read into, and none is ever changed here.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(buffer as u64)) };
         pushed.map_err(io::Error::other)?;
         self.is_busy[buffer] = true;
@@ -162,7 +166,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes in what has ended.
+    /// Receives the ended operations.
     fn land(&mut self, landed: &mut Vec<usize>, work: &Work) -> io::Result<()> {
         for entry in self.ring.completion() {
             self.in_flight -= 1;

@@ -1,14 +1,16 @@
-//! What sharing reads is worth: eight processes that read the same pages at the same time, as the ranks of a model do whose cache
-//! every rank holds whole.
+//! The benefit of shared reads: eight processes that read the same pages at the same time, like the
+//! ranks of a model whose whole cache every rank holds.
 //!
-//! Writes pages into a store and, as SGLang's HiCacheFile keeps them, into one raw file each. Then lets one process and eight read all
-//! of them, in batches of 128 in the same order, in four ways: through the store, sharing reads; through the store, each for itself;
-//! files whose bytes are on the device alone; and memcpy alone, for comparison. The files' reader opens, reads into its buffer, and
-//! closes; the kernel shares its page cache between processes, and nothing checks the bytes. All ways take turns, medians are
-//! printed; device bytes are what the kernel counted for the readers (`/proc/self/io`). Each reader's memory and start-up are
-//! outside of its time.
+//! Writes pages into a store and, in the layout of SGLang's HiCacheFile, into one raw file each.
+//! Then lets one process and eight read all of them, in batches of 128 in the same order, in four
+//! ways: through the store, with shared reads; through the store, each for itself; files whose
+//! bytes are on the device alone; and memcpy alone, for comparison. The files' reader opens, reads
+//! into its buffer, and closes; the kernel shares its page cache between processes, and nothing
+//! checks the bytes. All ways take turns, medians are printed; device bytes are the kernel's count
+//! for the readers (`/proc/self/io`). Each reader's memory and start-up are outside of its time.
 //!
-//! `cargo run --release -p larder-engine --example shared_reads -- DIRECTORY [READERS [PAGES [PAGE_BYTES]]]`
+//! `cargo run --release -p larder-engine --example shared_reads -- DIRECTORY [READERS [PAGES
+//! [PAGE_BYTES]]]`
 //!
 //! Needs the space for the pages twice.
 
@@ -39,7 +41,7 @@ const GIB: f64 = (1 << 30) as f64;
 /// How a reader reads.
 const WAYS: [&str; 4] = ["shared", "alone", "files", "memcpy"];
 
-/// What is read.
+/// The pages to read.
 #[derive(Clone)]
 struct Load {
     directory: PathBuf,
@@ -126,7 +128,8 @@ fn main() {
     std::fs::remove_dir_all(load.directory.join("shared-reads-files")).unwrap();
 }
 
-/// What came of one race: until the last reader was done, and what the device was asked for by all of them.
+/// The result of one race: the time until the last reader was done, and the device bytes of all of
+/// them.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     seconds: f64,
@@ -165,7 +168,7 @@ fn print(load: &Load, seen: &BTreeMap<(usize, usize), Vec<Seen>>) {
     }
 }
 
-/// Fills the store and the files; gives the files back, to empty the page cache of them.
+/// Fills the store and the files. Returns the files, for emptying the page cache of them.
 fn prepare(load: &Load) -> Vec<File> {
     let _ = std::fs::remove_file(load.store());
     let _ = std::fs::remove_dir_all(load.directory.join("shared-reads-files"));
@@ -263,7 +266,8 @@ fn line(reader: &mut Reader) -> String {
     line.trim().to_owned()
 }
 
-/// A reading process: says that it is ready, waits for the word, reads everything, and says what that took from the device.
+/// A reading process: reports that it is ready, waits for the start, reads everything, and reports
+/// its device bytes.
 fn read(way: &str, load: &Load) {
     let keys = load.keys();
     let mut memory = AlignedBuf::zeroed(BATCH * load.page_bytes).unwrap();
@@ -299,7 +303,7 @@ fn read(way: &str, load: &Load) {
         _ => before = read_store(way == "shared", load, &keys, &mut memory, wait),
     }
     println!("{}", device_bytes() - before);
-    // Whoever is done first must not disturb the others by leaving.
+    // The first reader to finish must not disturb the others by exiting.
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
@@ -343,7 +347,7 @@ fn read_store(
     before
 }
 
-/// Bytes that the device was asked for by this process.
+/// Bytes that this process read from the device.
 fn device_bytes() -> u64 {
     let told = std::fs::read_to_string(Path::new("/proc/self/io")).unwrap();
     let line = told

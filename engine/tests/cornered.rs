@@ -1,7 +1,8 @@
-//! A full store that is killed again and again, in the midst of reclaim too, until there is no room for copies: what it gives up
-//! then is what it would have evicted next.
+//! A full store that is killed again and again, also in the middle of reclaim, until there is no
+//! room for copies. The store then gives up the pages that it would have evicted next.
 //!
-//! A core over a volume in memory that carries out each request at once, up to the write at which the process is killed.
+//! The core runs over a volume in memory that carries out each request at once, up to the write at
+//! which the process is killed.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -34,12 +35,13 @@ const PAGE_BLOCKS: u32 = 2;
 /// Pages of a chain, which is put at once.
 const PAGES: usize = 16;
 
-/// Chains acknowledged last that must be there: a sixth of what the store keeps, and more than a segment holds.
+/// Chains acknowledged last that must be there: a sixth of the store's capacity, and more than a
+/// segment holds.
 const RECENT: usize = 16;
 
 const KILLS: usize = 400;
 
-/// Most writes in one life: four segments full, copies among them.
+/// Most writes of one process: four segments full, copies among them.
 const WRITES_MAX: usize = 800;
 
 /// Pages that reclaim moves at once.
@@ -72,26 +74,26 @@ struct Life<'a> {
     core: Core,
     index: Arc<Index>,
     slot: NamespaceSlot,
-    /// Writes until it is killed.
+    /// Writes until the kill.
     writes_left: usize,
     settled: BTreeMap<ReservationId, Vec<PutStatus>>,
     now_ms: u64,
     /// Segments that reclaim has emptied, in order.
     victims: Vec<SegmentId>,
-    /// What was moved out of them.
+    /// The pages moved out of each of them.
     moved: Vec<Vec<Move>>,
-    /// Pages that the victim's descriptors name.
+    /// Pages named in the victim's descriptors.
     in_victim: Vec<PageKey>,
-    /// Pages of a plan looked at in one step.
+    /// Pages of a plan processed in one step.
     planned_at_once: usize,
-    /// What is done to the pages of a victim once all have been weighed, if all are looked at in one step.
+    /// Called with the pages of a victim after all of them have been planned in one step.
     once_weighed: fn(&mut Life<'_>, &[PageKey]),
-    /// Pages that it has used, and what had been evicted after it.
+    /// Pages that `once_weighed` has used, and the eviction count after that.
     used: Vec<PageKey>,
     evicted: Option<u64>,
-    /// Those whose pages were evicted for want of room.
+    /// Victims whose pages were evicted for lack of room.
     given_up: usize,
-    /// So many of the next ones stay pinned.
+    /// How many of the next victims stay pinned.
     to_keep: usize,
     kept: usize,
 }
@@ -146,7 +148,7 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// Has the core do something, and carries out all that it asks for.
+    /// Runs a command of the core, and carries out all its effects.
     fn with_core<R>(&mut self, command: impl FnOnce(&mut Core) -> R) -> Result<R, Killed> {
         self.now_ms += 10;
         self.core.tick(self.now_ms);
@@ -182,7 +184,7 @@ impl<'a> Life<'a> {
         Ok(result)
     }
 
-    /// Writes what has been granted, and gives out what became of each page.
+    /// Writes the granted pages, and returns the status of each.
     fn transfer(
         &mut self,
         keys: &[PageKey],
@@ -210,7 +212,7 @@ impl<'a> Life<'a> {
         self.put_from(keys, 0)
     }
 
-    /// Puts a chain from its page `first` on; where there is no room for it reclaim goes first.
+    /// Puts a chain from its page `first` on. If there is no room for it, reclaim runs first.
     fn put_from(&mut self, chain: &[PageKey], first: usize) -> Result<(), Killed> {
         let keys = &chain[first..];
         let asks: Vec<Ask> = (0_u32..)
@@ -237,7 +239,7 @@ impl<'a> Life<'a> {
         );
     }
 
-    /// Empties one segment, if one is to be emptied.
+    /// Empties one segment, if reclaim wants one.
     fn reclaim(&mut self) -> Result<(), Killed> {
         let at_once = self.planned_at_once;
         self.with_core(|core| core.reclaim_step(at_once))?;
@@ -245,7 +247,7 @@ impl<'a> Life<'a> {
         while self.core.is_reclaiming() {
             self.with_core(|core| core.reclaim_step(at_once))?;
             steps += 1;
-            // After the records have been carried on.
+            // After the records have been forwarded.
             if steps == 2 && self.core.is_reclaiming() && self.moved.last().unwrap().is_empty() {
                 let keys = std::mem::take(&mut self.in_victim);
                 (self.once_weighed)(self, &keys);
@@ -257,7 +259,8 @@ impl<'a> Life<'a> {
 
     fn read_descriptors(&mut self, victim: &Victim) -> Descriptors {
         if victim.is_given_up {
-            // Open segments take part when they are sealed: with fewer others the coldest may lie in one.
+            // Open segments take part when they are sealed: with fewer others the coldest may be in
+            // one.
             if self.kept == 0 {
                 self.check_is_coldest(victim);
             }
@@ -290,7 +293,7 @@ impl<'a> Life<'a> {
         Ok(vec![Copied::Written; pages.len()])
     }
 
-    /// Each other segment has a page that is hotter, or as hot, as all that are given up with the victim.
+    /// Each other segment has a page that is at least as hot as all pages given up with the victim.
     fn check_is_coldest(&self, victim: &Victim) {
         let heats = self.index.hottest_by_segment();
         let coldest = heats.iter().flatten().min();
@@ -313,7 +316,7 @@ impl<'a> Life<'a> {
             .collect()
     }
 
-    /// Whether the whole of a chain is there, as it was put.
+    /// Whether a whole chain is there, as it was put.
     fn holds(&self, keys: &[PageKey]) -> bool {
         let map = SegmentMap::new(&[SEGMENTS], SEGMENT_BLOCKS);
         keys.iter().all(|key| {
@@ -349,17 +352,18 @@ fn write_headers(disk: &Memory, header: &SegmentHeader) {
     disk.write(offset, &[bytes, bytes].concat());
 }
 
-/// One life after another.
+/// One process after another.
 struct Company {
     disk: Memory,
     run: Run,
-    /// What has been acknowledged, in order: the seeds of chains.
+    /// The acknowledged chains, in order, by their seeds.
     put: Vec<u64>,
     given_up: usize,
 }
 
 impl Company {
-    /// Opens the store, and puts one chain after another until the process is killed, or `chains` are there.
+    /// Opens the store, and puts one chain after another until the process is killed, or `chains`
+    /// are there.
     fn live(&mut self, writes: usize, chains: usize) {
         let mut life = Life::open(&self.disk, &mut self.run, writes);
         self.look(&life);
@@ -376,7 +380,7 @@ impl Company {
         self.given_up += life.given_up;
     }
 
-    /// What was put lately is there.
+    /// Checks that the chains put lately are there.
     fn look(&self, life: &Life<'_>) {
         let recent = self.put.iter().rev().take(RECENT);
         let missing: Vec<_> = recent
@@ -403,7 +407,7 @@ fn what_was_put_lately_outlives_kills_that_leave_no_room_for_copies() {
     assert!(company.given_up > 0, "there was always room for copies");
 }
 
-/// Where the whole of a chain lies, if it is in one segment.
+/// The segment of a whole chain, if the chain is in one segment.
 fn segment_of(life: &Life<'_>, keys: &[PageKey]) -> Option<SegmentId> {
     let found = keys.iter().map(|key| life.index.locate(life.slot, key));
     let segments: BTreeSet<_> = found.map(|found| Some(found?.place.segment)).collect();
@@ -425,7 +429,7 @@ fn what_is_warm_is_copied_also_past_half_a_segment() {
     let put = |life: &mut Life<'_>, seed: u64| {
         let keys = chain(seed, PAGES);
         assert!(life.put(&keys).is_ok());
-        // So many that nothing is evicted for want of space.
+        // So many that nothing is evicted for lack of space.
         if seed.is_multiple_of(4) {
             delete(life, &keys);
         }
@@ -453,7 +457,8 @@ fn what_is_warm_is_copied_also_past_half_a_segment() {
     }
 }
 
-/// A process that was to write there has been stopped, say: they do not come back, and puts must go on.
+/// For example, because a process that may still write there has been stopped: the segments do not
+/// come back, and puts must go on.
 #[test]
 fn emptied_segments_that_stay_pinned_leave_no_store_without_room() {
     for kept in 1..5 {
@@ -471,7 +476,7 @@ fn emptied_segments_that_stay_pinned_leave_no_store_without_room() {
     }
 }
 
-/// Has reclaim empty segments until it rests.
+/// Lets reclaim empty segments until it rests.
 fn rest(life: &mut Life<'_>) {
     let before = life.victims.len();
     loop {
@@ -485,7 +490,7 @@ fn rest(life: &mut Life<'_>) {
     }
 }
 
-/// Deletes so many pages that are not there that their records fill two dozen blocks.
+/// Deletes absent pages: as many as fill two dozen blocks with their records.
 fn delete_absent(life: &mut Life<'_>, seed: u64) {
     let (slot, absent) = (life.slot, chain(seed, 1000));
     let deleted = life.with_core(|core| core.delete(RequestId(seed), slot, &absent));
@@ -493,7 +498,7 @@ fn delete_absent(life: &mut Life<'_>, seed: u64) {
     rest(life);
 }
 
-/// Puts twenty chains, the last of which is there then.
+/// Puts twenty chains, and checks that the last one is there.
 fn puts_go_on(life: &mut Life<'_>, seed: u64) {
     for seed in seed..seed + 20 {
         assert!(life.put(&chain(seed, PAGES)).is_ok());
@@ -502,14 +507,15 @@ fn puts_go_on(life: &mut Life<'_>, seed: u64) {
     assert!(life.holds(&chain(seed + 19, PAGES)));
 }
 
-/// As long as there is a life as old as they are, deletions are carried on: those that take up more room than reclaim keeps free
-/// must neither keep it busy for ever nor everybody else out. What goes away first is what holds them up.
+/// Deletions are forwarded as long as there is a generation as old as they are. Deletions that take
+/// more room than reclaim keeps free must neither keep it busy for ever nor block all others. The
+/// segments that hold them up are emptied first.
 #[test]
 fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
     let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
     assert!(life.start().is_ok());
-    // Six segments or so that are full and stay so.
+    // About six segments that are full and stay so.
     let stays: Vec<Vec<PageKey>> = (0..70).map(|seed| chain(seed, PAGES)).collect();
     for keys in &stays {
         assert!(life.put(keys).is_ok());
@@ -523,8 +529,8 @@ fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
     assert!(left > stays.len() / 2, "{left} of {}", stays.len());
 }
 
-/// The oldest lives are full of pages that stay, or are still being written: no page in them is dead, and they are emptied all the
-/// same.
+/// The oldest generations are full of pages that stay, or are still being written: no page in them
+/// is dead, and they are emptied all the same.
 #[test]
 fn deletions_that_fill_a_store_go_with_the_lives_that_hold_them_up() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
@@ -539,7 +545,8 @@ fn deletions_that_fill_a_store_go_with_the_lives_that_hold_them_up() {
     puts_go_on(&mut life, 500);
 }
 
-/// What it reads from cannot be written again, and holds up deletions; but of those of the same pages only the last are needed.
+/// The segment under a reader cannot be written again, and holds up deletions. But of the deletions
+/// of the same pages only the last are needed.
 #[test]
 fn a_reader_that_stays_does_not_have_deletions_of_the_same_pages_fill_the_store() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
@@ -554,7 +561,7 @@ fn a_reader_that_stays_does_not_have_deletions_of_the_same_pages_fill_the_store(
         delete_absent(&mut life, 1000);
     }
     puts_go_on(&mut life, 500);
-    // Those of different pages all are needed, until it has gone.
+    // Deletions of different pages are all needed, until the reader has gone.
     for request in 0..400 {
         delete_absent(&mut life, 2000 + request);
     }
@@ -564,7 +571,8 @@ fn a_reader_that_stays_does_not_have_deletions_of_the_same_pages_fill_the_store(
     puts_go_on(&mut life, 600);
 }
 
-/// Pages that come one by one take a descriptor block each: a segment of them has much to give back, with deletions in it too.
+/// Pages that come one by one take a descriptor block each: a segment of them has much to release,
+/// with deletions in it too.
 #[test]
 fn a_deletion_here_and_there_does_not_make_segments_too_dear_to_empty() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
@@ -583,8 +591,8 @@ fn a_deletion_here_and_there_does_not_make_segments_too_dear_to_empty() {
     assert!(view.live_blocks > view.usable_blocks / 2, "{view:?}");
 }
 
-/// Chats whose turns lie in different segments, so that what is cold has descendants elsewhere, and some of which go on for longer.
-/// `then` comes after each turn, until it says that it is enough.
+/// Chats with turns in different segments, so that cold pages have descendants elsewhere. Some
+/// chats go on for longer. `then` is called after each turn, until it returns that it is enough.
 fn chat(life: &mut Life<'_>, mut then: impl FnMut(&mut Life<'_>) -> bool) {
     const CHATS: u64 = 60;
     const TURNS: usize = 12;
@@ -616,7 +624,7 @@ fn a_plan_that_is_made_in_steps_is_the_same() {
     }
 }
 
-/// Between two steps of a plan anybody may read what is in the victim.
+/// Between two steps of a plan any caller may read the pages of the victim.
 #[test]
 fn what_is_used_while_a_plan_is_made_is_not_evicted_by_it() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
@@ -668,7 +676,7 @@ fn nothing_is_evicted_for_the_sake_of_pages_that_were_deleted_while_a_plan_was_m
     assert!(life.evicted.is_some(), "no victim is full");
 }
 
-/// It is evicted in one pass then, leaf by leaf.
+/// The chain is evicted in one pass then, leaf by leaf.
 #[test]
 fn a_chain_that_is_put_again_is_no_hotter_at_its_end() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());

@@ -1,4 +1,5 @@
-//! What every disk does alike, on real files: each test runs on io_uring, where there is one, and on threads.
+//! The common behaviour of all disks, on real files: each test runs on io_uring, where there is
+//! one, and on threads.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +26,7 @@ use rustix::fs::{FlockOperation, OFlags};
 
 const BLOCK: usize = 4096;
 
-/// What io_uring can do here; `None` where there is none.
+/// The features of io_uring here; `None` where there is none.
 fn io_uring() -> Option<Features> {
     let features = Features::probe();
     features
@@ -65,7 +66,7 @@ fn on_each_disk(test: impl Fn(&dyn Fn(Vec<Option<Arc<OwnedFd>>>, u32) -> Arc<dyn
     }
 }
 
-/// A file of zeros without a name, read and written directly where that can be had.
+/// A file of zeros without a name, with direct I/O where that is available.
 fn file(blocks: usize) -> Arc<OwnedFd> {
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     file.set_len((blocks * BLOCK) as u64).unwrap();
@@ -116,7 +117,7 @@ fn write(offset: usize, len: usize, byte: u8) -> Action {
     }
 }
 
-/// Submits operations whose memory travels with them.
+/// Submits operations that own their memory.
 fn submit(disk: &dyn Disk, ops: Vec<Op>) {
     let travels = |op: &Op| match &op.action {
         Action::Read { buffer, .. } | Action::Write { buffer, .. } => {
@@ -161,7 +162,7 @@ fn bytes_of(arena: &AlignedBuf, pieces: &[Piece]) -> Vec<u8> {
         .collect()
 }
 
-/// What the file holds must be what was last written, whatever the memory looks like.
+/// The file must always have the last written bytes, whatever the memory looks like.
 fn matches_a_model(disk: &dyn Disk, file_blocks: usize, arena: &mut AlignedBuf, seed: u64) {
     let mut rng = Pcg64::seed_from_u64(seed);
     let mut model = vec![0u8; file_blocks * BLOCK];
@@ -237,7 +238,7 @@ fn registered_memory_reads_and_writes_the_same_bytes() {
     });
 }
 
-/// How long memory took to be registered that nobody had touched, and the longest read meanwhile.
+/// How long the registration of untouched memory took, and the longest read meanwhile.
 fn reads_beside_a_registration(features: Features) -> (Duration, Duration) {
     let options = DiskOptions {
         files: vec![Some(file(1))],
@@ -268,11 +269,12 @@ fn reads_beside_a_registration(features: Features) -> (Duration, Duration) {
     (took, longest)
 }
 
-/// The kernel brings the memory in and clears it, which takes it a hundred times as long as to pin it.
+/// The kernel faults the memory in and clears it, which takes a hundred times as long as pinning
+/// it.
 #[test]
 fn reads_are_answered_while_memory_is_registered() {
     let Some(features) = io_uring() else { return };
-    // A machine that is busy may hold any read up now and then, though not each time.
+    // A busy machine may delay any read now and then, though not each time.
     let runs: Vec<_> = (0..20)
         .map_while(|_| {
             let (took, longest) = reads_beside_a_registration(features);
@@ -373,7 +375,7 @@ fn many_threads_submit_at_once_and_each_gets_its_own_answers() {
     });
 }
 
-/// A sink that keeps the disk's thread until it is told to let go.
+/// A sink that blocks the disk's thread until it is released.
 struct Blocker {
     entered: mpsc::Sender<()>,
     release: Mutex<mpsc::Receiver<()>>,
@@ -527,7 +529,7 @@ fn a_lost_volume_answers_and_leaves_the_others_alone() {
     });
 }
 
-/// Holds its disk's thread until it is let go.
+/// Blocks its disk's thread until it is released.
 struct Gate(Mutex<mpsc::Receiver<()>>);
 
 impl Sink for Gate {
@@ -598,7 +600,7 @@ fn a_disk_lets_go_of_its_files_when_it_is_dropped() {
     });
 }
 
-/// Submits its next operation when the last one is answered, and at the end lets go of the disk.
+/// Submits its next operation when the last one is answered, and releases the disk at the end.
 struct Relay {
     disk: Mutex<Option<Arc<dyn Disk>>>,
     left: Mutex<usize>,
@@ -628,7 +630,7 @@ impl Sink for RelaySink {
 #[test]
 fn a_sink_may_submit_and_may_be_the_last_to_hold_the_disk() {
     on_each_disk(|open| {
-        // One thread and one place: whoever submits from a sink must not wait for either.
+        // One thread and one place: a submit from a sink must not wait for either.
         let disk = open(vec![Some(file(1))], 1);
         let (over, ended) = mpsc::channel();
         let relay = Arc::new(Relay {

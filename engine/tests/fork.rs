@@ -1,8 +1,8 @@
-//! Processes that fork while they have a store open, and whose children do not execute another
-//! program: the child misses and holds nothing, the parent goes on.
+//! Processes that fork with a store open, and whose children do not execute another program: the
+//! child misses and holds nothing, the parent goes on.
 //!
-//! The processes are this same program, named so by an environment variable: a process that forks
-//! has no other tests' threads then.
+//! The processes are this same program, with their role in an environment variable: a process that
+//! forks has no other tests' threads then.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -25,7 +25,7 @@ use nix::unistd::{ForkResult, alarm, fork};
 const ROLE: &str = "LARDER_TEST_FORK_ROLE";
 const PAGES: usize = 5;
 
-/// How long a child may take for calls that touch nothing.
+/// Limit for a child's calls that touch nothing.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 fn attach(path: &Path) -> SharedStore {
@@ -36,13 +36,14 @@ fn attach(path: &Path) -> SharedStore {
 
 /// Ends the child with what `work` returns, and the parent goes on with it.
 fn in_child(work: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child calls what this test is about, which must stand that, and ends by `_exit`.
+    // SAFETY: the child makes only the calls under test, which must support a forked child, and
+    // ends by `_exit`.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
-            // One that hangs ends by a signal.
+            // A child that hangs ends by a signal.
             alarm::set(60);
             let code = work();
-            // SAFETY: no other thread is there.
+            // SAFETY: there is no other thread.
             unsafe { libc::_exit(code) }
         }
         ForkResult::Parent { child } => match waitpid(child, None).unwrap() {
@@ -52,7 +53,7 @@ fn in_child(work: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// Calls everything in a child; the number of the first call that answers in another way than it must.
+/// Calls everything in a child. Returns the number of the first call with a wrong result.
 fn calls(store: Box<dyn PageStore>, id: larder_engine::NamespaceId) -> i32 {
     let begun = Instant::now();
     let pool = Pool {
@@ -137,7 +138,7 @@ fn parent_goes_on(role: &str, path: &Path) {
     }
 }
 
-/// A process that has a store open forks, and waits to be killed; so does its child, which ends with
+/// A process with a store open forks, and waits to be killed. So does its child, which ends with
 /// standard input.
 fn parent_is_killed(path: &Path) {
     let store = attach(path);
@@ -156,7 +157,8 @@ fn parent_is_killed(path: &Path) {
     unsafe { libc::_exit(0) };
 }
 
-/// Another process of this program in a role; in it, plays that and says so.
+/// Starts another process of this program in a role. In that process, plays the role and reports
+/// it.
 fn play(test: &str, role: &str, path: &Path) -> Option<Process> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -212,7 +214,7 @@ fn a_child_keeps_neither_the_lock_nor_the_connections_of_a_parent_that_was_kille
     drop(client);
     eventually("what the client had is given back", || {
         let told = report(&home.path).unwrap();
-        // The one that asks is a client, too.
+        // The asking process is a client, too.
         (told.clients, told.lingering) == (1, 0)
     });
     drop(owner);

@@ -1,5 +1,5 @@
-//! A disk and a store with nothing to do cost nothing. One test, in a process of its own, because it counts what all threads
-//! of the engine do.
+//! A disk and a store with nothing to do cost nothing. One test, in a process of its own, because
+//! it counts the activity of all threads of the engine.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,10 +13,12 @@ use larder_engine::disk::probe::{Want, open_disk};
 use larder_engine::disk::{Action, DiskOptions, Done, Op, Sink};
 use larder_engine::{AttachOptions, OpenOptions, PageStore, SharedStore, Store};
 
-/// CPU time the rest of the process spends while the disk is idle: a poll every 10 ms would show many times over.
+/// CPU time that the rest of the process spends while the disk is idle: a poll every 10 ms would
+/// show many times over.
 const SPENT: Duration = Duration::from_millis(300);
 
-/// Times the disk's threads may still give up the processor after their last answer, on their way to sleep.
+/// Times the disk's threads may still give up the processor after their last answer, on their way
+/// to sleep.
 const SETTLING: u64 = 4;
 
 /// The same for each client: its own threads' way to sleep, and the owner's that served it.
@@ -93,7 +95,7 @@ fn what_has_nothing_to_do_sleeps() {
     an_idle_owner_and_its_clients();
 }
 
-/// All of them in this process: what eight clients' threads and the owner's own do.
+/// All of them in this process: the activity of eight clients' threads and the owner's own.
 fn an_idle_owner_and_its_clients() {
     let home = common::Home::with_store(256 * common::MIB);
     let attach = || Store::attach(&home.path, AttachOptions::default()).unwrap();
@@ -106,7 +108,7 @@ fn an_idle_owner_and_its_clients() {
         assert_eq!(pool.hits(&keys), 200);
     }
     assert!(clients.iter().any(|client| client.stats().staged_pages > 0));
-    // What clients give back after a get they do not wait to see taken.
+    // Clients do not wait until their releases after a get are processed.
     common::honest::eventually("what was read is given back", || {
         owner.report().unwrap().reads_in_flight == 0
     });
@@ -126,7 +128,8 @@ fn an_idle_store() {
         let pool = common::Pool::new(&store, "m", &[65536]);
         pool.put(&common::chain(1, 500));
         assert_eq!(pool.hits(&common::chain(1, 500)), 500);
-        // The last sync of the interval is done with; what is sealed after it settles within the switches allowed.
+        // The last sync of the interval is over. Segments sealed after it settle within the allowed
+        // switches.
         store.flush().unwrap();
         store.flush().unwrap();
         sleeps(&format!("a store, {disk}"), SETTLING);

@@ -15,7 +15,7 @@ use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, Store, St
 
 const PARTS: &[u32] = &[65536];
 
-/// Puts the chains page by page in turns, so that no two pages of one lie together.
+/// Puts the chains page by page in turns, so that no two pages of one chain are adjacent.
 fn put_in_turns(pool: &Pool<'_>, chains: &[Vec<PageKey>]) {
     let pages = chains.iter().map(Vec::len).max().unwrap_or(0);
     for page in 0..pages {
@@ -51,7 +51,7 @@ fn mean_run(path: &Path) -> f64 {
     survey(path).chains()[0].mean_run_pages()
 }
 
-/// Parts of the chains without a missing page: the fewest rows in which the pages can lie.
+/// Parts of the chains without a missing page: the fewest possible rows.
 fn unbroken(chains: &[Vec<PageKey>], pages: &[PageKey]) -> u64 {
     let pages: HashSet<&PageKey> = pages.iter().collect();
     let parts = |keys: &Vec<PageKey>| {
@@ -91,7 +91,8 @@ fn compaction_puts_interleaved_chains_in_a_row_and_keeps_every_page_bit_exact() 
     let done = compact_all(&home.path);
     assert_eq!((done.planned_pages, done.moved_pages), (512, 512));
     assert_eq!((done.left_pages, done.damaged_pages), (0, 0));
-    // 64 pages are a quarter of a segment: at most every fourth chain is cut by the end of one.
+    // 64 pages are a quarter of a segment: at most every fourth chain is cut by the end of a
+    // segment.
     assert!(mean_run(&home.path) > 40.0, "{}", mean_run(&home.path));
     assert_eq!(dead_bytes(&home.path), 0);
     assert_all_there(&home, &chains);
@@ -121,13 +122,14 @@ fn a_dry_run_plans_the_same_and_leaves_every_byte_alone() {
 
 #[test]
 fn a_nearly_full_store_is_put_in_order_with_the_little_room_it_has() {
-    // Of 12 segments' room 8 are usable: 2,000 pages of 64 KiB fill them, and leave 4 segments or fewer to work with.
+    // Of 12 segments' room 8 are usable: 2,000 pages of 64 KiB fill them, and leave 4 segments or
+    // fewer to work with.
     let chains = chains(20, 100);
     let home = home_with(&chains, MIB + 12 * 16 * MIB);
     let live = survey(&home.path).live().len();
     let done = compact_all(&home.path);
     assert_eq!(done.left_pages, 0, "{done:?}");
-    // With more room nothing would have had to make way.
+    // With more room no page would have had to make way.
     assert!(done.moved_pages > done.planned_pages, "{done:?}");
     assert!(
         dead_bytes(&home.path) < 2 * MIB,
@@ -153,8 +155,8 @@ fn a_store_that_has_evicted_for_long_keeps_all_that_it_has() {
     let done = compact_all(&home.path);
     assert_eq!(done.left_pages, 0, "{done:?}");
     assert_eq!(keys(&survey(&home.path)), before);
-    // How much of each chain is left depends on when reclaim ran, and the length of rows with it. A
-    // row may have one gap, and ends where a segment ends.
+    // The rest of each chain depends on when reclaim ran, and the length of rows with it. A row may
+    // have one gap, and ends where a segment ends.
     let rows = survey(&home.path).chains()[0].runs;
     let most = 2 * unbroken(&chains, &before) + SEGMENTS;
     assert!(rows <= most, "{rows} > {most}: {done:?}");
@@ -163,7 +165,7 @@ fn a_store_that_has_evicted_for_long_keeps_all_that_it_has() {
         "{}",
         dead_bytes(&home.path)
     );
-    // Nor is there anything that the store would have to evict when it is used again.
+    // Nor is there any page that the store would have to evict when it is used again.
     let store = home.open();
     let pool = Pool::new(&store, "m", PARTS);
     assert_eq!(pool.hits(&before), before.len());
@@ -172,8 +174,8 @@ fn a_store_that_has_evicted_for_long_keeps_all_that_it_has() {
 
 #[test]
 fn a_nearly_full_store_is_in_order_after_a_few_compactions() {
-    // More than it keeps: what is left of the chains lies between holes, and there is room for a segment or two. What has to make way
-    // leaves some to do.
+    // More than the store keeps: the rest of the chains lies between holes, and there is room for a
+    // segment or two. Pages that have to make way leave some work to do.
     let home = home_with(&chains(60, 100), MIB + 20 * 16 * MIB);
     let compactions = (0..8).map(|_| compact_all(&home.path));
     let moved: Vec<u64> = compactions.map(|done| done.moved_pages).collect();
@@ -190,7 +192,7 @@ fn progress_is_told_while_room_is_made_too() {
         ControlFlow::Continue(())
     };
     compact(&home.path, &OpenOptions::default(), false, &mut progress).unwrap();
-    // What makes way is not in its order yet.
+    // Pages that make way are not in their order yet.
     assert!(told.windows(2).any(|pair| pair[0] == pair[1]), "{told:?}");
 }
 
@@ -226,7 +228,7 @@ fn a_chain_in_order_stays_where_it_is_while_scattered_ones_move() {
     put_in_turns(&pool, &scattered);
     store.close().unwrap();
     let done = compact_all(&home.path);
-    // Of the chain in order those pages may move that share a segment with scattered ones.
+    // Of the chain in order, only pages that share a segment with scattered ones may move.
     assert!((200..400).contains(&done.moved_pages), "{done:?}");
     let mut all = scattered;
     all.push(whole);
@@ -329,7 +331,7 @@ fn a_compaction_that_is_asked_to_end_leaves_a_closed_store_and_the_next_one_goes
     let chains = chains(8, 128);
     let home = home_with(&chains, 512 * MIB);
     let mut progress = |_, _| ControlFlow::Break(());
-    // What was written last lies in a segment that is open, and is to be emptied as well.
+    // The last written pages are in a segment that is open, and has to be emptied as well.
     {
         let store = home.open();
         let pool = Pool::new(&store, "m", PARTS);
@@ -345,7 +347,7 @@ fn a_compaction_that_is_asked_to_end_leaves_a_closed_store_and_the_next_one_goes
         survey(&home.path).condition,
         larder_engine::survey::Condition::Clean
     );
-    // Who only reads believes headers alone.
+    // A read-only handle relies on headers alone.
     {
         let reader = home.open_with(OpenOptions {
             read_only: true,
@@ -368,7 +370,7 @@ fn branches_of_one_prompt_follow_their_parents() {
     let home = Home::with_store(256 * MIB);
     let store = home.open();
     let pool = Pool::new(&store, "m", PARTS);
-    // Conversations that share their first 20 pages and go on by themselves, turn by turn.
+    // Conversations that share their first 20 pages and then continue separately, turn by turn.
     let prompt: Vec<u64> = (0..20).collect();
     let conversations: Vec<Vec<PageKey>> = (1..=5_u64)
         .map(|seed| {
@@ -414,7 +416,7 @@ fn pages_too_large_to_fill_a_segment_are_not_moved_again_and_again() {
     }
 }
 
-/// A store with segments of so many bytes.
+/// A store with this segment size.
 fn home_of(size: u64, segment_size: u64) -> Home {
     let home = Home::new();
     let options = CreateOptions {

@@ -1,4 +1,5 @@
-//! The one way to the device: each read and write of an open store passes the wrapper of its disk, superblocks included.
+//! The one way to the device: each read and write of an open store passes the wrapper of its disk,
+//! superblocks included.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -38,7 +39,7 @@ fn bytes_of(home: &Home) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// A wrapper that notes each operation and lets it pass.
+/// A wrapper that records each operation and lets it pass.
 fn noting(home: &Home, log: &Log) -> DiskWrapper {
     let log = log.clone();
     let note = move |disk: &Faulty| {
@@ -58,7 +59,8 @@ fn through(wrapper: DiskWrapper) -> OpenOptions {
     }
 }
 
-/// Fails when a block of a volume differs from `before` and no write in the log covers it. Says how many differ.
+/// Fails when a block of a volume differs from `before` and no write in the log covers it. Returns
+/// how many differ.
 #[track_caller]
 fn all_was_noted(home: &Home, before: &[Vec<u8>], log: &Log) -> usize {
     let log = log.lock().unwrap();
@@ -114,7 +116,7 @@ fn whatever_an_open_store_changes_it_writes_through_its_wrapper() {
             let store = home.open_with(options);
             let pool = Pool::new(&store, "m", &[65536]);
             for seed in 0..12 {
-                // More than it keeps: segments are reclaimed.
+                // More than the store keeps: segments are reclaimed.
                 pool.put(&chain(round * 100 + seed, 200));
             }
             store.delete(pool.id, &chain(round * 100 + 11, 4)).unwrap();
@@ -223,7 +225,7 @@ fn repairs_and_compactions_write_through_their_wrapper() {
         store.close().unwrap();
     }
     let mut progress = |_, _| ControlFlow::Continue(());
-    // A header copy that is to be written anew from its twin.
+    // A header copy that must be restored from its twin.
     let mut bytes = std::fs::read(&home.path).unwrap();
     bytes[usize::try_from(SEGMENTS_OFFSET).unwrap() + 100] ^= 1;
     std::fs::write(&home.path, bytes).unwrap();

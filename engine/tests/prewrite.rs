@@ -1,4 +1,4 @@
-//! Blocks that were never written are written in the background, and nobody notices.
+//! Blocks that were never written are written in the background, without a visible effect.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ fn open(home: &Home) -> Store {
     })
 }
 
-/// Bytes of the store's file that were never written, as far as its filesystem tells.
+/// Bytes of the store's file that were never written, as far as its filesystem reports.
 fn unwritten(home: &Home) -> u64 {
     let file = std::fs::File::open(&home.path).unwrap();
     let end = file.metadata().unwrap().len();
@@ -88,7 +88,7 @@ fn a_store_is_closed_and_opened_again_while_its_blocks_are_written() {
         store.check_invariants().unwrap();
         store.close().unwrap();
     }
-    // One that is dropped lets go of its files all the same.
+    // A store that is dropped releases its files all the same.
     drop(open(&home));
     drop(open(&home));
 }

@@ -1,4 +1,5 @@
-//! Recovery over a disk in memory: states that real devices leave and a test cannot make them leave.
+//! Recovery over a disk in memory: states that occur on real devices, and that a test cannot
+//! produce there.
 
 #![allow(clippy::unwrap_used)]
 
@@ -39,7 +40,8 @@ fn header(segment: u32, sequence: Serial, state: SegmentState, mark: Serial) -> 
     bytes
 }
 
-/// Block `index` of a segment's life, with one page of one block that lies behind `index` others.
+/// Block `index` of a segment's generation, with one page of one block that lies behind `index`
+/// others.
 fn page_block(
     segment: u32,
     sequence: Serial,
@@ -75,7 +77,7 @@ fn page_block(
     bytes
 }
 
-/// What recovery makes of these blocks, counted from the start of segment 0.
+/// The index that recovery makes of these blocks, counted from the start of segment 0.
 fn recovered(blocks: BTreeMap<u32, [u8; BLOCK_BYTES]>, superblock: &Superblock) -> Index {
     recovered_around(blocks, BTreeSet::new(), superblock).1
 }
@@ -91,7 +93,7 @@ fn recovered_around(
     (recovery, index)
 }
 
-/// So many serials of the second run, in order.
+/// The first serials of the second epoch, in order.
 fn serials<const N: usize>() -> [Serial; N] {
     let mut last = Serial::first_of(Run::FIRST.next().unwrap());
     [(); N].map(|()| {
@@ -100,7 +102,8 @@ fn serials<const N: usize>() -> [Serial; N] {
     })
 }
 
-/// A segment with an open header that lists nothing, a rotten block and a whole one behind it, in a store that was closed in order.
+/// A segment with an open header that lists nothing, a damaged block and a whole one behind it, in
+/// a store that was closed cleanly.
 fn pages_behind_a_rotten_block(sequence: Serial, mark: Serial, closed: Run) -> usize {
     let [_, a, b, c, d] = serials();
     let mut rotten = page_block(0, sequence, (a, b), 0, 1);
@@ -115,7 +118,7 @@ fn pages_behind_a_rotten_block(sequence: Serial, mark: Serial, closed: Run) -> u
     recovered(blocks, &superblock(closed, OpenState::Clean)).len()
 }
 
-/// It could not be read in whole, so the runs after the crash left it alone.
+/// The segment could not be read completely, so the epochs after the crash left it alone.
 #[test]
 fn an_open_header_of_a_crashed_run_lists_nothing_in_a_store_that_was_closed_since() {
     let [sequence] = serials();
@@ -137,7 +140,7 @@ fn an_open_header_that_the_close_did_not_write_lists_nothing() {
     );
 }
 
-/// That the later write of the page had failed stood in its segment's header, and nowhere else.
+/// The failure of the page's later write was recorded in its segment's header, and nowhere else.
 #[test]
 fn what_lies_under_two_bad_headers_takes_no_whole_page_s_place() {
     let [first, a, b, second, c, d] = serials();
@@ -157,8 +160,9 @@ fn what_lies_under_two_bad_headers_takes_no_whole_page_s_place() {
     assert_eq!(found.map(|found| found.place.segment), Some(SegmentId(0)));
 }
 
-/// A power loss kept one descriptor block and neither header, and one header's place cannot be read at the moment. When it can be
-/// read again it says nothing, so what is served meanwhile is told by a header of its own.
+/// A power loss kept one descriptor block and neither header, and the place of one header cannot be
+/// read at the moment. Once it is readable again it holds no header. So the pages served meanwhile
+/// need a header of their own.
 #[test]
 fn a_life_whose_headers_cannot_be_read_is_told_by_a_new_header() {
     let [sequence, a, b] = serials();
@@ -178,8 +182,9 @@ fn a_life_whose_headers_cannot_be_read_is_told_by_a_new_header() {
     assert_eq!(recovered(blocks, &closed).len(), 1);
 }
 
-/// The device had refused a page whose descriptor stands, so the header that sealed its segment does not vouch for it. Then a record
-/// went into the segment's spare room, and the power went before the header told of it.
+/// The device had refused a page whose descriptor is on disk, so the header that sealed its segment
+/// excludes the page. Then a record went into the segment's spare room, and a power loss came
+/// before a header listed it.
 #[test]
 fn no_mark_vouches_for_what_a_seal_does_not() {
     let [first, a, b, c, d, second, e, f] = serials();
@@ -220,8 +225,8 @@ fn a_header_that_a_crash_left_in_one_copy_is_written_in_both() {
     assert_eq!((written[0].blocks, written[0].proven), (1, b));
 }
 
-/// One copy of a header says that the segment was given back, and cannot be read at the moment: what the other one says is served,
-/// and so it is told by both.
+/// One copy of a header states that the segment was released, and cannot be read at the moment. The
+/// pages of the other copy are served, and so that header is written in both copies.
 #[test]
 fn a_header_one_copy_of_which_cannot_be_read_is_written_in_both() {
     let [sequence, a, b] = serials();
@@ -241,7 +246,8 @@ fn a_header_one_copy_of_which_cannot_be_read_is_written_in_both() {
     assert_eq!(written, [(SegmentState::Sealed, 1, b)]);
 }
 
-/// A power loss undid the first header of a life, and left blocks of it. Then the first write of the next life was cut short.
+/// A power loss undid the first header of a generation, and left blocks of it. Then the first write
+/// of the next generation was cut short.
 #[test]
 fn what_a_power_loss_has_undone_does_not_come_back_behind_a_block_cut_short() {
     let [sequence, a, b] = serials();

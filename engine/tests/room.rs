@@ -1,4 +1,4 @@
-//! What a store keeps, and of whom, when there is no room for more.
+//! Which pages a store keeps, and of which chains, when there is no room for more.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -18,7 +18,8 @@ fn waiting() -> PutOptions {
     }
 }
 
-/// Puts a chain page by page into a store that is too small for it, and says how many are there at the end.
+/// Puts a chain page by page into a store that is too small for it. Returns how many pages are
+/// there at the end.
 fn kept_of(home: &Home, page_bytes: u64, pages: usize) -> usize {
     let store = home.open();
     let pool = Pool::new(&store, "m", &[u32::try_from(page_bytes).unwrap()]);
@@ -39,7 +40,8 @@ fn kept_of(home: &Home, page_bytes: u64, pages: usize) -> usize {
         assert_eq!(statuses, [expected], "{count} of {fitting}");
     }
     store.check_invariants().unwrap();
-    // A page that is being moved takes room twice. Reclaim ends with the store, and who only reads begins none.
+    // A page that is being moved takes room twice. Reclaim ends with the store, and a read-only
+    // handle starts none.
     store.close().unwrap();
     let store = home.open_with(OpenOptions {
         read_only: true,
@@ -66,7 +68,8 @@ fn pages_of_any_share_of_a_segment_are_kept_as_many_as_there_is_room_for() {
         assert!(fitting <= 15 * in_a_segment, "{fitting}");
         let fitting = usize::try_from(fitting).unwrap();
         let all = fitting + fitting / 4;
-        // The chain is kept from its head; what cannot be kept is its tail, or what reclaim gave up for it.
+        // The chain is kept from its head: only its tail may be missing, or the pages that reclaim
+        // gave up for it.
         assert_eq!(kept_of(&home, page_bytes, fitting), fitting);
         let home = Home::with_store(320 * MIB);
         let kept = kept_of(&home, page_bytes, all);
@@ -201,7 +204,7 @@ fn a_put_that_waits_for_what_is_leased_goes_on_when_the_lease_lapses() {
     }
 }
 
-/// However many pages it is put in at once, and whatever is leased beside it.
+/// However many pages are put at once, and whatever is leased beside the chain.
 #[test]
 fn of_a_chain_that_finds_no_room_what_is_stored_begins_at_its_head() {
     let home = Home::with_store(320 * MIB);
@@ -222,7 +225,8 @@ fn of_a_chain_that_finds_no_room_what_is_stored_begins_at_its_head() {
         let held = store.contains(pool.id, &keys);
         assert_eq!(held.iter().filter(|is| **is).count(), there);
     }
-    // Other chains make way. What is looked up stays for a while, and what comes finds half of the room.
+    // Other chains make way. Pages that were looked up stay for a while, and the new chain finds
+    // half of the room.
     let leased = chain(2, room / 2);
     assert_eq!(stored(&pool.put(&leased)), leased.len());
     assert_eq!(store.longest_prefix(pool.id, &leased), leased.len());
@@ -266,8 +270,8 @@ fn a_page_goes_after_its_child_whichever_of_them_landed_first() {
     assert_eq!(store.contains(pool.id, &keys), [true, false]);
 }
 
-/// Puts a page and fills the store behind it, so that it is the coldest; puts its child, and `more` pages while that is on its way.
-/// Whether both are there in the end.
+/// Puts a page and fills the store behind it, so that it is the coldest. Puts its child, and `more`
+/// pages while that put is in progress. Returns whether both are there in the end.
 fn are_both_kept(more: u64) -> Vec<bool> {
     let home = Home::with_store(128 * MIB);
     let (store, disk) = open_faulty(&home, OpenOptions::default());

@@ -1,4 +1,5 @@
-//! One store used by several handles at once, each as a process would: an owner, clients, and who comes after.
+//! One store used by several handles at once, each like a process of its own: an owner, clients,
+//! and the next owner.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -116,7 +117,8 @@ fn what_a_client_finds_damaged_is_damaged_to_all() {
     }
 }
 
-/// It is closed while it is on its way from one owner to the next, or to being it: in some rounds this, in some that.
+/// The client is closed while it is between two owners, or is becoming the owner: some rounds hit
+/// the one case, some the other.
 #[test]
 fn a_handle_that_is_between_two_owners_can_be_closed() {
     let home = Home::with_store(128 * MIB);
@@ -145,7 +147,7 @@ fn a_handle_that_is_between_two_owners_can_be_closed() {
             let client = client.clone();
             move || closes.send(client.close()).unwrap()
         });
-        // Returns because it is being closed: there is no owner yet.
+        // Returns because the client is being closed: there is no owner yet.
         client.wait_for_owner(Instant::now() + PATIENCE);
         go.send(()).unwrap();
         let outcome = closed.recv_timeout(PATIENCE).expect("it hangs");
@@ -252,7 +254,7 @@ fn whoever_waits_for_an_owner_is_woken_by_the_next_one() {
     }
     assert!(Instant::now() < until, "nobody said that there is an owner");
     client.close().unwrap();
-    // There will be none: a closed handle waits for nothing.
+    // There will be none: a closed handle does not wait.
     client.wait_for_owner(until);
     assert!(Instant::now() < until, "waited for nothing");
 }
@@ -295,7 +297,8 @@ fn without_an_owner_everything_misses_at_once() {
     let keys = chain(1, 4);
     assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 4]);
     drop(owner);
-    // Between the owner's end and the takeover a call misses, after it it hits; it never fails in another way.
+    // Between the owner's end and the takeover a call misses, after it it hits. It never fails in
+    // another way.
     eventually("the pages are back", || {
         let statuses = pool.get(&keys);
         assert!(statuses.iter().all(|status| matches!(
@@ -323,7 +326,8 @@ fn many_threads_of_many_clients_put_and_get_in_a_store_that_evicts() {
                             for status in pool.put(keys) {
                                 assert!(status.is_present(), "{status:?}");
                             }
-                            // Eviction may take what others pushed out; a hit is checked byte by byte.
+                            // Eviction may take pages that others pushed out. A hit is checked byte
+                            // by byte.
                             pool.get(keys);
                         }
                     }
@@ -442,7 +446,7 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
         [hello(1), hello(1)].concat(),
         after_hello(&[]),
         after_hello(&[200]),
-        // A lookup with half a key; a wait for a put of nobody; findings without keys.
+        // A lookup with half a key; a wait for an unknown put; findings without keys.
         after_hello(&[4, 0, 3, 1, 2, 3]),
         after_hello(&[12, 0]),
         after_hello(&[9, 0, 0, 1]),
@@ -466,7 +470,7 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
     });
 }
 
-/// Asks an owner without a client's help.
+/// Sends a request to an owner without the client code.
 fn ask(stream: &mut UnixStream, request: &Request<'_>) -> Vec<u8> {
     send(stream, &mut Vec::new(), request).unwrap();
     let mut frame = Vec::new();
@@ -474,7 +478,7 @@ fn ask(stream: &mut UnixStream, request: &Request<'_>) -> Vec<u8> {
     frame
 }
 
-/// Nobody could hang up on it otherwise: an owner that closes would wait for it.
+/// There is no session yet that could hang up on it, and an owner that closes would wait for it.
 #[test]
 fn whoever_takes_for_ever_to_say_who_it_is_is_not_listened_to() {
     let home = Home::with_store(128 * MIB);
@@ -489,7 +493,7 @@ fn whoever_takes_for_ever_to_say_who_it_is_is_not_listened_to() {
     });
 }
 
-/// Marks a volume as being written by a client, until what is returned is dropped.
+/// Marks a volume as being written by a client, until the returned file is dropped.
 fn mark(volume: &Path, client: u32) -> std::fs::File {
     let mut options = std::fs::File::options();
     let file = options.read(true).write(true).open(volume).unwrap();
@@ -504,7 +508,8 @@ fn mark(volume: &Path, client: u32) -> std::fs::File {
     file
 }
 
-/// The first volume is free already: the rings of a process that dies let go of one after the other.
+/// The first volume is free already: the rings of a process that dies are released one after the
+/// other.
 #[test]
 fn a_volume_that_others_still_use_is_neither_missing_nor_given_up() {
     let home = Home::new();
@@ -536,7 +541,7 @@ fn a_volume_that_others_still_use_is_neither_missing_nor_given_up() {
     }
 }
 
-/// A device of a file; `None` where this process may not have one.
+/// A loop device of a file; `None` where this process may not have one.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -586,7 +591,7 @@ fn a_device_is_shared_like_a_file() {
     );
     let (told, hears) = mpsc::channel();
     std::thread::scope(|scope| {
-        // It tries until it is the owner.
+        // Retries until it is the owner.
         scope.spawn(|| {
             let found = Store::attach(&device.0, AttachOptions::default());
             told.send(found.map(|store| store.part())).unwrap();
@@ -602,7 +607,7 @@ fn a_device_is_shared_like_a_file() {
     let keys = chain(1, 4);
     assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 4]);
     drop(owner);
-    // It is a client until it hears that its owner has gone.
+    // It stays a client until it learns that its owner has gone.
     eventually("the client takes over", || client.part() == Part::Owner);
     assert_eq!(pool.hits(&keys), 4);
 }
@@ -670,8 +675,8 @@ fn a_client_one_of_whose_connections_fails_is_sent_away() {
         let welcome = ask(&mut stream, greeting);
         (stream, welcome)
     };
-    // What follows nonsense on its connection is not read. A client that had said there that its pages are written, and waits
-    // on another connection for that to count, would wait for good.
+    // The bytes after an invalid message are not read. A client that had reported its landed pages
+    // there, and waits on another connection for the effect, would wait for good.
     for nonsense in [&[0xff; 20][..], &[200]] {
         let (mut first, welcome) = connect(&Request::Hello {
             magic: MAGIC,
@@ -711,7 +716,7 @@ fn a_client_that_goes_in_the_middle_of_reading_leaves_no_pin_behind() {
         let told = owner.report().unwrap();
         told.clients == 0 && told.reads_in_flight == 0 && told.lingering == 0
     });
-    // Every segment can be reclaimed: nobody holds one.
+    // Every segment can be reclaimed: no process holds one.
     for seed in 10..120 {
         let keys = chain(seed, 64);
         assert!(pool.put(&keys).iter().all(|status| status.is_present()));
@@ -719,7 +724,8 @@ fn a_client_that_goes_in_the_middle_of_reading_leaves_no_pin_behind() {
     assert!(owner.stats().reclaimed > 0);
 }
 
-/// What a child process inherits: every description of the store that this process has open.
+/// The descriptors that a child process inherits: every description of the store that this process
+/// has open.
 fn inherited(home: &Home) -> Vec<OwnedFd> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let numbers = open.filter_map(|entry| {
@@ -730,7 +736,7 @@ fn inherited(home: &Home) -> Vec<OwnedFd> {
     });
     numbers
         .map(|number| {
-            // SAFETY: just listed, and the handles that have it open live longer than this call.
+            // SAFETY: just listed, and the handles that have it open outlive this call.
             unsafe { BorrowedFd::borrow_raw(number) }
                 .try_clone_to_owned()
                 .unwrap()
@@ -757,7 +763,7 @@ fn what_a_child_process_has_inherited_holds_up_nobody() {
     drop(inherited);
 }
 
-/// A kernel before 5.15 fails what would have to wait on a description that must not.
+/// A kernel before 5.15 fails an operation that would have to wait on a description that must not.
 #[test]
 fn what_is_written_through_may_wait() {
     let home = Home::with_store(256 * MIB);

@@ -1,5 +1,5 @@
-//! What one client can do to the others, and one call to the others of its process, by asking for much or by saying nothing: counted,
-//! not timed.
+//! How one client can affect the others, and one call the others of its process, by asking for much
+//! or by falling silent: counted, not timed.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -35,7 +35,7 @@ fn attach(home: &Home) -> SharedStore {
     Store::attach(&home.path, options()).unwrap()
 }
 
-/// A client whose writes come to a gate.
+/// A client whose writes stop at a gate.
 fn attach_gated(home: &Home, gate: Gate) -> (SharedStore, Arc<Gate>) {
     let gate = Arc::new(gate);
     let through = {
@@ -52,16 +52,16 @@ fn attach_gated(home: &Home, gate: Gate) -> (SharedStore, Arc<Gate>) {
     (store.unwrap(), gate)
 }
 
-/// Keeps writes back until it is opened, and counts their bytes.
+/// Holds writes back until it is opened, and counts their bytes.
 #[derive(Default)]
 struct Gate {
     /// `None` once it is open.
     held: Mutex<Option<Vec<Op>>>,
     bytes: AtomicU64,
     changed: Condvar,
-    /// Where they go then.
+    /// Where writes go once it is open.
     inner: Mutex<Option<Arc<dyn Disk>>>,
-    /// With the first that comes after so many bytes its thread does not go on either.
+    /// The first write after this many bytes also blocks its thread.
     stops_after: Option<u64>,
 }
 
@@ -87,7 +87,7 @@ impl Gate {
         }
     }
 
-    /// Waits until writes of so many bytes have come.
+    /// Waits until writes of this many bytes have arrived.
     fn wait_for(&self, bytes: u64) {
         let held = self.held.lock().unwrap();
         let come = |_: &mut _| self.bytes.load(Ordering::SeqCst) < bytes;
@@ -98,12 +98,12 @@ impl Gate {
     fn open(&self) {
         let held = self.held.lock().unwrap().take();
         let inner = self.inner.lock().unwrap().take().unwrap();
-        // SAFETY: whoever submitted these keeps their memory until they are answered.
+        // SAFETY: the submitter of these operations keeps their memory until they are answered.
         unsafe { inner.submit(held.unwrap_or_default()) };
         self.changed.notify_all();
     }
 
-    /// Stops the calling thread where it is to.
+    /// Blocks the calling thread at its limit.
     fn stop(&self) {
         let held = self.held.lock().unwrap();
         let is_to = |bytes| self.bytes.load(Ordering::SeqCst) > bytes;
@@ -137,7 +137,7 @@ impl Disk for Gated {
         drop(held);
         self.gate.changed.notify_all();
         self.gate.stop();
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantee is passed on.
         unsafe { self.inner.submit(through) };
     }
 
@@ -146,7 +146,7 @@ impl Disk for Gated {
     }
 
     unsafe fn register(&self, memory: &[Piece]) -> String {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantee is passed on.
         unsafe { self.inner.register(memory) }
     }
 
@@ -179,7 +179,8 @@ fn a_client_that_floods_the_store_with_puts_holds_its_share_and_no_more() {
             })
             .collect();
         gate.wait_for(share / 2);
-        // While nothing of it gets through, the others put and get more than the flood's share.
+        // While none of its writes gets through, the others put and get more than the flood's
+        // share.
         for (seed, store) in (100..).zip([&owner, &other, &owner, &other]) {
             let pool = Pool::new(store, "m", &PARTS);
             let keys = chain(seed, 24);
@@ -208,7 +209,8 @@ fn a_put_of_more_than_a_clients_share_is_stored_all_the_same() {
     assert_eq!(Pool::new(&owner, "m", &PARTS).hits(&keys), keys.len());
 }
 
-/// Puts pages until all of them are there: one that was to be written where somebody else's write has failed fails with it.
+/// Puts pages until all of them are there: a page in a segment with another client's failed write
+/// fails with it.
 fn put_all(store: &SharedStore, keys: &[PageKey]) {
     let pool = Pool::new(store, "m", &PARTS);
     let are_there = || pool.put(keys).iter().all(|status| status.is_present());
@@ -220,7 +222,8 @@ fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
     let home = Home::with_store(512 * MIB);
     let owner = attach(&home);
     let other = attach(&home);
-    // Of its first window the descriptors are written, the bytes are not; of the second it has no more than the room.
+    // Of its first window the descriptors are written, the bytes are not. Of the second it has only
+    // the grants.
     let gate = Gate {
         stops_after: Some(2 * PAGE),
         ..Gate::closed()
@@ -235,7 +238,8 @@ fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
         let others = scope.spawn({
             let (owner, other, keys) = (&owner, &other, &keys);
             move || {
-                // More groups of descriptors than may be incomplete at once; and the pages that the stopped client is putting.
+                // More groups of descriptors than may be incomplete at once; and the pages that the
+                // stopped client is putting.
                 for (keys, store) in keys[1..]
                     .iter()
                     .chain(&keys[..1])
@@ -254,7 +258,7 @@ fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
         outcome.expect("the others are held up");
         assert_eq!((told.puts_in_flight, told.pages_adrift), (2, 10));
         others.join().unwrap();
-        // What it did not get to write others have put since.
+        // Others have put the pages since that it did not write.
         assert_eq!(put.join().unwrap(), vec![PutStatus::Duplicate; 10]);
     });
     let pool = Pool::new(&owner, "m", &PARTS);

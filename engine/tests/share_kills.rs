@@ -1,11 +1,12 @@
-//! Four processes on one store, killed at random moments, the owner among them: nobody reads wrong bytes, nobody hangs, and
-//! what was acknowledged is there.
+//! Four processes on one store, killed at random moments, the owner among them: no process reads
+//! wrong bytes, no process hangs, and acknowledged pages are there.
 //!
-//! Twice: with workers that delete what they put long ago, so that nothing is ever evicted and every acknowledged page must be
-//! there; and with a store that is always full, where what was acknowledged lately must be there, as eviction cannot have come that
-//! far.
+//! Twice: with workers that delete their oldest chains, so that nothing is ever evicted and every
+//! acknowledged page must be there; and with a store that is always full, where pages acknowledged
+//! lately must be there, as eviction cannot have reached them.
 //!
-//! `LARDER_KILLS=n` kills more often. The workers are this same program, told so by an environment variable.
+//! `LARDER_KILLS=n` kills more often. The workers are this same program, with their role in an
+//! environment variable.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -31,35 +32,35 @@ const PAGES: usize = 16;
 const PARTS: [u32; 1] = [65536];
 const ROLE: &str = "LARDER_TEST_SHARE_WORKER";
 
-/// Pages acknowledged last that must be in a full store: a quarter of what it keeps.
+/// Pages acknowledged last that must be in a full store: a quarter of its capacity.
 const RECENT: usize = 700;
 
-/// Chains that a worker keeps before it deletes the oldest. Those of all workers are a quarter of what the store keeps: reclaim
-/// finds no segment so full that it would evict.
+/// Chains that a worker keeps before it deletes the oldest. The chains of all workers are a quarter
+/// of the store's capacity: reclaim finds no segment so full that it would evict.
 const KEPT: usize = 12;
 
-/// After so many kills everybody is killed, and what must be there is looked for.
+/// After this many kills all workers are killed, and the required pages are checked.
 const KILLS_BETWEEN_CHECKS: usize = 20;
 
-/// A worker that says nothing for so long hangs.
+/// A worker that is silent for this long hangs.
 const HANG: Duration = Duration::from_secs(120);
 
-/// How often it is tried how long the device takes.
+/// How often the speed of the device is measured.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
-/// What the workers do with what they have put.
+/// How the workers treat their chains.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Regime {
-    /// Leave it to the store, which evicts.
+    /// The store evicts them.
     Evicted,
-    /// Delete the oldest.
+    /// The worker deletes the oldest.
     Deleted,
 }
 
-/// What a worker is started with, through its environment.
+/// The start parameters of a worker, passed through its environment.
 struct Role {
     regime: Regime,
-    /// Of no other worker before it.
+    /// Unique among all workers so far.
     number: u64,
     /// Chains that its predecessor put, or tried to, and has not deleted.
     chains: VecDeque<u64>,
@@ -99,17 +100,17 @@ impl Role {
     }
 }
 
-/// What a worker says, a line each.
+/// A worker's messages, one per line.
 #[derive(Clone, Copy)]
 enum Word {
     /// It is about to put a chain.
     Tries(u64),
-    /// It has put a chain: so many of its first pages were acknowledged.
+    /// It has put a chain, and this many of its first pages were acknowledged.
     Has {
         chain: u64,
         pages: usize,
         is_owner: bool,
-        /// What the store has evicted under this owner.
+        /// The evictions of the store under this owner.
         evicted: u64,
     },
     /// It is about to delete a chain.
@@ -133,7 +134,7 @@ impl Word {
         }
     }
 
-    /// `None` for what the test harness says.
+    /// `None` for lines of the test harness.
     fn read(line: &str) -> Option<Word> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
@@ -151,7 +152,7 @@ impl Word {
     }
 }
 
-/// Says it, or ends this process: without a parent nobody cares.
+/// Sends a message, or ends this process: without a parent there is no use for it.
 fn say(word: Word) {
     let mut out = std::io::stdout().lock();
     if writeln!(out, "{}", word.write()).is_err() {
@@ -192,7 +193,7 @@ fn work(role: Role) {
         while mine.len() > KEPT {
             if role.regime == Regime::Deleted {
                 say(Word::Deletes(mine[0]));
-                // Where nobody owns the store right now: later.
+                // If the store has no owner right now: later.
                 if store.delete(pool.id, &chain(mine[0], PAGES)).is_err() {
                     break;
                 }
@@ -207,7 +208,7 @@ struct Worker {
     child: Child,
     listener: JoinHandle<()>,
     is_owner: bool,
-    /// When it was started, or spoke last.
+    /// When it was started, or sent its last message.
     spoke: Instant,
 }
 
@@ -236,7 +237,7 @@ impl Worker {
         }
     }
 
-    /// When this returns all that it has said lies in the channel.
+    /// When this returns, all its messages are in the channel.
     fn kill(mut self, number: usize) {
         self.child.kill().unwrap();
         let status = self.child.wait().unwrap();
@@ -263,7 +264,7 @@ struct Chain {
     pages: usize,
 }
 
-/// A small write beside the workers, now and then: nobody can be faster than the device.
+/// A small write beside the workers, now and then: no worker can be faster than the device.
 struct Probe {
     stop: Sender<()>,
     thread: JoinHandle<Duration>,
@@ -286,14 +287,14 @@ impl Probe {
         Probe { stop, thread }
     }
 
-    /// How long the longest took.
+    /// How long the longest write took.
     fn end(self) -> Duration {
         drop(self.stop);
         self.thread.join().unwrap()
     }
 }
 
-/// The workers, and what they have said.
+/// The workers, and their messages.
 struct Company {
     test: &'static str,
     regime: Regime,
@@ -302,11 +303,11 @@ struct Company {
     next: u64,
     sender: Sender<Said>,
     said: Receiver<Said>,
-    /// What must be there, oldest first.
+    /// The chains that must be there, oldest first.
     chains: VecDeque<Chain>,
-    /// The longest that one worker was silent.
+    /// The longest silence of a worker.
     silence: Duration,
-    /// Acknowledged pages that were looked for, and found.
+    /// Acknowledged pages that were checked and found.
     looked_for: usize,
 }
 
@@ -348,7 +349,7 @@ impl Company {
         self.workers = (0..WORKERS).map(|worker| self.start(worker)).collect();
     }
 
-    /// Listens until `puts` chains have been put, and hears that nobody hangs.
+    /// Receives messages until `puts` chains have been put, and checks that no worker hangs.
     fn hear(&mut self, puts: usize) {
         let mut heard = 0;
         while heard < puts {
@@ -363,7 +364,7 @@ impl Company {
             .recv_timeout(HANG)
             .expect("nobody has said anything");
         let worker = &mut self.workers[said.worker];
-        // What its predecessor said last may be heard late.
+        // The last message of its predecessor may arrive late.
         let silence = said.at.saturating_duration_since(worker.spoke);
         self.silence = self.silence.max(silence);
         worker.spoke = worker.spoke.max(said.at);
@@ -408,7 +409,8 @@ impl Company {
         }
     }
 
-    /// Kills one worker, every other time the owner, and starts another in its place. Whether it was the owner.
+    /// Kills one worker, every other time the owner, and starts another in its place. Returns
+    /// whether it was the owner.
     fn kill_one(&mut self, kill: usize, random: &mut Pcg64) -> bool {
         let owner = self.workers.iter().position(|worker| worker.is_owner);
         let victim = owner
@@ -429,7 +431,7 @@ impl Company {
         }
     }
 
-    /// Kills everybody, and looks for all that must be there.
+    /// Kills all workers, and checks all chains that must be there.
     fn check(&mut self) {
         for (number, worker) in std::mem::take(&mut self.workers).into_iter().enumerate() {
             worker.kill(number);

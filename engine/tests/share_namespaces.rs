@@ -1,8 +1,8 @@
-//! One store used by processes that see different namespaces, as containers of one node do: each has
-//! its own pids, mounts, network, System V memory and users. An owner is killed, the others go on.
+//! One store used by processes in different namespaces, like containers of one node: each has its
+//! own pids, mounts, network, System V memory and users. An owner is killed, the others go on.
 //!
-//! Needs root and `unshare`; says so where either is missing. The workers are this same program,
-//! named so by an environment variable.
+//! Needs root and `unshare`; skips with a message where either is missing. The workers are this
+//! same program, with their role in an environment variable.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -24,18 +24,18 @@ use nix::unistd::Pid;
 const ROLE: &str = "LARDER_TEST_NAMESPACES_WORKER";
 const PAGES: usize = 4;
 
-/// Group of all workers, where they are different users.
+/// Group of all workers in the test with different users.
 const GROUP: u32 = 7000;
 
 /// Ids that a user namespace maps, to the same ones.
 const IDS: &str = "0 0 60000";
 
-/// What a worker says after each round.
+/// A worker's report after each round.
 #[derive(Clone, Debug)]
 struct Round {
     part: String,
     stored: usize,
-    /// Of the first chain of the first worker.
+    /// Pages found of the first chain of the first worker.
     found: usize,
 }
 
@@ -43,7 +43,7 @@ fn seed(worker: usize, round: u64) -> u64 {
     1000 * (worker as u64 + 1) + round
 }
 
-/// Puts chains and looks for the first one of the first worker, until nobody listens any more.
+/// Puts chains and looks for the first one of the first worker, until standard output is closed.
 fn work(role: &str) {
     let mut words = role.split(',');
     let (worker, group, path) = (words.next(), words.next(), words.next());
@@ -82,12 +82,12 @@ struct Worker {
     _stdin: ChildStdin,
 }
 
-/// What tells the workers of a test apart, besides their namespaces.
+/// The difference between the workers of a test, besides their namespaces.
 #[derive(Clone, Copy)]
 enum Users {
-    /// Nothing: each is root, in a user namespace that maps no other user.
+    /// None: each is root, in a user namespace that maps no other user.
     Same,
-    /// The user; all are members of one group.
+    /// Each has a user of its own; all are members of one group.
     Group,
 }
 
@@ -153,7 +153,7 @@ impl Worker {
         })
     }
 
-    /// Waits for a round like this.
+    /// Waits for a round that satisfies a condition.
     #[track_caller]
     fn comes_to(&self, what: &str, is_it: impl Fn(&Round) -> bool) {
         loop {

@@ -1,4 +1,5 @@
-//! Reads that several processes share: how many bytes the device is asked for, and that everybody gets the right ones.
+//! Reads that several processes share: how many bytes are read from the device, and that every
+//! process gets the right bytes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -51,7 +52,8 @@ fn bytes_read(stores: &[&SharedStore]) -> u64 {
     stores.iter().map(|store| store.stats().bytes_read).sum()
 }
 
-/// Every store gets all pages, batch by batch, all at the same time; as ranks do, they start each batch together.
+/// Every store gets all pages, batch by batch, all at the same time. Like ranks, they start each
+/// batch together.
 fn read_together(stores: &[&SharedStore], parts: &[u32], keys: &[PageKey], batch: usize) {
     let barrier = Barrier::new(stores.len());
     let pools: Vec<Pool<'_>> = stores
@@ -79,7 +81,8 @@ fn padded(parts: &[u32]) -> u64 {
 
 #[test]
 fn pages_that_all_ranks_read_reach_the_device_once() {
-    // All pages together are more than the area holds, a batch is less: ranks that are a batch apart find each other's pages.
+    // All pages together are more than the area holds, a batch is less: ranks that are a batch
+    // apart find each other's pages.
     for (parts, pages, batch) in [
         (&[65536_u32, 65536][..], 700, 50),
         (&[5000, 70_001], 900, 50),
@@ -91,7 +94,7 @@ fn pages_that_all_ranks_read_reach_the_device_once() {
         read_together(&stores, parts, &keys, batch);
         let told = owner.report().unwrap().staging;
         let (all, read) = (pages as u64 * padded(parts), bytes_read(&stores));
-        // A device that keeps a reader waiting for long is asked by the others as well.
+        // If the device keeps a reader waiting for long, the others read the page too.
         let late = 2 * told.timeouts * padded(parts);
         assert!(
             (all..=all + all / 10 + late).contains(&read),
@@ -150,7 +153,7 @@ fn readers_that_are_killed_in_the_middle_cost_nobody_a_page() {
             }
         }
     }
-    // An area that does not hold them all, so that they are read again and again.
+    // An area that does not hold all pages, so that they are read again and again.
     let (home, owner, keys) = stored(&parts, 400, |home| {
         attach_with(home, SharedReads::Auto, 16 * MIB)
     });
@@ -280,7 +283,7 @@ fn pages_larger_than_the_area_and_more_than_it_holds_are_read_all_the_same() {
     read_together(&stores, &parts, &keys, 12);
     assert_eq!(bytes_read(&stores), 2 * 12 * (3 << 20));
     assert_eq!(owner.report().unwrap().staging.crowded, 2 * 12);
-    // An area of many small pages, of which each holds a little.
+    // An area with many small pages, each with little in it.
     let small = [4096];
     let many = chain(2, 300);
     let pools = stores.map(|store| Pool::new(store, "m", &small));
@@ -300,7 +303,7 @@ fn a_takeover_while_pages_are_shared_costs_no_page() {
         for pool in &pools {
             scope.spawn(|| {
                 let until = Instant::now() + PATIENCE;
-                // Misses while nobody decides; wrong bytes never: `get` compares.
+                // Misses while the store has no owner; wrong bytes never: `get` compares.
                 while pool.hits(&keys) < keys.len() || !has_new_owner(&stores) {
                     assert!(Instant::now() < until, "the pages do not come back");
                 }

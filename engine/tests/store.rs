@@ -90,7 +90,8 @@ fn a_store_many_times_over_its_size_keeps_what_is_newest_and_never_a_child_witho
     store.check_invariants().unwrap();
 }
 
-/// Runs `work` in a child process that is killed (SIGKILL, by itself) at the end, so that nothing is closed or dropped.
+/// Runs `work` in a child process that is killed (SIGKILL, by itself) at the end, so that nothing
+/// is closed or dropped.
 fn in_a_process_that_dies(test: &str, work: impl FnOnce()) {
     const MARK: &str = "LARDER_TEST_DIES";
     if std::env::var(MARK).as_deref() == Ok(test) {
@@ -247,7 +248,7 @@ fn a_put_that_finds_no_room_is_refused_at_once_and_from_the_tail() {
             .all(|status| *status == PutStatus::Refused(Refusal::NoSpace))
     );
     assert_eq!(store.stats().refused, (keys.len() - stored) as u64);
-    // With patience the same call goes through: what was put first makes room for what comes last.
+    // With patience the same call goes through: the first pages make room for the last ones.
     let keys: Vec<_> = heads(140..280);
     let patience = PutOptions {
         wait: Duration::from_secs(120),
@@ -403,7 +404,7 @@ fn a_leased_page_outlives_colder_and_warmer_ones_until_the_lease_lapses() {
     }
     assert!(store.stats().evicted > 0);
     assert_eq!(pool.hits(&leased), 32, "a leased page was evicted");
-    // The read was what the lease was for: now they age like all others.
+    // The lease was for this read: now the pages age like all others.
     for seed in 200..400 {
         pool.put(&chain(seed, 32));
     }
@@ -417,7 +418,7 @@ fn a_flipped_byte_is_a_miss_once_and_the_next_put_repairs_it() {
     let store = home.open();
     let pool = Pool::new(&store, "m", &[65536]);
     pool.put(&keys);
-    // The first segment begins at 1 MiB; its first page behind two header blocks.
+    // The first segment begins at 1 MiB; its first page is behind two header blocks.
     let file = std::fs::OpenOptions::new()
         .write(true)
         .open(&home.path)
@@ -474,7 +475,7 @@ fn several_volumes_share_the_pages_and_come_back_together() {
     let pool = Pool::new(&store, "m", &[1 << 20]);
     assert_eq!(pool.hits(&chain(29, 32)), 32);
     drop(store);
-    // Both are locked together, both are needed, and neither stands in for the other.
+    // Both are locked together, both are needed, and neither can replace the other.
     let moved = home.directory.path().join("moved");
     std::fs::rename(&second, &moved).unwrap();
     let missing = Store::open(&home.path, OpenOptions::default())
@@ -496,7 +497,7 @@ fn several_volumes_share_the_pages_and_come_back_together() {
     assert_eq!(pool.hits(&chain(29, 32)), 32);
     let whole = all(&pool);
     drop(store);
-    // Once found it is found again, and all are when they move together.
+    // A volume that was found once is found again, and all are when they move together.
     drop(home.open());
     let away = home.directory.path().join("away");
     std::fs::create_dir(&away).unwrap();
@@ -513,7 +514,7 @@ fn several_volumes_share_the_pages_and_come_back_together() {
     drop(store);
     let moved = away.join("out of sight");
     std::fs::rename(away.join("moved"), &moved).unwrap();
-    // Given up, its pages are misses, and it never comes back.
+    // Once given up, its pages are misses, and it never comes back.
     let store = home.open_with(OpenOptions {
         degraded: true,
         ..OpenOptions::default()
@@ -571,7 +572,8 @@ fn a_second_opener_is_told_who_holds_the_store_and_a_reader_may_look_on() {
         reader.delete(seen.id, &keys),
         Err(StoreError::ReadOnly)
     ));
-    // The writer goes on until every segment has been written again: what the reader knows is stale, never wrong.
+    // The writer goes on until every segment has been written again: the reader's knowledge is
+    // stale, never wrong.
     for seed in 2..40 {
         pool.put(&chain(seed, 200));
     }
@@ -692,7 +694,7 @@ fn a_parent_that_a_put_did_not_name_is_filled_in_by_a_later_lookup() {
 #[test]
 fn a_creation_that_was_killed_leaves_nothing_in_the_way() {
     let home = Home::new();
-    // What a killed creation leaves: the file under its other name, without superblocks.
+    // The remains of a killed creation: the file under its other name, without superblocks.
     let left = home.directory.path().join("store.creating");
     std::fs::write(&left, vec![0; 1 << 20]).unwrap();
     let options = CreateOptions {

@@ -1,7 +1,8 @@
-//! What failed syncs and writes lose must not be vouched for later, whatever else they take with them.
+//! Pages and records lost by failed syncs and writes must never be proven later, whatever else is
+//! lost with them.
 //!
-//! A core over a volume in memory that carries out each request at once. A sync that fails loses the blocks that the test names, and
-//! makes all others durable.
+//! The core runs over a volume in memory that carries out each request at once. A sync that fails
+//! loses the blocks that the test names, and makes all others durable.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -30,7 +31,7 @@ const SEGMENT_BLOCKS: u32 = 64;
 const SLOT: NamespaceSlot = NamespaceSlot(0);
 const EIO: Result<(), DiskError> = Err(DiskError::Os(5));
 
-/// Longer than the core waits before it tries again what has failed.
+/// Longer than the core's pause before a retry.
 const PAUSE_MS: u64 = 10_000;
 
 fn index(volumes: u32) -> Arc<Index> {
@@ -50,11 +51,11 @@ fn spot(number: u32) -> Spot {
 
 struct Store {
     disk: Memory,
-    /// By offset: what a failed sync goes back to. What is not there is zero.
+    /// By offset: the blocks that a failed sync reverts to. A missing block is zero.
     durable: BTreeMap<u64, Block>,
     /// Offsets of blocks.
     unsynced: BTreeSet<u64>,
-    /// What the next sync loses; it succeeds where there is nothing.
+    /// The blocks that the next sync loses. With `None` the sync succeeds.
     lost: Option<BTreeSet<u64>>,
     core: Core,
     index: Arc<Index>,
@@ -123,13 +124,13 @@ impl Store {
         self.carry_out();
     }
 
-    /// The process ends without a word, and the next one opens the store.
+    /// The process ends without a close, and the next one opens the store.
     fn reopen(self) -> Store {
         let crashed = superblock(self.run, OpenState::Open, SEGMENTS, SEGMENT_BLOCKS);
         Store::on(self.disk, self.durable, &[Some(&crashed)])
     }
 
-    /// The bytes of these pages turn out to be others.
+    /// Changes the bytes of these pages on disk.
     fn spoil(&mut self, keys: &[PageKey]) {
         for key in keys {
             let place = self.index.locate(SLOT, key).unwrap().place;
@@ -143,7 +144,7 @@ impl Store {
         self.unsynced.extend(blocks.take(bytes.len() / BLOCK_BYTES));
     }
 
-    /// Whether it succeeds.
+    /// Syncs. Returns whether it succeeded.
     fn sync(&mut self) -> bool {
         let lost = self.lost.take();
         for offset in std::mem::take(&mut self.unsynced) {
@@ -164,7 +165,7 @@ impl Store {
         }
     }
 
-    /// What was written to a block since it was last durable is gone.
+    /// Reverts a block to its last durable bytes.
     fn undo(&self, offset: u64) {
         let before = self.durable.get(&offset).unwrap_or(&[0; BLOCK_BYTES]);
         self.disk.write(offset, before);
@@ -222,7 +223,8 @@ impl Store {
         }
     }
 
-    /// Writes a page, and has its descriptor written; what the core asks for then is left to the caller.
+    /// Writes a page, and has its descriptor written. Further effects of the core are left to the
+    /// caller.
     fn submit(&mut self, key: PageKey) -> (ReservationId, u64) {
         let ask = Ask {
             key,
@@ -275,7 +277,7 @@ impl Store {
             .collect()
     }
 
-    /// Empties all that is to be emptied, with every page kept.
+    /// Empties all segments that reclaim wants, with every page kept.
     fn reclaim(&mut self) {
         while self.reclaim_step(usize::MAX) || self.core.is_reclaiming() {
             self.core.check_invariants().unwrap();
@@ -289,14 +291,15 @@ impl Store {
     }
 }
 
-/// Where the headers of its first segment lie.
+/// Offsets of the headers of its first segment.
 fn headers() -> BTreeSet<u64> {
     BTreeSet::from([SEGMENTS_OFFSET, SEGMENTS_OFFSET + BLOCK_BYTES as u64])
 }
 
-/// Syncs fail, so many in a row. The first takes the bytes of the second page, that was refused, since another descriptor behind its own
-/// could not be written, the others the headers of its segment. Then one is good, and lets go of the segment, whose free header no
-/// sync has covered.
+/// Several syncs fail in a row. The first one loses the bytes of the second page, whose put failed,
+/// since another descriptor behind its own could not be written. The others lose the headers of its
+/// segment. Then one sync succeeds, and releases the segment, whose free header no sync has
+/// covered.
 fn after_failed_syncs(keys: &[PageKey], failures: usize) -> Store {
     let mut store = Store::new();
     store.put(keys[0]);
@@ -323,7 +326,7 @@ fn after_failed_syncs(keys: &[PageKey], failures: usize) -> Store {
     store
 }
 
-/// Of each page, whether it is there after a crash, and proven.
+/// For each page: whether it is there after a crash, and proven.
 fn are_proven(store: &Store, keys: &[PageKey]) -> Vec<Option<bool>> {
     let index = index(1);
     let crashed = superblock(store.run, OpenState::Open, SEGMENTS, SEGMENT_BLOCKS);
@@ -339,11 +342,11 @@ fn no_mark_vouches_for_what_failed_syncs_lost() {
     for failures in 1..4 {
         let keys = chain(1, 4);
         let mut store = after_failed_syncs(&keys, failures);
-        // Its descriptor would carry the mark.
+        // Its descriptor would carry the durable watermark.
         store.put(keys[3]);
         store.lost = Some(headers());
         assert_eq!(store.flush(), Err(Fault::Sync));
-        // The power goes before any header is written again for good.
+        // A power loss comes before any header is written again for good.
         store.lose_power();
         let proven = are_proven(&store, &keys[..2]);
         assert_eq!(proven, [Some(false), Some(false)], "{failures}");
@@ -357,7 +360,7 @@ fn the_mark_goes_on_with_the_sync_that_makes_the_free_header_durable() {
         let mut store = after_failed_syncs(&keys, failures);
         store.put(keys[3]);
         assert_eq!(store.flush(), Ok(()));
-        // Its descriptor carries the mark.
+        // Its descriptor carries the durable watermark.
         store.put(keys[4]);
         let proven = are_proven(&store, &keys);
         let found = [Some(true), None, None, Some(true), Some(false)];
@@ -365,7 +368,8 @@ fn the_mark_goes_on_with_the_sync_that_makes_the_free_header_durable() {
     }
 }
 
-/// A sync takes a page's bytes, and its segment's descriptors cannot be read for a while: the store goes on without, and is closed.
+/// A sync loses a page's bytes, and its segment's descriptors cannot be read for a while: the store
+/// goes on without the segment, and is closed.
 #[test]
 fn what_was_done_without_is_not_vouched_for_at_a_close() {
     let keys = chain(1, 2);
@@ -406,7 +410,8 @@ fn a_failed_sync_does_not_have_lost_volumes_synced() {
     assert_eq!(store.flush(), Ok(()));
 }
 
-/// Its record is written into a segment that no header tells of, behind a block that is not there: recovery would not find it.
+/// Its record is written into a segment that no header lists, behind a missing block: recovery
+/// would not find it.
 #[test]
 fn a_deletion_outlives_the_first_header_of_its_segment() {
     let keys = chain(1, 3);
@@ -438,7 +443,8 @@ fn a_deletion_outlives_the_first_header_of_its_segment() {
     assert_eq!((is_there(&keys[0]), is_there(&keys[1])), (true, false));
 }
 
-/// The store is being closed, which gives up at once where a sync has failed, and then waits until nothing is left to be written.
+/// The store is being closed. The close fails at once after a failed sync, and then waits until
+/// nothing is left to be written.
 #[test]
 fn what_a_plan_has_queued_before_it_is_broken_off_is_written() {
     let keys = chain(1, 4);
@@ -471,7 +477,8 @@ fn what_a_plan_has_queued_before_it_is_broken_off_is_written() {
     assert!(store.core.is_idle());
 }
 
-/// Its record is carried out of a segment beside the last of its pages, which leave before a failed sync has the copy written again.
+/// Its record is forwarded out of a segment beside the last of its pages, which leave before a
+/// failed sync has the copy written again.
 #[test]
 fn a_namespace_that_nobody_wants_any_more_keeps_nothing_from_being_synced() {
     let keys = chain(1, 39);
@@ -492,7 +499,7 @@ fn a_namespace_that_nobody_wants_any_more_keeps_nothing_from_being_synced() {
     assert!(!rest.is_empty());
     store.spoil(first);
     store.reclaim_step(usize::MAX);
-    // Its record is carried on.
+    // Its record is forwarded.
     assert!(store.reclaim_step(usize::MAX));
     store.spoil(rest);
     store.lost = Some(BTreeSet::new());
@@ -508,7 +515,8 @@ fn a_namespace_that_nobody_wants_any_more_keeps_nothing_from_being_synced() {
     assert!(store.core.is_idle());
 }
 
-/// Two groups in flight in one segment: the later one lands, and its page is acknowledged, before the earlier one fails.
+/// Two groups in flight in one segment: the later one lands, and its page is acknowledged, before
+/// the earlier one fails.
 fn behind_a_hole(can_be_filled: bool) -> (bool, usize) {
     let keys = chain(1, 3);
     let mut store = Store::new();

@@ -1,4 +1,5 @@
-//! A disk before the disk: fails, loses, diverts or holds back the operations that a rule names, and lets the others through.
+//! A disk in front of the real disk: rules make operations fail, get lost, go elsewhere or wait.
+//! All other operations pass.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -11,7 +12,7 @@ use larder_engine::{DiskWrapper, OpenOptions, Store};
 use super::Home;
 use super::honest::PATIENCE;
 
-/// What an operation is, to whoever decides about it.
+/// An operation, as a rule sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     Read { offset: u64, bytes: usize },
@@ -19,20 +20,20 @@ pub enum Seen {
     Sync,
 }
 
-/// What becomes of an operation.
+/// The effect of a rule on an operation.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// This error, and nothing is done.
+    /// Answered with this error, and not executed.
     Fails(i32),
-    /// Called done, and nothing is done.
+    /// Answered as done, and not executed.
     IsLost,
-    /// Done at this offset instead.
+    /// Executed at this offset instead.
     GoesTo(u64),
-    /// Nothing, until it is released.
+    /// Neither executed nor answered before it is released.
     IsHeld,
-    /// Nothing, for ever: its turn does not come.
+    /// Never executed or answered, as if queued for ever.
     Waits,
-    /// This error, and every second write since the last good sync is undone.
+    /// Answered with this error, and every second write since the last good sync is undone.
     Drops(i32),
 }
 
@@ -48,13 +49,13 @@ struct State {
     held: Vec<Op>,
     waiting: Vec<Op>,
     hits: usize,
-    /// What lay where something was written since the last good sync.
+    /// The bytes before each write since the last good sync.
     before: Vec<(u64, Vec<u8>)>,
 }
 
 pub struct Faulty {
     inner: Arc<dyn Disk>,
-    /// The first volume, to read and undo what is written to it.
+    /// The first volume, for reading and undoing writes to it.
     file: std::fs::File,
     state: Mutex<State>,
     changed: Condvar,
@@ -63,7 +64,7 @@ pub struct Faulty {
 /// The last disk that a wrapper made.
 pub type Made = Arc<Mutex<Option<Arc<Faulty>>>>;
 
-/// A wrapper that makes disks that can be made to fail, each prepared by `prepare`.
+/// A wrapper that makes disks with rules for faults, each prepared by `prepare`.
 pub fn faulty(
     home: &Home,
     prepare: impl Fn(&Faulty) + Send + Sync + 'static,
@@ -81,7 +82,7 @@ pub fn faulty(
     (wrapper, made)
 }
 
-/// Opens a store over a disk that can be made to fail.
+/// Opens a store over a disk with rules for faults.
 pub fn open_faulty(home: &Home, options: OpenOptions) -> (Store, Arc<Faulty>) {
     open_prepared(home, options, |_| ())
 }
@@ -149,12 +150,12 @@ impl Faulty {
         self.state.lock().unwrap()
     }
 
-    /// From now on the next `times` operations that `names` names come to grief.
+    /// Applies `fault` to the next `times` operations that `names` accepts.
     pub fn when(&self, fault: Fault, times: usize, names: impl Fn(Seen) -> bool + Send + 'static) {
         self.when_on(fault, times, move |_, seen| names(seen));
     }
 
-    /// The same, of a store of several volumes: `names` is told which.
+    /// The same for a store of several volumes: `names` also receives the volume.
     pub fn when_on(
         &self,
         fault: Fault,
@@ -168,12 +169,12 @@ impl Faulty {
         });
     }
 
-    /// No rule counts any more.
+    /// Removes all rules.
     pub fn calm(&self) {
         self.state().rules.clear();
     }
 
-    /// How many operations came to grief.
+    /// How many operations met a rule.
     pub fn hits(&self) -> usize {
         self.state().hits
     }
@@ -186,14 +187,14 @@ impl Faulty {
         assert!(!waited.unwrap().1.timed_out(), "nothing is ever held");
     }
 
-    /// Lets what is held go on.
+    /// Lets held operations go on.
     pub fn release(&self) {
         let held = std::mem::take(&mut self.state().held);
-        // SAFETY: whoever submitted these to this disk keeps their memory until they are answered.
+        // SAFETY: the submitter of these operations keeps their memory until they are answered.
         unsafe { self.inner.submit(held) };
     }
 
-    /// What is to become of an operation.
+    /// The rule that applies to an operation.
     fn judge(&self, op: &Op) -> Option<Fault> {
         let what = seen(&op.action);
         let mut state = self.state();
@@ -250,7 +251,7 @@ impl Disk for Faulty {
                 }
             }
         }
-        // SAFETY: the contract of this call is that of the other disk's.
+        // SAFETY: this call has the same contract as the other disk's.
         unsafe { self.inner.submit(through) };
     }
 

@@ -15,10 +15,10 @@ pub const STORE: StoreId = StoreId::from_bytes([7; 16]);
 
 pub type Block = [u8; BLOCK_BYTES];
 
-/// What was never written is zero. Blocks are counted from the start of segment 0.
+/// Blocks that were never written are zero. Blocks are counted from the start of segment 0.
 pub struct Memory {
     blocks: Mutex<BTreeMap<u64, Block>>,
-    /// These cannot be read.
+    /// Blocks that cannot be read.
     bad: BTreeSet<u32>,
     choice: Choice,
 }
@@ -101,7 +101,7 @@ pub fn config(segment_blocks: u32) -> Config {
     }
 }
 
-/// Of a store of one volume.
+/// The superblock of a store of one volume.
 pub fn superblock(run: Run, state: OpenState, segments: u32, segment_blocks: u32) -> Superblock {
     Superblock {
         store: STORE,

@@ -1,4 +1,5 @@
-//! What the store's tests share: stores in a directory of their own, pages that are a pure function of their key.
+//! Shared by the store's tests: stores in a directory of their own, pages whose bytes are a pure
+//! function of their key.
 #![allow(dead_code)]
 
 pub mod faulty;
@@ -137,12 +138,12 @@ impl<'a> Pool<'a> {
         self.put_at(&keys[from..], place, options)
     }
 
-    /// Puts pages each of which is the head of its chain.
+    /// Puts pages that are each the head of a chain.
     pub fn put_heads(&self, keys: &[PageKey], options: PutOptions) -> Vec<PutStatus> {
         self.put_at(keys, |_| (None, 0), options)
     }
 
-    /// Puts pages of which `place` says, by their position, the parent and the depth.
+    /// Puts pages. `place` returns the parent and the depth of each by its position.
     fn put_at(
         &self,
         keys: &[PageKey],
@@ -188,12 +189,12 @@ impl<'a> Pool<'a> {
         )
     }
 
-    /// Gets pages and panics when a hit's bytes are not what was put.
+    /// Gets pages, and panics when a hit has other bytes than were put.
     pub fn get(&self, keys: &[PageKey]) -> Vec<GetStatus> {
         self.get_until(keys, None)
     }
 
-    /// As [`Pool::get`], with a deadline.
+    /// Like [`Pool::get`], with a deadline.
     pub fn get_until(&self, keys: &[PageKey], deadline: Option<Instant>) -> Vec<GetStatus> {
         let mut memory: Vec<Vec<AlignedBuf>> = keys.iter().map(|_| self.memory()).collect();
         let mut slices: Vec<Vec<IoSliceMut<'_>>> = memory

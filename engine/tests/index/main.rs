@@ -321,7 +321,8 @@ fn an_orphan_is_reported_by_a_lookup_and_linked_by_adopting() {
     assert_eq!(orphans, []);
 }
 
-/// Each has to be told whose descendant it is: with a walk to the head of the chain for each this would take minutes.
+/// Each page has to be linked to its ancestor: with a walk to the head of the chain for each this
+/// would take minutes.
 #[test]
 fn many_runs_of_one_chain_are_linked_in_time_that_grows_with_their_number() {
     const PAGES: u32 = 1 << 18;
@@ -337,7 +338,8 @@ fn many_runs_of_one_chain_are_linked_in_time_that_grows_with_their_number() {
     index.check_invariants().unwrap();
 }
 
-/// A head that came last, over a long chain: whether the link closes a circle takes a walk along all of it.
+/// A head that came last, over a long chain: whether the link closes a circle takes a walk along
+/// all of it.
 #[test]
 fn links_that_take_too_many_steps_are_left_for_later() {
     let index = Index::new(4, AMPLE_BLOCKS);
@@ -408,7 +410,7 @@ fn pages_loaded_in_any_order_are_linked_to_their_parents_and_to_no_descendant() 
                 page(key(0, depth), parent, place(0, depth))
             })
             .collect();
-        // And a circle, of which one link must stay open.
+        // And a circle, in which one link must stay open.
         pages.extend((0..5).map(|at| {
             let parent = after(key(1, (at + 1) % 5));
             page(key(1, at), parent, place(0, PAGES + at))
@@ -553,7 +555,7 @@ fn a_namespace_is_removed_whole_and_alone() {
     };
     index.publish(&[twin]);
     let mut gone = BTreeSet::new();
-    // What is told of each page may itself look into the index.
+    // The callback for each page may itself look into the index.
     index.remove_namespace(NS, |page| {
         assert!(index.locate(other, &key(0, 0)).is_some());
         assert!(gone.insert(page.place));

@@ -28,7 +28,8 @@ struct Stored {
     parent: Option<Name>,
 }
 
-/// What the index should be: a map by name. A child keeps its parent's name when the parent leaves.
+/// The specification of the index: a map by name. A child keeps its parent's name when the parent
+/// leaves.
 struct Model {
     pages: BTreeMap<Name, Stored>,
     /// Stamp and end of each call with leases.
@@ -112,7 +113,7 @@ impl Model {
         allowed
     }
 
-    /// Raises a heat as arrivals and departures do: a lease that stands goes on standing.
+    /// Raises a heat as arrivals and departures do: a valid lease stays valid.
     fn warm(&mut self, name: Name, heat: u64) {
         let leased = self.is_leased(name);
         let page = self.pages.get_mut(&name).unwrap();
@@ -176,7 +177,7 @@ impl Model {
         }
     }
 
-    /// Heats of all pages that eviction may take now, and whose they are.
+    /// Heats of all pages that eviction may take now, with their names.
     fn evictable(&mut self) -> BTreeSet<(u64, Name)> {
         let names: Vec<Name> = self.pages.keys().copied().collect();
         let leaves = names.into_iter().filter(|name| self.children(*name) == 0);
@@ -421,7 +422,8 @@ impl Pair {
         for (page, outcome) in batch.iter().zip(published) {
             assert_eq!(outcome, self.model.publish(page, stamp, &mut later));
         }
-        // From the tail: which of the links that would close a circle together is not made.
+        // From the tail: it decides which of the links that would close a circle together is not
+        // made.
         for (child, parent) in later.into_iter().rev() {
             self.model.adopt(child, parent);
         }
@@ -570,7 +572,8 @@ proptest! {
     }
 }
 
-/// A call whose pages have all gone keeps its record, and all heats are lowered as far as they go: no later call may get its stamp.
+/// A call whose pages have all gone keeps its record, and all heats are lowered as far as they go:
+/// no later call may get its stamp.
 #[test]
 fn a_call_older_than_every_page_shares_its_stamp_with_no_later_one() {
     for before in 1..12 {
@@ -593,7 +596,7 @@ fn a_call_older_than_every_page_shares_its_stamp_with_no_later_one() {
     }
 }
 
-/// Such as no keys of chains can make, which are hashes of their parents'.
+/// Chains of real keys cannot contain such a circle: keys are hashes of their parents'.
 #[test]
 fn of_links_that_would_close_a_circle_together_the_last_is_made_first() {
     let mut pair = Pair::new(0);

@@ -28,7 +28,7 @@ impl Dice {
     }
 }
 
-/// A disk of one word a block: the number of the page that lies there, 0 for none.
+/// A disk of one word a block: the number of the page in it, 0 for none.
 struct Disk(Vec<AtomicU64>);
 
 impl Disk {
@@ -49,7 +49,7 @@ fn page_number(chain: u32, depth: u32) -> u64 {
     u64::from(chain * RACE_DEPTHS + depth + 1)
 }
 
-/// A small log: appends, evicts, and cleans a segment by moving what lives in it.
+/// A small log: appends, evicts, and cleans a segment by moving its live pages.
 struct Writer<'a> {
     index: &'a Index,
     disk: &'a Disk,
@@ -146,7 +146,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Says in `have_read` that it has read something, and reads on.
+/// Reports in `have_read` that it has read something, and reads on.
 fn read_until(done: &AtomicBool, index: &Index, disk: &Disk, seed: u64, have_read: &AtomicUsize) {
     let mut dice = Dice(seed);
     let mut has_read = false;

@@ -1,4 +1,4 @@
-//! What the disk does wrong: rows 3, 4, 6 to 10, 13, 20 and 22.
+//! Faults of the disk: rows 3, 4, 6 to 10, 13, 20 and 22.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use super::{SEGMENT, SIZE, descriptor, find, flip};
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// Lets what is held go on, also when a test fails: a scope waits for its threads.
+/// Lets held operations go on, also when a test fails: a scope waits for its threads.
 struct Release<'a>(&'a Faulty);
 
 impl Drop for Release<'_> {
@@ -75,14 +75,14 @@ fn row_04_a_misdirected_write_or_read_is_a_miss_for_its_victims_alone() {
         matches!(seen, Seen::Write { bytes: 65536, .. })
     });
     assert_eq!(pool.put(&diverted), [PutStatus::Stored]);
-    // Both its own key and the one it fell upon: neither gets the other's bytes.
+    // Both its own key and the key of the page that it overwrote: neither gets the other's bytes.
     assert_eq!(pool.get(&diverted), [GetStatus::Miss(MissReason::Damaged)]);
     assert_eq!(
         pool.get(&there[3..]),
         [GetStatus::Miss(MissReason::Damaged)]
     );
     assert_eq!(pool.hits(&there[..3]), 3);
-    // A read that comes back with another page.
+    // A read that returns another page.
     let other = find(&home.path, &there[0]);
     disk.when(Fault::GoesTo(other), 1, is_read);
     assert_eq!(
@@ -94,7 +94,7 @@ fn row_04_a_misdirected_write_or_read_is_a_miss_for_its_victims_alone() {
     assert_eq!(store.stats().damaged, 3);
 }
 
-/// Reads the first of these pages; what became of it.
+/// Reads the first of these pages, and returns its status.
 type Read = fn(&Pool<'_>, &[PageKey]) -> GetStatus;
 
 fn read(pool: &Pool<'_>, keys: &[PageKey]) -> GetStatus {
@@ -114,7 +114,8 @@ fn read_lent(pool: &Pool<'_>, keys: &[PageKey]) -> GetStatus {
     }
 }
 
-/// Holds a read of a page back, and meanwhile has the page put again elsewhere and its old place spoiled.
+/// Holds a read of a page back, and meanwhile has the page put again elsewhere and its old place
+/// spoiled.
 fn put_again_while_read(
     home: &Home,
     disk: &Faulty,
@@ -175,7 +176,7 @@ fn row_04_a_read_of_descriptors_that_goes_astray_costs_no_page() {
     }
     let (store, disk) = open_faulty(&home, OpenOptions::default());
     let pool = Pool::new(&store, "m", &[65536]);
-    // Beside what is deleted again they are all that their segment holds.
+    // Beside the pages that are deleted again they are all that their segment holds.
     let filling = chain(20, 300);
     pool.put(&filling);
     store.delete(pool.id, &filling).unwrap();
@@ -219,7 +220,7 @@ fn row_04_a_client_is_lent_a_page_that_lies_elsewhere_by_now_from_there() {
     client_reads_what_lies_elsewhere(read_lent);
 }
 
-/// An owner or a client whose disk can be made to fail.
+/// An owner or a client over a disk with rules for faults.
 pub fn attach_faulty(home: &Home) -> (SharedStore, Arc<Faulty>) {
     let (wrapper, made) = faulty(home, |_| ());
     let mut options = AttachOptions::default();
@@ -260,7 +261,7 @@ fn row_06_what_cannot_be_read_is_never_taken_for_empty() {
         let pool = Pool::new(&store, "m", &[65536]);
         assert_eq!(store.stats().unreadable_segments, 1);
         assert_eq!(pool.hits(&keys), 0);
-        // However much is written, nothing goes where the unreadable pages may lie.
+        // However much is written, nothing goes where the unreadable pages may be.
         for seed in 2..12 {
             pool.put(&chain(seed, 200));
         }
@@ -303,10 +304,10 @@ fn row_07_after_a_failed_write_pages_go_elsewhere_and_what_was_acknowledged_stay
         let pool = Pool::new(&store, "m", &[65536]);
         assert_eq!(pool.put(&keys[..8]), [PutStatus::Stored; 8]);
         disk.when(Fault::Fails(EIO), 1, is_write);
-        // The handle tries what failed once more; it lands in a segment that has not failed.
+        // The handle retries failed pages once, and they land in a segment that has not failed.
         assert_eq!(pool.put(&keys[..16])[8..], [PutStatus::Stored; 8]);
         assert_eq!(disk.hits(), 1);
-        // Every segment fails: the caller is told, and nothing is pretended.
+        // Every segment fails: the caller gets the failure, and no page is reported as stored.
         disk.when(Fault::Fails(EIO), usize::MAX, is_write);
         let statuses = pool.put_from(&keys, 16, PutOptions::default());
         assert!(
@@ -330,7 +331,7 @@ fn row_07_a_header_that_cannot_be_written_at_the_open_costs_its_segment_and_not_
     let home = Home::with_store(2 * SIZE);
     let (there, new) = (chain(1, 8), chain(2, 24));
     {
-        // Not closed: the next open is to write the header of what was open.
+        // Not closed: the next open has to write the header of the open segment.
         let store = home.open();
         assert_eq!(
             Pool::new(&store, "m", &[MIB as u32]).put(&there),
@@ -403,7 +404,8 @@ fn row_08_after_a_failed_sync_nothing_is_promised_before_it_is_read_back_and_rew
         disk.when(Fault::Drops(EIO), 1, |seen| seen == Seen::Sync);
         assert!(matches!(store.flush(), Err(StoreError::SyncFailed)));
         assert_eq!(disk.hits(), 1);
-        // The next sync would call itself good; it is not asked before everything in doubt has been written anew.
+        // The next sync would report success. It is not tried before all suspects have been written
+        // again.
         let until = Instant::now() + Duration::from_secs(120);
         while store.flush().is_err() {
             assert!(Instant::now() < until, "{:?}", store.stats());
@@ -467,7 +469,7 @@ fn row_10_a_read_that_ends_early_is_a_miss_and_ends() {
     let pool = Pool::new(&store, "m", &[65536]);
     let keys = chain(1, 4);
     assert_eq!(pool.put(&keys), [PutStatus::Stored; 4]);
-    // Somebody cuts the volume off in the middle of the third page, not even at a block.
+    // The volume is truncated in the middle of the third page, not even at a block.
     let file = std::fs::File::options()
         .write(true)
         .open(&home.path)
@@ -505,7 +507,7 @@ fn row_13_reclaim_that_finds_the_device_full_loses_nothing() {
     );
     assert!(disk.hits() > 0);
     disk.calm();
-    // What is there can be read, and what is not was evicted: the old copies count until new ones do.
+    // Every page is either readable or was evicted: the old copies count until the new ones do.
     let absent = GetStatus::Miss(MissReason::Absent);
     let statuses = pool.get(&there);
     let is_sound = |status: &GetStatus| status.is_hit() || *status == absent;
@@ -524,7 +526,8 @@ fn row_13_reclaim_that_finds_the_device_full_loses_nothing() {
     drop(store);
     let store = home.open();
     let pool = Pool::new(&store, "m", &[MIB as u32]);
-    // What was evicted may come back where there was no room to write that down; what was kept is there.
+    // Evicted pages may come back if there was no room to write a record of that. Kept pages are
+    // there.
     assert!(store.stats().pages >= stats.pages);
     assert_eq!(pool.hits(&new), 12);
     assert!(pool.get(&there).iter().all(is_sound));
@@ -543,7 +546,8 @@ fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {
     assert_eq!(pool.put(&keys), [PutStatus::Stored; 3]);
     disk.when(Fault::IsHeld, 2, is_read);
     let soon = || Some(Instant::now() + Duration::from_millis(20));
-    // Into lent memory: the call returns, the engine keeps the memory that the device may still write.
+    // Into lent memory: the call returns, the engine keeps the memory that the device may still
+    // write.
     let late = store.get_lent(pool.id, &keys[..1], soon());
     assert!(matches!(late[..], [Err(MissReason::Deadline)]));
     let is_over = AtomicBool::new(false);
@@ -561,7 +565,7 @@ fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {
             !is_over.load(Ordering::SeqCst),
             "a get returns under the device's hands"
         );
-        // Nobody else waits: what is in memory is answered, what is put is stored.
+        // No other call waits: lookups in memory are answered, puts are stored.
         assert_eq!(store.longest_prefix(pool.id, &keys), 3);
         assert_eq!(pool.put(&chain(2, 1)), [PutStatus::Stored]);
         disk.release();
@@ -621,7 +625,7 @@ fn row_20_a_reader_without_the_lock_does_not_outstay_its_deadline() {
     };
     let (store, disk) = open_faulty(&home, options);
     let pool = Pool::new(&store, "m", &[65536]);
-    // The pages arrive; what says that they still are what they were does not.
+    // The pages arrive; the headers that prove them still current do not.
     let is_header = |seen| matches!(seen, Seen::Read { offset, .. } if offset == SEGMENTS_OFFSET);
     disk.when(Fault::IsHeld, usize::MAX, is_header);
     let late = MissReason::Deadline;
@@ -700,7 +704,7 @@ fn row_22_a_segment_under_a_read_in_flight_is_not_written_again() {
         assert_eq!(reader.join().unwrap(), [GetStatus::Hit]);
     });
     assert_eq!(pool.get(&keys), [GetStatus::Miss(MissReason::Absent); 2]);
-    // Given back, the segment is written again.
+    // After it is unpinned, the segment is written again.
     write_over(&pool, 30..48);
     let first = super::read(&home.path, at, 64);
     let mut page = [0; 64];

@@ -1,9 +1,10 @@
-//! The fault matrix on real files: one test and more for each class of fault that a file, a disk or a caller can bring. The
-//! classes that are about crashes are in the simulation's tests; `tests/matrix.md` lists all of them.
+//! The fault matrix on real files: at least one test for each class of fault that a file, a disk or
+//! a caller can cause. The classes about crashes are in the simulation's tests; `tests/matrix.md`
+//! lists all of them.
 //!
-//! `device` what the disk does wrong, `refusing` what of it fails for good, `read_only` volumes
-//! that refuse every write, `medium` what lies wrong on the volume, `records` what becomes of
-//! records that are no pages, `place` where and how a store is opened.
+//! `device`: faults of the disk. `refusing`: parts of a device that fail for good. `read_only`:
+//! volumes that refuse every write. `medium`: wrong bytes on the volume. `records`: records that
+//! are no pages. `place`: where and how a store is opened.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]
@@ -49,7 +50,7 @@ pub fn flip(path: &Path, offset: u64) {
     write(path, offset, &[byte ^ 0x10]);
 }
 
-/// Where a page of the model `m` lies on a volume whose first segment holds it.
+/// Offset of a page of the model `m` on a volume whose first segment holds it.
 pub fn find(path: &Path, key: &PageKey) -> u64 {
     let mut start = [0; 64];
     fill("m", key, 0, &mut start);

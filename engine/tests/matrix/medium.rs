@@ -1,4 +1,4 @@
-//! What lies wrong on the volume: rows 1, 5, 7, 17 and 18.
+//! Wrong bytes on the volume: rows 1, 5, 7, 17 and 18.
 
 use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, PageRecord, Record, SEGMENTS_OFFSET,
@@ -14,8 +14,8 @@ use super::{SEGMENT, SIZE, descriptor, find, flip, read, write};
 
 const EIO: i32 = 5;
 
-/// A store with three chains of four pages, each in a descriptor block of its own behind that of the namespace, left as a
-/// crash leaves it.
+/// A store with three chains of four pages, each in a descriptor block of its own behind that of
+/// the namespace, left as a crash leaves it.
 fn crashed() -> Home {
     let home = Home::with_store(SIZE);
     drop(filled(&home));
@@ -56,7 +56,8 @@ fn row_01_a_torn_page_costs_itself_and_a_torn_descriptor_its_records_alone() {
     }
     for torn in [512, 1024, 3584] {
         let home = crashed();
-        // Records fill the front of the block: the tear leaves an older life's bytes behind it.
+        // Records fill the front of the block: the tear leaves an older generation's bytes behind
+        // it.
         write(
             &home.path,
             descriptor(3) + torn,
@@ -98,7 +99,7 @@ fn row_05_rot_in_any_structure_costs_at_most_what_it_lies_in() {
     }
 }
 
-/// What a look at a store that nobody uses finds damaged.
+/// How many flaws a survey of a store that is not in use finds.
 fn flaws(home: &Home) -> usize {
     Survey::new(&home.path, &SurveyOptions::default())
         .unwrap()
@@ -109,7 +110,7 @@ fn flaws(home: &Home) -> usize {
 #[test]
 fn row_05_rot_that_was_named_once_is_named_until_it_is_mended() {
     let home = Home::with_store(SIZE);
-    // In a store that was closed in order nothing but rot explains it.
+    // In a store that was closed cleanly nothing but rot explains it.
     filled(&home).close().unwrap();
     assert_eq!(flaws(&home), 0);
     flip(&home.path, descriptor(3) + 100);
@@ -161,7 +162,8 @@ fn row_05_rot_in_the_padding_of_a_part_never_reaches_the_caller() {
     drop(store);
     flip(&home.path, find(&home.path, &keys[0]) + 6000);
     let store = home.open();
-    // `hits` compares the bytes: whether padding counts is the checksum's affair, what is handed out is right.
+    // `hits` compares the bytes. Whether padding counts is decided by the checksum; the returned
+    // bytes are right.
     let pool = Pool::new(&store, "m", &[5000]);
     assert_eq!(pool.hits(&keys[1..]), 1);
     assert!(pool.hits(&keys[..1]) <= 1);
@@ -222,7 +224,7 @@ fn row_17_a_store_of_another_version_is_refused_by_name_and_not_touched() {
     assert_eq!(hits(&home), [4, 4, 4]);
 }
 
-/// Writes a segment that is whole and lies: its CRCs are right, its claims are not.
+/// Writes a segment that is whole and invalid: its CRCs are right, its claims are not.
 fn write_lies(home: &Home) {
     let block = read(&home.path, SUPERBLOCK_OFFSETS[0], BLOCK_BYTES);
     let superblock = Superblock::decode(&block).unwrap();
@@ -249,7 +251,7 @@ fn write_lies(home: &Home) {
             checksum: 1,
         })
     };
-    // Parents in a circle, a page that is its own parent, extents over one another, sizes that cannot be.
+    // Parents in a circle, a page that is its own parent, overlapping extents, impossible sizes.
     let mut records = vec![
         page(0, 2, 1),
         page(1, 2, 0),
@@ -301,11 +303,12 @@ fn write_lies(home: &Home) {
 #[test]
 fn row_18_records_that_lie_under_right_checksums_cost_misses_and_never_wrong_bytes() {
     let home = crashed();
-    // A second segment claims the first one's life.
+    // A second segment claims the first one's generation.
     write_lies(&home);
     let store = home.open();
     let pool = Pool::new(&store, "m", &[65536]);
-    // The liar's records are younger, so its pages miss; those it does not name are untouched.
+    // The forged records are younger, so their pages miss. Pages that they do not name are
+    // untouched.
     let liars = pool.hits(&chain(1, 4));
     assert!(liars <= 4);
     assert_eq!([2, 3].map(|seed| pool.hits(&chain(seed, 4))), [4, 4]);

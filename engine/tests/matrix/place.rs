@@ -1,4 +1,4 @@
-//! Where a store is opened, by whom, and with what means: rows 14 to 16, 19 and 21.
+//! Where a store is opened, by which process, and with which resources: rows 14 to 16, 19 and 21.
 
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn serve(core: &mut Core) -> usize {
     }
 }
 
-/// A core over so many free segments, syncing once a second.
+/// A core over free segments, syncing once a second.
 fn core_of(segments: u32) -> (Core, NamespaceSlot) {
     let segment = SegmentInit {
         state: InitState::Free,
@@ -99,7 +99,7 @@ fn row_14_a_clock_that_jumps_freezes_or_goes_back_decides_nothing_but_when() {
     // Far ahead: one sync, not one for each second that passed.
     core.tick(century_ms);
     assert_eq!((serve(&mut core), core.wakes_at()), (1, None));
-    // From there the interval counts on, whatever the clock says in between.
+    // From there the interval counts on, whatever the clock shows in between.
     assert_eq!(write(&mut core), 0);
     assert_eq!(core.wakes_at(), Some(century_ms + 1000));
     core.tick(5000);
@@ -115,7 +115,7 @@ fn row_14_a_clock_that_jumps_freezes_or_goes_back_decides_nothing_but_when() {
     core.check_invariants().unwrap();
 }
 
-/// What a core asks for, not yet done.
+/// The I/O that a core asks for, not yet done.
 fn asked(core: &mut Core) -> Vec<(IoId, bool)> {
     let io = |effect| match effect {
         Effect::Io { id, io, .. } => Some((id, matches!(io, Io::Sync))),
@@ -172,7 +172,7 @@ fn row_15_a_second_opener_is_told_the_holder_and_a_reader_changes_nothing() {
             if (holder.pid, holder.state) == (own, HolderState::Running)),
         "{locked}"
     );
-    // The holder goes as a crash takes it, and leaves its name behind: that is no lock.
+    // The holder ends as in a crash, and leaves its name behind: that is no lock.
     drop(store);
     let left = std::fs::read(&home.path).unwrap();
     let options = || OpenOptions {
@@ -351,7 +351,8 @@ fn in_a_process_of_its_own(test: &str, work: impl FnOnce()) {
     );
 }
 
-/// Makes `io_uring_setup` fail with this error for the rest of the process, as a container's seccomp profile does.
+/// Makes `io_uring_setup` fail with this error for the rest of the process, as a container's
+/// seccomp profile does.
 fn forbid_io_uring(errno: i32) {
     // Load the number of the system call; is it io_uring_setup; if so this error, else go on.
     let filter = [
@@ -442,7 +443,8 @@ fn row_19_without_lockable_memory_or_descriptors_a_store_works_or_says_what_is_m
         drop(store);
         let usual = getrlimit(Resource::Nofile);
         let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
-        // From no descriptor to spare up to enough: an error with a name each time, and then a store.
+        // From no descriptor to spare up to enough: an error with a name each time, and then a
+        // store.
         let mut opened = false;
         for spare in 0..64 {
             let limit = Rlimit {

@@ -23,7 +23,7 @@ const PAGE: u32 = 1 << 20;
 const CHAIN: usize = 12;
 const REFUSED: PutStatus = PutStatus::Refused(Refusal::ReadOnlyService);
 
-/// Fills the store several times over and flushes it. The pages that it keeps.
+/// Fills the store several times over and flushes it. Returns the pages that it keeps.
 fn full(pool: &Pool<'_>) -> Vec<PageKey> {
     let chains: Vec<Vec<PageKey>> = (0..40).map(|seed| chain(seed, CHAIN)).collect();
     for keys in &chains {
@@ -249,7 +249,7 @@ fn row_07_a_close_on_a_volume_that_refuses_writes_ends_and_costs_no_page() {
         let there = store.contains(pool.id, &kept);
         if closes {
             let begun = Instant::now();
-            // Whether it succeeds is the device's to say.
+            // Whether it succeeds depends on the device.
             let _ = store.close();
             assert!(begun.elapsed() < Duration::from_secs(60));
         }

@@ -1,4 +1,4 @@
-//! What becomes of records that are no pages when the disk is slow or takes none: rows 3 and 7.
+//! Records that are no pages, when the disk is slow or takes none of them: rows 3 and 7.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,7 +34,7 @@ fn row_03_deletions_that_gather_are_not_written_at_once_so_that_a_hole_is_no_lon
         }
         false
     });
-    // As many as are on their way at once: the rest gathers.
+    // As many as are in flight at once: the rest gathers.
     disk.when(Fault::IsHeld, 8, |seen| matches!(seen, Seen::Write { .. }));
     std::thread::scope(|scope| {
         let deleted = scope.spawn(|| store.delete(pool.id, &keys).unwrap());

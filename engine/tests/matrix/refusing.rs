@@ -1,4 +1,4 @@
-//! Parts of a device that fail for good, and the store goes on without: rows 6 and 7.
+//! Parts of a device that fail for good, while the store goes on without them: rows 6 and 7.
 
 use std::time::Instant;
 
@@ -25,9 +25,9 @@ fn row_07_segments_whose_header_the_device_does_not_take_are_done_without() {
             }
             _ => false,
         });
-        // Three times what it keeps.
+        // Three times the store's capacity.
         for seed in 0..50 {
-            // One that is written again may come into the next of them.
+            // A page that is written again may go into the next of them.
             let fails = PutStatus::Failed(PutFailure::Write);
             let is_stored = |status: &PutStatus| *status == PutStatus::Stored || *status == fails;
             // A page in each segment stays in use: none of them dies by itself.
@@ -58,7 +58,8 @@ fn row_07_segments_whose_header_the_device_does_not_take_are_done_without() {
     }
 }
 
-/// The store keeps less without it, for as long as that lasts: a chain that would fit with it may come again.
+/// The store keeps less without it, for as long as that lasts: a chain that would fit with it may
+/// come again.
 #[test]
 fn row_07_without_a_segment_a_chain_is_not_too_long_for_good() {
     let home = Home::with_store(SIZE);
@@ -91,7 +92,7 @@ fn row_07_without_a_segment_a_chain_is_not_too_long_for_good() {
     );
 }
 
-/// What a device that dies still does.
+/// The operations that a dying device still carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     ReadsAndSyncs,
@@ -124,7 +125,7 @@ fn row_07_a_volume_that_takes_no_writes_is_done_without_whether_or_not_it_ever_d
                 };
                 volume == failing && !is_left
             });
-            // Several times what the two others keep.
+            // Several times the capacity of the two others.
             let end = before + 500;
             for seed in before..end {
                 let statuses = pool.put(&chain(seed, 8));
@@ -152,7 +153,7 @@ fn row_07_a_volume_that_takes_no_writes_is_done_without_whether_or_not_it_ever_d
     }
 }
 
-/// Flushes until what a failed sync may have lost has been written anew.
+/// Flushes until the suspects of a failed sync have been written again.
 fn flush_at_last(store: &dyn PageStore, case: &str) {
     let until = Instant::now() + PATIENCE;
     while let Err(why) = store.flush() {
@@ -175,7 +176,7 @@ fn row_06_segments_whose_descriptors_cannot_be_read_do_not_keep_others_from_bein
         }
         _ => false,
     });
-    // Five times what it keeps.
+    // Five times the store's capacity.
     for seed in 0..70 {
         assert_eq!(
             pool.put(&chain(seed, 12)),
