@@ -392,7 +392,7 @@ impl Company {
 }
 
 #[test]
-fn what_was_put_lately_outlives_kills_that_leave_no_room_for_copies() {
+fn pages_put_lately_outlive_kills_that_leave_no_room_for_copies() {
     let mut random = Pcg64::seed_from_u64(7);
     let mut company = Company {
         disk: Memory::new(BTreeMap::new(), BTreeSet::new()),
@@ -417,7 +417,7 @@ fn segment_of(life: &Life<'_>, keys: &[PageKey]) -> Option<SegmentId> {
 
 /// A segment that has just been written loses the most to deletions, and is reclaimed first.
 #[test]
-fn what_is_warm_is_copied_also_past_half_a_segment() {
+fn warm_pages_are_copied_also_beyond_half_a_segment() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
     let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
     assert!(life.start().is_ok());
@@ -532,7 +532,7 @@ fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
 /// The oldest generations are full of pages that stay, or are still being written: no page in them
 /// is dead, and they are emptied all the same.
 #[test]
-fn deletions_that_fill_a_store_go_with_the_lives_that_hold_them_up() {
+fn deletions_that_fill_a_store_go_with_the_generations_that_hold_them_up() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
     let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
     assert!(life.start().is_ok());
@@ -626,7 +626,7 @@ fn a_plan_that_is_made_in_steps_is_the_same() {
 
 /// Between two steps of a plan any caller may read the pages of the victim.
 #[test]
-fn what_is_used_while_a_plan_is_made_is_not_evicted_by_it() {
+fn pages_used_while_a_plan_is_made_are_not_evicted_by_it() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
     let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
     life.once_weighed = |life, keys| {

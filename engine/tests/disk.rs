@@ -389,7 +389,7 @@ impl Sink for Blocker {
 }
 
 #[test]
-fn what_waits_for_its_turn_past_its_deadline_is_answered_when_somebody_asks() {
+fn a_queued_operation_past_its_deadline_is_answered_on_expire() {
     on_each_disk(|open| {
         let disk = open(vec![Some(file(4))], 1);
         let (entered, was_entered) = mpsc::channel();
@@ -651,7 +651,7 @@ fn a_sink_may_submit_and_may_be_the_last_to_hold_the_disk() {
 }
 
 #[test]
-fn the_disk_that_is_opened_says_what_it_is() {
+fn the_opened_disk_reports_its_kind() {
     let options = || DiskOptions {
         files: vec![Some(file(1)), None],
         depth: 4,

@@ -89,7 +89,7 @@ fn sleeps(what: &str, settling: u64) {
 }
 
 #[test]
-fn what_has_nothing_to_do_sleeps() {
+fn threads_with_nothing_to_do_sleep() {
     an_idle_disk();
     an_idle_store();
     an_idle_owner_and_its_clients();

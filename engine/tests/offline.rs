@@ -184,7 +184,7 @@ fn a_nearly_full_store_is_in_order_after_a_few_compactions() {
 }
 
 #[test]
-fn progress_is_told_while_room_is_made_too() {
+fn progress_is_reported_while_room_is_made_too() {
     let home = home_with(&chains(60, 100), MIB + 20 * 16 * MIB);
     let mut told = Vec::new();
     let mut progress = |moved: u64, _| {
@@ -236,7 +236,7 @@ fn a_chain_in_order_stays_where_it_is_while_scattered_ones_move() {
 }
 
 #[test]
-fn dead_space_is_given_back_and_what_was_deleted_stays_deleted() {
+fn dead_space_is_released_and_deleted_pages_stay_deleted() {
     let chains = chains(6, 128);
     let home = Home::with_store(256 * MIB);
     let store = home.open();
@@ -272,7 +272,7 @@ fn dead_space_is_given_back_and_what_was_deleted_stays_deleted() {
 }
 
 #[test]
-fn a_header_that_a_crash_cut_short_keeps_nobody_from_compacting() {
+fn a_header_torn_by_a_crash_does_not_prevent_compaction() {
     use std::os::unix::fs::FileExt;
     for copy in 0..2 {
         let chains = chains(4, 40);
@@ -445,7 +445,7 @@ fn pages_larger_than_all_that_is_moved_at_once_are_moved_too() {
 }
 
 #[test]
-fn what_a_new_store_drops_for_want_of_room_is_counted() {
+fn pages_dropped_for_lack_of_room_in_a_new_store_are_counted() {
     let home = Home::with_store(512 * MIB);
     let store = home.open();
     // 2 pages fit a segment of 16 MiB.

@@ -102,7 +102,7 @@ fn writes_below_segments(log: &Log) -> usize {
 }
 
 #[test]
-fn whatever_an_open_store_changes_it_writes_through_its_wrapper() {
+fn an_open_store_makes_all_its_changes_through_its_wrapper() {
     for (want, prewrite) in [(Want::Auto, false), (Want::Threads, true)] {
         let home = home();
         let log = Log::default();

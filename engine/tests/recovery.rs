@@ -142,7 +142,7 @@ fn an_open_header_that_the_close_did_not_write_lists_nothing() {
 
 /// The failure of the page's later write was recorded in its segment's header, and nowhere else.
 #[test]
-fn what_lies_under_two_bad_headers_takes_no_whole_page_s_place() {
+fn a_page_under_two_bad_headers_replaces_no_whole_page() {
     let [first, a, b, second, c, d] = serials();
     let sealed = header(0, first, SegmentState::Sealed, d);
     let mut bad = header(1, second, SegmentState::Sealed, d);
@@ -164,7 +164,7 @@ fn what_lies_under_two_bad_headers_takes_no_whole_page_s_place() {
 /// read at the moment. Once it is readable again it holds no header. So the pages served meanwhile
 /// need a header of their own.
 #[test]
-fn a_life_whose_headers_cannot_be_read_is_told_by_a_new_header() {
+fn a_generation_with_unreadable_headers_gets_a_new_header() {
     let [sequence, a, b] = serials();
     let mut blocks = BTreeMap::from([(SEGMENT_BLOCKS - 2, page_block(0, sequence, (a, b), 1, 1))]);
     let crashed = superblock(sequence.run(), OpenState::Open);
@@ -186,7 +186,7 @@ fn a_life_whose_headers_cannot_be_read_is_told_by_a_new_header() {
 /// excludes the page. Then a record went into the segment's spare room, and a power loss came
 /// before a header listed it.
 #[test]
-fn no_mark_vouches_for_what_a_seal_does_not() {
+fn no_durable_watermark_proves_a_page_that_a_sealed_header_excludes() {
     let [first, a, b, c, d, second, e, f] = serials();
     let sealed = header(0, first, SegmentState::Sealed, Serial::ZERO);
     let later = header(1, second, SegmentState::Sealed, f);
@@ -206,7 +206,7 @@ fn no_mark_vouches_for_what_a_seal_does_not() {
 
 /// The power went between the two copies of the header that sealed a segment.
 #[test]
-fn a_header_that_a_crash_left_in_one_copy_is_written_in_both() {
+fn a_header_that_a_crash_left_in_one_copy_is_written_in_both_copies() {
     let [sequence, a, b] = serials();
     let blocks = BTreeMap::from([
         (0, header(0, sequence, SegmentState::Sealed, b)),
@@ -228,7 +228,7 @@ fn a_header_that_a_crash_left_in_one_copy_is_written_in_both() {
 /// One copy of a header states that the segment was released, and cannot be read at the moment. The
 /// pages of the other copy are served, and so that header is written in both copies.
 #[test]
-fn a_header_one_copy_of_which_cannot_be_read_is_written_in_both() {
+fn a_header_with_one_unreadable_copy_is_written_in_both_copies() {
     let [sequence, a, b] = serials();
     let blocks = BTreeMap::from([
         (0, header(0, sequence, SegmentState::Free, b)),
@@ -249,7 +249,7 @@ fn a_header_one_copy_of_which_cannot_be_read_is_written_in_both() {
 /// A power loss undid the first header of a generation, and left blocks of it. Then the first write
 /// of the next generation was cut short.
 #[test]
-fn what_a_power_loss_has_undone_does_not_come_back_behind_a_block_cut_short() {
+fn a_generation_undone_by_a_power_loss_does_not_come_back_behind_a_torn_block() {
     let [sequence, a, b] = serials();
     let mut cut = page_block(0, sequence, (a, b), 0, 1);
     cut[BLOCK_BYTES / 2..].fill(0xa5);

@@ -81,7 +81,7 @@ fn pages_of_any_share_of_a_segment_are_kept_as_many_as_there_is_room_for() {
 }
 
 #[test]
-fn a_namespace_without_pages_that_nobody_names_any_more_is_forgotten() {
+fn a_namespace_without_pages_and_users_is_forgotten() {
     let home = Home::with_store(128 * MIB);
     {
         let store = home.open();
@@ -132,7 +132,7 @@ fn a_namespace_without_pages_that_nobody_names_any_more_is_forgotten() {
 }
 
 #[test]
-fn clients_are_told_when_there_are_too_many_namespaces() {
+fn clients_get_an_error_when_there_are_too_many_namespaces() {
     let home = Home::with_store(512 * MIB);
     let attach = || Store::attach(&home.path, AttachOptions::default()).unwrap();
     let owner = home.open();
@@ -150,7 +150,7 @@ fn clients_are_told_when_there_are_too_many_namespaces() {
 }
 
 #[test]
-fn leases_leave_room_in_what_is_left_of_a_store() {
+fn leases_leave_room_in_a_store_with_lost_volumes() {
     let home = Home::new();
     let beside = |number: u32| home.directory.path().join(number.to_string());
     let options = CreateOptions {
@@ -175,7 +175,7 @@ fn leases_leave_room_in_what_is_left_of_a_store() {
 }
 
 #[test]
-fn a_put_that_waits_for_what_is_leased_goes_on_when_the_lease_lapses() {
+fn a_put_that_waits_for_leased_room_goes_on_when_the_lease_ends() {
     let home = Home::with_store(128 * MIB);
     let attach = || {
         let open = OpenOptions {
@@ -206,7 +206,7 @@ fn a_put_that_waits_for_what_is_leased_goes_on_when_the_lease_lapses() {
 
 /// However many pages are put at once, and whatever is leased beside the chain.
 #[test]
-fn of_a_chain_that_finds_no_room_what_is_stored_begins_at_its_head() {
+fn a_chain_without_enough_room_is_stored_from_its_head() {
     let home = Home::with_store(320 * MIB);
     let store = home.open();
     let pool = Pool::new(&store, "m", &[1 << 20]);

@@ -32,7 +32,7 @@ fn attach(home: &Home) -> SharedStore {
 }
 
 #[test]
-fn what_one_puts_the_others_get_whoever_owns_the_store() {
+fn pages_put_by_one_process_are_read_by_the_others_under_any_owner() {
     let home = Home::with_store(256 * MIB);
     let owner = attach(&home);
     let clients = [attach(&home), attach(&home)];
@@ -78,7 +78,7 @@ fn what_one_puts_the_others_get_whoever_owns_the_store() {
 }
 
 #[test]
-fn each_page_of_a_call_that_takes_several_windows_is_told_its_own_status() {
+fn each_page_of_a_call_with_several_windows_gets_its_own_status() {
     let home = Home::with_store(256 * MIB);
     let (owner, client) = (attach(&home), attach(&home));
     for (seed, handle) in [(1, &owner), (2, &client)] {
@@ -93,7 +93,7 @@ fn each_page_of_a_call_that_takes_several_windows_is_told_its_own_status() {
 }
 
 #[test]
-fn what_a_client_finds_damaged_is_damaged_to_all() {
+fn a_page_that_a_client_finds_damaged_is_damaged_for_all() {
     for shared_reads in [SharedReads::Off, SharedReads::On] {
         let home = Home::with_store(128 * MIB);
         let mut options = AttachOptions::default();
@@ -157,7 +157,7 @@ fn a_handle_that_is_between_two_owners_can_be_closed() {
 }
 
 #[test]
-fn namespaces_are_told_apart_in_whatever_order_each_process_names_them() {
+fn namespaces_stay_distinct_in_any_order_of_registration() {
     let home = Home::with_store(256 * MIB);
     let (owner, client) = (attach(&home), attach(&home));
     let (first, second) = (
@@ -177,7 +177,7 @@ fn namespaces_are_told_apart_in_whatever_order_each_process_names_them() {
 }
 
 #[test]
-fn a_client_takes_over_when_the_owner_goes_and_finds_what_was_acknowledged() {
+fn a_client_takes_over_when_the_owner_goes_and_finds_acknowledged_pages() {
     let home = Home::with_store(256 * MIB);
     let mut owner = attach(&home);
     let mut next = attach(&home);
@@ -209,7 +209,7 @@ fn a_client_takes_over_when_the_owner_goes_and_finds_what_was_acknowledged() {
 
 /// In order, or as a kill ends it.
 #[test]
-fn a_put_whose_owner_goes_is_carried_out_with_the_next_one() {
+fn a_put_is_repeated_with_the_next_owner_when_its_owner_goes() {
     let home = Home::with_store(256 * MIB);
     let wait = PutOptions { wait: PATIENCE };
     for ends in [|owner: SharedStore| owner.close().unwrap(), drop] {
@@ -244,7 +244,7 @@ fn a_put_whose_owner_goes_is_carried_out_with_the_next_one() {
 }
 
 #[test]
-fn whoever_waits_for_an_owner_is_woken_by_the_next_one() {
+fn a_process_that_waits_for_an_owner_is_woken_by_the_next_one() {
     let home = Home::with_store(256 * MIB);
     let (owner, client) = (attach(&home), attach(&home));
     owner.close().unwrap();
@@ -366,7 +366,7 @@ fn a_lookup_of_more_keys_than_a_message_holds_is_answered_whole() {
 }
 
 #[test]
-fn a_store_that_somebody_owns_without_serving_it_is_refused() {
+fn attaching_to_a_store_with_an_owner_that_does_not_serve_it_is_refused() {
     let home = Home::with_store(256 * MIB);
     let store = home.open();
     let refused = Store::attach(&home.path, AttachOptions::default());
@@ -480,7 +480,7 @@ fn ask(stream: &mut UnixStream, request: &Request<'_>) -> Vec<u8> {
 
 /// There is no session yet that could hang up on it, and an owner that closes would wait for it.
 #[test]
-fn whoever_takes_for_ever_to_say_who_it_is_is_not_listened_to() {
+fn a_connection_without_a_greeting_is_closed_after_a_while() {
     let home = Home::with_store(128 * MIB);
     let _owner = attach(&home);
     let mut stream = UnixStream::connect(socket_path(&home.path)).unwrap();
@@ -511,7 +511,7 @@ fn mark(volume: &Path, client: u32) -> std::fs::File {
 /// The first volume is free already: the rings of a process that dies are released one after the
 /// other.
 #[test]
-fn a_volume_that_others_still_use_is_neither_missing_nor_given_up() {
+fn a_volume_that_other_processes_still_use_is_neither_missing_nor_given_up() {
     let home = Home::new();
     let second = home.directory.path().join("second");
     let options = CreateOptions {
@@ -613,7 +613,7 @@ fn a_device_is_shared_like_a_file() {
 }
 
 #[test]
-fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_its_next_opener() {
+fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_the_next_opener() {
     let home = Home::with_store(256 * MIB);
     let owner = attach(&home);
     let pool = Pool::new(&owner, "m", &[65536]);
@@ -666,7 +666,7 @@ fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_its_ne
 }
 
 #[test]
-fn a_client_one_of_whose_connections_fails_is_sent_away() {
+fn a_client_is_disconnected_when_one_of_its_connections_fails() {
     let home = Home::with_store(256 * MIB);
     let _owner = attach(&home);
     let connect = |greeting: &Request<'_>| {
@@ -745,7 +745,7 @@ fn inherited(home: &Home) -> Vec<OwnedFd> {
 }
 
 #[test]
-fn what_a_child_process_has_inherited_holds_up_nobody() {
+fn descriptors_inherited_by_a_child_process_block_no_process() {
     let home = Home::with_store(256 * MIB);
     let keys = chain(1, 4);
     let owner = attach(&home);
@@ -765,7 +765,7 @@ fn what_a_child_process_has_inherited_holds_up_nobody() {
 
 /// A kernel before 5.15 fails an operation that would have to wait on a description that must not.
 #[test]
-fn what_is_written_through_may_wait() {
+fn descriptions_used_for_writes_are_blocking() {
     let home = Home::with_store(256 * MIB);
     let owner = attach(&home);
     let client = attach(&home);

@@ -218,7 +218,7 @@ fn put_all(store: &SharedStore, keys: &[PageKey]) {
 }
 
 #[test]
-fn a_client_that_stops_in_the_midst_of_a_put_holds_up_nobody_for_long() {
+fn a_client_that_stops_in_the_middle_of_a_put_does_not_block_others_for_long() {
     let home = Home::with_store(512 * MIB);
     let owner = attach(&home);
     let other = attach(&home);

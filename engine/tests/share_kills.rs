@@ -479,17 +479,17 @@ fn kill_many(test: &'static str, regime: Regime) {
 }
 
 #[test]
-fn what_was_acknowledged_lately_outlives_kills_in_a_full_store() {
+fn pages_acknowledged_lately_outlive_kills_in_a_full_store() {
     kill_many(
-        "what_was_acknowledged_lately_outlives_kills_in_a_full_store",
+        "pages_acknowledged_lately_outlive_kills_in_a_full_store",
         Regime::Evicted,
     );
 }
 
 #[test]
-fn all_that_was_acknowledged_outlives_kills_where_nothing_is_evicted() {
+fn all_acknowledged_pages_outlive_kills_where_nothing_is_evicted() {
     kill_many(
-        "all_that_was_acknowledged_outlives_kills_where_nothing_is_evicted",
+        "all_acknowledged_pages_outlive_kills_where_nothing_is_evicted",
         Regime::Deleted,
     );
 }

@@ -106,7 +106,7 @@ fn pages_that_all_ranks_read_reach_the_device_once() {
 }
 
 #[test]
-fn a_process_of_its_own_reads_from_what_another_one_read() {
+fn a_separate_process_copies_pages_that_another_one_read() {
     let parts = [65536];
     if let Ok(role) = std::env::var(ROLE) {
         let store = attach_path(Path::new(&role));
@@ -122,7 +122,7 @@ fn a_process_of_its_own_reads_from_what_another_one_read() {
     assert_eq!(pools[0].hits(&keys), 200);
     let mut other = reader(
         &home,
-        "a_process_of_its_own_reads_from_what_another_one_read",
+        "a_separate_process_copies_pages_that_another_one_read",
     );
     assert!(other.0.wait().unwrap().success());
     assert_eq!(owner.stats().bytes_read, 200 * 65536);
@@ -142,7 +142,7 @@ fn reader(home: &Home, test: &str) -> Process {
 }
 
 #[test]
-fn readers_that_are_killed_in_the_middle_cost_nobody_a_page() {
+fn killed_readers_cost_the_others_no_page() {
     let parts = [65536];
     if let Ok(role) = std::env::var(ROLE) {
         let store = attach_path(Path::new(&role));
@@ -160,10 +160,7 @@ fn readers_that_are_killed_in_the_middle_cost_nobody_a_page() {
     let client = attach(&home);
     let pools = [&owner, &client].map(|store| Pool::new(store, "m", &parts));
     for round in 0..6 {
-        let mut other = reader(
-            &home,
-            "readers_that_are_killed_in_the_middle_cost_nobody_a_page",
-        );
+        let mut other = reader(&home, "killed_readers_cost_the_others_no_page");
         let before = owner.report().unwrap().staging.fills;
         let enough = before + 200 * (round % 3) + 1;
         eventually("the other process reads", || {
@@ -254,7 +251,7 @@ fn a_process_alone_in_a_namespace_shares_nothing() {
 }
 
 #[test]
-fn what_was_deleted_is_not_found_in_the_area() {
+fn a_deleted_page_is_not_found_in_the_area() {
     let (home, owner, keys) = stored(&[65536], 40, attach);
     let client = attach(&home);
     let pools = [&owner, &client].map(|store| Pool::new(store, "m", &[65536]));

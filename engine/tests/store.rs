@@ -49,7 +49,7 @@ fn pages_come_back_bit_exact_before_and_after_a_reopen() {
 }
 
 #[test]
-fn a_store_many_times_over_its_size_keeps_what_is_newest_and_never_a_child_without_its_parent() {
+fn an_overfilled_store_keeps_the_newest_pages_and_no_child_without_its_parent() {
     let home = Home::with_store(256 * MIB);
     let store = home.open();
     let pool = Pool::new(&store, "m", &[65536]);
@@ -124,10 +124,10 @@ fn shared_home(name: &str, size: u64) -> (std::path::PathBuf, bool) {
 }
 
 #[test]
-fn what_was_put_and_what_was_deleted_survives_sigkill() {
+fn puts_and_deletions_survive_sigkill() {
     let (path, _) = shared_home("sigkill-store", 256 * MIB);
     let (kept, deleted, cleared) = (chain(1, 40), chain(2, 40), chain(3, 40));
-    in_a_process_that_dies("what_was_put_and_what_was_deleted_survives_sigkill", || {
+    in_a_process_that_dies("puts_and_deletions_survive_sigkill", || {
         let store = Store::open(&path, OpenOptions::default()).unwrap();
         let pool = Pool::new(&store, "m", &[65536, 4096]);
         let other = Pool::new(&store, "other", &[65536, 4096]);
@@ -541,7 +541,7 @@ fn several_volumes_share_the_pages_and_come_back_together() {
 }
 
 #[test]
-fn a_second_opener_is_told_who_holds_the_store_and_a_reader_may_look_on() {
+fn a_second_opener_gets_the_holders_name_and_a_reader_is_admitted() {
     let home = Home::with_store(256 * MIB);
     let keys = chain(1, 200);
     let store = home.open();
@@ -724,7 +724,7 @@ fn the_longest_patience_there_is_is_no_overflow() {
 }
 
 #[test]
-fn pages_of_which_a_segment_holds_one_make_room_for_newer_ones() {
+fn pages_as_large_as_a_segment_make_room_for_newer_ones() {
     let home = Home::with_store(256 * MIB);
     let store = home.open();
     let pool = Pool::new(&store, "m", &[8 << 20]);

@@ -338,7 +338,7 @@ fn are_proven(store: &Store, keys: &[PageKey]) -> Vec<Option<bool>> {
 }
 
 #[test]
-fn no_mark_vouches_for_what_failed_syncs_lost() {
+fn no_durable_watermark_proves_pages_that_failed_syncs_lost() {
     for failures in 1..4 {
         let keys = chain(1, 4);
         let mut store = after_failed_syncs(&keys, failures);
@@ -354,7 +354,7 @@ fn no_mark_vouches_for_what_failed_syncs_lost() {
 }
 
 #[test]
-fn the_mark_goes_on_with_the_sync_that_makes_the_free_header_durable() {
+fn the_durable_watermark_advances_with_the_sync_that_makes_the_free_header_durable() {
     for failures in 1..4 {
         let keys = chain(1, 5);
         let mut store = after_failed_syncs(&keys, failures);
@@ -371,7 +371,7 @@ fn the_mark_goes_on_with_the_sync_that_makes_the_free_header_durable() {
 /// A sync loses a page's bytes, and its segment's descriptors cannot be read for a while: the store
 /// goes on without the segment, and is closed.
 #[test]
-fn what_was_done_without_is_not_vouched_for_at_a_close() {
+fn pages_dropped_with_an_unreadable_suspect_are_not_proven_at_a_close() {
     let keys = chain(1, 2);
     let mut store = Store::new();
     let (id, place) = store.submit(keys[0]);
@@ -446,7 +446,7 @@ fn a_deletion_outlives_the_first_header_of_its_segment() {
 /// The store is being closed. The close fails at once after a failed sync, and then waits until
 /// nothing is left to be written.
 #[test]
-fn what_a_plan_has_queued_before_it_is_broken_off_is_written() {
+fn records_queued_by_a_plan_are_written_after_it_is_aborted() {
     let keys = chain(1, 4);
     let mut store = Store::new();
     store.put(keys[0]);
@@ -480,7 +480,7 @@ fn what_a_plan_has_queued_before_it_is_broken_off_is_written() {
 /// Its record is forwarded out of a segment beside the last of its pages, which leave before a
 /// failed sync has the copy written again.
 #[test]
-fn a_namespace_that_nobody_wants_any_more_keeps_nothing_from_being_synced() {
+fn an_unused_namespace_does_not_block_syncs() {
     let keys = chain(1, 39);
     let mut store = Store::new();
     keys.iter().for_each(|key| store.put(*key));
@@ -548,7 +548,7 @@ fn behind_a_hole(can_be_filled: bool) -> (bool, usize) {
 }
 
 #[test]
-fn what_lies_behind_a_descriptor_write_that_failed_is_vouched_for_where_it_is_written_over() {
+fn records_behind_a_failed_descriptor_write_are_proven_once_the_hole_is_filled() {
     assert_eq!(behind_a_hole(true), (true, 0));
     assert_eq!(behind_a_hole(false), (false, 0));
 }

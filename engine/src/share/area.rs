@@ -321,7 +321,7 @@ mod tests {
     };
 
     #[test]
-    fn what_one_mapping_writes_the_other_copies() {
+    fn bytes_written_in_one_mapping_are_copied_from_the_other() {
         let made = Area::create(3 << 20).unwrap();
         assert_eq!((made.bytes(), made.units()), (4 << 20, 1..64));
         let taken = Area::adopt(made.file().try_clone_to_owned().unwrap()).unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken_by_another_mapping_and_stops_at_its_patience() {
+    fn a_waiter_is_woken_through_another_mapping_and_stops_at_its_patience() {
         let made = Area::create(1).unwrap();
         let taken = Area::adopt(made.file().try_clone_to_owned().unwrap()).unwrap();
         for (is_there, look) in [(true, Look::Ready), (false, Look::Over)] {

@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_hangs_up_is_told_from_none() {
+    fn an_owner_that_hangs_up_is_distinguished_from_no_owner() {
         let (_directory, path) = crate::share::tests::created();
         let reached = Remote::reach(&path).err().unwrap();
         assert!(matches!(reached, ReachError::Nobody(_)), "{reached}");

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_goes_first_and_what_is_held_never() {
+    fn the_longest_unused_slot_goes_first_and_a_held_slot_never() {
         let staging = staging();
         for number in 0..7 {
             stage(&staging, number, 9);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_late_or_wrong_is_read_again_by_the_next() {
+    fn a_late_or_wrong_page_is_read_again_by_the_next_process() {
         for served in [Served::Late, Served::Wrongly] {
             let staging = staging();
             let fill = give(&staging, 1, 1).unwrap();

@@ -175,7 +175,7 @@ impl Scene {
 }
 
 #[test]
-fn a_client_that_does_not_read_what_others_wait_for_costs_them_one_wait() {
+fn a_client_that_does_not_fill_its_slots_costs_the_others_one_wait() {
     let scene = Scene::new();
     assert!(scene.take_slots().iter().all(|slot| slot.fill));
     scene.get(&scene.client);
@@ -191,7 +191,7 @@ fn a_client_that_does_not_read_what_others_wait_for_costs_them_one_wait() {
 }
 
 #[test]
-fn who_waits_for_a_client_that_dies_gets_the_pages_all_the_same() {
+fn waiters_of_a_client_that_dies_get_the_pages_all_the_same() {
     let scene = Scene::new();
     assert!(scene.take_slots().iter().all(|slot| slot.fill));
     std::thread::scope(|scope| {
@@ -204,7 +204,7 @@ fn who_waits_for_a_client_that_dies_gets_the_pages_all_the_same() {
 }
 
 #[test]
-fn a_dead_clients_slots_are_not_used_again_while_its_mark_is_there() {
+fn a_dead_clients_slots_are_not_reused_while_its_mark_is_there() {
     let scene = Scene::new();
     let volume: OwnedFd = File::options()
         .read(true)
@@ -234,7 +234,7 @@ fn a_dead_clients_slots_are_not_used_again_while_its_mark_is_there() {
 }
 
 #[test]
-fn whatever_is_written_into_the_area_nobody_gets_wrong_bytes() {
+fn arbitrary_writes_into_the_area_cause_no_wrong_bytes() {
     let scene = Scene::new();
     // While another process appears to be reading.
     let space = scene.other.namespace(&namespace(PAGE_BYTES)).unwrap();
@@ -271,7 +271,7 @@ fn whatever_is_written_into_the_area_nobody_gets_wrong_bytes() {
 }
 
 #[test]
-fn what_a_client_gives_back_that_it_does_not_have_changes_nothing() {
+fn releasing_slots_that_a_client_does_not_hold_changes_nothing() {
     let scene = Scene::new();
     scene.get(&scene.client);
     let space = scene.other.namespace(&namespace(PAGE_BYTES)).unwrap();
@@ -293,7 +293,7 @@ fn what_a_client_gives_back_that_it_does_not_have_changes_nothing() {
 }
 
 #[test]
-fn whoever_connects_and_says_nothing_does_not_hold_up_a_close() {
+fn a_silent_connection_does_not_block_a_close() {
     let (_directory, path) = created();
     let owner = Store::attach(&path, AttachOptions::default()).unwrap();
     let silent = UnixStream::connect(socket_path(&path)).unwrap();
@@ -305,7 +305,7 @@ fn whoever_connects_and_says_nothing_does_not_hold_up_a_close() {
 }
 
 #[test]
-fn a_client_that_waits_for_what_it_never_carries_out_does_not_hold_up_a_close() {
+fn a_client_that_waits_for_its_own_unwritten_put_does_not_block_a_close() {
     let (_directory, path) = created();
     let owner = Store::attach(&path, AttachOptions::default()).unwrap();
     let id = owner.namespace(&namespace(4096)).unwrap();
@@ -368,7 +368,7 @@ fn rights(socket: &Path) -> (u32, u32, u32) {
 }
 
 #[test]
-fn whoever_takes_over_lets_those_use_the_store_whom_the_owner_before_let() {
+fn a_new_owner_serves_the_group_that_the_last_owner_served() {
     let (_directory, path) = created();
     let gid = rustix::process::getgid().as_raw();
     let group = AttachOptions {
@@ -417,7 +417,7 @@ fn a_store_is_reached_through_links_to_it() {
 
 /// A process that recovers a large store holds its lock long before it records its name.
 #[test]
-fn who_is_just_opening_a_store_is_waited_for_longer_than_who_holds_it() {
+fn attaching_waits_longer_for_an_opening_process_than_for_a_holder() {
     let locked = |state| crate::error::StoreError::Locked {
         path: PathBuf::from("store"),
         holder: LockHolder { pid: 1, state },
@@ -432,7 +432,7 @@ fn who_is_just_opening_a_store_is_waited_for_longer_than_who_holds_it() {
 }
 
 #[test]
-fn whoever_meets_another_release_is_told_of_that_and_of_no_other_way() {
+fn an_owner_of_another_release_causes_an_error_about_the_release_alone() {
     let said = |error| super::not_served(Path::new("store"), &error).to_string();
     let other = said(ReachError::Version(1));
     assert!(other.contains("same release") && !other.contains("larder serve"));

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn one_read_goes_through_each_time_the_limit_has_passed_whoever_waits_on() {
+    fn one_read_goes_through_after_each_hang_limit_while_others_wait() {
         let silence = owing();
         silence.fell_silent(50_000, LIMIT);
         assert!(silence.is_hung(50_000, LIMIT));

@@ -161,7 +161,7 @@ fn a_replaced_page_gives_back_its_old_place_and_keeps_its_children() {
 }
 
 #[test]
-fn what_is_concluded_from_an_old_place_changes_nothing_at_the_new_one() {
+fn findings_about_an_old_place_change_nothing_at_the_new_one() {
     let index = Index::new(2, AMPLE_BLOCKS);
     let (name, old, new) = (key(0, 0).prefix(), place(0, 5), place(1, 9));
     index.publish(&[Publish {

@@ -549,7 +549,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_index_does_what_a_plain_map_and_an_exact_lru_would(
+    fn the_index_matches_a_plain_map_and_an_exact_lru(
         ops in prop::collection::vec(any_op(), 1..250),
     ) {
         let mut pair = Pair::new(0);
@@ -560,7 +560,7 @@ proptest! {
     }
 
     #[test]
-    fn and_does_so_while_all_heats_are_lowered(
+    fn the_index_matches_them_while_all_heats_are_lowered(
         ops in prop::collection::vec(any_op(), 1..250),
         before in 1..100_u32,
     ) {

@@ -238,7 +238,7 @@ fn client_reads_what_lies_elsewhere(read: Read) {
 }
 
 #[test]
-fn row_06_what_cannot_be_read_is_never_taken_for_empty() {
+fn row_06_unreadable_blocks_are_never_taken_for_empty_ones() {
     let home = Home::with_store(SIZE);
     let keys = chain(1, 8);
     {
@@ -296,7 +296,7 @@ fn row_06_a_page_that_cannot_be_read_costs_itself_and_is_put_again_elsewhere() {
 }
 
 #[test]
-fn row_07_after_a_failed_write_pages_go_elsewhere_and_what_was_acknowledged_stays() {
+fn row_07_after_a_failed_write_pages_go_elsewhere_and_acknowledged_pages_stay() {
     let home = Home::with_store(SIZE);
     let keys = chain(1, 24);
     {
@@ -363,7 +363,7 @@ fn row_07_a_header_that_cannot_be_written_at_the_open_costs_its_segment_and_not_
 }
 
 #[test]
-fn row_07_what_a_client_could_not_write_it_writes_once_more() {
+fn row_07_a_client_retries_failed_page_writes_once() {
     let home = Home::with_store(4 * SIZE);
     let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
     // Windows of 2, 8 and 4 pages: any of their writes, the last ones too.
@@ -577,7 +577,7 @@ fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {
 }
 
 #[test]
-fn row_20_reads_whose_turn_does_not_come_are_given_up_at_the_deadline() {
+fn row_20_queued_reads_are_given_up_at_the_deadline() {
     let home = Home::with_store(SIZE);
     let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
     let (client, disk) = attach_faulty(&home);
@@ -640,7 +640,7 @@ fn row_20_a_reader_without_the_lock_does_not_outstay_its_deadline() {
 }
 
 #[test]
-fn row_20_nobody_waits_for_a_close_that_waits_for_a_silent_device() {
+fn row_20_no_call_waits_for_a_close_that_waits_for_a_silent_device() {
     let home = Home::with_store(SIZE);
     let (store, disk) = open_faulty(&home, OpenOptions::default());
     let pool = Pool::new(&store, "m", &[65536]);

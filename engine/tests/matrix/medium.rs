@@ -68,7 +68,7 @@ fn row_01_a_torn_page_costs_itself_and_a_torn_descriptor_its_records_alone() {
 }
 
 #[test]
-fn row_05_rot_in_any_structure_costs_at_most_what_it_lies_in() {
+fn row_05_rot_in_any_structure_costs_at_most_that_structure() {
     let home = crashed();
     let page = find(&home.path, &chain(2, 4)[1]);
     let block = BLOCK_BYTES as u64;
@@ -108,7 +108,7 @@ fn flaws(home: &Home) -> usize {
 }
 
 #[test]
-fn row_05_rot_that_was_named_once_is_named_until_it_is_mended() {
+fn row_05_rot_that_was_reported_once_is_reported_until_it_is_repaired() {
     let home = Home::with_store(SIZE);
     // In a store that was closed cleanly nothing but rot explains it.
     filled(&home).close().unwrap();

@@ -156,7 +156,7 @@ fn row_14_a_deletion_that_is_acknowledged_while_a_sync_runs_falls_due_again() {
 }
 
 #[test]
-fn row_15_a_second_opener_is_told_the_holder_and_a_reader_changes_nothing() {
+fn row_15_a_second_opener_gets_the_holders_name_and_a_reader_changes_nothing() {
     let home = Home::with_store(SIZE);
     let keys = chain(1, 8);
     let store = home.open();
@@ -199,7 +199,7 @@ fn row_15_a_second_opener_is_told_the_holder_and_a_reader_changes_nothing() {
 }
 
 #[test]
-fn row_15_a_reader_beside_a_writer_takes_nothing_from_segments_in_another_life() {
+fn row_15_a_reader_beside_a_writer_takes_nothing_from_segments_in_another_generation() {
     let home = Home::with_store(SIZE);
     let keys = chain(1, 8);
     {
@@ -239,7 +239,7 @@ fn row_15_a_reader_beside_a_writer_takes_nothing_from_segments_in_another_life()
 }
 
 #[test]
-fn row_16_what_is_no_store_is_refused_by_kind_and_kept_as_it_is() {
+fn row_16_a_file_that_is_no_store_is_refused_by_kind_and_left_unchanged() {
     let home = Home::new();
     let path = |name: &str| home.directory.path().join(name);
     let open = |name: &str| {
@@ -404,8 +404,8 @@ fn put_and_get(store: &Store) {
 }
 
 #[test]
-fn row_19_where_io_uring_is_forbidden_threads_do_its_work_and_say_why() {
-    let test = "place::row_19_where_io_uring_is_forbidden_threads_do_its_work_and_say_why";
+fn row_19_without_io_uring_threads_do_its_work_and_report_the_reason() {
+    let test = "place::row_19_without_io_uring_threads_do_its_work_and_report_the_reason";
     in_a_process_of_its_own(test, || {
         let home = Home::with_store(SIZE);
         for errno in [libc::EPERM, libc::ENOSYS] {
@@ -421,9 +421,10 @@ fn row_19_where_io_uring_is_forbidden_threads_do_its_work_and_say_why() {
 }
 
 #[test]
-fn row_19_without_lockable_memory_or_descriptors_a_store_works_or_says_what_is_missing() {
+fn row_19_without_lockable_memory_or_descriptors_a_store_works_or_names_the_lack() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let test = "place::row_19_without_lockable_memory_or_descriptors_a_store_works_or_says_what_is_missing";
+    let test =
+        "place::row_19_without_lockable_memory_or_descriptors_a_store_works_or_names_the_lack";
     in_a_process_of_its_own(test, || {
         let home = Home::on_volumes(3, SIZE);
         setrlimit(

@@ -51,7 +51,7 @@ fn row_03_deletions_that_gather_are_not_written_at_once_so_that_a_hole_is_no_lon
 }
 
 #[test]
-fn row_07_a_deletion_that_the_device_does_not_take_is_given_up_and_costs_few_segments() {
+fn row_07_a_deletion_that_the_device_refuses_fails_and_costs_few_segments() {
     let home = Home::with_store(512 * MIB);
     let keys = chain(1, 8);
     {

@@ -13,7 +13,7 @@ use super::{SEGMENT, SIZE};
 const EIO: i32 = 5;
 
 #[test]
-fn row_07_segments_whose_header_the_device_does_not_take_are_done_without() {
+fn row_07_a_store_goes_on_without_segments_whose_header_the_device_refuses() {
     for bad in [1, 3] {
         let home = Home::with_store(2 * SIZE);
         let (store, disk) = open_faulty(&home, OpenOptions::default());
@@ -101,7 +101,7 @@ enum Left {
 }
 
 #[test]
-fn row_07_a_volume_that_takes_no_writes_is_done_without_whether_or_not_it_ever_did() {
+fn row_07_a_store_goes_on_without_a_volume_that_takes_no_writes_even_if_it_never_did() {
     const VOLUMES: usize = 3;
     for failing in 0..VOLUMES {
         for (left, before) in [

@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_put_that_waits_for_its_device_says_so() {
+    fn a_put_that_waits_for_its_device_sends_heartbeats() {
         let scene = Scene::new(2);
         let (mut put, reservation) = scene.refused();
         // The first call comes too soon for a heartbeat.
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_loses_the_owner_ends_the_calls_of_all() {
+    fn a_lost_owner_ends_all_calls_of_the_client() {
         let scene = Scene::new(64);
         let (mut put, reservation) = scene.refused();
         std::thread::scope(|scope| {

@@ -191,7 +191,7 @@ mod tests {
     const ALL: &str = "         0          0 4294967295\n";
 
     #[test]
-    fn the_overflow_id_is_nobody_only_where_every_id_is_mapped() {
+    fn the_overflow_id_is_a_real_user_only_where_every_id_is_mapped() {
         let cases = [
             (ALL, false),
             ("0 100000 65536\n", true),

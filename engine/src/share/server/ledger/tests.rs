@@ -67,7 +67,7 @@ fn reserve(home: &Home, ledger: &Ledger, count: u8) -> (u64, Vec<Grant>) {
 }
 
 #[test]
-fn row_23_what_a_client_that_has_gone_was_given_is_given_back_when_its_writes_are_over() {
+fn row_23_extents_of_a_gone_client_are_released_when_its_writes_are_over() {
     let home = home();
     let catalog = home.store.catalog();
     let marks = Marked(Cell::new(false));
@@ -99,7 +99,7 @@ fn row_23_what_a_client_that_has_gone_was_given_is_given_back_when_its_writes_ar
 }
 
 #[test]
-fn what_a_silent_client_was_given_stays_its_own_until_it_says_that_its_writes_are_over() {
+fn extents_of_a_silent_client_stay_reserved_until_it_reports_its_writes_as_over() {
     let home = home();
     let catalog = home.store.catalog();
     let ledger = Ledger::new(ClientId(1), 2);
@@ -174,7 +174,7 @@ fn put(home: &Home, seed: u8, wait: Duration) -> (Vec<PageKey>, Vec<PutStatus>) 
 }
 
 #[test]
-fn what_a_silent_client_reads_is_kept_for_it_for_a_while() {
+fn pins_of_a_silent_client_are_kept_for_a_while() {
     let home = home();
     let catalog = home.store.catalog();
     let ledger = Ledger::new(ClientId(1), 2);
@@ -235,7 +235,7 @@ fn what_a_silent_client_reads_is_kept_for_it_for_a_while() {
 }
 
 #[test]
-fn row_24_what_a_former_owner_granted_counts_for_nothing() {
+fn row_24_grants_of_a_former_owner_have_no_effect() {
     let home = home();
     let marks = Marked(Cell::new(true));
     let [former, present] = [2, 3].map(|run| Ledger::new(ClientId(1), run));
@@ -253,7 +253,7 @@ fn row_24_what_a_former_owner_granted_counts_for_nothing() {
 }
 
 #[test]
-fn what_is_waited_for_together_fits_an_answer() {
+fn puts_that_are_awaited_together_fit_one_reply() {
     let home = home();
     let catalog = home.store.catalog();
     let ledger = Ledger::new(ClientId(1), 2);
@@ -272,7 +272,7 @@ fn what_is_waited_for_together_fits_an_answer() {
 }
 
 #[test]
-fn each_page_is_told_its_own_status_where_some_were_refused_here() {
+fn each_page_gets_its_own_status_when_the_ledger_refused_some() {
     let home = home();
     let ledger = Ledger::new(ClientId(1), 2);
     let (unmarked, _) = reserve(&home, &ledger, 3);
@@ -300,7 +300,7 @@ fn each_page_is_told_its_own_status_where_some_were_refused_here() {
 }
 
 #[test]
-fn row_25_what_is_said_of_a_page_counts_while_it_is_pinned_and_of_a_put_once() {
+fn row_25_findings_count_while_their_page_is_pinned_and_messages_about_a_put_once() {
     let home = home();
     let catalog = home.store.catalog();
     let bytes = crate::memory::AlignedBuf::zeroed(65536).unwrap();
