@@ -102,11 +102,13 @@ fn measure(before: &Path, after: &Path, chains: &[Vec<PageKey>]) {
     }
     let [before, after, row, strides, scattered] = rates.map(|mut rates| median(&mut rates));
     println!(
-        "a chain of {PAGES} pages of 64 KiB, batches of {BATCH}: {before:.0} MiB/s before, {after:.0} MiB/s after: {:.2} times as fast",
+        "a chain of {PAGES} pages of 64 KiB, batches of {BATCH}: {before:.0} MiB/s before, \
+         {after:.0} MiB/s after: {:.2} times as fast",
         after / before
     );
     println!(
-        "the device: {row:.0} MiB/s in a row; {strides:.0} MiB/s 1 MiB apart: {:.2} times as fast in a row; {scattered:.0} MiB/s here \
+        "the device: {row:.0} MiB/s in a row; {strides:.0} MiB/s 1 MiB apart: {:.2} times as \
+         fast in a row; {scattered:.0} MiB/s here \
          and there: {:.2} times",
         row / strides,
         row / scattered

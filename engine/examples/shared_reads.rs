@@ -156,7 +156,8 @@ fn print(load: &Load, seen: &BTreeMap<(usize, usize), Vec<Seen>>) {
         let (one, all) = (of(at, 1), of(at, load.readers));
         let others = (load.readers - 1) as f64;
         println!(
-            "{way:>7}: 1 reader {:.3} s, {:.3} GiB; {} readers {:.3} s, {:.3} GiB: device bytes x {:.3}, time {:.3} of 1.5 readers and {others} memcpys",
+            "{way:>7}: 1 reader {:.3} s, {:.3} GiB; {} readers {:.3} s, {:.3} GiB: \
+             device bytes x {:.3}, time {:.3} of 1.5 readers and {others} memcpys",
             one.seconds,
             one.device_bytes / GIB,
             load.readers,

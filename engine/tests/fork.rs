@@ -212,7 +212,7 @@ fn a_child_keeps_neither_the_lock_nor_the_connections_of_a_parent_that_was_kille
     let (owner, _child_of_owner) = start();
     let (client, _child_of_client) = start();
     drop(client);
-    eventually("what the client had is given back", || {
+    eventually("the client's resources are released", || {
         let told = report(&home.path).unwrap();
         // The asking process is a client, too.
         (told.clients, told.lingering) == (1, 0)

@@ -109,7 +109,7 @@ fn an_idle_owner_and_its_clients() {
     }
     assert!(clients.iter().any(|client| client.stats().staged_pages > 0));
     // Clients do not wait until their releases after a get are processed.
-    common::honest::eventually("what was read is given back", || {
+    common::honest::eventually("the read pages are unpinned", || {
         owner.report().unwrap().reads_in_flight == 0
     });
     owner.flush().unwrap();

@@ -471,7 +471,8 @@ fn a_store_in_use_is_refused_with_the_name_of_its_holder() {
     let mut progress = |_, _| ControlFlow::Continue(());
     let refused = compact(&home.path, &OpenOptions::default(), false, &mut progress);
     assert!(
-        matches!(&refused, Err(StoreError::Locked { holder, .. }) if holder.pid == std::process::id()),
+        matches!(&refused, Err(StoreError::Locked { holder, .. })
+            if holder.pid == std::process::id()),
         "{refused:?}"
     );
     store.close().unwrap();

@@ -97,8 +97,13 @@ fn superblocks_were_read(log: &Log) {
 
 fn writes_below_segments(log: &Log) -> usize {
     let log = log.lock().unwrap();
-    let is_superblock = |(_, seen): &&(usize, Seen)| matches!(seen, Seen::Write { offset, .. } if *offset < SEGMENTS_OFFSET);
-    log.iter().filter(is_superblock).count()
+    let is_superblock_write = |seen: &Seen| match seen {
+        Seen::Write { offset, .. } => *offset < SEGMENTS_OFFSET,
+        _ => false,
+    };
+    log.iter()
+        .filter(|(_, seen)| is_superblock_write(seen))
+        .count()
 }
 
 #[test]

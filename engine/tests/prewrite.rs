@@ -40,7 +40,7 @@ fn wait_until_written(home: &Home, left: u64) {
 fn an_unused_store_is_written_but_for_the_last_free_segments() {
     let home = Home::with_store(256 * MIB);
     if unwritten(&home) == 0 {
-        let why = "this filesystem does not tell what was never written";
+        let why = "this filesystem does not report unwritten blocks";
         skipped("the blocks of an unused store", why);
         return;
     }

@@ -252,7 +252,10 @@ fn a_process_that_waits_for_an_owner_is_woken_by_the_next_one() {
     while client.part() != Part::Owner && Instant::now() < until {
         client.wait_for_owner(until);
     }
-    assert!(Instant::now() < until, "nobody said that there is an owner");
+    assert!(
+        Instant::now() < until,
+        "there was no notification of an owner"
+    );
     client.close().unwrap();
     // There will be none: a closed handle does not wait.
     client.wait_for_owner(until);
@@ -657,7 +660,7 @@ fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_the_ne
     let opened = Store::open(&home.path, OpenOptions::default());
     assert!(
         matches!(opened, Err(StoreError::ClientsWriting(_))),
-        "somebody else owns the store under a client's writes"
+        "another process owns the store under a client's writes"
     );
     drop(marked);
     let next = attach(&home);
@@ -693,7 +696,7 @@ fn a_client_is_disconnected_when_one_of_its_connections_fails() {
         });
         let length = u32::try_from(nonsense.len()).unwrap().to_le_bytes();
         further.write_all(&[&length, nonsense].concat()).unwrap();
-        assert_eq!(first.read(&mut [0]).unwrap(), 0, "the owner says nothing");
+        assert_eq!(first.read(&mut [0]).unwrap(), 0, "the owner sent something");
     }
 }
 

@@ -284,7 +284,7 @@ fn a_call_that_waits_for_its_device_holds_up_no_other_when_the_owner_goes() {
         scope.spawn({
             let client = &client;
             move || {
-                eventually("the client knows that the owner is gone", || {
+                eventually("the client knows that the owner has gone", || {
                     client.part() == Part::Nobody
                 });
                 told.send(Pool::new(client, "m", &PARTS).hits(&chain(1, 4)))

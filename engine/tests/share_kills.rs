@@ -362,7 +362,7 @@ impl Company {
         let said = self
             .said
             .recv_timeout(HANG)
-            .expect("nobody has said anything");
+            .expect("no worker has sent a message");
         let worker = &mut self.workers[said.worker];
         // The last message of its predecessor may arrive late.
         let silence = said.at.saturating_duration_since(worker.spoke);
@@ -470,7 +470,8 @@ fn kill_many(test: &'static str, regime: Regime) {
     company.check();
     assert!(owners_killed > 0);
     eprintln!(
-        "{kills} kills, {owners_killed} of owners; longest silence of a worker {:?}, longest small write beside them {:?}; \
+        "{kills} kills, {owners_killed} of owners; longest silence of a worker {:?}, longest small \
+         write beside them {:?}; \
          {} acknowledged pages looked for and found",
         company.silence,
         probe.end(),

@@ -181,7 +181,7 @@ fn killed_readers_cost_the_others_no_page() {
         }
         assert!(
             Instant::now() < until,
-            "what the dead held is not given back: {told:?}"
+            "slots of dead readers are not released: {told:?}"
         );
         std::thread::yield_now();
     }

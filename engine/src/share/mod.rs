@@ -22,9 +22,9 @@
 //! | `server` | the owner's side: sessions, and the resources that each client holds |
 //! | `remote` | the client's side: a [`Catalog`] over a socket |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
-//! | `staging`, `area` | reads that several processes share: the slot of each page, and the shared memory |
+//! | `staging`, `area` | reads that several processes share: page slots, shared memory |
 //! | `keys`, `pass` | long lists of keys and open files in messages |
-//! | `guard` | marks on the volumes: a mark outlives a killed client for as long as the client's I/O does |
+//! | `guard` | marks on the volumes: a mark outlives a killed client as long as its I/O does |
 //!
 //! Promises:
 //! - A store never has two owners. An owner takes the volumes' locks before it reads the volumes,
@@ -339,7 +339,10 @@ impl Inner {
                 Err(NotYet::Never(error)) => {
                     let why = error.to_string();
                     if why != told {
-                        tracing::warn!(%error, "the store has no owner, and this process cannot be it; trying again");
+                        tracing::warn!(
+                            %error,
+                            "the store has no owner, and this process cannot become it; trying again"
+                        );
                         told = why;
                     }
                 }

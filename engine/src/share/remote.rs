@@ -93,7 +93,8 @@ pub(super) enum ReachError {
     #[error("its owner cannot be reached: {0}; try again")]
     Unreachable(io::Error),
     #[error(
-        "the owner of the store speaks version {0} of the catalog protocol, this is version {VERSION}: use the same release for all processes"
+        "the owner of the store speaks version {0} of the catalog protocol, this is version \
+         {VERSION}: use the same release for all processes"
     )]
     Version(u32),
     #[error("the owner's greeting makes no sense: is something else on its socket?")]
@@ -539,10 +540,17 @@ impl Stage for Remote {
 
     fn area(&self, _namespace: NamespaceId) -> Option<Arc<Area>> {
         let area = self.area.get_or_init(|| {
-            let (reply, file) = self.converse(|line| line.ask_for_file(&Request::Area)).ok()?;
-            let area = file.filter(|_| matches!(reply, Reply::Area)).map(Area::adopt)?;
+            let (reply, file) = self
+                .converse(|line| line.ask_for_file(&Request::Area))
+                .ok()?;
+            let area = file
+                .filter(|_| matches!(reply, Reply::Area))
+                .map(Area::adopt)?;
             area.inspect_err(|error| {
-                tracing::warn!(%error, "the owner's staging area cannot be used; every page is read from the device");
+                tracing::warn!(
+                    %error,
+                    "the owner's staging area cannot be used; every page is read from the device"
+                );
             })
             .ok()
             .map(Arc::new)

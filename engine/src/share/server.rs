@@ -371,7 +371,10 @@ impl Shared {
                 Err(error) => {
                     // Out of descriptors or memory: new connections wait in the queue.
                     if !std::mem::replace(&mut fails, true) {
-                        tracing::warn!(%error, "the catalog cannot take a connection; trying again until it can");
+                        tracing::warn!(
+                            %error,
+                            "the catalog cannot accept a connection; trying again until it can"
+                        );
                     }
                     self.pause(LINGER_LOOK);
                     continue;
@@ -400,14 +403,14 @@ impl Shared {
                     tracing::warn!(
                         more,
                         "{socket}: another process deleted or replaced the socket, which is bound \
-                         anew; keep cleaners of temporary files away from it (said once a minute)"
+                         anew; keep cleaners of temporary files away from it (logged once a minute)"
                     );
                 }
             }
             (Err(error), Some(more)) => {
                 tracing::warn!(
                     more,
-                    "{error}; new clients do not find the store (said once a minute)"
+                    "{error}; new clients do not find the store (logged once a minute)"
                 );
             }
             (Err(_), None) => {}
@@ -449,7 +452,11 @@ impl Shared {
                 self.lacks_threads.store(false, Ordering::Relaxed);
             }
             Err(error) if !self.lacks_threads.swap(true, Ordering::Relaxed) => {
-                tracing::warn!(%error, "the catalog has no thread for a client; raise the limit on threads (ulimit -u, TasksMax=)");
+                tracing::warn!(
+                    %error,
+                    "the catalog has no thread for a client; raise the limit on threads (ulimit -u, \
+                    TasksMax=)"
+                );
             }
             Err(_) => {}
         }
@@ -469,7 +476,7 @@ impl Shared {
             if let Some(more) = self.denials.is_due() {
                 tracing::warn!(
                     more,
-                    "a process was denied the store: {denial} (said once a minute)"
+                    "a process was denied the store: {denial} (logged once a minute)"
                 );
             }
             Reply::Failed(Failure::Denied(denial))

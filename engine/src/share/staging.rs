@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(
             give(&staging, 20, 50),
             None,
-            "there is no room beside what is held"
+            "there is no room beside the held slots"
         );
         assert_eq!(give(&staging, 21, 64), None, "larger than the area");
         assert_eq!(staging.report().crowded, 2);
@@ -430,7 +430,8 @@ mod tests {
                     held.extend(give(&staging, number % 8, units));
                 }
                 let directory = staging.directory.lock();
-                let mut runs: Vec<(u32, u32)> = directory.free.iter().map(|(a, b)| (*a, *b)).collect();
+                let free = directory.free.iter().map(|(a, b)| (*a, *b));
+                let mut runs: Vec<(u32, u32)> = free.collect();
                 runs.extend(directory.slots.iter().map(|(unit, slot)| (*unit, slot.units)));
                 runs.sort_unstable();
                 let mut next = staging.area.units().start;

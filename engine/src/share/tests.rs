@@ -185,7 +185,7 @@ fn a_client_that_does_not_fill_its_slots_costs_the_others_one_wait() {
     scene.get(&scene.owner);
     scene.get(&scene.client);
     let told = scene.told();
-    assert_eq!(told.timeouts, COUNT, "nobody waits for it again");
+    assert_eq!(told.timeouts, COUNT, "no process waits for it again");
     assert_eq!(told.fills, 2 * COUNT);
     assert_eq!(scene.client.stats().staged_pages, COUNT);
 }

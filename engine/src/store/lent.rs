@@ -54,7 +54,11 @@ impl LentReads {
         let catalog = self.catalog.clone();
         let thread = std::thread::Builder::new().name("larder-unpin".to_owned());
         if let Err(error) = thread.spawn(move || catalog.unpin(&late)) {
-            tracing::error!(%error, "no thread to give pins back: their segments stay as they are until the store is opened again");
+            tracing::error!(
+                %error,
+                "no thread to release pins: their segments stay pinned until the store is opened \
+                again"
+            );
         }
     }
 }

@@ -281,7 +281,7 @@ impl Store {
             tracing::warn!(
                 pages = opening.recovery.doubtful,
                 "records are lost that may have deleted, evicted or cleared some of these \
-                 pages: such pages are found again; where that must not be, clear their \
+                 pages: such pages are found again; if that must not happen, clear their \
                  namespaces"
             );
         }
@@ -309,7 +309,8 @@ impl Store {
         let capacity_bytes = capacity(&volumes)?;
         if let Some((_, volume)) = volumes.present().find(|(_, volume)| !volume.direct) {
             tracing::warn!(
-                "{}: the filesystem does not honour O_DIRECT; reads and writes go through the page cache and cost far more CPU",
+                "{}: the filesystem does not honour O_DIRECT; reads and writes go through the page \
+                 cache and cost far more CPU",
                 volume.path.display()
             );
         }

@@ -181,7 +181,8 @@ pub(crate) fn begin_run(
                     tracing::warn!(
                         volume,
                         segment = header.segment.0,
-                        "the segment's header cannot be written ({error}): its pages are served, and it is left as it is (said once a minute)"
+                        "the segment's header cannot be written ({error}): its pages are served, \
+                         and it is left unchanged (logged once a minute)"
                     );
                 }
                 recovery.leave_alone(volume, header.segment);
@@ -244,7 +245,7 @@ pub(crate) fn settle(local: &Local) -> Result<usize, StoreError> {
         }
         if !local.wait_until_idle(until) {
             return Err(StoreError::WriteFailed(
-                "the device did not finish what was under way".to_owned(),
+                "the device did not finish the operations in flight".to_owned(),
             ));
         }
         // Records that found no room before may find it in a segment that was released since.

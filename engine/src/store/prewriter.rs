@@ -148,7 +148,14 @@ impl Work {
         unsafe { self.local.disk.submit(vec![op]) };
         loop {
             if let Some(done) = mailbox.take(PATIENCE).pop_front() {
-                let failed = |error| tracing::warn!(volume, offset, %error, "unused blocks are not written beforehand");
+                let failed = |error| {
+                    tracing::warn!(
+                        volume,
+                        offset,
+                        %error,
+                        "writing unused blocks failed, and ends"
+                    );
+                };
                 return done.result.map_err(failed).ok();
             }
         }

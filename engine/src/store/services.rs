@@ -56,8 +56,8 @@ impl Services {
         tracing::warn!(
             volume,
             unreported = told.unsaid,
-            "{}: in read-only service: the volume refuses writes ({error}){}. Its pages are served, \
-             puts are refused, and it is probed every second",
+            "{}: in read-only service: the volume refuses writes ({error}){}. Its pages are \
+             served, puts are refused, and it is probed every second",
             path.display(),
             remedy(error),
         );

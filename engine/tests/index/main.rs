@@ -203,7 +203,7 @@ fn pins_hold_a_segment_until_the_last_is_given_back() {
         "the last reader of an awaited segment"
     );
     assert!(index.await_readers(SegmentId(0)));
-    assert!(!index.unpin(SegmentId(1)), "nobody waits for this one");
+    assert!(!index.unpin(SegmentId(1)), "no release waits for this one");
     assert!(index.await_readers(SegmentId(1)));
     assert_eq!((index.pins(SegmentId(0)), index.pins(SegmentId(1))), (0, 0));
 }

@@ -31,7 +31,7 @@ fn is_write(seen: Seen) -> bool {
     matches!(seen, Seen::Write { .. })
 }
 
-/// A read of page data, as callers make them: descriptors are read from a segment's end.
+/// Any read. The rules that use it are set after the open, when only page data is read.
 fn is_read(seen: Seen) -> bool {
     matches!(seen, Seen::Read { .. })
 }
@@ -284,7 +284,8 @@ fn row_06_a_page_that_cannot_be_read_costs_itself_and_is_put_again_elsewhere() {
     assert_eq!(pool.put(&keys), [PutStatus::Stored; 8]);
     let bad = find(&home.path, &keys[3]);
     disk.when(Fault::Fails(EIO), usize::MAX, move |seen| {
-        matches!(seen, Seen::Read { offset, bytes } if (offset..offset + bytes as u64).contains(&bad))
+        matches!(seen, Seen::Read { offset, bytes }
+            if (offset..offset + bytes as u64).contains(&bad))
     });
     let statuses = pool.get(&keys);
     assert_eq!(statuses[3], GetStatus::Miss(MissReason::ReadError));

@@ -421,10 +421,9 @@ fn row_19_without_io_uring_threads_do_its_work_and_report_the_reason() {
 }
 
 #[test]
-fn row_19_without_lockable_memory_or_descriptors_a_store_works_or_names_the_lack() {
+fn row_19_without_lockable_memory_or_descriptors_a_store_works_or_names_the_missing_resource() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let test =
-        "place::row_19_without_lockable_memory_or_descriptors_a_store_works_or_names_the_lack";
+    let test = "place::row_19_without_lockable_memory_or_descriptors_a_store_works_or_names_the_missing_resource";
     in_a_process_of_its_own(test, || {
         let home = Home::on_volumes(3, SIZE);
         setrlimit(

@@ -13,8 +13,7 @@ use super::common::{Home, MIB, Pool, chain};
 const EIO: i32 = 5;
 
 #[test]
-fn row_03_deletions_that_gather_are_not_written_at_once_so_that_a_hole_is_no_longer_than_recovery_looks()
- {
+fn row_03_deletions_gather_so_that_no_hole_is_longer_than_recovery_looks() {
     const PAGES: usize = 40_960;
     let home = Home::with_store(512 * MIB);
     let (store, disk) = open_faulty(&home, OpenOptions::default());

@@ -121,7 +121,7 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
         Answer::Reply(match request {
             Request::Hello { .. } | Request::Join { .. } => return nonsense("a second greeting"),
             Request::Marked if ledger.marked(self.marks) => Reply::Done,
-            Request::Marked => return nonsense("the volumes do not carry this client's mark"),
+            Request::Marked => return nonsense("this client's mark is not on the volumes"),
             Request::Namespace { record } => match Namespace::decode(record) {
                 Ok(namespace) => match catalog.namespace(&namespace) {
                     Ok(id) => Reply::Namespace(id.0),

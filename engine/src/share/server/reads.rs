@@ -49,7 +49,10 @@ impl Reads {
         let make = || match Area::create(self.bytes) {
             Ok(area) => Some(Staging::new(area)),
             Err(error) => {
-                tracing::warn!(%error, "no memory to share reads through; each process reads for itself");
+                tracing::warn!(
+                    %error,
+                    "no memory to share reads through; each process reads for itself"
+                );
                 None
             }
         };

@@ -92,7 +92,8 @@ impl Shared {
                     client = session.id.0,
                     puts = look.given_up.len(),
                     more,
-                    "a client has stopped in the middle of puts: they are given up (said once a minute)"
+                    "a client has stopped in the middle of puts: they are aborted (logged once a \
+                     minute)"
                 );
             }
             if look.pins_taken_back > 0
@@ -102,7 +103,8 @@ impl Shared {
                     client = session.id.0,
                     pages = look.pins_taken_back,
                     more,
-                    "a client has stopped in the middle of reads: the pages are no longer kept for it (said once a minute)"
+                    "a client has stopped in the middle of reads: the pages are no longer kept for \
+                     it (logged once a minute)"
                 );
             }
         }
