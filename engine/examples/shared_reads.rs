@@ -120,10 +120,10 @@ fn main() {
             }
         }
     }
-    let told = owner.report().unwrap().staging;
+    let reported = owner.report().unwrap().staging;
     owner.close().unwrap();
     print(&load, &seen);
-    println!("{told:?}");
+    println!("{reported:?}");
     std::fs::remove_file(load.store()).unwrap();
     std::fs::remove_dir_all(load.directory.join("shared-reads-files")).unwrap();
 }
@@ -350,8 +350,8 @@ fn read_store(
 
 /// Bytes that this process read from the device.
 fn device_bytes() -> u64 {
-    let told = std::fs::read_to_string(Path::new("/proc/self/io")).unwrap();
-    let line = told
+    let reported = std::fs::read_to_string(Path::new("/proc/self/io")).unwrap();
+    let line = reported
         .lines()
         .find_map(|line| line.strip_prefix("read_bytes: "));
     line.unwrap().parse().unwrap()

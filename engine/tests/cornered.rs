@@ -69,7 +69,7 @@ fn payload(key: &PageKey) -> (Vec<u8>, u64) {
 struct Killed;
 
 /// A store that is open, in a process that will be killed.
-struct Life<'a> {
+struct Process<'a> {
     disk: &'a Memory,
     core: Core,
     index: Arc<Index>,
@@ -87,8 +87,8 @@ struct Life<'a> {
     /// Pages of a plan processed in one step.
     planned_at_once: usize,
     /// Called with the pages of a victim after all of them have been planned in one step.
-    once_weighed: fn(&mut Life<'_>, &[PageKey]),
-    /// Pages that `once_weighed` has used, and the eviction count after that.
+    once_planned: fn(&mut Process<'_>, &[PageKey]),
+    /// Pages that `once_planned` has used, and the eviction count after that.
     used: Vec<PageKey>,
     evicted: Option<u64>,
     /// Victims whose pages were evicted for lack of room.
@@ -98,8 +98,8 @@ struct Life<'a> {
     kept: usize,
 }
 
-impl<'a> Life<'a> {
-    fn open(disk: &'a Memory, run: &mut Run, writes: usize) -> Life<'a> {
+impl<'a> Process<'a> {
+    fn open(disk: &'a Memory, run: &mut Run, writes: usize) -> Process<'a> {
         let blocks = u64::from(SEGMENTS * SEGMENT_BLOCKS);
         let index = Arc::new(Index::new(SEGMENTS as usize, blocks));
         let state = match *run {
@@ -115,7 +115,7 @@ impl<'a> Life<'a> {
             copy_blocks_max: MOVED_AT_ONCE * u64::from(PAGE_BLOCKS),
             ..memory::config(SEGMENT_BLOCKS)
         };
-        Life {
+        Process {
             disk,
             core: Core::new(config, recovery.recovered, index.clone()),
             index,
@@ -127,7 +127,7 @@ impl<'a> Life<'a> {
             moved: Vec::new(),
             in_victim: Vec::new(),
             planned_at_once: usize::MAX,
-            once_weighed: |_, _| (),
+            once_planned: |_, _| (),
             used: Vec::new(),
             evicted: None,
             given_up: 0,
@@ -250,7 +250,7 @@ impl<'a> Life<'a> {
             // After the records have been forwarded.
             if steps == 2 && self.core.is_reclaiming() && self.moved.last().unwrap().is_empty() {
                 let keys = std::mem::take(&mut self.in_victim);
-                (self.once_weighed)(self, &keys);
+                (self.once_planned)(self, &keys);
             }
         }
         self.core.check_invariants().unwrap();
@@ -353,7 +353,7 @@ fn write_headers(disk: &Memory, header: &SegmentHeader) {
 }
 
 /// One process after another.
-struct Company {
+struct Processes {
     disk: Memory,
     run: Run,
     /// The acknowledged chains, in order, by their seeds.
@@ -361,30 +361,30 @@ struct Company {
     given_up: usize,
 }
 
-impl Company {
+impl Processes {
     /// Opens the store, and puts one chain after another until the process is killed, or `chains`
     /// are there.
-    fn live(&mut self, writes: usize, chains: usize) {
-        let mut life = Life::open(&self.disk, &mut self.run, writes);
-        self.look(&life);
+    fn run_process(&mut self, writes: usize, chains: usize) {
+        let mut process = Process::open(&self.disk, &mut self.run, writes);
+        self.check(&process);
         let _: Result<(), Killed> = (|| {
-            life.start()?;
+            process.start()?;
             for _ in 0..chains {
                 let seed = self.put.len() as u64;
-                life.put(&chain(seed, PAGES))?;
+                process.put(&chain(seed, PAGES))?;
                 self.put.push(seed);
             }
             Ok(())
         })();
-        self.look(&life);
-        self.given_up += life.given_up;
+        self.check(&process);
+        self.given_up += process.given_up;
     }
 
     /// Checks that the chains put lately are there.
-    fn look(&self, life: &Life<'_>) {
+    fn check(&self, process: &Process<'_>) {
         let recent = self.put.iter().rev().take(RECENT);
         let missing: Vec<_> = recent
-            .filter(|seed| !life.holds(&chain(**seed, PAGES)))
+            .filter(|seed| !process.holds(&chain(**seed, PAGES)))
             .collect();
         let put = self.put.len();
         assert!(missing.is_empty(), "{missing:?} of {put} are missing");
@@ -394,22 +394,24 @@ impl Company {
 #[test]
 fn pages_put_lately_outlive_kills_that_leave_no_room_for_copies() {
     let mut random = Pcg64::seed_from_u64(7);
-    let mut company = Company {
+    let mut processes = Processes {
         disk: Memory::new(BTreeMap::new(), BTreeSet::new()),
         run: Run::FIRST,
         put: Vec::new(),
         given_up: 0,
     };
-    company.live(usize::MAX, 400);
+    processes.run_process(usize::MAX, 400);
     for _ in 0..KILLS {
-        company.live(random.random_range(1..WRITES_MAX), usize::MAX);
+        processes.run_process(random.random_range(1..WRITES_MAX), usize::MAX);
     }
-    assert!(company.given_up > 0, "there was always room for copies");
+    assert!(processes.given_up > 0, "there was always room for copies");
 }
 
 /// The segment of a whole chain, if the chain is in one segment.
-fn segment_of(life: &Life<'_>, keys: &[PageKey]) -> Option<SegmentId> {
-    let found = keys.iter().map(|key| life.index.locate(life.slot, key));
+fn segment_of(process: &Process<'_>, keys: &[PageKey]) -> Option<SegmentId> {
+    let found = keys
+        .iter()
+        .map(|key| process.index.locate(process.slot, key));
     let segments: BTreeSet<_> = found.map(|found| Some(found?.place.segment)).collect();
     let only = segments.first().copied().flatten();
     only.filter(|_| segments.len() == 1)
@@ -419,41 +421,44 @@ fn segment_of(life: &Life<'_>, keys: &[PageKey]) -> Option<SegmentId> {
 #[test]
 fn warm_pages_are_copied_also_beyond_half_a_segment() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-    assert!(life.start().is_ok());
-    let delete = |life: &mut Life<'_>, keys: &[PageKey]| {
-        let (slot, request) = (life.slot, RequestId(0));
-        let deleted = life.with_core(|core| core.delete(request, slot, keys));
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(process.start().is_ok());
+    let delete = |process: &mut Process<'_>, keys: &[PageKey]| {
+        let (slot, request) = (process.slot, RequestId(0));
+        let deleted = process.with_core(|core| core.delete(request, slot, keys));
         assert!(deleted.is_ok_and(|found| found == PAGES as u64));
     };
-    let put = |life: &mut Life<'_>, seed: u64| {
+    let put = |process: &mut Process<'_>, seed: u64| {
         let keys = chain(seed, PAGES);
-        assert!(life.put(&keys).is_ok());
+        assert!(process.put(&keys).is_ok());
         // So many that nothing is evicted for lack of space.
         if seed.is_multiple_of(4) {
-            delete(life, &keys);
+            delete(process, &keys);
         }
         keys
     };
     let mut written: BTreeMap<SegmentId, Vec<Vec<PageKey>>> = BTreeMap::new();
     for seed in 0..90 {
-        let keys = put(&mut life, seed);
-        if let Some(segment) = segment_of(&life, &keys) {
+        let keys = put(&mut process, seed);
+        if let Some(segment) = segment_of(&process, &keys) {
             written.entry(segment).or_default().push(keys);
         }
     }
     // The last is still being written.
     written.pop_last();
     let (last, mut kept) = written.pop_last().unwrap();
-    delete(&mut life, &kept.pop().unwrap());
+    delete(&mut process, &kept.pop().unwrap());
     let mut seeds = 90..1000;
-    while life.victims.is_empty() {
-        put(&mut life, seeds.next().expect("nothing is ever reclaimed"));
+    while process.victims.is_empty() {
+        put(
+            &mut process,
+            seeds.next().expect("nothing is ever reclaimed"),
+        );
     }
-    assert_eq!((&life.victims[..], life.given_up), (&[last][..], 0));
+    assert_eq!((&process.victims[..], process.given_up), (&[last][..], 0));
     assert!(kept.len() * PAGES * PAGE_BLOCKS as usize > SEGMENT_BLOCKS as usize / 2);
     for keys in kept {
-        assert!(life.holds(&keys) && segment_of(&life, &keys) != Some(last));
+        assert!(process.holds(&keys) && segment_of(&process, &keys) != Some(last));
     }
 }
 
@@ -463,26 +468,26 @@ fn warm_pages_are_copied_also_beyond_half_a_segment() {
 fn emptied_segments_that_stay_pinned_leave_no_store_without_room() {
     for kept in 1..5 {
         let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-        let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-        assert!(life.start().is_ok());
+        let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+        assert!(process.start().is_ok());
         for seed in 0..400 {
             if seed == 200 {
-                life.to_keep = kept;
+                process.to_keep = kept;
             }
-            assert!(life.put(&chain(seed, PAGES)).is_ok());
+            assert!(process.put(&chain(seed, PAGES)).is_ok());
         }
-        assert_eq!(life.kept, kept);
-        assert!(life.holds(&chain(399, PAGES)));
+        assert_eq!(process.kept, kept);
+        assert!(process.holds(&chain(399, PAGES)));
     }
 }
 
 /// Lets reclaim empty segments until it rests.
-fn rest(life: &mut Life<'_>) {
-    let before = life.victims.len();
+fn rest(process: &mut Process<'_>) {
+    let before = process.victims.len();
     loop {
-        let victims = life.victims.len();
-        assert!(life.reclaim().is_ok());
-        if life.victims.len() == victims {
+        let victims = process.victims.len();
+        assert!(process.reclaim().is_ok());
+        if process.victims.len() == victims {
             return;
         }
         let turned = victims - before;
@@ -491,20 +496,20 @@ fn rest(life: &mut Life<'_>) {
 }
 
 /// Deletes absent pages: as many as fill two dozen blocks with their records.
-fn delete_absent(life: &mut Life<'_>, seed: u64) {
-    let (slot, absent) = (life.slot, chain(seed, 1000));
-    let deleted = life.with_core(|core| core.delete(RequestId(seed), slot, &absent));
+fn delete_absent(process: &mut Process<'_>, seed: u64) {
+    let (slot, absent) = (process.slot, chain(seed, 1000));
+    let deleted = process.with_core(|core| core.delete(RequestId(seed), slot, &absent));
     assert!(deleted.is_ok());
-    rest(life);
+    rest(process);
 }
 
 /// Puts twenty chains, and checks that the last one is there.
-fn puts_go_on(life: &mut Life<'_>, seed: u64) {
+fn puts_go_on(process: &mut Process<'_>, seed: u64) {
     for seed in seed..seed + 20 {
-        assert!(life.put(&chain(seed, PAGES)).is_ok());
-        rest(life);
+        assert!(process.put(&chain(seed, PAGES)).is_ok());
+        rest(process);
     }
-    assert!(life.holds(&chain(seed + 19, PAGES)));
+    assert!(process.holds(&chain(seed + 19, PAGES)));
 }
 
 /// Deletions are forwarded as long as there is a generation as old as they are. Deletions that take
@@ -513,19 +518,19 @@ fn puts_go_on(life: &mut Life<'_>, seed: u64) {
 #[test]
 fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-    assert!(life.start().is_ok());
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(process.start().is_ok());
     // About six segments that are full and stay so.
     let stays: Vec<Vec<PageKey>> = (0..70).map(|seed| chain(seed, PAGES)).collect();
     for keys in &stays {
-        assert!(life.put(keys).is_ok());
+        assert!(process.put(keys).is_ok());
     }
     for request in 0..60 {
-        delete_absent(&mut life, 1000 + request);
+        delete_absent(&mut process, 1000 + request);
     }
-    puts_go_on(&mut life, 500);
+    puts_go_on(&mut process, 500);
     // Deletions take room from pages as long as they are needed, and no longer.
-    let left = stays.iter().filter(|keys| life.holds(keys)).count();
+    let left = stays.iter().filter(|keys| process.holds(keys)).count();
     assert!(left > stays.len() / 2, "{left} of {}", stays.len());
 }
 
@@ -534,15 +539,15 @@ fn deletions_without_end_leave_room_for_pages_and_let_reclaim_rest() {
 #[test]
 fn deletions_that_fill_a_store_go_with_the_generations_that_hold_them_up() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-    assert!(life.start().is_ok());
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(process.start().is_ok());
     for seed in 0..40 {
-        assert!(life.put(&chain(seed, PAGES)).is_ok());
+        assert!(process.put(&chain(seed, PAGES)).is_ok());
     }
     for request in 0..200 {
-        delete_absent(&mut life, 1000 + request);
+        delete_absent(&mut process, 1000 + request);
     }
-    puts_go_on(&mut life, 500);
+    puts_go_on(&mut process, 500);
 }
 
 /// The segment under a reader cannot be written again, and holds up deletions. But of the deletions
@@ -550,25 +555,25 @@ fn deletions_that_fill_a_store_go_with_the_generations_that_hold_them_up() {
 #[test]
 fn a_reader_that_stays_does_not_have_deletions_of_the_same_pages_fill_the_store() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-    assert!(life.start().is_ok());
-    life.to_keep = 1;
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(process.start().is_ok());
+    process.to_keep = 1;
     for seed in 0..200 {
-        assert!(life.put(&chain(seed, PAGES)).is_ok());
+        assert!(process.put(&chain(seed, PAGES)).is_ok());
     }
-    assert_eq!(life.kept, 1);
+    assert_eq!(process.kept, 1);
     for _ in 0..200 {
-        delete_absent(&mut life, 1000);
+        delete_absent(&mut process, 1000);
     }
-    puts_go_on(&mut life, 500);
+    puts_go_on(&mut process, 500);
     // Deletions of different pages are all needed, until the reader has gone.
     for request in 0..400 {
-        delete_absent(&mut life, 2000 + request);
+        delete_absent(&mut process, 2000 + request);
     }
-    let held = life.victims[0];
-    life.index.unpin(held);
-    assert!(life.with_core(|core| core.unpinned(held)).is_ok());
-    puts_go_on(&mut life, 600);
+    let held = process.victims[0];
+    process.index.unpin(held);
+    assert!(process.with_core(|core| core.unpinned(held)).is_ok());
+    puts_go_on(&mut process, 600);
 }
 
 /// Pages that come one by one take a descriptor block each: a segment of them has much to release,
@@ -576,32 +581,32 @@ fn a_reader_that_stays_does_not_have_deletions_of_the_same_pages_fill_the_store(
 #[test]
 fn a_deletion_here_and_there_does_not_make_segments_too_dear_to_empty() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-    assert!(life.start().is_ok());
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(process.start().is_ok());
     for seed in 0..4000 {
-        assert!(life.put(&chain(seed, 1)).is_ok());
+        assert!(process.put(&chain(seed, 1)).is_ok());
         if seed % 50 == 0 {
-            let (slot, absent) = (life.slot, chain(10_000 + seed, 1));
-            let deleted = life.with_core(|core| core.delete(RequestId(seed), slot, &absent));
+            let (slot, absent) = (process.slot, chain(10_000 + seed, 1));
+            let deleted = process.with_core(|core| core.delete(RequestId(seed), slot, &absent));
             assert!(deleted.is_ok());
         }
     }
-    assert!(life.holds(&chain(3999, 1)));
-    let view = life.core.space_view();
+    assert!(process.holds(&chain(3999, 1)));
+    let view = process.core.space_view();
     assert!(view.live_blocks > view.usable_blocks / 2, "{view:?}");
 }
 
 /// Chats with turns in different segments, so that cold pages have descendants elsewhere. Some
 /// chats go on for longer. `then` is called after each turn, until it returns that it is enough.
-fn chat(life: &mut Life<'_>, mut then: impl FnMut(&mut Life<'_>) -> bool) {
+fn chat(process: &mut Process<'_>, mut then: impl FnMut(&mut Process<'_>) -> bool) {
     const CHATS: u64 = 60;
     const TURNS: usize = 12;
-    assert!(life.start().is_ok());
+    assert!(process.start().is_ok());
     for turn in 0..TURNS {
         for chat in (0..CHATS).filter(|chat| turn < 4 || chat.is_multiple_of(3)) {
             let keys = chain(chat, (turn + 1) * PAGES);
-            assert!(life.put_from(&keys, turn * PAGES).is_ok());
-            if then(life) {
+            assert!(process.put_from(&keys, turn * PAGES).is_ok());
+            if then(process) {
                 return;
             }
         }
@@ -612,10 +617,14 @@ fn chat(life: &mut Life<'_>, mut then: impl FnMut(&mut Life<'_>) -> bool) {
 fn a_plan_that_is_made_in_steps_is_the_same() {
     let play = |planned_at_once: usize| {
         let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-        let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-        life.planned_at_once = planned_at_once;
-        chat(&mut life, |_| false);
-        (life.victims, life.moved, life.core.counters().evicted)
+        let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+        process.planned_at_once = planned_at_once;
+        chat(&mut process, |_| false);
+        (
+            process.victims,
+            process.moved,
+            process.core.counters().evicted,
+        )
     };
     let at_once = play(usize::MAX);
     assert!(at_once.2 > 0 && at_once.1.iter().any(|moves| !moves.is_empty()));
@@ -628,73 +637,75 @@ fn a_plan_that_is_made_in_steps_is_the_same() {
 #[test]
 fn pages_used_while_a_plan_is_made_are_not_evicted_by_it() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-    life.once_weighed = |life, keys| {
-        let there = |key: &&PageKey| life.index.locate(life.slot, key).is_some();
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    process.once_planned = |process, keys| {
+        let there = |key: &&PageKey| process.index.locate(process.slot, key).is_some();
         let left: Vec<PageKey> = keys.iter().filter(there).copied().collect();
         // All of a full segment cannot be copied, however warm.
         if left.len() > 128 {
             return;
         }
         let used: Vec<PageKey> = left.into_iter().step_by(9).collect();
-        for page in life.index.pin(life.slot, &used).into_iter().flatten() {
-            life.index.unpin(page.place.segment);
+        for page in process.index.pin(process.slot, &used).into_iter().flatten() {
+            process.index.unpin(page.place.segment);
         }
-        life.used.extend(used);
+        process.used.extend(used);
     };
     let mut used = 0;
-    chat(&mut life, |life| {
-        used += life.used.len();
-        for key in std::mem::take(&mut life.used) {
-            assert!(life.holds(&[key]), "a page that has just been used");
+    chat(&mut process, |process| {
+        used += process.used.len();
+        for key in std::mem::take(&mut process.used) {
+            assert!(process.holds(&[key]), "a page that has just been used");
         }
         false
     });
-    assert!(used > 0 && life.core.counters().evicted > 0);
+    assert!(used > 0 && process.core.counters().evicted > 0);
 }
 
 #[test]
 fn nothing_is_evicted_for_the_sake_of_pages_that_were_deleted_while_a_plan_was_made() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-    life.once_weighed = |life, keys| {
-        let there = |key: &&PageKey| life.index.locate(life.slot, key).is_some();
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    process.once_planned = |process, keys| {
+        let there = |key: &&PageKey| process.index.locate(process.slot, key).is_some();
         if keys.iter().filter(there).count() * PAGE_BLOCKS as usize > SEGMENT_BLOCKS as usize / 2 {
-            let (slot, request) = (life.slot, RequestId(0));
-            let deleted = life.with_core(|core| core.delete(request, slot, keys));
+            let (slot, request) = (process.slot, RequestId(0));
+            let deleted = process.with_core(|core| core.delete(request, slot, keys));
             assert!(deleted.is_ok());
-            life.evicted = Some(life.core.counters().evicted);
+            process.evicted = Some(process.core.counters().evicted);
         }
     };
-    chat(&mut life, |life| {
-        let evicted = life.core.counters().evicted;
-        life.evicted.is_some_and(|before| {
+    chat(&mut process, |process| {
+        let evicted = process.core.counters().evicted;
+        process.evicted.is_some_and(|before| {
             assert_eq!(evicted, before);
             true
         })
     });
-    assert!(life.evicted.is_some(), "no victim is full");
+    assert!(process.evicted.is_some(), "no victim is full");
 }
 
 /// The chain is evicted in one pass then, leaf by leaf.
 #[test]
 fn a_chain_that_is_put_again_is_no_hotter_at_its_end() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
-    let mut life = Life::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-    assert!(life.start().is_ok());
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(process.start().is_ok());
     let keys = chain(1, PAGES);
-    let heats = |life: &Life<'_>| -> BTreeSet<Heat> {
+    let heats = |process: &Process<'_>| -> BTreeSet<Heat> {
         let heat = |key: &PageKey| {
-            let place = life.index.locate(life.slot, key).unwrap().place;
-            let page = life.index.live(life.slot, key.prefix(), place, life.now_ms);
+            let place = process.index.locate(process.slot, key).unwrap().place;
+            let page = process
+                .index
+                .live(process.slot, key.prefix(), place, process.now_ms);
             page.unwrap().heat
         };
         keys.iter().map(heat).collect()
     };
-    assert!(life.put(&keys).is_ok());
-    let before = heats(&life);
-    assert!(life.put(&keys).is_ok());
-    let after = heats(&life);
+    assert!(process.put(&keys).is_ok());
+    let before = heats(&process);
+    assert!(process.put(&keys).is_ok());
+    let after = heats(&process);
     assert_eq!((before.len(), after.len()), (1, 1));
     assert!(after > before);
 }

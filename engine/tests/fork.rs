@@ -213,9 +213,9 @@ fn a_child_keeps_neither_the_lock_nor_the_connections_of_a_parent_that_was_kille
     let (client, _child_of_client) = start();
     drop(client);
     eventually("the client's resources are released", || {
-        let told = report(&home.path).unwrap();
+        let report_now = report(&home.path).unwrap();
         // The asking process is a client, too.
-        (told.clients, told.lingering) == (1, 0)
+        (report_now.clients, report_now.lingering) == (1, 0)
     });
     drop(owner);
     let next = attach(&home.path);

@@ -40,16 +40,16 @@ fn bytes_of(home: &Home) -> Vec<Vec<u8>> {
 }
 
 /// A wrapper that records each operation and lets it pass.
-fn noting(home: &Home, log: &Log) -> DiskWrapper {
+fn logging(home: &Home, log: &Log) -> DiskWrapper {
     let log = log.clone();
-    let note = move |disk: &Faulty| {
+    let attach_log = move |disk: &Faulty| {
         let log = log.clone();
         disk.when_on(Fault::IsLost, usize::MAX, move |volume, seen| {
             log.lock().unwrap().push((volume, seen));
             false
         });
     };
-    faulty(home, note).0
+    faulty(home, attach_log).0
 }
 
 fn through(wrapper: DiskWrapper) -> OpenOptions {
@@ -62,7 +62,7 @@ fn through(wrapper: DiskWrapper) -> OpenOptions {
 /// Fails when a block of a volume differs from `before` and no write in the log covers it. Returns
 /// how many differ.
 #[track_caller]
-fn all_was_noted(home: &Home, before: &[Vec<u8>], log: &Log) -> usize {
+fn changes_were_logged(home: &Home, before: &[Vec<u8>], log: &Log) -> usize {
     let log = log.lock().unwrap();
     let mut changed = 0;
     for (volume, (before, after)) in before.iter().zip(bytes_of(home)).enumerate() {
@@ -116,7 +116,7 @@ fn an_open_store_makes_all_its_changes_through_its_wrapper() {
             let options = OpenOptions {
                 disk: want,
                 prewrite,
-                ..through(noting(&home, &log))
+                ..through(logging(&home, &log))
             };
             let store = home.open_with(options);
             let pool = Pool::new(&store, "m", &[65536]);
@@ -131,7 +131,7 @@ fn an_open_store_makes_all_its_changes_through_its_wrapper() {
                 store.close().unwrap();
             }
         }
-        assert!(all_was_noted(&home, &before, &log) > 1000);
+        assert!(changes_were_logged(&home, &before, &log) > 1000);
         superblocks_were_read(&log);
         // Two copies a volume: at two opens and a close.
         assert_eq!(writes_below_segments(&log), 3 * 2 * VOLUMES);
@@ -182,13 +182,13 @@ fn a_reader_without_the_lock_reads_superblocks_through_its_wrapper_and_writes_no
     let (log, before) = (Log::default(), bytes_of(&home));
     let options = OpenOptions {
         read_only: true,
-        ..through(noting(&home, &log))
+        ..through(logging(&home, &log))
     };
     home.open_with(options).close().unwrap();
     superblocks_were_read(&log);
     let is_read = |(_, seen): &(usize, Seen)| matches!(seen, Seen::Read { .. });
     assert!(log.lock().unwrap().iter().all(is_read));
-    assert_eq!(all_was_noted(&home, &before, &log), 0);
+    assert_eq!(changes_were_logged(&home, &before, &log), 0);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn owner_and_client_of_a_shared_store_write_through_their_wrappers() {
     let (log, before) = (Log::default(), bytes_of(&home));
     let attach = || {
         let options = AttachOptions {
-            open: through(noting(&home, &log)),
+            open: through(logging(&home, &log)),
             group: None,
         };
         Store::attach(&home.path, options).unwrap()
@@ -211,7 +211,7 @@ fn owner_and_client_of_a_shared_store_write_through_their_wrappers() {
     assert!(log.lock().unwrap().len() > ends);
     client.close().unwrap();
     owner.close().unwrap();
-    assert!(all_was_noted(&home, &before, &log) > 40);
+    assert!(changes_were_logged(&home, &before, &log) > 40);
 }
 
 #[test]
@@ -245,22 +245,22 @@ fn repairs_and_compactions_write_through_their_wrapper() {
     let (log, before) = (Log::default(), bytes_of(&home));
     let repaired = repair(
         &home.path,
-        &through(noting(&home, &log)),
+        &through(logging(&home, &log)),
         &plan,
         &mut progress,
     );
     assert_eq!(repaired.unwrap().headers, 1);
-    assert!(all_was_noted(&home, &before, &log) > 0);
+    assert!(changes_were_logged(&home, &before, &log) > 0);
     superblocks_were_read(&log);
 
     let (log, before) = (Log::default(), bytes_of(&home));
     let compacted = compact(
         &home.path,
-        &through(noting(&home, &log)),
+        &through(logging(&home, &log)),
         false,
         &mut progress,
     );
     assert!(compacted.unwrap().moved_pages > 0);
-    assert!(all_was_noted(&home, &before, &log) > 0);
+    assert!(changes_were_logged(&home, &before, &log) > 0);
     superblocks_were_read(&log);
 }

@@ -66,10 +66,13 @@ fn pages_put_by_one_process_are_read_by_the_others_under_any_owner() {
         assert_eq!(pools[0].hits(&chain(2, 9)), 0);
     }
     clients[0].flush().unwrap();
-    let told = report(&home.path).unwrap();
-    assert_eq!((told.reads_in_flight, told.puts_in_flight), (0, 0));
-    assert_eq!(told.stats.pages, 0);
-    assert!(told.clients >= 2 && told.rss_bytes > 0);
+    let report_now = report(&home.path).unwrap();
+    assert_eq!(
+        (report_now.reads_in_flight, report_now.puts_in_flight),
+        (0, 0)
+    );
+    assert_eq!(report_now.stats.pages, 0);
+    assert!(report_now.clients >= 2 && report_now.rss_bytes > 0);
     for client in &clients {
         client.close().unwrap();
     }
@@ -287,8 +290,8 @@ fn of_several_clients_one_takes_over_and_the_others_follow_it() {
         assert_eq!(pool.hits(&keys), 30);
         assert_eq!(pool.put(&keys), vec![PutStatus::Duplicate; 30]);
     }
-    let told = report(&home.path).unwrap();
-    assert_eq!(told.clients, 3, "two clients and who asks");
+    let report_now = report(&home.path).unwrap();
+    assert_eq!(report_now.clients, 3, "two clients and who asks");
 }
 
 #[test]
@@ -340,8 +343,11 @@ fn many_threads_of_many_clients_put_and_get_in_a_store_that_evicts() {
     });
     let stats = owner.stats();
     assert!(stats.evicted > 0 && stats.pages > 0);
-    let told = report(&home.path).unwrap();
-    assert_eq!((told.reads_in_flight, told.puts_in_flight), (0, 0));
+    let report_now = report(&home.path).unwrap();
+    assert_eq!(
+        (report_now.reads_in_flight, report_now.puts_in_flight),
+        (0, 0)
+    );
     for client in &clients {
         client.close().unwrap();
     }
@@ -592,15 +598,15 @@ fn a_device_is_shared_like_a_file() {
             if (holder.pid, holder.state) == (pid, HolderState::Running)),
         "{refused}"
     );
-    let (told, hears) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::scope(|scope| {
         // Retries until it is the owner.
         scope.spawn(|| {
             let found = Store::attach(&device.0, AttachOptions::default());
-            told.send(found.map(|store| store.part())).unwrap();
+            sender.send(found.map(|store| store.part())).unwrap();
         });
         alone.close().unwrap();
-        let part = hears.recv_timeout(PATIENCE).unwrap();
+        let part = receiver.recv_timeout(PATIENCE).unwrap();
         assert_eq!(part.unwrap(), Part::Owner);
     });
     let owner = Store::attach(&device.0, AttachOptions::default()).unwrap();
@@ -716,8 +722,8 @@ fn a_client_that_goes_in_the_middle_of_reading_leaves_no_pin_behind() {
         });
     }
     eventually("all pins are back", || {
-        let told = owner.report().unwrap();
-        told.clients == 0 && told.reads_in_flight == 0 && told.lingering == 0
+        let report_now = owner.report().unwrap();
+        report_now.clients == 0 && report_now.reads_in_flight == 0 && report_now.lingering == 0
     });
     // Every segment can be reclaimed: no process holds one.
     for seed in 10..120 {

@@ -234,7 +234,7 @@ fn a_client_that_stops_in_the_middle_of_a_put_does_not_block_others_for_long() {
         let opening = Opening(&gate);
         let put = scope.spawn(|| Pool::new(&stopped, "m", &PARTS).put(&keys[0]));
         gate.wait_for(3 * PAGE);
-        let (told, hears) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let others = scope.spawn({
             let (owner, other, keys) = (&owner, &other, &keys);
             move || {
@@ -249,14 +249,14 @@ fn a_client_that_stops_in_the_middle_of_a_put_does_not_block_others_for_long() {
                 }
                 owner.flush().unwrap();
                 other.flush().unwrap();
-                told.send(()).unwrap();
+                sender.send(()).unwrap();
             }
         });
-        let outcome = hears.recv_timeout(PATIENCE);
-        let told = owner.report().unwrap();
+        let outcome = receiver.recv_timeout(PATIENCE);
+        let report = owner.report().unwrap();
         drop(opening);
         outcome.expect("the others are held up");
-        assert_eq!((told.puts_in_flight, told.pages_adrift), (2, 10));
+        assert_eq!((report.puts_in_flight, report.pages_adrift), (2, 10));
         others.join().unwrap();
         // Others have put the pages since that it did not write.
         assert_eq!(put.join().unwrap(), vec![PutStatus::Duplicate; 10]);
@@ -265,8 +265,8 @@ fn a_client_that_stops_in_the_middle_of_a_put_does_not_block_others_for_long() {
     for keys in &keys {
         assert_eq!(pool.hits(keys), 10);
     }
-    let told = owner.report().unwrap();
-    assert_eq!((told.puts_in_flight, told.pages_adrift), (0, 0));
+    let report = owner.report().unwrap();
+    assert_eq!((report.puts_in_flight, report.pages_adrift), (0, 0));
     owner.close().unwrap();
 }
 
@@ -280,17 +280,17 @@ fn a_call_that_waits_for_its_device_holds_up_no_other_when_the_owner_goes() {
         let put = scope.spawn(|| Pool::new(&client, "m", &PARTS).put(&chain(1, 4)));
         gate.wait_for(PAGE);
         drop(owner);
-        let (told, hears) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         scope.spawn({
             let client = &client;
             move || {
                 eventually("the client knows that the owner has gone", || {
                     client.part() == Part::Nobody
                 });
-                told.send(Pool::new(client, "m", &PARTS).hits(&chain(1, 4)))
+                sender.send(Pool::new(client, "m", &PARTS).hits(&chain(1, 4)))
             }
         });
-        let outcome = hears.recv_timeout(PATIENCE);
+        let outcome = receiver.recv_timeout(PATIENCE);
         drop(opening);
         assert_eq!(outcome, Ok(0), "the others are held up");
         put.join().unwrap();

@@ -102,10 +102,10 @@ impl Role {
 
 /// A worker's messages, one per line.
 #[derive(Clone, Copy)]
-enum Word {
-    /// It is about to put a chain.
+enum Message {
+    /// The worker is about to put a chain.
     Tries(u64),
-    /// It has put a chain, and this many of its first pages were acknowledged.
+    /// The worker has put a chain, and this many of its first pages were acknowledged.
     Has {
         chain: u64,
         pages: usize,
@@ -113,49 +113,49 @@ enum Word {
         /// The evictions of the store under this owner.
         evicted: u64,
     },
-    /// It is about to delete a chain.
+    /// The worker is about to delete a chain.
     Deletes(u64),
-    /// It has deleted a chain.
+    /// The worker has deleted a chain.
     Deleted(u64),
 }
 
-impl Word {
+impl Message {
     fn write(self) -> String {
         match self {
-            Word::Tries(chain) => format!("tries {chain}"),
-            Word::Has {
+            Message::Tries(chain) => format!("tries {chain}"),
+            Message::Has {
                 chain,
                 pages,
                 is_owner,
                 evicted,
             } => format!("has {chain} {pages} {is_owner} {evicted}"),
-            Word::Deletes(chain) => format!("deletes {chain}"),
-            Word::Deleted(chain) => format!("deleted {chain}"),
+            Message::Deletes(chain) => format!("deletes {chain}"),
+            Message::Deleted(chain) => format!("deleted {chain}"),
         }
     }
 
     /// `None` for lines of the test harness.
-    fn read(line: &str) -> Option<Word> {
+    fn read(line: &str) -> Option<Message> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            ["tries", chain] => Some(Word::Tries(chain.parse().ok()?)),
-            ["has", chain, pages, is_owner, evicted] => Some(Word::Has {
+            ["tries", chain] => Some(Message::Tries(chain.parse().ok()?)),
+            ["has", chain, pages, is_owner, evicted] => Some(Message::Has {
                 chain: chain.parse().ok()?,
                 pages: pages.parse().ok()?,
                 is_owner: is_owner.parse().ok()?,
                 evicted: evicted.parse().ok()?,
             }),
-            ["deletes", chain] => Some(Word::Deletes(chain.parse().ok()?)),
-            ["deleted", chain] => Some(Word::Deleted(chain.parse().ok()?)),
+            ["deletes", chain] => Some(Message::Deletes(chain.parse().ok()?)),
+            ["deleted", chain] => Some(Message::Deleted(chain.parse().ok()?)),
             _ => None,
         }
     }
 }
 
 /// Sends a message, or ends this process: without a parent there is no use for it.
-fn say(word: Word) {
+fn send(message: Message) {
     let mut out = std::io::stdout().lock();
-    if writeln!(out, "{}", word.write()).is_err() {
+    if writeln!(out, "{}", message.write()).is_err() {
         std::process::exit(0);
     }
 }
@@ -169,10 +169,10 @@ fn work(role: Role) {
     loop {
         let seed = role.number * 100_000 + round;
         let wait = Duration::from_secs(if random.random_bool(0.5) { 1 } else { 0 });
-        say(Word::Tries(seed));
+        send(Message::Tries(seed));
         let statuses = pool.put_from(&chain(seed, PAGES), 0, PutOptions { wait });
         let pages = statuses.iter().take_while(|s| s.is_present()).count();
-        say(Word::Has {
+        send(Message::Has {
             chain: seed,
             pages,
             is_owner: store.part() == Part::Owner,
@@ -192,12 +192,12 @@ fn work(role: Role) {
         }
         while mine.len() > KEPT {
             if role.regime == Regime::Deleted {
-                say(Word::Deletes(mine[0]));
+                send(Message::Deletes(mine[0]));
                 // If the store has no owner right now: later.
                 if store.delete(pool.id, &chain(mine[0], PAGES)).is_err() {
                     break;
                 }
-                say(Word::Deleted(mine[0]));
+                send(Message::Deleted(mine[0]));
             }
             mine.pop_front();
         }
@@ -209,11 +209,11 @@ struct Worker {
     listener: JoinHandle<()>,
     is_owner: bool,
     /// When it was started, or sent its last message.
-    spoke: Instant,
+    last_message_at: Instant,
 }
 
 impl Worker {
-    fn start(test: &str, role: &Role, worker: usize, said: &Sender<Said>) -> Worker {
+    fn start(test: &str, role: &Role, worker: usize, sender: &Sender<Received>) -> Worker {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
             .env(ROLE, role.write())
@@ -221,19 +221,23 @@ impl Worker {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said = said.clone();
+        let sender = sender.clone();
         let listener = std::thread::spawn(move || {
             let lines = lines.map_while(Result::ok);
-            for word in lines.filter_map(|line| Word::read(&line)) {
+            for message in lines.filter_map(|line| Message::read(&line)) {
                 let at = Instant::now();
-                let _ = said.send(Said { worker, word, at });
+                let _ = sender.send(Received {
+                    worker,
+                    message,
+                    at,
+                });
             }
         });
         Worker {
             child,
             listener,
             is_owner: false,
-            spoke: Instant::now(),
+            last_message_at: Instant::now(),
         }
     }
 
@@ -250,9 +254,9 @@ impl Worker {
     }
 }
 
-struct Said {
+struct Received {
     worker: usize,
-    word: Word,
+    message: Message,
     at: Instant,
 }
 
@@ -295,14 +299,14 @@ impl Probe {
 }
 
 /// The workers, and their messages.
-struct Company {
+struct Fleet {
     test: &'static str,
     regime: Regime,
     home: Home,
     workers: Vec<Worker>,
     next: u64,
-    sender: Sender<Said>,
-    said: Receiver<Said>,
+    sender: Sender<Received>,
+    received: Receiver<Received>,
     /// The chains that must be there, oldest first.
     chains: VecDeque<Chain>,
     /// The longest silence of a worker.
@@ -311,23 +315,23 @@ struct Company {
     looked_for: usize,
 }
 
-impl Company {
-    fn new(test: &'static str, regime: Regime) -> Company {
-        let (sender, said) = channel();
-        let mut company = Company {
+impl Fleet {
+    fn new(test: &'static str, regime: Regime) -> Fleet {
+        let (sender, received) = channel();
+        let mut fleet = Fleet {
             test,
             regime,
             home: Home::with_store(256 * MIB),
             workers: Vec::new(),
             next: 0,
             sender,
-            said,
+            received,
             chains: VecDeque::new(),
             silence: Duration::ZERO,
             looked_for: 0,
         };
-        company.start_all();
-        company
+        fleet.start_all();
+        fleet
     }
 
     fn start(&mut self, worker: usize) -> Worker {
@@ -350,57 +354,61 @@ impl Company {
     }
 
     /// Receives messages until `puts` chains have been put, and checks that no worker hangs.
-    fn hear(&mut self, puts: usize) {
-        let mut heard = 0;
-        while heard < puts {
-            let word = self.hear_word();
-            heard += usize::from(matches!(word, Word::Has { pages: 1.., .. }));
+    fn receive(&mut self, puts: usize) {
+        let mut puts_seen = 0;
+        while puts_seen < puts {
+            let message = self.receive_message();
+            puts_seen += usize::from(matches!(message, Message::Has { pages: 1.., .. }));
         }
     }
 
-    fn hear_word(&mut self) -> Word {
-        let said = self
-            .said
+    fn receive_message(&mut self) -> Message {
+        let received = self
+            .received
             .recv_timeout(HANG)
             .expect("no worker has sent a message");
-        let worker = &mut self.workers[said.worker];
+        let worker = &mut self.workers[received.worker];
         // The last message of its predecessor may arrive late.
-        let silence = said.at.saturating_duration_since(worker.spoke);
+        let silence = received
+            .at
+            .saturating_duration_since(worker.last_message_at);
         self.silence = self.silence.max(silence);
-        worker.spoke = worker.spoke.max(said.at);
-        if let Word::Has { is_owner, .. } = said.word {
+        worker.last_message_at = worker.last_message_at.max(received.at);
+        if let Message::Has { is_owner, .. } = received.message {
             worker.is_owner = is_owner;
         }
         for (number, worker) in self.workers.iter().enumerate() {
-            let silence = said.at.saturating_duration_since(worker.spoke);
+            let silence = received
+                .at
+                .saturating_duration_since(worker.last_message_at);
             assert!(silence < HANG, "worker {number} hangs");
         }
-        self.note(&said);
-        said.word
+        self.note(&received);
+        received.message
     }
 
-    fn note(&mut self, said: &Said) {
-        let (Word::Tries(seed)
-        | Word::Has { chain: seed, .. }
-        | Word::Deletes(seed)
-        | Word::Deleted(seed)) = said.word;
+    fn note(&mut self, received: &Received) {
+        let (Message::Tries(seed)
+        | Message::Has { chain: seed, .. }
+        | Message::Deletes(seed)
+        | Message::Deleted(seed)) = received.message;
         let at = self.chains.iter().position(|chain| chain.seed == seed);
-        match (said.word, at) {
-            (Word::Tries(_), None) => self.chains.push_back(Chain {
+        match (received.message, at) {
+            (Message::Tries(_), None) => self.chains.push_back(Chain {
                 seed,
-                worker: said.worker,
+                worker: received.worker,
                 pages: 0,
             }),
-            (Word::Has { pages, evicted, .. }, Some(at)) => {
+            (Message::Has { pages, evicted, .. }, Some(at)) => {
                 self.chains[at].pages = pages;
                 assert!(
                     evicted == 0 || self.regime == Regime::Evicted,
                     "there was room for all"
                 );
             }
-            (Word::Deletes(_), Some(at)) => self.chains[at].pages = 0,
-            (Word::Deleted(_), Some(at)) => drop(self.chains.remove(at)),
-            (Word::Tries(_), Some(_)) | (_, None) => {}
+            (Message::Deletes(_), Some(at)) => self.chains[at].pages = 0,
+            (Message::Deleted(_), Some(at)) => drop(self.chains.remove(at)),
+            (Message::Tries(_), Some(_)) | (_, None) => {}
         }
         if self.regime == Regime::Evicted {
             while self.chains.len() * PAGES > RECENT {
@@ -419,15 +427,15 @@ impl Company {
         let worker = self.workers.remove(victim);
         let was_owner = worker.is_owner;
         worker.kill(victim);
-        self.hear_the_rest();
+        self.receive_rest();
         let successor = self.start(victim);
         self.workers.insert(victim, successor);
         was_owner
     }
 
-    fn hear_the_rest(&mut self) {
-        while let Ok(said) = self.said.try_recv() {
-            self.note(&said);
+    fn receive_rest(&mut self) {
+        while let Ok(received) = self.received.try_recv() {
+            self.note(&received);
         }
     }
 
@@ -436,7 +444,7 @@ impl Company {
         for (number, worker) in std::mem::take(&mut self.workers).into_iter().enumerate() {
             worker.kill(number);
         }
-        self.hear_the_rest();
+        self.receive_rest();
         let store = self.home.open();
         let pool = Pool::new(&store, "m", &PARTS);
         for Chain { seed, pages, .. } in &self.chains {
@@ -455,27 +463,27 @@ fn kill_many(test: &'static str, regime: Regime) {
         return;
     }
     let kills = std::env::var("LARDER_KILLS").map_or(KILLS, |n| n.parse().unwrap());
-    let mut company = Company::new(test, regime);
-    let probe = Probe::start(&company.home.path);
+    let mut fleet = Fleet::new(test, regime);
+    let probe = Probe::start(&fleet.home.path);
     let mut random = Pcg64::seed_from_u64(7);
     let mut owners_killed = 0;
     for kill in 0..kills {
-        company.hear(random.random_range(4..40));
-        owners_killed += usize::from(company.kill_one(kill, &mut random));
+        fleet.receive(random.random_range(4..40));
+        owners_killed += usize::from(fleet.kill_one(kill, &mut random));
         if (kill + 1).is_multiple_of(KILLS_BETWEEN_CHECKS) {
-            company.check();
-            company.start_all();
+            fleet.check();
+            fleet.start_all();
         }
     }
-    company.check();
+    fleet.check();
     assert!(owners_killed > 0);
     eprintln!(
         "{kills} kills, {owners_killed} of owners; longest silence of a worker {:?}, longest small \
          write beside them {:?}; \
          {} acknowledged pages looked for and found",
-        company.silence,
+        fleet.silence,
         probe.end(),
-        company.looked_for
+        fleet.looked_for
     );
 }
 

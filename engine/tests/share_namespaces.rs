@@ -216,12 +216,13 @@ fn go_on_after_the_owner(test: &str, users: Users) {
         });
     }
     // The owner is visible from here, though it does not see this process.
-    let told = report(&home.path).unwrap();
+    let report_now = report(&home.path).unwrap();
     assert!(
-        told.pid
+        report_now
+            .pid
             .is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists())
     );
-    assert!(told.staging.area_bytes > 0);
+    assert!(report_now.staging.area_bytes > 0);
     owner.kill();
     let successor = format!("{:?}", Part::Owner);
     let has_successor = || {

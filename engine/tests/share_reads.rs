@@ -92,16 +92,16 @@ fn pages_that_all_ranks_read_reach_the_device_once() {
         let clients = [attach(&home), attach(&home), attach(&home)];
         let stores = [&owner, &clients[0], &clients[1], &clients[2]];
         read_together(&stores, parts, &keys, batch);
-        let told = owner.report().unwrap().staging;
+        let report_now = owner.report().unwrap().staging;
         let (all, read) = (pages as u64 * padded(parts), bytes_read(&stores));
         // If the device keeps a reader waiting for long, the others read the page too.
-        let late = 2 * told.timeouts * padded(parts);
+        let late = 2 * report_now.timeouts * padded(parts);
         assert!(
             (all..=all + all / 10 + late).contains(&read),
-            "{read} bytes of {all} for {parts:?}: {told:?}"
+            "{read} bytes of {all} for {parts:?}: {report_now:?}"
         );
-        assert!(told.fills + told.hits + told.waits >= 4 * pages as u64);
-        assert_eq!(told.mismatches, 0);
+        assert!(report_now.fills + report_now.hits + report_now.waits >= 4 * pages as u64);
+        assert_eq!(report_now.mismatches, 0);
     }
 }
 
@@ -175,13 +175,13 @@ fn killed_readers_cost_the_others_no_page() {
     }
     let until = Instant::now() + PATIENCE;
     loop {
-        let told = owner.report().unwrap();
-        if (told.lingering, told.reads_in_flight) == (0, 0) {
+        let report_now = owner.report().unwrap();
+        if (report_now.lingering, report_now.reads_in_flight) == (0, 0) {
             break;
         }
         assert!(
             Instant::now() < until,
-            "slots of dead readers are not released: {told:?}"
+            "slots of dead readers are not released: {report_now:?}"
         );
         std::thread::yield_now();
     }
@@ -231,8 +231,8 @@ fn reads_are_shared_where_ranks_read_alike_and_where_it_is_asked_for() {
             read,
             "{owners:?} {clients:?} {is_one_ranks}"
         );
-        let told = report(&home.path).unwrap().staging;
-        assert_eq!(told.hits, u64::from(read == all) * pages as u64);
+        let report_now = report(&home.path).unwrap().staging;
+        assert_eq!(report_now.hits, u64::from(read == all) * pages as u64);
     }
 }
 
@@ -244,8 +244,11 @@ fn a_process_alone_in_a_namespace_shares_nothing() {
     other.put(&keys);
     assert_eq!(other.hits(&keys), 40);
     assert_eq!(Pool::new(&owner, "m", &[65536]).hits(&keys), 40);
-    let told = owner.report().unwrap().staging;
-    assert_eq!((told.fills, told.hits, told.used_bytes), (0, 0, 0));
+    let report_now = owner.report().unwrap().staging;
+    assert_eq!(
+        (report_now.fills, report_now.hits, report_now.used_bytes),
+        (0, 0, 0)
+    );
     drop(client);
     assert_eq!(owner.stats().staged_pages, 0);
 }
@@ -311,9 +314,12 @@ fn a_takeover_while_pages_are_shared_costs_no_page() {
     // The area of the next owner is another one.
     let before = bytes_read(&stores);
     read_together(&stores, &parts, &keys, 100);
-    let told = report(&home.path).unwrap().staging;
-    assert!(told.fills > 0 && told.hits + told.waits > 0, "{told:?}");
-    assert!(bytes_read(&stores) - before <= (300 + 2 * told.timeouts) * 65536);
+    let report_now = report(&home.path).unwrap().staging;
+    assert!(
+        report_now.fills > 0 && report_now.hits + report_now.waits > 0,
+        "{report_now:?}"
+    );
+    assert!(bytes_read(&stores) - before <= (300 + 2 * report_now.timeouts) * 65536);
 }
 
 fn has_new_owner(stores: &[&SharedStore]) -> bool {

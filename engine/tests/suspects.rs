@@ -74,7 +74,7 @@ impl Store {
         Store::over(&[Some(&clean)])
     }
 
-    /// Its second volume has been given up.
+    /// A store whose second volume has been given up.
     fn beside_a_lost_volume() -> Store {
         let mut clean = superblock(Run::FIRST, OpenState::Clean, SEGMENTS, SEGMENT_BLOCKS);
         clean.volumes.push(VolumeEntry {
@@ -410,8 +410,8 @@ fn a_failed_sync_does_not_have_lost_volumes_synced() {
     assert_eq!(store.flush(), Ok(()));
 }
 
-/// Its record is written into a segment that no header lists, behind a missing block: recovery
-/// would not find it.
+/// The deletion record is written into a segment that no header lists, behind a missing block:
+/// recovery would not find it.
 #[test]
 fn a_deletion_outlives_the_first_header_of_its_segment() {
     let keys = chain(1, 3);
@@ -477,8 +477,8 @@ fn records_queued_by_a_plan_are_written_after_it_is_aborted() {
     assert!(store.core.is_idle());
 }
 
-/// Its record is forwarded out of a segment beside the last of its pages, which leave before a
-/// failed sync has the copy written again.
+/// The namespace record is forwarded out of a segment beside the last of its pages, which leave
+/// before a failed sync has the copy written again.
 #[test]
 fn an_unused_namespace_does_not_block_syncs() {
     let keys = chain(1, 39);
@@ -499,7 +499,7 @@ fn an_unused_namespace_does_not_block_syncs() {
     assert!(!rest.is_empty());
     store.spoil(first);
     store.reclaim_step(usize::MAX);
-    // Its record is forwarded.
+    // The namespace record is forwarded.
     assert!(store.reclaim_step(usize::MAX));
     store.spoil(rest);
     store.lost = Some(BTreeSet::new());

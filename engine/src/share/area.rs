@@ -326,7 +326,7 @@ mod tests {
         assert_eq!((made.bytes(), made.units()), (4 << 20, 1..64));
         let taken = Area::adopt(made.file().try_clone_to_owned().unwrap()).unwrap();
         let piece = made.piece(SLOT, 100_000).unwrap();
-        // SAFETY: the piece lies in the mapping.
+        // SAFETY: the piece is in the mapping.
         unsafe { std::ptr::write_bytes(piece.ptr, 5, piece.len) };
         let mut copy = vec![0; 90_000];
         assert!(taken.copy(SLOT, 10_000, &mut copy));

@@ -105,7 +105,7 @@ const ATTACH_PATIENCE: Duration = Duration::from_secs(10);
 const OPENING_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Time before the first warning about the retries.
-const TOLD_AFTER: Duration = Duration::from_secs(3);
+const WARN_AFTER: Duration = Duration::from_secs(3);
 
 /// Status of a put whose owner has gone.
 const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
@@ -146,7 +146,7 @@ pub enum Part {
 /// killed.
 pub struct SharedStore {
     inner: Arc<Inner>,
-    minder: Mutex<Option<JoinHandle<()>>>,
+    monitor: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Inner {
@@ -171,8 +171,8 @@ impl Store {
     /// there is none, else a client of the owner. See [`share`](self).
     ///
     /// # Errors
-    /// Those of [`Store::open`]; [`StoreError::Locked`] when a process that serves no catalog holds
-    /// the store.
+    /// The errors of [`Store::open`]; [`StoreError::Locked`] when a process that serves no catalog
+    /// holds the store.
     pub fn attach(path: &Path, options: AttachOptions) -> Result<SharedStore, StoreError> {
         if options.open.read_only {
             return Err(StoreError::Usage(
@@ -180,12 +180,12 @@ impl Store {
             ));
         }
         let begun = Instant::now();
-        let mut is_told = false;
+        let mut has_warned = false;
         let role = loop {
             match Role::find(path, &options, options.group) {
                 Ok(role) => break role,
                 Err(NotYet::TryAgain(error)) if begun.elapsed() < patience_with(&error) => {
-                    if begun.elapsed() >= TOLD_AFTER && !std::mem::replace(&mut is_told, true) {
+                    if begun.elapsed() >= WARN_AFTER && !std::mem::replace(&mut has_warned, true) {
                         tracing::warn!(
                             "{error}; trying again for up to {} s",
                             patience_with(&error).as_secs()
@@ -208,16 +208,16 @@ impl Store {
             origin: Origin::here(),
         });
         inner.compare_settings(&inner.role.read());
-        let minder = std::thread::Builder::new()
+        let monitor = std::thread::Builder::new()
             .name("larder-minder".to_owned())
             .spawn({
                 let inner = inner.clone();
-                move || inner.mind()
+                move || inner.monitor_role()
             })
             .map_err(|e| StoreError::io("starting a thread", path, e))?;
         Ok(SharedStore {
             inner,
-            minder: Mutex::new(Some(minder)),
+            monitor: Mutex::new(Some(monitor)),
         })
     }
 }
@@ -274,13 +274,13 @@ fn locked(path: &Path) -> Option<StoreError> {
 
 impl Inner {
     /// The role monitor: makes sure that there is an owner, for as long as the handle is open.
-    fn mind(&self) {
+    fn monitor_role(&self) {
         let mut pause = TRY_AGAIN;
         // The group to serve as owner: the configured group; else the group that the last owner
         // served, if this process may give the socket to it.
         let mut group = self.options.group;
         // The last warning about why this process could not become the owner.
-        let mut told = String::new();
+        let mut last_warning = String::new();
         // Pid of the last owner.
         let mut former = None;
         loop {
@@ -292,7 +292,7 @@ impl Inner {
             let had_client = client.is_some();
             if let Some(client) = client {
                 former = client.remote.owner_pid();
-                client.remote.outlive_owner();
+                client.remote.wait_for_owner_end();
                 let served = client.group.filter(|gid| may_give_to(*gid));
                 group = self.options.group.or(served);
             }
@@ -332,18 +332,19 @@ impl Inner {
                         return;
                     }
                     drop(stop);
-                    told.clear();
+                    last_warning.clear();
                     continue;
                 }
                 Err(NotYet::TryAgain(_)) => {}
                 Err(NotYet::Never(error)) => {
                     let why = error.to_string();
-                    if why != told {
+                    if why != last_warning {
                         tracing::warn!(
                             %error,
-                            "the store has no owner, and this process cannot become it; trying again"
+                            "the store has no owner, and this process cannot become it; trying \
+                             again"
                         );
-                        told = why;
+                        last_warning = why;
                     }
                 }
             }
@@ -707,8 +708,8 @@ impl PageStore for SharedStore {
             }
             _ => Ok(()),
         };
-        if let Some(minder) = self.minder.lock().take() {
-            let _ = minder.join();
+        if let Some(monitor) = self.monitor.lock().take() {
+            let _ = monitor.join();
         }
         let role = std::mem::replace(&mut *self.inner.role.write(), Role::Closed);
         match role {
@@ -728,7 +729,7 @@ impl Drop for SharedStore {
     fn drop(&mut self) {
         if self.inner.origin.is_inherited() {
             // The thread and all that it holds belong to the parent.
-            std::mem::forget((self.inner.clone(), self.minder.get_mut().take()));
+            std::mem::forget((self.inner.clone(), self.monitor.get_mut().take()));
             return;
         }
         *self.inner.stop.lock() = true;
@@ -736,8 +737,8 @@ impl Drop for SharedStore {
         if let Some(Role::Client(client)) = self.inner.role().as_deref() {
             client.remote.hang_up();
         }
-        if let Some(minder) = self.minder.lock().take() {
-            let _ = minder.join();
+        if let Some(monitor) = self.monitor.lock().take() {
+            let _ = monitor.join();
         }
     }
 }

@@ -49,7 +49,7 @@ use crate::store::staged::{Stage, Staged};
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// While a slow reply is awaited, the owner is probed at this interval.
-const LOOK_AFTER: Duration = Duration::from_millis(500);
+const PROBE_AFTER: Duration = Duration::from_millis(500);
 
 /// Connections besides the first: fewer than the owner allows. A caller that finds no idle one
 /// waits.
@@ -125,7 +125,7 @@ pub(super) struct Remote {
     /// Notified when a connection becomes idle, or the owner is lost.
     given: Condvar,
     /// Held while a thread probes the owner.
-    looking: Mutex<()>,
+    probing: Mutex<()>,
     lost: AtomicBool,
     shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
     /// The owner's last reported room counter.
@@ -162,7 +162,7 @@ impl Remote {
             _private: first.private,
             lines: Mutex::default(),
             given: Condvar::new(),
-            looking: Mutex::new(()),
+            probing: Mutex::new(()),
             lost: AtomicBool::new(false),
             shapes: Mutex::default(),
             room: AtomicU64::new(0),
@@ -174,7 +174,7 @@ impl Remote {
     /// Reports to the owner that the marks are on the volumes. False when the owner does not see
     /// them: then the marks are on other files than the owner's.
     pub(super) fn marked(&self) -> Result<bool, Gone> {
-        match self.quickly(&Request::Marked)? {
+        match self.ask_fast(&Request::Marked)? {
             Reply::Done => Ok(true),
             Reply::Failed(Failure::Protocol(_)) => {
                 self.lose();
@@ -185,7 +185,7 @@ impl Remote {
     }
 
     /// Waits until the owner has gone, or this client is being closed.
-    pub(super) fn outlive_owner(&self) {
+    pub(super) fn wait_for_owner_end(&self) {
         let mut byte = [0];
         // The owner sends nothing on this connection, so any result is its end.
         while let Err(rustix::io::Errno::INTR) = rustix::io::read(&self.first, &mut byte) {}
@@ -274,16 +274,16 @@ impl Remote {
     }
 
     /// Waits for a slow reply for as long as the owner lives.
-    fn hear_in_time(&self, line: &mut Line) -> Result<Reply, WireError> {
-        while !line.is_answered(LOOK_AFTER)? {
-            self.look_after_owner();
+    fn receive_slow(&self, line: &mut Line) -> Result<Reply, WireError> {
+        while !line.has_reply(PROBE_AFTER)? {
+            self.probe_owner();
         }
-        line.hear(ANSWER_PATIENCE).map(|(reply, _)| reply)
+        line.receive(ANSWER_PATIENCE).map(|(reply, _)| reply)
     }
 
     /// Probes the owner with a connection of its own, which no thread waits for.
-    fn look_after_owner(&self) {
-        if let Some(_looking) = self.looking.try_lock()
+    fn probe_owner(&self) {
+        if let Some(_probing) = self.probing.try_lock()
             && self.join().is_err()
         {
             self.lose();
@@ -292,19 +292,19 @@ impl Remote {
 
     /// Sends a request whose reply may be slow.
     fn ask(&self, request: &Request<'_>) -> Result<Reply, Gone> {
-        self.converse(|line| {
-            line.tell(request)?;
-            self.hear_in_time(line)
+        self.exchange(|line| {
+            line.send(request)?;
+            self.receive_slow(line)
         })
     }
 
     /// Sends a request that the owner answers without waiting for anything.
-    fn quickly(&self, request: &Request<'_>) -> Result<Reply, Gone> {
-        self.converse(|line| line.ask(request))
+    fn ask_fast(&self, request: &Request<'_>) -> Result<Reply, Gone> {
+        self.exchange(|line| line.ask(request))
     }
 
     /// Runs one exchange over an idle connection.
-    fn converse<R>(&self, talk: impl FnOnce(&mut Line) -> Result<R, WireError>) -> Result<R, Gone> {
+    fn exchange<R>(&self, talk: impl FnOnce(&mut Line) -> Result<R, WireError>) -> Result<R, Gone> {
         let mut line = self.take_line()?;
         match talk(&mut line) {
             Ok(reply) => {
@@ -318,13 +318,13 @@ impl Remote {
         }
     }
 
-    fn tell(&self, request: &Request<'_>) {
+    fn send(&self, request: &Request<'_>) {
         // If the message is lost, the owner is lost too.
-        let _ = self.converse(|line| line.tell(request));
+        let _ = self.exchange(|line| line.send(request));
     }
 
     pub(super) fn report(&self) -> Result<Report, Gone> {
-        match self.quickly(&Request::Stats)? {
+        match self.ask_fast(&Request::Stats)? {
             Reply::Stats(report) => Ok(Report {
                 pid: self.owner_pid(),
                 ..*report
@@ -362,7 +362,7 @@ impl Catalog for Remote {
         let request = Request::Namespace {
             record: namespace.encode(),
         };
-        match self.quickly(&request) {
+        match self.ask_fast(&request) {
             Ok(Reply::Namespace(id)) => {
                 let id = NamespaceId(id);
                 let shape = NamespaceShape {
@@ -388,7 +388,7 @@ impl Catalog for Remote {
                 namespace: namespace.0,
                 keys: blob(some),
             };
-            let Ok(Reply::Count(count)) = self.quickly(&request) else {
+            let Ok(Reply::Count(count)) = self.ask_fast(&request) else {
                 break;
             };
             let count = usize::try_from(count).unwrap_or(0).min(some.len());
@@ -407,7 +407,7 @@ impl Catalog for Remote {
                 namespace: namespace.0,
                 keys: blob(some),
             };
-            match self.quickly(&request) {
+            match self.ask_fast(&request) {
                 Ok(Reply::Flags(flags)) if flags.len() == some.len() => found.extend(flags),
                 _ => found.extend(some.iter().map(|_| false)),
             }
@@ -418,7 +418,7 @@ impl Catalog for Remote {
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
         // From the tail, so that the order is that of one touch of the whole list.
         for some in keys.rchunks(KEYS_MAX) {
-            self.tell(&Request::Touch {
+            self.send(&Request::Touch {
                 namespace: namespace.0,
                 keys: blob(some),
             });
@@ -432,7 +432,7 @@ impl Catalog for Remote {
                 namespace: namespace.0,
                 keys: blob(some),
             };
-            match self.quickly(&request) {
+            match self.ask_fast(&request) {
                 Ok(Reply::Pinned(found)) if found.len() == some.len() => {
                     pages.extend(
                         found
@@ -449,14 +449,14 @@ impl Catalog for Remote {
     fn unpin(&self, extents: &[Extent]) {
         for some in extents.chunks(KEYS_MAX) {
             let segments = some.iter().map(|extent| extent.place.segment).collect();
-            self.tell(&Request::Unpin { segments });
+            self.send(&Request::Unpin { segments });
         }
     }
 
     fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]) {
         for some in findings.chunks(KEYS_MAX) {
             let keys: Vec<PageKey> = some.iter().map(|(key, ..)| *key).collect();
-            self.tell(&Request::Verified {
+            self.send(&Request::Verified {
                 namespace: namespace.0,
                 keys: blob(&keys),
                 findings: some
@@ -510,7 +510,7 @@ impl Stage for Remote {
                 namespace: namespace.0,
                 keys: blob(some),
             };
-            match self.quickly(&request) {
+            match self.ask_fast(&request) {
                 Ok(Reply::Staged {
                     shared,
                     pages: found,
@@ -531,7 +531,7 @@ impl Stage for Remote {
 
     fn unstage(&self, extents: &[Extent], slots: &[SlotEnd]) {
         if !extents.is_empty() {
-            self.tell(&Request::Unstage {
+            self.send(&Request::Unstage {
                 segments: extents.iter().map(|extent| extent.place.segment).collect(),
                 slots: slots.to_vec(),
             });
@@ -541,7 +541,7 @@ impl Stage for Remote {
     fn area(&self, _namespace: NamespaceId) -> Option<Arc<Area>> {
         let area = self.area.get_or_init(|| {
             let (reply, file) = self
-                .converse(|line| line.ask_for_file(&Request::Area))
+                .exchange(|line| line.ask_for_file(&Request::Area))
                 .ok()?;
             let area = file
                 .filter(|_| matches!(reply, Reply::Area))
@@ -664,7 +664,7 @@ mod tests {
         let (remote, _) = Remote::reach(&home.path).unwrap();
         assert_eq!(remote.first.read_timeout().unwrap(), None);
         std::thread::scope(|scope| {
-            scope.spawn(|| remote.outlive_owner());
+            scope.spawn(|| remote.wait_for_owner_end());
             home.owner.close().unwrap();
         });
         assert!(remote.is_lost());

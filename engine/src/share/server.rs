@@ -454,8 +454,8 @@ impl Shared {
             Err(error) if !self.lacks_threads.swap(true, Ordering::Relaxed) => {
                 tracing::warn!(
                     %error,
-                    "the catalog has no thread for a client; raise the limit on threads (ulimit -u, \
-                    TasksMax=)"
+                    "the catalog has no thread for a client; raise the limit on threads (ulimit \
+                     -u, TasksMax=)"
                 );
             }
             Err(_) => {}
@@ -495,7 +495,7 @@ impl Shared {
         else {
             return;
         };
-        let outcome = self.converse(&session, &stream, &mut buffer);
+        let outcome = self.serve_requests(&session, &stream, &mut buffer);
         if let Err(error) = &outcome {
             tracing::debug!(%error, client = session.id.0, "a connection to the catalog ended");
         }
@@ -521,8 +521,8 @@ impl Shared {
             .and_then(|greeting| self.admit(stream).map(|()| greeting).map_err(Some));
         let greeting = match greeting {
             Ok(greeting) => greeting,
-            Err(last_words) => {
-                if let Some(reply) = last_words {
+            Err(last_reply) => {
+                if let Some(reply) = last_reply {
                     let _ = send(&mut &**stream, buffer, &reply);
                 }
                 return None;
@@ -557,7 +557,7 @@ impl Shared {
         })
     }
 
-    fn converse(
+    fn serve_requests(
         &self,
         session: &Arc<Session>,
         stream: &UnixStream,
@@ -610,13 +610,13 @@ impl Shared {
         let has_fills = self.leave_slots(session);
         if left.is_due || has_fills {
             self.lingering.fetch_add(1, Ordering::Relaxed);
-            self.outlive(session);
+            self.wait_for_io(session);
             self.lingering.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Waits until a client's I/O is over, then releases its extents and slots.
-    fn outlive(&self, session: &Session) {
+    fn wait_for_io(&self, session: &Session) {
         let catalog = self.store.catalog();
         let mut until = None;
         let unawaited = loop {

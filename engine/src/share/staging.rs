@@ -111,7 +111,7 @@ struct Directory {
     clock: u64,
     generation: u32,
     used_units: u64,
-    told: StagingReport,
+    counters: StagingReport,
 }
 
 impl Staging {
@@ -142,8 +142,8 @@ impl Staging {
             let id = directory.id(unit);
             let look = self.area.look(id);
             if directory.slots[&unit].checksum == checksum && look != Look::Over {
-                directory.told.hits += u64::from(look == Look::Ready);
-                directory.told.waits += u64::from(look == Look::Filling);
+                directory.counters.hits += u64::from(look == Look::Ready);
+                directory.counters.waits += u64::from(look == Look::Filling);
                 directory.hold(unit);
                 return Some(Slot { id, fill: false });
             }
@@ -151,18 +151,18 @@ impl Staging {
         }
         let units = u32::try_from(bytes.div_ceil(UNIT_BYTES).max(1)).ok()?;
         let Some(unit) = directory.make_room(units, &self.area) else {
-            directory.told.crowded += 1;
+            directory.counters.crowded += 1;
             return None;
         };
         let id = directory.take(unit, units, name, checksum);
-        directory.told.fills += 1;
+        directory.counters.fills += 1;
         self.area.begin(id);
         Some(Slot { id, fill: true })
     }
 
     /// Counts a page that was refused room for reasons outside this module.
     pub(super) fn turn_away(&self) {
-        self.directory.lock().told.crowded += 1;
+        self.directory.lock().counters.crowded += 1;
     }
 
     /// Releases one hold of a slot.
@@ -174,8 +174,8 @@ impl Staging {
         }
         match served {
             Served::Well => {}
-            Served::Late => directory.told.timeouts += 1,
-            Served::Wrongly => directory.told.mismatches += 1,
+            Served::Late => directory.counters.timeouts += 1,
+            Served::Wrongly => directory.counters.mismatches += 1,
         }
         if served != Served::Well {
             directory.forget(unit);
@@ -197,7 +197,7 @@ impl Staging {
             area_bytes: self.area.bytes() as u64,
             used_bytes: directory.used_units * UNIT_BYTES as u64,
             pages: directory.slots.len() as u64,
-            ..directory.told
+            ..directory.counters
         }
     }
 }
@@ -344,9 +344,12 @@ mod tests {
         staging.area.settle(first.id, true);
         let third = give(&staging, 1, 9).unwrap();
         assert_eq!((third.fill, third.id), (false, first.id));
-        let told = staging.report();
-        assert_eq!((told.fills, told.waits, told.hits), (1, 1, 1));
-        assert_eq!((told.pages, told.used_bytes), (1, 9 * UNIT_BYTES as u64));
+        let report = staging.report();
+        assert_eq!((report.fills, report.waits, report.hits), (1, 1, 1));
+        assert_eq!(
+            (report.pages, report.used_bytes),
+            (1, 9 * UNIT_BYTES as u64)
+        );
     }
 
     #[test]
@@ -410,8 +413,8 @@ mod tests {
             staging.give_back(waits.id.unit, false, served);
             let next = give(&staging, 1, 1).unwrap();
             assert!(next.fill && next.id.unit != fill.id.unit);
-            let told = staging.report();
-            assert_eq!(told.timeouts + told.mismatches, 1);
+            let report = staging.report();
+            assert_eq!(report.timeouts + report.mismatches, 1);
         }
     }
 

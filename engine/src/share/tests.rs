@@ -159,18 +159,18 @@ impl Scene {
         let space = self.other.namespace(&namespace(PAGE_BYTES)).unwrap();
         let area = self.other.area(space).unwrap();
         let piece = area.piece(slot, 2 * larder_format::BLOCK_BYTES).unwrap();
-        // SAFETY: the piece lies in the area, which is mapped; there are no references to its
+        // SAFETY: the piece is in the area, which is mapped; there are no references to its
         // bytes.
         unsafe { std::ptr::write_bytes(piece.ptr, 0xa7, piece.len) };
     }
 
-    fn told(&self) -> super::StagingReport {
+    fn report(&self) -> super::StagingReport {
         self.owner.report().unwrap().staging
     }
 
     /// Polls until the condition holds: clients do not wait until their releases are processed.
     fn until(&self, what: &str, is_so: impl Fn(super::StagingReport) -> bool) {
-        eventually(what, || is_so(self.told()));
+        eventually(what, || is_so(self.report()));
     }
 }
 
@@ -179,14 +179,14 @@ fn a_client_that_does_not_fill_its_slots_costs_the_others_one_wait() {
     let scene = Scene::new();
     assert!(scene.take_slots().iter().all(|slot| slot.fill));
     scene.get(&scene.client);
-    scene.until("one waited for, the others looked at", |told| {
-        told.timeouts == COUNT
+    scene.until("one waited for, the others looked at", |report| {
+        report.timeouts == COUNT
     });
     scene.get(&scene.owner);
     scene.get(&scene.client);
-    let told = scene.told();
-    assert_eq!(told.timeouts, COUNT, "no process waits for it again");
-    assert_eq!(told.fills, 2 * COUNT);
+    let report = scene.report();
+    assert_eq!(report.timeouts, COUNT, "no process waits for it again");
+    assert_eq!(report.fills, 2 * COUNT);
     assert_eq!(scene.client.stats().staged_pages, COUNT);
 }
 
@@ -200,7 +200,7 @@ fn waiters_of_a_client_that_dies_get_the_pages_all_the_same() {
         waits.join().unwrap();
     });
     scene.get(&scene.owner);
-    assert!(scene.told().fills > COUNT);
+    assert!(scene.report().fills > COUNT);
 }
 
 #[test]
@@ -218,14 +218,14 @@ fn a_dead_clients_slots_are_not_reused_while_its_mark_is_there() {
     scene.other.hang_up();
     let until_it_is = |lingering: u32, pages: u64| {
         eventually(&format!("{lingering} lingering, {pages} pages"), || {
-            scene.owner.report().unwrap().lingering == lingering && scene.told().pages == pages
+            scene.owner.report().unwrap().lingering == lingering && scene.report().pages == pages
         });
     };
     until_it_is(1, COUNT);
     scene.get(&scene.client);
     scene.get(&scene.owner);
     assert_eq!(
-        scene.told().pages,
+        scene.report().pages,
         2 * PAGES as u64,
         "other slots than {slots:?}"
     );
@@ -244,7 +244,7 @@ fn arbitrary_writes_into_the_area_cause_no_wrong_bytes() {
         area.settle(slot.id, true);
     }
     scene.get(&scene.client);
-    scene.until("all noticed", |told| told.mismatches == COUNT);
+    scene.until("all noticed", |report| report.mismatches == COUNT);
     // After it was read.
     scene.get(&scene.owner);
     for slot in scene.take_slots() {
@@ -252,7 +252,7 @@ fn arbitrary_writes_into_the_area_cause_no_wrong_bytes() {
         scene.scribble(slot.id);
     }
     scene.get(&scene.client);
-    scene.until("all noticed", |told| told.mismatches == 2 * COUNT);
+    scene.until("all noticed", |report| report.mismatches == 2 * COUNT);
     // The words: each state, for the present use and for another.
     for (generation, is_there) in [(0, true), (0, false), (1, true), (1, false)] {
         for Slot { id, .. } in scene.take_slots() {
@@ -342,7 +342,7 @@ fn a_client_that_waits_for_its_own_unwritten_put_does_not_block_a_close() {
     send(&mut first, &mut buffer, &wait).unwrap();
     let (closed, outcome) = std::sync::mpsc::channel();
     std::thread::spawn(move || closed.send(owner.close().is_err()));
-    // Its marks are there: what it was given is given to nobody.
+    // Its marks are there: its extents are not granted again.
     assert_eq!(outcome.recv_timeout(Duration::from_secs(30)), Ok(true));
 }
 

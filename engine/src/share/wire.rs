@@ -263,7 +263,7 @@ pub struct LandedPut {
     pub pages: Vec<(u32, bool)>,
 }
 
-/// Like [`Grant`](crate::catalog::Grant), by place.
+/// A [`Grant`](crate::catalog::Grant), by place.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum PlaceGrant {
     Write(Place),

@@ -129,7 +129,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         let tried = reads.without_their_bytes(&statuses);
         drop(reads);
         // Findings count only while the pages are pinned.
-        self.tell(&findings);
+        self.report(&findings);
         drop(pins);
         self.again(&tried, pages, &mut statuses);
         statuses
@@ -149,7 +149,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         let mut findings = Vec::new();
         reads.finish(pages, statuses, &mut findings);
         drop(reads);
-        self.tell(&findings);
+        self.report(&findings);
     }
 
     /// Pins the requested pages that are present.
@@ -170,7 +170,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         Reads::start(self.data, self.shape, jobs, pages, self.deadline)
     }
 
-    pub fn tell(&self, findings: &[(PageKey, Extent, Finding)]) {
+    pub fn report(&self, findings: &[(PageKey, Extent, Finding)]) {
         if !findings.is_empty() {
             self.catalog.verified(self.namespace, findings);
         }

@@ -146,8 +146,8 @@ mod tests {
         hangs.volumes[0].fell_silent(1 << 40, hangs.limit_ms());
         let is_hung = |volume: usize| hangs.volumes[volume].is_hung(1 << 40, hangs.limit_ms());
         assert!(is_hung(0) && !is_hung(1));
-        for says_nothing in [DiskError::Deadline, DiskError::Shutdown] {
-            hangs.answered(0, &Err::<(), _>(says_nothing));
+        for no_answer in [DiskError::Deadline, DiskError::Shutdown] {
+            hangs.answered(0, &Err::<(), _>(no_answer));
             assert!(is_hung(0));
         }
         hangs.answered(0, &Err::<(), _>(DiskError::Os(libc::EIO)));

@@ -16,13 +16,13 @@ use crate::error::StoreError;
 const PLANNED_AT_ONCE: usize = 256;
 
 /// The running thread.
-pub(super) struct Keeper {
+pub(super) struct Housekeeper {
     local: Arc<Local>,
     thread: JoinHandle<()>,
 }
 
-impl Keeper {
-    pub(super) fn start(local: Arc<Local>) -> Result<Keeper, StoreError> {
+impl Housekeeper {
+    pub(super) fn start(local: Arc<Local>) -> Result<Housekeeper, StoreError> {
         let worker = local.clone();
         let thread = std::thread::Builder::new()
             .name("larder-keeper".to_owned())
@@ -35,13 +35,13 @@ impl Keeper {
                 )
             })?;
         local.with_core(Core::start);
-        Ok(Keeper { local, thread })
+        Ok(Housekeeper { local, thread })
     }
 
     /// Lets the thread finish the pages it is moving, and ends it.
     pub(super) fn stop(self) {
-        self.local.errands.lock().stop = true;
-        self.local.errand.notify_one();
+        self.local.inbox.lock().stop = true;
+        self.local.inbox_changed.notify_one();
         if self.thread.join().is_err() {
             tracing::error!(
                 "the housekeeping thread panicked; the store recovers at the next open"
@@ -53,25 +53,25 @@ impl Keeper {
 fn run(local: &Local) {
     let mut stopping = false;
     loop {
-        let mut errands = local.errands.lock();
-        while !errands.reclaim && errands.stop == stopping {
-            match errands.wake_at {
+        let mut inbox = local.inbox.lock();
+        while !inbox.reclaim && inbox.stop == stopping {
+            match inbox.wake_at {
                 Some(at) => {
                     let now = local.now_ms();
                     if at <= now {
                         break;
                     }
                     local
-                        .errand
-                        .wait_for(&mut errands, Duration::from_millis(at - now));
+                        .inbox_changed
+                        .wait_for(&mut inbox, Duration::from_millis(at - now));
                 }
-                None => local.errand.wait(&mut errands),
+                None => local.inbox_changed.wait(&mut inbox),
             }
         }
-        stopping = errands.stop;
-        errands.reclaim = false;
-        errands.wake_at = None;
-        drop(errands);
+        stopping = inbox.stop;
+        inbox.reclaim = false;
+        inbox.wake_at = None;
+        drop(inbox);
         if stopping {
             local.with_core(Core::stop_reclaim);
         }

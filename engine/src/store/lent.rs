@@ -57,7 +57,7 @@ impl LentReads {
             tracing::error!(
                 %error,
                 "no thread to release pins: their segments stay pinned until the store is opened \
-                again"
+                 again"
             );
         }
     }

@@ -53,7 +53,7 @@ struct Answers {
 
 /// Requests to the housekeeper thread.
 #[derive(Debug, Default)]
-pub(super) struct Errands {
+pub(super) struct Inbox {
     pub reclaim: bool,
     pub stop: bool,
     /// When the core wants a tick, in milliseconds since the store's epoch.
@@ -66,8 +66,8 @@ pub(crate) struct Local {
     pub(crate) disk: Arc<dyn Disk>,
     answers: Mutex<Answers>,
     answered: Condvar,
-    pub(super) errands: Mutex<Errands>,
-    pub(super) errand: Condvar,
+    pub(super) inbox: Mutex<Inbox>,
+    pub(super) inbox_changed: Condvar,
     shapes: Mutex<Vec<Option<NamespaceShape>>>,
     store: StoreId,
     map: SegmentMap,
@@ -126,8 +126,8 @@ impl Local {
             disk,
             answers: Mutex::default(),
             answered: Condvar::new(),
-            errands: Mutex::default(),
-            errand: Condvar::new(),
+            inbox: Mutex::default(),
+            inbox_changed: Condvar::new(),
             shapes: Mutex::default(),
             store,
             map,
@@ -199,7 +199,7 @@ impl Local {
         if !answers.is_empty() {
             self.answer(answers);
         }
-        self.call_keeper(reclaim, wake_at);
+        self.notify_housekeeper(reclaim, wake_at);
         if let Some(victim) = read {
             let spot = Spot {
                 store: self.store,
@@ -256,21 +256,21 @@ impl Local {
         self.answered.notify_all();
     }
 
-    fn call_keeper(&self, reclaim: bool, wake_at: Option<u64>) {
-        let mut errands = self.errands.lock();
-        let earlier = match (errands.wake_at, wake_at) {
+    fn notify_housekeeper(&self, reclaim: bool, wake_at: Option<u64>) {
+        let mut inbox = self.inbox.lock();
+        let earlier = match (inbox.wake_at, wake_at) {
             (Some(known), Some(wanted)) => wanted < known,
             (None, Some(_)) => true,
             (_, None) => false,
         };
         if earlier {
-            errands.wake_at = wake_at;
+            inbox.wake_at = wake_at;
         }
-        let call = earlier || reclaim && !errands.reclaim;
-        errands.reclaim |= reclaim;
-        drop(errands);
+        let call = earlier || reclaim && !inbox.reclaim;
+        inbox.reclaim |= reclaim;
+        drop(inbox);
         if call {
-            self.errand.notify_one();
+            self.inbox_changed.notify_one();
         }
     }
 
@@ -679,9 +679,9 @@ mod tests {
         assert!(matches!(grants[0], Grant::Write(_)));
         local.commit(reservation, &[Some(1)]);
         local.landed(&[(reservation, vec![(0, true)])]);
-        let (told, hears) = mpsc::channel();
-        std::thread::spawn(move || told.send(local.wait(reservation)));
-        let statuses = hears.recv_timeout(Duration::from_secs(60));
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || sender.send(local.wait(reservation)));
+        let statuses = receiver.recv_timeout(Duration::from_secs(60));
         assert_eq!(statuses.unwrap(), [PutStatus::Stored]);
     }
 }

@@ -49,7 +49,7 @@ use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes};
 pub(crate) use get::is_of_the_medium;
 use hang::Hangs;
-use keeper::Keeper;
+use keeper::Housekeeper;
 use local::Local;
 use notices::Notices;
 use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes, services};
@@ -224,7 +224,7 @@ pub struct Store {
     local: Arc<Local>,
     data: DataPath,
     volumes: Mutex<Volumes>,
-    keeper: Mutex<Option<Keeper>>,
+    keeper: Mutex<Option<Housekeeper>>,
     prewriter: Mutex<Option<Prewriter>>,
     /// Every call holds the read lock, so that no call is in progress during a close; true once
     /// closed. Calls only try the lock: a call that begins while a close waits for others does not
@@ -331,7 +331,7 @@ impl Store {
         let keeper = if options.read_only {
             None
         } else {
-            Some(Keeper::start(local.clone())?)
+            Some(Housekeeper::start(local.clone())?)
         };
         let prewriter = if options.prewrite && !options.read_only {
             Prewriter::start(local.clone(), &volumes).map(Some)
@@ -342,7 +342,7 @@ impl Store {
             Ok(prewriter) => prewriter,
             Err(error) => {
                 // It would keep the volumes open, and go on.
-                keeper.into_iter().for_each(Keeper::stop);
+                keeper.into_iter().for_each(Housekeeper::stop);
                 return Err(error);
             }
         };

@@ -44,14 +44,14 @@ impl Recheck {
         let mut segments: Vec<usize> = read.iter().map(|job| segment(job)).collect();
         segments.sort_unstable();
         segments.dedup();
-        let others = self.in_another_life(disk, &segments, deadline);
+        let others = self.in_another_generation(disk, &segments, deadline);
         let why = |job: &Job| others.iter().find(|(other, _)| *other == segment(job));
         read.into_iter()
             .filter_map(|job| why(job).map(|(_, why)| (job, *why)))
             .collect()
     }
 
-    fn in_another_life(
+    fn in_another_generation(
         &self,
         disk: &dyn Disk,
         segments: &[usize],

@@ -15,24 +15,24 @@ pub(crate) struct Services(Vec<Volume>);
 
 struct Volume {
     path: PathBuf,
-    told: Mutex<Told>,
+    reported: Mutex<Reported>,
 }
 
 #[derive(Default)]
-struct Told {
+struct Reported {
     /// When read-only service was reported last.
     at: Option<Instant>,
     /// Whether read-only service is the last state in the log.
-    stands: bool,
+    is_read_only: bool,
     /// Changes that were not reported.
-    unsaid: u64,
+    unreported: u64,
 }
 
 impl Services {
     pub(crate) fn new(paths: Vec<PathBuf>) -> Services {
         let volume = |path| Volume {
             path,
-            told: Mutex::default(),
+            reported: Mutex::default(),
         };
         Services(paths.into_iter().map(volume).collect())
     }
@@ -45,43 +45,43 @@ impl Services {
 
     /// A volume has entered read-only service.
     pub(super) fn begin_read_only(&self, volume: usize, error: &DiskError) {
-        let Some(Volume { path, told }) = self.0.get(volume) else {
+        let Some(Volume { path, reported }) = self.0.get(volume) else {
             return;
         };
-        let mut told = told.lock();
-        if told.at.is_some_and(|at| at.elapsed() < PAUSE) {
-            told.unsaid += 1;
+        let mut reported = reported.lock();
+        if reported.at.is_some_and(|at| at.elapsed() < PAUSE) {
+            reported.unreported += 1;
             return;
         }
         tracing::warn!(
             volume,
-            unreported = told.unsaid,
+            unreported = reported.unreported,
             "{}: in read-only service: the volume refuses writes ({error}){}. Its pages are \
              served, puts are refused, and it is probed every second",
             path.display(),
             remedy(error),
         );
-        *told = Told {
+        *reported = Reported {
             at: Some(Instant::now()),
-            stands: true,
-            unsaid: 0,
+            is_read_only: true,
+            unreported: 0,
         };
     }
 
     /// A volume takes writes again.
     pub(super) fn end_read_only(&self, volume: usize) {
-        let Some(Volume { path, told }) = self.0.get(volume) else {
+        let Some(Volume { path, reported }) = self.0.get(volume) else {
             return;
         };
-        let mut told = told.lock();
-        if std::mem::take(&mut told.stands) {
+        let mut reported = reported.lock();
+        if std::mem::take(&mut reported.is_read_only) {
             let path = path.display();
             tracing::warn!(
                 volume,
                 "{path}: takes writes again: read-only service ended"
             );
         } else {
-            told.unsaid += 1;
+            reported.unreported += 1;
         }
     }
 }

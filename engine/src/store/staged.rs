@@ -263,7 +263,7 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
         tried.append(&mut reads.without_their_bytes(&self.statuses));
         drop(reads);
         self.fills.wait();
-        call.get.tell(&findings);
+        call.get.report(&findings);
         call.get.again(&tried, self.pages, &mut self.statuses);
         statuses.append(&mut self.statuses);
     }

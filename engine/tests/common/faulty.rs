@@ -170,7 +170,7 @@ impl Faulty {
     }
 
     /// Removes all rules.
-    pub fn calm(&self) {
+    pub fn clear_rules(&self) {
         self.state().rules.clear();
     }
 

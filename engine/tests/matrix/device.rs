@@ -316,7 +316,7 @@ fn row_07_after_a_failed_write_pages_go_elsewhere_and_acknowledged_pages_stay() 
             "{statuses:?}"
         );
         assert_eq!(store.longest_prefix(pool.id, &keys), 16);
-        disk.calm();
+        disk.clear_rules();
         eventually("puts are stored again", || {
             pool.put_from(&keys, 16, PutOptions::default()) == [PutStatus::Stored; 8]
         });
@@ -454,7 +454,7 @@ fn row_09_without_space_reads_go_on_and_writes_are_refused_with_a_typed_error() 
         "{statuses:?}"
     );
     assert_eq!((pool.hits(&there), pool.hits(&new)), (8, 0));
-    disk.calm();
+    disk.clear_rules();
     eventually("puts are stored again", || {
         pool.put_from(&new, 0, PutOptions::default()) == [PutStatus::Stored; 8]
     });
@@ -507,7 +507,7 @@ fn row_13_reclaim_that_finds_the_device_full_loses_nothing() {
         "{refused:?}"
     );
     assert!(disk.hits() > 0);
-    disk.calm();
+    disk.clear_rules();
     // Every page is either readable or was evicted: the old copies count until the new ones do.
     let absent = GetStatus::Miss(MissReason::Absent);
     let statuses = pool.get(&there);
@@ -602,7 +602,7 @@ fn row_20_queued_reads_are_given_up_at_the_deadline() {
         );
         let lent = client.get_lent(pool.id, &keys, soon());
         assert!(lent.iter().all(|page| page.as_ref().err() == Some(&late)));
-        disk.calm();
+        disk.clear_rules();
         assert_eq!(pool.hits(&keys), 40);
     }
     assert!(client.stats().staged_pages > 0);
@@ -635,7 +635,7 @@ fn row_20_a_reader_without_the_lock_does_not_outstay_its_deadline() {
     let lent = store.get_lent(pool.id, &keys, soon());
     assert!(lent.iter().all(|page| page.as_ref().err() == Some(&late)));
     assert!(disk.hits() > 0);
-    disk.calm();
+    disk.clear_rules();
     assert_eq!(pool.hits(&keys), 3);
     disk.release();
 }

@@ -421,9 +421,9 @@ fn row_19_without_io_uring_threads_do_its_work_and_report_the_reason() {
 }
 
 #[test]
-fn row_19_without_lockable_memory_or_descriptors_a_store_works_or_names_the_missing_resource() {
+fn row_19_a_store_without_lockable_memory_or_descriptors_works_or_reports_it() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let test = "place::row_19_without_lockable_memory_or_descriptors_a_store_works_or_names_the_missing_resource";
+    let test = "place::row_19_a_store_without_lockable_memory_or_descriptors_works_or_reports_it";
     in_a_process_of_its_own(test, || {
         let home = Home::on_volumes(3, SIZE);
         setrlimit(

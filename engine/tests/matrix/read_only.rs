@@ -137,7 +137,7 @@ fn refuse_under_load(errno: i32, refuses: fn(Seen) -> bool) {
         PutStatus::Duplicate
     );
     store.check_invariants().unwrap();
-    disk.calm();
+    disk.clear_rules();
     put_until_stored(&pool, 1000);
     let stats = store.stats();
     assert!(stats.read_only_volumes.is_empty());
@@ -197,7 +197,7 @@ fn row_09_holes_that_cannot_be_filled_cost_no_page_and_no_capacity() {
     let stats = store.stats();
     assert_eq!((stats.evicted, stats.usable_bytes), (0, usable));
     assert_eq!(pool.hits(&there), there.len());
-    disk.calm();
+    disk.clear_rules();
     put_until_stored(&pool, 1000);
     assert_eq!(pool.hits(&there), there.len());
     store.check_invariants().unwrap();
@@ -227,7 +227,7 @@ fn row_09_clients_and_deletions_are_refused_with_the_reason() {
         assert!(matches!(error, StoreError::ReadOnlyService), "{error}");
         assert_eq!(pool.hits(&there), CHAIN);
     }
-    disk.calm();
+    disk.clear_rules();
     put_until_stored(&pool, 1000);
     assert_eq!(client.delete(pool.id, &there).unwrap(), CHAIN as u64);
     client.close().unwrap();

@@ -64,7 +64,7 @@ fn row_07_a_deletion_that_the_device_refuses_fails_and_costs_few_segments() {
         assert!(store.delete(pool.id, &keys[7..]).is_err());
         let lost = before - store.stats().free_segments;
         assert!(lost <= 3, "{lost} of {before} free segments");
-        disk.calm();
+        disk.clear_rules();
         eventually("the volume takes a deletion", || {
             store
                 .delete(pool.id, &keys[6..7])

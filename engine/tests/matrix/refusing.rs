@@ -45,7 +45,7 @@ fn row_07_a_store_goes_on_without_segments_whose_header_the_device_refuses() {
         assert_eq!(pool.hits(&chain(49, 12)), 12);
         store.check_invariants().unwrap();
         let kept = store.stats().usable_bytes;
-        disk.calm();
+        disk.clear_rules();
         for seed in 50..60 {
             assert_eq!(pool.put(&chain(seed, 12)), [PutStatus::Stored; 12]);
         }
@@ -84,7 +84,7 @@ fn row_07_without_a_segment_a_chain_is_not_too_long_for_good() {
     let unreachable = PutStatus::Refused(Refusal::Unreachable);
     assert!(!statuses.contains(&unreachable), "{statuses:?}");
     assert!(statuses.contains(&PutStatus::Refused(Refusal::NoSpace)));
-    disk.calm();
+    disk.clear_rules();
     let statuses = pool.put_from(&chain(3000, length), 0, wait);
     assert!(
         statuses.iter().all(|status| *status == PutStatus::Stored),
@@ -137,7 +137,7 @@ fn row_07_a_store_goes_on_without_a_volume_that_takes_no_writes_even_if_it_never
             }
             store.check_invariants().unwrap();
             flush_at_last(&store, &case);
-            disk.calm();
+            disk.clear_rules();
             for seed in end..end + 300 {
                 let statuses = pool.put(&chain(seed, 8));
                 assert_eq!(statuses, [PutStatus::Stored; 8], "{case}, then {seed}");

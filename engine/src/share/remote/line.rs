@@ -15,7 +15,7 @@ use crate::share::wire::{Reply, Request, WireError, arrives, parse, receive, sen
 
 /// How long the thread polls for a fast reply before it sleeps. Waking up costs more than most
 /// replies take if the sleeping CPU has to be woken too.
-const LOOKED_FOR: Duration = Duration::from_micros(50);
+const POLL_TIME: Duration = Duration::from_micros(50);
 
 /// See the module.
 pub(super) struct Line {
@@ -49,11 +49,11 @@ impl Line {
     }
 
     /// Whether a reply, or the end of the connection, arrives within `patience`.
-    pub(super) fn is_answered(&self, patience: Duration) -> io::Result<bool> {
+    pub(super) fn has_reply(&self, patience: Duration) -> io::Result<bool> {
         Ok(!self.reader.buffer().is_empty() || arrives(self.stream(), Some(patience))?)
     }
 
-    pub(super) fn tell(&mut self, request: &Request<'_>) -> Result<(), WireError> {
+    pub(super) fn send(&mut self, request: &Request<'_>) -> Result<(), WireError> {
         send(
             &mut &*self.reader.get_ref().stream,
             &mut self.buffer,
@@ -71,29 +71,29 @@ impl Line {
         &mut self,
         request: &Request<'_>,
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
-        self.tell(request)?;
-        self.look_for_answer()?;
-        self.hear(ANSWER_PATIENCE)
+        self.send(request)?;
+        self.poll_for_reply()?;
+        self.receive(ANSWER_PATIENCE)
     }
 
     /// Polls for a reply for a moment, without sleeping. Yields, so that the owner's thread goes
     /// first if it was woken on this CPU.
-    fn look_for_answer(&self) -> io::Result<()> {
-        let until = Instant::now() + LOOKED_FOR;
+    fn poll_for_reply(&self) -> io::Result<()> {
+        let until = Instant::now() + POLL_TIME;
         loop {
             std::thread::yield_now();
-            if self.is_answered(Duration::ZERO)? || Instant::now() >= until {
+            if self.has_reply(Duration::ZERO)? || Instant::now() >= until {
                 return Ok(());
             }
         }
     }
 
     /// Receives the next reply, with the file that comes with it, if it arrives within `patience`.
-    pub(super) fn hear(
+    pub(super) fn receive(
         &mut self,
         patience: Duration,
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
-        if !self.is_answered(patience)? {
+        if !self.has_reply(patience)? {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());
         }
         if !receive(&mut self.reader, &mut self.buffer)? {

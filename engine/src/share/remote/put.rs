@@ -14,7 +14,7 @@ use crate::share::keys::blob;
 use crate::share::wire::{KEYS_MAX, LandedPut, PlaceGrant, Reply, Request, send};
 
 /// Interval of a put's heartbeats while it sends nothing else.
-const STAY_EVERY: Duration = Duration::from_secs(1);
+const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
 
 /// Longest single wait for room.
 const ROOM_SLICE: Duration = Duration::from_millis(500);
@@ -26,15 +26,15 @@ pub(super) struct RemotePut<'a> {
     /// `None` once the owner is gone.
     line: Option<Line>,
     /// Messages to send together with the next one: each send wakes a thread of the owner.
-    unsaid: Vec<u8>,
+    outbox: Vec<u8>,
     /// A reservation was requested, and its reply has not been read.
-    unanswered: bool,
+    reply_pending: bool,
     /// Pages of each reservation that was not waited for yet.
     granted: HashMap<ReservationId, usize>,
     /// Reservations with writes in flight.
     unlanded: usize,
     /// Time of the last heartbeat.
-    stayed: Instant,
+    last_heartbeat: Instant,
 }
 
 impl<'a> RemotePut<'a> {
@@ -43,39 +43,39 @@ impl<'a> RemotePut<'a> {
             remote,
             namespace,
             line: remote.take_line().ok(),
-            unsaid: Vec::new(),
-            unanswered: false,
+            outbox: Vec::new(),
+            reply_pending: false,
             granted: HashMap::new(),
             unlanded: 0,
-            stayed: Instant::now(),
+            last_heartbeat: Instant::now(),
         }
     }
 
     /// Queues a message for the next [`flush`](Self::flush).
-    fn note(&mut self, request: &Request<'_>) {
+    fn queue(&mut self, request: &Request<'_>) {
         if let Some(line) = &mut self.line
-            && send(&mut self.unsaid, &mut line.buffer, request).is_err()
+            && send(&mut self.outbox, &mut line.buffer, request).is_err()
         {
             self.lose();
         }
     }
 
-    fn say(&mut self) {
+    fn flush(&mut self) {
         if let Some(line) = &mut self.line
-            && (&**line.stream()).write_all(&self.unsaid).is_err()
+            && (&**line.stream()).write_all(&self.outbox).is_err()
         {
             self.lose();
         }
-        self.unsaid.clear();
+        self.outbox.clear();
     }
 
     /// Receives the next reply, if it arrives within `patience`. Without a `patience`, waits for as
     /// long as the owner lives.
-    fn hear(&mut self, patience: Option<Duration>) -> Option<Reply> {
+    fn receive(&mut self, patience: Option<Duration>) -> Option<Reply> {
         let line = self.line.as_mut()?;
         let answer = match patience {
-            Some(patience) => line.hear(patience).map(|(reply, _)| reply),
-            None => self.remote.hear_in_time(line),
+            Some(patience) => line.receive(patience).map(|(reply, _)| reply),
+            None => self.remote.receive_slow(line),
         };
         match answer {
             Ok(reply) => Some(reply),
@@ -88,11 +88,11 @@ impl<'a> RemotePut<'a> {
     }
 
     /// Queues a heartbeat if one is due: the granted pages are still being written.
-    fn go_on(&mut self) {
-        if self.stayed.elapsed() < STAY_EVERY {
+    fn queue_heartbeat(&mut self) {
+        if self.last_heartbeat.elapsed() < HEARTBEAT_EVERY {
             return;
         }
-        self.stayed = Instant::now();
+        self.last_heartbeat = Instant::now();
         if self.granted.is_empty() {
             return;
         }
@@ -101,14 +101,14 @@ impl<'a> RemotePut<'a> {
             pages: Vec::new(),
         });
         let puts = under_way.collect();
-        self.note(&Request::Landed { puts });
+        self.queue(&Request::Landed { puts });
     }
 
     /// Requests a reservation.
     pub(super) fn ask(&mut self, asks: &[Ask]) {
-        self.go_on();
+        self.queue_heartbeat();
         let keys: Vec<_> = asks.iter().map(|ask| ask.key).collect();
-        self.note(&Request::Reserve {
+        self.queue(&Request::Reserve {
             namespace: self.namespace.0,
             keys: blob(&keys),
             links: asks
@@ -116,17 +116,17 @@ impl<'a> RemotePut<'a> {
                 .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth))
                 .collect(),
         });
-        self.unanswered = true;
-        self.say();
+        self.reply_pending = true;
+        self.flush();
         // The owner's thread may have been woken on this CPU, and the checksums that follow would
         // keep the CPU busy.
         std::thread::yield_now();
     }
 
     /// Whether a reply is there, or none will come.
-    fn is_answered(&self) -> bool {
+    fn has_reply(&self) -> bool {
         let line = self.line.as_ref();
-        line.is_none_or(|line| line.is_answered(Duration::ZERO).unwrap_or(true))
+        line.is_none_or(|line| line.has_reply(Duration::ZERO).unwrap_or(true))
     }
 
     fn lose(&mut self) {
@@ -138,7 +138,7 @@ impl<'a> RemotePut<'a> {
 impl Drop for RemotePut<'_> {
     fn drop(&mut self) {
         if let Some(line) = self.line.take() {
-            if self.granted.is_empty() && !self.unanswered {
+            if self.granted.is_empty() && !self.reply_pending {
                 self.remote.give_line(line);
             } else {
                 // Aborted in the middle: the owner releases the put's resources only when this
@@ -156,9 +156,9 @@ impl Putting for RemotePut<'_> {
         meanwhile: &mut dyn FnMut() -> bool,
     ) -> (ReservationId, Vec<Grant>) {
         self.ask(asks);
-        while !self.is_answered() && meanwhile() {}
-        let answer = self.hear(Some(ANSWER_PATIENCE));
-        self.unanswered = false;
+        while !self.has_reply() && meanwhile() {}
+        let answer = self.receive(Some(ANSWER_PATIENCE));
+        self.reply_pending = false;
         match answer {
             Some(Reply::Reserved {
                 reservation,
@@ -184,7 +184,7 @@ impl Putting for RemotePut<'_> {
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
         if self.granted.contains_key(&reservation) {
             // Sent with the next ask, or before the device is waited for.
-            self.note(&Request::Commit {
+            self.queue(&Request::Commit {
                 reservation: reservation.0,
                 checksums: checksums.to_vec(),
             });
@@ -205,18 +205,18 @@ impl Putting for RemotePut<'_> {
         let puts: Vec<LandedPut> = landed.collect();
         if !puts.is_empty() {
             self.unlanded -= puts.len();
-            self.note(&Request::Landed { puts });
+            self.queue(&Request::Landed { puts });
         }
         // After the last landing a wait follows, and carries the message.
         if self.unlanded > 0 {
-            self.say();
+            self.flush();
         }
     }
 
     fn stay(&mut self) {
-        self.go_on();
-        if !self.unsaid.is_empty() {
-            self.say();
+        self.queue_heartbeat();
+        if !self.outbox.is_empty() {
+            self.flush();
         }
     }
 
@@ -232,12 +232,12 @@ impl Putting for RemotePut<'_> {
             rest = (behind, granted_behind);
             let known = some.iter().zip(granted);
             let known = known.filter_map(|(put, asks)| asks.map(|_| put.0));
-            self.note(&Request::Wait {
+            self.queue(&Request::Wait {
                 reservations: known.collect(),
             });
-            self.say();
+            self.flush();
             let all = granted.iter().flatten().sum();
-            let statuses = match self.hear(None) {
+            let statuses = match self.receive(None) {
                 Some(Reply::Settled(statuses)) if statuses.len() == all => statuses,
                 // Whether they were stored is unknown.
                 _ => vec![PutStatus::Refused(Refusal::Closed); all],
@@ -261,12 +261,12 @@ impl Putting for RemotePut<'_> {
             return false;
         }
         let patience = (deadline - now).min(ROOM_SLICE);
-        self.note(&Request::WaitForRoom {
+        self.queue(&Request::WaitForRoom {
             seen,
             patience_ms: u32::try_from(patience.as_millis()).unwrap_or(0).max(1),
         });
-        self.say();
-        match self.hear(Some(ROOM_SLICE + ANSWER_PATIENCE)) {
+        self.flush();
+        match self.receive(Some(ROOM_SLICE + ANSWER_PATIENCE)) {
             Some(Reply::Room { room }) => {
                 self.remote.room.store(room, Ordering::Relaxed);
                 room != seen || Instant::now() < deadline
@@ -306,12 +306,12 @@ mod tests {
     /// `may_receive`, reservations. Other messages get no reply.
     fn answer(
         mut stream: &UnixStream,
-        may_hear: &Mutex<mpsc::Receiver<()>>,
-        stays: &mpsc::Sender<u64>,
+        may_receive: &Mutex<mpsc::Receiver<()>>,
+        heartbeats: &mpsc::Sender<u64>,
     ) {
-        let (mut heard, mut said) = (Vec::new(), Vec::new());
-        while receive(&mut stream, &mut heard).is_ok_and(|more| more) {
-            let request = parse(&heard).unwrap();
+        let (mut received, mut sent) = (Vec::new(), Vec::new());
+        while receive(&mut stream, &mut received).is_ok_and(|more| more) {
+            let request = parse(&received).unwrap();
             let is_greeting = matches!(request, Request::Join { .. });
             let reply = match request {
                 Request::Hello { .. } => Reply::Welcome(Welcome {
@@ -330,15 +330,15 @@ mod tests {
                 },
                 Request::Landed { puts } => {
                     for put in puts.iter().filter(|put| put.pages.is_empty()) {
-                        stays.send(put.reservation).unwrap();
+                        heartbeats.send(put.reservation).unwrap();
                     }
                     continue;
                 }
                 _ => continue,
             };
-            send(&mut stream, &mut said, &reply).unwrap();
-            heard.clear();
-            if is_greeting && may_hear.lock().recv().is_err() {
+            send(&mut stream, &mut sent, &reply).unwrap();
+            received.clear();
+            if is_greeting && may_receive.lock().recv().is_err() {
                 return;
             }
         }
@@ -350,9 +350,9 @@ mod tests {
         _listener: Arc<UnixListener>,
         remote: Remote,
         /// Lets the owner process the messages of one connection.
-        may_hear: mpsc::Sender<()>,
+        may_receive: mpsc::Sender<()>,
         /// Reservations named in heartbeats.
-        stays: mpsc::Receiver<u64>,
+        heartbeats: mpsc::Receiver<u64>,
     }
 
     impl Scene {
@@ -360,15 +360,15 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("store");
             let listener = Arc::new(UnixListener::bind(socket_path(&path)).unwrap());
-            let (may_hear, hears) = mpsc::channel();
-            let (stay, stays) = mpsc::channel();
+            let (may_receive, permits) = mpsc::channel();
+            let (heartbeat, heartbeats) = mpsc::channel();
             std::thread::spawn({
-                let (listener, hears) = (listener.clone(), Arc::new(Mutex::new(hears)));
+                let (listener, permits) = (listener.clone(), Arc::new(Mutex::new(permits)));
                 move || {
                     for stream in listener.incoming().take(connections) {
-                        let (stream, hears) = (stream.unwrap(), hears.clone());
-                        let stay = stay.clone();
-                        std::thread::spawn(move || answer(&stream, &hears, &stay));
+                        let (stream, permits) = (stream.unwrap(), permits.clone());
+                        let heartbeat = heartbeat.clone();
+                        std::thread::spawn(move || answer(&stream, &permits, &heartbeat));
                     }
                 }
             });
@@ -376,15 +376,15 @@ mod tests {
                 remote: Remote::reach(&path).unwrap().0,
                 _directory: directory,
                 _listener: listener,
-                may_hear,
-                stays,
+                may_receive,
+                heartbeats,
             }
         }
 
         /// A put whose reservation was refused, and which was not waited for yet.
         fn refused(&self) -> (RemotePut<'_>, ReservationId) {
             let mut put = RemotePut::new(&self.remote, NamespaceId(0));
-            self.may_hear.send(()).unwrap();
+            self.may_receive.send(()).unwrap();
             let (reservation, grants) = put.reserve(&asks(), &mut || false);
             assert_eq!(grants, [Grant::Refused(Refusal::NoSpace)]);
             (put, reservation)
@@ -407,7 +407,7 @@ mod tests {
         let (_, grants) = put.reserve(&asks(), &mut || {
             steps += 1;
             if steps == 3 {
-                scene.may_hear.send(()).unwrap();
+                scene.may_receive.send(()).unwrap();
             }
             steps < 3
         });
@@ -422,13 +422,13 @@ mod tests {
         // The first call comes too soon for a heartbeat.
         for _ in 0..2 {
             put.stay();
-            put.stayed -= STAY_EVERY;
+            put.last_heartbeat -= HEARTBEAT_EVERY;
         }
         put.stay();
         drop(put);
         for _ in 0..2 {
-            let said = scene.stays.recv_timeout(Duration::from_secs(60));
-            assert_eq!(said, Ok(reservation.0));
+            let reported = scene.heartbeats.recv_timeout(Duration::from_secs(60));
+            assert_eq!(reported, Ok(reservation.0));
         }
     }
 

@@ -91,7 +91,7 @@ pub enum Later {
 pub struct Desk<'a, C: ?Sized> {
     /// The owner's catalog. Only methods that never wait are called.
     pub catalog: &'a C,
-    /// Where segments lie.
+    /// Maps places to extents.
     pub map: &'a SegmentMap,
     /// Which clients may have writes in flight.
     pub marks: &'a dyn Marks,

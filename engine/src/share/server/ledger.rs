@@ -215,7 +215,7 @@ impl Ledger {
                 committed: true,
                 awaited: false,
                 unlanded: Unlanded::default(),
-                given_up: false,
+                aborted: false,
                 looks: 0,
                 page_bytes,
                 bytes: 0,
@@ -232,7 +232,7 @@ impl Ledger {
             awaited: false,
             bytes: page_bytes * unlanded.left() as u64,
             unlanded,
-            given_up: false,
+            aborted: false,
             looks: 0,
             page_bytes,
         });
@@ -243,8 +243,8 @@ impl Ledger {
     /// Marks a put as committed. Returns the core's reservation the first time.
     pub fn commit(&self, number: u64) -> Option<ReservationId> {
         let mut held = self.held.lock();
-        let Some(put) = held.stir(number) else {
-            return astray(number);
+        let Some(put) = held.touch(number) else {
+            return unknown_put(number);
         };
         let first = !std::mem::replace(&mut put.committed, true);
         put.reservation.filter(|_| first)
@@ -261,8 +261,8 @@ impl Ledger {
     ) -> Option<(ReservationId, Vec<(usize, bool)>)> {
         let mut held = self.held.lock();
         let pages = pages.iter().map(|&(at, good)| (at as usize, good));
-        let Some(put) = held.stir(number) else {
-            return astray(number).map(|core| (core, pages.collect()));
+        let Some(put) = held.touch(number) else {
+            return unknown_put(number).map(|core| (core, pages.collect()));
         };
         let mut over = Vec::new();
         let mut segments = Vec::new();
@@ -272,7 +272,7 @@ impl Ledger {
                 segments.push(segment);
             }
         }
-        let (reservation, given_up) = (put.reservation?, put.given_up);
+        let (reservation, aborted) = (put.reservation?, put.aborted);
         // The core needs no more of the client for these pages, so they no longer count, even if
         // the client never requests the outcome.
         if put.committed {
@@ -281,7 +281,7 @@ impl Ledger {
             held.put_bytes -= bytes;
         }
         drop(held);
-        if given_up {
+        if aborted {
             unpin(catalog, map, &segments);
             return None;
         }
@@ -295,14 +295,14 @@ impl Ledger {
         let mut named = BTreeSet::new();
         let mut pages = 0;
         for number in numbers {
-            let put = held.stir(*number).filter(|put| !put.awaited)?;
+            let put = held.touch(*number).filter(|put| !put.awaited)?;
             pages += put.asks + put.beyond;
             if pages > KEYS_MAX || !named.insert(*number) {
                 return None;
             }
         }
         let awaited = numbers.iter().filter_map(|&number| {
-            let put = held.stir(number)?;
+            let put = held.touch(number)?;
             put.awaited = true;
             Some(Awaited {
                 number,
@@ -328,23 +328,23 @@ impl Ledger {
     pub fn look<C: Allocator + ?Sized>(&self, catalog: &C, map: &SegmentMap) -> Look {
         let mut held = self.held.lock();
         let mut is_due = false;
-        let mut given_up = Vec::new();
+        let mut aborted = Vec::new();
         for put in held.puts.values_mut().filter(|put| put.is_under_way()) {
             put.looks += 1;
             if put.looks < LOOKS {
                 is_due = true;
             } else {
-                given_up.extend(put.give_up(catalog));
+                aborted.extend(put.abort(catalog));
             }
         }
-        let forfeited = held.look_at_reads();
+        let forfeited = held.check_reads();
         is_due |= held.pinned > 0;
         drop(held);
         let pins_taken_back = forfeited.values().sum();
         unpin_all(catalog, map, forfeited);
         Look {
             pins_taken_back,
-            ..Look::after(catalog, given_up, is_due)
+            ..Look::after(catalog, aborted, is_due)
         }
     }
 
@@ -355,10 +355,10 @@ impl Ledger {
         held.gone = true;
         let pins = held.take_all_pins();
         let puts = held.puts.values_mut();
-        let given_up = puts.filter_map(|put| put.give_up(catalog)).collect();
+        let aborted = puts.filter_map(|put| put.abort(catalog)).collect();
         let is_due = !held.puts.is_empty() || !held.adrift.is_empty();
         drop(held);
-        let look = Look::after(catalog, given_up, is_due);
+        let look = Look::after(catalog, aborted, is_due);
         if !planted!(KeptPins) {
             unpin_all(catalog, map, pins);
         }
@@ -400,8 +400,8 @@ impl Ledger {
     /// Segments that are pinned because a client's writes may go there. One entry per page.
     pub fn kept(&self) -> Vec<SegmentId> {
         let held = self.held.lock();
-        let given_up = held.puts.values().filter(|put| put.given_up);
-        let unlanded = given_up.flat_map(|put| put.unlanded.segments());
+        let aborted = held.puts.values().filter(|put| put.aborted);
+        let unlanded = aborted.flat_map(|put| put.unlanded.segments());
         unlanded.chain(held.adrift.iter().copied()).collect()
     }
 }
@@ -420,7 +420,7 @@ fn unpin_all<C: Catalog + ?Sized>(catalog: &C, map: &SegmentMap, pins: BTreeMap<
 }
 
 /// A number that the ledger did not give maps to no reservation.
-fn astray(number: u64) -> Option<ReservationId> {
+fn unknown_put(number: u64) -> Option<ReservationId> {
     planted!(ForeignPut).then_some(ReservationId(number & u64::from(u32::MAX)))
 }
 
@@ -451,7 +451,7 @@ impl Held {
     }
 
     /// Finds a put, and notes that its client is active.
-    fn stir(&mut self, number: u64) -> Option<&mut Put> {
+    fn touch(&mut self, number: u64) -> Option<&mut Put> {
         let put = self.put(number)?;
         put.looks = 0;
         Some(put)
@@ -466,7 +466,7 @@ impl Held {
     }
 
     /// Counts a check of the client's reads. Returns the pins that the client loses by it.
-    fn look_at_reads(&mut self) -> BTreeMap<SegmentId, u64> {
+    fn check_reads(&mut self) -> BTreeMap<SegmentId, u64> {
         self.looks += 1;
         if self.pinned == 0 || self.looks < READ_LOOKS {
             return BTreeMap::new();

@@ -92,8 +92,8 @@ impl Shared {
                     client = session.id.0,
                     puts = look.given_up.len(),
                     more,
-                    "a client has stopped in the middle of puts: they are aborted (logged once a \
-                     minute)"
+                    "a client has stopped in the middle of puts: they are aborted (logged once \
+                     a minute)"
                 );
             }
             if look.pins_taken_back > 0

@@ -22,7 +22,7 @@ pub(super) struct Put {
     pub(super) unlanded: Unlanded,
     /// The put was aborted: for the core its pages have failed, and their segments are pinned
     /// instead.
-    pub(super) given_up: bool,
+    pub(super) aborted: bool,
     /// Checks since the last message about it.
     pub(super) looks: u32,
     pub(super) page_bytes: u64,
@@ -73,7 +73,7 @@ impl Unlanded {
 }
 
 /// A put that is being aborted, and the facts that the core needs for it.
-pub(super) struct GivenUp {
+pub(super) struct AbortedPut {
     reservation: ReservationId,
     asks: usize,
     committed: bool,
@@ -108,12 +108,12 @@ impl Put {
     /// The core waits for a message of the client.
     pub(super) fn is_under_way(&self) -> bool {
         let is_open = !self.committed || self.unlanded.left() > 0;
-        self.reservation.is_some() && is_open && !self.given_up
+        self.reservation.is_some() && is_open && !self.aborted
     }
 
     /// Pins the put's extents, so that the core can be notified that no more writes count. The
     /// caller notifies the core, after it has released the ledger's lock.
-    pub(super) fn give_up<C: Allocator + ?Sized>(&mut self, catalog: &C) -> Option<GivenUp> {
+    pub(super) fn abort<C: Allocator + ?Sized>(&mut self, catalog: &C) -> Option<AbortedPut> {
         if !self.is_under_way() {
             return None;
         }
@@ -125,8 +125,8 @@ impl Put {
         // it is pinned here.
         let segments: Vec<SegmentId> = self.unlanded.segments().collect();
         catalog.keep(&segments);
-        self.given_up = true;
-        Some(GivenUp {
+        self.aborted = true;
+        Some(AbortedPut {
             reservation: self.reservation?,
             asks: self.asks,
             committed: std::mem::replace(&mut self.committed, true),
@@ -138,11 +138,11 @@ impl Put {
 impl Look {
     pub(super) fn after<C: Allocator + ?Sized>(
         catalog: &C,
-        given_up: Vec<GivenUp>,
+        aborted: Vec<AbortedPut>,
         is_due: bool,
     ) -> Look {
-        let reservations = given_up.iter().map(|put| put.reservation).collect();
-        given_up.into_iter().for_each(|put| put.tell(catalog));
+        let reservations = aborted.iter().map(|put| put.reservation).collect();
+        aborted.into_iter().for_each(|put| put.report(catalog));
         Look {
             given_up: reservations,
             pins_taken_back: 0,
@@ -151,9 +151,9 @@ impl Look {
     }
 }
 
-impl GivenUp {
+impl AbortedPut {
     /// Reports the put's pages to the core as failed.
-    fn tell<C: Allocator + ?Sized>(self, catalog: &C) {
+    fn report<C: Allocator + ?Sized>(self, catalog: &C) {
         if !self.committed {
             catalog.commit(self.reservation, &vec![None; self.asks]);
         }

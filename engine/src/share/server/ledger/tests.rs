@@ -202,7 +202,7 @@ fn pins_of_a_silent_client_are_kept_for_a_while() {
     let (keys, statuses) = put(&home, 3, PATIENCE);
     assert!(statuses.iter().all(|status| status.is_present()));
 
-    // The client goes on, with another page, which lies where those did.
+    // The client goes on, with another page, in the place of those pages.
     let segments: Vec<SegmentId> = pinned.iter().map(|extent| extent.place.segment).collect();
     let found = catalog.pin(home.namespace, &keys);
     let found: Vec<(usize, Extent)> = (0..)
@@ -278,7 +278,7 @@ fn each_page_gets_its_own_status_when_the_ledger_refused_some() {
     let (unmarked, _) = reserve(&home, &ledger, 3);
     assert!(ledger.marked(&Marked(Cell::new(true))));
     let (whole, _) = reserve(&home, &ledger, 2);
-    // Of its 16 pages the client has 14 left.
+    // The client has 14 of its 16 pages left.
     let (cut, _) = reserve(&home, &ledger, 20);
     let awaited = ledger.wait(&[unmarked, whole, cut]).unwrap();
     let of_core = [
