@@ -186,16 +186,16 @@ fn a_nearly_full_store_is_in_order_after_a_few_compactions() {
 #[test]
 fn progress_is_reported_while_room_is_made_too() {
     let home = home_with(&chains(60, 100), MIB + 20 * 16 * MIB);
-    let mut progress = Vec::new();
+    let mut reported = Vec::new();
     let mut progress = |moved: u64, _| {
-        progress.push(moved);
+        reported.push(moved);
         ControlFlow::Continue(())
     };
     compact(&home.path, &OpenOptions::default(), false, &mut progress).unwrap();
     // Pages that make way are not in their order yet.
     assert!(
-        progress.windows(2).any(|pair| pair[0] == pair[1]),
-        "{progress:?}"
+        reported.windows(2).any(|pair| pair[0] == pair[1]),
+        "{reported:?}"
     );
 }
 

@@ -283,7 +283,7 @@ fn pages_larger_than_the_area_and_more_than_it_holds_are_read_all_the_same() {
     read_together(&stores, &parts, &keys, 12);
     assert_eq!(bytes_read(&stores), 2 * 12 * (3 << 20));
     assert_eq!(owner.report().unwrap().staging.crowded, 2 * 12);
-    // An area with many small pages, each with little in it.
+    // An area with many small pages, each filling little of its unit.
     let small = [4096];
     let many = chain(2, 300);
     let pools = stores.map(|store| Pool::new(store, "m", &small));
