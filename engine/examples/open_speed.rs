@@ -37,7 +37,7 @@ fn measure(directory: &Path, pages: usize) -> Result<(), Failure> {
     );
     for end in ["close", "kill"] {
         let path = directory.join(format!("open-speed-{}", std::process::id()));
-        // Room for pages, their descriptors, and what reclaim keeps back, so that nothing is
+        // Room for pages, their descriptors, and the reserve of reclaim, so that nothing is
         // evicted.
         let size = pages as u64 * u64::from(PAGE_BYTES) / 4 * 5 + (2 << 30);
         let options = CreateOptions {

@@ -34,7 +34,7 @@ fn attach(path: &Path) -> SharedStore {
     Store::attach(path, options).unwrap()
 }
 
-/// Ends the child with what `work` returns, and the parent goes on with it.
+/// Ends the child with the result of `work`, and the parent goes on with it.
 fn in_child(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child makes only the calls under test, which must support a forked child, and
     // ends by `_exit`.

@@ -92,7 +92,7 @@ impl Store {
         store
     }
 
-    /// Recovers what is on a disk.
+    /// Recovers the content of a disk.
     fn on(
         disk: Memory,
         durable: BTreeMap<u64, Block>,
