@@ -149,7 +149,10 @@ fn every_test_that_the_design_names_exists() {
     let named: Vec<&str> = named.filter(is_test).collect();
     assert!(named.len() > 5, "{named:?}");
     for name in named {
-        assert!(tests.contains(name), "docs/design.md: there is no test {name}");
+        assert!(
+            tests.contains(name),
+            "docs/design.md: there is no test {name}"
+        );
     }
 }
 
