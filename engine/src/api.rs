@@ -255,7 +255,8 @@ impl fmt::Display for MissReason {
     }
 }
 
-/// A page in memory lent by the engine, parts back to back, each padded to whole blocks.
+/// A page in a buffer of the engine, borrowed by the caller until it is dropped. The parts follow
+/// one another, each padded to a multiple of 4 KiB.
 pub struct LentPage {
     pub(crate) memory: AlignedBuf,
     pub(crate) shape: larder_format::PageShape,

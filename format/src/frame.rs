@@ -42,7 +42,7 @@ pub struct Checked<T>(pub(crate) T);
 /// Runs all checks that do not depend on the structure, and returns a reader of the structure's own
 /// fields.
 ///
-/// The crc is checked before the version: only a whole block is known to be of a newer version.
+/// The crc is checked before the version: the version field of a damaged block means nothing.
 #[inline]
 pub(crate) fn open(block: &[u8], structure: Structure) -> Result<Reader<'_>, Damage> {
     let Ok(block) = <&Block>::try_from(block) else {

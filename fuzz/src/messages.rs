@@ -431,7 +431,8 @@ impl Owner {
         let ended = client
             .ledger
             .end_when_over(&self.catalog, &self.map, &Marked(false));
-        // Pages of its put that another client is writing end with the put of that client.
+        // If another client is already writing a page of this client's put, the page gets its
+        // status when the put of that other client ends.
         let mut left = self.left.borrow_mut();
         left.extend(ended.expect("its writes have ended"));
         let waiting = client.waiting.drain(..).flatten();

@@ -1,4 +1,5 @@
-//! The types of the index: ids, places, heats, and the plain records of its calls.
+//! The types of the index: ids, places on disk, the heat of a page (its recency), and the structs
+//! that its calls take and return.
 
 use larder_format::KeyPrefix;
 use serde::{Deserialize, Serialize};

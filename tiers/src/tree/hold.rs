@@ -11,9 +11,11 @@ use crate::runs::{L1, L2, Runs};
 /// The pages that a lock holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// L1 pages, and also L2 pages: a request uses them, or a copy between the tiers is in flight.
+    /// Protects L1 and L2 pages from eviction: a request uses them, or a copy between the tiers is
+    /// in flight.
     L1,
-    /// L2 pages only: L3 reads them, or they are about to be loaded or extended.
+    /// Protects L2 pages alone: a write to L3 is reading them, or they are about to be loaded into
+    /// L1, or to get child pages.
     L2,
 }
 
