@@ -52,8 +52,9 @@ const WORD_BYTES: usize = size_of::<AtomicU32>();
 /// Longest area, in bytes. A longer one would stage no more pages.
 const AREA_BYTES_MAX: u64 = 64 << 30;
 
-/// Largest area made of pre-reserved huge pages (hugetlb). The kernel zeroes these pages at creation
-/// while a client waits: 64 MiB took 16 ms, so that this limit takes about a quarter of a second.
+/// Largest area made of pre-reserved huge pages (hugetlb). The kernel zeroes these pages at
+/// creation while a client waits: 64 MiB took 16 ms, so this limit takes about a quarter of a
+/// second.
 const SET_ASIDE_BYTES_MAX: usize = 1 << 30;
 
 /// Longest wait. A moment much further off could not be represented as an `Instant`.
