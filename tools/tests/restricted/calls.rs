@@ -179,12 +179,14 @@ fn a_refused_lock_or_sync_is_blamed_on_the_seccomp_profile() {
     assert!(setup.unwrap().status.success());
     let create = ["create", new, "--size", "128MiB"];
     let put = ["bench", store, "--op", "put", "--pages", "2"];
+    // io_uring syncs without this call.
+    let put_on_threads = [&put[..], &["--disk", "threads"]].concat();
     let cases: [(libc::c_long, &[&str]); 7] = [
         (libc::SYS_flock, &create),
         (libc::SYS_flock, &put),
         (libc::SYS_flock, &["doctor", store]),
         (libc::SYS_fcntl, &put),
-        (libc::SYS_fdatasync, &put),
+        (libc::SYS_fdatasync, &put_on_threads),
         (libc::SYS_fsync, &create),
         (libc::SYS_fsync, &["export", store, archive]),
     ];
