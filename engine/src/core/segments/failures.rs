@@ -1,4 +1,5 @@
-//! Failed segments: poisoned by a write, in quarantine after a failed attempt of reclaim, or unusable.
+//! Failed segments: poisoned by a write, in quarantine after a failed attempt of reclaim, or
+//! unusable.
 
 use larder_format::{SegmentState, Serial};
 
