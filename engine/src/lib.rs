@@ -84,8 +84,9 @@
 //! | [`error`] | why a store could not be opened or used, and the remedy |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
 //! | [`store`] | opening, the handle, the background threads |
+//! | [`capacity`] | how many pages a store of a given geometry keeps |
 //! | [`catalog`] | the boundary between handle and allocation: reserve, write, commit |
-//! | [`core`] | the deciding state machine: space, log, syncs, eviction, reclaim |
+//! | [`core`] | the deciding state machine: segments, journal, syncs, puts, reclaim |
 //! | [`fork`] | handles in a forked child |
 //! | [`index`] | key to place, in RAM |
 //! | [`recovery`] | from descriptors on disk to a core and an index |
