@@ -308,3 +308,115 @@ fn a_page_does_not_make_way_for_its_child_nor_while_that_is_being_put() {
     assert_eq!(are_both_kept(0), [true, true]);
     assert_eq!(are_both_kept(2), [true, true]);
 }
+
+#[test]
+fn one_page_puts_of_64_kib_fill_nine_tenths_of_a_segment_with_payload() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    let before = store.stats().free_segments;
+    let mut pages = 0_u64;
+    // Until the fourth segment is opened, three are full.
+    while before - store.stats().free_segments < 4 {
+        let keys = chain(pages + 1, 1);
+        assert_eq!(pool.put(&keys), [PutStatus::Stored]);
+        pages += 1;
+    }
+    let share = (pages * 65536) as f64 / (3 * 16 * MIB) as f64;
+    assert!(share >= 0.9, "{share} of three segments is payload");
+}
+
+#[test]
+fn a_put_that_finds_no_room_is_refused_at_once_and_from_the_tail() {
+    let home = Home::with_store(128 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    // More in one call than the store holds.
+    let heads = |seeds: std::ops::Range<u64>| seeds.flat_map(|seed| chain(seed, 1)).collect();
+    let keys: Vec<_> = heads(0..140);
+    let statuses = pool.put_heads(&keys, PutOptions::default());
+    let stored = statuses
+        .iter()
+        .take_while(|status| **status == PutStatus::Stored)
+        .count();
+    assert!(stored > 0 && stored < keys.len());
+    assert!(
+        statuses[stored..]
+            .iter()
+            .all(|status| *status == PutStatus::Refused(Refusal::NoSpace))
+    );
+    assert_eq!(store.stats().refused, (keys.len() - stored) as u64);
+    // With patience the same call goes through: the first pages make room for the last ones.
+    let keys: Vec<_> = heads(140..280);
+    let patience = PutOptions {
+        wait: Duration::from_secs(120),
+    };
+    assert!(
+        pool.put_heads(&keys, patience)
+            .iter()
+            .all(|status| *status == PutStatus::Stored)
+    );
+    assert!(pool.hits(&keys[139..]) == 1);
+    store.check_invariants().unwrap();
+}
+
+#[test]
+fn pages_as_large_as_a_segment_make_room_for_newer_ones() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[8 << 20]);
+    let wait = PutOptions {
+        wait: Duration::from_secs(120),
+    };
+    // Fifteen segments: no more than these fit, and many more come.
+    for seed in 0..10 {
+        let stored = [PutStatus::Stored; 4];
+        assert_eq!(pool.put_from(&chain(seed, 4), 0, wait), stored);
+    }
+    assert_eq!(pool.hits(&chain(9, 4)), 4);
+    assert_eq!(pool.hits(&chain(0, 4)), 0);
+    assert!(store.stats().evicted > 0);
+    store.check_invariants().unwrap();
+}
+
+#[test]
+fn an_overfilled_store_keeps_the_newest_pages_and_no_child_without_its_parent() {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    let shared = chain(0, 8);
+    for seed in 1..400 {
+        // The shared chain stays hot, each round brings a chain of its own.
+        assert_eq!(pool.put(&shared).len(), 8);
+        assert_eq!(pool.hits(&shared), 8, "round {seed}");
+        let keys = chain(seed, 32);
+        assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 32], "round {seed}");
+        if seed % 16 == 0 {
+            store.check_invariants().unwrap();
+        }
+    }
+    for seed in 1..400 {
+        let keys = chain(seed, 32);
+        let prefix = store.longest_prefix(pool.id, &keys);
+        let all = store
+            .contains(pool.id, &keys)
+            .iter()
+            .filter(|there| **there)
+            .count();
+        assert_eq!(prefix, all, "chain {seed} has a page without its parent");
+    }
+    let stats = store.stats();
+    assert!(stats.evicted > 0 && stats.reclaimed > 0);
+    assert!(stats.live_bytes <= stats.usable_bytes);
+    assert_eq!(pool.hits(&chain(399, 32)), 32);
+    assert_eq!(store.longest_prefix(pool.id, &chain(1, 32)), 0);
+    store.close().unwrap();
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[65536]);
+    assert_eq!(pool.hits(&chain(399, 32)), 32);
+    assert_eq!(store.stats().evicted, 0, "evicted pages came back");
+    assert_eq!(store.stats().pages, stats.pages);
+    assert_eq!(pool.hits(&shared), 8);
+    assert!(store.stats().live_bytes <= store.stats().usable_bytes);
+    store.check_invariants().unwrap();
+}

@@ -25,7 +25,8 @@
 //! | [`edits`], [`feed`] | the changes that an input makes to a store |
 //! | [`forge`] | forged stores |
 //! | [`machine`], [`memory_disk`] | the core over a disk in memory |
-//! | [`mod@messages`] | that core behind an owner's answers, and a client that reads them |
+//! | `catalog` | that core as a catalog |
+//! | [`mod@messages`] | that catalog behind an owner's answers, and a client that reads them |
 //! | [`examine`] | the checks that every store must pass |
 //! | [`seeds`] | the first inputs |
 
@@ -34,6 +35,7 @@
     reason = "numbers of an input are truncated to fit"
 )]
 
+mod catalog;
 pub mod edits;
 pub mod examine;
 pub mod feed;

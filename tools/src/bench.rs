@@ -8,6 +8,7 @@
 //! Processes that are compared take turns call by call ([`turns`](crate::turns)).
 
 mod load;
+mod result;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -27,10 +28,11 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::{OpenArgs, ShareArgs};
 use crate::place;
-use crate::report::{self, Lines, Report};
+use crate::report;
 use crate::size::ByteSize;
 use crate::usage::{self, Meter};
 use crate::workload::{self, Link, PageBuffers};
+use result::{BenchReport, Counts};
 
 /// Longest wait of a put for space or for earlier writes.
 const PUT_WAIT: Duration = Duration::from_secs(30);
@@ -140,156 +142,6 @@ pub enum Op {
     Get,
     /// Looks one chain up, again and again.
     Exists,
-}
-
-/// The result of a measurement.
-#[derive(Serialize)]
-struct BenchReport {
-    /// The store: its first volume.
-    path: PathBuf,
-    /// `put`, `get` or `exists`.
-    op: Op,
-    /// Bytes of a page, all parts together.
-    page_bytes: u64,
-    /// Parts of a page.
-    parts: u32,
-    /// Pages (for `exists`: keys) requested in all timed calls.
-    pages_requested: u64,
-    /// Pages (keys) of a call.
-    batch: u64,
-    /// Operations with the kernel at once, per volume.
-    depth: u32,
-    /// The disk that moved the bytes, and the reason for its choice.
-    #[serde(flatten)]
-    disk: DiskFacts,
-    /// Size of the memory pages behind the buffers.
-    memory_page_bytes: u64,
-    /// Time of the store's calls.
-    seconds: f64,
-    /// Page bytes moved per second of that time; 0 for `exists`.
-    bytes_per_second: f64,
-    /// Pages (keys) a second.
-    pages_per_second: f64,
-    /// Median and 99th percentile of the calls, in microseconds.
-    p50_us: f64,
-    p99_us: f64,
-    /// CPU time of the whole process during the calls.
-    cpu_seconds: f64,
-    /// The same for each GiB of pages moved; 0 for `exists`.
-    cpu_seconds_per_gib: f64,
-    /// Time of the flush after the last put. `seconds` does not include it.
-    flush_seconds: f64,
-    #[serde(flatten)]
-    counts: Counts,
-    /// The reason why the first unstored page was not stored, and the remedy.
-    unstored_reason: Option<String>,
-    /// Whether the operator ended it early.
-    interrupted: bool,
-}
-
-/// The outcome for the pages.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Counts {
-    /// Pages that were compared and right: all pages of `get`; of `put` the last batch, read back;
-    /// confirmed keys of `exists`.
-    verified_pages: u64,
-    /// Pages whose bytes were wrong, or keys with a wrong answer. Must be 0.
-    wrong_pages: u64,
-    /// Pages stored by the timed puts.
-    pages_put: u64,
-    /// Pages that the timed puts could not store.
-    unstored_pages: u64,
-    /// Pages that should have been present and were not.
-    pages_missed: u64,
-    /// Pages that the store dropped meanwhile to make room.
-    evicted_pages: u64,
-}
-
-impl Counts {
-    fn is_bad(&self) -> bool {
-        self.wrong_pages + self.pages_missed + self.unstored_pages > 0
-    }
-}
-
-impl Report for BenchReport {
-    const COMMAND: &'static str = "bench";
-
-    fn lines(&self) -> Lines {
-        let mut lines = Lines::default();
-        let what = match self.op {
-            Op::Put => "put",
-            Op::Get => "get, random order",
-            Op::Exists => "exists, one chain",
-        };
-        lines.row("Operation", what);
-        let (unit, speed, cpu) = if self.op == Op::Exists {
-            ("Keys", String::new(), String::new())
-        } else {
-            let speed = format!("{}, ", usage::rate(self.bytes_per_second));
-            (
-                "Pages",
-                speed,
-                format!(", {:.3} s/GiB", self.cpu_seconds_per_gib),
-            )
-        };
-        let (size, parts) = (ByteSize(self.page_bytes), self.parts);
-        let (p50, p99) = (self.p50_us, self.p99_us);
-        lines.row(
-            unit,
-            format!("{}; pages of {size} in {parts} parts", self.pages_requested),
-        );
-        lines.row(
-            "Calls of",
-            format!("{}; p50 {p50:.0} us, p99 {p99:.0} us", self.batch),
-        );
-        lines.row(
-            "Speed",
-            format!(
-                "{speed}{:.0} {} a second",
-                self.pages_per_second,
-                unit.to_lowercase()
-            ),
-        );
-        lines.row("CPU", format!("{:.3} s{cpu}", self.cpu_seconds));
-        lines.row(
-            "Disk",
-            format!("{} at depth {}", self.disk.disk, self.depth),
-        );
-        lines.row(
-            "Buffers",
-            format!("in memory pages of {}", ByteSize(self.memory_page_bytes)),
-        );
-        let counts = &self.counts;
-        lines.row(
-            "Verified",
-            format!(
-                "{} right, {} wrong",
-                counts.verified_pages, counts.wrong_pages
-            ),
-        );
-        if counts.pages_missed + counts.unstored_pages > 0 {
-            lines.row(
-                "Not there",
-                format!(
-                    "{} missed, {} not stored",
-                    counts.pages_missed, counts.unstored_pages
-                ),
-            );
-        }
-        if counts.evicted_pages > 0 {
-            lines.row(
-                "Dropped",
-                format!("{} pages, the coldest, to make room", counts.evicted_pages),
-            );
-        }
-        if let Some(reason) = &self.unstored_reason {
-            lines.row("Not stored", reason);
-        }
-        if self.interrupted {
-            lines.text("Interrupted: these are the figures up to then.");
-        }
-        lines
-    }
 }
 
 /// The parameters of a measurement.

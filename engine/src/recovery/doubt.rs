@@ -9,8 +9,9 @@
 
 use larder_format::{PageChecksum, PageKey};
 
+use super::Found;
 use super::scan::Spot;
-use super::{Found, NamespaceInit};
+use crate::core::NamespaceInit;
 use crate::disk::Disk;
 use crate::disk::mailbox::{ReadAt, read_all};
 

@@ -30,15 +30,15 @@
 //! fewer blocks than that in flight, so a crash cannot leave such a gap before an acknowledged
 //! page. Unreadable blocks are skipped, and never taken for empty.
 
-use std::time::Instant;
-
 use larder_format::{
-    BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, Run, SegmentAddress,
-    SegmentHeader, SegmentNo, SegmentState, Serial, StoreId, Structure,
+    BLOCK_BYTES, Damage, DescriptorBlock, HEADER_BLOCKS, Run, SegmentHeader, SegmentState, Serial,
+    Structure,
 };
 
+pub use super::fault::{Disbelief, Fault, FaultReason};
+pub use super::spot::Spot;
 use crate::core::BLOCKS_IN_FLIGHT_MAX;
-use crate::disk::mailbox::{ReadAt, read_all, read_all_until};
+use crate::disk::mailbox::{ReadAt, read_all};
 use crate::disk::{Disk, DiskError};
 use crate::memory::AlignedBuf;
 use crate::planted;
@@ -56,153 +56,6 @@ const LISTED_AT_ONCE: u32 = 4096;
 /// Bytes of descriptor blocks read at once when many segments are listed.
 const BATCH_BYTES: usize = 64 << 20;
 
-/// The place of a segment.
-#[derive(Clone, Copy, Debug)]
-pub struct Spot {
-    /// The store it must belong to.
-    pub store: StoreId,
-    /// Index of its volume.
-    pub volume: usize,
-    /// Its number in the volume.
-    pub number: u32,
-    /// Its size in blocks.
-    pub segment_blocks: u32,
-}
-
-impl Spot {
-    fn offset(&self, block: u32) -> u64 {
-        let bytes = u64::from(self.segment_blocks) * BLOCK_BYTES as u64;
-        larder_format::SEGMENTS_OFFSET
-            + u64::from(self.number) * bytes
-            + u64::from(block) * BLOCK_BYTES as u64
-    }
-
-    fn volume_number(&self) -> u16 {
-        u16::try_from(self.volume).unwrap_or(u16::MAX)
-    }
-
-    fn header_address(&self) -> SegmentAddress {
-        SegmentAddress {
-            store: self.store,
-            volume: self.volume_number(),
-            segment: SegmentNo(self.number),
-            segment_blocks: self.segment_blocks,
-        }
-    }
-
-    fn block_address(&self, index: u32) -> BlockAddress {
-        BlockAddress {
-            store: self.store,
-            volume: self.volume_number(),
-            segment: SegmentNo(self.number),
-            segment_blocks: self.segment_blocks,
-            index,
-        }
-    }
-
-    /// Byte offset of descriptor block `index`.
-    #[must_use]
-    pub fn block_offset(&self, index: u32) -> u64 {
-        self.offset(self.segment_blocks.saturating_sub(1).saturating_sub(index))
-    }
-
-    /// Reads of both header copies.
-    #[must_use]
-    pub fn headers(&self) -> ReadAt {
-        ReadAt {
-            volume: self.volume,
-            offset: self.offset(0),
-            bytes: HEADER_BLOCKS as usize * BLOCK_BYTES,
-        }
-    }
-
-    /// Read of `count` descriptor blocks from `first` on. The last one comes first in the bytes.
-    #[must_use]
-    pub fn blocks(&self, first: u32, count: u32) -> ReadAt {
-        ReadAt {
-            volume: self.volume,
-            offset: self.block_offset(first + count - 1),
-            bytes: count as usize * BLOCK_BYTES,
-        }
-    }
-
-    /// Read of `count` data blocks from block `start` of the segment on.
-    #[must_use]
-    pub fn data(&self, start: u32, count: u32) -> ReadAt {
-        ReadAt {
-            volume: self.volume,
-            offset: self.offset(start),
-            bytes: count as usize * BLOCK_BYTES,
-        }
-    }
-
-    /// The header copies in the bytes that [`Spot::headers`] read.
-    pub fn parse_headers(&self, bytes: &[u8]) -> [Result<SegmentHeader, Damage>; 2] {
-        let mut copies = bytes.chunks_exact(BLOCK_BYTES);
-        let mut next = || self.parse_header(copies.next().unwrap_or_default());
-        [next(), next()]
-    }
-
-    fn parse_header(&self, block: &[u8]) -> Result<SegmentHeader, Damage> {
-        SegmentHeader::check(block)?.at(&self.header_address())
-    }
-
-    /// Both header copies, each read by itself: one bad sector must not hide the other copy.
-    pub(crate) fn read_copies(&self, disk: &dyn Disk) -> [Result<SegmentHeader, FaultReason>; 2] {
-        self.read_copies_until(disk, None)
-    }
-
-    /// The same, until a deadline.
-    pub(crate) fn read_copies_until(
-        &self,
-        disk: &dyn Disk,
-        deadline: Option<Instant>,
-    ) -> [Result<SegmentHeader, FaultReason>; 2] {
-        let reads = [0, 1].map(|copy| ReadAt {
-            volume: self.volume,
-            offset: self.offset(copy),
-            bytes: BLOCK_BYTES,
-        });
-        let mut copies = read_all_until(disk, &reads, deadline).into_iter();
-        let mut next = || {
-            let bytes = copies.next().unwrap_or(Err(DiskError::Shutdown));
-            let bytes = bytes.map_err(FaultReason::Unreadable)?;
-            self.parse_header(&bytes).map_err(FaultReason::Damaged)
-        };
-        [next(), next()]
-    }
-
-    /// Parses one descriptor block. If it is not of this generation or a later one, it is read and
-    /// parsed once more: one misdirected read must not lose the block's records for good.
-    pub(crate) fn parse_twice(
-        &self,
-        disk: &dyn Disk,
-        index: u32,
-        life: Serial,
-        bytes: &[u8],
-    ) -> Result<DescriptorBlock, Damage> {
-        let first = self.parse_block(index, bytes);
-        if first
-            .as_ref()
-            .is_ok_and(|block| block.header.sequence >= life)
-        {
-            return first;
-        }
-        match read_all(disk, &[self.blocks(index, 1)]).pop() {
-            Some(Ok(bytes)) => self.parse_block(index, &bytes),
-            _ => first,
-        }
-    }
-
-    /// One descriptor block.
-    ///
-    /// # Errors
-    /// The damage of the block.
-    pub fn parse_block(&self, index: u32, bytes: &[u8]) -> Result<DescriptorBlock, Damage> {
-        DescriptorBlock::check(bytes)?.at(&self.block_address(index))
-    }
-}
-
 /// The row of the table for a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
@@ -218,51 +71,6 @@ pub enum Case {
     Newer,
     /// Its headers cannot be used, and block 0 does not identify it.
     Hidden,
-}
-
-/// A structure in a segment that should have been readable and was not.
-#[derive(Clone, Debug)]
-pub struct Fault {
-    /// Byte offset in the volume.
-    pub offset: u64,
-    /// The expected structure.
-    pub structure: Structure,
-    /// The reason.
-    pub reason: FaultReason,
-}
-
-impl std::fmt::Display for Fault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.structure, self.reason)
-    }
-}
-
-/// Why a block could not be used.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum FaultReason {
-    /// The device could not read it.
-    #[error("unreadable: {0}")]
-    Unreadable(DiskError),
-    /// It does not hold the expected structure.
-    #[error("{0}")]
-    Damaged(Damage),
-    /// Page records with good checksums that are disbelieved: their number, and the reason.
-    #[error("{0} page records {1}")]
-    Disbelieved(u64, Disbelief),
-}
-
-/// Why page records are disbelieved although their checksums match.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-pub enum Disbelief {
-    /// A namespace fixes the size of its pages.
-    #[error("are of another size than their namespace's pages, and cannot be read")]
-    Size,
-    /// Pages of one generation never share a block.
-    #[error("claim more room than their segment has: pages overlap")]
-    Overlap,
-    /// They name more namespaces than the index can number.
-    #[error("belong to namespaces beyond the limit of one store: they cannot be served")]
-    Namespaces,
 }
 
 /// The content of a segment.

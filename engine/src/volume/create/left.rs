@@ -10,7 +10,7 @@ use larder_format::{BLOCK_BYTES, SuperblockError};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::{absolute, allocated_bytes};
+use super::checks::{absolute, allocated_bytes};
 use crate::error::StoreError;
 use crate::volume::{Access, File};
 

@@ -1,0 +1,50 @@
+//! Structures that could not be used, and records that are disbelieved.
+
+use larder_format::{Damage, Structure};
+
+use crate::disk::DiskError;
+
+/// A structure in a segment that should have been readable and was not.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// Byte offset in the volume.
+    pub offset: u64,
+    /// The expected structure.
+    pub structure: Structure,
+    /// The reason.
+    pub reason: FaultReason,
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.structure, self.reason)
+    }
+}
+
+/// Why a block could not be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum FaultReason {
+    /// The device could not read it.
+    #[error("unreadable: {0}")]
+    Unreadable(DiskError),
+    /// It does not hold the expected structure.
+    #[error("{0}")]
+    Damaged(Damage),
+    /// Page records with good checksums that are disbelieved: their number, and the reason.
+    #[error("{0} page records {1}")]
+    Disbelieved(u64, Disbelief),
+}
+
+/// Why page records are disbelieved although their checksums match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Disbelief {
+    /// A namespace fixes the size of its pages.
+    #[error("are of another size than their namespace's pages, and cannot be read")]
+    Size,
+    /// Pages of one generation never share a block.
+    #[error("claim more room than their segment has: pages overlap")]
+    Overlap,
+    /// They name more namespaces than the index can number.
+    #[error("belong to namespaces beyond the limit of one store: they cannot be served")]
+    Namespaces,
+}
