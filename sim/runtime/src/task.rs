@@ -1,0 +1,774 @@
+//! The scheduler: worlds, processes, tasks, and queues of waiting tasks.
+//!
+//! A driver outside all tasks makes a [`World`], starts tasks and calls [`World::step`]. The driver
+//! must not wait. Between two steps it looks at the state that the tasks share with it, and kills,
+//! stops or resumes processes.
+//!
+//! A task that panics ends the world: its panic leaves [`World::step`]. If the unwinding task has
+//! to wait in a destructor, the step panics in its place, and the thread stays in the state of a
+//! panic ([`std::thread::panicking`]): it must not play another world.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::fmt;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
+use std::ptr;
+use std::time::Duration;
+
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
+
+use crate::thread::{self, JoinHandle};
+use crate::time::Instant;
+
+/// Bytes of the stack of a task. Memory is used as far as a task touches it.
+const STACK_BYTES: usize = 1 << 20;
+
+/// Stacks that a thread keeps for later tasks.
+const STACKS_KEPT: usize = 64;
+
+/// The first moment of a world: late enough that a day can be subtracted.
+const BEGIN: u64 = 1 << 50;
+
+/// The properties of a world.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// All choices follow from it.
+    pub seed: u64,
+    /// A task loses its turn at one in this many locks taken, on average; at none if it is zero.
+    pub switch_one_in: u32,
+    /// The time that a step takes on the virtual clock.
+    pub step: Duration,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            seed: 0,
+            switch_one_in: 16,
+            step: Duration::from_micros(1),
+        }
+    }
+}
+
+/// The outcome of one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A task ran until it waited, lost its turn or ended.
+    Ran,
+    /// No task can run, and no timer is set: all have ended, or each waits for another one.
+    Stuck,
+}
+
+/// Why a task was resumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wakeup {
+    Called,
+    TimeOver,
+}
+
+/// A group of tasks that is killed and stopped as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Process(u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Going,
+    Stopped,
+    Killed,
+}
+
+struct ProcessState {
+    name: String,
+    life: Life,
+    /// Tasks that could run, of a stopped process.
+    held: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    /// The address of the queue; zero for a wait for the clock alone.
+    queue: usize,
+    what: &'static str,
+    at: &'static Location<'static>,
+    since: u64,
+    until: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// In the list of tasks that can run, held with its process, or running.
+    Able,
+    Waiting(Wait),
+    Ended,
+}
+
+type Fiber = Coroutine<(), (), Option<Box<dyn Any + Send>>, DefaultStack>;
+
+struct Task {
+    name: String,
+    process: Process,
+    state: State,
+    /// Number of its waits. A timer of an earlier wait is void.
+    waits: u32,
+    wakeup: Wakeup,
+    /// `None` while the task runs, and after its end.
+    fiber: Option<Fiber>,
+    /// Null before the first turn.
+    yielder: *const Yielder<(), ()>,
+}
+
+struct Scheduler {
+    setup: Setup,
+    choices: Pcg64Mcg,
+    now: u64,
+    steps: u64,
+    tasks: Vec<Task>,
+    processes: Vec<ProcessState>,
+    able: Vec<u32>,
+    /// Moment, order of setting, task, number of its wait.
+    timers: BinaryHeap<Reverse<(u64, u64, u32, u32)>>,
+    timers_set: u64,
+    /// By address. Never iterated.
+    queues: HashMap<usize, VecDeque<u32>>,
+    running: u32,
+}
+
+thread_local! {
+    static SCHEDULER: RefCell<Option<Scheduler>> = const { RefCell::new(None) };
+    /// The yielder of the running task. Null while the driver runs.
+    static YIELDER: Cell<*const Yielder<(), ()>> = const { Cell::new(ptr::null()) };
+    /// Locks to be taken until the running task loses its turn.
+    static LOCKS_LEFT: Cell<u32> = const { Cell::new(u32::MAX) };
+    /// Tasks in queues.
+    static QUEUED: Cell<usize> = const { Cell::new(0) };
+    static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
+}
+
+fn with<R>(f: impl FnOnce(&mut Scheduler) -> R) -> R {
+    SCHEDULER.with_borrow_mut(|scheduler| f(scheduler.as_mut().expect("there is no world")))
+}
+
+/// Whether the caller is a task.
+#[must_use]
+pub fn is_task() -> bool {
+    !YIELDER.get().is_null()
+}
+
+/// Gives the turn back to [`World::step`], until the task is resumed.
+fn suspend() {
+    let yielder = YIELDER.get();
+    assert!(!yielder.is_null(), "the driver of a world must not wait");
+    // SAFETY: the yielder belongs to the running task, which is the caller: its coroutine has not
+    // returned. `World::step` sets it at each resume.
+    let yielder = unsafe { &*yielder };
+    yielder.suspend(());
+}
+
+/// Gives another task the turn.
+pub fn yield_now() {
+    if is_task() {
+        with(|scheduler| {
+            let running = scheduler.running;
+            scheduler.make_able(running);
+        });
+        suspend();
+    }
+}
+
+/// A point where the seed may give another task the turn: called for each lock taken.
+#[inline]
+pub fn pass() {
+    let left = LOCKS_LEFT.get();
+    LOCKS_LEFT.set(left.wrapping_sub(1));
+    if left == 0 {
+        lose_turn();
+    }
+}
+
+#[cold]
+fn lose_turn() {
+    if is_task() {
+        yield_now();
+    }
+}
+
+/// The present moment of the world.
+#[must_use]
+pub fn now() -> Instant {
+    SCHEDULER.with_borrow(|scheduler| {
+        let now = scheduler.as_ref().map_or(BEGIN, |scheduler| scheduler.now);
+        Instant(now)
+    })
+}
+
+/// A number below `bound`, chosen by the seed. Zero if `bound` is.
+///
+/// # Panics
+/// Outside a world.
+#[must_use]
+pub fn choose(bound: u64) -> u64 {
+    with(|scheduler| match bound {
+        0 => 0,
+        bound => scheduler.choices.random_range(0..bound),
+    })
+}
+
+/// Moves the clock forward. Timers that it passes are due.
+pub fn advance(duration: Duration) {
+    with(|scheduler| scheduler.now += Instant(0).checked_add(duration).map_or(0, |at| at.0));
+}
+
+/// Waits for a time of the virtual clock.
+#[track_caller]
+pub fn sleep(duration: Duration) {
+    let until = now().checked_add(duration);
+    wait(0, "the clock", Location::caller(), until);
+}
+
+fn wait(
+    queue: usize,
+    what: &'static str,
+    at: &'static Location<'static>,
+    until: Option<Instant>,
+) -> Wakeup {
+    assert!(
+        is_task(),
+        "the driver of a world would wait for {what} at {at}"
+    );
+    with(|scheduler| scheduler.begin_wait(queue, what, at, until));
+    suspend();
+    with(|scheduler| scheduler.tasks[scheduler.running as usize].wakeup)
+}
+
+/// Tasks that wait to be woken. It is known by its address, so it must not move while a task waits.
+// One byte, so that no other queue has its address.
+#[derive(Debug, Default)]
+#[repr(transparent)]
+pub struct Queue(u8);
+
+impl Queue {
+    /// A queue without tasks.
+    #[must_use]
+    pub const fn new() -> Queue {
+        Queue(0)
+    }
+
+    fn key(&self) -> usize {
+        ptr::from_ref(self).addr()
+    }
+
+    /// Waits to be woken, until a moment at the latest. Returns whether the task was woken. `what`
+    /// says in a few words what the task waits for.
+    ///
+    /// # Panics
+    /// Outside a task.
+    #[track_caller]
+    pub fn wait(&self, what: &'static str, until: Option<Instant>) -> bool {
+        wait(self.key(), what, Location::caller(), until) == Wakeup::Called
+    }
+
+    /// Wakes one task, chosen by the seed. Returns whether there was one.
+    #[inline]
+    pub fn wake_one(&self) -> bool {
+        QUEUED.get() > 0 && with(|scheduler| scheduler.wake_one(self.key()))
+    }
+
+    /// Wakes all tasks. Returns their number.
+    #[inline]
+    pub fn wake_all(&self) -> usize {
+        match QUEUED.get() {
+            0 => 0,
+            _ => with(|scheduler| scheduler.wake_all(self.key())),
+        }
+    }
+}
+
+impl Process {
+    /// The process of the running task.
+    #[must_use]
+    pub fn current() -> Option<Process> {
+        is_task().then(|| with(|scheduler| scheduler.tasks[scheduler.running as usize].process))
+    }
+
+    /// Its number in the world: 1, 2, ... in the order of their start.
+    #[must_use]
+    pub fn id(self) -> u32 {
+        self.0 + 1
+    }
+
+    /// Whether it has not been killed.
+    #[must_use]
+    pub fn is_alive(self) -> bool {
+        with(|scheduler| scheduler.process(self).life != Life::Killed)
+    }
+
+    /// Whether it is stopped.
+    #[must_use]
+    pub fn is_stopped(self) -> bool {
+        with(|scheduler| scheduler.process(self).life == Life::Stopped)
+    }
+
+    /// Number of its tasks that have not ended.
+    #[must_use]
+    pub fn tasks(self) -> usize {
+        with(|scheduler| {
+            let own = |task: &&Task| task.process == self && !matches!(task.state, State::Ended);
+            scheduler.tasks.iter().filter(own).count()
+        })
+    }
+
+    /// Kills it: none of its tasks runs again, and nothing of them is destroyed. A task that kills
+    /// its own process does not return.
+    pub fn kill(self) {
+        let own = with(|scheduler| scheduler.kill(self));
+        if own {
+            suspend();
+        }
+    }
+
+    /// Stops it: none of its tasks runs until [`Process::resume`]. A task that stops its own
+    /// process goes on until it waits.
+    pub fn stop(self) {
+        with(|scheduler| scheduler.stop(self));
+    }
+
+    /// Lets a stopped process go on.
+    pub fn resume(self) {
+        with(|scheduler| scheduler.resume(self));
+    }
+}
+
+/// Starts a task that can run at once.
+pub(crate) fn start(process: Process, name: String, f: impl FnOnce() + 'static) {
+    let stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_else(|| {
+        DefaultStack::new(STACK_BYTES).expect("no memory for the stack of a task")
+    });
+    let fiber = Coroutine::with_stack(stack, move |yielder: &Yielder<(), ()>, ()| {
+        YIELDER.set(yielder);
+        with(|scheduler| {
+            let running = scheduler.running as usize;
+            scheduler.tasks[running].yielder = yielder;
+        });
+        catch_unwind(AssertUnwindSafe(f)).err()
+    });
+    with(|scheduler| scheduler.add(process, name, fiber));
+}
+
+/// Keeps the stack of a task that will not run again.
+fn retire(mut fiber: Fiber) {
+    if !fiber.done() {
+        // SAFETY: the objects on the stack are leaked, as by `mem::forget`: nothing of the task
+        // runs again. The memory of the stack is used again. A reference to it can be held by the
+        // task itself, or by tasks of a scope in it: they belong to the same process and die with
+        // it.
+        unsafe { fiber.force_reset() };
+    }
+    let stack = fiber.into_stack();
+    STACKS.with_borrow_mut(|stacks| {
+        if stacks.len() < STACKS_KEPT {
+            stacks.push(stack);
+        }
+    });
+}
+
+impl Scheduler {
+    fn process(&mut self, process: Process) -> &mut ProcessState {
+        &mut self.processes[process.0 as usize]
+    }
+
+    fn add(&mut self, process: Process, name: String, fiber: Fiber) {
+        let task = u32::try_from(self.tasks.len()).expect("too many tasks");
+        self.tasks.push(Task {
+            name,
+            process,
+            state: State::Able,
+            waits: 0,
+            wakeup: Wakeup::Called,
+            fiber: Some(fiber),
+            yielder: ptr::null(),
+        });
+        self.make_able(task);
+    }
+
+    fn make_able(&mut self, task: u32) {
+        let process = self.tasks[task as usize].process;
+        match self.process(process).life {
+            Life::Going => self.able.push(task),
+            Life::Stopped => self.process(process).held.push(task),
+            Life::Killed => {}
+        }
+    }
+
+    fn begin_wait(
+        &mut self,
+        queue: usize,
+        what: &'static str,
+        at: &'static Location<'static>,
+        until: Option<Instant>,
+    ) {
+        let running = self.running;
+        let task = &mut self.tasks[running as usize];
+        task.waits = task.waits.wrapping_add(1);
+        task.state = State::Waiting(Wait {
+            queue,
+            what,
+            at,
+            since: self.now,
+            until: until.map(|until| until.0),
+        });
+        if let Some(until) = until {
+            self.timers_set += 1;
+            self.timers
+                .push(Reverse((until.0, self.timers_set, running, task.waits)));
+        }
+        if queue != 0 {
+            self.queues.entry(queue).or_default().push_back(running);
+            QUEUED.set(QUEUED.get() + 1);
+        }
+    }
+
+    fn wake(&mut self, task: u32, wakeup: Wakeup) {
+        let woken = &mut self.tasks[task as usize];
+        woken.state = State::Able;
+        woken.wakeup = wakeup;
+        self.make_able(task);
+    }
+
+    fn wake_one(&mut self, queue: usize) -> bool {
+        let Some(waiting) = self.queues.get_mut(&queue) else {
+            return false;
+        };
+        let at = match waiting.len() {
+            1 => 0,
+            count => self.choices.random_range(0..count),
+        };
+        let task = waiting.swap_remove_back(at);
+        if waiting.is_empty() {
+            self.queues.remove(&queue);
+        }
+        QUEUED.set(QUEUED.get() - 1);
+        self.wake(task.expect("a queue without tasks"), Wakeup::Called);
+        true
+    }
+
+    fn wake_all(&mut self, queue: usize) -> usize {
+        let woken = self.queues.remove(&queue).unwrap_or_default();
+        QUEUED.set(QUEUED.get() - woken.len());
+        for &task in &woken {
+            self.wake(task, Wakeup::Called);
+        }
+        woken.len()
+    }
+
+    /// Takes a task out of the queue in which it waits.
+    fn leave_queue(&mut self, task: u32, queue: usize) {
+        let Some(waiting) = self.queues.get_mut(&queue) else {
+            return;
+        };
+        waiting.retain(|&other| other != task);
+        if waiting.is_empty() {
+            self.queues.remove(&queue);
+        }
+        QUEUED.set(QUEUED.get() - 1);
+    }
+
+    /// Wakes the tasks whose time is over.
+    fn expire(&mut self) {
+        while let Some(&Reverse((until, _, task, waits))) = self.timers.peek()
+            && until <= self.now
+        {
+            self.timers.pop();
+            if let Some(wait) = self.awaited(task, waits) {
+                if wait.queue != 0 {
+                    self.leave_queue(task, wait.queue);
+                }
+                self.wake(task, Wakeup::TimeOver);
+            }
+        }
+    }
+
+    /// The wait that a timer is about, if the task is still in it.
+    fn awaited(&self, task: u32, waits: u32) -> Option<Wait> {
+        let task = &self.tasks[task as usize];
+        match task.state {
+            State::Waiting(wait) if task.waits == waits => Some(wait),
+            _ => None,
+        }
+    }
+
+    /// The task of the next step. The clock jumps to the next timer if no task can run.
+    fn next(&mut self) -> Option<u32> {
+        self.now += u64::try_from(self.setup.step.as_nanos()).unwrap_or(0);
+        self.expire();
+        while self.able.is_empty() {
+            let &Reverse((until, _, task, waits)) = self.timers.peek()?;
+            if self.awaited(task, waits).is_none() {
+                self.timers.pop();
+                continue;
+            }
+            self.now = self.now.max(until);
+            self.expire();
+        }
+        let at = match self.able.len() {
+            1 => 0,
+            count => self.choices.random_range(0..count),
+        };
+        Some(self.able.swap_remove(at))
+    }
+
+    fn draw_locks_left(&mut self) -> u32 {
+        match self.setup.switch_one_in {
+            0 => u32::MAX,
+            mean => self.choices.random_range(0..=2 * mean.saturating_sub(1)),
+        }
+    }
+
+    /// Whether the running task is one of the killed ones.
+    fn kill(&mut self, process: Process) -> bool {
+        let state = self.process(process);
+        state.life = Life::Killed;
+        state.held.clear();
+        let tasks = &self.tasks;
+        self.able
+            .retain(|&task| tasks[task as usize].process != process);
+        let mut own = false;
+        for id in 0..self.tasks.len() {
+            let task = &mut self.tasks[id];
+            if task.process != process {
+                continue;
+            }
+            if let State::Waiting(wait) = std::mem::replace(&mut task.state, State::Ended)
+                && wait.queue != 0
+            {
+                self.leave_queue(u32::try_from(id).expect("a known task"), wait.queue);
+            }
+            // The running one has no fiber here: `World::step` retires it.
+            match self.tasks[id].fiber.take() {
+                Some(fiber) => retire(fiber),
+                None => own |= self.running as usize == id && is_task(),
+            }
+        }
+        own
+    }
+
+    fn stop(&mut self, process: Process) {
+        if self.process(process).life != Life::Going {
+            return;
+        }
+        let tasks = &self.tasks;
+        let (held, able) = self
+            .able
+            .iter()
+            .partition(|&&task| tasks[task as usize].process == process);
+        self.able = able;
+        let state = self.process(process);
+        state.life = Life::Stopped;
+        state.held = held;
+    }
+
+    fn resume(&mut self, process: Process) {
+        let state = self.process(process);
+        if state.life == Life::Stopped {
+            state.life = Life::Going;
+            let held = std::mem::take(&mut state.held);
+            self.able.extend(held);
+        }
+    }
+
+    /// The running task has returned, or was killed.
+    fn end(&mut self, task: u32) {
+        self.tasks[task as usize].state = State::Ended;
+    }
+}
+
+/// All tasks of one run, on one thread. There is one world on a thread at a time.
+pub struct World {
+    /// The world belongs to its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl World {
+    /// A world without processes.
+    ///
+    /// # Panics
+    /// If the thread has one already.
+    #[must_use]
+    pub fn new(setup: Setup) -> World {
+        let scheduler = Scheduler {
+            setup,
+            choices: Pcg64Mcg::seed_from_u64(setup.seed),
+            now: BEGIN,
+            steps: 0,
+            tasks: Vec::new(),
+            processes: Vec::new(),
+            able: Vec::new(),
+            timers: BinaryHeap::new(),
+            timers_set: 0,
+            queues: HashMap::new(),
+            running: 0,
+        };
+        SCHEDULER.with_borrow_mut(|own| {
+            assert!(own.is_none(), "two worlds on one thread");
+            *own = Some(scheduler);
+        });
+        World {
+            _thread: PhantomData,
+        }
+    }
+
+    /// A new process.
+    #[must_use]
+    pub fn process(&self, name: &str) -> Process {
+        with(|scheduler| {
+            scheduler.processes.push(ProcessState {
+                name: name.to_owned(),
+                life: Life::Going,
+                held: Vec::new(),
+            });
+            Process(u32::try_from(scheduler.processes.len() - 1).expect("too many processes"))
+        })
+    }
+
+    /// Starts a task.
+    pub fn spawn<T: 'static>(
+        &self,
+        process: Process,
+        name: &str,
+        f: impl FnOnce() -> T + 'static,
+    ) -> JoinHandle<T> {
+        thread::spawn_in(process, name.to_owned(), f)
+    }
+
+    /// Lets one task run until it waits, loses its turn or ends.
+    ///
+    /// # Panics
+    /// With the panic of the task.
+    pub fn step(&self) -> Step {
+        let Some((task, mut fiber)) = with(|scheduler| {
+            let task = scheduler.next()?;
+            scheduler.steps += 1;
+            scheduler.running = task;
+            LOCKS_LEFT.set(scheduler.draw_locks_left());
+            let running = &mut scheduler.tasks[task as usize];
+            YIELDER.set(running.yielder);
+            Some((task, running.fiber.take().expect("a task that can run")))
+        }) else {
+            return Step::Stuck;
+        };
+        let outcome = fiber.resume(());
+        YIELDER.set(ptr::null());
+        LOCKS_LEFT.set(u32::MAX);
+        let is_killed =
+            with(|scheduler| matches!(scheduler.tasks[task as usize].state, State::Ended));
+        match outcome {
+            CoroutineResult::Yield(()) if std::thread::panicking() => {
+                retire(fiber);
+                with(|scheduler| scheduler.end(task));
+                panic!("a task waits while it panics: {}", self.report());
+            }
+            CoroutineResult::Yield(()) if is_killed => retire(fiber),
+            CoroutineResult::Yield(()) => with(|scheduler| {
+                scheduler.tasks[task as usize].fiber = Some(fiber);
+            }),
+            CoroutineResult::Return(panicked) => {
+                retire(fiber);
+                with(|scheduler| scheduler.end(task));
+                if let Some(panicked) = panicked {
+                    resume_unwind(panicked);
+                }
+            }
+        }
+        Step::Ran
+    }
+
+    /// Steps until `is_over`.
+    ///
+    /// # Panics
+    /// With the panic of a task; or, with a report, if no task can run before.
+    pub fn run_until(&self, mut is_over: impl FnMut() -> bool) {
+        while !is_over() {
+            let step = self.step();
+            assert!(step == Step::Ran, "no task can run:\n{}", self.report());
+        }
+    }
+
+    /// Steps until all tasks have ended.
+    ///
+    /// # Panics
+    /// With the panic of a task; or, with a report, if no task can run before.
+    pub fn run(&self) {
+        while self.step() == Step::Ran {}
+        let tasks = self.report();
+        assert!(tasks.is_empty(), "no task can run:\n{tasks}");
+    }
+
+    /// The present moment.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        now()
+    }
+
+    /// Number of steps so far.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        with(|scheduler| scheduler.steps)
+    }
+
+    /// The tasks that have not ended, one a line, and what each waits for.
+    #[must_use]
+    pub fn report(&self) -> String {
+        with(|scheduler| scheduler.report())
+    }
+}
+
+impl Scheduler {
+    fn report(&self) -> String {
+        let milliseconds = |from: u64, to: u64| to.saturating_sub(from) / 1_000_000;
+        let mut lines = String::new();
+        for task in &self.tasks {
+            let process = &self.processes[task.process.0 as usize];
+            let state = match task.state {
+                State::Ended => continue,
+                State::Able => "can run".to_owned(),
+                State::Waiting(wait) => {
+                    let limit = wait.until.map_or_else(String::new, |until| {
+                        format!(", {} ms more at most", milliseconds(self.now, until))
+                    });
+                    let since = milliseconds(wait.since, self.now);
+                    let Wait { what, at, .. } = wait;
+                    format!("waits for {what} at {at} for {since} ms{limit}")
+                }
+            };
+            let stopped = match process.life {
+                Life::Stopped => " (stopped)",
+                Life::Going | Life::Killed => "",
+            };
+            let (process, name) = (&process.name, &task.name);
+            lines.push_str(&format!("  {process}{stopped}, {name}: {state}\n"));
+        }
+        lines
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "World {{\n{}}}", self.report())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let scheduler = SCHEDULER.with_borrow_mut(Option::take);
+        QUEUED.set(0);
+        YIELDER.set(ptr::null());
+        for task in scheduler.into_iter().flat_map(|scheduler| scheduler.tasks) {
+            task.fiber.into_iter().for_each(retire);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Threads, with the interface of `std::thread`. A thread is a task of the process of its creator.
+//!
+//! A panic of a task ends the world ([`crate::World::step`] passes it on), so a join never returns
+//! one.
+
+use std::any::Any;
+use std::io;
+use std::sync::Arc;
+pub use std::thread::panicking;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::task::{self, Process, Queue};
+
+/// The result of a thread: never an error.
+pub type Result<T> = std::result::Result<T, Box<dyn Any + Send + 'static>>;
+
+/// The properties of a new thread.
+#[derive(Debug, Default)]
+pub struct Builder {
+    name: Option<String>,
+}
+
+impl Builder {
+    /// A thread without a name.
+    #[must_use]
+    pub fn new() -> Builder {
+        Builder::default()
+    }
+
+    /// Names the thread.
+    #[must_use]
+    pub fn name(mut self, name: String) -> Builder {
+        self.name = Some(name);
+        self
+    }
+
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// None: the signature is that of `std`.
+    ///
+    /// # Panics
+    /// Outside a task.
+    pub fn spawn<T: Send + 'static>(
+        self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<JoinHandle<T>> {
+        let process = Process::current().expect("a thread that no task starts");
+        let name = self.name.unwrap_or_else(|| "a thread".to_owned());
+        Ok(spawn_in(process, name, f))
+    }
+}
+
+/// Starts a thread.
+///
+/// # Panics
+/// Outside a task.
+pub fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    let spawned = Builder::new().spawn(f);
+    spawned.expect("the start of a thread never fails")
+}
+
+/// The outcome of a thread, and the tasks that wait for it.
+struct Packet<T> {
+    ended: Queue,
+    outcome: Mutex<Outcome<T>>,
+}
+
+enum Outcome<T> {
+    Running,
+    Ended(T),
+    Taken,
+}
+
+/// Starts a task in a process.
+pub(crate) fn spawn_in<T: 'static>(
+    process: Process,
+    name: String,
+    f: impl FnOnce() -> T + 'static,
+) -> JoinHandle<T> {
+    let packet = Arc::new(Packet {
+        ended: Queue::new(),
+        outcome: Mutex::new(Outcome::Running),
+    });
+    let own = packet.clone();
+    task::start(process, name, move || {
+        let value = f();
+        *own.outcome.lock() = Outcome::Ended(value);
+        own.ended.wake_all();
+    });
+    JoinHandle(packet)
+}
+
+/// The right to wait for the end of a thread.
+pub struct JoinHandle<T>(Arc<Packet<T>>);
+
+impl<T> std::fmt::Debug for JoinHandle<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JoinHandle { .. }")
+    }
+}
+
+impl<T> JoinHandle<T> {
+    /// Waits for the end of the thread.
+    ///
+    /// # Errors
+    /// None: a panic of a thread ends the world.
+    #[track_caller]
+    pub fn join(self) -> Result<T> {
+        loop {
+            if let Some(value) = self.take() {
+                return Ok(value);
+            }
+            self.0.ended.wait("the end of a thread", None);
+        }
+    }
+
+    /// The result, if the thread has ended.
+    #[must_use]
+    pub fn take(&self) -> Option<T> {
+        let mut outcome = self.0.outcome.lock();
+        if let Outcome::Running = *outcome {
+            return None;
+        }
+        match std::mem::replace(&mut *outcome, Outcome::Taken) {
+            Outcome::Ended(value) => Some(value),
+            Outcome::Running | Outcome::Taken => None,
+        }
+    }
+
+    /// Whether the thread has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        !matches!(*self.0.outcome.lock(), Outcome::Running)
+    }
+}
+
+/// Waits for a time of the virtual clock.
+#[track_caller]
+pub fn sleep(duration: Duration) {
+    task::sleep(duration);
+}
+
+/// Gives another task the turn.
+pub fn yield_now() {
+    task::yield_now();
+}

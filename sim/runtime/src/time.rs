@@ -1,0 +1,102 @@
+//! The virtual clock, with the interface of `std::time`.
+
+use std::ops::{Add, AddAssign, Sub, SubAssign};
+pub use std::time::Duration;
+
+use crate::task;
+
+/// A moment of the virtual clock, in nanoseconds. A world begins long after moment zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(pub(crate) u64);
+
+/// Nanoseconds of a duration.
+///
+/// # Panics
+/// If they do not fit 64 bits (580 years).
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).expect("a duration beyond 64 bits of nanoseconds")
+}
+
+impl Instant {
+    /// The present moment.
+    #[must_use]
+    pub fn now() -> Instant {
+        task::now()
+    }
+
+    /// The time since this moment.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        Instant::now().saturating_duration_since(*self)
+    }
+
+    /// The time from `earlier` to this moment; zero if `earlier` is later.
+    #[must_use]
+    pub fn duration_since(&self, earlier: Instant) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The time from `earlier` to this moment; zero if `earlier` is later.
+    #[must_use]
+    pub fn saturating_duration_since(&self, earlier: Instant) -> Duration {
+        self.duration_since(earlier)
+    }
+
+    /// The time from `earlier` to this moment, if `earlier` is not later.
+    #[must_use]
+    pub fn checked_duration_since(&self, earlier: Instant) -> Option<Duration> {
+        self.0.checked_sub(earlier.0).map(Duration::from_nanos)
+    }
+
+    /// The moment a duration later, if it can be represented.
+    #[must_use]
+    pub fn checked_add(&self, duration: Duration) -> Option<Instant> {
+        let duration = u64::try_from(duration.as_nanos()).ok()?;
+        self.0.checked_add(duration).map(Instant)
+    }
+
+    /// The moment a duration earlier, if it can be represented.
+    #[must_use]
+    pub fn checked_sub(&self, duration: Duration) -> Option<Instant> {
+        let duration = u64::try_from(duration.as_nanos()).ok()?;
+        self.0.checked_sub(duration).map(Instant)
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+
+    fn add(self, duration: Duration) -> Instant {
+        let sum = self.0.checked_add(nanoseconds(duration));
+        Instant(sum.expect("a moment beyond the end of the clock"))
+    }
+}
+
+impl Sub<Duration> for Instant {
+    type Output = Instant;
+
+    fn sub(self, duration: Duration) -> Instant {
+        let difference = self.0.checked_sub(nanoseconds(duration));
+        Instant(difference.expect("a moment before the begin of the clock"))
+    }
+}
+
+impl Sub for Instant {
+    type Output = Duration;
+
+    fn sub(self, earlier: Instant) -> Duration {
+        self.duration_since(earlier)
+    }
+}
+
+impl AddAssign<Duration> for Instant {
+    fn add_assign(&mut self, duration: Duration) {
+        *self = *self + duration;
+    }
+}
+
+impl SubAssign<Duration> for Instant {
+    fn sub_assign(&mut self, duration: Duration) {
+        *self = *self - duration;
+    }
+}
