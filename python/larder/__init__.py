@@ -1,7 +1,7 @@
 """Larder: a local L3 for LLM serving.
 
-SGLang loads ``larder.sglang.LarderHiCache``; ``python -m larder`` is the command line; ``larder.device`` copies between an engine's
-tensors and host memory.
+:class:`Store` keeps pages on NVMe, for any engine (docs/python.md). SGLang loads ``larder.sglang.LarderHiCache``. ``python -m larder`` is
+the command line. ``larder.device`` copies between an engine's tensors and host memory.
 
 The distribution is ``larder-kv``. A distribution ``larder`` of another project installs a module of
 the same name.
@@ -11,8 +11,9 @@ from importlib import metadata as _metadata
 import warnings as _warnings
 
 from larder._larder import __version__
+from larder.store import Done, Namespace, Queue, QueueFull, Region, Status, Store, StoreError
 
-__all__ = ["__version__"]
+__all__ = ["Done", "Namespace", "Queue", "QueueFull", "Region", "Status", "Store", "StoreError", "__version__"]
 
 
 def _warn_of_clash() -> None:

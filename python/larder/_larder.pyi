@@ -2,8 +2,282 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from typing import Any, Literal
+
+from typing_extensions import Buffer as _Buffer
+
+from larder.store import Done
 
 __version__: str
+
+class StoreError(RuntimeError):
+    """The store cannot be opened or used. The message says what, where, and what to do."""
+
+class QueueFull(StoreError):
+    """The queue has no room for the job. Nothing of it was accepted."""
+
+STATUSES: list[str]
+"""The names of ``larder.store.Status``, in the order of the codes."""
+
+Keys = _Buffer | Sequence[bytes]
+"""One contiguous buffer of 32 bytes a key, or a sequence of ``bytes`` of 32 each. A key is a hash: the store tells keys apart
+by their first 12 bytes, and two keys that agree in them are one place for a page, of which the second is refused as a
+duplicate and misses."""
+
+Pages = _Buffer | Sequence[tuple[int, int]] | Sequence[_Buffer]
+"""The memory of some pages, in the order of their keys: one contiguous buffer with page after page, or for each page one
+(address, length) or one buffer. The parts of a page lie one after the other. Memory and parts that are multiples of
+4096 bytes go directly to the device; other memory is copied on the way. Memory given by address stays valid during
+the call: that is the caller's promise."""
+
+Rows = _Buffer | Sequence[int]
+"""Rows of a region: a buffer of int32 or int64 such as a numpy array, or integers."""
+
+class Store:
+    """Pages kept on NVMe. Use it as a context manager, or close it.
+
+    All calls may come from any thread. Those that can wait release the interpreter's lock. A child process that was
+    forked after the open has no use of it: there pages miss, and the other calls raise StoreError."""
+
+    @staticmethod
+    def attach(
+        path: str | PathLike[str],
+        *,
+        size: int | str | None = None,
+        page_bytes: int | None = None,
+        create: bool = True,
+        sync: Literal["interval", "relaxed", "always"] = "interval",
+        lease: float = 10.0,
+        hang_limit: float = 10.0,
+        prewrite: bool = False,
+        disk: str = "auto",
+    ) -> Store:
+        """Uses a store together with other processes. The first is the owner, the others are its clients; when the owner
+        goes, a client takes over.
+
+        ``path`` is a directory, in which the store is the file ``larder.store``; or a block device. A store that does
+        not exist is created if ``create``, with ``size`` bytes (a number or a text such as ``512GiB``) and with segments
+        that suit pages of ``page_bytes``. ``lease``: seconds that a lookup protects the pages it finds. ``hang_limit``:
+        seconds after which a silent volume's pages miss at once. The owner's ``sync``, ``lease`` and ``prewrite`` hold.
+
+        Raises ValueError for a wrong argument, StoreError for a store that is not to be had."""
+
+    @staticmethod
+    def open(
+        path: str | PathLike[str],
+        *,
+        size: int | str | None = None,
+        page_bytes: int | None = None,
+        create: bool = True,
+        read_only: bool = False,
+        sync: Literal["interval", "relaxed", "always"] = "interval",
+        lease: float = 10.0,
+        hang_limit: float = 10.0,
+        prewrite: bool = False,
+        disk: str = "auto",
+    ) -> Store:
+        """As :meth:`attach`, for this process alone. ``read_only`` takes no lock and writes nothing."""
+
+    def namespace(
+        self,
+        *,
+        model: str,
+        weights: str,
+        dtype: str,
+        layout: str,
+        page_tokens: int,
+        parts: Sequence[int],
+        tp: tuple[int, int] = (0, 1),
+        pp: tuple[int, int] = (0, 1),
+        cp: tuple[int, int] = (0, 1),
+        pool: str = "kv",
+        extra: Mapping[str, str] = ...,
+    ) -> Namespace:
+        """A namespace: everything that decides the bytes of a page besides its key. Pages of different namespaces never mix.
+
+        ``parts``: bytes of each part of a page, 1 to 8 of them. ``tp``, ``pp``, ``cp``: (rank, size) where the bytes depend
+        on it. Raises ValueError for fields that are none, StoreError when the store takes no more namespaces."""
+
+    def register(
+        self, address: int, length: int, stride: int, *, owner: object = None, pinned: bool = False
+    ) -> Region:
+        """Memory of this process whose pages are named by row: row r begins at ``address + r * stride``.
+
+        A page lies in one piece from the start of its row, its parts one after the other. It may be shorter than
+        the stride, or longer: in an arena whose buffers begin at multiples of the stride. ``owner`` is kept as long
+        as the region is in use. ``pinned`` says that the memory stays mapped until the process ends: then it is registered
+        with the kernel too, which makes small reads faster. The memory is the caller's promise, as in ctypes."""
+
+    def queue(self, *, threads: int = 2, jobs: int = 1024, bytes: int | None = None) -> Queue:
+        """Jobs with an eventfd of their own; a store may have several. ``threads`` for reads and as many for writes, started
+        when they are needed. At most ``jobs`` unreported jobs, and ``bytes`` of their pages."""
+
+    def flush(self) -> None:
+        """Returns when all that was put or deleted before survives a power loss. Raises StoreError."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and sizes: the fields of docs/json.md's statistics. May wait for the owner."""
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Ends all queues, then closes the store. Idempotent. False when ``timeout`` passed first: then rows of running jobs
+        are still theirs, and another call waits again. Raises StoreError when not all could be made durable."""
+
+    @property
+    def part(self) -> Literal["owner", "client", "nobody", "closed"]:
+        """The role of this process now. Never waits."""
+
+    @property
+    def path(self) -> str:
+        """The store's first volume."""
+
+    @property
+    def remarks(self) -> list[str]:
+        """Warnings of the open."""
+
+    def __enter__(self) -> Store: ...
+    def __exit__(self, *error: object) -> None: ...
+
+class Namespace:
+    """A namespace of an open store, which it keeps alive. Page calls answer one ``larder.store.Status`` a page, as ``bytes``,
+    and never raise for what the store or the disk does. Wrong arguments are a ValueError or TypeError."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Bytes of each part of a page."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Their sum."""
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that name it in :meth:`Store.usage` and :meth:`Store.evictions`."""
+
+    def put(
+        self,
+        keys: Keys,
+        pages: Pages,
+        *,
+        before: bytes | None = None,
+        depth: int = 0,
+        chain: bool = True,
+        wait: float = 0.0,
+    ) -> bytes:
+        """Stores pages. The keys are a chain, each the parent of the next; ``before`` is the key before the first, and
+        ``depth`` the number of pages before it. Without ``chain`` no page has a parent. A page that finds no room waits for it
+        up to ``wait`` seconds."""
+
+    def get(self, keys: Keys, pages: Pages, *, timeout: float | None = None) -> bytes:
+        """Reads pages. The memory of a page that is not OK has no particular content. No read starts after ``timeout``."""
+
+    def longest_prefix(self, keys: Keys) -> int:
+        """How many keys, a chain from its head, are stored without a gap. The pages found are leased for a short time."""
+
+    def contains(self, keys: Keys) -> bytes:
+        """OK for each page that is stored, which is leased for a short time; else ABSENT, or CLOSED without an owner."""
+
+    def holds(self, key: bytes) -> bool | None:
+        """Whether one page is stored, from memory: None where this process is not the owner. Never waits for the device or
+        another process, and keeps the interpreter's lock."""
+
+    def touch(self, keys: Keys) -> None:
+        """Marks pages as used, so that they stay. A client sends a message, which may wait: see Queue.submit_touch."""
+
+    def delete(self, keys: Keys) -> int:
+        """Deletes pages, durably; how many there were. Raises StoreError."""
+
+    def clear(self) -> int:
+        """Deletes all pages of the namespace. Raises StoreError."""
+
+class Region:
+    """Memory whose pages are named by row: see :meth:`Store.register`."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def stride(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def described(self) -> str:
+        """Whether the kernel has it registered."""
+
+class Queue:
+    """Jobs on a store, done by threads of their own. Only ``wait``, ``drain`` and ``close`` wait; the other calls keep the
+    interpreter's lock, and take microseconds.
+
+    The rows of a job belong to it from its submit until ``poll`` has returned it. A job that has not started by its timeout
+    is reported then, all its pages DEADLINE. A job that the device holds is reported when the device has answered, and counts as
+    ``stuck`` meanwhile; so no I/O touches a row after its job was reported."""
+
+    def event_fd(self) -> int:
+        """Readable while there are finished jobs that ``poll`` has not returned. It belongs to the queue: do not close it.
+        The caller may read it (8 bytes)."""
+
+    def submit_put(
+        self,
+        namespace: Namespace,
+        keys: Keys,
+        region: Region,
+        rows: Rows,
+        *,
+        before: bytes | None = None,
+        depth: int = 0,
+        chain: bool = True,
+        timeout: float | None = None,
+        wait: float = 0.0,
+    ) -> int:
+        """Queues a put of the pages at these rows (see Namespace.put). Returns the job's number.
+
+        Raises QueueFull, StoreError when the queue is closed, ValueError for rows outside the region. Then nothing was accepted."""
+
+    def submit_get(
+        self,
+        namespace: Namespace,
+        keys: Keys,
+        region: Region,
+        rows: Rows,
+        *,
+        timeout: float | None = None,
+    ) -> int:
+        """Queues a read into these rows, which do not overlap. Returns and raises as submit_put."""
+
+    def submit_lookup(
+        self, namespace: Namespace, keys: Keys, *, timeout: float | None = None
+    ) -> int:
+        """Queues Namespace.contains. An owner answers in this call, from memory. A client sends one message; without an answer by
+        ``timeout`` all keys are DEADLINE."""
+
+    def submit_touch(self, namespace: Namespace, keys: Keys) -> bool:
+        """Queues Namespace.touch, which is not reported. False when the queue is full: it is dropped."""
+
+    def poll(self, limit: int | None = None) -> list[Done]:
+        """Finished jobs, each exactly once."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until ``poll`` has something to return; False when ``timeout`` passed first."""
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Until no job waits or runs; finished jobs stay to be polled. False when ``timeout`` passed first."""
+
+    @property
+    def pending(self) -> int:
+        """Jobs accepted and not finished."""
+
+    @property
+    def stuck(self) -> int:
+        """Jobs that the device holds beyond their timeout, now."""
+
+    def counters(self) -> dict[str, int]:
+        """submitted, refused, dropped_touches, late, stuck: counts since the queue was made."""
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Refuses further jobs, finishes those that wait as CLOSED, and waits for those that run. False when ``timeout`` passed
+        first. What has finished stays to be polled."""
 
 class Backend:
     """A storage backend over a shared store. Lookups, reads and writes release the interpreter's lock and never raise

@@ -27,6 +27,10 @@
 //! | [`hits`] | prefixes that several pools can restore |
 //! | [`meters`] | counters and rates of this rank |
 //! | [`explained`] | log lines that explain counters of failures |
+//! | [`store`] | a store and its namespaces, without an engine's policy |
+//! | [`queue`] | jobs on a store, for an engine that must not wait |
+//! | [`region`] | memory whose pages are named by row |
+//! | [`status`] | the codes of the answers |
 //! | [`doctor`] | checks of a configuration before a server is started |
 //! | `module` | the Python module |
 //! | `device` | its classes for engines that copy between their own tensors and host memory |
@@ -44,6 +48,10 @@ pub mod meters;
 mod module;
 pub mod place;
 pub mod pool;
+pub mod queue;
+pub mod region;
 pub mod space;
+pub mod status;
+pub mod store;
 pub mod trial;
 pub mod weights;

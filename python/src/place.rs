@@ -120,13 +120,19 @@ pub fn is_made(config: &Config) -> Result<bool, PlaceError> {
 /// # Errors
 /// See [`PlaceError`].
 pub fn attach(config: &Config, page_bytes: Option<u64>) -> Result<Attached, PlaceError> {
-    let volume = match kind(&config.path)? {
-        Kind::Device => {
-            attend_to_device(config, page_bytes)?;
-            config.path.clone()
-        }
-        Kind::Directory => attend_to_file(config, page_bytes)?,
-    };
+    let volume = attend(config, page_bytes)?;
+    attach_to(config, volume)
+}
+
+/// Attaches to the store in `config`, which exists.
+///
+/// # Errors
+/// See [`PlaceError`].
+pub fn attach_existing(config: &Config) -> Result<Attached, PlaceError> {
+    attach_to(config, volume_of(&config.path))
+}
+
+fn attach_to(config: &Config, volume: PathBuf) -> Result<Attached, PlaceError> {
     let options = AttachOptions {
         open: open_options(config),
         group: None,
@@ -138,6 +144,41 @@ pub fn attach(config: &Config, page_bytes: Option<u64>) -> Result<Attached, Plac
         volume,
         remark,
     })
+}
+
+/// Opens the store in `config` for this process alone. Creates it if `creates` and it does not
+/// exist. Also returns its first volume and a remark on its size.
+///
+/// # Errors
+/// See [`PlaceError`].
+pub fn open(
+    config: &Config,
+    page_bytes: Option<u64>,
+    creates: bool,
+    read_only: bool,
+) -> Result<(Store, PathBuf, Option<String>), PlaceError> {
+    let volume = match creates {
+        true => attend(config, page_bytes)?,
+        false => volume_of(&config.path),
+    };
+    let options = OpenOptions {
+        read_only,
+        ..open_options(config)
+    };
+    let store = Store::open(&volume, options)?;
+    let remark = remark(config, &volume, store.stats().capacity_bytes);
+    Ok((store, volume, remark))
+}
+
+/// Ensures that there is a store. Returns its first volume.
+fn attend(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, PlaceError> {
+    match kind(&config.path)? {
+        Kind::Device => {
+            attend_to_device(config, page_bytes)?;
+            Ok(config.path.clone())
+        }
+        Kind::Directory => attend_to_file(config, page_bytes),
+    }
 }
 
 /// The options with which this process opens the store.

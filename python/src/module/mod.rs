@@ -8,6 +8,10 @@
     reason = "arguments are converted from Python objects per call"
 )]
 
+mod buffers;
+mod queue;
+mod store;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,6 +31,7 @@ use crate::config::Config;
 use crate::hits::Policy;
 use crate::pool::{Buffer, Pool};
 use crate::space::{PoolFacts, Server};
+use crate::status::NAMES;
 use crate::{device, doctor, place, weights};
 
 /// A storage backend: see `larder.sglang`.
@@ -465,6 +470,13 @@ fn check_config(py: Python<'_>, config: &str, page_bytes: Option<&str>) -> PyRes
 #[pymodule]
 fn _larder(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Backend>()?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<store::Namespace>()?;
+    module.add_class::<store::Region>()?;
+    module.add_class::<queue::Queue>()?;
+    module.add("StoreError", module.py().get_type::<store::StoreError>())?;
+    module.add("QueueFull", module.py().get_type::<queue::QueueFull>())?;
+    module.add("STATUSES", NAMES.map(|(name, _)| name).to_vec())?;
     device::add_to(module)?;
     module.add_function(wrap_pyfunction!(weights_tag, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;

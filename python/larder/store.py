@@ -1,0 +1,53 @@
+"""A page store on NVMe, for any engine: :class:`Store`, :class:`Namespace`, :class:`Region`, :class:`Queue`.
+
+See docs/python.md. Signatures and their documentation are in ``_larder.pyi``.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from larder._larder import Namespace, Queue, QueueFull, Region, Store, StoreError
+
+__all__ = ["Done", "Namespace", "Queue", "QueueFull", "Region", "Status", "Store", "StoreError"]
+
+
+class Status(enum.IntEnum):
+    """The status of a page. A call for n pages answers n bytes, one status each. 0 and 1 are success."""
+
+    OK = 0
+    DUPLICATE = 1
+    ABSENT = 2
+    DAMAGED = 3
+    UNFINISHED = 4
+    READ_ERROR = 5
+    DEADLINE = 6
+    HUNG = 7
+    STALE = 8
+    WRONG_SHAPE = 9
+    CLOSED = 10
+    NO_SPACE = 11
+    BUSY = 12
+    TOO_LARGE = 13
+    UNREACHABLE = 14
+    READ_ONLY = 15
+    EXHAUSTED = 16
+    READ_ONLY_SERVICE = 17
+    WRITE_FAILED = 18
+    SYNC_FAILED = 19
+    REFUSED = 20
+    OTHER = 21
+
+
+class Done(NamedTuple):
+    """A finished job."""
+
+    #: Its number.
+    job: int
+    #: One :class:`Status` a page, in the order of the keys.
+    statuses: bytes
+    #: From submit to finish.
+    seconds: float
+    #: Of the pages that were read or written.
+    bytes: int

@@ -1,0 +1,481 @@
+//! The classes of `larder.store`: [`Store`], [`Namespace`], [`Region`].
+//!
+//! Every call that can wait for the device or another process runs without the interpreter lock. A
+//! page call answers a status a page and never raises for what the store does. Wrong arguments
+//! raise `ValueError` or `TypeError`; what cannot be answered by a status raises [`StoreError`].
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use larder_engine::SyncPolicy;
+use larder_engine::disk::probe::Want;
+use larder_format::{Namespace as Record, NamespaceFields, PageKey, PageShape, Rank};
+use pyo3::create_exception;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+
+use super::buffers::{self, Pages};
+use super::queue::Queue;
+use crate::config::{Config, OnError, Transfer};
+use crate::queue::Limits;
+use crate::region::{Region as Memory, slices, slices_mut};
+use crate::store::{Handle, Links, Space};
+
+create_exception!(
+    larder._larder,
+    StoreError,
+    PyRuntimeError,
+    "The store cannot be opened or used. The message says what, where, and what to do."
+);
+
+/// Raises an error of the store.
+pub(super) fn raised(error: impl std::fmt::Display) -> PyErr {
+    StoreError::new_err(error.to_string())
+}
+
+/// The moment after so many seconds.
+pub(super) fn moment(timeout: Option<f64>) -> PyResult<Option<Instant>> {
+    Ok(buffers::seconds(timeout)?.map(|wait| Instant::now() + wait))
+}
+
+/// The predecessors of the pages of a put.
+pub(super) fn links(
+    before: Option<&Bound<'_, PyAny>>,
+    depth: u32,
+    is_chain: bool,
+) -> PyResult<Links> {
+    let before = before.map(buffers::key).transpose()?;
+    match (is_chain, before, depth) {
+        (true, before, depth) => Ok(Links::Chain { before, depth }),
+        (false, None, 0) => Ok(Links::None),
+        (false, ..) => Err(PyValueError::new_err(
+            "pages that are no chain have neither `before` nor `depth`",
+        )),
+    }
+}
+
+/// Pages kept on NVMe.
+#[pyclass(frozen, module = "larder.store")]
+pub struct Store {
+    pub(super) handle: Arc<Handle>,
+}
+
+/// The pages of a model and layout.
+#[pyclass(frozen, module = "larder.store")]
+pub struct Namespace {
+    pub(super) space: Arc<Space>,
+    store: Py<Store>,
+}
+
+/// Memory whose pages are named by row.
+#[pyclass(frozen, module = "larder.store")]
+pub struct Region {
+    pub(super) memory: Arc<Memory>,
+    described: String,
+}
+
+/// The arguments of an open that become a configuration.
+struct Opening {
+    config: Config,
+    page_bytes: Option<u64>,
+    creates: bool,
+}
+
+impl Opening {
+    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
+    fn new(
+        path: PathBuf,
+        size: Option<&Bound<'_, PyAny>>,
+        page_bytes: Option<u64>,
+        create: bool,
+        sync: &str,
+        lease: f64,
+        hang_limit: f64,
+        prewrite: bool,
+        disk: &str,
+    ) -> PyResult<Opening> {
+        let wrong = |why: String| PyValueError::new_err(why);
+        let sync = match sync {
+            "interval" => SyncPolicy::default(),
+            "relaxed" => SyncPolicy::Relaxed,
+            "always" => SyncPolicy::Always,
+            _ => {
+                let why = format!("`sync`: `{sync}` is not one of interval, relaxed, always");
+                return Err(wrong(why));
+            }
+        };
+        let disk: Want = disk.parse().map_err(|e| wrong(format!("`disk`: {e}")))?;
+        let seconds = |seconds| buffers::seconds(Some(seconds)).map(Option::unwrap_or_default);
+        if path.as_os_str().is_empty() {
+            return Err(wrong("`path` is empty".to_owned()));
+        }
+        let mut config = Config {
+            path,
+            size: size.map(buffers::size).transpose()?,
+            weights_tag: None,
+            on_error: OnError::Fail,
+            retry: Duration::from_secs(30),
+            prewrite,
+            disk,
+            sync,
+            lease: seconds(lease)?,
+            timeout: seconds(hang_limit)?,
+            transfer: Transfer::Auto,
+        };
+        // Relative to the working directory of now.
+        let _ = config.resolve();
+        Ok(Opening {
+            config,
+            page_bytes,
+            creates: create,
+        })
+    }
+}
+
+#[pymethods]
+impl Store {
+    #[staticmethod]
+    #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, sync="interval",
+        lease=10.0, hang_limit=10.0, prewrite=false, disk="auto"))]
+    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
+    fn attach(
+        py: Python<'_>,
+        path: PathBuf,
+        size: Option<&Bound<'_, PyAny>>,
+        page_bytes: Option<u64>,
+        create: bool,
+        sync: &str,
+        lease: f64,
+        hang_limit: f64,
+        prewrite: bool,
+        disk: &str,
+    ) -> PyResult<Store> {
+        larder_tools::cli::log_to_stderr();
+        let opening = Opening::new(
+            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk,
+        )?;
+        let Opening {
+            config,
+            page_bytes,
+            creates,
+        } = &opening;
+        let opened = py.detach(|| Handle::attach(config, *page_bytes, *creates));
+        Store::of(opened)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, read_only=false,
+        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto"))]
+    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
+    fn open(
+        py: Python<'_>,
+        path: PathBuf,
+        size: Option<&Bound<'_, PyAny>>,
+        page_bytes: Option<u64>,
+        create: bool,
+        read_only: bool,
+        sync: &str,
+        lease: f64,
+        hang_limit: f64,
+        prewrite: bool,
+        disk: &str,
+    ) -> PyResult<Store> {
+        larder_tools::cli::log_to_stderr();
+        let opening = Opening::new(
+            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk,
+        )?;
+        let Opening {
+            config,
+            page_bytes,
+            creates,
+        } = &opening;
+        let opened = py.detach(|| Handle::open(config, *page_bytes, *creates, read_only));
+        Store::of(opened)
+    }
+
+    #[pyo3(signature = (*, model, weights, dtype, layout, page_tokens, parts, tp=(0, 1),
+        pp=(0, 1), cp=(0, 1), pool="kv".to_owned(), extra=BTreeMap::new()))]
+    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
+    fn namespace(
+        slf: &Bound<'_, Self>,
+        model: String,
+        weights: String,
+        dtype: String,
+        layout: String,
+        page_tokens: u32,
+        parts: Vec<u32>,
+        tp: (u32, u32),
+        pp: (u32, u32),
+        cp: (u32, u32),
+        pool: String,
+        extra: BTreeMap<String, String>,
+    ) -> PyResult<Namespace> {
+        let wrong = |why: String| PyValueError::new_err(why);
+        let rank = |name: &str, (rank, size): (u32, u32)| {
+            let why = || wrong(format!("`{name}`: rank {rank} is not below {size}"));
+            Rank::new(rank, size).ok_or_else(why)
+        };
+        let record = Record::new(NamespaceFields {
+            model,
+            weights,
+            dtype,
+            layout,
+            page_tokens,
+            shape: PageShape::new(&parts).map_err(|e| wrong(format!("`parts`: {e}")))?,
+            tp: rank("tp", tp)?,
+            pp: rank("pp", pp)?,
+            cp: rank("cp", cp)?,
+            pool,
+            extra,
+        })
+        .map_err(|error| wrong(error.to_string()))?;
+        let handle = slf.get().handle.clone();
+        let space = slf.py().detach(|| handle.space(record)).map_err(raised)?;
+        Ok(Namespace {
+            space: Arc::new(space),
+            store: slf.clone().unbind(),
+        })
+    }
+
+    #[pyo3(signature = (address, length, stride, *, owner=None, pinned=false))]
+    fn register(
+        &self,
+        py: Python<'_>,
+        address: usize,
+        length: usize,
+        stride: usize,
+        owner: Option<Py<PyAny>>,
+        pinned: bool,
+    ) -> PyResult<Region> {
+        let owner = owner.map(|owner| Box::new(owner) as Box<_>);
+        // SAFETY: the caller of Python gives memory that stays mapped while the region exists.
+        let memory = unsafe { Memory::new(address, length, stride, owner) };
+        let memory = memory.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let described = match pinned {
+            // SAFETY: with `pinned` it stays mapped for the rest of the process.
+            true => py.detach(|| unsafe { self.handle.register(address, length) }),
+            false => "not registered: `pinned` is false".to_owned(),
+        };
+        Ok(Region {
+            memory: Arc::new(memory),
+            described,
+        })
+    }
+
+    #[pyo3(signature = (*, threads=2, jobs=1024, bytes=None))]
+    fn queue(&self, threads: usize, jobs: usize, bytes: Option<usize>) -> PyResult<Queue> {
+        if threads == 0 || threads > 64 || jobs == 0 {
+            return Err(PyValueError::new_err(
+                "`threads` is 1 to 64, `jobs` at least 1",
+            ));
+        }
+        let limits = Limits {
+            threads,
+            jobs,
+            bytes: bytes.unwrap_or(usize::MAX),
+        };
+        Queue::of(&self.handle, limits)
+    }
+
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.handle.flush()).map_err(raised)
+    }
+
+    /// The counters as JSON; `larder.store` makes a dict of it.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let stats = py.detach(|| self.handle.stats());
+        let json = serde_json::to_string(&stats).map_err(raised)?;
+        py.import("json")?.call_method1("loads", (json,))
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let until = moment(timeout)?;
+        py.detach(|| self.handle.close(until)).map_err(raised)
+    }
+
+    #[getter]
+    fn part(&self) -> &'static str {
+        self.handle.part()
+    }
+
+    #[getter]
+    fn path(&self) -> String {
+        self.handle.volume().display().to_string()
+    }
+
+    #[getter]
+    fn remarks(&self) -> Vec<String> {
+        self.handle.remarks().to_vec()
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py, None).map(drop)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<larder.Store {} ({})>", self.path(), self.part())
+    }
+}
+
+impl Store {
+    fn of(opened: Result<Handle, crate::place::PlaceError>) -> PyResult<Store> {
+        let handle = Arc::new(opened.map_err(raised)?);
+        Ok(Store { handle })
+    }
+}
+
+impl Drop for Store {
+    /// The engine's threads may end with this call, and they never need the interpreter lock.
+    fn drop(&mut self) {
+        self.handle.leave();
+    }
+}
+
+/// Answers of a call without the interpreter lock, as `bytes`.
+fn answered<'py>(py: Python<'py>, call: impl FnOnce() -> Vec<u8> + Send) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, &py.detach(call))
+}
+
+#[pymethods]
+impl Namespace {
+    #[getter]
+    fn store(&self, py: Python<'_>) -> Py<Store> {
+        self.store.clone_ref(py)
+    }
+
+    #[getter]
+    fn parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.space.parts)
+    }
+
+    #[getter]
+    fn page_bytes(&self) -> usize {
+        self.space.page_bytes()
+    }
+
+    #[getter]
+    fn digest<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.space.namespace.fingerprint().as_bytes())
+    }
+
+    #[pyo3(signature = (keys, pages, *, before=None, depth=0, chain=true, wait=0.0))]
+    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
+    fn put<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        pages: &Bound<'py, PyAny>,
+        before: Option<&Bound<'py, PyAny>>,
+        depth: u32,
+        chain: bool,
+        wait: f64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let keys = buffers::keys(keys)?;
+        let links = links(before, depth, chain)?;
+        let wait = buffers::seconds(Some(wait))?.unwrap_or_default();
+        let pages = Pages::of(pages, keys.len(), self.page_bytes(), false)?;
+        let starts = &pages.starts;
+        Ok(answered(py, || {
+            // SAFETY: exported by Python's objects for the length of the call, or addresses that
+            // the caller of Python answers for.
+            let memory = unsafe { slices(starts, &self.space.parts) };
+            self.space.put(&keys, links, &memory, wait)
+        }))
+    }
+
+    #[pyo3(signature = (keys, pages, *, timeout=None))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        pages: &Bound<'py, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let keys = buffers::keys(keys)?;
+        let deadline = moment(timeout)?;
+        let pages = Pages::of(pages, keys.len(), self.page_bytes(), true)?;
+        let starts = &pages.starts;
+        Ok(answered(py, || {
+            // SAFETY: as for a put, and no two pages overlap.
+            let mut memory = unsafe { slices_mut(starts, &self.space.parts) };
+            self.space.get(&keys, &mut memory, deadline)
+        }))
+    }
+
+    fn longest_prefix(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let keys = buffers::keys(keys)?;
+        Ok(py.detach(|| self.space.longest_prefix(&keys)))
+    }
+
+    fn contains<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let keys = buffers::keys(keys)?;
+        Ok(answered(py, || self.space.contains(&keys, None)))
+    }
+
+    /// With the interpreter lock: it takes less than a microsecond, and taking the lock again may
+    /// take milliseconds.
+    fn holds(&self, key: &Bound<'_, PyAny>) -> PyResult<Option<bool>> {
+        let key: PageKey = buffers::key(key)?;
+        Ok(self.space.holds(&key))
+    }
+
+    fn touch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        let keys = buffers::keys(keys)?;
+        py.detach(|| self.space.touch(&keys));
+        Ok(())
+    }
+
+    fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let keys = buffers::keys(keys)?;
+        py.detach(|| self.space.delete(&keys)).map_err(raised)
+    }
+
+    fn clear(&self, py: Python<'_>) -> PyResult<u64> {
+        py.detach(|| self.space.clear()).map_err(raised)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<larder.Namespace {}>", self.space.namespace)
+    }
+}
+
+#[pymethods]
+impl Region {
+    #[getter]
+    fn rows(&self) -> usize {
+        self.memory.rows()
+    }
+
+    #[getter]
+    fn stride(&self) -> usize {
+        self.memory.stride()
+    }
+
+    #[getter]
+    fn address(&self) -> usize {
+        self.memory.address()
+    }
+
+    #[getter]
+    fn length(&self) -> usize {
+        self.memory.length()
+    }
+
+    #[getter]
+    fn described(&self) -> &str {
+        &self.described
+    }
+}

@@ -1,0 +1,195 @@
+//! The threads of a queue: those that do jobs, and the timekeeper.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use super::{Done, Job, Numbered, Queue, Running, State, Task};
+use crate::region::{slices, slices_mut};
+use crate::status::Status;
+use crate::store::all;
+
+impl Queue {
+    /// Does the jobs of a lane until the queue refuses more.
+    pub(super) fn work(&self, lane: usize) {
+        let mut state = self.state.lock();
+        loop {
+            let Some((_, next)) = state.waiting[lane].pop_first() else {
+                if state.refuses {
+                    state.started[lane] -= 1;
+                    return;
+                }
+                state.idle[lane] += 1;
+                self.work[lane].wait(&mut state);
+                state.idle[lane] -= 1;
+                continue;
+            };
+            let Numbered {
+                number,
+                submitted,
+                job,
+            } = next;
+            let running = Running {
+                task: job.task,
+                pages: job.keys.len(),
+                bytes: job.bytes(),
+                submitted,
+                deadline: job.deadline,
+            };
+            state.running.insert(number, running);
+            drop(state);
+            let statuses = run(&job);
+            let page_bytes = job.space.page_bytes();
+            // Before it is reported: the caller may free what the job holds.
+            drop(job);
+            state = self.state.lock();
+            self.finish(&mut state, number, statuses, page_bytes);
+        }
+    }
+
+    /// Reports a job that ran, unless the timekeeper has.
+    fn finish(&self, state: &mut State, number: u64, statuses: Vec<u8>, page_bytes: usize) {
+        let Some(running) = state.running.remove(&number) else {
+            return;
+        };
+        if let Some(deadline) = running.deadline {
+            state.due.remove(&(deadline, number));
+        }
+        if matches!(running.task, Task::Touch) {
+            state.held -= 1;
+            self.finished.notify_all();
+            return;
+        }
+        let is_good = |code: &&u8| **code <= Status::Duplicate as u8;
+        let good = statuses.iter().filter(is_good).count();
+        let bytes = if running.task.has_rows() {
+            good * page_bytes
+        } else {
+            0
+        };
+        let done = Done {
+            job: number,
+            statuses,
+            took: running.submitted.elapsed(),
+            bytes,
+            held: running.bytes,
+        };
+        self.report(state, done);
+    }
+
+    /// Ends jobs at their deadlines, until the queue refuses more and has no deadline left.
+    pub(super) fn keep_time(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            match state.due.first().copied() {
+                Some((due, number)) if due <= now => {
+                    state.due.pop_first();
+                    self.expire(&mut state, number);
+                }
+                Some((due, _)) => {
+                    self.clock.wait_until(&mut state, due);
+                }
+                None if state.refuses => {
+                    state.has_timekeeper = false;
+                    return;
+                }
+                None => self.clock.wait(&mut state),
+            }
+        }
+    }
+
+    /// The deadline of a job has passed.
+    fn expire(&self, state: &mut State, number: u64) {
+        let lanes = &mut state.waiting;
+        if let Some(waiting) = lanes.iter_mut().find_map(|lane| lane.remove(&number)) {
+            state.counters.late += 1;
+            self.give_up(state, waiting, Status::Deadline);
+            self.explain("jobs did not start by their deadline (counted in `late`)");
+            return;
+        }
+        let Some(running) = state.running.get(&number) else {
+            return;
+        };
+        if running.task.has_rows() {
+            state.counters.stuck += 1;
+            self.explain(
+                "jobs are in the device beyond their deadline, and are reported when it answers \
+                 (counted in `stuck`)",
+            );
+            return;
+        }
+        let (statuses, took) = (
+            all(Status::Deadline, running.pages),
+            running.submitted.elapsed(),
+        );
+        let is_reported = !matches!(running.task, Task::Touch);
+        state.running.remove(&number);
+        if !is_reported {
+            state.held -= 1;
+            return;
+        }
+        state.counters.late += 1;
+        let done = Done {
+            job: number,
+            statuses,
+            took,
+            bytes: 0,
+            held: 0,
+        };
+        self.report(state, done);
+        self.explain("lookups have no answer by their deadline (counted in `late`)");
+    }
+
+    fn explain(&self, what: &str) {
+        if let Some(more) = self.lates.is_due() {
+            let volume = self.handle.volume().display();
+            tracing::warn!(
+                more,
+                "{volume}: {what}; the disk or the store's owner is slow"
+            );
+        }
+    }
+}
+
+/// Does a job, and returns one status a page.
+fn run(job: &Job) -> Vec<u8> {
+    let pages = job.keys.len();
+    if job
+        .deadline
+        .is_some_and(|deadline| deadline <= Instant::now())
+    {
+        return all(Status::Deadline, pages);
+    }
+    let outcome = catch_unwind(AssertUnwindSafe(|| call(job)));
+    outcome.unwrap_or_else(|_| {
+        tracing::error!("a job failed in a way that should not be possible; its pages miss");
+        all(Status::Other, pages)
+    })
+}
+
+fn call(job: &Job) -> Vec<u8> {
+    let (space, keys) = (&job.space, &job.keys);
+    let starts = job.rows.as_ref().map_or(&[][..], |rows| &rows.starts);
+    match job.task {
+        Task::Get => {
+            // SAFETY: the starts are checked against the region and each other. The caller leaves
+            // the rows to the job until it is reported, and the region keeps them mapped.
+            let mut memory = unsafe { slices_mut(starts, &space.parts) };
+            space.get(keys, &mut memory, job.deadline)
+        }
+        Task::Put { links, wait } => {
+            // SAFETY: as above; the rows are only read.
+            let memory = unsafe { slices(starts, &space.parts) };
+            let left = job
+                .deadline
+                .map(|end| end.saturating_duration_since(Instant::now()));
+            let wait = wait.min(left.unwrap_or(Duration::MAX));
+            space.put(keys, links, &memory, wait)
+        }
+        Task::Lookup => space.contains(keys, job.deadline),
+        Task::Touch => {
+            space.touch(keys);
+            Vec::new()
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Memory of the caller whose pages are named by row.
+
+use std::any::Any;
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+
+/// A stretch of memory in this process. Row `r` begins at `address + r * stride`.
+///
+/// A page lies in one piece from the start of its row. It may be shorter than the stride, or
+/// longer: in an arena whose buffers begin at multiples of the stride.
+pub struct Region {
+    address: usize,
+    length: usize,
+    stride: usize,
+    /// Keeps the memory alive.
+    _owner: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("address", &self.address)
+            .field("length", &self.length)
+            .field("stride", &self.stride)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a region or its rows are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegionError {
+    /// The region is not memory.
+    #[error("{length} bytes at {address:#x} with rows of {stride} are no region of memory")]
+    Bounds {
+        /// The address.
+        address: usize,
+        /// The length in bytes.
+        length: usize,
+        /// The stride in bytes.
+        stride: usize,
+    },
+    /// A page at this row would not lie in the region.
+    #[error("row {row}: a page of {page_bytes} bytes at it is not inside the region")]
+    Outside {
+        /// The row.
+        row: i64,
+        /// Bytes of a page.
+        page_bytes: usize,
+    },
+    /// Two pages would be read into the same memory.
+    #[error("row {0}: two pages would be read into it")]
+    Twice(i64),
+    /// There are not as many rows as keys.
+    #[error("{rows} rows for {keys} keys")]
+    Count {
+        /// Rows.
+        rows: usize,
+        /// Keys.
+        keys: usize,
+    },
+}
+
+impl Region {
+    /// The region of `length` bytes at `address`. `owner` is dropped with it.
+    ///
+    /// # Safety
+    /// The memory stays mapped, readable and writable for as long as the region exists.
+    ///
+    /// # Errors
+    /// The numbers are no memory.
+    pub unsafe fn new(
+        address: usize,
+        length: usize,
+        stride: usize,
+        owner: Option<Box<dyn Any + Send + Sync>>,
+    ) -> Result<Region, RegionError> {
+        let ends = address.checked_add(length);
+        let is_memory = address > 0 && length > 0 && stride > 0 && stride <= length;
+        if !is_memory || ends.is_none() || length > isize::MAX as usize {
+            return Err(RegionError::Bounds {
+                address,
+                length,
+                stride,
+            });
+        }
+        Ok(Region {
+            address,
+            length,
+            stride,
+            _owner: owner,
+        })
+    }
+
+    /// Its first byte.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Bytes from the start of a row to the start of the next.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Whole rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.length / self.stride
+    }
+
+    /// The first bytes of the pages at these rows, checked: each page lies in the region. With
+    /// `apart`, no two of them overlap.
+    ///
+    /// # Errors
+    /// See [`RegionError`].
+    pub fn starts(
+        &self,
+        rows: impl ExactSizeIterator<Item = i64>,
+        keys: usize,
+        page_bytes: usize,
+        apart: bool,
+    ) -> Result<Vec<usize>, RegionError> {
+        if rows.len() != keys {
+            let rows = rows.len();
+            return Err(RegionError::Count { rows, keys });
+        }
+        let start = |row: i64| {
+            let outside = RegionError::Outside { row, page_bytes };
+            let offset = usize::try_from(row)
+                .ok()
+                .and_then(|row| row.checked_mul(self.stride));
+            let offset = offset.ok_or(outside)?;
+            let end = offset.checked_add(page_bytes).ok_or(outside)?;
+            if end > self.length {
+                return Err(outside);
+            }
+            Ok(self.address + offset)
+        };
+        let starts: Vec<usize> = rows.map(start).collect::<Result<_, _>>()?;
+        if apart && let Some(start) = overlap(&starts, page_bytes) {
+            let row = (start - self.address) / self.stride;
+            return Err(RegionError::Twice(i64::try_from(row).unwrap_or(i64::MAX)));
+        }
+        Ok(starts)
+    }
+}
+
+/// A start that lies in the page of another one.
+fn overlap(starts: &[usize], page_bytes: usize) -> Option<usize> {
+    let is_ascending = |pair: &[usize]| pair[1] >= pair[0].saturating_add(page_bytes);
+    if starts.windows(2).all(is_ascending) {
+        return None;
+    }
+    let mut sorted = starts.to_vec();
+    sorted.sort_unstable();
+    let pair = sorted.windows(2).find(|pair| !is_ascending(pair))?;
+    Some(pair[1])
+}
+
+/// The parts of pages for a put, page after page.
+///
+/// # Safety
+/// At each start lie as many readable bytes as the parts have together. They do not change while
+/// the slices are in use.
+pub unsafe fn slices<'a>(starts: &[usize], parts: &[usize]) -> Vec<IoSlice<'a>> {
+    let slice = |(start, bytes)| {
+        let start = std::ptr::with_exposed_provenance::<u8>(start);
+        // SAFETY: guaranteed by the caller.
+        IoSlice::new(unsafe { std::slice::from_raw_parts(start, bytes) })
+    };
+    pieces(starts, parts).map(slice).collect()
+}
+
+/// The parts of pages for a get, page after page.
+///
+/// # Safety
+/// At each start lie as many bytes as the parts have together. No pages overlap, and nothing else
+/// touches them while the slices are in use.
+pub unsafe fn slices_mut<'a>(starts: &[usize], parts: &[usize]) -> Vec<IoSliceMut<'a>> {
+    let slice = |(start, bytes)| {
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(start);
+        // SAFETY: guaranteed by the caller.
+        IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(start, bytes) })
+    };
+    pieces(starts, parts).map(slice).collect()
+}
+
+/// Address and bytes of each part.
+fn pieces<'a>(
+    starts: &'a [usize],
+    parts: &'a [usize],
+) -> impl Iterator<Item = (usize, usize)> + 'a {
+    starts.iter().flat_map(move |&start| {
+        let mut next = start;
+        parts.iter().map(move |&bytes| {
+            let at = next;
+            next += bytes;
+            (at, bytes)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn region(stride: usize) -> Region {
+        // SAFETY: no test touches the memory.
+        unsafe { Region::new(4096, 1000, stride, None) }.unwrap()
+    }
+
+    #[test]
+    fn rows_begin_at_multiples_of_the_stride() {
+        let region = region(100);
+        assert_eq!(region.rows(), 10);
+        let starts = region.starts([0, 9, 3].into_iter(), 3, 100, true);
+        assert_eq!(starts.unwrap(), [4096, 4996, 4396]);
+    }
+
+    #[test]
+    fn a_page_longer_than_the_stride_reaches_into_the_next_rows() {
+        let region = region(10);
+        let starts = region.starts([0, 25].into_iter(), 2, 250, true);
+        assert_eq!(starts.unwrap(), [4096, 4346]);
+        let refused = |rows: [i64; 2]| region.starts(rows.into_iter(), 2, 250, true).unwrap_err();
+        assert_eq!(refused([0, 24]), RegionError::Twice(24));
+        assert_eq!(refused([24, 0]), RegionError::Twice(24));
+        let outside = RegionError::Outside {
+            row: 76,
+            page_bytes: 250,
+        };
+        assert_eq!(refused([0, 76]), outside);
+    }
+
+    #[test]
+    fn rows_that_are_no_memory_of_the_region_are_refused() {
+        let region = region(100);
+        for row in [-1, 10, i64::MAX, i64::MIN] {
+            let refused = region.starts([row].into_iter(), 1, 100, true).unwrap_err();
+            assert!(matches!(refused, RegionError::Outside { .. }), "{refused}");
+        }
+        let refused = region.starts([1, 1].into_iter(), 2, 8, true);
+        assert_eq!(refused.unwrap_err(), RegionError::Twice(1));
+        assert!(region.starts([1, 1].into_iter(), 2, 8, false).is_ok());
+        let refused = region.starts([1].into_iter(), 2, 8, false).unwrap_err();
+        assert_eq!(refused, RegionError::Count { rows: 1, keys: 2 });
+        for (address, length, stride) in [
+            (0, 10, 1),
+            (1, 0, 1),
+            (1, 10, 0),
+            (1, 10, 11),
+            (usize::MAX, 10, 1),
+        ] {
+            // SAFETY: no test touches the memory.
+            let refused = unsafe { Region::new(address, length, stride, None) };
+            assert!(refused.is_err(), "{address} {length} {stride}");
+        }
+    }
+}

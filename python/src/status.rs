@@ -1,0 +1,156 @@
+//! The status of a page in the answers to Python: one byte a page.
+//!
+//! 0 and 1 are success. The codes are part of the interface (`larder.Status`) and never change.
+
+use larder_engine::{GetStatus, MissReason, PutFailure, PutStatus, Refusal};
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// Read and verified, stored, found or leased.
+    Ok = 0,
+    /// Put: stored before.
+    Duplicate = 1,
+    /// Not in the store.
+    Absent = 2,
+    /// Its bytes failed their checksum.
+    Damaged = 3,
+    /// The last crash cut its write short.
+    Unfinished = 4,
+    /// The device failed the read.
+    ReadError = 5,
+    /// The deadline passed first.
+    Deadline = 6,
+    /// The volume has not answered for longer than the hang limit.
+    Hung = 7,
+    /// A read-only handle read it while its segment was reused.
+    Stale = 8,
+    /// Its memory does not have the namespace's shape.
+    WrongShape = 9,
+    /// The store is closed, or has no owner now.
+    Closed = 10,
+    /// Put: no room now.
+    NoSpace = 11,
+    /// Put: too many bytes of writes are in flight.
+    Busy = 12,
+    /// Put: it fits no segment.
+    TooLarge = 13,
+    /// Put: its chain is longer than all that the store keeps.
+    Unreachable = 14,
+    /// Put: the store was opened read-only.
+    ReadOnly = 15,
+    /// Put: the serial numbers of this run are used up.
+    Exhausted = 16,
+    /// Put: every volume is in read-only service.
+    ReadOnlyService = 17,
+    /// Put: the device refused the write.
+    WriteFailed = 18,
+    /// Put: the device refused the sync.
+    SyncFailed = 19,
+    /// Lease: the share of the store that may be leased is used up.
+    Refused = 20,
+    /// Another reason, which this release does not name.
+    Other = 21,
+}
+
+/// Every status with its name in Python, in the order of the codes.
+pub const NAMES: [(&str, Status); 22] = [
+    ("OK", Status::Ok),
+    ("DUPLICATE", Status::Duplicate),
+    ("ABSENT", Status::Absent),
+    ("DAMAGED", Status::Damaged),
+    ("UNFINISHED", Status::Unfinished),
+    ("READ_ERROR", Status::ReadError),
+    ("DEADLINE", Status::Deadline),
+    ("HUNG", Status::Hung),
+    ("STALE", Status::Stale),
+    ("WRONG_SHAPE", Status::WrongShape),
+    ("CLOSED", Status::Closed),
+    ("NO_SPACE", Status::NoSpace),
+    ("BUSY", Status::Busy),
+    ("TOO_LARGE", Status::TooLarge),
+    ("UNREACHABLE", Status::Unreachable),
+    ("READ_ONLY", Status::ReadOnly),
+    ("EXHAUSTED", Status::Exhausted),
+    ("READ_ONLY_SERVICE", Status::ReadOnlyService),
+    ("WRITE_FAILED", Status::WriteFailed),
+    ("SYNC_FAILED", Status::SyncFailed),
+    ("REFUSED", Status::Refused),
+    ("OTHER", Status::Other),
+];
+
+impl Status {
+    /// Whether the page is there.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        matches!(self, Status::Ok | Status::Duplicate)
+    }
+}
+
+impl From<GetStatus> for Status {
+    fn from(status: GetStatus) -> Status {
+        match status {
+            GetStatus::Hit => Status::Ok,
+            GetStatus::Miss(why) => why.into(),
+        }
+    }
+}
+
+impl From<MissReason> for Status {
+    fn from(why: MissReason) -> Status {
+        match why {
+            MissReason::Absent => Status::Absent,
+            MissReason::Damaged => Status::Damaged,
+            MissReason::Unfinished => Status::Unfinished,
+            MissReason::ReadError => Status::ReadError,
+            MissReason::Deadline => Status::Deadline,
+            MissReason::Hung => Status::Hung,
+            MissReason::Stale => Status::Stale,
+            MissReason::WrongShape => Status::WrongShape,
+            MissReason::Closed => Status::Closed,
+        }
+    }
+}
+
+impl From<PutStatus> for Status {
+    fn from(status: PutStatus) -> Status {
+        match status {
+            PutStatus::Stored => Status::Ok,
+            PutStatus::Duplicate => Status::Duplicate,
+            PutStatus::Refused(why) => why.into(),
+            PutStatus::Failed(PutFailure::Write) => Status::WriteFailed,
+            PutStatus::Failed(PutFailure::Sync) => Status::SyncFailed,
+        }
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(why: Refusal) -> Status {
+        match why {
+            Refusal::NoSpace => Status::NoSpace,
+            Refusal::Busy => Status::Busy,
+            Refusal::WrongShape => Status::WrongShape,
+            Refusal::TooLarge => Status::TooLarge,
+            Refusal::Unreachable => Status::Unreachable,
+            Refusal::ReadOnly => Status::ReadOnly,
+            Refusal::Closed => Status::Closed,
+            Refusal::Exhausted => Status::Exhausted,
+            Refusal::ReadOnlyService => Status::ReadOnlyService,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_codes_are_those_of_the_interface() {
+        for ((_, status), code) in NAMES.into_iter().zip(0..) {
+            assert_eq!(status as u8, code);
+        }
+        assert!(Status::from(PutStatus::Duplicate).is_success());
+        assert!(!Status::from(GetStatus::Miss(MissReason::Absent)).is_success());
+    }
+}

@@ -1,0 +1,368 @@
+"""`larder.Store`: pages of any engine, by calls and by jobs."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import mmap
+import multiprocessing
+import os
+import select
+import signal
+import sys
+
+import pytest
+from larder import _larder
+from larder.store import Done, QueueFull, Status, Store, StoreError
+
+FORK = multiprocessing.get_context("fork")
+
+SIZE = 128 << 20
+PAGE = 64 << 10
+
+#: Seconds after which a wait of a test has failed.
+PATIENCE = 60
+
+OK, DUPLICATE, ABSENT = bytes([Status.OK]), bytes([Status.DUPLICATE]), bytes([Status.ABSENT])
+
+
+def make(path, **options):
+    return Store.attach(path, **{"size": SIZE, "disk": "threads"} | options)
+
+
+def name(store, **fields):
+    facts = {"model": "m", "weights": "w", "dtype": "bf16", "layout": "any", "page_tokens": 64, "parts": [PAGE]}
+    return store.namespace(**facts | fields)
+
+
+def keys(count, first=0):
+    return b"".join(hashlib.sha256(b"%d" % (first + at)).digest() for at in range(count))
+
+
+def content(count, seed=0):
+    return bytearray(b"".join(bytes([(at + seed) % 251]) * PAGE for at in range(count)))
+
+
+def memory(rows, stride=PAGE):
+    """(mapped memory on its own pages, its address)"""
+    import ctypes
+
+    mapped = mmap.mmap(-1, rows * stride)
+    return mapped, ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def finished(queue, count):
+    """So many finished jobs, by number."""
+    done = []
+    while len(done) < count:
+        assert queue.wait(PATIENCE)
+        done += queue.poll()
+    assert len(done) == count
+    return {one.job: one for one in done}
+
+
+@pytest.fixture
+def store(tmp_path):
+    with make(tmp_path) as store:
+        yield store
+
+
+def test_pages_are_read_as_they_were_put(store):
+    pages = name(store)
+    made = content(8)
+    assert pages.put(keys(8), made) == OK * 8
+    assert pages.put(keys(8), made) == DUPLICATE * 8
+    assert pages.longest_prefix(keys(10)) == 8
+    assert pages.contains(keys(10)) == OK * 8 + ABSENT * 2
+    assert pages.holds(keys(1)) is True and pages.holds(keys(1, first=9)) is False
+    read = bytearray(9 * PAGE)
+    assert pages.get(keys(9), read) == OK * 8 + ABSENT
+    assert read[: 8 * PAGE] == made
+    pages.touch(keys(8))
+    assert pages.delete(keys(2)) == 2
+    assert pages.contains(keys(3)) == ABSENT * 2 + OK
+    assert pages.clear() == 6
+    store.flush()
+    stats = store.stats()
+    assert (stats["pages"], stats["deleted_pages"], stats["pages_put"]) == (0, 8, 8)
+    assert store.part == "owner" and store.path.startswith("/") and store.remarks == []
+
+
+def test_pages_survive_a_close(tmp_path):
+    with make(tmp_path) as store:
+        assert name(store).put(keys(4), content(4)) == OK * 4
+    for opening in (lambda: make(tmp_path, create=False), lambda: Store.open(tmp_path, disk="threads")):
+        with opening() as opened:
+            read = bytearray(4 * PAGE)
+            assert name(opened).get(keys(4), read) == OK * 4
+            assert read == content(4)
+    with Store.open(tmp_path, read_only=True, disk="threads") as store:
+        assert set(name(store).put(keys(1, first=9), content(1))) == {Status.READ_ONLY}
+
+
+def test_memory_in_every_form_has_the_same_bytes(store):
+    pages = name(store, parts=[PAGE // 2, PAGE // 2])
+    made = content(3)
+    mapped, address = memory(3)
+    mapped[:] = made
+    forms = [made, bytes(made), memoryview(made), mapped, [made[at * PAGE : (at + 1) * PAGE] for at in range(3)]]
+    forms.append([(address + at * PAGE, PAGE) for at in range(3)])
+    for at, form in enumerate(forms):
+        chain = keys(3, first=100 * at)
+        assert pages.put([chain[:32], chain[32:64], bytearray(chain[64:])], form) == OK * 3
+        read = bytearray(3 * PAGE)
+        assert pages.get(bytearray(chain), memoryview(read)) == OK * 3
+        assert read == made
+        into = [bytearray(PAGE) for _ in range(3)]
+        assert pages.get(chain, into) == OK * 3
+        assert b"".join(into) == made
+
+
+def test_namespaces_are_apart(store):
+    first = name(store)
+    assert first.put(keys(1), content(1)) == OK
+    others = [{"model": "n"}, {"weights": "v"}, {"dtype": "fp8"}, {"layout": "other"}, {"page_tokens": 32}, {"tp": (1, 2)}]
+    others += [{"pp": (0, 2)}, {"cp": (1, 2)}, {"pool": "swa"}, {"extra": {"window": "128"}}, {"parts": [PAGE // 2] * 2}]
+    for fields in others:
+        other = name(store, **fields)
+        assert other.contains(keys(1)) == ABSENT, fields
+        assert other.digest != first.digest
+    same = name(store)
+    assert same.contains(keys(1)) == OK and same.digest == first.digest
+    assert same.page_bytes == PAGE and same.parts == (PAGE,) and same.store is store
+
+
+def test_wrong_arguments_are_named(tmp_path, store):
+    pages = name(store)
+    with pytest.raises(ValueError, match="no multiple"):
+        pages.contains(b"short")
+    with pytest.raises(ValueError, match="32 bytes, not 5"):
+        pages.contains([b"short"])
+    with pytest.raises(TypeError):
+        pages.contains([1])
+    with pytest.raises(ValueError, match="for 2 pages"):
+        pages.put(keys(2), content(1))
+    with pytest.raises(ValueError, match="1 pages for 2 keys"):
+        pages.put(keys(2), [content(1)])
+    with pytest.raises(ValueError, match="for a page of"):
+        pages.get(keys(1), [bytearray(5)])
+    with pytest.raises(ValueError, match="read-only"):
+        pages.get(keys(1), bytes(PAGE))
+    same = bytearray(PAGE)
+    with pytest.raises(ValueError, match="two pages"):
+        pages.get(keys(2), [same, same])
+    with pytest.raises(ValueError, match="neither `before` nor `depth`"):
+        pages.put(keys(1), content(1), depth=1, chain=False)
+    for wrong in ({"parts": []}, {"parts": [1] * 9}, {"tp": (2, 2)}, {"model": ""}, {"page_tokens": 0}):
+        with pytest.raises(ValueError):
+            name(store, **wrong)
+    for wrong in ({"size": "much"}, {"sync": "often"}, {"lease": -1.0}, {"disk": "tape"}):
+        with pytest.raises(ValueError):
+            make(tmp_path / "other", **wrong)
+    with pytest.raises(StoreError, match="`size` is missing"):
+        Store.attach(tmp_path / "other")
+    with pytest.raises(StoreError, match="nothing"):
+        Store.attach(tmp_path / "nothing", create=False)
+    for address, length, stride in ((0, 10, 1), (4096, 0, 1), (4096, 10, 0), (4096, 10, 11)):
+        with pytest.raises(ValueError):
+            store.register(address, length, stride)
+
+
+def test_a_closed_store_misses_and_refuses(tmp_path):
+    store = make(tmp_path)
+    pages, queue = name(store), store.queue()
+    mapped, address = memory(1)
+    region = store.register(address, PAGE, PAGE, owner=mapped)
+    assert store.close() is True and store.close() is True
+    assert store.part == "closed"
+    closed = bytes([Status.CLOSED])
+    assert pages.put(keys(1), content(1)) == closed
+    assert pages.get(keys(1), bytearray(PAGE)) == closed
+    assert pages.contains(keys(1)) == closed
+    assert pages.longest_prefix(keys(1)) == 0 and pages.holds(keys(1)) is None
+    for call in (lambda: pages.delete(keys(1)), pages.clear, store.flush, lambda: name(store)):
+        with pytest.raises(StoreError, match="closed"):
+            call()
+    with pytest.raises(StoreError, match="closed"):
+        queue.submit_get(pages, keys(1), region, [0])
+    assert queue.poll() == []
+
+
+def test_jobs_move_rows_and_are_reported_once(store):
+    pages, queue = name(store), store.queue()
+    mapped, address = memory(16)
+    mapped[:] = content(16)
+    region = store.register(address, len(mapped), PAGE, owner=mapped)
+    assert (region.rows, region.stride, region.address) == (16, PAGE, address)
+    assert queue.poll() == [] and not readable(queue)
+    put = queue.submit_put(pages, keys(8), region, range(8))
+    done = finished(queue, 1)[put]
+    assert isinstance(done, Done) and done.statuses == OK * 8 and done.bytes == 8 * PAGE and done.seconds > 0
+    assert not readable(queue)
+    # In another order, into other rows.
+    import array
+
+    get = queue.submit_get(pages, keys(9), region, array.array("i", [15, 14, 13, 12, 11, 10, 9, 8, 0]), timeout=PATIENCE)
+    assert select.select([queue.event_fd()], [], [], PATIENCE)[0]
+    assert finished(queue, 1)[get].statuses == OK * 8 + ABSENT
+    for at in range(8):
+        assert mapped[(15 - at) * PAGE] == at
+    lookup = queue.submit_lookup(pages, keys(9), timeout=PATIENCE)
+    assert finished(queue, 1)[lookup].statuses == OK * 8 + ABSENT
+    assert queue.submit_touch(pages, keys(8)) is True
+    assert queue.drain(PATIENCE) and queue.pending == 0 and queue.stuck == 0
+    assert queue.poll() == [] and len({put, get, lookup}) == 3
+
+
+def readable(queue):
+    return bool(select.select([queue.event_fd()], [], [], 0)[0])
+
+
+def test_queues_have_events_of_their_own(store):
+    pages = name(store)
+    mapped, address = memory(1)
+    region = store.register(address, PAGE, PAGE, owner=mapped)
+    queues = [store.queue(threads=1) for _ in range(3)]
+    assert len({queue.event_fd() for queue in queues}) == 3
+    queues[1].submit_put(pages, keys(1), region, [0])
+    assert queues[1].wait(PATIENCE)
+    assert [readable(queue) for queue in queues] == [False, True, False]
+    # A caller may read the event itself; the job is still there to be polled.
+    os.read(queues[1].event_fd(), 8)
+    assert len(queues[1].poll()) == 1 and not readable(queues[1])
+
+
+def test_rows_that_are_no_memory_of_the_region_are_refused(store):
+    pages, queue = name(store), store.queue()
+    mapped, address = memory(2)
+    region = store.register(address, len(mapped), PAGE // 2, owner=mapped)
+    for rows in ([4], [3], [-1], [2**62]):
+        with pytest.raises(ValueError, match="not inside"):
+            queue.submit_get(pages, keys(1), region, rows)
+    for rows in ([0, 0], [0, 1], [2, 1]):
+        with pytest.raises(ValueError, match="two pages"):
+            queue.submit_get(pages, keys(2), region, rows)
+    with pytest.raises(ValueError, match="1 rows for 2 keys"):
+        queue.submit_get(pages, keys(2), region, [0])
+    with pytest.raises(TypeError):
+        queue.submit_get(pages, keys(1), region, b"\0\0\0\0")
+    # A page may reach over several rows, and a store may read one row twice.
+    put = queue.submit_put(pages, keys(2), region, [1, 1])
+    assert finished(queue, 1)[put].statuses == OK * 2
+
+
+def test_a_full_queue_accepts_nothing_of_a_job(store):
+    pages, queue = name(store), store.queue(jobs=2, bytes=3 * PAGE)
+    mapped, address = memory(4)
+    region = store.register(address, len(mapped), PAGE, owner=mapped)
+    with pytest.raises(QueueFull):
+        queue.submit_put(pages, keys(4), region, range(4))
+    assert queue.submit_put(pages, keys(3), region, range(3)) >= 0
+    with pytest.raises(QueueFull):
+        queue.submit_put(pages, keys(1), region, [0])
+    # Finished jobs count until they are polled.
+    assert queue.drain(PATIENCE)
+    with pytest.raises(QueueFull):
+        queue.submit_put(pages, keys(1), region, [0])
+    assert len(queue.poll()) == 1
+    for _ in range(2):
+        queue.submit_lookup(pages, keys(1))
+    assert queue.submit_touch(pages, keys(1)) is False
+    counters = queue.counters()
+    assert (counters["refused"], counters["dropped_touches"], counters["submitted"]) == (3, 1, 3)
+
+
+def test_a_job_that_has_not_started_by_its_deadline_is_reported_late(store):
+    pages, queue = name(store), store.queue()
+    mapped, address = memory(1)
+    region = store.register(address, len(mapped), PAGE, owner=mapped)
+    assert pages.put(keys(1), content(1)) == OK
+    late = queue.submit_get(pages, keys(1), region, [0], timeout=0.0)
+    assert finished(queue, 1)[late].statuses == bytes([Status.DEADLINE])
+    assert mapped[:] == bytes(PAGE)
+
+
+def test_a_queue_that_is_closed_reports_every_job(store):
+    pages, queue = name(store), store.queue(threads=1)
+    mapped, address = memory(8)
+    region = store.register(address, len(mapped), PAGE, owner=mapped)
+    jobs = {queue.submit_put(pages, keys(8, first=8 * at), region, range(8)) for at in range(32)}
+    assert queue.close(PATIENCE) is True
+    done = queue.poll()
+    assert {one.job for one in done} == jobs and len(done) == len(jobs)
+    assert {one.statuses for one in done} <= {OK * 8, bytes([Status.CLOSED]) * 8}
+    with pytest.raises(StoreError, match="closed"):
+        queue.submit_lookup(pages, keys(1))
+
+
+def test_a_store_that_is_dropped_with_jobs_in_flight_stays_until_they_end(tmp_path):
+    store = make(tmp_path)
+    pages, queue = name(store), store.queue()
+    mapped, address = memory(8)
+    mapped[:] = content(8)
+    region = store.register(address, len(mapped), PAGE, owner=mapped)
+    queue.submit_put(pages, keys(8), region, range(8))
+    del store, pages, queue, region, mapped
+    gc.collect()
+
+
+def in_child(work):
+    process = FORK.Process(target=work, daemon=True)
+    process.start()
+    process.join(PATIENCE)
+    return process.exitcode
+
+
+def test_a_forked_child_gets_misses_and_errors_and_ends(store):
+    pages, queue = name(store), store.queue()
+    assert pages.put(keys(1), content(1)) == OK
+    mapped, address = memory(1)
+    region = store.register(address, len(mapped), PAGE, owner=mapped)
+    queue.submit_get(pages, keys(1), region, [0])
+    assert queue.wait(PATIENCE)
+
+    def child():
+        assert pages.get(keys(1), bytearray(PAGE)) == bytes([Status.CLOSED])
+        assert pages.contains(keys(1)) == bytes([Status.CLOSED]) and pages.holds(keys(1)) is None
+        assert set(pages.put(keys(1), content(1))) == {Status.CLOSED}
+        assert queue.poll() == [] and queue.pending == 0 and queue.wait(0) is False
+        for call in (store.queue, store.close, lambda: queue.submit_get(pages, keys(1), region, [0])):
+            with pytest.raises(StoreError, match="before a fork"):
+                call()
+        assert store.part == "nobody"
+        sys.exit(0)
+
+    assert in_child(child) == 0
+    assert len(queue.poll()) == 1 and pages.get(keys(1), bytearray(PAGE)) == OK
+
+
+def test_two_processes_share_pages_and_one_goes_on_when_the_owner_is_killed(tmp_path):
+    begun, end = FORK.Pipe(), FORK.Pipe()
+
+    def owner():
+        store = make(tmp_path)
+        assert name(store).put(keys(4), content(4)) == OK * 4
+        begun[1].send(store.part)
+        end[0].recv()
+
+    process = FORK.Process(target=owner, daemon=True)
+    process.start()
+    assert begun[0].poll(PATIENCE) and begun[0].recv() == "owner"
+    with make(tmp_path) as store:
+        pages, queue = name(store), store.queue()
+        assert store.part == "client" and pages.holds(keys(1)) is None
+        lookup = queue.submit_lookup(pages, keys(5), timeout=PATIENCE)
+        assert finished(queue, 1)[lookup].statuses == OK * 4 + ABSENT
+        assert pages.put(keys(2, first=4), content(2)) == OK * 2
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(PATIENCE)
+        read = bytearray(6 * PAGE)
+        while pages.get(keys(6), read) != OK * 6:
+            os.sched_yield()
+        assert store.part == "owner" and read == content(4) + content(2)
+        assert pages.holds(keys(1)) is True
+
+
+def test_the_statuses_of_python_are_those_of_rust():
+    assert [status.name for status in Status] == _larder.STATUSES
+    assert [status.value for status in Status] == list(range(len(_larder.STATUSES)))
