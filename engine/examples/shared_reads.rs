@@ -324,7 +324,7 @@ fn read_store(
             },
             ..OpenOptions::default()
         },
-        group: None,
+        ..AttachOptions::default()
     };
     let store = Store::attach(&load.store(), options).unwrap();
     let space = store.namespace(&load.namespace()).unwrap();

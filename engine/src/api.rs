@@ -408,6 +408,7 @@ impl Default for OpenOptions {
 
 /// The settings that the owner of a store decides for all processes that use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Settings {
     /// [`OpenOptions::sync`].
     pub sync: SyncPolicy,
@@ -415,6 +416,12 @@ pub struct Settings {
     pub lease: Duration,
     /// [`OpenOptions::prewrite`].
     pub prewrite: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        OpenOptions::default().settings()
+    }
 }
 
 impl OpenOptions {
@@ -446,6 +453,7 @@ impl fmt::Display for Settings {
 /// In the serialised form, a name shows the kind of its count: an action ends in its verb
 /// (`pages_moved`), an outcome of pages begins with it (`evicted_pages`).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Stats {
     /// Pages in the store.
     pub pages: u64,

@@ -251,6 +251,12 @@ pub enum StoreError {
     /// The handle belongs to the parent of this process.
     #[error("the store was opened before a fork: a child opens it anew, after the fork")]
     Forked,
+    /// The owner's release does not have this call.
+    #[error(
+        "the owner of the store is of an older release that does not have this call; upgrade all \
+         processes of the store"
+    )]
+    OwnerOlder,
     /// Closed.
     #[error("the store is closed")]
     Closed,

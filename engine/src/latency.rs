@@ -31,6 +31,7 @@ const DIGITS: u8 = 2;
 
 /// Latencies of one kind of operation since the store was opened. Zero throughout when `count` is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LatencySummary {
     /// Operations measured.
     pub count: u64,

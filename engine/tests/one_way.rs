@@ -198,7 +198,7 @@ fn owner_and_client_of_a_shared_store_write_through_their_wrappers() {
     let attach = || {
         let options = AttachOptions {
             open: through(logging(&home, &log)),
-            group: None,
+            ..AttachOptions::default()
         };
         Store::attach(&home.path, options).unwrap()
     };

@@ -16,9 +16,8 @@ use std::time::{Duration, Instant};
 
 use common::honest::{PATIENCE, eventually, skipped};
 use common::{Home, MIB, Pool, chain, namespace};
-use larder_engine::share::wire::{
-    MAGIC, PlaceGrant, Reply, Request, VERSION, parse, receive, send,
-};
+use larder_engine::share::protocol::Protocol;
+use larder_engine::share::wire::{MAGIC, PlaceGrant, Reply, Request, parse, receive, send};
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::volume::HolderState;
 use larder_engine::{
@@ -398,7 +397,7 @@ fn attaching_to_a_store_with_an_owner_that_does_not_serve_it_is_refused() {
             read_only: true,
             ..OpenOptions::default()
         },
-        group: None,
+        ..AttachOptions::default()
     };
     assert!(matches!(
         Store::attach(&home.path, read_only),
@@ -632,7 +631,7 @@ fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_the_ne
     let mut stream = UnixStream::connect(socket_path(&home.path)).unwrap();
     let hello = Request::Hello {
         magic: MAGIC,
-        version: VERSION,
+        protocol: Protocol::default(),
     };
     let Reply::Welcome(welcome) = parse(&ask(&mut stream, &hello)).unwrap() else {
         panic!("no welcome");
@@ -689,14 +688,13 @@ fn a_client_is_disconnected_when_one_of_its_connections_fails() {
     for nonsense in [&[0xff; 20][..], &[200]] {
         let (mut first, welcome) = connect(&Request::Hello {
             magic: MAGIC,
-            version: VERSION,
+            protocol: Protocol::default(),
         });
         let Reply::Welcome(welcome) = parse(&welcome).unwrap() else {
             panic!("no welcome");
         };
         let (mut further, _) = connect(&Request::Join {
             magic: MAGIC,
-            version: VERSION,
             client: welcome.client,
             secret: welcome.secret,
         });

@@ -27,7 +27,7 @@ fn options() -> AttachOptions {
             write_bytes_max: BUDGET,
             ..OpenOptions::default()
         },
-        group: None,
+        ..AttachOptions::default()
     }
 }
 

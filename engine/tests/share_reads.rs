@@ -26,7 +26,14 @@ fn attach_with(home: &Home, shared_reads: SharedReads, staging_bytes: u64) -> Sh
         staging_bytes,
         ..OpenOptions::default()
     };
-    Store::attach(&home.path, AttachOptions { open, group: None }).unwrap()
+    Store::attach(
+        &home.path,
+        AttachOptions {
+            open,
+            ..AttachOptions::default()
+        },
+    )
+    .unwrap()
 }
 
 fn attach(home: &Home) -> SharedStore {

@@ -18,9 +18,10 @@ use larder_engine::share::Marks;
 use larder_engine::share::answer::{Answer, Desk, Greeting, Later, count, done, greeting, settled};
 use larder_engine::share::keys::blob;
 use larder_engine::share::ledger::{Awaited, Ledger};
+use larder_engine::share::protocol::Protocol;
 use larder_engine::share::wire::{
-    ClientId, Failure, LandedPut, MAGIC, PinnedPage, PlaceGrant, Reply, Request, VERSION, Welcome,
-    parse, receive, send,
+    ClientId, Failure, LandedPut, MAGIC, PinnedPage, PlaceGrant, Reply, Request, Welcome,
+    WireError, parse, parse_greeting, receive, send,
 };
 
 use crate::catalog::CoreCatalog;
@@ -319,13 +320,16 @@ fn owner_reads(mut bytes: &[u8]) {
     let mut client = None;
     while let Ok(true) = receive(&mut bytes, &mut buffer) {
         match &mut client {
-            None => match greeting(&buffer) {
-                Ok(Greeting::First) => client = Some(Client::new(1)),
+            None => match greeting(&buffer, &Protocol::default()) {
+                Ok(Greeting::First(_)) => client = Some(Client::new(1)),
                 // No client has such a secret.
                 Ok(Greeting::Further(..)) | Err(_) => break,
             },
             Some(client) => {
-                let goes_on = parse(&buffer).is_ok_and(|request| owner.serve(client, request));
+                let goes_on = match parse(&buffer) {
+                    Ok(request) => owner.serve(client, request),
+                    Err(error) => matches!(error, WireError::Unknown(_)),
+                };
                 if !goes_on {
                     break;
                 }
@@ -342,12 +346,19 @@ fn owner_reads(mut bytes: &[u8]) {
 fn client_reads(mut bytes: &[u8]) {
     let mut buffer = Vec::new();
     let mut map = map();
+    let mut is_first = true;
     while let Ok(true) = receive(&mut bytes, &mut buffer) {
-        let Ok(reply) = parse::<Reply>(&buffer) else {
+        let read = match is_first {
+            true => parse_greeting::<Reply>(&buffer),
+            false => parse(&buffer),
+        };
+        is_first = false;
+        let Ok(reply) = read else {
             return;
         };
         match &reply {
             Reply::Welcome(welcome) => {
+                let _ = Protocol::default().agree(&welcome.protocol);
                 let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
                 map = SegmentMap::new(&segments, welcome.segment_blocks);
             }
@@ -537,7 +548,7 @@ fn read_by_owner() -> Vec<u8> {
     let requests = [
         Request::Hello {
             magic: MAGIC,
-            version: VERSION,
+            protocol: Protocol::default(),
         },
         Request::Marked,
         Request::Namespace { record },
@@ -583,6 +594,8 @@ fn read_by_owner() -> Vec<u8> {
     for request in &requests {
         send(&mut bytes, &mut Vec::new(), request).expect("a request");
     }
+    // A message of a later release.
+    send(&mut bytes, &mut Vec::new(), &(1000_u32, "later")).expect("a message");
     bytes
 }
 
@@ -593,6 +606,7 @@ fn read_by_client() -> Vec<u8> {
     };
     let replies = [
         Reply::Welcome(Welcome {
+            protocol: Protocol::default(),
             client: ClientId(1),
             secret: 2,
             store: [3; 16],
@@ -617,6 +631,8 @@ fn read_by_client() -> Vec<u8> {
         },
         Reply::Settled(vec![PutStatus::Stored, PutStatus::Duplicate]),
         Reply::Failed(Failure::NoRoom),
+        Reply::Stats(Box::default()),
+        Reply::Failed(Failure::Unsupported),
     ];
     let mut bytes = vec![1];
     for reply in &replies {

@@ -135,7 +135,7 @@ pub fn attach_existing(config: &Config) -> Result<Attached, PlaceError> {
 fn attach_to(config: &Config, volume: PathBuf) -> Result<Attached, PlaceError> {
     let options = AttachOptions {
         open: open_options(config),
-        group: None,
+        ..AttachOptions::default()
     };
     let store = Store::attach(&volume, options)?;
     let remark = remark(config, &volume, store.stats().capacity_bytes);

@@ -72,6 +72,7 @@ impl ShareArgs {
                 ..defaults
             },
             group,
+            ..AttachOptions::default()
         }
     }
 

@@ -44,8 +44,12 @@ struct StatReport {
     /// The owner's process, if it is visible here, and the bytes of its memory in RAM.
     pid: Option<u32>,
     rss_bytes: u64,
+    /// Its release and the catalog protocol that it speaks.
+    protocol: share::protocol::Protocol,
     /// Clients attached, this one included.
     clients: u32,
+    /// The same by release.
+    releases: Vec<share::wire::ReleaseCount>,
     /// Clients that are gone, and whose writes may still be in flight.
     lingering_clients: u32,
     /// The memory through which clients share their reads.
@@ -77,7 +81,12 @@ impl Report for StatReport {
         let mut lines = Lines::default();
         lines.row(
             "Owner",
-            format!("{}, {} of RAM", process(self.pid), size(self.rss_bytes)),
+            format!(
+                "{}, {} of RAM, {}",
+                process(self.pid),
+                size(self.rss_bytes),
+                self.protocol
+            ),
         );
         lines.row(
             "Clients",
@@ -87,6 +96,15 @@ impl Report for StatReport {
                 self.clients, self.reads_in_flight, self.puts_in_flight, self.lingering_clients
             ),
         );
+        // Of interest in the middle of an upgrade alone.
+        for of in &self.releases {
+            if of.release != self.protocol.release {
+                lines.row(
+                    "  of release",
+                    format!("{}: {}, protocol {}", of.release, of.clients, of.version),
+                );
+            }
+        }
         if self.adrift_pages > 0 {
             lines.row(
                 "Given up",
@@ -316,7 +334,9 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
             path: args.path.clone(),
             pid: told.pid,
             rss_bytes: told.rss_bytes,
+            protocol: told.protocol,
             clients: told.clients,
+            releases: told.releases,
             lingering_clients: told.lingering,
             reads_in_flight: told.reads_in_flight,
             puts_in_flight: told.puts_in_flight,

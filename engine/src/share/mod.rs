@@ -19,6 +19,7 @@
 //! | module | content |
 //! |---|---|
 //! | `wire` | the messages |
+//! | `protocol` | the rule by which messages may change between releases |
 //! | `server` | the owner's side: sessions, and the resources that each client holds |
 //! | `remote` | the client's side: a [`Catalog`] over a socket |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
@@ -59,6 +60,8 @@ mod server;
 
 pub(crate) mod area;
 pub(crate) mod guard;
+#[doc(hidden)]
+pub mod protocol;
 pub(crate) mod staging;
 #[doc(hidden)]
 pub mod wire;
@@ -87,6 +90,7 @@ use crate::store::Store;
 use crate::volume::{self, Access, HolderState};
 #[doc(hidden)]
 pub use guard::Marks;
+use protocol::Protocol;
 use remote::{ReachError, Remote};
 use role::{Client, Decider, Known, NotYet, Role};
 #[doc(hidden)]
@@ -127,6 +131,9 @@ pub struct AttachOptions {
     /// A group. Processes of its members may be clients, besides those of the user who owns the
     /// store's first volume.
     pub group: Option<u32>,
+    /// The catalog protocol that this process speaks: that of this release, except in tests.
+    #[doc(hidden)]
+    pub protocol: Protocol,
 }
 
 /// The present role of this process.
@@ -229,11 +236,12 @@ impl Store {
 /// no socket, [`StoreError::Denied`] and [`StoreError::Unanswered`] when its owner does not serve
 /// this process, [`StoreError::NotUnderstood`] when its owner is of another release.
 pub fn report(path: &Path) -> Result<Report, StoreError> {
-    let reached = match Remote::reach(path).map_err(|error| not_served(path, &error)) {
+    let reach = || Remote::reach(path, &Protocol::default());
+    let reached = match reach().map_err(|error| not_served(path, &error)) {
         // The owner bound its socket in between.
         Err(StoreError::Locked {
             is_unserved: false, ..
-        }) => Remote::reach(path).map_err(|error| not_served(path, &error)),
+        }) => reach().map_err(|error| not_served(path, &error)),
         reached => reached,
     };
     let (remote, _) = reached?;
@@ -261,7 +269,9 @@ fn not_served(path: &Path, error: &ReachError) -> StoreError {
     match error {
         ReachError::Silent | ReachError::Unreachable(_) => StoreError::Unanswered { path, reason },
         ReachError::Forbidden(_) | ReachError::Denied(_) => StoreError::Denied { path, reason },
-        ReachError::Version(_) | ReachError::Nonsense => StoreError::NotUnderstood { path, reason },
+        ReachError::Version { .. } | ReachError::Nonsense => {
+            StoreError::NotUnderstood { path, reason }
+        }
         ReachError::Nobody(_) => StoreError::NotServed { path, reason },
     }
 }

@@ -35,9 +35,9 @@ use put::RemotePut;
 
 use super::area::Area;
 use super::keys::blob;
+use super::protocol::{Protocol, is_name};
 use super::wire::{
-    ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, VERSION, Welcome,
-    WireError,
+    ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, Welcome, WireError,
 };
 use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
@@ -92,11 +92,16 @@ pub(super) enum ReachError {
     /// The owner hung up, or cannot be connected to.
     #[error("its owner cannot be reached: {0}; try again")]
     Unreachable(io::Error),
+    /// The owner speaks no version that this process speaks.
     #[error(
-        "the owner of the store speaks version {0} of the catalog protocol, this is version \
-         {VERSION}: use the same release for all processes"
+        "the owner of the store is release {release} and speaks version {theirs} of the catalog \
+         protocol; this process is {ours}. Use releases that have a version in common"
     )]
-    Version(u32),
+    Version {
+        theirs: u32,
+        release: String,
+        ours: Protocol,
+    },
     #[error("the owner's greeting makes no sense: is something else on its socket?")]
     Nonsense,
 }
@@ -135,21 +140,37 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// Connects to the owner of the store at `path`.
-    pub(super) fn reach(path: &Path) -> Result<(Remote, Welcome), ReachError> {
+    /// Connects to the owner of the store at `path`, speaking `protocol`.
+    pub(super) fn reach(path: &Path, protocol: &Protocol) -> Result<(Remote, Welcome), ReachError> {
         let mut first = Line::connect(path)?;
         let hello = Request::Hello {
             magic: MAGIC,
-            version: VERSION,
+            protocol: protocol.clone(),
         };
-        let welcome = match first.ask(&hello) {
-            Ok(Reply::Welcome(welcome)) => welcome,
-            Ok(Reply::Failed(Failure::Version { ours })) => return Err(ReachError::Version(ours)),
+        let welcome = match first.greet(&hello) {
+            Ok(Reply::Welcome(welcome))
+                if welcome.protocol.is_valid() && protocol.agree(&welcome.protocol).is_some() =>
+            {
+                welcome
+            }
+            Ok(Reply::Failed(Failure::Version { ours, release })) if is_name(&release) => {
+                return Err(ReachError::Version {
+                    theirs: ours,
+                    release,
+                    ours: protocol.clone(),
+                });
+            }
             Ok(Reply::Failed(Failure::Denied(denial))) => return Err(ReachError::Denied(denial)),
             Ok(_) => return Err(ReachError::Nonsense),
             Err(WireError::Io(error)) => return Err(error.into()),
             Err(_) => return Err(ReachError::Nonsense),
         };
+        if welcome.protocol.release != protocol.release {
+            tracing::info!(
+                "the owner of the store is {}, this is {protocol}",
+                welcome.protocol
+            );
+        }
         // From here on this connection is only watched for its end, without a limit.
         first.stream().set_read_timeout(None)?;
         let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
@@ -229,7 +250,6 @@ impl Remote {
         let mut line = Line::connect(&self.path)?;
         let join = Request::Join {
             magic: MAGIC,
-            version: VERSION,
             client: self.client,
             secret: self.secret,
         };
@@ -352,6 +372,7 @@ impl From<Failure> for StoreError {
             Failure::Closed => StoreError::Closed,
             Failure::ReadOnlyService => StoreError::ReadOnlyService,
             Failure::Write(what) | Failure::Protocol(what) => StoreError::WriteFailed(what),
+            Failure::Unsupported => StoreError::OwnerOlder,
             Failure::Version { .. } | Failure::Denied(_) => StoreError::OwnerGone,
         }
     }
@@ -601,7 +622,7 @@ mod tests {
     #[test]
     fn a_put_keeps_its_connection_to_its_end_and_gives_it_back() {
         let home = home();
-        let (remote, _) = Remote::reach(&home.path).unwrap();
+        let (remote, _) = Remote::reach(&home.path, &Protocol::default()).unwrap();
         let (namespace, asks) = named(&remote);
         assert_eq!(remote.lines.lock().idle.len(), 1);
         let mut put = remote.put(namespace);
@@ -625,7 +646,7 @@ mod tests {
     #[test]
     fn more_puts_at_once_than_there_are_connections_wait_for_one() {
         let home = home();
-        let (remote, _) = Remote::reach(&home.path).unwrap();
+        let (remote, _) = Remote::reach(&home.path, &Protocol::default()).unwrap();
         let (namespace, _) = named(&remote);
         let mut puts: Vec<_> = (0..LINES_MAX).map(|_| remote.put(namespace)).collect();
         std::thread::scope(|scope| {
@@ -644,7 +665,7 @@ mod tests {
     fn a_put_that_is_broken_off_costs_the_client_its_owner() {
         let home = home();
         for is_answered in [false, true] {
-            let (remote, _) = Remote::reach(&home.path).unwrap();
+            let (remote, _) = Remote::reach(&home.path, &Protocol::default()).unwrap();
             let (namespace, asks) = named(&remote);
             let mut put = RemotePut::new(&remote, namespace);
             if is_answered {
@@ -661,7 +682,7 @@ mod tests {
     #[test]
     fn a_client_that_asks_for_nothing_waits_for_its_owners_end_without_a_limit() {
         let home = home();
-        let (remote, _) = Remote::reach(&home.path).unwrap();
+        let (remote, _) = Remote::reach(&home.path, &Protocol::default()).unwrap();
         assert_eq!(remote.first.read_timeout().unwrap(), None);
         std::thread::scope(|scope| {
             scope.spawn(|| remote.wait_for_owner_end());
@@ -673,12 +694,12 @@ mod tests {
     #[test]
     fn an_owner_that_hangs_up_is_distinguished_from_no_owner() {
         let (_directory, path) = crate::share::tests::created();
-        let reached = Remote::reach(&path).err().unwrap();
+        let reached = Remote::reach(&path, &Protocol::default()).err().unwrap();
         assert!(matches!(reached, ReachError::Nobody(_)), "{reached}");
         let listener = UnixListener::bind(socket_path(&path)).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept()));
-            let reached = Remote::reach(&path).err().unwrap();
+            let reached = Remote::reach(&path, &Protocol::default()).err().unwrap();
             assert!(matches!(reached, ReachError::Unreachable(_)), "{reached}");
         });
     }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::remote::{self, ReachError, Remote};
 use super::server::{OwnReads, Server, hides_own_user, may_listen, socket_path};
 use super::{AttachOptions, guard, not_served};
-use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
+use crate::api::{GetPage, GetStatus, NamespaceId, PageStore};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::fork::Private;
@@ -96,7 +96,7 @@ impl Role {
         options: &AttachOptions,
         group: Option<u32>,
     ) -> Result<Role, NotYet> {
-        let unreached = match Client::reach(path, &options.open) {
+        let unreached = match Client::reach(path, options) {
             Ok(client) => return Ok(Role::Client(Arc::new(client))),
             Err(Unreached::Nobody(why)) => why,
             Err(Unreached::Failed(error)) => return Err(error),
@@ -123,8 +123,7 @@ impl Role {
                 error => NotYet::Never(error),
             })?;
         let store = Arc::new(store);
-        let server =
-            Server::start(store.clone(), path, &options.open, group).map_err(NotYet::Never)?;
+        let server = Server::start(store.clone(), path, options, group).map_err(NotYet::Never)?;
         Ok(Role::Owner(Box::new(Owner {
             reads: server.own_reads(),
             server,
@@ -193,9 +192,14 @@ enum Unreached {
 }
 
 impl Client {
-    fn reach(path: &Path, options: &OpenOptions) -> Result<Client, Unreached> {
-        let (remote, welcome) = Remote::reach(path).map_err(|error| match error {
-            error @ (ReachError::Denied(_) | ReachError::Version(_) | ReachError::Nonsense) => {
+    fn reach(path: &Path, options: &AttachOptions) -> Result<Client, Unreached> {
+        let AttachOptions {
+            open: options,
+            protocol,
+            ..
+        } = options;
+        let (remote, welcome) = Remote::reach(path, protocol).map_err(|error| match error {
+            error @ (ReachError::Denied(_) | ReachError::Version { .. } | ReachError::Nonsense) => {
                 Unreached::Failed(NotYet::Never(not_served(path, &error)))
             }
             error => Unreached::Nobody(error),

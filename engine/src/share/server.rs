@@ -48,11 +48,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::AttachOptions;
 use super::pass::Giving;
+use super::protocol::{Agreed, Protocol};
 use super::wire::{
-    ClientId, Failure, Reply, Report, Request, Welcome, WireError, arrives, parse, receive, send,
+    ClientId, Failure, ReleaseCount, Reply, Report, Request, Welcome, WireError, arrives, parse,
+    receive, send,
 };
-use crate::api::{NamespaceId, OpenOptions, PageStore, Settings};
+use crate::api::{NamespaceId, PageStore, Settings};
 use crate::catalog::SegmentMap;
 use crate::error::StoreError;
 use crate::fork::{Private, keep_private};
@@ -128,6 +131,8 @@ struct Shared {
     admission: Admission,
     /// Limits the warning about denied processes.
     denials: Seldom,
+    /// Limits the warning about messages of later releases.
+    unknown: Seldom,
     /// The settings that apply to all processes of the store.
     settings: Settings,
     sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
@@ -148,6 +153,7 @@ struct Shared {
 
 /// The part of the greeting that is the same for all clients.
 struct Template {
+    protocol: Protocol,
     store: [u8; 16],
     group: Option<u32>,
     run: u32,
@@ -191,7 +197,11 @@ impl Server {
     pub(super) fn start(
         store: Arc<Store>,
         path: &Path,
-        options: &OpenOptions,
+        AttachOptions {
+            open: options,
+            protocol,
+            ..
+        }: &AttachOptions,
         group: Option<u32>,
     ) -> Result<Server, StoreError> {
         let socket = socket_path(path);
@@ -203,7 +213,7 @@ impl Server {
         let admission = Admission::new(uid, group);
         let bound = socket::listen(&socket, admission.store_user(), group)
             .map_err(failed("serving the catalog"))?;
-        let (template, probes) = facts(&store, group);
+        let (template, probes) = facts(&store, protocol, group);
         let shared = Arc::new(Shared {
             map: template.map(),
             store,
@@ -215,6 +225,7 @@ impl Server {
             rebinds: Seldom::default(),
             admission,
             denials: Seldom::default(),
+            unknown: Seldom::default(),
             settings: options.settings(),
             sessions: Mutex::default(),
             threads: Mutex::default(),
@@ -299,7 +310,7 @@ impl Server {
     pub(super) fn own_reads(&self) -> OwnReads {
         OwnReads {
             shared: self.shared.clone(),
-            session: Session::new(ClientId(u32::MAX), self.shared.welcome.run),
+            session: self.shared.welcome.own_session(),
         }
     }
 }
@@ -319,10 +330,11 @@ fn user_of(store: &Store) -> io::Result<u32> {
 }
 
 /// The facts for clients' greetings, and the volumes' files.
-fn facts(store: &Store, group: Option<u32>) -> (Template, Vec<Arc<OwnedFd>>) {
+fn facts(store: &Store, protocol: &Protocol, group: Option<u32>) -> (Template, Vec<Arc<OwnedFd>>) {
     let volumes = store.volumes();
     let superblock = volumes.superblock();
     let template = Template {
+        protocol: protocol.clone(),
         store: *superblock.store.as_bytes(),
         group,
         run: superblock.run.get(),
@@ -517,7 +529,7 @@ impl Shared {
         if !receive(&mut Until { stream, until }, buffer).ok()? {
             return None;
         }
-        let greeting = answer::greeting(buffer)
+        let greeting = answer::greeting(buffer, &self.welcome.protocol)
             .and_then(|greeting| self.admit(stream).map(|()| greeting).map_err(Some));
         let greeting = match greeting {
             Ok(greeting) => greeting,
@@ -534,9 +546,9 @@ impl Shared {
                 let session = session.filter(|session| session.secret == secret)?;
                 (session, false, Reply::Done)
             }
-            Greeting::First => {
+            Greeting::First(agreed) => {
                 let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
-                let session = Arc::new(Session::new(id, self.welcome.run));
+                let session = Arc::new(Session::new(id, self.welcome.run, agreed));
                 let welcome = self.welcome.for_client(&session);
                 self.sessions.lock().insert(session.id, session.clone());
                 (session, true, Reply::Welcome(welcome))
@@ -573,10 +585,13 @@ impl Shared {
             if !receive(&mut reader, buffer)? {
                 return Ok(Ending::InOrder);
             }
-            let request: Request<'_> = parse(buffer)?;
-            let reply = match self.answer_reads(session, request) {
-                Ok(reply) => reply,
-                Err(request) => self.answer(session, request),
+            let reply = match parse(buffer) {
+                Ok(request) => match self.answer_reads(session, request) {
+                    Ok(reply) => reply,
+                    Err(request) => self.answer(session, request),
+                },
+                Err(error @ WireError::Unknown(_)) => Some(self.unsupported(session, &error)),
+                Err(error) => return Err(error),
             };
             let Some(reply) = reply else {
                 continue;
@@ -599,6 +614,19 @@ impl Shared {
                 buffer.shrink_to(BUFFER_KEPT_BYTES);
             }
         }
+    }
+
+    /// The reply to a message of a later release.
+    fn unsupported(&self, session: &Session, error: &WireError) -> Reply {
+        if let Some(more) = self.unknown.is_due() {
+            tracing::warn!(
+                more,
+                "a client of release {} was refused: {error}; upgrade this process (logged once a \
+                 minute)",
+                session.agreed.release
+            );
+        }
+        Reply::Failed(Failure::Unsupported)
     }
 
     /// A client has gone: releases its resources as soon as that is safe. Runs on the thread of its
@@ -702,13 +730,17 @@ impl Shared {
     fn report(&self) -> Report {
         let sessions = self.sessions.lock();
         let (mut reads, mut puts, mut adrift) = (0, 0, 0);
+        let mut releases = BTreeMap::<&Agreed, u32>::new();
         for session in sessions.values() {
+            *releases.entry(&session.agreed).or_default() += 1;
             let (reading, putting) = session.ledger.counts();
             reads += reading;
             puts += putting;
             adrift += session.ledger.kept().len() as u64;
         }
         Report {
+            protocol: self.welcome.protocol.clone(),
+            releases: releases.into_iter().map(ReleaseCount::of).collect(),
             stats: self.store.stats(),
             settings: self.settings,
             pid: Some(std::process::id()),
@@ -736,8 +768,19 @@ impl Template {
         SegmentMap::new(&segments, self.segment_blocks)
     }
 
+    /// The owner as a client of its own.
+    fn own_session(&self) -> Session {
+        let agreed = Agreed {
+            version: self.protocol.newest,
+            features: self.protocol.features,
+            release: self.protocol.release.clone(),
+        };
+        Session::new(ClientId(u32::MAX), self.run, agreed)
+    }
+
     fn for_client(&self, session: &Session) -> Welcome {
         Welcome {
+            protocol: self.protocol.clone(),
             client: session.id,
             secret: session.secret,
             store: self.store,

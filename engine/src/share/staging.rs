@@ -34,6 +34,7 @@ const GENERATION_MASK: u32 = (1 << 30) - 1;
 
 /// Counters of the staging area since the store was opened, and its present content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StagingReport {
     /// Bytes of the area; 0 while there is none.
     pub area_bytes: u64,

@@ -18,9 +18,10 @@ use honest::{PATIENCE, eventually, skipped};
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
 
 use super::area::{Look, SlotId};
+use super::protocol::Protocol;
 use super::remote::{ReachError, Remote};
 use super::staging::Slot;
-use super::wire::{MAGIC, Reply, Request, VERSION, parse, receive, send};
+use super::wire::{MAGIC, Reply, Request, parse, receive, send};
 use super::{SharedStore, guard, socket_path};
 use crate::catalog::Catalog;
 use crate::store::staged::Stage;
@@ -89,7 +90,7 @@ impl Scene {
         let (directory, path) = created();
         let owner = Store::attach(&path, AttachOptions::default()).unwrap();
         let client = Store::attach(&path, AttachOptions::default()).unwrap();
-        let (other, _) = Remote::reach(&path).unwrap();
+        let (other, _) = Remote::reach(&path, &Protocol::default()).unwrap();
         let tokens: Vec<u64> = (0..PAGES as u64).collect();
         let keys = page_keys(
             &tokens,
@@ -319,7 +320,7 @@ fn a_client_that_waits_for_its_own_unwritten_put_does_not_block_a_close() {
     };
     let hello = Request::Hello {
         magic: MAGIC,
-        version: VERSION,
+        protocol: Protocol::default(),
     };
     let Reply::Welcome(welcome) = ask(&hello) else {
         panic!("no welcome");
@@ -434,8 +435,12 @@ fn attaching_waits_longer_for_an_opening_process_than_for_a_holder() {
 #[test]
 fn an_owner_of_another_release_causes_an_error_about_the_release_alone() {
     let said = |error| super::not_served(Path::new("store"), &error).to_string();
-    let other = said(ReachError::Version(1));
-    assert!(other.contains("same release") && !other.contains("larder serve"));
+    let other = said(ReachError::Version {
+        theirs: 1,
+        release: "0.0.1".to_owned(),
+        ours: Protocol::default(),
+    });
+    assert!(other.contains("release 0.0.1") && !other.contains("larder serve"));
     let nobody = said(ReachError::Nobody(std::io::ErrorKind::NotFound.into()));
     assert!(nobody.contains("larder serve"));
 }

@@ -2,8 +2,9 @@
 //!
 //! A frame is a length (`u32`, little-endian, at most [`FRAME_BYTES_MAX`]) and that many bytes: one
 //! [`Request`] or one [`Reply`] in postcard's encoding. A connection begins with
-//! [`Request::Hello`], which carries [`MAGIC`] and [`VERSION`]; a listener that does not know the
-//! version replies so and hangs up. Keys travel as one blob, 32 bytes each, and are read in place.
+//! [`Request::Hello`] or [`Request::Join`]. Keys travel as one blob, 32 bytes each, and are read in
+//! place. [`protocol`](super::protocol) has the rule by which messages may change; a new message is
+//! appended to its enum.
 //!
 //! Faults defended against: lengths beyond the limit, frames that end early, bytes that are no
 //! message or more than one message, key blobs of odd length, lists of more than [`KEYS_MAX`]
@@ -21,6 +22,7 @@ use rustix::io::Errno;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::protocol::{Agreed, Protocol, variants};
 use super::staging::{Served, Slot, StagingReport};
 use crate::api::{PutStatus, Refusal, Settings, Stats};
 use crate::catalog::{Finding, Pinned, SegmentMap};
@@ -28,9 +30,6 @@ use crate::index::{Place, SegmentId};
 
 /// First bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
-
-/// Version of the messages.
-pub const VERSION: u32 = 7;
 
 /// Longest frame, in bytes: a lookup of [`KEYS_MAX`] keys, with room to spare.
 pub const FRAME_BYTES_MAX: usize = 8 << 20;
@@ -48,15 +47,15 @@ pub struct ClientId(pub u32);
 /// A client's request. Requests marked *no reply* are not answered.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request<'a> {
-    /// Begins a client's first connection, whose end is the client's end.
+    /// Begins a client's first connection, whose end is the client's end. The rest of the frame is
+    /// ignored.
     Hello {
         magic: [u8; 8],
-        version: u32,
+        protocol: Protocol,
     },
-    /// Begins a further connection of a client.
+    /// Begins a further connection of a client, with the protocol of its first one.
     Join {
         magic: [u8; 8],
-        version: u32,
         client: ClientId,
         secret: u64,
     },
@@ -190,7 +189,8 @@ pub enum Reply {
     Room {
         room: u64,
     },
-    Stats(Box<Report>),
+    /// As JSON.
+    Stats(#[serde(with = "by_name")] Box<Report>),
     /// The request failed.
     Failed(Failure),
     /// Comes with a file descriptor.
@@ -209,9 +209,11 @@ pub struct StagedPage {
     pub slot: Option<Slot>,
 }
 
-/// The facts that a client needs before its first request.
+/// The facts that a client needs before its first request. The rest of the frame is ignored.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Welcome {
+    /// As the owner speaks it.
+    pub protocol: Protocol,
     pub client: ClientId,
     /// Must be sent with every further connection.
     pub secret: u64,
@@ -274,9 +276,11 @@ pub enum PlaceGrant {
 /// Why a request failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Failure {
-    /// The listener speaks another version.
+    /// The listener speaks no version of the greeting's.
     Version {
+        /// Its version nearest to them.
         ours: u32,
+        release: String,
     },
     /// The message is invalid here; the connection ends.
     Protocol(String),
@@ -289,6 +293,8 @@ pub enum Failure {
     ReadOnlyService,
     /// This process may not be a client.
     Denied(Denial),
+    /// The owner does not know the message.
+    Unsupported,
 }
 
 /// Why a process may not be a client. Ids are those of the owner's user namespace.
@@ -331,8 +337,13 @@ pub enum Denial {
 }
 
 /// An owner's report.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Report {
+    /// The owner's release and protocol.
+    pub protocol: Protocol,
+    /// The clients by release.
+    pub releases: Vec<ReleaseCount>,
     /// Counters of its store.
     pub stats: Stats,
     /// The settings that apply to all processes of the store.
@@ -354,6 +365,46 @@ pub struct Report {
     pub rss_bytes: u64,
     /// The staging area, through which clients share reads.
     pub staging: StagingReport,
+}
+
+/// The clients of one release.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseCount {
+    /// The name of the release.
+    pub release: String,
+    /// The version of the messages that they and the owner use.
+    pub version: u32,
+    /// How many there are.
+    pub clients: u32,
+}
+
+impl ReleaseCount {
+    pub(super) fn of((agreed, clients): (&Agreed, u32)) -> ReleaseCount {
+        ReleaseCount {
+            release: agreed.release.clone(),
+            version: agreed.version,
+            clients,
+        }
+    }
+}
+
+/// A report: its fields by name, in JSON.
+mod by_name {
+    use serde::de::Error as _;
+    use serde::ser::Error as _;
+    use serde::{Deserializer, Serializer};
+
+    use super::Report;
+
+    pub(super) fn serialize<S: Serializer>(report: &Report, to: S) -> Result<S::Ok, S::Error> {
+        let json = serde_json::to_vec(report).map_err(S::Error::custom)?;
+        serde_bytes::serialize(&json, to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Box<Report>, D::Error> {
+        let json: &[u8] = serde_bytes::deserialize(from)?;
+        serde_json::from_slice(json).map_err(D::Error::custom)
+    }
 }
 
 /// A list of at most [`KEYS_MAX`] elements: one byte of a frame may stand for a large element.
@@ -393,6 +444,8 @@ pub enum WireError {
     Nonsense(postcard::Error),
     #[error("{0} bytes follow the message in its frame")]
     Trailing(usize),
+    #[error("message {0} is unknown to this release")]
+    Unknown(u32),
 }
 
 /// Writes one message.
@@ -463,13 +516,30 @@ pub fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bool, Wir
 }
 
 /// The message in a frame.
+///
+/// # Errors
+/// [`WireError::Unknown`] when the message was appended by a later release.
 pub fn parse<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, WireError> {
-    let (message, rest) = postcard::take_from_bytes(frame).map_err(WireError::Nonsense)?;
-    if rest.is_empty() {
-        Ok(message)
-    } else {
-        Err(WireError::Trailing(rest.len()))
+    match postcard::take_from_bytes(frame) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(WireError::Trailing(rest.len())),
+        Err(error) => Err(unknown::<T>(frame).unwrap_or(WireError::Nonsense(error))),
     }
+}
+
+/// The message at the begin of a frame, whose rest belongs to fields of a later release.
+pub fn parse_greeting<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, WireError> {
+    match postcard::take_from_bytes(frame) {
+        Ok((message, _)) => Ok(message),
+        Err(error) => Err(unknown::<T>(frame).unwrap_or(WireError::Nonsense(error))),
+    }
+}
+
+/// The error of a frame whose message `T` does not have.
+fn unknown<'a, T: Deserialize<'a>>(frame: &[u8]) -> Option<WireError> {
+    let (number, _) = postcard::take_from_bytes::<u32>(frame).ok()?;
+    let is_known = variants::<T>().get(number as usize).is_some();
+    (!is_known).then_some(WireError::Unknown(number))
 }
 
 #[cfg(test)]
@@ -517,6 +587,49 @@ mod tests {
             let short = &frame[..cut.index(frame.len())];
             prop_assert!(short.is_empty() || receive(&mut &short[..], &mut arrived).is_err());
         }
+    }
+
+    #[test]
+    fn a_message_that_was_appended_later_is_unknown_and_a_malformed_one_is_not() {
+        let requests = variants::<Request<'_>>();
+        assert_eq!(requests.first(), Some(&"Hello"));
+        assert_eq!(variants::<Reply>().first(), Some(&"Welcome"));
+        let next = u32::try_from(requests.len()).unwrap();
+        let frame = postcard::to_stdvec(&(next, "a field")).unwrap();
+        let outcome = parse::<Request<'_>>(&frame);
+        assert!(matches!(outcome, Err(WireError::Unknown(number)) if number == next));
+        let outcome = parse::<Request<'_>>(&[]);
+        assert!(matches!(outcome, Err(WireError::Nonsense(_))));
+        // The last known message, without its fields.
+        let short = postcard::to_stdvec(&(next - 1)).unwrap();
+        let outcome = parse::<Request<'_>>(&short);
+        assert!(matches!(outcome, Err(WireError::Nonsense(_))));
+    }
+
+    #[test]
+    fn a_greeting_may_have_more_fields_than_this_release_knows() {
+        let hello = Request::Hello {
+            magic: MAGIC,
+            protocol: Protocol::default(),
+        };
+        let mut frame = postcard::to_stdvec(&hello).unwrap();
+        frame.extend_from_slice(b"more");
+        let read: Request<'_> = parse_greeting(&frame).unwrap();
+        assert_eq!(format!("{read:?}"), format!("{hello:?}"));
+    }
+
+    #[test]
+    fn a_report_may_have_more_and_fewer_fields_than_this_release_knows() {
+        let json = br#"{"clients": 3, "a_later_field": [1], "stats": {"pages": 5, "later": {}}}"#;
+        let mut frame = postcard::to_stdvec(&Reply::Stats(Box::default())).unwrap();
+        frame.truncate(1);
+        frame.extend(postcard::to_stdvec(&serde_bytes::Bytes::new(json)).unwrap());
+        let Reply::Stats(report) = parse(&frame).unwrap() else {
+            panic!("no report");
+        };
+        assert_eq!((report.clients, report.stats.pages), (3, 5));
+        assert_eq!(report.puts_in_flight, 0);
+        assert_eq!(report.settings, Settings::default());
     }
 
     #[test]

@@ -11,7 +11,9 @@ use super::ANSWER_PATIENCE;
 use crate::fork::{Private, keep_private};
 use crate::share::pass::Taking;
 use crate::share::server::{short_path, socket_path, unix_socket};
-use crate::share::wire::{Reply, Request, WireError, arrives, parse, receive, send};
+use crate::share::wire::{
+    Reply, Request, WireError, arrives, parse, parse_greeting, receive, send,
+};
 
 /// How long the thread polls for a fast reply before it sleeps. Waking up costs more than most
 /// replies take if the sleeping CPU has to be woken too.
@@ -88,10 +90,26 @@ impl Line {
         }
     }
 
+    /// Sends a greeting, and receives the reply.
+    pub(super) fn greet(&mut self, hello: &Request<'_>) -> Result<Reply, WireError> {
+        self.send(hello)?;
+        self.poll_for_reply()?;
+        let (reply, _) = self.receive_with(ANSWER_PATIENCE, |frame| parse_greeting(frame))?;
+        Ok(reply)
+    }
+
     /// Receives the next reply, with the file that comes with it, if it arrives within `patience`.
     pub(super) fn receive(
         &mut self,
         patience: Duration,
+    ) -> Result<(Reply, Option<OwnedFd>), WireError> {
+        self.receive_with(patience, |frame| parse(frame))
+    }
+
+    fn receive_with(
+        &mut self,
+        patience: Duration,
+        parse: impl FnOnce(&[u8]) -> Result<Reply, WireError>,
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
         if !self.has_reply(patience)? {
             return Err(io::Error::from(io::ErrorKind::TimedOut).into());

@@ -299,6 +299,7 @@ mod tests {
 
     use super::*;
     use crate::catalog::Catalog;
+    use crate::share::protocol::Protocol;
     use crate::share::server::socket_path;
     use crate::share::wire::{ClientId, Welcome, parse, receive};
 
@@ -315,6 +316,7 @@ mod tests {
             let is_greeting = matches!(request, Request::Join { .. });
             let reply = match request {
                 Request::Hello { .. } => Reply::Welcome(Welcome {
+                    protocol: Protocol::default(),
                     client: ClientId(1),
                     secret: 0,
                     store: [0; 16],
@@ -373,7 +375,7 @@ mod tests {
                 }
             });
             Scene {
-                remote: Remote::reach(&path).unwrap().0,
+                remote: Remote::reach(&path, &Protocol::default()).unwrap().0,
                 _directory: directory,
                 _listener: listener,
                 may_receive,

@@ -13,44 +13,44 @@ use crate::catalog::{Allocator, Ask, Extent, Grant, Landed, SegmentMap};
 use crate::error::StoreError;
 use crate::share::guard::Marks;
 use crate::share::keys::keys_of;
+use crate::share::protocol::{Agreed, Protocol};
 use crate::share::wire::{
-    ClientId, Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, VERSION, parse,
+    ClientId, Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, parse_greeting,
 };
 
 /// Longest wait for room that one request may ask for.
 const ROOM_PATIENCE_MAX: Duration = Duration::from_secs(1);
 
 /// How a connection begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Greeting {
-    /// A client's first connection.
-    First,
+    /// A client's first connection, with the agreed protocol.
+    First(Agreed),
     /// A further connection of this client, with its secret.
     Further(ClientId, u64),
 }
 
-/// Parses the first message of a connection.
+/// Parses the first message of a connection to an owner that speaks `ours`.
 ///
 /// # Errors
 /// When the connection must be closed; with the last reply before hanging up, if any.
-pub fn greeting(frame: &[u8]) -> Result<Greeting, Option<Reply>> {
-    let (magic, version, greeting) = match parse(frame).map_err(|_| None)? {
-        Request::Hello { magic, version } => (magic, version, Greeting::First),
+pub fn greeting(frame: &[u8], ours: &Protocol) -> Result<Greeting, Option<Reply>> {
+    match parse_greeting(frame).map_err(|_| None)? {
+        Request::Hello { magic, protocol } if magic == MAGIC && protocol.is_valid() => {
+            ours.agree(&protocol).map(Greeting::First).ok_or_else(|| {
+                Some(Reply::Failed(Failure::Version {
+                    ours: ours.nearest_to(&protocol),
+                    release: ours.release.clone(),
+                }))
+            })
+        }
         Request::Join {
             magic,
-            version,
             client,
             secret,
-        } => (magic, version, Greeting::Further(client, secret)),
-        _ => return Err(None),
-    };
-    if magic != MAGIC {
-        return Err(None);
+        } if magic == MAGIC => Ok(Greeting::Further(client, secret)),
+        _ => Err(None),
     }
-    if version != VERSION {
-        return Err(Some(Reply::Failed(Failure::Version { ours: VERSION })));
-    }
-    Ok(greeting)
 }
 
 /// How a request is answered.

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::ledger::Ledger;
 use super::reads::HeldReads;
 use crate::random::random_bytes;
+use crate::share::protocol::Agreed;
 use crate::share::wire::ClientId;
 
 /// Most connections of one client. Each of its puts and each of its other calls uses one.
@@ -19,6 +20,7 @@ const CONNECTIONS_MAX: usize = 64;
 pub(super) struct Session {
     pub id: ClientId,
     pub secret: u64,
+    pub agreed: Agreed,
     pub ledger: Ledger,
     pub connections: Mutex<Connections>,
     /// The client's part of the staging area.
@@ -40,10 +42,11 @@ pub(super) fn fresh_secret() -> u64 {
 }
 
 impl Session {
-    pub(super) fn new(id: ClientId, run: u32) -> Session {
+    pub(super) fn new(id: ClientId, run: u32, agreed: Agreed) -> Session {
         Session {
             id,
             secret: fresh_secret(),
+            agreed,
             ledger: Ledger::new(id, run),
             connections: Mutex::default(),
             reads: Mutex::default(),
