@@ -8,7 +8,7 @@ use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, Namespace, PageKey};
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,7 @@ use crate::error::StoreError;
 use crate::index::NamespaceSlot;
 use crate::latency::LatencySummary;
 use crate::memory::AlignedBuf;
+use crate::runtime::Instant;
 
 /// A namespace of an open store. Not stored, and not valid after a reopen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,14 +8,13 @@
 //! catalog in another process can serve handles here. The process that decides has an
 //! [`Allocator`].
 
-use std::time::Instant;
-
 use larder_format::{Namespace, PageKey};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
 use crate::error::StoreError;
 use crate::index::{Place, SegmentId};
+use crate::runtime::Instant;
 
 /// The place of a page's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,11 +12,13 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+
+use crate::runtime::Instant;
 
 /// Lookups of a thread for each measured one: a lookup takes about as long as two reads of the
 /// clock.

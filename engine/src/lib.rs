@@ -92,6 +92,7 @@
 //! | [`recovery`] | from descriptors on disk to a core and an index |
 //! | [`offline`] | work on a store that is not in use: repair, compaction |
 //! | [`share`] | one store, many processes: owner, clients, takeover |
+//! | `runtime` | threads, locks and time: those of the system, or of a simulation |
 //! | `seldom` | the limit of a log line that may recur |
 //! | [`survey`] | reading a store without opening it, for the tools |
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
@@ -100,6 +101,9 @@
 //! | [`memory`] | aligned, huge-page backed buffers |
 //! | [`random`] | random bytes for identities |
 //! | [`planted`](mod@planted) | bugs for the simulation to find; empty in other builds |
+
+// The unit tests are those of the engine that ships.
+#![cfg(not(all(test, feature = "simulated")))]
 
 pub mod api;
 pub mod capacity;
@@ -116,6 +120,7 @@ pub mod offline;
 pub mod planted;
 pub mod random;
 pub mod recovery;
+mod runtime;
 pub mod seldom;
 pub mod share;
 pub mod store;

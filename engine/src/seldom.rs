@@ -1,8 +1,8 @@
 //! Limits how often one log line is written, however often its cause recurs.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::runtime::{Instant, Mutex};
 
 /// Least time between two lines.
 const PAUSE: Duration = Duration::from_secs(60);

@@ -16,13 +16,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::{Action, Buffer, DiskError, Done, Op, PIECES_MAX, Piece, Sink};
 use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
+use crate::runtime::Instant;
 
 /// Transfers are resumed at multiples of this, in bytes.
 const BLOCK_BYTES: u64 = 4096;

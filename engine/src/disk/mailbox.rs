@@ -3,12 +3,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use parking_lot::{Condvar, Mutex};
+use std::time::Duration;
 
 use super::{Action, Buffer, Disk, DiskError, Done, Op, Piece, Sink};
 use crate::memory::AlignedBuf;
+use crate::runtime::{Condvar, Instant, Mutex};
 
 /// Longest single wait: an [`Instant`] cannot represent a much later moment.
 const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);

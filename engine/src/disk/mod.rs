@@ -58,10 +58,10 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
+use crate::runtime::Instant;
 pub(crate) use job::EIO_READS_MAX;
 pub use job::{Step, carry_out};
 pub(crate) use witness::Witness;

@@ -9,13 +9,13 @@
 use std::sync::atomic::Ordering;
 
 use larder_format::PageKey;
-use parking_lot::RwLockReadGuard;
 
 use super::slab::{LIVE, Mark, ORPHAN, PageId, UNPROVEN};
 use super::state::State;
 use super::table::Guess;
 use super::types::{Adoption, Heat, Lease, Located, NamespaceSlot, SegmentId};
 use super::{Index, Stamp};
+use crate::runtime::RwLockReadGuard;
 
 /// Most keys looked up in one hold of the lock: about 15 us.
 const HOLD_KEYS: usize = 256;

@@ -79,7 +79,9 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
 use larder_format::KeyPrefix;
-use parking_lot::{Mutex, RwLock, RwLockUpgradableReadGuard, RwLockWriteGuard};
+use parking_lot::Mutex;
+
+use crate::runtime::{RwLock, RwLockUpgradableReadGuard, RwLockWriteGuard};
 
 use climb::Climb;
 use lease::Leases;

@@ -1,7 +1,5 @@
 //! The place of a segment: the offsets of its headers, blocks and data, and their reads.
 
-use std::time::Instant;
-
 use larder_format::{
     BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, SegmentAddress,
     SegmentHeader, SegmentNo, Serial, StoreId,
@@ -10,6 +8,7 @@ use larder_format::{
 use super::fault::FaultReason;
 use crate::disk::mailbox::{ReadAt, read_all, read_all_until};
 use crate::disk::{Disk, DiskError};
+use crate::runtime::Instant;
 
 /// The place of a segment.
 #[derive(Clone, Copy, Debug)]

@@ -29,7 +29,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -39,6 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::Piece;
 use crate::fork::{Private, keep_private};
+use crate::runtime::Instant;
 
 /// Bytes of a unit, the granularity of allocation.
 pub(crate) const UNIT_BYTES: usize = 64 << 10;

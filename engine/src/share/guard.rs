@@ -10,12 +10,13 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
 use super::wire::ClientId;
+use crate::runtime::Instant;
 
 /// Which clients may have writes in flight.
 pub trait Marks {
@@ -128,7 +129,7 @@ pub(crate) fn wait_for_none(file: &OwnedFd, until: Instant) -> bool {
                 if Instant::now() >= until {
                     return false;
                 }
-                std::thread::sleep(LOOK_AGAIN);
+                crate::runtime::thread::sleep(LOOK_AGAIN);
             }
             // The file system has no such locks, so no client holds one.
             Err(_) => return true,

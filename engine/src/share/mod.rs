@@ -69,14 +69,14 @@ pub mod wire;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use crate::runtime::thread::JoinHandle;
+use crate::runtime::{Condvar, Instant, Mutex, RwLock, RwLockReadGuard};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{Namespace, PageKey, Rank};
-use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
@@ -198,7 +198,7 @@ impl Store {
                             patience_with(&error).as_secs()
                         );
                     }
-                    std::thread::sleep(TRY_AGAIN);
+                    crate::runtime::thread::sleep(TRY_AGAIN);
                 }
                 Err(NotYet::TryAgain(error) | NotYet::Never(error)) => return Err(error),
             }
@@ -215,7 +215,7 @@ impl Store {
             origin: Origin::here(),
         });
         inner.compare_settings(&inner.role.read());
-        let monitor = std::thread::Builder::new()
+        let monitor = crate::runtime::thread::Builder::new()
             .name("larder-minder".to_owned())
             .spawn({
                 let inner = inner.clone();

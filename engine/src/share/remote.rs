@@ -28,7 +28,6 @@ use std::time::Duration;
 
 use larder_format::{Namespace, PageKey};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use parking_lot::{Condvar, Mutex};
 
 use line::Line;
 use put::RemotePut;
@@ -43,6 +42,7 @@ use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
 use crate::error::StoreError;
 use crate::fork::Private;
+use crate::runtime::{Condvar, Mutex};
 use crate::store::staged::{Stage, Staged};
 
 /// Limit for a reply that the owner sends without waiting for anything.

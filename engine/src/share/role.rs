@@ -3,11 +3,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use larder_format::Namespace;
 use nix::errno::Errno;
-use parking_lot::Mutex;
 
 use super::remote::{self, ReachError, Remote};
 use super::server::{OwnReads, Server, hides_own_user, may_listen, socket_path};
@@ -16,6 +14,7 @@ use crate::api::{GetPage, GetStatus, NamespaceId, PageStore};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::fork::Private;
+use crate::runtime::{Instant, Mutex};
 use crate::store::{DataPath, Store};
 use crate::volume::{Access, Volumes};
 

@@ -35,6 +35,8 @@ mod session;
 mod socket;
 mod watch;
 
+use crate::runtime::thread::JoinHandle;
+use crate::runtime::{Condvar, Instant, Mutex};
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
 use std::os::fd::OwnedFd;
@@ -43,10 +45,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-use parking_lot::{Condvar, Mutex};
+use std::time::Duration;
 
 use super::AttachOptions;
 use super::pass::Giving;
@@ -245,7 +244,7 @@ impl Server {
         };
         let start = |name: &str, work: fn(&Arc<Shared>)| {
             let shared = shared.clone();
-            let thread = std::thread::Builder::new().name(name.to_owned());
+            let thread = crate::runtime::thread::Builder::new().name(name.to_owned());
             let thread = thread.spawn(move || work(&shared));
             thread.map_err(failed("starting the catalog's threads"))
         };
@@ -453,7 +452,7 @@ impl Shared {
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) {
-        let thread = std::thread::Builder::new()
+        let thread = crate::runtime::thread::Builder::new()
             .name(name.to_owned())
             .spawn(work);
         let mut threads = self.threads.lock();
@@ -663,7 +662,7 @@ impl Shared {
                     self.abandoned.store(true, Ordering::SeqCst);
                     break session.ledger.abandon();
                 }
-                std::thread::sleep(LINGER_LOOK);
+                crate::runtime::thread::sleep(LINGER_LOOK);
             }
             self.pause(LINGER_LOOK);
         };

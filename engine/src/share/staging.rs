@@ -23,11 +23,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use larder_format::PageKey;
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::area::{Area, Look, SlotId, UNIT_BYTES};
 use crate::api::NamespaceId;
+use crate::runtime::Mutex;
 
 /// Generations are 30 bits.
 const GENERATION_MASK: u32 = (1 << 30) - 1;

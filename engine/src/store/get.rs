@@ -12,7 +12,6 @@
 
 use std::io::IoSliceMut;
 use std::sync::Arc;
-use std::time::Instant;
 
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
@@ -22,6 +21,7 @@ use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
 use crate::memory::AlignedBuf;
+use crate::runtime::Instant;
 
 /// A page that is being read.
 #[derive(Clone, Copy)]

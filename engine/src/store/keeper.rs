@@ -3,8 +3,8 @@
 //!
 //! It sleeps until it is notified.
 
+use crate::runtime::thread::JoinHandle;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::local::Local;
@@ -24,7 +24,7 @@ pub(super) struct Housekeeper {
 impl Housekeeper {
     pub(super) fn start(local: Arc<Local>) -> Result<Housekeeper, StoreError> {
         let worker = local.clone();
-        let thread = std::thread::Builder::new()
+        let thread = crate::runtime::thread::Builder::new()
             .name("larder-keeper".to_owned())
             .spawn(move || run(&worker))
             .map_err(|e| {

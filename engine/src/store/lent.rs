@@ -5,10 +5,9 @@
 //! within the time that the deadline leaves.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{PageChecksum, PageKey};
-use parking_lot::Mutex;
 
 use super::get::{Job, elsewhere, failed, is_without_its_bytes, judge, page_bytes, pin};
 use super::hang::Hangs;
@@ -18,6 +17,7 @@ use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, Done, Op, Sink};
 use crate::memory::AlignedBuf;
+use crate::runtime::{Instant, Mutex};
 
 /// Keeps the pins of reads, also of reads that outlast their call.
 struct LentReads {
@@ -52,7 +52,7 @@ impl LentReads {
     /// it.
     fn unpin_late(&self, late: Vec<Extent>) {
         let catalog = self.catalog.clone();
-        let thread = std::thread::Builder::new().name("larder-unpin".to_owned());
+        let thread = crate::runtime::thread::Builder::new().name("larder-unpin".to_owned());
         if let Err(error) = thread.spawn(move || catalog.unpin(&late)) {
             tracing::error!(
                 %error,

@@ -7,10 +7,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, StoreId};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::mover;
 use super::notices::Notices;
@@ -25,6 +24,7 @@ use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Sink};
 use crate::error::StoreError;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
 use crate::recovery::scan::Spot;
+use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
 
 /// How often a waiting request ticks the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
@@ -152,7 +152,9 @@ impl Local {
 
     /// The same for one of many steps: waiting callers get the core before the next step.
     pub(super) fn with_core_by_turns<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
-        self.run(command, |core| MutexGuard::unlock_fair(core))
+        self.run(command, |core| {
+            MutexGuard::unlock_fair(core);
+        })
     }
 
     fn run<R>(

@@ -31,10 +31,9 @@ pub(crate) mod staged;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{Namespace, PageKey};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
@@ -45,6 +44,7 @@ use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
 use crate::fork::Origin;
 use crate::latency::{DeviceLatencies, Latency};
+use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes};
 pub(crate) use get::is_of_the_medium;
@@ -392,7 +392,7 @@ impl Store {
         &*self.local
     }
 
-    pub(crate) fn volumes(&self) -> parking_lot::MutexGuard<'_, Volumes> {
+    pub(crate) fn volumes(&self) -> crate::runtime::MutexGuard<'_, Volumes> {
         self.volumes.lock()
     }
 

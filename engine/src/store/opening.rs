@@ -7,7 +7,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, OpenState, SEGMENTS_OFFSET, SegmentState};
 
@@ -22,6 +22,7 @@ use crate::error::StoreError;
 use crate::index::Index;
 use crate::memory::AlignedBuf;
 use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
+use crate::runtime::Instant;
 use crate::seldom::Seldom;
 use crate::volume::{Access, Volume, Volumes, this_holder};
 

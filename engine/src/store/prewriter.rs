@@ -16,15 +16,15 @@
 //!
 //! Does not: keep the volumes' files, and so their locks, when the store is dropped.
 
+use crate::runtime::thread::JoinHandle;
+use crate::runtime::{Condvar, Instant, Mutex};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::BLOCK_BYTES;
-use parking_lot::{Condvar, Mutex};
 use rustix::fs::{SeekFrom, seek};
 
 use super::local::Local;
@@ -75,7 +75,7 @@ impl Prewriter {
             files: volumes.list.iter().map(file).collect(),
             stop: stop.clone(),
         };
-        let thread = std::thread::Builder::new()
+        let thread = crate::runtime::thread::Builder::new()
             .name("larder-prewrite".to_owned())
             .spawn(move || work.run())
             .map_err(|e| {

@@ -15,7 +15,7 @@
 //! written once more, in another segment, and on the next volume if there are several.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, PageChecksum};
 
@@ -26,6 +26,7 @@ use crate::catalog::{Ask, Catalog, Extent, Grant, Landed, NamespaceShape, Puttin
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
 use crate::memory::AlignedBuf;
+use crate::runtime::Instant;
 
 /// Bytes of page data reserved and written together.
 const WINDOW_BYTES: usize = 8 << 20;
@@ -420,7 +421,7 @@ impl Call<'_> {
             unsafe { self.data.disk.submit(std::mem::take(&mut ops)) };
             // The disk's thread may have been woken on this CPU, and the next checksums would keep
             // the CPU busy: traced, the device had nothing to do for 0.5 ms of a call's 3.4.
-            std::thread::yield_now();
+            crate::runtime::thread::yield_now();
             sum(&mut unsummed);
         }
         (None, checksums)

@@ -1,8 +1,6 @@
 //! For a handle without the lock, beside a writer: checks whether segments are still in the
 //! generation that they had when the store was opened.
 
-use std::time::Instant;
-
 use larder_format::{SegmentHeader, Serial, Superblock};
 
 use super::get::{Job, is_without_its_bytes};
@@ -13,6 +11,7 @@ use crate::disk::{Disk, DiskError};
 use crate::memory::AlignedBuf;
 use crate::recovery::scan::{FaultReason, Spot};
 use crate::recovery::spots_of;
+use crate::runtime::Instant;
 
 /// The headers to check, and the expected generations.
 pub(super) struct Recheck {

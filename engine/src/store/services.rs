@@ -1,11 +1,10 @@
 //! Log lines about volumes in read-only service: at most one pair a minute for each volume.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
+use std::time::Duration;
 
 use crate::disk::DiskError;
+use crate::runtime::{Instant, Mutex};
 
 /// Least time between two reports of a volume in read-only service.
 const PAUSE: Duration = Duration::from_secs(60);

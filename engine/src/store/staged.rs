@@ -21,10 +21,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::get::{Get, Job, Reads, count_hits, fits, page_bytes};
 use super::hang::Hangs;
@@ -32,6 +31,7 @@ use super::{Counters, DataPath};
 use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
 use crate::catalog::{Catalog, Extent, Finding, Pinned};
 use crate::disk::{Action, Buffer, Disk, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Sink};
+use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use crate::share::area::{Area, Look, SlotId};
 use crate::share::staging::{Served, Slot};
 use crate::share::wire::SlotEnd;

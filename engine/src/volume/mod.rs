@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_format::{
     BLOCK_BYTES, Geometry, Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError,
@@ -33,6 +33,7 @@ use crate::error::StoreError;
 use crate::fork::{Private, keep_private};
 use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
+use crate::runtime::Instant;
 use crate::share::{guard, is_listening, socket_path};
 pub use holder::{HolderState, LockHolder, this_holder};
 
@@ -152,7 +153,7 @@ impl File {
         loop {
             match File::open(path, access) {
                 Err(error) if error.is_busy() && Instant::now() < until => {
-                    std::thread::sleep(LOCK_RETRY);
+                    crate::runtime::thread::sleep(LOCK_RETRY);
                 }
                 Err(error) if error.is_busy() => {
                     let held = self.held(path);
@@ -201,7 +202,7 @@ impl File {
             match rustix::fs::flock(self.file.as_fd(), operation) {
                 Ok(()) => return Ok(()),
                 Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
-                    std::thread::sleep(LOCK_RETRY);
+                    crate::runtime::thread::sleep(LOCK_RETRY);
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => return Err(self.held(path)),
                 Err(error) => return Err(StoreError::io("locking the volume", path, error)),

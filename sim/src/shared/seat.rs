@@ -1,7 +1,6 @@
 //! The core as a catalog, for the owner's answers. Only calls that do not wait reach it.
 
 use std::sync::{Mutex, MutexGuard};
-use std::time::Instant;
 
 use larder_engine::catalog::{
     Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
@@ -12,6 +11,7 @@ use larder_engine::index::{Adoption, Lease, NamespaceSlot, SegmentId};
 use larder_engine::share::Marks;
 use larder_engine::share::wire::ClientId;
 use larder_engine::{NamespaceId, PutStatus, Stats, StoreError};
+use larder_sim_runtime::time::Instant;
 
 use crate::clients::Put;
 use crate::oracle::Name;

@@ -5,10 +5,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::ANSWER_PATIENCE;
 use crate::fork::{Private, keep_private};
+use crate::runtime::Instant;
 use crate::share::pass::Taking;
 use crate::share::server::{short_path, socket_path, unix_socket};
 use crate::share::wire::{
@@ -83,7 +84,7 @@ impl Line {
     fn poll_for_reply(&self) -> io::Result<()> {
         let until = Instant::now() + POLL_TIME;
         loop {
-            std::thread::yield_now();
+            crate::runtime::thread::yield_now();
             if self.has_reply(Duration::ZERO)? || Instant::now() >= until {
                 return Ok(());
             }

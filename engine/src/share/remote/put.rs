@@ -5,11 +5,12 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{ANSWER_PATIENCE, Line, Remote};
 use crate::api::{NamespaceId, PutStatus, Refusal};
 use crate::catalog::{Ask, Grant, Landed, Putting, ReservationId};
+use crate::runtime::Instant;
 use crate::share::keys::blob;
 use crate::share::wire::{KEYS_MAX, LandedPut, PlaceGrant, Reply, Request, send};
 
@@ -120,7 +121,7 @@ impl<'a> RemotePut<'a> {
         self.flush();
         // The owner's thread may have been woken on this CPU, and the checksums that follow would
         // keep the CPU busy.
-        std::thread::yield_now();
+        crate::runtime::thread::yield_now();
     }
 
     /// Whether a reply is there, or none will come.

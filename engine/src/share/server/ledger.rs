@@ -26,7 +26,6 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder_format::{BLOCK_BYTES, PageKey};
-use parking_lot::Mutex;
 
 use crate::api::{NamespaceId, Refusal};
 use crate::catalog::{
@@ -34,6 +33,7 @@ use crate::catalog::{
 };
 use crate::index::{Place, SegmentId};
 use crate::planted;
+use crate::runtime::Mutex;
 use crate::share::guard::Marks;
 use crate::share::wire::{ClientId, KEYS_MAX};
 pub use put::{Awaited, LOOKS, Look};

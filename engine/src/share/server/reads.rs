@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use larder_format::{BLOCK_BYTES, PageKey};
-use parking_lot::Mutex;
 
 use super::Shared;
 use super::session::Session;
 use crate::api::{NamespaceId, SharedReads};
 use crate::catalog::Extent;
 use crate::index::SegmentId;
+use crate::runtime::Mutex;
 use crate::share::area::{Area, UNIT_BYTES};
 use crate::share::keys::keys_of;
 use crate::share::staging::{Served, Slot, Staging, StagingReport};

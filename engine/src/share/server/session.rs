@@ -5,11 +5,10 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::ledger::Ledger;
 use super::reads::HeldReads;
 use crate::random::random_bytes;
+use crate::runtime::Mutex;
 use crate::share::protocol::Agreed;
 use crate::share::wire::ClientId;
 

@@ -14,10 +14,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::Shared;
 use super::ledger::LOOKS;
+use crate::runtime::{Condvar, Mutex};
 use crate::seldom::Seldom;
 
 /// How long a put may be silent: several times as long as a client that is merely slow.

@@ -1,0 +1,27 @@
+//! Threads, locks and time. The engine uses these alone where it waits.
+//!
+//! They are those of the operating system. With the feature `simulated` they are the ones of
+//! `larder_sim_runtime`: all threads run on a deterministic scheduler and a virtual clock. The
+//! package `larder-engine-simulated` is the engine with that feature. It is a package of its own,
+//! so that no build of the workspace switches the feature on for the engine that ships.
+//!
+//! Not simulated, and so not from here: atomics; the disks that have threads of the operating
+//! system ([`crate::disk`]); the locks of the leases and of the latency histograms, under which
+//! nothing waits.
+
+#[cfg(feature = "simulated")]
+pub use larder_sim_runtime::{
+    sync::{
+        Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard,
+        RwLockWriteGuard,
+    },
+    thread,
+    time::Instant,
+};
+#[cfg(not(feature = "simulated"))]
+pub use parking_lot::{
+    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard,
+    RwLockWriteGuard,
+};
+#[cfg(not(feature = "simulated"))]
+pub use std::{thread, time::Instant};
