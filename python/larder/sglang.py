@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from larder import _larder, weights
+from larder import _larder, sglang_weights
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class LarderHiCache(HiCacheStorage):
         server = {
             "model": storage_config.model_name or "unnamed",
             # A tag of the wrong type is refused, by its key, with the rest of the configuration.
-            "weights": weights.derived() if own is None else weights.of_own(str(own)),
+            "weights": sglang_weights.derived() if own is None else sglang_weights.of_own(str(own)),
             "tp": (storage_config.tp_rank, storage_config.tp_size),
             "pp": (storage_config.pp_rank, storage_config.pp_size),
             "cp": (storage_config.attn_cp_rank, storage_config.attn_cp_size),
