@@ -224,11 +224,23 @@ impl Config {
     /// # Errors
     /// An unknown key, a value of a wrong type, or a missing key. The error contains the key.
     pub fn parse(json: &str) -> Result<Config, ConfigError> {
+        Config::parse_beside(json, &SGLANG_KEYS)
+    }
+
+    /// Reads a configuration without keys of an engine, as JSON.
+    ///
+    /// # Errors
+    /// As [`Config::parse`].
+    pub fn parse_own(json: &str) -> Result<Config, ConfigError> {
+        Config::parse_beside(json, &[])
+    }
+
+    fn parse_beside(json: &str, engines_keys: &[&str]) -> Result<Config, ConfigError> {
         let table: Map<String, Value> = serde_json::from_str(json)
             .map_err(|error| ConfigError::NotATable(error.to_string()))?;
         let mut keys = Keys(table);
-        for key in SGLANG_KEYS {
-            keys.0.remove(key);
+        for key in engines_keys {
+            keys.0.remove(*key);
         }
         if let Some(key) = keys.0.keys().find(|key| !KEYS.contains(&key.as_str())) {
             return Err(ConfigError::Unknown { key: key.clone() });
@@ -320,6 +332,15 @@ mod tests {
         assert_eq!(config.lease, Duration::from_secs(30));
         assert_eq!(config.timeout, Duration::from_secs(5));
         assert_eq!(config.transfer, Transfer::Auto);
+    }
+
+    #[test]
+    fn without_an_engine_its_keys_are_unknown() {
+        let json = r#"{"path":"p","backend_name":"larder"}"#;
+        assert!(Config::parse(json).is_ok());
+        let error = Config::parse_own(json).unwrap_err().to_string();
+        assert!(error.contains("`backend_name`"), "{error}");
+        assert!(Config::parse_own(r#"{"path":"p"}"#).is_ok());
     }
 
     #[test]

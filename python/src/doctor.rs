@@ -1,7 +1,8 @@
-//! `larder doctor --sglang CONFIG`: checks before a start whether a server with this configuration
-//! would get its store.
+//! `larder doctor --sglang CONFIG` and the like for other engines: checks before a start whether a
+//! server with this configuration would get its store.
 //!
-//! Reports the configuration first, then the state of the configured path. The machine (io_uring,
+//! SGLang's own keys are checked here, those of other engines in Python. Reports the configuration
+//! first, then the state of the configured path. The machine (io_uring,
 //! seccomp, lockable memory, huge pages, the disk) is left to `larder doctor`. Changes nothing.
 
 use std::fs;
@@ -42,13 +43,30 @@ pub struct Fact {
     pub what: String,
 }
 
+/// The engine of a configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// SGLang: its own keys are part of the configuration.
+    Sglang,
+    /// Another one: the configuration has Larder's keys alone.
+    Other,
+}
+
 /// The facts about a configuration, as JSON, for a server with pages of `page_bytes`, and the path
 /// to check further.
 #[must_use]
-pub fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBuf>) {
+pub fn examine(
+    json: &str,
+    page_bytes: Option<u64>,
+    engine: Engine,
+) -> (Vec<Fact>, Option<PathBuf>) {
     let mut facts = Vec::new();
     let mut add = |level, name, what: String| facts.push(Fact { level, name, what });
-    let mut config = match Config::parse(json) {
+    let parsed = match engine {
+        Engine::Sglang => Config::parse(json),
+        Engine::Other => Config::parse_own(json),
+    };
+    let mut config = match parsed {
         Ok(config) => config,
         Err(error) => {
             add(Level::Fail, "config", error.to_string());
@@ -56,9 +74,11 @@ pub fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBu
         }
     };
     add(Level::Ok, "config", "every key is known".to_owned());
-    let table: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
-    for (level, name, what) in sglangs(&table) {
-        add(level, name, what);
+    if engine == Engine::Sglang {
+        let table: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
+        for (level, name, what) in sglangs(&table) {
+            add(level, name, what);
+        }
     }
     match &config.weights_tag {
         Some(tag) => add(
@@ -372,7 +392,7 @@ mod tests {
     }
 
     fn levels(json: &str, name: &str) -> Vec<Level> {
-        let (facts, _) = examine(json, None);
+        let (facts, _) = examine(json, None, Engine::Sglang);
         let about = facts.iter().filter(|fact| fact.name == name);
         about.map(|fact| fact.level).collect()
     }
@@ -382,7 +402,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         let json = config(&path, r#","size":"256MiB""#);
-        let (facts, look) = examine(&json, None);
+        let (facts, look) = examine(&json, None, Engine::Sglang);
         assert!(
             facts.iter().all(|fact| fact.level != Level::Fail),
             "{facts:?}"
@@ -418,7 +438,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let json = config(directory.path(), r#","size":"256MiB""#);
         let about = |page_bytes: u64, name: &str| -> (Level, String) {
-            let (facts, _) = examine(&json, Some(page_bytes));
+            let (facts, _) = examine(&json, Some(page_bytes), Engine::Sglang);
             let found = facts.iter().find(|fact| fact.name == name);
             found.map(|fact| (fact.level, fact.what.clone())).unwrap()
         };
@@ -471,7 +491,7 @@ mod tests {
     fn a_relative_path_is_resolved_against_the_working_directory() {
         let json = config(Path::new("no-such-directory"), r#","size":"16MiB""#);
         let here = std::env::current_dir().unwrap();
-        let (facts, look) = examine(&json, None);
+        let (facts, look) = examine(&json, None, Engine::Sglang);
         assert_eq!(look, Some(here.join("no-such-directory")));
         let relative = facts.iter().find(|fact| fact.level == Level::Warn).unwrap();
         let what = &relative.what;

@@ -18,6 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use larder_engine::SyncPolicy;
 use larder_format::PageKey;
 use larder_tools::cli;
 use larder_tools::disk::DiskFacts;
@@ -27,7 +28,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use crate::backend::{Backend as Inner, Chain, Memory};
-use crate::config::Config;
+use crate::config::{Config, OnError};
 use crate::hits::Policy;
 use crate::pool::{Buffer, Pool};
 use crate::space::{PoolFacts, Server};
@@ -446,15 +447,54 @@ fn main(py: Python<'_>, program: PathBuf, leading: Vec<OsString>, arguments: Vec
     py.detach(|| cli::run(&program, arguments))
 }
 
-/// Checks an extra config, as JSON, for pages of this size (a text such as `16MiB`). Returns the
-/// exit code.
+/// Reads a configuration with Larder's keys alone. Both are JSON; the answer has every key, times
+/// in seconds and sizes in bytes.
 #[pyfunction]
-#[pyo3(signature = (config, page_bytes=None))]
-fn check_config(py: Python<'_>, config: &str, page_bytes: Option<&str>) -> PyResult<u8> {
+fn parse_config(config: &str) -> PyResult<String> {
+    let config =
+        Config::parse_own(config).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let sync = match config.sync {
+        SyncPolicy::Relaxed => "relaxed",
+        SyncPolicy::Interval(_) => "interval",
+        SyncPolicy::Always => "always",
+    };
+    let on_error = match config.on_error {
+        OnError::Fail => "fail",
+        OnError::Miss => "miss",
+    };
+    let json = serde_json::json!({
+        "path": config.path,
+        "size": config.size,
+        "weights_tag": config.weights_tag,
+        "on_error": on_error,
+        "retry": config.retry.as_secs_f64(),
+        "prewrite": config.prewrite,
+        "disk": config.disk.to_string(),
+        "sync": sync,
+        "lease": config.lease.as_secs_f64(),
+        "timeout": config.timeout.as_secs_f64(),
+    });
+    Ok(json.to_string())
+}
+
+/// Checks an extra config, as JSON, for pages of this size (a text such as `16MiB`). Returns the
+/// exit code. `engine` is `sglang`, or another one: then the configuration has Larder's keys alone.
+#[pyfunction]
+#[pyo3(signature = (config, page_bytes=None, engine="sglang"))]
+fn check_config(
+    py: Python<'_>,
+    config: &str,
+    page_bytes: Option<&str>,
+    engine: &str,
+) -> PyResult<u8> {
+    let engine = match engine {
+        "sglang" => doctor::Engine::Sglang,
+        _ => doctor::Engine::Other,
+    };
     let page_bytes = page_bytes.map(str::parse::<ByteSize>).transpose();
     let page_bytes = page_bytes.map_err(|error| PyValueError::new_err(error.to_string()))?;
     Ok(py.detach(|| {
-        let (facts, look) = doctor::examine(config, page_bytes.map(|size| size.0));
+        let (facts, look) = doctor::examine(config, page_bytes.map(|size| size.0), engine);
         let failed = doctor::print(&facts);
         let Some(look) = look else {
             return u8::from(failed);
@@ -480,6 +520,7 @@ fn _larder(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::add_to(module)?;
     module.add_function(wrap_pyfunction!(weights_tag, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(check_config, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -1,0 +1,69 @@
+"""The keys of a store that all engines share: `path`, `size`, `weights_tag`, `on_error`, ...
+(README.md).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, Mapping, NamedTuple, Optional
+
+from larder import _larder
+from larder.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Config(NamedTuple):
+    """A configuration. Times are in seconds, sizes in bytes."""
+
+    path: str
+    size: Optional[int]
+    weights_tag: Optional[str]
+    #: `fail` or `miss`: what becomes of a server whose store is not to be had.
+    on_error: str
+    #: Pause before the next attempt to attach.
+    retry: float
+    prewrite: bool
+    disk: str
+    sync: str
+    lease: float
+    #: When a read or write must have started.
+    timeout: float
+
+    @classmethod
+    def parse(cls, keys: Mapping[str, Any]) -> Config:
+        """Raises ValueError naming the key that is unknown, missing or wrong."""
+        try:
+            return cls(**json.loads(_larder.parse_config(json.dumps(dict(keys), default=str))))
+        except ValueError as error:
+            raise ValueError(f"larder: {error}") from None
+
+    def attach(self, page_bytes: int) -> Store:
+        """Attaches to the store, for pages of at most this size; creates it if there is none. Says
+        so in the log.
+
+        Raises `larder.StoreError`.
+        """
+        store = Store.attach(
+            self.path,
+            size=self.size,
+            page_bytes=page_bytes,
+            sync=self.sync,
+            lease=self.lease,
+            hang_limit=self.timeout,
+            prewrite=self.prewrite,
+            disk=self.disk,
+        )
+        for remark in store.remarks:
+            logger.warning("larder: %s", remark)
+        stats = store.stats()
+        logger.info(
+            "larder: attached to %s as %s, %s pages found, disk %s, %.1f MiB of RAM for the index",
+            store.path,
+            store.part,
+            stats.get("pages", 0),
+            stats.get("disk", "none"),
+            stats.get("index_bytes", 0) / 2**20,
+        )
+        return store
