@@ -1,4 +1,4 @@
-"""The command line: ``python -m larder``, the same as the ``larder`` binary, and ``doctor --sglang CONFIG``."""
+"""The command line: ``python -m larder``, the same as the ``larder`` binary, and ``doctor`` for an engine's configuration."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from larder import _larder
 
 _DOCTOR_USAGE = (
     "usage: larder doctor --sglang CONFIG [--page-bytes SIZE]\n"
-    "CONFIG: JSON, or @FILE.json, @FILE.toml, @FILE.yaml\n"
-    "SIZE: of a page of the server, such as 16MiB: the bytes of a token times --page-size"
+    "       larder doctor --vllm CONFIG [--page-bytes SIZE] [--prefix-caching-hash-algo NAME]\n"
+    "CONFIG: of SGLang's --hicache-storage-backend-extra-config or vLLM's --kv-transfer-config: JSON, or @FILE.json, @FILE.toml,\n"
+    "        @FILE.yaml\n"
+    "SIZE: of a page (SGLang) or chunk (vLLM) of the server, such as 16MiB: the bytes of a token times the tokens of one"
 )
 
 
 def read_config(text: str) -> dict:
-    """What SGLang makes of --hicache-storage-backend-extra-config."""
+    """What SGLang makes of --hicache-storage-backend-extra-config; for vLLM's configuration the same."""
     if not text.startswith("@"):
         config = json.loads(text)
     else:
@@ -40,7 +42,7 @@ def read_config(text: str) -> dict:
             with open(path, encoding="utf-8") as file:
                 config = json.load(file)
         else:
-            raise ValueError(f"{path}: SGLang reads .json, .toml, .yaml and .yml")
+            raise ValueError(f"{path}: the formats are .json, .toml, .yaml and .yml")
     if not isinstance(config, dict):
         raise ValueError("the extra config is not a table of keys and values")
     return config
@@ -48,25 +50,35 @@ def read_config(text: str) -> dict:
 
 def _check(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--sglang", required=True)
+    engine = parser.add_mutually_exclusive_group(required=True)
+    engine.add_argument("--sglang")
+    engine.add_argument("--vllm")
     parser.add_argument("--page-bytes")
+    parser.add_argument("--prefix-caching-hash-algo")
     try:
         options = parser.parse_args(arguments)
+        if options.sglang is not None and options.prefix_caching_hash_algo is not None:
+            raise argparse.ArgumentError(None, "--prefix-caching-hash-algo is vLLM's")
     except (argparse.ArgumentError, SystemExit):
         print(_DOCTOR_USAGE, file=sys.stderr)
         return 2
+    given = options.sglang if options.vllm is None else options.vllm
     try:
-        config = read_config(options.sglang)
-        return _larder.check_config(json.dumps(config, default=str), options.page_bytes)
+        config = read_config(given)
+        if options.vllm is None:
+            return _larder.check_config(json.dumps(config, default=str), options.page_bytes)
+        from larder.vllm import doctor
+
+        return doctor.check(config, options.page_bytes, options.prefix_caching_hash_algo or "sha256")
     except (OSError, ValueError, ImportError) as error:
-        print(f"larder: {options.sglang}: {error}", file=sys.stderr)
+        print(f"larder: {given}: {error}", file=sys.stderr)
         return 2
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["doctor"] and any(word.startswith("--sglang") for word in arguments):
+    if arguments[:1] == ["doctor"] and any(word.startswith(("--sglang", "--vllm")) for word in arguments):
         return _check(arguments[1:])
     # The command line has its own way with signals; the interpreter would only see them once it returned.
     for number in (signal.SIGINT, signal.SIGPIPE):

@@ -1,12 +1,18 @@
-"""Runs the tests against the real SGLang package, on the CPU: see `support.cpu`."""
+"""Runs the tests of the engine that this environment has: SGLang, on the CPU (see `support.cpu`), or vLLM."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest  # noqa: E402
-import support.cpu  # noqa: E402,F401
+
+if find_spec("sglang") is None:
+    collect_ignore_glob = [name.name for name in Path(__file__).parent.glob("test_*.py") if not name.match("test_vllm*.py")]
+else:
+    collect_ignore_glob = ["test_vllm*.py"]
+    import support.cpu  # noqa: E402,F401
 
 
 @pytest.fixture(autouse=True)

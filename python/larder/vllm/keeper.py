@@ -1,0 +1,169 @@
+"""The thread for what may wait: attaching later, new namespaces, statistics, evictions. vLLM's
+step waits for none of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import Any, Callable, Optional
+
+from larder.vllm.link import Link
+from larder.vllm.metrics import Meters
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at the store.
+_PERIOD = 1.0
+
+#: Longest pause between two attempts to attach, in seconds.
+_RETRY_MAX = 600.0
+
+#: Most evicted keys that wait for vLLM to take them.
+_EVICTED_MAX = 1 << 16
+
+
+class Keeper:
+    """Looks after the link of a tier.
+
+    Invariant: a link that others can see has the namespaces of ``anew``, or none.
+    """
+
+    def __init__(
+        self,
+        meters: Meters,
+        attach: Callable[[Optional[str]], Link],
+        retry: float,
+        has_events: bool,
+    ) -> None:
+        """``attach`` makes a link with namespaces of ``anew``; it may raise. ``retry`` is the
+        pause after that, in seconds.
+        """
+        self._meters = meters
+        self._attach = attach
+        self._pause = retry
+        self._left = retry
+        self._has_events = has_events
+        self._since: Optional[int] = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="larder-vllm", daemon=True)
+        #: Guards the invariant. Never held during a call of the store.
+        self._lock = threading.Lock()
+        #: What the namespaces are made with: None until the first reset.
+        self._anew: Optional[str] = None
+        #: The attached store.
+        self.link: Optional[Link] = None
+        #: (group's namespace digest, page key) of evicted pages.
+        self.evicted: deque[tuple[bytes, bytes]] = deque(maxlen=_EVICTED_MAX)
+
+    def start(self, link: Optional[Link]) -> None:
+        self.link = link
+        self._thread.start()
+
+    def reset(self, anew: str) -> None:
+        """Nothing stored so far is found any more. The new namespaces are made at once if the
+        store answers, else later.
+        """
+        with self._lock:
+            self._anew = anew
+            link = self.link
+            if link is None:
+                return
+            link.spaces, link.anew = {}, None
+        try:
+            self._renew(link)
+        except Exception as error:
+            logger.warning(
+                "larder: new namespaces are not to be had yet, everything misses until then: %s",
+                error,
+            )
+
+    def _renew(self, link: Link) -> None:
+        """Gives a link its namespaces, unless they change meanwhile. Raises
+        ``larder.StoreError``.
+        """
+        anew = self._anew
+        spaces = link.spaces_of(anew)
+        with self._lock:
+            if anew == self._anew:
+                link.spaces, link.anew = spaces, anew
+
+    def stop(self) -> Optional[Link]:
+        """Ends the thread; a link that it still makes is closed. Returns the link there is."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+        with self._lock:
+            return self.link
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PERIOD):
+            try:
+                self._look()
+            except Exception:
+                # The store's owner may be gone; the next look shows it.
+                logger.debug("larder: the store was not looked at", exc_info=True)
+
+    def _look(self) -> None:
+        link = self.link
+        if link is None:
+            self._meters.measured({"attached": 0})
+            self._attach_later()
+            return
+        if not link.spaces:
+            self._renew(link)
+        self._measure(link)
+        if self._has_events:
+            self._follow(link)
+
+    def _attach_later(self) -> None:
+        self._left -= _PERIOD
+        if self._left > 0:
+            return
+        try:
+            link = self._attach(self._anew)
+        except Exception as error:
+            self._pause = min(self._pause * 2, _RETRY_MAX)
+            self._left = self._pause
+            logger.warning(
+                "larder: still without a store, tried again in %.0f s: %s", self._pause, error
+            )
+            return
+        with self._lock:
+            if link.anew != self._anew:
+                link.spaces = {}
+            if not self._stop.is_set():
+                self.link = link
+        if self.link is not link:
+            link.store.close()
+            return
+        logger.info("larder: attached: %s", link.describe())
+
+    def _measure(self, link: Link) -> None:
+        stats = link.store.stats()
+        gauges: dict[str, Any] = {
+            "attached": 1,
+            "owner": int(link.store.part == "owner"),
+            "stuck_jobs": link.queue.stuck,
+        }
+        names = {
+            "capacity_bytes": "capacity_bytes",
+            "live_bytes": "used_bytes",
+            "pages": "pages",
+            "evicted_pages": "evicted_pages",
+        }
+        gauges |= {ours: stats[theirs] for theirs, ours in names.items() if theirs in stats}
+        self._meters.measured(gauges)
+
+    def _follow(self, link: Link) -> None:
+        if self._since is None:
+            self._since = link.store.evictions().next
+            return
+        found = link.store.evictions(self._since)
+        self._since = found.next
+        if found.missed:
+            logger.warning(
+                "larder: more pages were evicted than are remembered: some KV events are missing"
+            )
+        self.evicted.extend((digest, key) for digest, key, _ in found.pages)

@@ -1,0 +1,75 @@
+"""An attached store, and this server's place in it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from larder.config import Config
+from larder.store import Store
+from larder.vllm.settings import Settings
+from larder.vllm.spaces import Space, spaces
+
+if TYPE_CHECKING:
+    from larder.store import Queue, Region
+
+logger = logging.getLogger(__name__)
+
+#: Jobs of the store that are not reported yet. vLLM's own limit is its CPU tier: each job holds
+#: rows of it.
+_JOBS_MAX = 4096
+
+
+class Link:
+    """A store, a queue of jobs on it, the registered rows of vLLM's CPU tier, and the namespaces
+    of its cache groups.
+    """
+
+    def __init__(
+        self, settings: Settings, config: Any, view: memoryview, anew: Optional[str] = None
+    ) -> None:
+        """Attaches. May wait.
+
+        Raises ValueError for a wrong configuration, ``larder.StoreError`` for a store that is not
+        to be had.
+        """
+        rows = np.asarray(view)
+        count, row_bytes = rows.shape
+        if not rows.flags.c_contiguous or rows.itemsize != 1:
+            raise ValueError(
+                f"larder: vLLM's CPU tier is not one piece of memory: {rows.shape} {rows.strides} {rows.dtype}"
+            )
+        self.store: Store = Config.parse(settings.store).attach(row_bytes)
+        try:
+            # The array keeps the mapping: vLLM does not unmap it as long as this exists.
+            self.region: Region = self.store.register(
+                rows.ctypes.data, count * row_bytes, row_bytes, owner=rows
+            )
+            self.queue: Queue = self.store.queue(jobs=_JOBS_MAX)
+            self._server = (config, row_bytes, settings.server)
+            #: By the last bytes of vLLM's keys. Empty while those of ``anew`` could not be had.
+            self.spaces: dict[bytes, Space] = self.spaces_of(anew)
+            #: The text of this process alone that they are made with.
+            self.anew = anew
+        except BaseException:
+            self.store.close()
+            raise
+
+    def spaces_of(self, anew: Optional[str]) -> dict[bytes, Space]:
+        """The namespaces with this text. May wait. Raises ``larder.StoreError``."""
+        return spaces(self.store, *self._server, anew)
+
+    def describe(self) -> str:
+        groups = ", ".join(
+            f"{space.namespace.digest.hex()[:8]} ({'prefixes' if space.is_chain else 'single chunks'})"
+            for space in self.spaces.values()
+        )
+        return f"rows of {self.region.stride} bytes x {self.region.rows}: {self.region.described}; namespaces {groups}"
+
+
+def new_name() -> str:
+    """A text that no other process has."""
+    return secrets.token_hex(8)

@@ -1,0 +1,116 @@
+"""The namespaces of a server's chunks, one for each cache group.
+
+vLLM's keys name tokens only. Everything else that decides the bytes of a chunk is in its namespace.
+In doubt two servers do not share: a miss is only slow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+if TYPE_CHECKING:
+    from larder.store import Namespace, Store
+    from larder.vllm.settings import Server
+
+#: Bytes of a page key in the store.
+KEY_BYTES = 32
+
+#: Bytes of the group's index at the end of vLLM's key.
+GROUP_BYTES = 4
+
+
+class Space(NamedTuple):
+    """The chunks of a cache group."""
+
+    namespace: Namespace
+    #: Tokens of a chunk.
+    chunk_tokens: int
+    #: Whether a chunk is of use only with all those before it: then the store evicts a prefix from
+    #: its tail.
+    is_chain: bool
+
+
+def page_key(key: bytes) -> bytes:
+    """The store's key for vLLM's. Short hashes are filled up: their algorithm is part of the
+    namespace.
+    """
+    name = key[:-GROUP_BYTES]
+    if len(name) != KEY_BYTES:
+        if not 0 < len(name) < KEY_BYTES:
+            raise ValueError(
+                f"a block hash of {len(name)} bytes: at most {KEY_BYTES} are supported"
+            )
+        name = name.ljust(KEY_BYTES, b"\0")
+    return name
+
+
+def page_keys(keys: list[bytes]) -> bytes:
+    """The store's keys for vLLM's, one after the other."""
+    if set(map(len, keys)) == {KEY_BYTES + GROUP_BYTES}:
+        return b"".join([key[:-GROUP_BYTES] for key in keys])
+    return b"".join(map(page_key, keys))
+
+
+def _is_chain(group: Any, groups: int, server: Server) -> bool:
+    if server.full_groups is not None:
+        return group.group_id in server.full_groups
+    # vLLM 0.33 says it of each group; of 0.32's, the only group of a model is nearly always one of
+    # full attention.
+    window = getattr(group, "sliding_window_size_in_chunks", None)
+    return groups == 1 and window is None
+
+
+def _layout(config: Any) -> str:
+    words = [str(config.kv_cache_layout or "unknown")]
+    words += ["canonical"] if config.canonical_layout else []
+    words += ["replicated"] if config.replicated_layout else []
+    return "+".join(words)
+
+
+def _extra(config: Any, server: Server, anew: Optional[str]) -> dict[str, str]:
+    """What decides the bytes of a row besides the fields that every namespace has."""
+    parallel = config.parallel
+    groups = [
+        [group.group_id, group.tokens_per_block, *group.layer_names] for group in config.groups
+    ]
+    extra = {
+        "engine": "vllm",
+        "blocks_per_chunk": str(config.cache.blocks_per_chunk),
+        "tokens_per_hash": str(config.cache.tokens_per_hash),
+        "groups": hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:32],
+        "prefix_hash": server.prefix_hash,
+    }
+    # A canonical row has the same bytes however its model is divided.
+    if not (config.canonical_layout and parallel.is_parallelism_agnostic):
+        names = ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
+        extra |= {name: str(getattr(parallel, name)) for name in names}
+    if anew is not None:
+        extra["anew"] = anew
+    return {name: value for name, value in extra.items() if value}
+
+
+def spaces(
+    store: Store, config: Any, row_bytes: int, server: Server, anew: Optional[str]
+) -> dict[bytes, Space]:
+    """The spaces of a server with this ``OffloadingConfig``, by the last bytes of vLLM's keys.
+
+    ``anew`` is a text of this process alone, for chunks that no other server may find.
+    """
+    found = {}
+    for group in config.groups:
+        chunk_tokens = group.tokens_per_block * config.cache.blocks_per_chunk
+        namespace = store.namespace(
+            model=config.model.name,
+            weights=server.weights,
+            dtype=config.model.dtype,
+            layout=_layout(config),
+            page_tokens=chunk_tokens,
+            parts=[row_bytes],
+            pool=f"group{group.group_id}",
+            extra=_extra(config, server, anew),
+        )
+        index = group.group_id.to_bytes(GROUP_BYTES, "big")
+        found[index] = Space(namespace, chunk_tokens, _is_chain(group, len(config.groups), server))
+    return found

@@ -1,0 +1,138 @@
+"""The weights tag of a server, from vLLM's configuration and the files that it names.
+
+Adapters that are loaded while the server runs are part of vLLM's own keys by name and path; their
+files are not seen here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from larder import weights
+
+#: What decides the bytes of a chunk whichever weights are loaded, by configuration and attribute.
+_TOLD = {
+    "model_config": (
+        "quantization",
+        "quantization_config",
+        "dtype",
+        "hf_overrides",
+        "hf_config_path",
+        "model_class_overrides",
+        "model_impl",
+        "disable_sliding_window",
+    ),
+    "cache_config": (
+        "cache_dtype",
+        "kv_cache_dtype_skip_layers",
+        "mamba_block_size",
+        "mamba_cache_dtype",
+        "mamba_ssm_cache_dtype",
+        "mamba_cache_mode",
+        "kv_sharing_fast_prefill",
+    ),
+    "lora_config": ("lora_dtype", "target_modules", "enable_tower_connector_lora"),
+    "speculative_config": ("method", "quantization", "kv_cache_dtype"),
+}
+
+#: Of multimodal models: what becomes of an image besides its own bytes.
+_TOLD_OF_MEDIA = (
+    "mm_processor_kwargs",
+    "video_pruning_rate",
+    "video_pruning_method",
+    "mm_encoder_attn_dtype",
+)
+
+#: Which weights these are.
+_TOLD_OF_WEIGHTS = {
+    "model_config": ("model", "model_weights", "revision", "code_revision"),
+    "load_config": ("load_format", "model_loader_extra_config", "ignore_patterns"),
+    "speculative_config": ("model", "revision", "code_revision"),
+}
+
+#: Ways to load weights from files at the model's path. By others they come from elsewhere: a
+#: server, a bucket, nowhere.
+_FROM_FILES = (
+    "auto",
+    "hf",
+    "pt",
+    "safetensors",
+    "instanttensor",
+    "npcache",
+    "fastsafetensors",
+    "sharded_state",
+    "gguf",
+    "bitsandbytes",
+    "mistral",
+    "runai_streamer",
+    "runai_streamer_sharded",
+)
+
+
+def tag(config: Any, own: Optional[str]) -> str:
+    """The tag of the server with this ``VllmConfig``; ``own`` is the operator's, which stands for
+    the weight files.
+
+    Raises ValueError where nothing tells the weights from others and there is no tag of the
+    operator's.
+    """
+    told = _told(config, _TOLD) | _told_of_positions(config) | _told_of_media(config)
+    if own:
+        return f"{own}+{weights.tag(told, [])}"
+    way = getattr(config.load_config.load_format, "value", config.load_config.load_format) or "auto"
+    if way not in _FROM_FILES:
+        raise ValueError(
+            f"larder: with --load-format {way} weights do not come from the model's files, {weights.HELP}"
+        )
+    told |= _told(config, _TOLD_OF_WEIGHTS)
+    return weights.tag(told, _named(config), config.load_config.download_dir)
+
+
+def _told(config: Any, names: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    found = {}
+    for part, attributes in names.items():
+        whole = getattr(config, part, None)
+        values = ((name, getattr(whole, name, None)) for name in attributes)
+        found |= {
+            f"{part}.{name}": str(value)
+            for name, value in values
+            if value not in (None, "", {}, [])
+        }
+    return found
+
+
+def _told_of_positions(config: Any) -> dict[str, str]:
+    """Models with scaled positions choose the scale by the longest request."""
+    text = getattr(config.model_config, "hf_text_config", None)
+    scaling = getattr(text, "rope_scaling", None) or getattr(text, "rope_parameters", None)
+    kind = (
+        scaling.get("rope_type", scaling.get("type", "default"))
+        if isinstance(scaling, dict)
+        else "default"
+    )
+    return (
+        {}
+        if kind in ("default", "linear")
+        else {"max_model_len": str(config.model_config.max_model_len)}
+    )
+
+
+def _told_of_media(config: Any) -> dict[str, str]:
+    media = getattr(config.model_config, "multimodal_config", None)
+    return {
+        name: str(getattr(media, name))
+        for name in _TOLD_OF_MEDIA
+        if getattr(media, name, None) is not None
+    }
+
+
+def _named(config: Any) -> list[tuple[str, Optional[str]]]:
+    """(path or name at the hub, revision) of everything that is loaded from files."""
+    model = config.model_config
+    named = [(getattr(model, "model_weights", "") or model.model, model.revision)]
+    draft = config.speculative_config
+    # A draft that is part of the model has the model's own path.
+    if draft is not None and getattr(draft, "model", None):
+        named.append((draft.model, getattr(draft, "revision", None)))
+    adapters = getattr(config.lora_config, "default_mm_loras", None) or {}
+    return named + [(path, None) for _, path in sorted(adapters.items())]

@@ -1,0 +1,173 @@
+"""What is read of a server before it serves: the weights tag from vLLM's configuration, and the
+doctor's facts.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from types import SimpleNamespace
+
+import pytest
+from larder.vllm import doctor, weights
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A configuration of vLLM's, as far as it is read, and the directories of its model and an
+    adapter.
+    """
+    model, adapter = tmp_path / "model", tmp_path / "adapter"
+    for directory in (model, adapter):
+        directory.mkdir()
+        (directory / "model.safetensors").write_bytes(b"1")
+    made = SimpleNamespace(
+        model_config=SimpleNamespace(
+            model=str(model),
+            model_weights="",
+            revision=None,
+            quantization=None,
+            dtype="bfloat16",
+            hf_overrides={},
+            max_model_len=4096,
+            hf_text_config=SimpleNamespace(rope_scaling=None),
+            multimodal_config=None,
+        ),
+        load_config=SimpleNamespace(
+            load_format="auto", download_dir=None, model_loader_extra_config={}
+        ),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+        lora_config=None,
+        speculative_config=None,
+    )
+    return made, model, adapter
+
+
+def changed(server, path, value):
+    """The same configuration with one value changed."""
+    other = copy.deepcopy(server)
+    *parts, last = path.split(".")
+    at = other
+    for part in parts:
+        at = getattr(at, part)
+    setattr(at, last, value)
+    return other
+
+
+def test_the_tag_is_of_the_arguments_and_the_files(server):
+    config, model, adapter = server
+    tag = weights.tag(config, None)
+    assert weights.tag(copy.deepcopy(config), None) == tag
+    draft = SimpleNamespace(method="eagle", model=str(adapter), revision=None, quantization=None)
+    others = [
+        ("model_config.quantization", "fp8"),
+        ("model_config.dtype", "float16"),
+        ("model_config.revision", "v2"),
+        ("model_config.hf_overrides", {"rope_theta": 1}),
+        ("cache_config.cache_dtype", "fp8_e4m3"),
+        ("load_config.load_format", "safetensors"),
+        ("speculative_config", draft),
+        ("lora_config", SimpleNamespace(default_mm_loras={"image": str(adapter)})),
+        ("model_config.multimodal_config", SimpleNamespace(mm_processor_kwargs={"size": 1})),
+        ("model_config.hf_text_config", SimpleNamespace(rope_scaling={"rope_type": "longrope"})),
+    ]
+    tags = [weights.tag(changed(config, path, value), None) for path, value in others]
+    assert len({tag, *tags}) == len(others) + 1
+    # The files of the draft and of adapters that are named count too.
+    with_draft = changed(config, "speculative_config", draft)
+    before = weights.tag(with_draft, None)
+    (adapter / "model.safetensors").write_bytes(b"22")
+    assert weights.tag(with_draft, None) != before
+    (model / "model.safetensors").write_bytes(b"22")
+    assert weights.tag(config, None) != tag
+
+
+def test_a_tag_of_ones_own_stands_for_the_files_and_for_nothing_else(server):
+    config, model, _ = server
+    tag = weights.tag(config, "mine")
+    assert tag.startswith("mine+")
+    (model / "model.safetensors").write_bytes(b"22")
+    assert weights.tag(config, "mine") == tag
+    assert weights.tag(changed(config, "model_config.model", "nobody/no-such-model"), "mine") == tag
+    assert weights.tag(changed(config, "cache_config.cache_dtype", "fp8_e4m3"), "mine") != tag
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        ("model_config.model", "nobody/no-such-model"),
+        ("load_config.load_format", "dummy"),
+        ("load_config.load_format", "tensorizer"),
+        ("model_config.model_weights", "s3://bucket/model"),
+    ],
+)
+def test_weights_that_nothing_tells_from_others_need_a_tag(server, path, value):
+    with pytest.raises(ValueError, match="`weights_tag`"):
+        weights.tag(changed(server[0], path, value), None)
+
+
+def transfer(path, **more):
+    tier = {"type": "larder", "path": str(path), "size": "144MiB", "prewrite": False} | more.pop(
+        "tier", {}
+    )
+    extra = {
+        "spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": 1 << 20,
+        "secondary_tiers": [tier],
+    }
+    return {
+        "kv_connector": "LarderOffloadingConnector",
+        "kv_connector_module_path": "larder.vllm",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra | more.pop("extra", {}),
+    } | more
+
+
+def levels(config, **server):
+    return {(fact.level, fact.name) for fact in doctor.examine(config, doctor.Server(**server))}
+
+
+def test_the_doctor_finds_each_mistake(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    good = levels(transfer(tmp_path), chunk_bytes=1 << 20 >> 1)
+    assert not {fact for fact in good if fact[0] == "fail"}
+    for wrong, fact in (
+        ({"kv_connector": "LMCacheConnector"}, ("fail", "connector")),
+        ({"kv_connector_module_path": None}, ("fail", "connector")),
+        ({"kv_role": "kv_producer"}, ("fail", "connector")),
+        ({"kv_connector": "OffloadingConnector"}, ("fail", "tier")),
+        ({"extra": {"spec_name": "CPUOffloadingSpec"}}, ("fail", "vLLM")),
+        ({"extra": {"store_threshold": 2}}, ("fail", "vLLM")),
+        ({"extra": {"cpu_bytes_to_use": 0}}, ("fail", "CPU tier")),
+        ({"extra": {"cpu_bytes_to_use": 1 << 60}}, ("fail", "CPU tier")),
+        ({"extra": {"secondary_tiers": []}}, ("fail", "tier")),
+        ({"tier": {"on_reset": "clear"}}, ("fail", "tier")),
+    ):
+        assert fact in levels(transfer(tmp_path, **wrong)), wrong
+    assert ("fail", "CPU tier") in levels(transfer(tmp_path), chunk_bytes=1 << 20)
+    assert ("warn", "chunks") in levels(transfer(tmp_path), chunk_bytes=64 << 10)
+    assert ("ok", "chunks") in levels(transfer(tmp_path), chunk_bytes=4 << 20)
+    assert ("warn", "hash") in levels(transfer(tmp_path), prefix_hash="xxhash")
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert ("ok", "hash") in levels(transfer(tmp_path), prefix_hash="xxhash")
+
+
+def test_the_doctor_runs_from_the_command_line(tmp_path, capfd):
+    from larder.__main__ import main
+
+    written = tmp_path / "transfer.json"
+    written.write_text(json.dumps(transfer(tmp_path / "store")))
+    assert main(["doctor", "--vllm", f"@{written}", "--page-bytes", "512KiB"]) == 0
+    said = capfd.readouterr().out
+    assert (
+        "derives the weights tag" in said
+        and "every key is known" in said
+        and "would be created" in said
+    )
+    assert not (tmp_path / "store").exists()
+    assert main(["doctor", "--vllm", json.dumps(transfer(tmp_path, tier={"sise": 1}))]) == 1
+    assert "`sise`" in capfd.readouterr().out
+    assert main(["doctor", "--vllm", "{"]) == 2
+    assert main(["doctor", "--vllm"]) == 2
+    assert main(["doctor", "--vllm", f"@{written}", "--page-bytes", "big"]) == 2
+    assert main(["doctor", "--sglang", "{}", "--vllm", "{}"]) == 2
