@@ -13,9 +13,10 @@ from larder import _larder
 _DOCTOR_USAGE = (
     "usage: larder doctor --sglang CONFIG [--page-bytes SIZE]\n"
     "       larder doctor --vllm CONFIG [--page-bytes SIZE] [--prefix-caching-hash-algo NAME]\n"
-    "CONFIG: of SGLang's --hicache-storage-backend-extra-config or vLLM's --kv-transfer-config: JSON, or @FILE.json, @FILE.toml,\n"
-    "        @FILE.yaml\n"
-    "SIZE: of a page (SGLang) or chunk (vLLM) of the server, such as 16MiB: the bytes of a token times the tokens of one"
+    "       larder doctor --lmcache CONFIG [--page-bytes SIZE]\n"
+    "CONFIG: of SGLang's --hicache-storage-backend-extra-config, vLLM's --kv-transfer-config or LMCache's --l2-adapter: JSON, or\n"
+    "        @FILE.json, @FILE.toml, @FILE.yaml\n"
+    "SIZE: of a page (SGLang) or chunk (vLLM, LMCache) of the server, such as 16MiB: the bytes of a token times the tokens of one"
 )
 
 
@@ -53,20 +54,25 @@ def _check(arguments: list[str]) -> int:
     engine = parser.add_mutually_exclusive_group(required=True)
     engine.add_argument("--sglang")
     engine.add_argument("--vllm")
+    engine.add_argument("--lmcache")
     parser.add_argument("--page-bytes")
     parser.add_argument("--prefix-caching-hash-algo")
     try:
         options = parser.parse_args(arguments)
-        if options.sglang is not None and options.prefix_caching_hash_algo is not None:
+        if options.vllm is None and options.prefix_caching_hash_algo is not None:
             raise argparse.ArgumentError(None, "--prefix-caching-hash-algo is vLLM's")
     except (argparse.ArgumentError, SystemExit):
         print(_DOCTOR_USAGE, file=sys.stderr)
         return 2
-    given = options.sglang if options.vllm is None else options.vllm
+    given = options.sglang or options.vllm or options.lmcache
     try:
         config = read_config(given)
-        if options.vllm is None:
+        if options.sglang is not None:
             return _larder.check_config(json.dumps(config, default=str), options.page_bytes)
+        if options.lmcache is not None:
+            from larder.lmcache.doctor import check
+
+            return check(config, options.page_bytes)
         from larder.vllm import doctor
 
         return doctor.check(config, options.page_bytes, options.prefix_caching_hash_algo or "sha256")
@@ -78,7 +84,7 @@ def _check(arguments: list[str]) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["doctor"] and any(word.startswith(("--sglang", "--vllm")) for word in arguments):
+    if arguments[:1] == ["doctor"] and any(word.startswith(("--sglang", "--vllm", "--lmcache")) for word in arguments):
         return _check(arguments[1:])
     # The command line has its own way with signals; the interpreter would only see them once it returned.
     for number in (signal.SIGINT, signal.SIGPIPE):

@@ -1,4 +1,4 @@
-"""Runs the tests of the engine that this environment has: SGLang, on the CPU (see `support.cpu`), or vLLM."""
+"""Runs the tests of the engine that this environment has: SGLang, on the CPU (see `support.cpu`), vLLM, or LMCache above vLLM."""
 
 import sys
 from importlib.util import find_spec
@@ -8,11 +8,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest  # noqa: E402
 
-if find_spec("sglang") is None:
-    collect_ignore_glob = [name.name for name in Path(__file__).parent.glob("test_*.py") if not name.match("test_vllm*.py")]
+#: By package: the tests that need it alone, in the order in which an environment is told by them.
+ENGINES = {"lmcache": "test_lmcache*.py", "sglang": None, "vllm": "test_vllm*.py"}
+
+engine = next((name for name in ENGINES if find_spec(name) is not None), "sglang")
+if ENGINES[engine] is None:
+    import support.cpu  # noqa: F401
+
+    collect_ignore_glob = list(filter(None, ENGINES.values()))
 else:
-    collect_ignore_glob = ["test_vllm*.py"]
-    import support.cpu  # noqa: E402,F401
+    tests = Path(__file__).parent.glob("test_*.py")
+    collect_ignore_glob = [path.name for path in tests if not path.match(ENGINES[engine])]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,590 @@
+"""``LarderL2Adapter``: LMCache's calls. None of those that its controllers make waits for the disk,
+or raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any, Callable, Iterable, Optional, Sequence
+
+import torch  # noqa: F401  LMCache's native module needs its libraries.
+from larder.lmcache.lanes import LEFT_OUT, Lane, Part, Task
+from larder.lmcache.ledger import Entry, Ledger
+from larder.lmcache.locks import Locks
+from larder.lmcache.settings import LarderL2AdapterConfig
+from larder.lmcache.spaces import Layout, Place, Space, Spaces, page_key
+from larder.store import Queue, Region, Status, StoreError
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import KeyEntry, KeyListPage, MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener, L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.base import logger as lmcaches_logger
+from lmcache.v1.memory_management import MemoryObj
+
+logger = logging.getLogger(__name__)
+
+#: Stores that leave a chunk out on purpose, or for want of room: no failures.
+_LEFT_OUT = {
+    LEFT_OUT,
+    Status.NO_SPACE,
+    Status.BUSY,
+    Status.TOO_LARGE,
+    Status.UNREACHABLE,
+    Status.EXHAUSTED,
+}
+
+#: Reads after which the store does not have the chunk any more.
+_GONE = {Status.ABSENT, Status.DAMAGED, Status.UNFINISHED}
+
+#: Seconds between two lines about jobs that the disk holds while the adapter closes, and how long
+#: it waits for them.
+_CLOSE_STEP, _CLOSE_PATIENCE = 10.0, 60.0
+
+#: Jobs of a lane that are not handed out.
+_JOBS_MAX = 1 << 16
+
+#: The part of the store that locks may hold.
+_LOCKED_SHARE = 4
+
+#: Chunks that are looked up at a time after evictions: a share of all, and at least so many.
+_LOOKS_SHARE, _LOOKS_MIN = 256, 4
+
+
+def _locked_out(fallback: Any) -> Callable[[Callable], Callable]:
+    """A call that never raises into LMCache's controllers: what goes wrong is logged and answered
+    by ``fallback``.
+    """
+
+    def decorate(call: Callable) -> Callable:
+        @functools.wraps(call)
+        def safe(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(self, *args, **kwargs)
+            except Exception:
+                logger.exception("larder: %s failed", call.__name__)
+                return fallback
+
+        return safe
+
+    return decorate
+
+
+def _log_where_lmcache_does() -> None:
+    """LMCache gives each of its loggers a handler, and the root none: ours would be silent."""
+    ours = logging.getLogger("larder")
+    if not ours.handlers and not logging.getLogger().handlers:
+        ours.setLevel(lmcaches_logger.level)
+        for handler in lmcaches_logger.handlers:
+            ours.addHandler(handler)
+
+
+class LarderL2Adapter(L2AdapterInterface):
+    """Keeps LMCache's chunks in a Larder store, which evicts by itself.
+
+    Buffers of a task belong to it until the task is handed out; no I/O touches them afterwards.
+    """
+
+    def __init__(
+        self, config: LarderL2AdapterConfig, l1_memory_desc: Optional[L1MemoryDesc] = None
+    ) -> None:
+        """Attaches to the store; creates it if there is none. Raises ``larder.StoreError``,
+        ValueError.
+        """
+        _log_where_lmcache_does()
+        self._store = config.store.attach(config.chunk_bytes)
+        self._stats = self._store.stats()
+        super().__init__(int(self._stats["usable_bytes"]))
+        self._config = config
+        self._timeout = config.store.timeout
+        self._spaces = Spaces(self._store, config)
+        self._locks = Locks(self._max_capacity_bytes // _LOCKED_SHARE)
+        self._counts: Counter[str] = Counter()
+        self._said: set[str] = set()
+        self._arena, self._row_bytes = self._registered(l1_memory_desc)
+        self._stores = Lane(self._store.queue(threads=2, jobs=_JOBS_MAX))
+        self._lookups = Lane(self._store.queue(threads=1, jobs=_JOBS_MAX))
+        self._loads = Lane(self._store.queue(threads=4, jobs=_JOBS_MAX))
+        self._ledger = Ledger(config.ledger)
+        self._ledger.load(
+            self._spaces.find, lambda place, chunk_hash: ObjectKey(chunk_hash, *place)
+        )
+        self._ledger.remove(self._absent(self._ledger.after(-1)))
+        self._restore_usage()
+        self._is_closed = False
+        self._stop = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="larder-lmcache", daemon=True)
+        self._keeper.start()
+        logger.info(
+            "larder: %d chunks of this configuration are known, arena: %s",
+            len(self._ledger),
+            "none" if self._arena is None else self._arena.described,
+        )
+
+    def _registered(self, memory: Optional[L1MemoryDesc]) -> tuple[Optional[Region], int]:
+        if memory is None or not memory.size:
+            return None, 0
+        # LMCache unmaps it after `close`, while the process goes on.
+        return self._store.register(memory.ptr, memory.size, memory.align_bytes), memory.align_bytes
+
+    def _restore_usage(self) -> None:
+        """Usage begins with what the store holds; LMCache's base class counts from zero."""
+        with self._usage_lock:
+            self._bytes_by_cache_salt.update(self._ledger.usage())
+            self._total_bytes_used = sum(self._bytes_by_cache_salt.values())
+
+    # --- eventfds, which the store's queues signal
+
+    def get_store_event_fd(self) -> int:
+        return self._stores.event_fd()
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        return self._lookups.event_fd()
+
+    def get_load_event_fd(self) -> int:
+        return self._loads.event_fd()
+
+    # --- stores
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
+        return self._transfer(self._stores, keys, objects, self._put)
+
+    def _put(self, queue: Queue, part: _Buffers) -> int:
+        wait = self._timeout / 2
+        return queue.submit_put(
+            part.space.namespace,
+            b"".join(part.keys),
+            part.region,
+            part.rows,
+            chain=False,
+            timeout=self._timeout,
+            wait=wait,
+        )
+
+    @_locked_out({})
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        return {task.id: self._stored(task) for task in self._stores.finished()}
+
+    def _stored(self, task: Task) -> L2StoreResult:
+        try:
+            counts = Counter(task.statuses)
+            self._count("store", counts)
+            kept = [
+                (task.keys[slot], task.spaces[slot])
+                for slot, status in enumerate(task.statuses)
+                if status <= Status.DUPLICATE
+            ]
+            self._notify_stored(self._ledger.add(kept))
+            written = sum(
+                task.spaces[slot].bytes
+                for slot, status in enumerate(task.statuses)
+                if status == Status.OK
+            )
+            return L2StoreResult(
+                all(status <= Status.DUPLICATE or status in _LEFT_OUT for status in counts), written
+            )
+        except Exception:
+            logger.exception("larder: the result of a store is not known")
+            return L2StoreResult(False, 0)
+
+    # --- lookups and locks
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
+    ) -> int:
+        parts: dict[int, Part] = {}
+        left_out: list[int] = []
+        try:
+            keys = self._canonical(keys)
+            layouts = {
+                group: Layout.of(desc.shapes, desc.dtypes)
+                for group, desc in group_layout_descs.items()
+            }
+            spaces = {
+                place: self._candidates(place, layouts.get(place.group))
+                for place in set(map(Place.of, keys))
+            }
+            for slot, key in enumerate(keys):
+                for space in spaces[Place.of(key)]:
+                    part = parts.setdefault(id(space), Part(space))
+                    part.slots.append(slot)
+                    part.keys.append(page_key(key.chunk_hash))
+                if not spaces[Place.of(key)]:
+                    left_out.append(slot)
+        except Exception:
+            logger.exception("larder: a lookup of %d keys failed", len(keys))
+            parts.clear()
+
+        def ask(queue: Queue, part: Part) -> int:
+            return queue.submit_lookup(
+                part.space.namespace, b"".join(part.keys), timeout=self._timeout
+            )
+
+        return self._lookups.submit(
+            lambda number: Task(number, keys, left_out=left_out), list(parts.values()), ask
+        )
+
+    def _candidates(self, place: Place, layout: Optional[Layout]) -> list[Space]:
+        """Where a chunk may be: LMCache's layouts are hints, which it may leave out."""
+        if layout is None:
+            return self._spaces.at(place)
+        space = self._spaces.find(place, layout)
+        return [] if space is None else [space]
+
+    @_locked_out(None)
+    def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        task = self._lookups.take(task_id)
+        if task is None:
+            return None
+        bitmap = Bitmap(len(task.keys))
+        found, absent = [], []
+        for slot, (key, status) in enumerate(zip(task.keys, task.statuses)):
+            if status == Status.ABSENT:
+                absent.append(key)
+            elif status == Status.OK:
+                found.append((key, task.spaces[slot]))
+                if self._locks.grant(key, task.spaces[slot].bytes):
+                    bitmap.set(slot)
+                else:
+                    self._say(
+                        "locks",
+                        "locks hold a quarter of the store: further ones are not granted "
+                        "(counted in `locks_refused`)",
+                    )
+        self._count("lookup", Counter(task.statuses))
+        self._notify_stored(self._ledger.add(found))
+        self._ledger.use(key for key, _ in found)
+        self._notify_gone(self._ledger.remove(absent))
+        return bitmap
+
+    @_locked_out(None)
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        self._locks.release(self._canonical(keys))
+
+    # --- loads
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
+        return self._transfer(self._loads, keys, objects, self._get)
+
+    def _get(self, queue: Queue, part: _Buffers) -> int:
+        return queue.submit_get(
+            part.space.namespace, b"".join(part.keys), part.region, part.rows, timeout=self._timeout
+        )
+
+    @_locked_out(None)
+    def query_load_result(self, task_id: int) -> Bitmap | None:
+        task = self._loads.take(task_id)
+        if task is None:
+            return None
+        bitmap = Bitmap(len(task.keys))
+        loaded, gone = [], []
+        for slot, (key, status) in enumerate(zip(task.keys, task.statuses)):
+            if status == Status.OK:
+                bitmap.set(slot)
+                loaded.append((key, task.spaces[slot]))
+            elif status in _GONE:
+                gone.append(key)
+        self._count("load", Counter(task.statuses))
+        self._notify_stored(self._ledger.add(loaded))
+        self._ledger.use(key for key, _ in loaded)
+        self._notify_gone(self._ledger.remove(gone))
+        if loaded:
+            self._notify_keys_accessed([key for key, _ in loaded])
+        return bitmap
+
+    # --- both
+
+    def _transfer(
+        self,
+        lane: Lane,
+        keys: Sequence[ObjectKey],
+        objects: Sequence[MemoryObj],
+        call: Callable[[Queue, Any], int],
+    ) -> int:
+        parts: dict[tuple[int, bool], _Buffers] = {}
+        left_out: list[int] = []
+        try:
+            keys = self._canonical(keys)
+            for slot, (key, memory) in enumerate(zip(keys, objects, strict=True)):
+                space = self._spaces.find(Place.of(key), Layout.of_object(memory))
+                if space is None:
+                    left_out.append(slot)
+                    continue
+                row = self._row(memory)
+                part = parts.setdefault((id(space), row is None), _Buffers(space, self._arena))
+                part.slots.append(slot)
+                part.keys.append(page_key(key.chunk_hash))
+                part.rows.append(memory.data_ptr if row is None else row)
+            for (_, is_outside), part in parts.items():
+                if is_outside:
+                    self._enclose(part, [objects[slot] for slot in part.slots])
+        except Exception:
+            logger.exception("larder: a task of %d keys failed", len(keys))
+            parts.clear()
+        return lane.submit(
+            lambda number: Task(number, keys, objects, left_out), list(parts.values()), call
+        )
+
+    def _row(self, memory: MemoryObj) -> Optional[int]:
+        """The row of a buffer in the arena; None for one that lies elsewhere."""
+        if self._arena is None:
+            return None
+        offset = memory.data_ptr - self._arena.address
+        row, rest = divmod(offset, self._row_bytes)
+        is_inside = row >= 0 and not rest and offset + memory.get_size() <= self._arena.length
+        return row if is_inside else None
+
+    def _enclose(self, part: _Buffers, objects: list[MemoryObj]) -> None:
+        """Gives buffers outside of the arena a region, from the first to the last: nothing between
+        them is touched.
+        """
+        first = min(part.rows)
+        part.region = self._store.register(
+            first, max(part.rows) + part.space.bytes - first, 1, owner=objects
+        )
+        part.rows = [address - first for address in part.rows]
+
+    def _canonical(self, keys: Sequence[ObjectKey]) -> Sequence[ObjectKey]:
+        """Where ranks share chunks, their keys are those of rank 0."""
+        if not self._config.is_shared_by_ranks:
+            return keys
+        return [replace(key, kv_rank=0) for key in keys]
+
+    def _count(self, verb: str, statuses: Counter[int]) -> None:
+        for status, count in statuses.items():
+            name = "left_out" if status == LEFT_OUT else Status(status).name.lower()
+            self._counts[f"{verb}_{name}"] += count
+            is_expected = status in (Status.OK, Status.DUPLICATE, Status.ABSENT, LEFT_OUT)
+            if not is_expected:
+                self._say(
+                    f"{verb} {name}",
+                    f"a chunk of a {verb} ended as {name} (counted in `{verb}_{name}`)",
+                )
+
+    def _say(self, topic: str, line: str) -> None:
+        """A line for each topic, once."""
+        if topic not in self._said:
+            self._said.add(topic)
+            logger.warning("larder: %s", line)
+
+    # --- what the store holds
+
+    def register_listener(self, listener: L2AdapterListener) -> None:
+        """Registers a listener, and names to it the chunks that are stored already."""
+        super().register_listener(listener)
+        entries = self._ledger.after(-1)
+        if entries:
+            listener.on_l2_keys_stored(
+                [entry.key for entry in entries], [entry.space.bytes for entry in entries]
+            )
+
+    def _notify_stored(self, entries: list[Entry]) -> None:
+        if entries:
+            self._notify_keys_stored(
+                [entry.key for entry in entries], [entry.space.bytes for entry in entries]
+            )
+
+    def _notify_gone(self, entries: list[Entry]) -> None:
+        if entries:
+            self._notify_keys_deleted(
+                [entry.key for entry in entries], [entry.space.bytes for entry in entries]
+            )
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Deletes chunks durably. May wait for the disk."""
+        keys = list(self._canonical(keys))
+        try:
+            for space, some in self._by_space(keys):
+                space.namespace.delete(b"".join(page_key(key.chunk_hash) for key in some))
+        except StoreError as error:
+            logger.warning("larder: %d chunks were not deleted: %s", len(keys), error)
+            return
+        self._notify_gone(self._ledger.remove(keys))
+
+    def _by_space(self, keys: Iterable[ObjectKey]) -> list[tuple[Space, list[ObjectKey]]]:
+        """The keys in each space where they may be."""
+        found: dict[int, tuple[Space, list[ObjectKey]]] = {}
+        for key in keys:
+            for space in self._spaces.at(Place.of(key)):
+                found.setdefault(id(space), (space, []))[1].append(key)
+        return list(found.values())
+
+    def list_l2_keys(
+        self, model_name: Optional[str] = None, page_size: int = 500, cursor: Optional[str] = None
+    ) -> KeyListPage:
+        if page_size <= 0:
+            raise ValueError(f"page_size is {page_size}; it must be above 0")
+        try:
+            number = -1 if cursor is None else int(cursor)
+        except ValueError:
+            raise ValueError(f"malformed cursor {cursor!r}") from None
+        entries = self._ledger.after(number)
+        if model_name is not None:
+            entries = [entry for entry in entries if entry.key.model_name == model_name]
+        page = entries[:page_size]
+        return KeyListPage(
+            tuple(KeyEntry(entry.key.to_encoded_object_key(), entry.space.bytes) for entry in page),
+            str(page[-1].number) if len(entries) > page_size else None,
+        )
+
+    def report_status(self) -> dict:
+        """Counters and sizes. Of the store, as they were a second ago."""
+        stats, part = self._stats, self._store.part
+        lanes = {"store": self._stores, "lookup": self._lookups, "load": self._loads}
+        return {
+            "is_healthy": part in ("owner", "client") and not stats.get("read_only_volumes"),
+            "type": type(self).__name__,
+            "path": self._store.path,
+            "part": part,
+            "stored_object_count": len(self._ledger),
+            "used_bytes": sum(self._ledger.usage().values()),
+            "max_capacity_bytes": self._max_capacity_bytes,
+            "locked_key_count": len(self._locks),
+            "locked_bytes": self._locks.bytes,
+            "locks_refused": self._locks.refused,
+            "locks_lapsed": self._locks.lapsed,
+            "pending_jobs": {name: lane.pending for name, lane in lanes.items()},
+            "stuck_jobs": sum(lane.stuck for lane in lanes.values()),
+            "refused_jobs": sum(lane.refused for lane in lanes.values()),
+            "chunks": dict(self._counts),
+            "store": {name: stats[name] for name in _SHOWN if name in stats},
+        }
+
+    # --- the thread for what may wait
+
+    def _keep(self) -> None:
+        """Renews leases, follows evictions, writes the ledger."""
+        period = min(1.0, self._config.store.lease / 3)
+        seen, due = _losses(self._stats), 0.0
+        while not self._stop.is_set():
+            try:
+                if self._ledger.changed.wait(period):
+                    self._ledger.write()
+                if (now := time.monotonic()) < due:
+                    continue
+                due = now + period
+                self._renew()
+                self._stats = self._store.stats()
+                if (losses := _losses(self._stats)) != seen:
+                    seen = losses
+                    self._follow()
+            except Exception:
+                # The owner may be gone; a later turn shows it.
+                logger.debug("larder: the store was not looked after", exc_info=True)
+                self._stop.wait(period)
+
+    def _renew(self) -> None:
+        for space, keys in self._by_space(self._locks.keys()):
+            space.namespace.contains([page_key(key.chunk_hash) for key in keys])
+
+    def _follow(self) -> None:
+        """Looks for evicted chunks among those used longest ago, until it finds none.
+
+        A lookup renews the age of a chunk that is there, so that few of those are looked up.
+        """
+        left = len(self._ledger)
+        while left > 0:
+            batch = self._ledger.oldest(max(_LOOKS_MIN, len(self._ledger) // _LOOKS_SHARE))
+            left -= len(batch)
+            gone = self._absent(batch)
+            self._notify_gone(self._ledger.remove(gone))
+            if not gone:
+                break
+
+    def _absent(self, entries: Sequence[Entry]) -> list[ObjectKey]:
+        """The keys of the entries whose chunks the store does not have."""
+        by_space: dict[int, tuple[Space, list[Entry]]] = {}
+        for entry in entries:
+            by_space.setdefault(id(entry.space), (entry.space, []))[1].append(entry)
+        gone = []
+        for space, some in by_space.values():
+            statuses = space.namespace.contains([page_key(entry.key.chunk_hash) for entry in some])
+            gone += [entry.key for entry, status in zip(some, statuses) if status == Status.ABSENT]
+        return gone
+
+    # --- the end
+
+    def close(self) -> None:
+        """Leaves the store. A second call does nothing. LMCache may unmap its arena afterwards.
+
+        Raises RuntimeError while the disk still holds a transfer: then the arena must stay mapped.
+        """
+        if self._is_closed:
+            return
+        self._stop.set()
+        self._ledger.changed.set()
+        for lane in (self._lookups, self._stores, self._loads):
+            self._drain(lane)
+        self._keeper.join()
+        try:
+            self._store.close()
+        except StoreError as error:
+            logger.warning(
+                "larder: the store was not closed cleanly, and is recovered at the next start: %s",
+                error,
+            )
+        # Stores that nobody has asked for are stored nevertheless.
+        self.pop_completed_store_tasks()
+        self._ledger.close()
+        self._is_closed = True
+        logger.info(
+            "larder: closed: %s",
+            ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items())),
+        )
+
+    def _drain(self, lane: Lane) -> None:
+        waited = 0.0
+        while not lane.close(_CLOSE_STEP):
+            waited += _CLOSE_STEP
+            logger.warning("larder: the end waits for the disk: %d jobs are on it", lane.pending)
+            if waited >= _CLOSE_PATIENCE:
+                raise RuntimeError(
+                    f"larder: the disk has not answered for {waited:.0f} s: "
+                    "LMCache's arena must stay mapped"
+                )
+
+
+class _Buffers(Part):
+    """Keys of a task with their buffers."""
+
+    def __init__(self, space: Space, region: Optional[Region]) -> None:
+        super().__init__(space)
+        self.region = region
+
+
+#: What the status shows of the store.
+_SHOWN = (
+    "pages",
+    "live_bytes",
+    "usable_bytes",
+    "capacity_bytes",
+    "pages_hit",
+    "pages_missed",
+    "evicted_pages",
+    "damaged_pages",
+    "failed_pages",
+    "refused_pages",
+    "bytes_put",
+    "bytes_written",
+    "bytes_read",
+    "disk",
+    "read_only_volumes",
+)
+
+
+def _losses(stats: dict[str, Any]) -> tuple[Any, ...]:
+    """Counts that change when the store loses chunks."""
+    return tuple(
+        stats.get(name)
+        for name in (
+            "evicted_pages",
+            "deleted_pages",
+            "damaged_pages",
+            "unfinished_pages",
+            "failed_pages",
+        )
+    )

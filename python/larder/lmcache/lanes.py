@@ -1,0 +1,184 @@
+"""LMCache's tasks of one kind, and the store's jobs that each consists of."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from typing import Any, Callable, Optional, Sequence
+
+from larder.lmcache.spaces import Space
+from larder.store import Queue, QueueFull, Status, StoreError
+
+logger = logging.getLogger(__name__)
+
+#: Of a chunk that this adapter left out on purpose, beside the store's statuses.
+LEFT_OUT = 255
+
+
+class Task:
+    """A task: one status a key."""
+
+    def __init__(
+        self,
+        number: int,
+        keys: Sequence[Any],
+        objects: Optional[Sequence[Any]] = None,
+        left_out: Sequence[int] = (),
+    ) -> None:
+        self.id = number
+        self.keys = keys
+        #: LMCache's memory, kept as long as jobs touch it.
+        self.objects = objects
+        self.statuses = bytearray([Status.OTHER]) * len(keys)
+        for slot in left_out:
+            self.statuses[slot] = LEFT_OUT
+        #: By place in ``keys``: where the chunk is.
+        self.spaces: dict[int, Space] = {}
+        #: Jobs that are not finished.
+        self.left = 0
+
+    def take(self, slots: Sequence[int], space: Space, statuses: Sequence[int]) -> None:
+        """The result of a job. A key that was asked for in several spaces is in the one that has
+        it.
+        """
+        for slot, status in zip(slots, statuses):
+            if self.statuses[slot] > Status.DUPLICATE:
+                self.statuses[slot] = status
+                self.spaces[slot] = space
+
+
+class Part:
+    """Keys of a task that are one job."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.slots: list[int] = []
+        self.keys: list[bytes] = []
+        self.rows: list[int] = []
+
+
+class Lane:
+    """Tasks with an eventfd.
+
+    Invariant: the eventfd is readable while a task has finished since the last hand-out. Each task
+    is handed out once.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue: Optional[Queue] = queue
+        self._fd = queue.event_fd()
+        #: Guards the fields below. A submit is recorded under it, before a poll can see the job.
+        self._guard = threading.Lock()
+        self._numbers = itertools.count()
+        #: By number of the store's job.
+        self._jobs: dict[int, tuple[Task, Part]] = {}
+        self._finished: dict[int, Task] = {}
+        #: Jobs that the queue had no room for.
+        self.refused = 0
+
+    def event_fd(self) -> int:
+        return self._fd
+
+    def submit(
+        self,
+        task_of: Callable[[int], Task],
+        parts: Sequence[Part],
+        call: Callable[[Queue, Part], int],
+    ) -> int:
+        """A task of these parts, each given to the queue by ``call``. Never raises: what cannot be
+        submitted fails.
+        """
+        with self._guard:
+            task = task_of(next(self._numbers))
+            for part in parts:
+                self._give(task, part, call)
+            if not task.left:
+                self._end(task)
+                self._wake()
+            return task.id
+
+    def _give(self, task: Task, part: Part, call: Callable[[Queue, Part], int]) -> None:
+        why = Status.CLOSED
+        if self._queue is not None:
+            try:
+                self._jobs[call(self._queue, part)] = (task, part)
+                task.left += 1
+                return
+            except (TypeError, ValueError):
+                why = Status.OTHER
+                logger.exception("larder: a job of %d keys is wrong", len(part.slots))
+            except QueueFull:
+                why = Status.BUSY
+                if not self.refused:
+                    logger.warning(
+                        "larder: more jobs than the queue takes: some are refused "
+                        "(counted in `refused_jobs`)"
+                    )
+                self.refused += 1
+            except StoreError as error:
+                logger.warning("larder: a job was not accepted: %s", error)
+        task.take(part.slots, part.space, [why] * len(part.slots))
+
+    def _end(self, task: Task) -> None:
+        task.objects = None
+        self._finished[task.id] = task
+
+    def _wake(self) -> None:
+        if self._queue is not None:
+            os.eventfd_write(self._fd, 1)
+
+    def _poll(self) -> None:
+        """Notes the finished jobs. That resets the eventfd."""
+        for number, statuses, _, _ in self._queue.poll() if self._queue is not None else ():
+            task, part = self._jobs.pop(number)
+            task.take(part.slots, part.space, statuses)
+            task.left -= 1
+            if not task.left:
+                self._end(task)
+
+    def finished(self) -> list[Task]:
+        """All finished tasks."""
+        with self._guard:
+            self._poll()
+            tasks = list(self._finished.values())
+            self._finished.clear()
+            return tasks
+
+    def take(self, number: int) -> Optional[Task]:
+        """One task, if it has finished."""
+        with self._guard:
+            before = len(self._finished)
+            self._poll()
+            is_news = len(self._finished) > before
+            task = self._finished.pop(number, None)
+            if is_news and self._finished:
+                self._wake()
+            return task
+
+    @property
+    def pending(self) -> int:
+        """Jobs that have not finished."""
+        queue = self._queue
+        return queue.pending if queue is not None else 0
+
+    @property
+    def stuck(self) -> int:
+        """Jobs that the device holds beyond their timeout."""
+        queue = self._queue
+        return queue.stuck if queue is not None else 0
+
+    def close(self, timeout: float) -> bool:
+        """Refuses further jobs and waits for those that run. False when ``timeout`` passed first:
+        then call it again.
+        """
+        queue = self._queue
+        if queue is None:
+            return True
+        if not queue.close(timeout):
+            return False
+        with self._guard:
+            self._poll()
+            self._queue = None
+        return True

@@ -1,0 +1,246 @@
+"""The whole keys of the chunks that the store holds for an adapter: the store keeps only the first
+bytes of them in memory.
+
+Lookups and loads do not depend on the ledger. It serves lists, usage by cache salt, and LMCache's
+own eviction. It is kept in memory, and written behind to an SQLite file, so that a restart begins
+with it; the process that is killed loses the last milliseconds, and those chunks are entered again
+when they are looked up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import sqlite3
+import threading
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
+
+from larder.lmcache.spaces import Layout, Place, Space
+
+logger = logging.getLogger(__name__)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS spaces (
+    id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, place TEXT NOT NULL, layout TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS chunks (
+    space INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (space, hash)
+) WITHOUT ROWID;
+"""
+
+
+class Entry(NamedTuple):
+    """A stored chunk."""
+
+    key: Any
+    space: Space
+    #: Grows from entry to entry.
+    number: int
+
+
+class Ledger:
+    """Entries by key."""
+
+    def __init__(self, path: Optional[str]) -> None:
+        """Opens the file; a file that is none is set aside. Without ``path``, or a file, entries
+        live in memory alone.
+        """
+        self._guard = threading.Lock()
+        self._entries: dict[Any, Entry] = {}
+        #: The keys, the one used longest ago first.
+        self._by_age: OrderedDict[Any, None] = OrderedDict()
+        self._bytes: Counter[str] = Counter()
+        self._numbers = itertools.count()
+        #: Changes that are not in the file: (space, hash, whether it is there).
+        self._changes: list[tuple[Space, bytes, bool]] = []
+        self._written: dict[bytes, int] = {}
+        #: Set while there are changes.
+        self.changed = threading.Event()
+        #: Held during the use of the file.
+        self._file_guard = threading.Lock()
+        self._file = None if path is None else _opened(path)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def usage(self) -> dict[str, int]:
+        """Bytes by cache salt."""
+        with self._guard:
+            return {salt: held for salt, held in self._bytes.items() if held > 0}
+
+    def get(self, key: Any) -> Optional[Entry]:
+        return self._entries.get(key)
+
+    def add(self, found: Iterable[tuple[Any, Space]]) -> list[Entry]:
+        """Enters chunks; returns those that are new."""
+        added = []
+        with self._guard:
+            for key, space in found:
+                if key not in self._entries:
+                    entry = Entry(key, space, next(self._numbers))
+                    self._entries[key] = entry
+                    self._by_age[key] = None
+                    self._bytes[key.cache_salt] += space.bytes
+                    self._changes.append((space, key.chunk_hash, True))
+                    added.append(entry)
+        if added:
+            self.changed.set()
+        return added
+
+    def remove(self, keys: Iterable[Any]) -> list[Entry]:
+        """Strikes out chunks; returns those that were entered."""
+        removed = []
+        with self._guard:
+            for key in keys:
+                if (entry := self._entries.pop(key, None)) is not None:
+                    del self._by_age[key]
+                    self._bytes[key.cache_salt] -= entry.space.bytes
+                    self._changes.append((entry.space, key.chunk_hash, False))
+                    removed.append(entry)
+        if removed:
+            self.changed.set()
+        return removed
+
+    def use(self, keys: Iterable[Any]) -> None:
+        """Marks chunks as used, as the store does."""
+        with self._guard:
+            for key in keys:
+                if key in self._by_age:
+                    self._by_age.move_to_end(key)
+
+    def oldest(self, count: int) -> list[Entry]:
+        """The entries that were used longest ago. They count as used from then on."""
+        with self._guard:
+            keys = list(itertools.islice(self._by_age, count))
+            for key in keys:
+                self._by_age.move_to_end(key)
+            return [self._entries[key] for key in keys]
+
+    def after(self, number: int) -> list[Entry]:
+        """The entries with higher numbers, in their order."""
+        with self._guard:
+            entries = list(self._entries.values())
+        return entries[bisect_right(entries, number, key=lambda entry: entry.number) :]
+
+    # --- the file
+
+    def load(
+        self,
+        space_of: Callable[[Place, Layout], Optional[Space]],
+        key_of: Callable[[Place, bytes], Any],
+    ) -> None:
+        """Enters what the file has of this configuration. What it has of other weights is
+        deleted.
+        """
+        if self._file is None:
+            return
+        try:
+            with self._file_guard, self._file as file:
+                for number, digest, place, layout in list(
+                    file.execute("SELECT id, digest, place, layout FROM spaces")
+                ):
+                    space = _space(space_of, place, layout)
+                    if space is None or space.namespace.digest != digest:
+                        file.execute("DELETE FROM chunks WHERE space = ?", (number,))
+                        file.execute("DELETE FROM spaces WHERE id = ?", (number,))
+                        continue
+                    self._written[digest] = number
+                    hashes = file.execute("SELECT hash FROM chunks WHERE space = ?", (number,))
+                    self.add((key_of(space.place, chunk_hash), space) for (chunk_hash,) in hashes)
+        except sqlite3.Error as error:
+            self._lose(error)
+        with self._guard:
+            self._changes.clear()
+
+    def write(self) -> None:
+        """Brings the file up to date."""
+        self.changed.clear()
+        with self._guard:
+            changes, self._changes = self._changes, []
+        if self._file is None or not changes:
+            return
+        try:
+            with self._file_guard, self._file as file:
+                for space, is_there, hashes in _runs(changes):
+                    rows = [(self._number(file, space), one) for one in hashes]
+                    verb = (
+                        "INSERT OR IGNORE INTO chunks VALUES (?, ?)"
+                        if is_there
+                        else "DELETE FROM chunks WHERE space = ? AND hash = ?"
+                    )
+                    file.executemany(verb, rows)
+        except sqlite3.Error as error:
+            self._lose(error)
+
+    def _number(self, file: sqlite3.Connection, space: Space) -> int:
+        digest = space.namespace.digest
+        if digest not in self._written:
+            values = (digest, json.dumps(space.place), json.dumps(space.layout))
+            file.execute(
+                "INSERT OR IGNORE INTO spaces (digest, place, layout) VALUES (?, ?, ?)", values
+            )
+            [(self._written[digest],)] = file.execute(
+                "SELECT id FROM spaces WHERE digest = ?", (digest,)
+            )
+        return self._written[digest]
+
+    def _lose(self, error: sqlite3.Error) -> None:
+        self._file = None
+        logger.warning(
+            "larder: the file of keys cannot be used (%s): after a restart, lists and usage show only "
+            "chunks that have been looked up",
+            error,
+        )
+
+    def close(self) -> None:
+        self.write()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _opened(path: str) -> Optional[sqlite3.Connection]:
+    for is_first in (True, False):
+        try:
+            file = sqlite3.connect(path, timeout=1.0, check_same_thread=False)
+            # A crash of the machine may cost the last changes, never the file.
+            file.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA)
+            return file
+        except sqlite3.OperationalError as error:
+            logger.warning(
+                "larder: the file of keys %s cannot be opened (%s): "
+                "lists and usage begin empty at each start",
+                path,
+                error,
+            )
+            return None
+        except sqlite3.DatabaseError as error:
+            if is_first:
+                logger.warning(
+                    "larder: %s is no file of keys (%s): it is set aside as %s.damaged",
+                    path,
+                    error,
+                    path,
+                )
+                os.replace(path, f"{path}.damaged")
+    return None
+
+
+def _space(
+    space_of: Callable[[Place, Layout], Optional[Space]], place: str, layout: str
+) -> Optional[Space]:
+    shapes, dtypes, size = json.loads(layout)
+    return space_of(
+        Place(*json.loads(place)), Layout(tuple(map(tuple, shapes)), tuple(dtypes), size)
+    )
+
+
+def _runs(changes: list[tuple[Space, bytes, bool]]) -> Iterator[tuple[Space, bool, list[bytes]]]:
+    """Changes of the same kind that follow one another."""
+    for (_, is_there), run in itertools.groupby(changes, lambda change: (id(change[0]), change[2])):
+        listed = list(run)
+        yield listed[0][0], is_there, [chunk_hash for _, chunk_hash, _ in listed]

@@ -1,0 +1,104 @@
+"""The keys of ``adapter_params``, and the weights tag of each model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Mapping, Optional
+
+from larder import weights
+from larder.config import Config
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
+
+HELP = """Larder L2 adapter, the keys of adapter_params:
+- path (str): directory of the store, or a block device (required)
+- size (str): bytes of a store that is created, such as "512GiB"
+- weights_tags (object): by model name, a text that changes with its weights
+- model_dirs (object): by model name, the directory of its weights, from which the tag is derived
+- weights_tag (str): for all other models
+- chunk_bytes (int): of the largest chunk; chooses the segments of a store that is created (64 MiB)
+- ledger (str): file of the keys (PATH/larder.lmcache)
+- mla ("shared"): all ranks hold equal bytes, which are stored once
+- timeout, sync, prewrite, lease, disk: as for all engines"""
+
+#: The keys that only LMCache's adapter has: type and default of each.
+_OWN: dict[str, tuple[type, Any]] = {
+    "weights_tags": (dict, None),
+    "model_dirs": (dict, None),
+    "chunk_bytes": (int, 64 << 20),
+    "ledger": (str, None),
+    "mla": (str, None),
+}
+
+
+class LarderL2AdapterConfig(L2AdapterConfigBase):
+    """A checked configuration. Weights tags that come from files are derived here."""
+
+    def __init__(self, **keys: Any) -> None:
+        """Raises ValueError, which names the key, for an unknown key or a wrong value, and for
+        weights without files.
+        """
+        own = {key: _own(key, keys.pop(key, None)) for key in _OWN}
+        #: The keys that all engines share.
+        self.store = Config.parse(keys)
+        if self.store.on_error != "fail":
+            raise ValueError(
+                "larder: `on_error`: LMCache cannot start without its adapter; "
+                "it can add one at run time"
+            )
+        self.chunk_bytes: int = own["chunk_bytes"]
+        self.is_shared_by_ranks = own["mla"] is not None
+        self.weights_tags = _texts("weights_tags", own["weights_tags"])
+        for model, place in _texts("model_dirs", own["model_dirs"]).items():
+            self.weights_tags.setdefault(model, _derived(model, place))
+        self.ledger: Optional[str] = own["ledger"] or _beside(self.store.path)
+
+    @classmethod
+    def from_dict(cls, d: dict) -> LarderL2AdapterConfig:
+        return cls(**{str(key): value for key, value in d.items()})
+
+    @classmethod
+    def help(cls) -> str:
+        return HELP
+
+    def tag_of(self, model: str) -> Optional[str]:
+        """The weights tag of a model; None where nothing tells its weights from others."""
+        return self.weights_tags.get(model) or self.store.weights_tag
+
+
+def _own(key: str, value: Any) -> Any:
+    kind, default = _OWN[key]
+    if value is None:
+        return default
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"larder: `{key}`: {value!r} is not of type {kind.__name__}")
+    if key == "chunk_bytes" and value <= 0:
+        raise ValueError(f"larder: `{key}`: {value} is not above 0")
+    if key == "mla" and value != "shared":
+        raise ValueError(
+            f"larder: `{key}`: `{value}` is not `shared`; "
+            "leave it out where ranks hold different bytes"
+        )
+    return value
+
+
+def _texts(key: str, given: Optional[Mapping[Any, Any]]) -> dict[str, str]:
+    for model, value in (given or {}).items():
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"larder: `{key}`: the value of `{model}` is not a text")
+    return {str(model): value for model, value in (given or {}).items()}
+
+
+def _derived(model: str, place: str) -> str:
+    if not os.path.isdir(place):
+        raise ValueError(
+            f"larder: `model_dirs`: `{model}`: {place} is not a directory with the model's files"
+        )
+    return weights.tag({"model": model}, [(place, None)])
+
+
+def _beside(path: str) -> Optional[str]:
+    """The ledger's file; none beside a block device, where the keys are forgotten at the end of the
+    process.
+    """
+    is_directory = os.path.isdir(path) or not os.path.exists(path)
+    return os.path.join(path, "larder.lmcache") if is_directory else None

@@ -1,0 +1,160 @@
+"""The namespace of a key: everything that decides the bytes of a chunk besides its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from typing import Any, Iterable, NamedTuple, Optional
+
+from larder.lmcache.settings import LarderL2AdapterConfig
+from larder.store import Namespace, Store
+
+logger = logging.getLogger(__name__)
+
+#: Most cache salts: each is a namespace for each model, rank and group.
+SALTS_MAX = 1024
+
+#: Bytes of the store's keys.
+_KEY_BYTES = 32
+
+
+class Layout(NamedTuple):
+    """The tensors of a chunk."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    bytes: int
+
+    @classmethod
+    def of(
+        cls, shapes: Iterable[Any], dtypes: Iterable[Any], size: Optional[int] = None
+    ) -> Optional[Layout]:
+        """From torch's shapes and dtypes; None if there are none."""
+        shapes, dtypes = list(shapes), list(dtypes)
+        if not shapes:
+            return None
+        total = sum(
+            shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)
+        )
+        return cls(
+            tuple(tuple(shape) for shape in shapes),
+            tuple(map(str, dtypes)),
+            total if size is None else size,
+        )
+
+    @classmethod
+    def of_object(cls, memory: Any) -> Layout:
+        """Of one of LMCache's memory objects."""
+        metadata = memory.metadata
+        shapes = metadata.shapes or [metadata.shape]
+        dtypes = metadata.dtypes or [metadata.dtype]
+        layout = cls.of(shapes, dtypes, memory.get_size())
+        assert layout is not None
+        return layout
+
+
+class Place(NamedTuple):
+    """The fields of a key besides its hash."""
+
+    model: str
+    kv_rank: int
+    group: int
+    salt: str
+
+    @classmethod
+    def of(cls, key: Any) -> Place:
+        return cls(key.model_name, key.kv_rank, key.object_group_id, key.cache_salt)
+
+
+class Space(NamedTuple):
+    """The chunks of one place and layout."""
+
+    place: Place
+    layout: Layout
+    namespace: Namespace
+
+    @property
+    def bytes(self) -> int:
+        """Of a chunk."""
+        return self.layout.bytes
+
+
+class Spaces:
+    """The namespaces of an adapter, made when they are needed. A model without a weights tag has
+    none.
+    """
+
+    def __init__(self, store: Store, config: LarderL2AdapterConfig) -> None:
+        self._store = store
+        self._config = config
+        self._lock = threading.Lock()
+        self._spaces: dict[tuple[Place, Layout], Optional[Space]] = {}
+        self._of_place: dict[Place, list[Space]] = {}
+        self._salts: set[str] = set()
+        self._said: set[str] = set()
+
+    def at(self, place: Place) -> list[Space]:
+        """The spaces of a place that are known so far."""
+        return self._of_place.get(place, [])
+
+    def find(self, place: Place, layout: Layout) -> Optional[Space]:
+        """The space of a place and layout; None, and a line in the log, where nothing can be
+        kept.
+        """
+        found = self._spaces.get((place, layout))
+        if found is not None:
+            return found
+        with self._lock:
+            return self._make(place, layout)
+
+    def _make(self, place: Place, layout: Layout) -> Optional[Space]:
+        if (place, layout) in self._spaces:
+            return self._spaces[place, layout]
+        tag = self._config.tag_of(place.model)
+        if tag is None:
+            self._say(
+                f"model {place.model}",
+                f"nothing tells the weights of model {place.model} from others of this name: "
+                "its chunks are not kept. "
+                "Set `weights_tags`, `model_dirs` or `weights_tag`",
+            )
+            return None
+        if place.salt not in self._salts and len(self._salts) >= SALTS_MAX:
+            self._say(
+                "salts",
+                f"more than {SALTS_MAX} cache salts: the chunks of further ones are not kept",
+            )
+            return None
+        namespace = self._store.namespace(
+            model=place.model,
+            weights=tag,
+            dtype=",".join(layout.dtypes),
+            layout="lmcache "
+            + " ".join("x".join(map(str, shape)) or "scalar" for shape in layout.shapes),
+            # A part of the shapes; LMCache does not say which.
+            page_tokens=1,
+            parts=[layout.bytes],
+            pool=f"group {place.group}",
+            extra={
+                "kv_rank": "shared" if self._config.is_shared_by_ranks else f"{place.kv_rank:08x}",
+                "salt": place.salt,
+            },
+        )
+        space = Space(place, layout, namespace)
+        self._salts.add(place.salt)
+        self._of_place[place] = [*self.at(place), space]
+        self._spaces[place, layout] = space
+        return space
+
+    def _say(self, topic: str, line: str) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
+            logger.warning("larder: %s", line)
+
+
+def page_key(chunk_hash: bytes) -> bytes:
+    """The store's key of a chunk: its hash, if that is as long; the store tells keys apart by their
+    first bytes.
+    """
+    return chunk_hash if len(chunk_hash) == _KEY_BYTES else hashlib.sha256(chunk_hash).digest()
