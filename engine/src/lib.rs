@@ -94,6 +94,7 @@
 //! | [`share`] | one store, many processes: owner, clients, takeover |
 //! | `runtime` | threads, locks and time: those of the system, or of a simulation |
 //! | `seldom` | the limit of a log line that may recur |
+//! | `system` | the calls to the operating system that a simulation has to control |
 //! | [`survey`] | reading a store without opening it, for the tools |
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
 //! | [`disk`] | io_uring and threads behind one trait |
@@ -125,6 +126,7 @@ pub mod seldom;
 pub mod share;
 pub mod store;
 pub mod survey;
+mod system;
 pub mod volume;
 
 pub use api::{

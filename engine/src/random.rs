@@ -1,7 +1,8 @@
 //! Random bytes for identities and secrets.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
+
+use crate::system::processes;
 
 /// Random bytes from the device. A container profile may refuse `getrandom`.
 ///
@@ -9,6 +10,6 @@ use std::io::{self, Read};
 /// If `/dev/urandom` cannot be read.
 pub fn random_bytes<const COUNT: usize>() -> io::Result<[u8; COUNT]> {
     let mut bytes = [0; COUNT];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    processes::fill_random(&mut bytes)?;
     Ok(bytes)
 }

@@ -44,6 +44,13 @@ const _: () = assert!(
         && std::mem::offset_of!(Piece, len) == std::mem::offset_of!(libc::iovec, iov_len)
 );
 
+/// Pieces as the kernel takes them.
+pub(super) fn iovecs(pieces: &[Piece]) -> &[libc::iovec] {
+    // SAFETY: a `Piece` has the size and the fields of an `iovec` at the same places (asserted
+    // above), and both have the alignment of a pointer; the borrow goes on.
+    unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
+}
+
 /// The next request to the kernel for an operation.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {

@@ -56,12 +56,12 @@ mod witness;
 
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
 use crate::runtime::Instant;
+use crate::system::files::Handle;
 pub(crate) use job::EIO_READS_MAX;
 pub use job::{Step, carry_out};
 pub(crate) use witness::Witness;
@@ -293,7 +293,7 @@ pub struct DiskOptions {
     /// The volumes' files, in the store's order; `None` for a lost volume. The disk holds these
     /// very descriptions until its last write is over, so that a lock on them lives exactly as
     /// long.
-    pub files: Vec<Option<Arc<OwnedFd>>>,
+    pub files: Vec<Option<Arc<Handle>>>,
     /// Operations of one volume in the kernel at once.
     pub depth: u32,
     /// Receives the latency of each operation.

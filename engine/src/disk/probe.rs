@@ -15,7 +15,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -28,6 +28,7 @@ use super::threads::Threads;
 use super::uring::{Features, Uring};
 use super::{Disk, DiskError, DiskOptions};
 use crate::memory::AlignedBuf;
+use crate::system::files::{self, Handle};
 
 /// Length of the read that proves a ring, in bytes.
 const PROOF_BYTES: usize = 4096;
@@ -195,7 +196,7 @@ fn open_uring(options: DiskOptions) -> Result<Arc<dyn Disk>, Obstacle> {
 
 /// Reads the start of a volume through the disk. If the read fails without io_uring too, io_uring
 /// is not the cause.
-fn prove(disk: &Uring, volume: usize, file: &OwnedFd) -> Result<(), Obstacle> {
+fn prove(disk: &Uring, volume: usize, file: &Handle) -> Result<(), Obstacle> {
     let proof = ReadAt {
         volume,
         offset: 0,
@@ -205,7 +206,7 @@ fn prove(disk: &Uring, volume: usize, file: &OwnedFd) -> Result<(), Obstacle> {
         return Ok(());
     };
     let mut memory = AlignedBuf::zeroed(PROOF_BYTES).map_err(Obstacle::Other)?;
-    match rustix::io::pread(file, &mut memory[..], 0) {
+    match files::read_at(file, &mut memory[..], 0) {
         Ok(PROOF_BYTES) => Err(Obstacle::Unfit { volume, error }),
         Ok(_) | Err(_) => Ok(()),
     }

@@ -12,19 +12,19 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
 use super::job::{
-    AbortOnPanic, Answers, Job, Refusals, Step, forget_others, give_up, join_others, refuse,
-    submit_by_volume, take_late,
+    AbortOnPanic, Answers, Job, Refusals, Step, forget_others, give_up, iovecs, join_others,
+    refuse, submit_by_volume, take_late,
 };
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 use crate::fork::Origin;
 use crate::latency::DeviceLatencies;
+use crate::system::files::{self, Handle};
 
 /// Most threads a volume.
 pub const THREADS_MAX: u32 = 16;
@@ -42,7 +42,7 @@ struct Lane {
     volume: usize,
     refusals: Refusals,
     latencies: Arc<DeviceLatencies>,
-    file: Arc<OwnedFd>,
+    file: Arc<Handle>,
     inbox: Mutex<Inbox>,
     filled: Condvar,
 }
@@ -143,7 +143,7 @@ impl Drop for Threads {
 }
 
 impl Lane {
-    fn new(volume: usize, file: Arc<OwnedFd>, latencies: Arc<DeviceLatencies>) -> Self {
+    fn new(volume: usize, file: Arc<Handle>, latencies: Arc<DeviceLatencies>) -> Self {
         let inbox = Inbox {
             ops: VecDeque::new(),
             open: true,
@@ -190,34 +190,17 @@ fn serve(lane: &Lane) {
     }
 }
 
-fn call(file: &OwnedFd, step: Step<'_>) -> Result<usize, i32> {
+fn call(file: &Handle, step: Step<'_>) -> Result<usize, i32> {
     match step {
-        Step::Read { offset, pieces } => transfer(libc::preadv, file, offset, pieces),
-        Step::Write { offset, pieces } => transfer(libc::pwritev, file, offset, pieces),
-        Step::Sync => rustix::fs::fdatasync(file)
-            .map(|()| 0)
-            .map_err(rustix::io::Errno::raw_os_error),
+        // SAFETY: the memory behind the pieces belongs to the operation until it is answered
+        // (contract of `Disk::submit`), which is after this call.
+        Step::Read { offset, pieces } => unsafe {
+            files::read_pieces(file, offset, iovecs(pieces))
+        },
+        // SAFETY: as above.
+        Step::Write { offset, pieces } => unsafe {
+            files::write_pieces(file, offset, iovecs(pieces))
+        },
+        Step::Sync => files::sync_data(file).map(|()| 0),
     }
-}
-
-/// `preadv` or `pwritev`.
-type Vectored = unsafe extern "C" fn(
-    libc::c_int,
-    *const libc::iovec,
-    libc::c_int,
-    libc::off_t,
-) -> libc::ssize_t;
-
-fn transfer(call: Vectored, file: &OwnedFd, offset: u64, pieces: &[Piece]) -> Result<usize, i32> {
-    let offset = libc::off_t::try_from(offset).map_err(|_| libc::EINVAL)?;
-    let count = libc::c_int::try_from(pieces.len()).map_err(|_| libc::EINVAL)?;
-    // SAFETY: the file is open; a `Piece` has the layout of an `iovec` (asserted in `job`); the
-    // memory behind the pieces belongs to the operation until it is answered (contract of
-    // `Disk::submit`), which is after this call.
-    let moved_bytes = unsafe { call(file.as_raw_fd(), pieces.as_ptr().cast(), count, offset) };
-    usize::try_from(moved_bytes).map_err(|_| {
-        io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EIO)
-    })
 }

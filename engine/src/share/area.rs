@@ -32,14 +32,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
-use rustix::thread::futex;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::Piece;
 use crate::fork::{Private, keep_private};
 use crate::runtime::Instant;
+use crate::system::words;
 
 /// Bytes of a unit, the granularity of allocation.
 pub(crate) const UNIT_BYTES: usize = 64 << 10;
@@ -262,7 +261,7 @@ impl Area {
             Ordering::Relaxed,
         );
         if settled.is_ok() {
-            let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+            words::wake_all(word);
         }
     }
 
@@ -287,12 +286,10 @@ impl Area {
         let until = Instant::now() + patience.min(PATIENCE_MAX);
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let Ok(left) = rustix::thread::Timespec::try_from(left) else {
-                return Look::Filling;
-            };
-            let slept = futex::wait(word, futex::Flags::empty(), slot.word(FILLING), Some(&left));
+            let slept = words::wait(word, slot.word(FILLING), left);
             let look = self.look(slot);
-            if look != Look::Filling || slept == Err(Errno::TIMEDOUT) {
+            let is_late = slept.is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+            if look != Look::Filling || is_late {
                 return look;
             }
         }

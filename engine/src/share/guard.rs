@@ -8,15 +8,14 @@
 //! a client's byte before it reuses the client's extents. A new owner first waits until no byte is
 //! locked at all.
 
-use std::os::fd::OwnedFd;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
-
 use super::wire::ClientId;
 use crate::runtime::Instant;
+use crate::system::files::{Handle, are_bytes_locked, lock_bytes};
 
 /// Which clients may have writes in flight.
 pub trait Marks {
@@ -29,15 +28,15 @@ pub trait Marks {
 }
 
 /// The volumes, each through a description other than the clients'.
-impl Marks for Vec<Arc<OwnedFd>> {
+impl Marks for Vec<Arc<Handle>> {
     fn are_on_all(&self, client: ClientId) -> bool {
         let mut volumes = self.iter();
-        volumes.all(|volume| is_marked(volume, client.0) == Ok(true))
+        volumes.all(|volume| is_marked(volume, client.0).is_ok_and(|is_marked| is_marked))
     }
 
     fn are_on_any(&self, client: ClientId) -> bool {
         let mut volumes = self.iter();
-        volumes.any(|volume| is_marked(volume, client.0) != Ok(false))
+        volumes.any(|volume| !is_marked(volume, client.0).is_ok_and(|is_marked| !is_marked))
     }
 }
 
@@ -50,31 +49,12 @@ const COUNT: i64 = 1 << 32;
 /// Interval of the checks while waiting for the marks of others.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-fn lock(kind: libc::c_int, start: i64, count: i64) -> libc::flock {
-    libc::flock {
-        l_type: i16::try_from(kind).unwrap_or(0),
-        l_whence: 0,
-        l_start: start,
-        l_len: count,
-        l_pid: 0,
-    }
-}
-
-fn set(file: &OwnedFd, lock: &libc::flock) -> Result<(), Errno> {
-    loop {
-        match fcntl(file, FcntlArg::F_OFD_SETLK(lock)) {
-            Err(Errno::EINTR) => {}
-            outcome => return outcome.map(|_| ()),
-        }
-    }
-}
-
 /// A client's marks. Drop it after the client's last write is over. Dropping removes the marks even
 /// if a child process has inherited their descriptions. Otherwise a mark stays for as long as its
 /// description is open anywhere.
 pub(crate) struct Marked {
     client: u32,
-    volumes: Vec<Arc<OwnedFd>>,
+    volumes: Vec<Arc<Handle>>,
 }
 
 impl Marked {
@@ -86,8 +66,8 @@ impl Marked {
     }
 
     /// Marks a volume as being written by the client.
-    pub(crate) fn mark(&mut self, file: &Arc<OwnedFd>) -> Result<(), Errno> {
-        set(file, &own(libc::F_WRLCK, self.client))?;
+    pub(crate) fn mark(&mut self, file: &Arc<Handle>) -> io::Result<()> {
+        lock_bytes(file, byte_of(self.client), true)?;
         self.volumes.push(file.clone());
         Ok(())
     }
@@ -96,36 +76,33 @@ impl Marked {
 impl Drop for Marked {
     fn drop(&mut self) {
         for volume in &self.volumes {
-            let _ = set(volume, &own(libc::F_UNLCK, self.client));
+            let _ = lock_bytes(volume, byte_of(self.client), false);
         }
     }
 }
 
 /// A client's own byte.
-fn own(kind: libc::c_int, client: u32) -> libc::flock {
-    lock(kind, FIRST + i64::from(client), 1)
+fn byte_of(client: u32) -> Range<i64> {
+    let first = FIRST + i64::from(client);
+    first..first + 1
 }
 
 /// Whether a client may have writes to a volume in flight. `file` must be a description other than
 /// the client's own.
-fn is_marked(file: &OwnedFd, client: u32) -> Result<bool, Errno> {
-    let mut probe = own(libc::F_WRLCK, client);
-    fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
-    Ok(i32::from(probe.l_type) != libc::F_UNLCK)
+fn is_marked(file: &Handle, client: u32) -> io::Result<bool> {
+    are_bytes_locked(file, byte_of(client))
 }
 
 /// Waits until no client has writes to a volume in flight. False when `until` passes first.
-pub(crate) fn wait_for_none(file: &OwnedFd, until: Instant) -> bool {
-    let all = lock(libc::F_WRLCK, FIRST, COUNT);
+pub(crate) fn wait_for_none(file: &Handle, until: Instant) -> bool {
+    let all = FIRST..FIRST + COUNT;
     loop {
-        match set(file, &all) {
+        match lock_bytes(file, all.clone(), true) {
             Ok(()) => {
-                let _ = set(file, &lock(libc::F_UNLCK, FIRST, COUNT));
+                let _ = lock_bytes(file, all, false);
                 return true;
             }
-            // ENOLCK and ENOMEM: the system has no room for a lock just now, so the state is
-            // unknown.
-            Err(Errno::EAGAIN | Errno::EACCES | Errno::ENOLCK | Errno::ENOMEM) => {
+            Err(error) if is_held_or_unknown(&error) => {
                 if Instant::now() >= until {
                     return false;
                 }
@@ -135,4 +112,17 @@ pub(crate) fn wait_for_none(file: &OwnedFd, until: Instant) -> bool {
             Err(_) => return true,
         }
     }
+}
+
+/// Whether another process holds a lock on the bytes.
+pub(super) fn is_held(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::WouldBlock | ErrorKind::PermissionDenied
+    )
+}
+
+/// The same, or the system has no room for a lock just now.
+fn is_held_or_unknown(error: &io::Error) -> bool {
+    is_held(error) || matches!(error.raw_os_error(), Some(libc::ENOLCK | libc::ENOMEM))
 }

@@ -23,6 +23,8 @@
 //! | `server` | the owner's side: sessions, and the resources that each client holds |
 //! | `remote` | the client's side: a [`Catalog`] over a socket |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
+//! | `monitor` | the thread that keeps a role: takes over when the owner goes |
+//! | `handle` | the calls of a handle, to the owner of the moment |
 //! | `staging`, `area` | reads that several processes share: page slots, shared memory |
 //! | `keys`, `pass` | long lists of keys and open files in messages |
 //! | `guard` | marks on the volumes: a mark outlives a killed client as long as its I/O does |
@@ -51,8 +53,10 @@
 //! its checksum. All processes run as one user, who owns the volumes, or as members of the
 //! permitted group.
 
+mod handle;
 #[doc(hidden)]
 pub mod keys;
+mod monitor;
 mod pass;
 mod remote;
 mod role;
@@ -76,14 +80,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use larder_format::{Namespace, PageKey, Rank};
+use larder_format::{Namespace, Rank};
 
 use crate::api::{
-    GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
-    PutPage, PutStatus, Refusal, Settings, SharedReads, Stats,
+    NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Refusal, Settings,
+    SharedReads,
 };
-use crate::catalog::Catalog;
-use crate::core::NAMESPACES_MAX;
 use crate::error::StoreError;
 use crate::fork::Origin;
 use crate::store::Store;
@@ -98,7 +100,6 @@ pub use server::answer;
 pub(crate) use server::is_listening;
 #[doc(hidden)]
 pub use server::ledger;
-use server::may_give_to;
 pub use server::socket_path;
 pub use staging::StagingReport;
 pub use wire::Report;
@@ -117,10 +118,8 @@ const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
 /// Longest wait of a put. A moment much further off could not be represented as an `Instant`.
 const PUT_WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Pause between two tries. While there is no owner it grows by an eighth each time, up to the
-/// maximum, which it reaches after about ten seconds.
+/// Pause between two tries to attach, and the first pause of the role monitor.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
-const TRY_AGAIN_MAX: Duration = Duration::from_secs(1);
 
 /// How a store is attached to.
 #[derive(Clone, Debug, Default)]
@@ -283,120 +282,6 @@ fn locked(path: &Path) -> Option<StoreError> {
 }
 
 impl Inner {
-    /// The role monitor: makes sure that there is an owner, for as long as the handle is open.
-    fn monitor_role(&self) {
-        let mut pause = TRY_AGAIN;
-        // The group to serve as owner: the configured group; else the group that the last owner
-        // served, if this process may give the socket to it.
-        let mut group = self.options.group;
-        // The last warning about why this process could not become the owner.
-        let mut last_warning = String::new();
-        // Pid of the last owner.
-        let mut former = None;
-        loop {
-            let client = match &*self.role.read() {
-                Role::Client(client) => Some(client.clone()),
-                Role::Closed => return,
-                Role::Owner(_) | Role::Nobody => None,
-            };
-            let had_client = client.is_some();
-            if let Some(client) = client {
-                former = client.remote.owner_pid();
-                client.remote.wait_for_owner_end();
-                let served = client.group.filter(|gid| may_give_to(*gid));
-                group = self.options.group.or(served);
-            }
-            if had_client {
-                self.lose_owner();
-                pause = TRY_AGAIN;
-            }
-            if self.is_stopped() {
-                return;
-            }
-            if matches!(*self.role.read(), Role::Owner(_)) {
-                let mut stop = self.stop.lock();
-                while !*stop {
-                    self.stopped.wait(&mut stop);
-                }
-                return;
-            }
-            match Role::find(&self.path, &self.options, group) {
-                Ok(role) => {
-                    self.compare_settings(&role);
-                    if matches!(role, Role::Owner(_)) {
-                        tracing::warn!(
-                            path = %self.path.display(),
-                            former_owner = former,
-                            "took the store over: its owner has gone, this process owns it now"
-                        );
-                    }
-                    *self.role.write() = role;
-                    self.turns.fetch_add(1, Ordering::AcqRel);
-                    // Notified under the lock, so that a thread that has just found no owner cannot
-                    // begin to wait after this notification.
-                    let stop = self.stop.lock();
-                    self.stopped.notify_all();
-                    // A `close` that runs after this hangs up on the new owner. A `close` that ran
-                    // before found no connection.
-                    if *stop {
-                        return;
-                    }
-                    drop(stop);
-                    last_warning.clear();
-                    continue;
-                }
-                Err(NotYet::TryAgain(_)) => {}
-                Err(NotYet::Never(error)) => {
-                    let why = error.to_string();
-                    if why != last_warning {
-                        tracing::warn!(
-                            %error,
-                            "the store has no owner, and this process cannot become it; trying \
-                             again"
-                        );
-                        last_warning = why;
-                    }
-                }
-            }
-            self.pause(pause);
-            pause = (pause + pause / 8).min(TRY_AGAIN_MAX);
-        }
-    }
-
-    /// Warns, once for the same settings, if the owner has other settings than this process asked
-    /// for. The owner's settings apply.
-    fn compare_settings(&self, role: &Role) {
-        let Role::Client(client) = role else {
-            return;
-        };
-        let Ok(report) = client.remote.report() else {
-            return;
-        };
-        let wanted = self.options.open.settings();
-        let before = self.seen.lock().replace(report.settings);
-        if report.settings != wanted && before != Some(report.settings) {
-            tracing::warn!(
-                "{}: the settings of the store's owner hold: {}; this process asked for: {wanted}. \
-                 Give all processes the same",
-                self.path.display(),
-                report.settings
-            );
-        }
-    }
-
-    /// The owner has gone. Waits for the calls in progress, which end as soon as the device lets
-    /// them, and closes the volumes, so that another process can become the owner.
-    fn lose_owner(&self) {
-        let mut role = self.role.write();
-        if matches!(*role, Role::Client(_)) {
-            let lost = std::mem::replace(&mut *role, Role::Nobody);
-            self.turns.fetch_add(1, Ordering::AcqRel);
-            drop(role);
-            // Dropped after unlocking: `drop` waits for reads that are still in flight.
-            drop(lost);
-        }
-    }
-
     /// The role, for a call. `None` while the role changes: a waiting call would wait for the calls
     /// in progress, and those wait for the device. `None` in a forked child, too.
     fn role(&self) -> Option<RwLockReadGuard<'_, Role>> {
@@ -408,13 +293,6 @@ impl Inner {
 
     fn is_stopped(&self) -> bool {
         *self.stop.lock()
-    }
-
-    fn pause(&self, pause: Duration) {
-        let mut stop = self.stop.lock();
-        if !*stop {
-            self.stopped.wait_for(&mut stop, pause);
-        }
     }
 
     /// Calls `work` with the present decider, and with the namespace as this decider knows it.
@@ -529,226 +407,6 @@ impl SharedStore {
             Some(Role::Owner(owner)) => Ok(owner.server.report()),
             Some(Role::Client(client)) => client.remote.report().map_err(|_| StoreError::OwnerGone),
             Some(Role::Nobody | Role::Closed) | None => Err(self.inner.unavailable()),
-        }
-    }
-}
-
-impl PageStore for SharedStore {
-    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
-        if self.inner.origin.is_inherited() {
-            return Err(StoreError::Forked);
-        }
-        let id = {
-            let mut spaces = self.inner.spaces.lock();
-            let known = spaces.iter().position(|space| space == namespace);
-            let at = match known {
-                Some(at) => at,
-                None if spaces.len() >= NAMESPACES_MAX => {
-                    return Err(StoreError::TooManyNamespaces(NAMESPACES_MAX));
-                }
-                None => {
-                    spaces.push(namespace.clone());
-                    spaces.len() - 1
-                }
-            };
-            NamespaceId(u16::try_from(at).unwrap_or(u16::MAX))
-        };
-        let role = self.inner.role();
-        let decider = role.as_deref().and_then(Role::decider);
-        match decider.map(|decider| self.inner.resolve(decider, id)) {
-            Some(Err(error @ StoreError::TooManyNamespaces(_))) => Err(error),
-            // Without an owner, the namespace is registered as soon as there is one.
-            _ => Ok(id),
-        }
-    }
-
-    /// Pages that an owner left undone when it went are put once more with the next owner, if there
-    /// is one within `options.wait`.
-    fn put(
-        &self,
-        namespace: NamespaceId,
-        pages: &[PutPage<'_>],
-        options: PutOptions,
-    ) -> Vec<PutStatus> {
-        let until = Instant::now() + options.wait.min(PUT_WAIT_MAX);
-        let mut turns = self.turns();
-        let mut statuses = self.inner.put(namespace, pages, options);
-        while let Some(first) = statuses.iter().position(|status| *status == LEFT_UNDONE)
-            && self.has_next_owner(turns, until)
-        {
-            turns = self.turns();
-            let wait = until.saturating_duration_since(Instant::now());
-            let again = self
-                .inner
-                .put(namespace, &pages[first..], PutOptions { wait });
-            for (status, again) in statuses[first..].iter_mut().zip(again) {
-                if !status.is_present() {
-                    *status = again;
-                }
-            }
-        }
-        statuses
-    }
-
-    fn get(
-        &self,
-        namespace: NamespaceId,
-        pages: &mut [GetPage<'_, '_>],
-        deadline: Option<Instant>,
-    ) -> Vec<GetStatus> {
-        let count = pages.len();
-        self.inner
-            .with(namespace, |decider, space| {
-                decider.get(space, pages, deadline)
-            })
-            .unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count])
-    }
-
-    fn get_lent(
-        &self,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-        deadline: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        self.inner
-            .with(namespace, |decider, space| match decider {
-                Decider::Owner(own) => own.store.get_lent(space.id, keys, deadline),
-                Decider::Client(client) => {
-                    let catalog: Arc<dyn Catalog> = client.remote.clone();
-                    client.data.get_lent(&catalog, space.id, keys, deadline)
-                }
-            })
-            .unwrap_or_else(|| keys.iter().map(|_| Err(MissReason::Closed)).collect())
-    }
-
-    fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
-        self.inner
-            .with(namespace, |decider, space| match decider {
-                Decider::Owner(own) => own.store.longest_prefix(space.id, keys),
-                Decider::Client(Client { remote, data, .. }) => {
-                    data.longest_prefix(&**remote, space.id, keys)
-                }
-            })
-            .unwrap_or(0)
-    }
-
-    fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
-        self.inner
-            .with(namespace, |decider, space| match decider {
-                Decider::Owner(own) => own.store.contains(space.id, keys),
-                Decider::Client(Client { remote, data, .. }) => {
-                    data.contains(&**remote, space.id, keys)
-                }
-            })
-            .unwrap_or_else(|| vec![false; keys.len()])
-    }
-
-    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
-        self.inner.with(namespace, |decider, space| match decider {
-            Decider::Owner(own) => own.store.touch(space.id, keys),
-            Decider::Client(client) => client.remote.touch(space.id, keys),
-        });
-    }
-
-    fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
-        self.inner
-            .with(namespace, |decider, space| match decider {
-                Decider::Owner(own) => own.store.delete(space.id, keys),
-                Decider::Client(client) => client.remote.delete(space.id, keys),
-            })
-            .unwrap_or_else(|| Err(self.inner.unavailable()))
-    }
-
-    fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
-        self.inner
-            .with(namespace, |decider, space| match decider {
-                Decider::Owner(own) => own.store.clear_namespace(space.id),
-                Decider::Client(client) => client.remote.clear_namespace(space.id),
-            })
-            .unwrap_or_else(|| Err(self.inner.unavailable()))
-    }
-
-    fn flush(&self) -> Result<(), StoreError> {
-        match self.inner.role().as_deref() {
-            Some(Role::Owner(owner)) => owner.store.flush(),
-            Some(Role::Client(client)) => client.remote.flush(),
-            Some(Role::Nobody | Role::Closed) | None => Err(self.inner.unavailable()),
-        }
-    }
-
-    /// Registers with the present disk of this process. After a change of owner, memory registered
-    /// before may be used as plain memory.
-    fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
-        match self.inner.role().as_deref() {
-            Some(Role::Owner(owner)) => owner.store.register(memory),
-            Some(Role::Client(client)) => client.data.register(memory),
-            Some(Role::Nobody | Role::Closed) | None => {
-                let why = self.inner.unavailable();
-                (memory, format!("not registered: {why}"))
-            }
-        }
-    }
-
-    /// The owner's counters, with this process's own hits, misses, bytes read and latencies.
-    fn stats(&self) -> Stats {
-        match self.inner.role().as_deref() {
-            Some(Role::Owner(owner)) => owner.store.stats(),
-            Some(Role::Client(client)) => {
-                let mut stats = client.remote.stats();
-                client.data.count_into(&mut stats);
-                stats
-            }
-            Some(Role::Nobody | Role::Closed) | None => Stats::default(),
-        }
-    }
-
-    /// A client flushes and leaves. An owner disconnects its clients and closes the store.
-    fn close(&self) -> Result<(), StoreError> {
-        if self.inner.origin.is_inherited() {
-            return Err(StoreError::Forked);
-        }
-        *self.inner.stop.lock() = true;
-        self.inner.stopped.notify_all();
-        // If the role is changing, there is no connection to close.
-        let flushed = match self.inner.role().as_deref() {
-            Some(Role::Client(client)) if !client.remote.is_lost() => {
-                let flushed = client.remote.flush();
-                client.remote.hang_up();
-                flushed
-            }
-            _ => Ok(()),
-        };
-        if let Some(monitor) = self.monitor.lock().take() {
-            let _ = monitor.join();
-        }
-        let role = std::mem::replace(&mut *self.inner.role.write(), Role::Closed);
-        match role {
-            Role::Owner(mut owner) => {
-                if owner.server.stop() {
-                    return owner.store.close();
-                }
-                owner.store.catalog().flush()?;
-                Err(StoreError::ClientsWriting(self.inner.path.clone()))
-            }
-            _ => flushed,
-        }
-    }
-}
-
-impl Drop for SharedStore {
-    fn drop(&mut self) {
-        if self.inner.origin.is_inherited() {
-            // The thread and all that it holds belong to the parent.
-            std::mem::forget((self.inner.clone(), self.monitor.get_mut().take()));
-            return;
-        }
-        *self.inner.stop.lock() = true;
-        self.inner.stopped.notify_all();
-        if let Some(Role::Client(client)) = self.inner.role().as_deref() {
-            client.remote.hang_up();
-        }
-        if let Some(monitor) = self.monitor.lock().take() {
-            let _ = monitor.join();
         }
     }
 }

@@ -1,15 +1,10 @@
 //! Messages over a Unix socket with a file attached.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{self, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use crate::system::sockets::{self, UnixStream};
 
 /// Writes to a socket; the file is attached to the first bytes.
 pub(super) struct Giving<'a> {
@@ -19,15 +14,7 @@ pub(super) struct Giving<'a> {
 
 impl Write for Giving<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let Some(file) = self.file else {
-            return self.stream.write(bytes);
-        };
-        let files = [file];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        control.push(SendAncillaryMessage::ScmRights(&files));
-        let iov = [IoSlice::new(bytes)];
-        let sent = sendmsg(self.stream, &iov, &mut control, SendFlags::NOSIGNAL)?;
+        let sent = sockets::send(self.stream, bytes, self.file)?;
         self.file = None;
         Ok(sent)
     }
@@ -45,21 +32,9 @@ pub(super) struct Taking {
 
 impl Read for Taking {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut iov = [IoSliceMut::new(bytes)];
-        let got = recvmsg(
-            &self.stream,
-            &mut iov,
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                self.file = files.last().or_else(|| self.file.take());
-            }
-        }
-        Ok(got.bytes)
+        let (count, file) = sockets::receive(&self.stream, bytes)?;
+        self.file = file.or_else(|| self.file.take());
+        Ok(count)
     }
 }
 

@@ -18,16 +18,14 @@ mod line;
 mod put;
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Read};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder_format::{Namespace, PageKey};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
 use line::Line;
 use put::RemotePut;
@@ -44,6 +42,7 @@ use crate::error::StoreError;
 use crate::fork::Private;
 use crate::runtime::{Condvar, Mutex};
 use crate::store::staged::{Stage, Staged};
+use crate::system::sockets::{self, UnixStream};
 
 /// Limit for a reply that the owner sends without waiting for anything.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
@@ -209,7 +208,8 @@ impl Remote {
     pub(super) fn wait_for_owner_end(&self) {
         let mut byte = [0];
         // The owner sends nothing on this connection, so any result is its end.
-        while let Err(rustix::io::Errno::INTR) = rustix::io::read(&self.first, &mut byte) {}
+        let is_interrupted = |error: io::Error| error.kind() == io::ErrorKind::Interrupted;
+        while (&*self.first).read(&mut byte).is_err_and(is_interrupted) {}
         self.lose();
     }
 
@@ -229,8 +229,8 @@ impl Remote {
 
     /// The owner's pid, if this process's pid namespace shows it.
     pub(super) fn owner_pid(&self) -> Option<u32> {
-        let peer = getsockopt(&*self.first, PeerCredentials).ok()?;
-        u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)
+        let peer = sockets::peer(&self.first).ok()?;
+        Some(peer.pid).filter(|pid| *pid != 0)
     }
 
     fn lose(&self) -> Gone {

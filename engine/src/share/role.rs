@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use larder_format::Namespace;
-use nix::errno::Errno;
 
 use super::remote::{self, ReachError, Remote};
 use super::server::{OwnReads, Server, hides_own_user, may_listen, socket_path};
@@ -219,7 +218,7 @@ impl Client {
         for (_, volume) in volumes.present() {
             marks.mark(&volume.file).map_err(|error| match error {
                 // A process that becomes owner locks the marks' bytes for a moment to check them.
-                Errno::EAGAIN | Errno::EACCES => gone(remote::Gone),
+                error if guard::is_held(&error) => gone(remote::Gone),
                 error => never(StoreError::io("marking the volume", &volume.path, error)),
             })?;
         }

@@ -1,6 +1,18 @@
 //! The owner's side: a listening socket, a thread for each connection, and the resources of each
 //! client.
 //!
+//! | module | content |
+//! |---|---|
+//! | `accept` | the listening socket: new connections, and the socket's file |
+//! | `serve` | a connection from its greeting to its end |
+//! | [`answer`] | the reply to each request |
+//! | [`ledger`] | the puts and pins of one client |
+//! | `peer` | whether the process behind a connection may be a client |
+//! | `reads` | the owner's part in shared reads |
+//! | `session` | a client: its connections and its ledger |
+//! | `socket` | the socket file beside a store |
+//! | `watch` | the watchdog for clients that fall silent |
+//!
 //! Owns: the socket file beside the store, and the connections. `answer` decides the replies,
 //! `ledger` accounts for each client's resources. Both work without threads, sockets or clock. This
 //! module drives them.
@@ -27,10 +39,12 @@
 //! another user; clients that stop reading (only their own threads wait); clients killed at any
 //! moment.
 
+mod accept;
 pub mod answer;
 pub mod ledger;
 mod peer;
 mod reads;
+mod serve;
 mod session;
 mod socket;
 mod watch;
@@ -38,40 +52,33 @@ mod watch;
 use crate::runtime::thread::JoinHandle;
 use crate::runtime::{Condvar, Instant, Mutex};
 use std::collections::BTreeMap;
-use std::io::{self, BufReader, Read};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::AttachOptions;
-use super::pass::Giving;
 use super::protocol::{Agreed, Protocol};
-use super::wire::{
-    ClientId, Failure, ReleaseCount, Reply, Report, Request, Welcome, WireError, arrives, parse,
-    receive, send,
-};
-use crate::api::{NamespaceId, PageStore, Settings};
+use super::wire::{ClientId, ReleaseCount, Report, Welcome};
+use crate::api::{PageStore, Settings};
 use crate::catalog::SegmentMap;
 use crate::error::StoreError;
-use crate::fork::{Private, keep_private};
 use crate::seldom::Seldom;
 use crate::store::Store;
-use answer::{Answer, Desk, Greeting, Later};
-use ledger::Awaited;
+use crate::system::files::{self, Handle};
+use crate::system::processes;
+use crate::system::sockets;
+use accept::Listening;
 use peer::Admission;
 pub(super) use peer::hides_own_user;
 pub(super) use reads::OwnReads;
 use reads::Reads;
 use session::{Session, fresh_secret};
-use socket::FileId;
 pub(crate) use socket::is_listening;
+pub(super) use socket::short_name;
 pub use socket::socket_path;
 pub(super) use socket::{may_give_to, may_listen};
-pub(super) use socket::{short_path, unix_socket};
 use watch::Watch;
 
 /// Interval of the checks for the mark of a client that has gone, and their limit while the store
@@ -79,40 +86,12 @@ use watch::Watch;
 const LINGER_LOOK: Duration = Duration::from_millis(10);
 const LINGER_AT_CLOSE: Duration = Duration::from_secs(2);
 
-/// Interval of the checks that the socket's file is still in its place.
-const SOCKET_LOOK: Duration = Duration::from_secs(1);
-
-/// Limit for the greeting of a new connection. Before the greeting the connection belongs to no
-/// session that could hang up on it.
-const GREETING_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Buffers longer than this are not kept for the next message.
-const BUFFER_KEPT_BYTES: usize = 256 << 10;
-
 /// The running listener.
 pub(super) struct Server {
     shared: Arc<Shared>,
     /// The thread that accepts connections, and the watchdog for clients. Empty once the server has
     /// been stopped.
     threads: Vec<JoinHandle<()>>,
-}
-
-/// The socket that clients connect to.
-struct Listening {
-    listener: Arc<UnixListener>,
-    /// The file that it is bound to.
-    bound: FileId,
-    _private: Private,
-}
-
-impl Listening {
-    fn new((listener, bound): (UnixListener, FileId)) -> Listening {
-        Listening {
-            _private: keep_private(&listener),
-            listener: Arc::new(listener),
-            bound,
-        }
-    }
 }
 
 struct Shared {
@@ -123,7 +102,7 @@ struct Shared {
     welcome: Template,
     map: SegmentMap,
     /// The volumes, used to check clients' marks.
-    probes: Vec<Arc<OwnedFd>>,
+    probes: Vec<Arc<Handle>>,
     listening: Mutex<Listening>,
     /// Limits the warning about a deleted socket.
     rebinds: Seldom,
@@ -158,37 +137,6 @@ struct Template {
     run: u32,
     segment_blocks: u32,
     volumes: Vec<(Option<String>, u32)>,
-}
-
-/// A connection after its greeting.
-struct Greeted {
-    session: Arc<Session>,
-    connection: u64,
-    is_first: bool,
-}
-
-/// Reads until a fixed moment, however few bytes each read returns.
-struct Until<'a> {
-    stream: &'a UnixStream,
-    until: Instant,
-}
-
-impl Read for Until<'_> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if !arrives(self.stream, Some(left))? {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.stream.read(bytes)
-    }
-}
-
-/// How a connection ends without an error.
-enum Ending {
-    /// The client hung up between two messages.
-    InOrder,
-    /// The client sent an invalid request.
-    Nonsense,
 }
 
 impl Server {
@@ -271,7 +219,7 @@ impl Server {
             let listening = self.shared.listening.lock();
             socket::remove(&self.shared.socket, listening.bound);
             // Wakes the thread that accepts connections.
-            let _ = rustix::net::shutdown(&listening.listener, rustix::net::Shutdown::Both);
+            sockets::stop_listening(&listening.listener);
         }
         {
             let _guard = self.shared.stopping.lock();
@@ -325,11 +273,11 @@ fn user_of(store: &Store) -> io::Result<u32> {
     let volumes = store.volumes();
     let first = volumes.present().next();
     let (_, volume) = first.ok_or(io::ErrorKind::NotFound)?;
-    Ok(rustix::fs::fstat(&volume.file)?.st_uid)
+    files::identify(&volume.file).map(|(_, user)| user)
 }
 
 /// The facts for clients' greetings, and the volumes' files.
-fn facts(store: &Store, protocol: &Protocol, group: Option<u32>) -> (Template, Vec<Arc<OwnedFd>>) {
+fn facts(store: &Store, protocol: &Protocol, group: Option<u32>) -> (Template, Vec<Arc<Handle>>) {
     let volumes = store.volumes();
     let superblock = volumes.superblock();
     let template = Template {
@@ -344,7 +292,7 @@ fn facts(store: &Store, protocol: &Protocol, group: Option<u32>) -> (Template, V
             .zip(&superblock.volumes)
             .map(|(volume, entry)| {
                 let path = volume.as_ref().map(|volume| {
-                    let path = std::fs::canonicalize(&volume.path);
+                    let path = files::resolve(&volume.path);
                     path.unwrap_or_else(|_| volume.path.clone())
                 });
                 let path = path.map(|path| path.to_string_lossy().into_owned());
@@ -364,93 +312,6 @@ fn fresh_number() -> u32 {
 }
 
 impl Shared {
-    fn accept(self: &Arc<Shared>) {
-        let mut fails = false;
-        let mut next_look = Instant::now() + SOCKET_LOOK;
-        while !self.stop.load(Ordering::SeqCst) {
-            let listener = self.listening.lock().listener.clone();
-            let left = next_look.saturating_duration_since(Instant::now());
-            if !arrives(&*listener, Some(left)).unwrap_or(true) {
-                self.keep_socket();
-                next_look = Instant::now() + SOCKET_LOOK;
-                continue;
-            }
-            let stream = match listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) if self.stop.load(Ordering::SeqCst) => return,
-                Err(error) => {
-                    // Out of descriptors or memory: new connections wait in the queue.
-                    if !std::mem::replace(&mut fails, true) {
-                        tracing::warn!(
-                            %error,
-                            "the catalog cannot accept a connection; trying again until it can"
-                        );
-                    }
-                    self.pause(LINGER_LOOK);
-                    continue;
-                }
-            };
-            fails = false;
-            let shared = self.clone();
-            self.spawn("larder-client", move || shared.serve(Arc::new(stream)));
-        }
-    }
-
-    /// Binds the socket again if its file has gone, which cleaners of temporary files cause.
-    /// Without the file no client would find the owner.
-    fn keep_socket(&self) {
-        let mut listening = self.listening.lock();
-        if self.stop.load(Ordering::SeqCst) || socket::is_bound(&self.socket, listening.bound) {
-            return;
-        }
-        let outcome = self.bind_again();
-        let more = self.rebinds.is_due();
-        match (outcome, more) {
-            (Ok(again), more) => {
-                *listening = again;
-                if let Some(more) = more {
-                    let socket = self.socket.display();
-                    tracing::warn!(
-                        more,
-                        "{socket}: another process deleted or replaced the socket, which is bound \
-                         anew; keep cleaners of temporary files away from it (logged once a minute)"
-                    );
-                }
-            }
-            (Err(error), Some(more)) => {
-                tracing::warn!(
-                    more,
-                    "{error}; new clients do not find the store (logged once a minute)"
-                );
-            }
-            (Err(_), None) => {}
-        }
-    }
-
-    fn bind_again(&self) -> Result<Listening, StoreError> {
-        // Another store may be at the path by now, with an owner and a socket of its own.
-        let failed = |error| StoreError::io("binding the socket anew", &self.socket, error);
-        let found = std::fs::metadata(&self.path)
-            .map_err(|error| StoreError::io("looking for the store", &self.path, error))?;
-        let own = self.probes.first().map(rustix::fs::fstat);
-        let is_own = own.is_some_and(|own| {
-            own.is_ok_and(|own| (own.st_dev, own.st_ino) == (found.dev(), found.ino()))
-        });
-        if !is_own {
-            return Err(failed(io::Error::other(
-                "another store lies at its path now",
-            )));
-        }
-        socket::listen(
-            &self.socket,
-            self.admission.store_user(),
-            self.welcome.group,
-        )
-        .map(Listening::new)
-        .map_err(failed)
-    }
-
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) {
         let thread = crate::runtime::thread::Builder::new()
             .name(name.to_owned())
@@ -479,153 +340,6 @@ impl Shared {
         if !self.stop.load(Ordering::SeqCst) {
             self.stopped.wait_for(&mut guard, duration);
         }
-    }
-
-    /// Admits the peer of a connection; else returns the reply to its greeting.
-    fn admit(&self, stream: &UnixStream) -> Result<(), Reply> {
-        self.admission.admit(stream).map_err(|denial| {
-            if let Some(more) = self.denials.is_due() {
-                tracing::warn!(
-                    more,
-                    "a process was denied the store: {denial} (logged once a minute)"
-                );
-            }
-            Reply::Failed(Failure::Denied(denial))
-        })
-    }
-
-    /// Serves one connection to its end.
-    fn serve(&self, stream: Arc<UnixStream>) {
-        let _private = keep_private(&*stream);
-        let mut buffer = Vec::new();
-        let Some(Greeted {
-            session,
-            connection,
-            is_first,
-        }) = self.greet(&stream, &mut buffer)
-        else {
-            return;
-        };
-        let outcome = self.serve_requests(&session, &stream, &mut buffer);
-        if let Err(error) = &outcome {
-            tracing::debug!(%error, client = session.id.0, "a connection to the catalog ended");
-        }
-        if !matches!(outcome, Ok(Ending::InOrder)) {
-            // Unread messages of this connection are lost: the client must not wait for their
-            // effects.
-            session.hang_up();
-        }
-        session.connections.lock().open.remove(&connection);
-        drop(stream);
-        if is_first {
-            self.leave(&session);
-        }
-    }
-
-    /// The first message of a connection.
-    fn greet(&self, stream: &Arc<UnixStream>, buffer: &mut Vec<u8>) -> Option<Greeted> {
-        let until = Instant::now() + GREETING_PATIENCE;
-        if !receive(&mut Until { stream, until }, buffer).ok()? {
-            return None;
-        }
-        let greeting = answer::greeting(buffer, &self.welcome.protocol)
-            .and_then(|greeting| self.admit(stream).map(|()| greeting).map_err(Some));
-        let greeting = match greeting {
-            Ok(greeting) => greeting,
-            Err(last_reply) => {
-                if let Some(reply) = last_reply {
-                    let _ = send(&mut &**stream, buffer, &reply);
-                }
-                return None;
-            }
-        };
-        let (session, is_first, reply) = match greeting {
-            Greeting::Further(client, secret) => {
-                let session = self.sessions.lock().get(&client).cloned();
-                let session = session.filter(|session| session.secret == secret)?;
-                (session, false, Reply::Done)
-            }
-            Greeting::First(agreed) => {
-                let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
-                let session = Arc::new(Session::new(id, self.welcome.run, agreed));
-                let welcome = self.welcome.for_client(&session);
-                self.sessions.lock().insert(session.id, session.clone());
-                (session, true, Reply::Welcome(welcome))
-            }
-        };
-        let connection = session.add(stream);
-        let sent = connection.is_some() && send(&mut &**stream, buffer, &reply).is_ok();
-        if !sent || self.stop.load(Ordering::SeqCst) {
-            if is_first {
-                self.leave(&session);
-            }
-            return None;
-        }
-        Some(Greeted {
-            session,
-            connection: connection?,
-            is_first,
-        })
-    }
-
-    fn serve_requests(
-        &self,
-        session: &Arc<Session>,
-        stream: &UnixStream,
-        buffer: &mut Vec<u8>,
-    ) -> Result<Ending, WireError> {
-        let mut out = Vec::new();
-        // Buffered: messages sent together are read together.
-        let mut reader = BufReader::new(stream);
-        loop {
-            if reader.buffer().is_empty() {
-                arrives(stream, None)?;
-            }
-            if !receive(&mut reader, buffer)? {
-                return Ok(Ending::InOrder);
-            }
-            let reply = match parse(buffer) {
-                Ok(request) => match self.answer_reads(session, request) {
-                    Ok(reply) => reply,
-                    Err(request) => self.answer(session, request),
-                },
-                Err(error @ WireError::Unknown(_)) => Some(self.unsupported(session, &error)),
-                Err(error) => return Err(error),
-            };
-            let Some(reply) = reply else {
-                continue;
-            };
-            if let Reply::Namespace(id) = reply {
-                self.named(session, NamespaceId(id));
-            }
-            let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
-            let area = matches!(reply, Reply::Area).then(|| self.reads.staging());
-            let mut along = Giving {
-                stream,
-                file: area.flatten().map(|staging| staging.area.file()),
-            };
-            send(&mut along, &mut out, &reply)?;
-            if ends {
-                return Ok(Ending::Nonsense);
-            }
-            for buffer in [&mut *buffer, &mut out] {
-                buffer.clear();
-                buffer.shrink_to(BUFFER_KEPT_BYTES);
-            }
-        }
-    }
-
-    /// The reply to a message of a later release.
-    fn unsupported(&self, session: &Session, error: &WireError) -> Reply {
-        if let Some(more) = self.unknown.is_due() {
-            tracing::warn!(
-                more,
-                "a client of release {} was refused: {error}; upgrade this process (logged once a \
-                 minute)",
-                session.agreed.release
-            );
-        }
-        Reply::Failed(Failure::Unsupported)
     }
 
     /// A client has gone: releases its resources as soon as that is safe. Runs on the thread of its
@@ -672,54 +386,6 @@ impl Shared {
         self.end_fills(session);
     }
 
-    /// `None` for requests without a reply.
-    fn answer(&self, session: &Session, request: Request<'_>) -> Option<Reply> {
-        let desk = Desk {
-            catalog: self.store.catalog(),
-            map: &self.map,
-            marks: &self.probes,
-            share_bytes: self.share_bytes(),
-        };
-        let begins = matches!(request, Request::Reserve { .. } | Request::Pin { .. });
-        let answer = desk.answer(&session.ledger, request);
-        if begins {
-            self.watch.call();
-        }
-        match answer {
-            Answer::Reply(reply) => Some(reply),
-            Answer::Nothing => None,
-            Answer::Later(later) => Some(self.answer_later(session, later)),
-        }
-    }
-
-    /// Does the waiting that a request asks for.
-    fn answer_later(&self, session: &Session, later: Later) -> Reply {
-        let catalog = self.store.catalog();
-        match later {
-            Later::Settled(puts) => {
-                let outcome = |put: Awaited| {
-                    let reservation = put.reservation;
-                    (
-                        put,
-                        reservation.map_or_else(Vec::new, |id| catalog.wait(id)),
-                    )
-                };
-                let outcomes = puts.into_iter().map(outcome).collect();
-                answer::settled(&session.ledger, outcomes)
-            }
-            Later::Room { seen, patience } => {
-                catalog.wait_for_room(seen, Instant::now() + patience);
-                Reply::Room {
-                    room: catalog.room(),
-                }
-            }
-            Later::Delete(namespace, keys) => answer::count(catalog.delete(namespace, &keys)),
-            Later::Clear(namespace) => answer::count(catalog.clear_namespace(namespace)),
-            Later::Flush => answer::done(catalog.flush()),
-            Later::Report => Reply::Stats(Box::new(self.report())),
-        }
-    }
-
     /// Bytes of puts in flight that one client may have: the same for every client and the owner.
     fn share_bytes(&self) -> u64 {
         let clients = self.sessions.lock().len() as u64;
@@ -742,23 +408,16 @@ impl Shared {
             releases: releases.into_iter().map(ReleaseCount::of).collect(),
             stats: self.store.stats(),
             settings: self.settings,
-            pid: Some(std::process::id()),
+            pid: Some(processes::id()),
             clients: u32::try_from(sessions.len()).unwrap_or(u32::MAX),
             reads_in_flight: reads,
             puts_in_flight: puts,
             pages_adrift: adrift,
             lingering: self.lingering.load(Ordering::Relaxed),
-            rss_bytes: rss_bytes(),
+            rss_bytes: processes::resident_bytes(),
             staging: self.reads.report(),
         }
     }
-}
-
-/// Resident memory of this process in bytes; zero when the system does not report it.
-fn rss_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = text.split_whitespace().nth(1).and_then(|n| n.parse().ok());
-    pages.unwrap_or(0) * rustix::param::page_size() as u64
 }
 
 impl Template {

@@ -14,11 +14,8 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::marker::PhantomData;
-use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -28,6 +25,7 @@ use crate::api::{PutStatus, Refusal, Settings, Stats};
 use crate::catalog::{Finding, Pinned, SegmentMap};
 use crate::index::{Place, SegmentId};
 use crate::runtime::Instant;
+use crate::system::sockets::{self, Pollable};
 
 /// First bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
@@ -472,19 +470,13 @@ pub fn send<T: Serialize>(
 
 /// Waits until data arrives or the stream ends, at most `patience` (without a limit when it is
 /// `None`). False after the limit.
-///
-/// Uses `poll`: a thread that sleeps in a read of a Unix socket is also woken, for nothing, when
-/// the other end has read its data (`unix_write_space` in the kernel's net/unix/af_unix.c).
-pub(super) fn arrives(stream: &impl AsFd, patience: Option<Duration>) -> io::Result<bool> {
+pub(super) fn arrives(stream: &impl Pollable, patience: Option<Duration>) -> io::Result<bool> {
     let until = patience.map(|patience| Instant::now() + patience);
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let mut polled = [PollFd::new(stream, PollFlags::IN)];
-        match rustix::event::poll(&mut polled, left.as_ref()) {
-            Ok(ready) => return Ok(ready > 0),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        match sockets::poll(stream, left) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            outcome => return outcome,
         }
     }
 }

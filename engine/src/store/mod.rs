@@ -45,8 +45,9 @@ use crate::error::StoreError;
 use crate::fork::Origin;
 use crate::latency::{DeviceLatencies, Latency};
 use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
+use crate::system::files;
 use crate::volume::holes::holes;
-use crate::volume::{Access, Volumes};
+use crate::volume::{Access, Volumes, length};
 pub(crate) use get::is_of_the_medium;
 use hang::Hangs;
 use keeper::Housekeeper;
@@ -465,7 +466,8 @@ impl Store {
 /// Writes into a volume with holes may fail for lack of space.
 fn warn_of_holes(volumes: &Volumes) {
     for (_, volume) in volumes.present() {
-        let found = holes(&*volume.file).filter(|holes| !holes.is_none());
+        let found = files::descriptor(&volume.file).and_then(holes);
+        let found = found.filter(|holes| !holes.is_none());
         if let Some(holes) = found {
             let path = volume.path.display();
             tracing::warn!("{path}: {holes}: {}", holes.remedy(&volume.path));
@@ -476,8 +478,7 @@ fn warn_of_holes(volumes: &Volumes) {
 fn capacity(volumes: &Volumes) -> Result<u64, StoreError> {
     let mut bytes = 0;
     for (_, volume) in volumes.present() {
-        let end = rustix::fs::seek(&*volume.file, rustix::fs::SeekFrom::End(0));
-        bytes += end.map_err(|e| StoreError::io("measuring the volume", &volume.path, e))?;
+        bytes += length(&volume.file, &volume.path)?;
     }
     Ok(bytes)
 }

@@ -19,13 +19,11 @@
 use crate::runtime::thread::JoinHandle;
 use crate::runtime::{Condvar, Instant, Mutex};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use larder_format::BLOCK_BYTES;
-use rustix::fs::{SeekFrom, seek};
 
 use super::local::Local;
 use crate::core::{Core, Lent};
@@ -33,6 +31,7 @@ use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, Op};
 use crate::error::StoreError;
 use crate::memory::AlignedBuf;
+use crate::system::files::{self, Handle};
 use crate::volume::Volumes;
 
 /// Bytes of one write: some milliseconds of a disk, for which a read behind it waits.
@@ -58,7 +57,7 @@ struct Stop {
 
 struct Work {
     local: Arc<Local>,
-    files: Vec<Weak<OwnedFd>>,
+    files: Vec<Weak<Handle>>,
     stop: Arc<Stop>,
 }
 
@@ -171,14 +170,14 @@ impl Work {
 }
 
 /// The first whole blocks of a range that were never written, as far as the filesystem reports.
-fn unwritten(file: &OwnedFd, range: Range<u64>) -> Option<Range<u64>> {
+fn unwritten(file: &Handle, range: Range<u64>) -> Option<Range<u64>> {
     const BLOCK: u64 = BLOCK_BYTES as u64;
-    let start = seek(file, SeekFrom::Hole(range.start)).ok()?;
+    let start = files::next_hole(file, range.start).ok()?;
     if start >= range.end {
         return None;
     }
     // An error means that no data follows.
-    let end = seek(file, SeekFrom::Data(start)).unwrap_or(range.end);
+    let end = files::next_data(file, start).unwrap_or(range.end);
     let hole = start.next_multiple_of(BLOCK)..end.min(range.end) / BLOCK * BLOCK;
     (!hole.is_empty()).then_some(hole)
 }

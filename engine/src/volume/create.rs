@@ -365,7 +365,7 @@ impl Target {
                 private: keep_private(&volume.file),
                 file: volume.file.clone(),
                 direct: volume.direct,
-                bytes: super::length(&volume.file, &volume.path, is_device)?,
+                bytes: super::length(&volume.file, &volume.path)?,
                 is_device,
             },
             temporary: None,

@@ -6,16 +6,10 @@
 //! pid is for display.
 
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 use larder_format::Holder;
-use rustix::process::Pid;
 
-/// Inode number of the initial pid namespace (`PROC_PID_INIT_INO` in the kernel's
-/// include/linux/proc_ns.h).
-const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
+use crate::system::processes;
 
 /// The state of a holder, as far as this process can determine it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,9 +36,9 @@ impl LockHolder {
     /// The holder that a superblock names.
     #[must_use]
     pub fn of(holder: &Holder) -> LockHolder {
-        let is_near = pid_scope().is_some_and(|scope| scope == holder.pid_scope);
+        let is_near = processes::pid_scope().is_some_and(|scope| scope == holder.pid_scope);
         let state = match is_near {
-            true if exists(holder.pid) => HolderState::Running,
+            true if processes::exists(holder.pid) => HolderState::Running,
             true => HolderState::Exited,
             false => HolderState::OutOfSight,
         };
@@ -56,11 +50,10 @@ impl LockHolder {
 
     /// The name of its program, while it runs.
     pub(crate) fn command(&self) -> Option<String> {
-        let is_readable = self.state == HolderState::Running && sees_own_processes();
-        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid));
-        let name = name.ok().filter(|_| is_readable)?;
-        let shown = name.trim_end().chars().filter(|c| !c.is_control());
-        Some(shown.collect())
+        match self.state {
+            HolderState::Running => processes::command(self.pid),
+            HolderState::Exited | HolderState::OutOfSight => None,
+        }
     }
 }
 
@@ -86,49 +79,10 @@ impl fmt::Display for LockHolder {
 #[must_use]
 pub fn this_holder() -> Holder {
     Holder {
-        pid: std::process::id(),
+        pid: processes::id(),
         // No process has this scope, so the pid is never taken for a local process.
-        pid_scope: pid_scope().unwrap_or_default(),
+        pid_scope: processes::pid_scope().unwrap_or_default(),
     }
-}
-
-/// Whether a process of this pid namespace exists and is no zombie. Asked with signal 0, which is
-/// not sent: `/proc` may be that of another pid namespace.
-fn exists(pid: u32) -> bool {
-    let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
-        return false;
-    };
-    let is_there = rustix::process::test_kill_process(number) != Err(rustix::io::Errno::SRCH);
-    is_there && !(sees_own_processes() && is_zombie(pid))
-}
-
-/// Whether a process has exited and waits for its parent: it holds nothing any more.
-fn is_zombie(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before the state is in parentheses, and may contain parentheses.
-    let state = stat
-        .rsplit_once(") ")
-        .and_then(|(_, rest)| rest.chars().next());
-    matches!(state, Some('Z' | 'X'))
-}
-
-/// Whether `/proc` shows the processes of this process's own pid namespace.
-fn sees_own_processes() -> bool {
-    let own = fs::read_link("/proc/self");
-    own.is_ok_and(|own| own == Path::new(&std::process::id().to_string()))
-}
-
-/// The scope of this process's pid: the boot id of the machine. For any but the initial pid
-/// namespace, the number of that namespace is mixed into it. `None` if `/proc` does not show it.
-fn pid_scope() -> Option<[u8; 16]> {
-    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    let boot = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;
-    let namespace = fs::metadata("/proc/self/ns/pid").ok()?.ino();
-    let mixed = match namespace {
-        INITIAL_PID_NAMESPACE => boot,
-        other => boot ^ u128::from(other),
-    };
-    Some(mixed.to_be_bytes())
 }
 
 #[cfg(test)]
@@ -136,6 +90,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::process::{Command, Stdio};
+
+    use rustix::process::Pid;
 
     use super::*;
 

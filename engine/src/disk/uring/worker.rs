@@ -19,7 +19,7 @@
 
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use crate::disk::job::{AbortOnPanic, Answers, Job, Step, refuse};
 use crate::disk::{DiskError, Op, Piece};
 use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
+use crate::system::files::{self, Handle};
 
 /// Places in the table of registered files.
 const VOLUME: Fixed = Fixed(0);
@@ -49,7 +50,7 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 /// until it is closed.
 pub(super) fn run(
     lane: &Lane,
-    file: Arc<OwnedFd>,
+    file: Arc<Handle>,
     depth: u32,
     features: Features,
     started: &mpsc::Sender<Result<(), io::Error>>,
@@ -86,14 +87,15 @@ pub(super) fn run(
 
 fn set_up(
     lane: &Lane,
-    file: &OwnedFd,
+    file: &Handle,
     depth: u32,
     features: Features,
 ) -> Result<(IoUring, AlignedBuf), io::Error> {
+    let descriptor = files::descriptor(file).ok_or(io::ErrorKind::Unsupported)?;
     let bell_count = AlignedBuf::zeroed(size_of::<u64>())?;
     let ring = features.setup.build((depth + 1).next_power_of_two())?;
     ring.submitter()
-        .register_files(&[file.as_raw_fd(), lane.bell_fd()])?;
+        .register_files(&[descriptor.as_raw_fd(), lane.bell_fd()])?;
     if features.fixed_buffers {
         ring.submitter()
             .register_buffers_sparse(u32::from(FIXED_BUFFERS_MAX))?;

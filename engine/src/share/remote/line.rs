@@ -2,7 +2,6 @@
 
 use std::io::{self, BufReader};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +10,11 @@ use super::ANSWER_PATIENCE;
 use crate::fork::{Private, keep_private};
 use crate::runtime::Instant;
 use crate::share::pass::Taking;
-use crate::share::server::{short_path, socket_path, unix_socket};
+use crate::share::server::{short_name, socket_path};
 use crate::share::wire::{
     Reply, Request, WireError, arrives, parse, parse_greeting, receive, send,
 };
+use crate::system::sockets::{self, UnixStream};
 
 /// How long the thread polls for a fast reply before it sleeps. Waking up costs more than most
 /// replies take if the sleeping CPU has to be woken too.
@@ -31,13 +31,10 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn connect(path: &Path) -> io::Result<Line> {
-        let (_directory, short) = short_path(&socket_path(path))?;
-        let stream = UnixStream::from(unix_socket()?);
+        let name = short_name(&socket_path(path))?;
         // Once a reply has begun to arrive, the rest follows soon. A stopped owner accepts neither
         // requests nor, in the end, connections.
-        stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
-        stream.set_write_timeout(Some(ANSWER_PATIENCE))?;
-        rustix::net::connect(&stream, &rustix::net::SocketAddrUnix::new(short)?)?;
+        let stream = sockets::connect(name.path(), ANSWER_PATIENCE)?;
         let private = keep_private(&stream);
         let stream = Arc::new(stream);
         Ok(Line {

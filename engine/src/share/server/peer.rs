@@ -8,13 +8,9 @@
 //! all unmapped users look alike. Such a peer is denied, unless every id is mapped and 65534 can
 //! only be the real `nobody`.
 
-use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
-
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-
 use crate::share::wire::Denial;
+use crate::system::processes::{self, IdKind};
+use crate::system::sockets::{self, UnixStream};
 
 /// User or group id that stands for all unmapped ones, unless `/proc` has another.
 const OVERFLOW_ID: u32 = 65_534;
@@ -28,20 +24,11 @@ pub(in crate::share) struct IdMap {
 }
 
 impl IdMap {
-    pub(in crate::share) fn of_users() -> IdMap {
-        IdMap::read("/proc/self/uid_map", "/proc/sys/kernel/overflowuid")
-    }
-
-    pub(in crate::share) fn of_groups() -> IdMap {
-        IdMap::read("/proc/self/gid_map", "/proc/sys/kernel/overflowgid")
-    }
-
-    fn read(map: &str, overflow: &str) -> IdMap {
-        let overflow = std::fs::read_to_string(overflow).unwrap_or_default();
+    pub(in crate::share) fn of(kind: IdKind) -> IdMap {
+        let (map, overflow) = processes::id_map(kind);
         IdMap {
-            ranges: std::fs::read_to_string(map)
-                .map_or_else(|_| vec![(0, u32::MAX)], |text| ranges(&text)),
-            overflow: overflow.trim().parse().unwrap_or(OVERFLOW_ID),
+            ranges: map.map_or_else(|| vec![(0, u32::MAX)], |text| ranges(&text)),
+            overflow: overflow.unwrap_or(OVERFLOW_ID),
         }
     }
 
@@ -61,7 +48,7 @@ impl IdMap {
 /// Whether this process's own user is not mapped in its user namespace. Then it cannot tell
 /// unmapped users apart.
 pub(in crate::share) fn hides_own_user() -> bool {
-    IdMap::of_users().hides(rustix::process::geteuid().as_raw())
+    IdMap::of(IdKind::User).hides(processes::user())
 }
 
 /// The ranges of a `uid_map` or `gid_map`: first id inside, first id outside, count.
@@ -88,13 +75,13 @@ pub(super) struct Admission {
 impl Admission {
     /// For a store with volumes of user `store`, and optionally the members of a group.
     pub(super) fn new(store: u32, group: Option<u32>) -> Admission {
-        let users = IdMap::of_users();
+        let users = IdMap::of(IdKind::User);
         Admission {
             store: Some(store).filter(|uid| !users.hides(*uid)),
-            own: rustix::process::geteuid().as_raw(),
+            own: processes::user(),
             group,
             users,
-            groups: IdMap::of_groups(),
+            groups: IdMap::of(IdKind::Group),
         }
     }
 
@@ -105,15 +92,14 @@ impl Admission {
 
     /// Admits the peer of a connection as a client.
     pub(super) fn admit(&self, peer: &UnixStream) -> Result<(), Denial> {
-        let found = getsockopt(peer, PeerCredentials);
-        let found = found.map_err(|error| Denial::NotAttested {
-            reason: io::Error::from(error).to_string(),
+        let found = sockets::peer(peer).map_err(|error| Denial::NotAttested {
+            reason: error.to_string(),
         })?;
         let groups = || {
-            let further = further_groups(peer).unwrap_or_default();
-            further.into_iter().chain([found.gid()]).collect()
+            let further = sockets::further_groups(peer).unwrap_or_default();
+            further.into_iter().chain([found.group]).collect()
         };
-        self.judge(found.uid(), groups)
+        self.judge(found.user, groups)
     }
 
     fn judge(&self, uid: u32, groups: impl FnOnce() -> Vec<u32>) -> Result<(), Denial> {
@@ -132,36 +118,6 @@ impl Admission {
             store: self.store.unwrap_or(self.own),
             group: self.group,
         })
-    }
-}
-
-/// The groups of a peer besides its primary one (`SO_PEERGROUPS`, Linux 4.13, net/core/sock.c).
-fn further_groups(peer: &UnixStream) -> io::Result<Vec<u32>> {
-    let mut groups: Vec<libc::gid_t> = vec![0; 32];
-    loop {
-        let room = size_of_val(groups.as_slice());
-        let mut bytes = libc::socklen_t::try_from(room).map_err(io::Error::other)?;
-        // SAFETY: the kernel writes at most `bytes` bytes to `groups`, which has that many, and
-        // writes their number to `bytes`.
-        let outcome = unsafe {
-            libc::getsockopt(
-                peer.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERGROUPS,
-                groups.as_mut_ptr().cast(),
-                &raw mut bytes,
-            )
-        };
-        let count = bytes as usize / size_of::<libc::gid_t>();
-        if outcome == 0 {
-            groups.truncate(count);
-            return Ok(groups);
-        }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
-            return Err(error);
-        }
-        groups.resize(count, 0);
     }
 }
 
@@ -235,11 +191,8 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_has_the_groups_of_its_process() {
+    fn a_process_of_the_owners_user_is_admitted_by_its_connection() {
         let (peer, _other) = UnixStream::pair().unwrap();
-        let further = rustix::process::getgroups().unwrap();
-        let further: Vec<u32> = further.iter().map(|gid| gid.as_raw()).collect();
-        assert_eq!(further_groups(&peer).unwrap(), further);
         let own = rustix::process::geteuid().as_raw();
         assert_eq!(Admission::new(own, None).admit(&peer), Ok(()));
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use super::ledger::Ledger;
@@ -11,6 +10,7 @@ use crate::random::random_bytes;
 use crate::runtime::Mutex;
 use crate::share::protocol::Agreed;
 use crate::share::wire::ClientId;
+use crate::system::sockets::UnixStream;
 
 /// Most connections of one client. Each of its puts and each of its other calls uses one.
 const CONNECTIONS_MAX: usize = 64;

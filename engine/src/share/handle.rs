@@ -1,0 +1,236 @@
+//! The calls of a handle: each goes to the store of this process, or to the owner's.
+
+use std::sync::Arc;
+
+use larder_format::{Namespace, PageKey};
+
+use super::role::{Client, Decider, Role};
+use super::{LEFT_UNDONE, PUT_WAIT_MAX, SharedStore};
+use crate::api::{
+    GetPage, GetStatus, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
+    PutStatus, Stats,
+};
+use crate::catalog::Catalog;
+use crate::core::NAMESPACES_MAX;
+use crate::error::StoreError;
+use crate::runtime::Instant;
+
+impl PageStore for SharedStore {
+    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        if self.inner.origin.is_inherited() {
+            return Err(StoreError::Forked);
+        }
+        let id = {
+            let mut spaces = self.inner.spaces.lock();
+            let known = spaces.iter().position(|space| space == namespace);
+            let at = match known {
+                Some(at) => at,
+                None if spaces.len() >= NAMESPACES_MAX => {
+                    return Err(StoreError::TooManyNamespaces(NAMESPACES_MAX));
+                }
+                None => {
+                    spaces.push(namespace.clone());
+                    spaces.len() - 1
+                }
+            };
+            NamespaceId(u16::try_from(at).unwrap_or(u16::MAX))
+        };
+        let role = self.inner.role();
+        let decider = role.as_deref().and_then(Role::decider);
+        match decider.map(|decider| self.inner.resolve(decider, id)) {
+            Some(Err(error @ StoreError::TooManyNamespaces(_))) => Err(error),
+            // Without an owner, the namespace is registered as soon as there is one.
+            _ => Ok(id),
+        }
+    }
+
+    /// Pages that an owner left undone when it went are put once more with the next owner, if there
+    /// is one within `options.wait`.
+    fn put(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+    ) -> Vec<PutStatus> {
+        let until = Instant::now() + options.wait.min(PUT_WAIT_MAX);
+        let mut turns = self.turns();
+        let mut statuses = self.inner.put(namespace, pages, options);
+        while let Some(first) = statuses.iter().position(|status| *status == LEFT_UNDONE)
+            && self.has_next_owner(turns, until)
+        {
+            turns = self.turns();
+            let wait = until.saturating_duration_since(Instant::now());
+            let again = self
+                .inner
+                .put(namespace, &pages[first..], PutOptions { wait });
+            for (status, again) in statuses[first..].iter_mut().zip(again) {
+                if !status.is_present() {
+                    *status = again;
+                }
+            }
+        }
+        statuses
+    }
+
+    fn get(
+        &self,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        let count = pages.len();
+        self.inner
+            .with(namespace, |decider, space| {
+                decider.get(space, pages, deadline)
+            })
+            .unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count])
+    }
+
+    fn get_lent(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        deadline: Option<Instant>,
+    ) -> Vec<Result<LentPage, MissReason>> {
+        self.inner
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.get_lent(space.id, keys, deadline),
+                Decider::Client(client) => {
+                    let catalog: Arc<dyn Catalog> = client.remote.clone();
+                    client.data.get_lent(&catalog, space.id, keys, deadline)
+                }
+            })
+            .unwrap_or_else(|| keys.iter().map(|_| Err(MissReason::Closed)).collect())
+    }
+
+    fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
+        self.inner
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.longest_prefix(space.id, keys),
+                Decider::Client(Client { remote, data, .. }) => {
+                    data.longest_prefix(&**remote, space.id, keys)
+                }
+            })
+            .unwrap_or(0)
+    }
+
+    fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
+        self.inner
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.contains(space.id, keys),
+                Decider::Client(Client { remote, data, .. }) => {
+                    data.contains(&**remote, space.id, keys)
+                }
+            })
+            .unwrap_or_else(|| vec![false; keys.len()])
+    }
+
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
+        self.inner.with(namespace, |decider, space| match decider {
+            Decider::Owner(own) => own.store.touch(space.id, keys),
+            Decider::Client(client) => client.remote.touch(space.id, keys),
+        });
+    }
+
+    fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
+        self.inner
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.delete(space.id, keys),
+                Decider::Client(client) => client.remote.delete(space.id, keys),
+            })
+            .unwrap_or_else(|| Err(self.inner.unavailable()))
+    }
+
+    fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
+        self.inner
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.clear_namespace(space.id),
+                Decider::Client(client) => client.remote.clear_namespace(space.id),
+            })
+            .unwrap_or_else(|| Err(self.inner.unavailable()))
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.flush(),
+            Some(Role::Client(client)) => client.remote.flush(),
+            Some(Role::Nobody | Role::Closed) | None => Err(self.inner.unavailable()),
+        }
+    }
+
+    /// Registers with the present disk of this process. After a change of owner, memory registered
+    /// before may be used as plain memory.
+    fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.register(memory),
+            Some(Role::Client(client)) => client.data.register(memory),
+            Some(Role::Nobody | Role::Closed) | None => {
+                let why = self.inner.unavailable();
+                (memory, format!("not registered: {why}"))
+            }
+        }
+    }
+
+    /// The owner's counters, with this process's own hits, misses, bytes read and latencies.
+    fn stats(&self) -> Stats {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.stats(),
+            Some(Role::Client(client)) => {
+                let mut stats = client.remote.stats();
+                client.data.count_into(&mut stats);
+                stats
+            }
+            Some(Role::Nobody | Role::Closed) | None => Stats::default(),
+        }
+    }
+
+    /// A client flushes and leaves. An owner disconnects its clients and closes the store.
+    fn close(&self) -> Result<(), StoreError> {
+        if self.inner.origin.is_inherited() {
+            return Err(StoreError::Forked);
+        }
+        *self.inner.stop.lock() = true;
+        self.inner.stopped.notify_all();
+        // If the role is changing, there is no connection to close.
+        let flushed = match self.inner.role().as_deref() {
+            Some(Role::Client(client)) if !client.remote.is_lost() => {
+                let flushed = client.remote.flush();
+                client.remote.hang_up();
+                flushed
+            }
+            _ => Ok(()),
+        };
+        if let Some(monitor) = self.monitor.lock().take() {
+            let _ = monitor.join();
+        }
+        let role = std::mem::replace(&mut *self.inner.role.write(), Role::Closed);
+        match role {
+            Role::Owner(mut owner) => {
+                if owner.server.stop() {
+                    return owner.store.close();
+                }
+                owner.store.catalog().flush()?;
+                Err(StoreError::ClientsWriting(self.inner.path.clone()))
+            }
+            _ => flushed,
+        }
+    }
+}
+
+impl Drop for SharedStore {
+    fn drop(&mut self) {
+        if self.inner.origin.is_inherited() {
+            // The thread and all that it holds belong to the parent.
+            std::mem::forget((self.inner.clone(), self.monitor.get_mut().take()));
+            return;
+        }
+        *self.inner.stop.lock() = true;
+        self.inner.stopped.notify_all();
+        if let Some(Role::Client(client)) = self.inner.role().as_deref() {
+            client.remote.hang_up();
+        }
+        if let Some(monitor) = self.monitor.lock().take() {
+            let _ = monitor.join();
+        }
+    }
+}

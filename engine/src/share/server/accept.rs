@@ -1,0 +1,122 @@
+//! The listening socket: accepts connections, and keeps the socket's file in its place.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{LINGER_LOOK, Shared, socket};
+use crate::error::StoreError;
+use crate::fork::{Private, keep_private};
+use crate::runtime::Instant;
+use crate::share::wire::arrives;
+use crate::system::files::{self, FileId};
+use crate::system::sockets::UnixListener;
+
+/// Interval of the checks that the socket's file is still in its place.
+const SOCKET_LOOK: Duration = Duration::from_secs(1);
+
+/// The socket that clients connect to.
+pub(super) struct Listening {
+    pub(super) listener: Arc<UnixListener>,
+    /// The file that it is bound to.
+    pub(super) bound: FileId,
+    _private: Private,
+}
+
+impl Listening {
+    pub(super) fn new((listener, bound): (UnixListener, FileId)) -> Listening {
+        Listening {
+            _private: keep_private(&listener),
+            listener: Arc::new(listener),
+            bound,
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn accept(self: &Arc<Shared>) {
+        let mut fails = false;
+        let mut next_look = Instant::now() + SOCKET_LOOK;
+        while !self.stop.load(Ordering::SeqCst) {
+            let listener = self.listening.lock().listener.clone();
+            let left = next_look.saturating_duration_since(Instant::now());
+            if !arrives(&*listener, Some(left)).unwrap_or(true) {
+                self.keep_socket();
+                next_look = Instant::now() + SOCKET_LOOK;
+                continue;
+            }
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) if self.stop.load(Ordering::SeqCst) => return,
+                Err(error) => {
+                    // Out of descriptors or memory: new connections wait in the queue.
+                    if !std::mem::replace(&mut fails, true) {
+                        tracing::warn!(
+                            %error,
+                            "the catalog cannot accept a connection; trying again until it can"
+                        );
+                    }
+                    self.pause(LINGER_LOOK);
+                    continue;
+                }
+            };
+            fails = false;
+            let shared = self.clone();
+            self.spawn("larder-client", move || shared.serve(Arc::new(stream)));
+        }
+    }
+
+    /// Binds the socket again if its file has gone, which cleaners of temporary files cause.
+    /// Without the file no client would find the owner.
+    fn keep_socket(&self) {
+        let mut listening = self.listening.lock();
+        if self.stop.load(Ordering::SeqCst) || socket::is_bound(&self.socket, listening.bound) {
+            return;
+        }
+        let outcome = self.bind_again();
+        let more = self.rebinds.is_due();
+        match (outcome, more) {
+            (Ok(again), more) => {
+                *listening = again;
+                if let Some(more) = more {
+                    let socket = self.socket.display();
+                    tracing::warn!(
+                        more,
+                        "{socket}: another process deleted or replaced the socket, which is bound \
+                         anew; keep cleaners of temporary files away from it (logged once a minute)"
+                    );
+                }
+            }
+            (Err(error), Some(more)) => {
+                tracing::warn!(
+                    more,
+                    "{error}; new clients do not find the store (logged once a minute)"
+                );
+            }
+            (Err(_), None) => {}
+        }
+    }
+
+    fn bind_again(&self) -> Result<Listening, StoreError> {
+        // Another store may be at the path by now, with an owner and a socket of its own.
+        let failed = |error| StoreError::io("binding the socket anew", &self.socket, error);
+        let found = files::look(&self.path)
+            .map_err(|error| StoreError::io("looking for the store", &self.path, error))?;
+        let own = self.probes.first().map(|own| files::identify(own));
+        let is_own = own.is_some_and(|own| own.is_ok_and(|(own, _)| own == found.id));
+        if !is_own {
+            return Err(failed(io::Error::other(
+                "another store lies at its path now",
+            )));
+        }
+        socket::listen(
+            &self.socket,
+            self.admission.store_user(),
+            self.welcome.group,
+        )
+        .map(Listening::new)
+        .map_err(failed)
+    }
+}

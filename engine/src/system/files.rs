@@ -1,0 +1,290 @@
+//! Files and block devices: identity, length, bytes, locks.
+
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno as NixErrno;
+use nix::fcntl::{FcntlArg, fcntl};
+use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+/// An open file. Its locks live as long as the description behind it.
+pub(crate) type Handle = OwnedFd;
+
+/// The kind of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    BlockDevice,
+    CharacterDevice,
+    Directory,
+    Pipe,
+    Socket,
+    Link,
+}
+
+/// Device and inode: the same for all names of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId(u64, u64);
+
+/// A file, as its directory entry or its descriptor shows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) kind: Kind,
+    pub(crate) id: FileId,
+    /// The user that it belongs to.
+    pub(crate) user: u32,
+    /// A directory in which only the owner of a file may remove the file.
+    pub(crate) is_sticky: bool,
+}
+
+impl Found {
+    fn of(found: &fs::Metadata) -> Found {
+        let kind = found.file_type();
+        let kind = if kind.is_dir() {
+            Kind::Directory
+        } else if kind.is_symlink() {
+            Kind::Link
+        } else if kind.is_block_device() {
+            Kind::BlockDevice
+        } else if kind.is_char_device() {
+            Kind::CharacterDevice
+        } else if kind.is_fifo() {
+            Kind::Pipe
+        } else if kind.is_socket() {
+            Kind::Socket
+        } else {
+            Kind::File
+        };
+        Found {
+            kind,
+            id: FileId(found.dev(), found.ino()),
+            user: found.uid(),
+            is_sticky: found.mode() & Mode::SVTX.bits() != 0,
+        }
+    }
+}
+
+/// The file that a path leads to, links followed.
+pub(crate) fn look(path: &Path) -> io::Result<Found> {
+    fs::metadata(path).map(|found| Found::of(&found))
+}
+
+/// The file that has this name, which may be a link.
+pub(crate) fn look_at_name(path: &Path) -> io::Result<Found> {
+    fs::symlink_metadata(path).map(|found| Found::of(&found))
+}
+
+/// Identity and owner of an open file.
+pub(crate) fn identify(file: &Handle) -> io::Result<(FileId, u32)> {
+    let found = rustix::fs::fstat(file)?;
+    Ok((FileId(found.st_dev, found.st_ino), found.st_uid))
+}
+
+/// An absolute path to the same file, without links.
+pub(crate) fn resolve(path: &Path) -> io::Result<PathBuf> {
+    fs::canonicalize(path)
+}
+
+/// Removes a name.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    fs::remove_file(path)
+}
+
+/// Whether this process may add and remove names in a directory.
+pub(crate) fn may_change(directory: &Path) -> io::Result<()> {
+    Ok(rustix::fs::accessat(
+        rustix::fs::CWD,
+        directory,
+        rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+        rustix::fs::AtFlags::EACCESS,
+    )?)
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    /// For writing too.
+    pub(crate) writes: bool,
+    /// A device that no other process has opened so, and that is not mounted.
+    pub(crate) alone: bool,
+}
+
+/// Opens a file, without waiting for anything. Returns whether its reads and writes bypass the page
+/// cache, which needs the file system's support.
+pub(crate) fn open(path: &Path, how: How) -> io::Result<(Handle, bool)> {
+    let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+    flags |= if how.writes {
+        OFlags::RDWR
+    } else {
+        OFlags::RDONLY
+    };
+    if how.alone {
+        flags |= OFlags::EXCL;
+    }
+    let (file, direct) = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+        Ok(file) => {
+            // tmpfs and btrfs accept the flag and buffer all the same; statx reports this.
+            let direct = crate::disk::probe::direct_io(file.as_fd()).dio;
+            (file, direct)
+        }
+        Err(Errno::INVAL) => (rustix::fs::open(path, flags, Mode::empty())?, false),
+        Err(error) => return Err(error.into()),
+    };
+    // The flag is only for the open, so that it does not wait. With it, a kernel before 5.15 fails
+    // io_uring requests that would have to wait.
+    let set = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, set - OFlags::NONBLOCK)?;
+    Ok((file, direct))
+}
+
+/// Length of a file or a device in bytes.
+pub(crate) fn length(file: &Handle) -> io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
+}
+
+/// Reads bytes; fewer than requested at the end of the file.
+pub(crate) fn read_at(file: &Handle, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    Ok(rustix::io::pread(file, bytes, offset)?)
+}
+
+/// Writes bytes. Returns their number.
+pub(crate) fn write_at(file: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize> {
+    Ok(rustix::io::pwrite(file, bytes, offset)?)
+}
+
+/// Makes everything written to a file durable.
+pub(crate) fn sync_data(file: &Handle) -> Result<(), i32> {
+    rustix::fs::fdatasync(file).map_err(Errno::raw_os_error)
+}
+
+/// `preadv`. Returns the number of bytes, or the error number.
+///
+/// # Safety
+/// The memory behind the pieces is valid and not otherwise used during the call.
+pub(crate) unsafe fn read_pieces(
+    file: &Handle,
+    offset: u64,
+    pieces: &[libc::iovec],
+) -> Result<usize, i32> {
+    // SAFETY: as the caller promises.
+    unsafe { transfer(libc::preadv, file, offset, pieces) }
+}
+
+/// `pwritev`. Returns the number of bytes, or the error number.
+///
+/// # Safety
+/// The memory behind the pieces is valid, and no one writes to it during the call.
+pub(crate) unsafe fn write_pieces(
+    file: &Handle,
+    offset: u64,
+    pieces: &[libc::iovec],
+) -> Result<usize, i32> {
+    // SAFETY: as the caller promises.
+    unsafe { transfer(libc::pwritev, file, offset, pieces) }
+}
+
+/// `preadv` or `pwritev`.
+type Vectored = unsafe extern "C" fn(
+    libc::c_int,
+    *const libc::iovec,
+    libc::c_int,
+    libc::off_t,
+) -> libc::ssize_t;
+
+/// # Safety
+/// The memory behind the pieces is valid for the call.
+unsafe fn transfer(
+    call: Vectored,
+    file: &Handle,
+    offset: u64,
+    pieces: &[libc::iovec],
+) -> Result<usize, i32> {
+    let offset = libc::off_t::try_from(offset).map_err(|_| libc::EINVAL)?;
+    let count = libc::c_int::try_from(pieces.len()).map_err(|_| libc::EINVAL)?;
+    // SAFETY: the file is open; the caller promises the memory behind the pieces.
+    let moved_bytes = unsafe { call(file.as_raw_fd(), pieces.as_ptr(), count, offset) };
+    usize::try_from(moved_bytes).map_err(|_| {
+        let error = io::Error::last_os_error();
+        error.raw_os_error().unwrap_or(libc::EIO)
+    })
+}
+
+/// The first hole of a file from an offset on; the end of the file counts as one.
+pub(crate) fn next_hole(file: &Handle, from: u64) -> io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::Hole(from))?)
+}
+
+/// The first data of a file from an offset on.
+pub(crate) fn next_data(file: &Handle, from: u64) -> io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::Data(from))?)
+}
+
+/// The descriptor, for questions that only the kernel answers. `None` for a simulated file.
+pub(crate) fn descriptor(file: &Handle) -> Option<BorrowedFd<'_>> {
+    Some(file.as_fd())
+}
+
+/// A lock on a whole file (`flock`), which excludes those of other descriptions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lock {
+    Exclusive,
+    Shared,
+    /// Releases the lock.
+    None,
+}
+
+/// Locks a file, or releases its lock.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] if another description holds a lock.
+pub(crate) fn lock(file: &Handle, lock: Lock) -> io::Result<()> {
+    let operation = match lock {
+        Lock::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        Lock::Shared => FlockOperation::NonBlockingLockShared,
+        Lock::None => FlockOperation::Unlock,
+    };
+    Ok(rustix::fs::flock(file.as_fd(), operation)?)
+}
+
+/// Locks bytes of a file for its description (`F_OFD_SETLK`), or releases them. The kernel releases
+/// them too when the description and its last I/O are over.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`] or [`io::ErrorKind::PermissionDenied`] if another description
+/// holds a lock on them.
+pub(crate) fn lock_bytes(file: &Handle, bytes: Range<i64>, is_locked: bool) -> io::Result<()> {
+    let kind = if is_locked {
+        libc::F_WRLCK
+    } else {
+        libc::F_UNLCK
+    };
+    let lock = byte_lock(kind, &bytes);
+    loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&lock)) {
+            Err(NixErrno::EINTR) => {}
+            outcome => return outcome.map(drop).map_err(io::Error::from),
+        }
+    }
+}
+
+/// Whether another description holds a lock on some of these bytes.
+pub(crate) fn are_bytes_locked(file: &Handle, bytes: Range<i64>) -> io::Result<bool> {
+    let mut probe = byte_lock(libc::F_WRLCK, &bytes);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
+    Ok(i32::from(probe.l_type) != libc::F_UNLCK)
+}
+
+fn byte_lock(kind: libc::c_int, bytes: &Range<i64>) -> libc::flock {
+    libc::flock {
+        l_type: i16::try_from(kind).unwrap_or(0),
+        l_whence: 0,
+        l_start: bytes.start,
+        l_len: bytes.end - bytes.start,
+        l_pid: 0,
+    }
+}

@@ -1,0 +1,23 @@
+//! The operating system as an open store uses it: files, sockets, processes, shared memory.
+//!
+//! Every call to the system that opening a store, attaching to it, serving it and taking it over
+//! depend on goes through these modules. The simulator puts its own in their place, with the same
+//! names. So a function here makes one call, or a few that belong together, and decides nothing
+//! about stores.
+//!
+//! Outside are: io_uring ([`disk::uring`](crate::disk::uring)), which needs the kernel itself;
+//! creation and offline work ([`volume::create`](crate::volume::create),
+//! [`offline`](crate::offline)); memory of this process alone ([`memory`](crate::memory)); facts
+//! for `doctor` ([`disk::probe`](crate::disk::probe)).
+//!
+//! | module | content |
+//! |---|---|
+//! | `files` | open files: identity, length, bytes, locks |
+//! | `processes` | this process and others: pids, users, groups |
+//! | `sockets` | Unix stream sockets, and the files of listening ones |
+//! | `words` | sleeping on a word of shared memory |
+
+pub(crate) mod files;
+pub(crate) mod processes;
+pub(crate) mod sockets;
+pub(crate) mod words;

@@ -1,0 +1,111 @@
+//! This process and others: pids, users, groups, random numbers.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::process::Pid;
+
+/// Inode number of the initial pid namespace (`PROC_PID_INIT_INO` in the kernel's
+/// include/linux/proc_ns.h).
+const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
+
+/// The pid of this process.
+pub(crate) fn id() -> u32 {
+    std::process::id()
+}
+
+/// Whether a process of this pid namespace exists and is no zombie. Asked with signal 0, which is
+/// not sent: `/proc` may be that of another pid namespace.
+pub(crate) fn exists(pid: u32) -> bool {
+    let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    let is_there = rustix::process::test_kill_process(number) != Err(rustix::io::Errno::SRCH);
+    is_there && !(sees_own_processes() && is_zombie(pid))
+}
+
+/// The name of the program of a process that runs, if `/proc` shows it.
+pub(crate) fn command(pid: u32) -> Option<String> {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+    let name = name.ok().filter(|_| sees_own_processes())?;
+    let shown = name.trim_end().chars().filter(|c| !c.is_control());
+    Some(shown.collect())
+}
+
+/// Whether a process has exited and waits for its parent: it holds nothing any more.
+fn is_zombie(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name before the state is in parentheses, and may contain parentheses.
+    let state = stat
+        .rsplit_once(") ")
+        .and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('Z' | 'X'))
+}
+
+/// Whether `/proc` shows the processes of this process's own pid namespace.
+fn sees_own_processes() -> bool {
+    let own = fs::read_link("/proc/self");
+    own.is_ok_and(|own| own == Path::new(&id().to_string()))
+}
+
+/// The scope of this process's pid: the boot id of the machine. For any but the initial pid
+/// namespace, the number of that namespace is mixed into it. `None` if `/proc` does not show it.
+pub(crate) fn pid_scope() -> Option<[u8; 16]> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let boot = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;
+    let namespace = fs::metadata("/proc/self/ns/pid").ok()?.ino();
+    let mixed = match namespace {
+        INITIAL_PID_NAMESPACE => boot,
+        other => boot ^ u128::from(other),
+    };
+    Some(mixed.to_be_bytes())
+}
+
+/// The effective user of this process. 0 is root.
+pub(crate) fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The effective group of this process, and its further groups.
+pub(crate) fn groups() -> Vec<u32> {
+    let further = rustix::process::getgroups().unwrap_or_default();
+    let further = further.iter().map(|group| group.as_raw());
+    further
+        .chain([rustix::process::getegid().as_raw()])
+        .collect()
+}
+
+/// The two kinds of ids that a user namespace maps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum IdKind {
+    User,
+    Group,
+}
+
+/// The map of one kind of ids (`uid_map` or `gid_map`) in the user namespace of this process, and
+/// the id that stands for unmapped ones. Each is `None` if `/proc` does not show it.
+pub(crate) fn id_map(kind: IdKind) -> (Option<String>, Option<u32>) {
+    let (map, overflow) = match kind {
+        IdKind::User => ("/proc/self/uid_map", "/proc/sys/kernel/overflowuid"),
+        IdKind::Group => ("/proc/self/gid_map", "/proc/sys/kernel/overflowgid"),
+    };
+    let overflow = fs::read_to_string(overflow).ok();
+    let overflow = overflow.and_then(|text| text.trim().parse().ok());
+    (fs::read_to_string(map).ok(), overflow)
+}
+
+/// Resident memory of this process in bytes; zero when the system does not report it.
+pub(crate) fn resident_bytes() -> u64 {
+    let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = text.split_whitespace().nth(1).and_then(|n| n.parse().ok());
+    pages.unwrap_or(0) * rustix::param::page_size() as u64
+}
+
+/// Fills memory with random bytes from the device. A container profile may refuse `getrandom`.
+///
+/// # Errors
+/// If `/dev/urandom` cannot be read.
+pub(crate) fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+    std::io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, bytes)
+}

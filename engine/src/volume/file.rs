@@ -1,0 +1,239 @@
+//! One file or block device: opening, locking, and its superblock before there is a disk.
+
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
+
+use super::{Access, HolderState, LockHolder};
+use crate::disk::EIO_READS_MAX;
+use crate::error::StoreError;
+use crate::fork::{Private, keep_private};
+use crate::memory::AlignedBuf;
+use crate::runtime::{Instant, thread};
+use crate::share::{guard, is_listening, socket_path};
+use crate::system::files::{self, Handle, How, Kind, Lock};
+
+/// How long to retry a locked volume: an io_uring may outlive its process for a moment.
+pub(super) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
+
+/// An open file that may become or be a volume.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub file: Arc<Handle>,
+    pub private: Private,
+    pub direct: bool,
+    pub bytes: u64,
+    pub is_device: bool,
+}
+
+impl File {
+    /// Opens an existing file or block device.
+    pub(crate) fn open(path: &Path, access: Access) -> Result<File, StoreError> {
+        let found = files::look(path).map_err(|e| StoreError::io("opening the volume", path, e))?;
+        let is_device = match found.kind {
+            Kind::File => false,
+            Kind::BlockDevice => true,
+            kind => return Err(StoreError::NotAVolume(path.to_owned(), name_of(kind))),
+        };
+        let how = How {
+            writes: !access.only_reads(),
+            alone: is_device && access.is_exclusive(),
+        };
+        let (file, direct) = files::open(path, how).map_err(|error| {
+            let doing = match error.kind() {
+                ErrorKind::ResourceBusy => "opening the device (is it mounted, or in use?)",
+                _ => "opening the volume",
+            };
+            StoreError::io(doing, path, error)
+        })?;
+        let bytes = length(&file, path)?;
+        Ok(File {
+            private: keep_private(&file),
+            file: Arc::new(file),
+            direct,
+            bytes,
+            is_device,
+        })
+    }
+
+    /// Reads its length again. Another process may be enlarging the store. The superblock with the
+    /// larger size is written after the file has its length, so a length counts only if it was read
+    /// after the superblock.
+    pub(crate) fn measure(&mut self, path: &Path) -> Result<(), StoreError> {
+        self.bytes = length(&self.file, path)?;
+        Ok(())
+    }
+
+    /// The same device, claimed: no other process can open it exclusively, and it cannot be
+    /// mounted.
+    pub(super) fn claimed(
+        self,
+        path: &Path,
+        access: Access,
+        patience: Duration,
+    ) -> Result<File, StoreError> {
+        let until = Instant::now() + patience;
+        loop {
+            match File::open(path, access) {
+                Err(error) if error.is_busy() && Instant::now() < until => {
+                    thread::sleep(LOCK_RETRY);
+                }
+                Err(error) if error.is_busy() => {
+                    let held = self.held(path);
+                    let is_known = matches!(
+                        &held,
+                        StoreError::Locked { holder, .. } if holder.state == HolderState::Running
+                    );
+                    return Err(if is_known { held } else { error });
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Locks it against every other opener. Waits a moment for a process that is exiting.
+    pub(crate) fn lock(&self, path: &Path) -> Result<(), StoreError> {
+        self.lock_within(path, LOCK_PATIENCE)
+    }
+
+    pub(super) fn lock_within(&self, path: &Path, patience: Duration) -> Result<(), StoreError> {
+        let until = Instant::now() + patience;
+        self.flock(path, Lock::Exclusive, until)?;
+        // Clients of a former owner may still write to places that this owner would grant to
+        // others.
+        if guard::wait_for_none(&self.file, until) {
+            Ok(())
+        } else {
+            Err(StoreError::ClientsWriting(path.to_owned()))
+        }
+    }
+
+    /// Locks it against writers, beside other shared locks: for a reader under which nothing may
+    /// move.
+    pub(crate) fn lock_shared(&self, path: &Path) -> Result<(), StoreError> {
+        let until = Instant::now() + LOCK_PATIENCE;
+        self.flock(path, Lock::Shared, until)
+    }
+
+    fn flock(&self, path: &Path, lock: Lock, until: Instant) -> Result<(), StoreError> {
+        loop {
+            match files::lock(&self.file, lock) {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if Instant::now() >= until {
+                        return Err(self.held(path));
+                    }
+                    thread::sleep(LOCK_RETRY);
+                }
+                Err(error) => return Err(StoreError::io("locking the volume", path, error)),
+            }
+        }
+    }
+
+    /// The error of a lock that another process holds.
+    pub(crate) fn held(&self, path: &Path) -> StoreError {
+        let superblock = self.superblock().ok();
+        // The socket lies beside the first volume.
+        let is_first = superblock.as_ref().is_some_and(|of| of.volume == 0);
+        let holder = superblock.as_ref().map(|of| LockHolder::of(&of.holder));
+        StoreError::Locked {
+            path: path.to_owned(),
+            holder: holder.unwrap_or_default(),
+            is_unserved: is_first && !is_listening(&socket_path(path)),
+        }
+    }
+
+    /// Whether a process holds the lock now. A lock taken for this check is released at once.
+    pub(crate) fn is_locked(&self) -> bool {
+        match files::lock(&self.file, Lock::Shared) {
+            Ok(()) => {
+                let _ = files::lock(&self.file, Lock::None);
+                false
+            }
+            // A lock refused for another reason is no evidence of another process.
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        }
+    }
+
+    /// Whether the lock stays held for longer than by a process that has just ended.
+    pub(crate) fn stays_locked(&self, path: &Path) -> bool {
+        let locked = matches!(self.lock_shared(path), Err(StoreError::Locked { .. }));
+        let _ = files::lock(&self.file, Lock::None);
+        locked
+    }
+
+    /// The newer valid superblock.
+    pub(crate) fn superblock(&self) -> Result<Superblock, SuperblockError> {
+        let [a, b] = SUPERBLOCK_OFFSETS.map(|offset| self.superblock_at(offset));
+        newest(a, b)
+    }
+
+    /// One copy of the superblock.
+    pub(crate) fn superblock_at(&self, offset: u64) -> Result<Superblock, SuperblockError> {
+        let bytes = self.read(offset, BLOCK_BYTES).map_err(|error| {
+            // Unreadable is not absent: a store must not be created over a store whose device does
+            // not answer.
+            SuperblockError::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+        })?;
+        if bytes.len() < BLOCK_BYTES {
+            // Too short for a superblock: it never was a volume.
+            return Err(SuperblockError::NotLarder);
+        }
+        Superblock::decode(&bytes)
+    }
+
+    /// Reads bytes; fewer than requested if the volume ends.
+    pub(crate) fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, io::Error> {
+        let mut buffer = AlignedBuf::zeroed(bytes)?;
+        let mut done = 0;
+        let mut failed = 0;
+        while done < bytes {
+            match files::read_at(&self.file, &mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // As often as a disk retries: a sector that reads at the second try is not lost.
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EIO) && failed + 1 < EIO_READS_MAX =>
+                {
+                    failed += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(buffer[..done].to_vec())
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &AlignedBuf) -> Result<(), io::Error> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match files::write_at(&self.file, &bytes[done..], offset + done as u64) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn name_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::File => "file",
+        Kind::BlockDevice => "block device",
+        Kind::CharacterDevice => "character device",
+        Kind::Directory => "directory",
+        Kind::Pipe => "pipe",
+        Kind::Socket => "socket",
+        Kind::Link => "link",
+    }
+}
+
+pub(crate) fn length(file: &Handle, path: &Path) -> Result<u64, StoreError> {
+    files::length(file).map_err(|e| StoreError::io("measuring the volume", path, e))
+}
