@@ -8,8 +8,8 @@ use larder_engine::format::{
     SUPERBLOCK_OFFSETS, SegmentAddress, SegmentHeader, SegmentNo, SegmentState, Serial,
 };
 use larder_engine::index::{Index, Place, SegmentId};
+use larder_sim_runtime::medium::Content;
 
-use crate::disk::Content;
 use crate::oracle::{Name, VersionId};
 use crate::setup::BLOCK;
 use crate::world::{Described, Live, World};

@@ -7,9 +7,9 @@ use larder_engine::disk::DiskError;
 use larder_engine::index::{Lease, Located, SegmentId};
 use larder_engine::planted;
 use larder_engine::{PutStatus, SyncPolicy};
+use larder_sim_runtime::medium::Content;
 
 use crate::classes::Class;
-use crate::disk::Content;
 use crate::oracle::{Name, VersionId};
 use crate::world::{Flight, Live, World};
 

@@ -7,10 +7,10 @@ use larder_engine::capacity::{footprint, segments_min};
 use larder_engine::core::Core;
 use larder_engine::format::{OpenState, SegmentState};
 use larder_engine::index::Place;
+use larder_sim_runtime::medium::{Arrival, Content, Medium, contents};
 
 use crate::classes::Class;
 use crate::clients::{Request, Task};
-use crate::disk::{Arrival, Content, SimVolume, contents};
 use crate::opening::CUTS_A_VOLUME;
 use crate::oracle::{Name, Version, VersionId};
 use crate::setup::BLOCK;
@@ -421,7 +421,7 @@ impl World {
 
     /// A block is unreadable: a segment that cannot be emptied for that reason gives no space.
     fn is_sick(&self) -> bool {
-        self.disk.volumes().iter().any(SimVolume::is_sick)
+        self.disk.volumes().iter().any(Medium::is_sick)
     }
 
     fn settle_down(&mut self, live: &mut Live) {

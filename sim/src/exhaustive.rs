@@ -31,8 +31,8 @@ use std::sync::{Mutex, PoisonError};
 
 use larder_engine::SyncPolicy;
 use larder_engine::format::OpenState;
+use larder_sim_runtime::dice::mix;
 
-use crate::dice::mix;
 use image::Platter;
 use machine::{Machine, Moment, Operation, Order, Witness};
 use promises::{Crash, Judge};

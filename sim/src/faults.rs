@@ -7,9 +7,10 @@
 use larder_engine::disk::DiskError;
 use larder_engine::format::{Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentHeader};
 use larder_engine::index::SegmentId;
+use larder_sim_runtime::medium::{Arrival, Block, Content, Left, Medium};
 
 use crate::classes::Class;
-use crate::disk::{Arrival, Block, Content, Fate, Left, SimVolume};
+use crate::disk::Fate;
 use crate::kernel::{Answer, Odds};
 use crate::oracle::{Name, VersionId};
 use crate::setup::Faults;
@@ -403,7 +404,7 @@ impl World {
 
     /// A volume may stop taking writes, or take them again.
     pub fn draw_death(&mut self) {
-        let is_dead = |volume: &SimVolume| volume.left != Left::Everything;
+        let is_dead = |volume: &Medium| volume.left != Left::Everything;
         if self.disk.volumes().iter().any(is_dead) {
             if self.dice.chance(REVIVES) {
                 self.revive();

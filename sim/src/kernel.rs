@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 
 use larder_engine::disk::{Action, Buffer, DiskError, Done, Op, Piece, Sink, Step, carry_out};
 use larder_engine::format::BLOCK_BYTES;
+use larder_sim_runtime::dice::Dice;
 
 use crate::classes::{Class, Tally};
-use crate::dice::Dice;
 
 const EIO: i32 = 5;
 const EINTR: i32 = 4;

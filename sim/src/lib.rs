@@ -7,10 +7,9 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `dice` | the only source of randomness |
 //! | `classes` | the classes of faults, with counts |
 //! | `setup` | the parameters that a seed draws before its run |
-//! | `disk` | a disk that can lose, tear, refuse and rot |
+//! | `disk` | a disk over media that can lose, tear, refuse and rot (`larder_sim_runtime::medium`) |
 //! | `kernel` | the system calls on the way to the disk |
 //! | `superblocks` | both copies of the superblock of each volume |
 //! | `oracle` | the promises |
@@ -39,7 +38,6 @@ mod checks;
 mod classes;
 mod clients;
 mod clock;
-mod dice;
 mod disk;
 mod ending;
 pub mod exhaustive;

@@ -7,9 +7,9 @@ use larder_engine::core::Core;
 use larder_engine::format::OpenState;
 use larder_engine::index::{Index, NamespaceSlot, Place};
 use larder_engine::recovery::{Recovery, known_to_all, recover};
+use larder_sim_runtime::medium::{Content, contents};
 
 use crate::classes::Class;
-use crate::disk::{Content, contents};
 use crate::ending::Expected;
 use crate::oracle::VersionId;
 use crate::setup::{BLOCK, Faults};

@@ -7,9 +7,9 @@
 
 use larder_engine::format::{Namespace, PageChecksum, PageKey};
 use larder_engine::index::SegmentId;
+use larder_sim_runtime::dice::mix;
+use larder_sim_runtime::medium::Content;
 
-use crate::dice::mix;
-use crate::disk::Content;
 use crate::setup::{BLOCK, Setup};
 
 /// A page's name: its position in the list of all names.

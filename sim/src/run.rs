@@ -2,8 +2,6 @@
 
 use crate::classes::{Class, Tally};
 use crate::clients::{PageWrite, Task};
-use crate::dice::{Dice, mix};
-use crate::disk::Left;
 use crate::ending::Expected;
 use crate::keeper::Keeper;
 use crate::opening::Opening;
@@ -11,6 +9,8 @@ use crate::totals::Totals;
 use crate::world::{Flight, InFlight, Journal, Live, World};
 use larder_engine::core::Copied;
 use larder_engine::disk::DiskError;
+use larder_sim_runtime::dice::{Dice, mix};
+use larder_sim_runtime::medium::Left;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {

@@ -9,9 +9,9 @@ use larder_engine::format::{
     Holder, Namespace, NamespaceFields, OpenState, PageShape, Rank, Run, SEGMENTS_OFFSET, StoreId,
     Superblock, VolumeEntry, VolumeId,
 };
+use larder_sim_runtime::dice::Dice;
 
 use crate::classes::Class;
-use crate::dice::Dice;
 use crate::kernel::Odds;
 
 pub const BLOCK: usize = larder_engine::format::BLOCK_BYTES;

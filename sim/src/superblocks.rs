@@ -10,9 +10,9 @@ use larder_engine::format::{
     BLOCK_BYTES, Body, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
 };
 use larder_engine::index::Place;
+use larder_sim_runtime::medium::{Content, contents};
 
 use crate::classes::Class;
-use crate::disk::{Content, contents};
 use crate::ending::Expected;
 use crate::oracle::VersionId;
 use crate::setup::Faults;

@@ -12,11 +12,12 @@ use larder_engine::format::{
 use larder_engine::index::{Index, NamespaceSlot, Place, SegmentId};
 use larder_engine::recovery::scan::Spot;
 use larder_engine::share::wire::ClientId;
+use larder_sim_runtime::dice::{Dice, mix};
+use larder_sim_runtime::medium::{Content, contents};
 
 use crate::classes::{Class, Tally};
 use crate::clients::{PageWrite, Task};
-use crate::dice::{Dice, mix};
-use crate::disk::{Content, SimDisk, contents};
+use crate::disk::SimDisk;
 use crate::keeper::Keeper;
 use crate::oracle::{Name, Oracle, VersionId};
 use crate::setup::{BLOCK, Setup};

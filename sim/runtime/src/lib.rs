@@ -16,13 +16,34 @@
 //! | [`task`] | the scheduler: worlds, processes, tasks, queues of waiting tasks |
 //! | [`sync`] | locks and condition variables, with the interface of `parking_lot` |
 //! | [`thread`] | threads, with the interface of `std::thread` |
+//! | [`machine`] | the simulated machine: its faults, and the end of processes |
+//! | [`files`] | files and their locks, with the interface of the engine's `system` |
+//! | [`sockets`] | Unix sockets, likewise |
+//! | [`processes`], [`words`], [`fork`] | pids, waits on shared memory, forked handles, likewise |
+//! | [`medium`] | the device under a volume |
+//! | [`dice`] | randomness |
 //! | [`time`] | the virtual clock, with the interface of `std::time` |
 //!
 //! Outside a world the locks work as long as nothing has to wait, and the clock stands still.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a failed expectation is a test result"
+)]
+
+pub mod dice;
+pub mod files;
+pub mod fork;
+pub mod machine;
+pub mod medium;
+pub mod processes;
+pub mod sockets;
 pub mod sync;
 pub mod task;
 pub mod thread;
 pub mod time;
+pub mod words;
 
+pub use machine::{Machine, Odds, note};
 pub use task::{Process, Queue, Setup, Step, World};

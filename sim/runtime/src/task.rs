@@ -289,6 +289,16 @@ impl Queue {
     }
 }
 
+/// All processes of the world, in the order of their start. None outside a world.
+pub fn processes() -> impl Iterator<Item = Process> {
+    let count = SCHEDULER.with_borrow(|scheduler| {
+        scheduler
+            .as_ref()
+            .map_or(0, |scheduler| scheduler.processes.len())
+    });
+    (0..u32::try_from(count).unwrap_or(u32::MAX)).map(Process)
+}
+
 impl Process {
     /// The process of the running task.
     #[must_use]

@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
+use larder_sim_runtime::dice::mix;
+use larder_sim_runtime::medium::Block;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
-
-use crate::dice::mix;
-use crate::disk::Block;
 
 /// A block on its way to a volume: its position, counted from the first segment, and a fingerprint
 /// of it.

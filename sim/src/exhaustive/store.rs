@@ -13,9 +13,9 @@ use larder_engine::format::{
     Rank, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry, VolumeId,
 };
 use larder_engine::index::Index;
+use larder_sim_runtime::dice::mix;
 
 use super::image::Image;
-use crate::dice::mix;
 
 const SEGMENT_BLOCKS: u32 = 16;
 const PAGE_BLOCKS: u32 = 2;

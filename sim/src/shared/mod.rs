@@ -26,9 +26,9 @@ use std::collections::BTreeMap;
 
 use larder_engine::index::NamespaceSlot;
 use larder_engine::share::wire::ClientId;
+use larder_sim_runtime::dice::Dice;
 
 use crate::classes::Class;
-use crate::dice::Dice;
 use crate::world::{Live, World};
 use client::{Client, Part};
 use lines::Line;

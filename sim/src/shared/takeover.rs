@@ -1,12 +1,12 @@
 //! A seed from start to end: one owner after the other, and the fate of the clients when one ends.
 
 use larder_engine::planted;
+use larder_sim_runtime::dice::Dice;
 
 use super::client::{Client, Part};
 use super::office::Office;
 use super::{Company, Odds};
 use crate::classes::{Class, Tally};
-use crate::dice::Dice;
 use crate::ending::Expected;
 use crate::opening::Opening;
 use crate::run::{End, end_well, sum_up};

@@ -19,11 +19,14 @@ enum Source {
 }
 
 impl Dice {
+    /// Dice whose draws follow from a seed.
+    #[must_use]
     pub fn new(seed: u64) -> Dice {
         Dice(Source::Seeded(Pcg64Mcg::seed_from_u64(seed)))
     }
 
     /// Dice that take their draws from a script.
+    #[must_use]
     pub fn scripted(script: &[u8]) -> Dice {
         Dice(Source::Script {
             bytes: script.iter().copied().collect(),
@@ -56,6 +59,7 @@ impl Dice {
         }
     }
 
+    /// Whether an event of this probability happens.
     pub fn chance(&mut self, probability: f64) -> bool {
         if probability <= 0.0 {
             return false;
@@ -66,10 +70,13 @@ impl Dice {
         }
     }
 
+    /// One of several.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
+    /// Other dice, whose draws follow from these.
+    #[must_use]
     pub fn fork(&mut self) -> Dice {
         let most = match self.0 {
             Source::Seeded(_) => u64::MAX,
@@ -80,6 +87,7 @@ impl Dice {
 }
 
 /// Mixes two words into one (the finalizer of SplitMix64).
+#[must_use]
 pub fn mix(a: u64, b: u64) -> u64 {
     let mut z = a.rotate_left(23) ^ b.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

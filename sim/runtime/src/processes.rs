@@ -1,0 +1,92 @@
+//! Processes, with the interface of the engine's `system::processes`.
+
+use std::io;
+
+use crate::machine::with_if_there;
+use crate::task::{self, Process};
+
+/// The user of all processes.
+pub(crate) const USER: u32 = 1000;
+
+/// The group of all processes.
+pub(crate) const GROUP: u32 = 1000;
+
+/// Pids begin above this number.
+const FIRST_PID: u32 = 100;
+
+/// The pid of a process.
+pub(crate) fn id_of(process: Process) -> u32 {
+    FIRST_PID + process.id()
+}
+
+/// The pid of this process. The driver has the first one.
+#[must_use]
+pub fn id() -> u32 {
+    Process::current().map_or(FIRST_PID, id_of)
+}
+
+/// Whether a process exists.
+#[must_use]
+pub fn exists(pid: u32) -> bool {
+    task::processes()
+        .find(|process| id_of(*process) == pid)
+        .is_some_and(Process::is_alive)
+}
+
+/// The name of the program of a process: not shown.
+#[must_use]
+pub fn command(_pid: u32) -> Option<String> {
+    None
+}
+
+/// The scope of pids: the same for all processes.
+#[must_use]
+pub fn pid_scope() -> Option<[u8; 16]> {
+    Some([7; 16])
+}
+
+/// The user of this process.
+#[must_use]
+pub fn user() -> u32 {
+    USER
+}
+
+/// The groups of this process.
+#[must_use]
+pub fn groups() -> Vec<u32> {
+    vec![GROUP]
+}
+
+/// The two kinds of ids.
+#[derive(Clone, Copy, Debug)]
+pub enum IdKind {
+    /// Users.
+    User,
+    /// Groups.
+    Group,
+}
+
+/// The map of ids: every id stands for itself.
+#[must_use]
+pub fn id_map(_kind: IdKind) -> (Option<String>, Option<u32>) {
+    (None, None)
+}
+
+/// Resident memory of this process: unknown.
+#[must_use]
+pub fn resident_bytes() -> u64 {
+    0
+}
+
+/// Fills memory with bytes that the seed chooses.
+///
+/// # Errors
+/// None.
+pub fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
+    with_if_there(|kernel| {
+        for byte in bytes {
+            *byte = kernel.dice.below(256) as u8;
+        }
+    });
+    Ok(())
+}
