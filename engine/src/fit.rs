@@ -8,7 +8,6 @@
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
 use crate::capacity::segments_min;
-use crate::volume::create::default_segment_bytes;
 
 /// With so many pages or more in a segment, the unused room at its end is small.
 const PAGES_WANTED: u64 = 16;
@@ -18,6 +17,15 @@ const SEGMENTS_WANTED: u64 = 32;
 
 /// Segment sizes chosen for a page are multiples of this, in bytes.
 const STEP: u64 = 1 << 20;
+
+/// 256 MiB, or for small stores a power of two near a 256th of the size. Reclaim copies less the
+/// more segments it can choose from.
+#[must_use]
+pub fn default_segment_bytes(size: u64) -> u64 {
+    let share = (size / 256).max(1);
+    let power = 1_u64 << share.ilog2();
+    power.clamp(SEGMENT_BYTES_MIN, 256 << 20)
+}
 
 /// How pages of a size fit the segments of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

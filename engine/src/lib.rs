@@ -105,6 +105,14 @@
 
 // The unit tests are those of the engine that ships.
 #![cfg(not(all(test, feature = "simulated")))]
+#![cfg_attr(
+    feature = "simulated",
+    allow(
+        unused_imports,
+        dead_code,
+        reason = "what creation and offline work alone use"
+    )
+)]
 
 pub mod api;
 pub mod capacity;
@@ -113,10 +121,12 @@ pub mod core;
 pub mod disk;
 pub mod error;
 pub mod fit;
+#[cfg(not(feature = "simulated"))]
 pub mod fork;
 pub mod index;
 pub mod latency;
 pub mod memory;
+#[cfg(not(feature = "simulated"))]
 pub mod offline;
 pub mod planted;
 pub mod random;
@@ -136,7 +146,10 @@ pub use api::{
 };
 pub use error::{StoreError, advice};
 pub use larder_format as format;
+#[cfg(feature = "simulated")]
+pub use larder_sim_runtime::fork;
 pub use latency::LatencySummary;
 pub use share::{AttachOptions, SharedStore};
 pub use store::Store;
+#[cfg(not(feature = "simulated"))]
 pub use volume::create::{CreateOptions, Created, create};

@@ -5,9 +5,9 @@
 //! package `larder-engine-simulated` is the engine with that feature. It is a package of its own,
 //! so that no build of the workspace switches the feature on for the engine that ships.
 //!
-//! Not simulated, and so not from here: atomics; the disks that have threads of the operating
-//! system ([`crate::disk`]); the locks of the leases and of the latency histograms, under which
-//! nothing waits.
+//! Not simulated, and so not from here: atomics; the locks of the leases and of the latency
+//! histograms, under which nothing waits. The calls to the operating system are in
+//! [`crate::system`].
 
 #[cfg(feature = "simulated")]
 pub use larder_sim_runtime::{

@@ -1,7 +1,7 @@
 //! A disk in memory that can lose, tear, refuse and rot its content.
 //!
-//! Each volume is a [`Medium`]. Writes in flight stay with the driver. It hands a write over when it
-//! decides that the write happens, in whole or in part.
+//! Each volume is a [`Medium`]. Writes in flight stay with the driver. It hands a write over when
+//! it decides that the write happens, in whole or in part.
 //!
 //! Page data is kept as one word for each block, all else as bytes: no run materialises the payload
 //! that it writes.

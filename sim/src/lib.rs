@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `classes` | the classes of faults, with counts |
 //! | `setup` | the parameters that a seed draws before its run |
-//! | `disk` | a disk over media that can lose, tear, refuse and rot (`larder_sim_runtime::medium`) |
+//! | `disk` | a disk over the media of `larder_sim_runtime`, with its faults |
 //! | `kernel` | the system calls on the way to the disk |
 //! | `superblocks` | both copies of the superblock of each volume |
 //! | `oracle` | the promises |

@@ -18,12 +18,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use super::{Action, Buffer, DiskError, Done, Op, PIECES_MAX, Piece, Sink};
 use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
-use crate::runtime::Instant;
+use crate::runtime::{Instant, Mutex, thread};
+use crate::system::processes;
 
 /// Transfers are resumed at multiples of this, in bytes.
 const BLOCK_BYTES: u64 = 4096;
@@ -461,14 +460,14 @@ pub(super) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            std::process::abort();
+        if thread::panicking() {
+            processes::abort();
         }
     }
 }
 
 /// Forgets a disk's threads, in a forked child, which has none of them.
-pub(super) fn forget_others(threads: &Mutex<Vec<std::thread::JoinHandle<()>>>) {
+pub(super) fn forget_others(threads: &Mutex<Vec<thread::JoinHandle<()>>>) {
     if let Some(mut threads) = threads.try_lock() {
         std::mem::forget(std::mem::take(&mut *threads));
     }
@@ -476,8 +475,8 @@ pub(super) fn forget_others(threads: &Mutex<Vec<std::thread::JoinHandle<()>>>) {
 
 /// Joins a disk's threads, except the calling one: the last owner of a disk may be a sink, which is
 /// dropped on one of them.
-pub(super) fn join_others(threads: &mut Vec<std::thread::JoinHandle<()>>) {
-    let own = std::thread::current().id();
+pub(super) fn join_others(threads: &mut Vec<thread::JoinHandle<()>>) {
+    let own = thread::current().id();
     for thread in threads
         .drain(..)
         .filter(|thread| thread.thread().id() != own)

@@ -13,9 +13,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-
-use parking_lot::{Condvar, Mutex};
 
 use super::job::{
     AbortOnPanic, Answers, Job, Refusals, Step, forget_others, give_up, iovecs, join_others,
@@ -24,6 +21,8 @@ use super::job::{
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 use crate::fork::Origin;
 use crate::latency::DeviceLatencies;
+use crate::runtime::thread::{self, JoinHandle};
+use crate::runtime::{Condvar, Mutex};
 use crate::system::files::{self, Handle};
 
 /// Most threads a volume.
@@ -74,7 +73,7 @@ impl Threads {
             disk.lanes.push(lane.clone());
             for worker in 0..options.depth.clamp(1, THREADS_MAX) {
                 let Some(lane) = lane.clone() else { break };
-                let thread = std::thread::Builder::new()
+                let thread = thread::Builder::new()
                     .name(format!("larder-io-{volume}.{worker}"))
                     .spawn(move || serve(&lane))?;
                 disk.workers.get_mut().push(thread);

@@ -25,10 +25,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
-use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
 use super::job::{
@@ -37,6 +35,8 @@ use super::job::{
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 use crate::fork::Origin;
 use crate::latency::DeviceLatencies;
+use crate::runtime::Mutex;
+use crate::runtime::thread::{self, JoinHandle};
 
 /// Most operations of one volume in the kernel at once.
 pub const DEPTH_MAX: u32 = 4096;
@@ -295,7 +295,7 @@ impl Uring {
             };
             let lane = Arc::new(Lane::new(volume, options.latencies.clone())?);
             let (started, outcome) = mpsc::channel();
-            let thread = std::thread::Builder::new()
+            let thread = thread::Builder::new()
                 .name(format!("larder-ring-{volume}"))
                 .spawn({
                     let lane = Arc::clone(&lane);

@@ -25,6 +25,7 @@ use crate::error::StoreError;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
 use crate::recovery::scan::Spot;
 use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
+use crate::system::processes;
 
 /// How often a waiting request ticks the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
@@ -90,7 +91,7 @@ impl Drop for AbortOnPanic {
         tracing::error!(
             "the store's core panicked; ending the process so that nothing wrong is acknowledged"
         );
-        std::process::abort();
+        processes::abort();
     }
 }
 

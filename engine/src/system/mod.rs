@@ -17,7 +17,14 @@
 //! | `sockets` | Unix stream sockets, and the files of listening ones |
 //! | `words` | sleeping on a word of shared memory |
 
+#[cfg(not(feature = "simulated"))]
 pub(crate) mod files;
+#[cfg(not(feature = "simulated"))]
 pub(crate) mod processes;
+#[cfg(not(feature = "simulated"))]
 pub(crate) mod sockets;
+#[cfg(not(feature = "simulated"))]
 pub(crate) mod words;
+
+#[cfg(feature = "simulated")]
+pub(crate) use larder_sim_runtime::{files, processes, sockets, words};

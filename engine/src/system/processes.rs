@@ -15,6 +15,11 @@ pub(crate) fn id() -> u32 {
     std::process::id()
 }
 
+/// Ends this process at once: a thread of it cannot go on.
+pub(crate) fn abort() {
+    std::process::abort();
+}
+
 /// Whether a process of this pid namespace exists and is no zombie. Asked with signal 0, which is
 /// not sent: `/proc` may be that of another pid namespace.
 pub(crate) fn exists(pid: u32) -> bool {

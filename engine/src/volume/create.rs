@@ -23,6 +23,7 @@ use crate::api::OpenOptions;
 use crate::capacity::{segments_min, usable_blocks};
 use crate::disk::probe::{Want, filesystem};
 use crate::error::{StoreError, count};
+pub use crate::fit::default_segment_bytes;
 use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
 use checks::{
@@ -72,15 +73,6 @@ pub struct Created {
     pub capacity_bytes: u64,
     /// Every volume.
     pub volumes: Vec<PathBuf>,
-}
-
-/// 256 MiB, or for small stores a power of two near a 256th of the size. Reclaim copies less the
-/// more segments it can choose from.
-#[must_use]
-pub fn default_segment_bytes(size: u64) -> u64 {
-    let share = (size / 256).max(1);
-    let power = 1_u64 << share.ilog2();
-    power.clamp(SEGMENT_BYTES_MIN, 256 << 20)
 }
 
 /// Creates a store whose first volume is at `path`.

@@ -16,6 +16,7 @@
 //! | [`holes`] | unallocated and shared parts of a file |
 //! | `set` | all volumes of a store |
 
+#[cfg(not(feature = "simulated"))]
 pub mod create;
 mod file;
 pub mod holder;

@@ -1,7 +1,7 @@
 //! Unix stream sockets, with the interface of the engine's `system::sockets`.
 //!
-//! A connection has two *ends*, each with a queue of bytes for its reader. The rules of shutdown and
-//! close are those of the kernel's net/unix/af_unix.c.
+//! A connection has two *ends*, each with a queue of bytes for its reader. The rules of shutdown
+//! and close are those of the kernel's net/unix/af_unix.c.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read, Write};

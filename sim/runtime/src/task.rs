@@ -354,8 +354,17 @@ impl Process {
     }
 }
 
-/// Starts a task that can run at once.
-pub(crate) fn start(process: Process, name: String, f: impl FnOnce() + 'static) {
+/// The number of the running task.
+///
+/// # Panics
+/// Outside a task.
+pub(crate) fn current() -> u32 {
+    assert!(is_task(), "only a task has a number");
+    with(|scheduler| scheduler.running)
+}
+
+/// Starts a task that can run at once. Returns its number.
+pub(crate) fn start(process: Process, name: String, f: impl FnOnce() + 'static) -> u32 {
     let stack = STACKS.with_borrow_mut(Vec::pop).unwrap_or_else(|| {
         DefaultStack::new(STACK_BYTES).expect("no memory for the stack of a task")
     });
@@ -367,7 +376,7 @@ pub(crate) fn start(process: Process, name: String, f: impl FnOnce() + 'static) 
         });
         catch_unwind(AssertUnwindSafe(f)).err()
     });
-    with(|scheduler| scheduler.add(process, name, fiber));
+    with(|scheduler| scheduler.add(process, name, fiber))
 }
 
 /// Keeps the stack of a task that will not run again.
@@ -392,7 +401,7 @@ impl Scheduler {
         &mut self.processes[process.0 as usize]
     }
 
-    fn add(&mut self, process: Process, name: String, fiber: Fiber) {
+    fn add(&mut self, process: Process, name: String, fiber: Fiber) -> u32 {
         let task = u32::try_from(self.tasks.len()).expect("too many tasks");
         self.tasks.push(Task {
             name,
@@ -404,6 +413,7 @@ impl Scheduler {
             yielder: ptr::null(),
         });
         self.make_able(task);
+        task
     }
 
     fn make_able(&mut self, task: u32) {

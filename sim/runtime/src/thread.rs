@@ -62,6 +62,31 @@ pub fn spawn<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> JoinH
     spawned.expect("the start of a thread never fails")
 }
 
+/// Identifies a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ThreadId(u32);
+
+/// A thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Thread(ThreadId);
+
+impl Thread {
+    /// Its identity.
+    #[must_use]
+    pub fn id(&self) -> ThreadId {
+        self.0
+    }
+}
+
+/// The thread that calls.
+///
+/// # Panics
+/// Outside a task.
+#[must_use]
+pub fn current() -> Thread {
+    Thread(ThreadId(task::current()))
+}
+
 /// The outcome of a thread, and the tasks that wait for it.
 struct Packet<T> {
     ended: Queue,
@@ -85,16 +110,22 @@ pub(crate) fn spawn_in<T: 'static>(
         outcome: Mutex::new(Outcome::Running),
     });
     let own = packet.clone();
-    task::start(process, name, move || {
+    let task = task::start(process, name, move || {
         let value = f();
         *own.outcome.lock() = Outcome::Ended(value);
         own.ended.wake_all();
     });
-    JoinHandle(packet)
+    JoinHandle {
+        packet,
+        thread: Thread(ThreadId(task)),
+    }
 }
 
 /// The right to wait for the end of a thread.
-pub struct JoinHandle<T>(Arc<Packet<T>>);
+pub struct JoinHandle<T> {
+    packet: Arc<Packet<T>>,
+    thread: Thread,
+}
 
 impl<T> std::fmt::Debug for JoinHandle<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -103,6 +134,12 @@ impl<T> std::fmt::Debug for JoinHandle<T> {
 }
 
 impl<T> JoinHandle<T> {
+    /// The thread.
+    #[must_use]
+    pub fn thread(&self) -> &Thread {
+        &self.thread
+    }
+
     /// Waits for the end of the thread.
     ///
     /// # Errors
@@ -113,14 +150,14 @@ impl<T> JoinHandle<T> {
             if let Some(value) = self.take() {
                 return Ok(value);
             }
-            self.0.ended.wait("the end of a thread", None);
+            self.packet.ended.wait("the end of a thread", None);
         }
     }
 
     /// The result, if the thread has ended.
     #[must_use]
     pub fn take(&self) -> Option<T> {
-        let mut outcome = self.0.outcome.lock();
+        let mut outcome = self.packet.outcome.lock();
         if let Outcome::Running = *outcome {
             return None;
         }
@@ -133,7 +170,7 @@ impl<T> JoinHandle<T> {
     /// Whether the thread has ended.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        !matches!(*self.0.outcome.lock(), Outcome::Running)
+        !matches!(*self.packet.outcome.lock(), Outcome::Running)
     }
 }
 

@@ -31,6 +31,7 @@ use crate::disk::job::{AbortOnPanic, Answers, Job, Step, refuse};
 use crate::disk::{DiskError, Op, Piece};
 use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
+use crate::runtime::thread;
 use crate::system::files::{self, Handle};
 
 /// Places in the table of registered files.
@@ -324,7 +325,7 @@ impl<'r> Worker<'r> {
                 "the kernel refuses to take io_uring requests; trying again until it does"
             );
         }
-        std::thread::sleep(REFUSED_PAUSE);
+        thread::sleep(REFUSED_PAUSE);
         // SAFETY: nothing is submitted and no argument passed.
         let _ = unsafe {
             self.submitter
