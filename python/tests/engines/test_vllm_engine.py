@@ -1,0 +1,222 @@
+"""vLLM itself, on the CPU, with tiny models: prompts are answered from the store after kills and
+restarts, and never wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not in this environment")
+
+HERE = Path(__file__).resolve().parent
+STORE = {"size": "144MiB", "prewrite": False}
+
+#: Whole blocks of 1,000 tokens that may be loaded: the last token is computed.
+WHOLE = 992
+PROMPTS = (0, 1, 2)
+
+
+class Engine:
+    """An engine in a process of its own."""
+
+    def __init__(self, log, model, tier):
+        self.log = open(log, "w")
+        command = [sys.executable, HERE / "serve.py", str(model), json.dumps(tier)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
+        )
+        self.model = model
+
+    def read(self):
+        line = self.process.stdout.readline()
+        assert line, f"the engine ended: {Path(self.log.name).read_text()[-3000:]}"
+        return json.loads(line)
+
+    def ready(self):
+        assert self.read() == {"ready": True}
+        return self
+
+    def start(self, *command):
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def ask(self, *command):
+        self.start(*command)
+        return self.read()
+
+    def prompts(self):
+        return [self.ask("prompt", seed) for seed in PROMPTS]
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        for left in Path("/dev/shm").glob(f"vllm_offload_larder-test-{self.process.pid}*"):
+            left.unlink(missing_ok=True)
+        self.log.close()
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    words = [f"{kind}={place / kind}" for kind in ("full", "hybrid")]
+    subprocess.run([sys.executable, HERE / "models.py", *words], check=True)
+    return place
+
+
+@pytest.fixture
+def start(tmp_path, models):
+    made = []
+
+    def begin(name, path=None, model="full", **more):
+        tier = None if path is None else STORE | {"path": str(path)} | more
+        engine = Engine(tmp_path / f"{name}.log", models / model, tier)
+        made.append(engine)
+        return engine
+
+    yield begin
+    for engine in made:
+        engine.kill()
+
+
+@pytest.fixture(scope="session")
+def plain(models, tmp_path_factory):
+    """The answers of an engine without offloading, each computed on the GPU's own cached prefix,
+    as a loaded one is.
+    """
+    answers = {}
+    for model in ("full", "hybrid"):
+        engine = Engine(
+            tmp_path_factory.mktemp("plain") / f"{model}.log", models / model, None
+        ).ready()
+        answers[model] = []
+        for seed in PROMPTS:
+            engine.ask("prompt", seed)
+            answers[model].append(engine.ask("prompt", seed))
+        engine.kill()
+    return answers
+
+
+def same(answers, others):
+    """Whether tokens and log-probabilities are equal."""
+    return [(one["tokens"], one["logprobs"]) for one in answers] == [
+        (one["tokens"], one["logprobs"]) for one in others
+    ]
+
+
+def flip_all(file):
+    """Flips a bit in each page of a store, in what a page of KV has: not in headers and
+    descriptors, which have zeros.
+    """
+    flipped = 0
+    with open(file, "r+b") as opened:
+        while block := opened.read(4096):
+            if len(set(block)) > 128:
+                opened.seek(-2048, os.SEEK_CUR)
+                opened.write(bytes([block[2048] ^ 1]))
+                opened.seek(2047, os.SEEK_CUR)
+                flipped += 1
+    return flipped
+
+
+def test_a_killed_engine_serves_what_it_had_acknowledged_and_nothing_wrong(tmp_path, start, plain):
+    store = tmp_path / "store"
+    first = start("first", store).ready()
+    hashes = {}
+    for seed in PROMPTS[:2]:
+        first.ask("prompt", seed)
+        first.ask("settle")
+        hashes[seed] = first.ask("kv")
+    log = Path(first.log.name).read_text()
+    assert "larder: attached to" in log and "larder: weights " in log and "namespaces" in log
+    acknowledged = first.ask("counts")["stored_chunks"]
+    assert acknowledged == 2 * WHOLE // 32
+    # The third is killed while its chunks are stored: a step has 256 tokens of it.
+    first.start("prompt", 2)
+    killer = threading.Timer(0.5, first.process.send_signal, [signal.SIGKILL])
+    killer.start()
+    first.process.wait()
+    killer.cancel()
+    second = start("second", store).ready()
+    answers = [second.ask("prompt", seed) for seed in PROMPTS[:2]]
+    assert [answer["cached"] for answer in answers] == [WHOLE] * 2
+    assert second.ask("kv") == hashes[1] and hashes[1]["pieces"] > 0
+    third = second.ask("prompt", 2)
+    assert third["cached"] % 32 == 0 and third["cached"] <= WHOLE
+    if third["cached"] == WHOLE:
+        answers.append(third)
+    assert same(answers, plain["full"][: len(answers)])
+    counts = second.ask("counts")
+    assert counts["damaged_chunks"] == counts["errors"] == 0
+    # That comparison fails for KV that is wrong after loading.
+    second.ask("prompt", 0)
+    assert second.ask("kv") == hashes[0]
+    second.ask("spoil")
+    assert second.ask("kv") != hashes[0]
+    spoilt = second.ask("prompt", 0)
+    assert spoilt["cached"] == WHOLE and not same([spoilt], plain["full"][:1])
+    second.ask("settle")
+    second.kill()
+    assert flip_all(next(store.rglob("*.store"))) > 2 * WHOLE // 32
+    third = start("third", store).ready()
+    answers = third.prompts()
+    assert [answer["cached"] for answer in answers] == [0] * 3
+    assert [answer["tokens"] for answer in answers] == [
+        answer["tokens"] for answer in plain["full"]
+    ]
+    assert third.ask("counts")["loaded_chunks"] == 0
+
+
+def test_two_engines_share_a_store_and_one_goes_on_alone(tmp_path, start, plain):
+    store = tmp_path / "store"
+    # Both at once: starting takes long.
+    engines = [start(name, store) for name in ("one", "two")]
+    one, two = (engine.ready() for engine in engines)
+    one.ask("prompt", 0)
+    one.ask("settle")
+    answer = two.ask("prompt", 0)
+    assert answer["cached"] == WHOLE and same([answer], plain["full"][:1])
+    two.ask("prompt", 1)
+    two.ask("settle")
+    for engine in (one, two):
+        assert engine.ask("counts")["errors"] == 0
+    # Whichever of the two is the owner, the other goes on.
+    one.kill()
+    answer = two.ask("prompt", 2)
+    assert answer["cached"] == 0
+    two.ask("settle")
+    answers = two.prompts()
+    assert [answer["cached"] for answer in answers] == [WHOLE] * 3
+    assert same(answers, plain["full"])
+
+
+def test_a_reset_for_new_weights_forgets_until_the_restart(tmp_path, start):
+    store = tmp_path / "store"
+    engine = start("reset", store).ready()
+    engine.ask("prompt", 0)
+    engine.ask("settle")
+    assert engine.ask("reset") == {"done": True}
+    assert engine.ask("prompt", 0)["cached"] == 0
+    assert engine.ask("counts")["resets"] == 1
+
+
+def test_a_hybrid_model_is_served_after_a_restart(tmp_path, start, plain):
+    store = tmp_path / "store"
+    first = start("first", store, model="hybrid").ready()
+    for seed in PROMPTS:
+        first.ask("prompt", seed)
+        first.ask("settle")
+    first.kill()
+    second = start("second", store, model="hybrid").ready()
+    answers = second.prompts()
+    assert [answer["cached"] for answer in answers] == [WHOLE] * 3
+    assert same(answers, plain["hybrid"])
+    counts = second.ask("counts")
+    assert counts["loaded_chunks"] > 3 * WHOLE // 32 and counts["errors"] == 0
