@@ -203,7 +203,12 @@ impl Kernel {
 
 /// Adds an event to the journal of the machine, if it has one.
 pub fn note(what: impl FnOnce() -> String) {
-    with_if_there(|kernel| kernel.note(what));
+    let is_kept = with_if_there(|kernel| kernel.journal.is_some());
+    if is_kept == Some(true) {
+        // Outside the machine: `what` may take locks.
+        let text = what();
+        with_if_there(|kernel| kernel.note(|| text));
+    }
 }
 
 /// A machine. There is one on a thread at a time.

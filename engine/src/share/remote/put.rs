@@ -2,7 +2,7 @@
 //! arrive in order, and the owner's thread that receives its last landing is the thread that
 //! replies.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) struct RemotePut<'a> {
     /// A reservation was requested, and its reply has not been read.
     reply_pending: bool,
     /// Pages of each reservation that was not waited for yet.
-    granted: HashMap<ReservationId, usize>,
+    granted: BTreeMap<ReservationId, usize>,
     /// Reservations with writes in flight.
     unlanded: usize,
     /// Time of the last heartbeat.
@@ -46,7 +46,7 @@ impl<'a> RemotePut<'a> {
             line: remote.take_line().ok(),
             outbox: Vec::new(),
             reply_pending: false,
-            granted: HashMap::new(),
+            granted: BTreeMap::new(),
             unlanded: 0,
             last_heartbeat: Instant::now(),
         }
