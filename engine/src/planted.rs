@@ -125,6 +125,17 @@ mod switch {
             /// Opening does not begin a new epoch, so that its numbers are used twice.
             RunNotBumped,
         }
+        /// Bugs of the handle and its threads.
+        STORE: {
+            /// A put reports failed writes of page data as landed.
+            IgnoredFailure,
+            /// A flush returns success whatever became of it.
+            DeafFlush,
+            /// A deletion returns before it is recorded.
+            EarlyDelete,
+            /// The housekeeper is not called for reclaim.
+            DeafKeeper,
+        }
         /// Bugs that show among an owner and its clients.
         SHARED: {
             /// The pins of a client that has gone are kept.

@@ -12,14 +12,14 @@ use larder_sim_runtime::medium::Content;
 
 use crate::oracle::{Name, VersionId};
 use crate::setup::BLOCK;
-use crate::world::{Described, Live, World};
+use crate::world::{Described, Epoch, Live, World};
 
 impl World {
     /// Checks a metadata write before it starts: its content must be true. For headers, returns the
     /// segment state that they state.
     pub fn inspect(
         &mut self,
-        live: &mut Live,
+        live: &mut Epoch,
         volume: usize,
         start: usize,
         blocks: &[Content],
@@ -62,7 +62,7 @@ impl World {
     }
 
     /// A probe writes to data blocks of a durably free segment, or before the first segment.
-    fn inspect_probe(&mut self, live: &Live, volume: usize, start: usize, count: usize) {
+    fn inspect_probe(&mut self, live: &Epoch, volume: usize, start: usize, count: usize) {
         if start < SEGMENTS_OFFSET as usize / BLOCK {
             assert!(
                 SUPERBLOCK_OFFSETS
@@ -89,7 +89,7 @@ impl World {
         self.check_nobody_writes(volume, start, count);
     }
 
-    fn inspect_header(&mut self, live: &mut Live, segment: SegmentId, header: &SegmentHeader) {
+    fn inspect_header(&mut self, live: &mut Epoch, segment: SegmentId, header: &SegmentHeader) {
         self.note(header.sequence.get(), || {
             format!(
                 "header of {segment:?}: {:?} {} blocks {} proven {} synced {}",
@@ -156,7 +156,7 @@ impl World {
 
     fn inspect_block(
         &mut self,
-        live: &mut Live,
+        live: &mut Epoch,
         segment: SegmentId,
         (volume, at): (usize, usize),
         content: &Content,
@@ -261,7 +261,7 @@ impl World {
 
     /// Commits up to the stated watermark must be durable, as far as the index still knows their
     /// pages there.
-    fn check_mark(&mut self, live: &mut Live, mark: Serial) {
+    fn check_mark(&mut self, live: &mut Epoch, mark: Serial) {
         if mark <= live.mark || mark.run() != live.run() {
             return;
         }
@@ -278,7 +278,7 @@ impl World {
         live.mark = mark;
     }
 
-    fn check_synced(&self, live: &Live, commit: Serial, page: &Described) {
+    fn check_synced(&self, live: &Epoch, commit: Serial, page: &Described) {
         let info = self.oracle.name(page.name);
         let slot = live.slots[info.namespace];
         let located = slot.and_then(|slot| live.index.locate(slot, &info.key));
@@ -330,7 +330,7 @@ impl World {
     }
 
     /// The namespace of each slot.
-    pub fn namespaces_by_slot(&self, live: &Live) -> Vec<usize> {
+    pub fn namespaces_by_slot(&self, live: &Epoch) -> Vec<usize> {
         let known = live.slots.iter().enumerate();
         let mut known: Vec<_> = known
             .filter_map(|(namespace, slot)| Some(((*slot)?, namespace)))

@@ -11,7 +11,7 @@ use larder_sim_runtime::medium::Content;
 
 use crate::classes::Class;
 use crate::oracle::{Name, VersionId};
-use crate::world::{Flight, Live, World};
+use crate::world::{Epoch, Flight, Live, World};
 
 /// Most pages written by one operation.
 const MERGE: usize = 4;
@@ -118,12 +118,12 @@ impl World {
         (namespace, names)
     }
 
-    pub fn current(&self, live: &Live, name: Name) -> Option<VersionId> {
+    pub fn current(&self, live: &Epoch, name: Name) -> Option<VersionId> {
         self.current_at(live, name).map(|(version, _)| version)
     }
 
     /// The same, and the segment of the page.
-    fn current_at(&self, live: &Live, name: Name) -> Option<(VersionId, SegmentId)> {
+    pub fn current_at(&self, live: &Epoch, name: Name) -> Option<(VersionId, SegmentId)> {
         let info = self.oracle.name(name);
         let found = live.index.locate(live.slots[info.namespace]?, &info.key)?;
         let version = self.oracle.find(name, found.checksum)?;

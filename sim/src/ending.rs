@@ -15,7 +15,7 @@ use crate::opening::CUTS_A_VOLUME;
 use crate::oracle::{Name, Version, VersionId};
 use crate::setup::BLOCK;
 use crate::superblocks::{Cut, CutShort};
-use crate::world::{Flight, Live, World};
+use crate::world::{Epoch, Flight, Live, World};
 
 /// Steps in which everything must come to rest once faults have stopped.
 const REST_STEPS_MAX: usize = 100_000;
@@ -39,7 +39,7 @@ pub struct Expected {
 
 impl World {
     /// The state that a recovery after this moment must find.
-    fn expect(&self, live: &Live, power: bool) -> Expected {
+    pub fn expect(&self, live: &Epoch, power: bool) -> Expected {
         let mut expected = Expected::default();
         let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
         for (name, (version, place, _)) in pages {
@@ -63,10 +63,7 @@ impl World {
                 || self.tainted.contains(&segment)
         });
         // With spoiled metadata the record of an old eviction may vanish and come back.
-        let left = self
-            .left
-            .get(&name)
-            .is_some_and(|at| known.reserved_at <= *at);
+        let left = self.left.get(&name).is_some_and(|at| known.begun_at <= *at);
         self.oracle.spoiled && left
             || self.has_bad_bytes(known)
             || older_is_bad
@@ -343,7 +340,7 @@ impl World {
         self.update_superblocks(&mut cut, |superblock| superblock.state = OpenState::Clean)
     }
 
-    fn expect_after_close(&mut self, live: &Live) -> Expected {
+    pub fn expect_after_close(&mut self, live: &Epoch) -> Expected {
         let mut expected = self.expect(live, false);
         let faults = &self.setup.faults;
         expected.exactly = !faults.spoils() && !faults.misleads();

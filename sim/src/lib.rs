@@ -22,6 +22,7 @@
 //! | `clock` | time, and its jumps |
 //! | `opening` | recovery, and the checks of its result |
 //! | `ending` | crashes, closes, the quiet end |
+//! | `store` | the real store of one process, with its callers, on a deterministic runtime |
 //! | `shared` | an owner and its clients, each in its own process |
 //! | `totals` | counts over a run |
 //! | [`exhaustive`] | every crash of every short script, without randomness |
@@ -49,6 +50,7 @@ mod oracle;
 mod run;
 mod setup;
 mod shared;
+mod store;
 mod superblocks;
 mod totals;
 mod world;
@@ -72,7 +74,9 @@ const FAILURES_MAX: usize = 20;
 pub enum Mode {
     /// The callers of one process.
     Alone,
-    /// Plays a seed. Returns a digest of all events, and their counts.
+    /// The callers of one process, which call the engine's own handle.
+    Store,
+    /// An owner and its clients.
     Shared,
 }
 
@@ -85,6 +89,7 @@ impl Mode {
     pub fn play(self, seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
         match self {
             Mode::Alone => run::play(seed, journal),
+            Mode::Store => store::play(seed, journal),
             Mode::Shared => shared::play(seed, journal),
         }
     }
@@ -94,6 +99,7 @@ impl Mode {
     pub fn command(self, seed: u64) -> String {
         let mode = match self {
             Mode::Alone => "",
+            Mode::Store => "--store ",
             Mode::Shared => "--shared ",
         };
         format!("larder-sim {mode}--seed {seed}")
@@ -145,6 +151,10 @@ pub fn campaign(
                         Err(_) => {
                             eprintln!("seed {seed} fails: {}", mode.command(seed));
                             result.failed.push(seed);
+                            // A task had to wait while it panicked: the thread stays in that state.
+                            if std::thread::panicking() {
+                                return;
+                            }
                         }
                     }
                 }

@@ -26,6 +26,9 @@ struct Args {
     /// Seeds played at once. Default: the number of cores.
     #[arg(long)]
     threads: Option<usize>,
+    /// Simulate the callers of the engine's own handle, with its threads.
+    #[arg(long, conflicts_with = "shared")]
+    store: bool,
     /// Simulate an owner and its clients, instead of a single process.
     #[arg(long)]
     shared: bool,
@@ -62,10 +65,10 @@ fn exhaust(operations: usize, blocks: usize) -> ExitCode {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mode = if args.shared {
-        Mode::Shared
-    } else {
-        Mode::Alone
+    let mode = match (args.shared, args.store) {
+        (true, _) => Mode::Shared,
+        (_, true) => Mode::Store,
+        _ => Mode::Alone,
     };
     if let Some(seed) = args.seed {
         return ExitCode::from(u8::from(larder_sim::report(mode, seed)));

@@ -104,7 +104,7 @@ impl World {
     }
 
     /// The namespace of each slot, as recovery found it.
-    fn namespaces_of(&self, recovery: &Recovery) -> Vec<usize> {
+    pub fn namespaces_of(&self, recovery: &Recovery) -> Vec<usize> {
         let found = recovery.recovered.namespaces.iter();
         found
             .map(|init| self.namespace_of(init.fingerprint))
@@ -124,7 +124,7 @@ impl World {
         recover(&*self.disk, &superblocks, index, proven_only)
     }
 
-    fn check_recovered(&mut self, recovery: &Recovery, index: &Index, expected: &Expected) {
+    pub fn check_recovered(&mut self, recovery: &Recovery, index: &Index, expected: &Expected) {
         index.check_invariants().unwrap();
         let spoils = self.setup.faults.spoils();
         // A failed descriptor write leaves a hole. A lost write leaves the same hole.
@@ -239,7 +239,7 @@ impl World {
     }
 
     /// A reader beside the owner sees only whole pages.
-    fn check_reader(&mut self, recovery: &Recovery) {
+    pub fn check_reader(&mut self, recovery: &Recovery) {
         let index = self.empty_index();
         let reader = self.recover(&index, true);
         let namespaces = self.namespaces_of(&reader);

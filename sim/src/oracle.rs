@@ -31,7 +31,11 @@ pub struct NameInfo {
 #[derive(Clone, Debug)]
 pub struct Version {
     pub name: Name,
+    /// The moment of its reservation, or one after it and before its publication. `u64::MAX` while
+    /// nothing of it was written.
     pub reserved_at: u64,
+    /// A moment before its reservation.
+    pub begun_at: u64,
     pub checksum: u64,
     pub blocks: u32,
     /// Must survive a power loss as long as it is in the index.
@@ -53,7 +57,11 @@ pub struct Version {
 struct Deletion {
     request: u64,
     at: u64,
+    /// The pages have left the index for certain.
+    happened: bool,
     acked: bool,
+    /// The moment of the acknowledgement.
+    acked_at: u64,
     durable: bool,
     dropped: bool,
     /// The device spoiled a block that recorded the deletion: it may be undone.
@@ -143,6 +151,7 @@ impl Oracle {
         self.versions.push(Version {
             name,
             reserved_at: now,
+            begun_at: now,
             checksum: checksum.finish(),
             blocks,
             durable: false,
@@ -175,9 +184,21 @@ impl Oracle {
     /// Whether `is` holds for a later version of the same page.
     pub fn has_successor(&self, id: VersionId, is: impl Fn(&Version) -> bool) -> bool {
         let versions = &self.names[self.versions[id.0].name.0].versions;
+        let begun = self.versions[id.0].begun_at;
+        let is_later =
+            |other: &VersionId| *other != id && self.versions[other.0].reserved_at >= begun;
         versions
             .iter()
-            .any(|later| *later > id && is(&self.versions[later.0]))
+            .any(|other| is_later(other) && is(&self.versions[other.0]))
+    }
+
+    /// Whether some version of a page lost bytes by a fault.
+    pub fn has_bad_version(&self, name: Name) -> bool {
+        let mut versions = self.names[name.0].versions.iter();
+        versions.any(|id| {
+            let version = &self.versions[id.0];
+            version.rotten || version.dropped || version.torn
+        })
     }
 
     /// The version that a block of page data belongs to.
@@ -220,13 +241,33 @@ impl Oracle {
         self.deletions.push(Deletion {
             request,
             at: now,
+            happened: true,
             acked: false,
+            acked_at: u64::MAX,
             durable: false,
             dropped: false,
             spoiled: false,
         });
         for name in names {
             self.names[name.0].deletions.push(at);
+        }
+    }
+
+    /// A deletion begins that takes effect before its acknowledgement, at a moment not known.
+    pub fn begin_delete(&mut self, names: &[Name], request: u64, now: u64) {
+        self.delete(names, request, now);
+        if let Some(deletion) = self.deletions.last_mut() {
+            deletion.happened = false;
+        }
+    }
+
+    /// Such a deletion is acknowledged.
+    pub fn end_delete(&mut self, request: u64, durable: bool, now: u64) {
+        self.deleted(request, durable);
+        let deletions = self.deletions.iter_mut().rev();
+        for deletion in deletions.filter(|deletion| deletion.request == request) {
+            deletion.happened = true;
+            deletion.acked_at = now;
         }
     }
 
@@ -289,7 +330,17 @@ impl Oracle {
         let version = &self.versions[id.0];
         self.names[version.name.0].deletions.iter().any(|&at| {
             let deletion = &self.deletions[at];
-            !deletion.spoiled && deletion.at > version.reserved_at
+            deletion.happened && !deletion.spoiled && deletion.at > version.reserved_at
+        })
+    }
+
+    /// Whether the acknowledgement of its deletion came before a moment.
+    pub fn was_dead(&self, id: VersionId, moment: u64) -> bool {
+        let version = &self.versions[id.0];
+        self.names[version.name.0].deletions.iter().any(|&at| {
+            let deletion = &self.deletions[at];
+            let is_after = deletion.at > version.reserved_at;
+            is_after && !deletion.spoiled && deletion.acked_at < moment
         })
     }
 

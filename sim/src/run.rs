@@ -104,6 +104,11 @@ impl World {
         self.spoil();
         self.draw_death();
         self.disturb_clock();
+        self.draw_end()
+    }
+
+    /// The end of the run, if it comes now.
+    pub fn draw_end(&mut self) -> Option<End> {
         let faults = &self.setup.faults;
         let (kill, power, close) = (faults.kill, faults.power, faults.close);
         let ends = [(kill, End::Kill), (power, End::Power), (close, End::Close)];

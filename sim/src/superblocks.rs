@@ -10,6 +10,7 @@ use larder_engine::format::{
     BLOCK_BYTES, Body, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
 };
 use larder_engine::index::Place;
+use larder_engine::volume::simulated;
 use larder_sim_runtime::medium::{Content, contents};
 
 use crate::classes::Class;
@@ -17,10 +18,6 @@ use crate::ending::Expected;
 use crate::oracle::VersionId;
 use crate::setup::Faults;
 use crate::world::World;
-
-/// Simulated segments are far smaller than the format allows. Superblocks state their size
-/// multiplied by this factor.
-const SCALE: u32 = 256;
 
 /// The moment at which an opening or a close is cut short, counted in possible moments.
 #[derive(Clone, Copy, Debug)]
@@ -58,18 +55,14 @@ pub fn block_of(copy: usize) -> usize {
 }
 
 fn encode(superblock: &Superblock) -> Vec<Content> {
-    let mut scaled = superblock.clone();
-    scaled.segment_blocks *= SCALE;
-    let bytes = scaled.encode().expect("a superblock that readers reject");
+    let bytes = simulated::encode(superblock).expect("a superblock that readers reject");
     contents(&bytes[..])
 }
 
-fn decode(block: &Content) -> Result<Superblock, SuperblockError> {
+pub fn decode(block: &Content) -> Result<Superblock, SuperblockError> {
     let mut bytes = [0; BLOCK_BYTES];
     block.render(&mut bytes);
-    let mut superblock = Superblock::decode(&bytes)?;
-    superblock.segment_blocks /= SCALE;
-    Ok(superblock)
+    simulated::decode(&bytes)
 }
 
 impl World {

@@ -1,6 +1,7 @@
 //! One run of a seed: a core, its disk, callers and a housekeeper, all driven by one generator.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex};
 
 use larder_engine::PutStatus;
@@ -110,26 +111,15 @@ pub struct Described {
     pub content: Content,
 }
 
-/// The store while it is open.
-pub struct Live {
-    pub core: Core,
+/// What a run knows of the present epoch.
+pub struct Epoch {
     pub index: Arc<Index>,
     /// By namespace. `None` while this epoch does not know the namespace.
     pub slots: Vec<Option<NamespaceSlot>>,
     /// By namespace: whether it was named in this epoch.
     pub named: Vec<bool>,
-    pub clients: Vec<Option<Task>>,
-    pub keeper: Keeper,
-    pub flights: Vec<InFlight>,
-    launched: u64,
     /// A write of this epoch has arrived.
     pub has_written: bool,
-    pub settled: BTreeMap<ReservationId, Vec<PutStatus>>,
-    pub finished: BTreeMap<RequestId, Result<(), Fault>>,
-    /// Number of times that space or write budget became available.
-    pub room: u64,
-    pub reclaim: bool,
-    wake_at: Option<u64>,
     pub pins: BTreeMap<SegmentId, u32>,
     pub described: BTreeMap<Serial, Vec<Described>>,
     /// The highest durable watermark that the core has stated.
@@ -140,11 +130,41 @@ pub struct Live {
     pub unproven: BTreeMap<Name, Place>,
     /// Pages given up, and failed writes: a failed status is due.
     pub failures: u64,
+    /// Versions of the recorded evictions of this epoch.
+    pub evictions: BTreeSet<Serial>,
+}
+
+/// The store while it is open.
+pub struct Live {
+    pub core: Core,
+    pub epoch: Epoch,
+    pub clients: Vec<Option<Task>>,
+    pub keeper: Keeper,
+    pub flights: Vec<InFlight>,
+    launched: u64,
+    pub settled: BTreeMap<ReservationId, Vec<PutStatus>>,
+    pub finished: BTreeMap<RequestId, Result<(), Fault>>,
+    /// Number of times that space or write budget became available.
+    pub room: u64,
+    pub reclaim: bool,
+    wake_at: Option<u64>,
     pub stopping: bool,
     /// The moment at which its close is cut short.
     pub closing: Cut,
-    /// Versions of the recorded evictions of this epoch.
-    pub evictions: BTreeSet<Serial>,
+}
+
+impl Deref for Live {
+    type Target = Epoch;
+
+    fn deref(&self) -> &Epoch {
+        &self.epoch
+    }
+}
+
+impl DerefMut for Live {
+    fn deref_mut(&mut self) -> &mut Epoch {
+        &mut self.epoch
+    }
 }
 
 pub struct World {
@@ -476,42 +496,50 @@ fn evicted_when_read_only(core: &Core, volumes: usize) -> Option<u64> {
     (core.read_only_volumes().len() == volumes).then(|| core.counters().evicted)
 }
 
-impl Live {
+impl Epoch {
+    pub fn new(index: Arc<Index>, mark: Serial) -> Epoch {
+        Epoch {
+            recovered: index.len() as u64,
+            unproven: BTreeMap::new(),
+            index,
+            slots: Vec::new(),
+            named: Vec::new(),
+            has_written: false,
+            pins: BTreeMap::new(),
+            described: BTreeMap::new(),
+            mark,
+            failures: 0,
+            evictions: BTreeSet::new(),
+        }
+    }
+
     /// The slot of a named namespace.
     pub fn slot(&self, namespace: usize) -> NamespaceSlot {
         assert!(self.named[namespace], "the namespace was not named");
         self.slots[namespace].expect("a named namespace has a slot")
     }
 
+    pub fn run(&self) -> Run {
+        self.mark.run()
+    }
+}
+
+impl Live {
     pub fn new(core: Core, index: Arc<Index>, clients: usize, mark: Serial) -> Live {
         Live {
             core,
-            recovered: index.len() as u64,
-            unproven: BTreeMap::new(),
-            index,
-            slots: Vec::new(),
-            named: Vec::new(),
+            epoch: Epoch::new(index, mark),
             clients: (0..clients).map(|_| None).collect(),
             keeper: Keeper::Idle,
             flights: Vec::new(),
             launched: 0,
-            has_written: false,
             settled: BTreeMap::new(),
             finished: BTreeMap::new(),
             room: 0,
             reclaim: false,
             wake_at: None,
-            pins: BTreeMap::new(),
-            described: BTreeMap::new(),
-            mark,
-            failures: 0,
             stopping: false,
             closing: Cut::never(),
-            evictions: BTreeSet::new(),
         }
-    }
-
-    pub fn run(&self) -> Run {
-        self.mark.run()
     }
 }

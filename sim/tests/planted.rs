@@ -52,7 +52,11 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
     // Every detection is a panic. Only the last message is worth reading.
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
-    for (mode, bugs) in [(Mode::Alone, Bug::ALONE), (Mode::Shared, Bug::SHARED)] {
+    for (mode, bugs) in [
+        (Mode::Alone, Bug::ALONE),
+        (Mode::Store, Bug::STORE),
+        (Mode::Shared, Bug::SHARED),
+    ] {
         for &bug in bugs {
             match hunt(mode, Some(bug), SEEDS) {
                 Some((seed, said)) => {
@@ -64,13 +68,13 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
             }
         }
     }
-    let clean = [Mode::Alone, Mode::Shared].map(|mode| hunt(mode, None, 100));
+    let clean = [Mode::Alone, Mode::Store, Mode::Shared].map(|mode| hunt(mode, None, 100));
     let _ = std::panic::take_hook();
     assert!(
         missed.is_empty(),
         "not noticed in {SEEDS} seeds: {missed:?}"
     );
-    assert_eq!(clean, [None, None], "a run fails without a bug");
+    assert_eq!(clean, [None, None, None], "a run fails without a bug");
 }
 
 /// Bugs that crashes alone reveal, without another fault, a reader in the way, a second caller or a

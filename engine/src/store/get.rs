@@ -21,6 +21,7 @@ use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
 use crate::memory::AlignedBuf;
+use crate::planted;
 use crate::runtime::Instant;
 
 /// A page that is being read.
@@ -274,7 +275,7 @@ pub(super) fn judge(
     checksum: u64,
     findings: &mut Vec<(PageKey, Extent, Finding)>,
 ) -> GetStatus {
-    if checksum == pinned.checksum {
+    if checksum == pinned.checksum || planted!(SkippedChecksum) {
         if pinned.unproven {
             findings.push((*key, pinned.extent, Finding::Good));
         }

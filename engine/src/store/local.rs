@@ -23,6 +23,7 @@ use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId};
 use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Sink};
 use crate::error::StoreError;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
+use crate::planted;
 use crate::recovery::scan::Spot;
 use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use crate::system::processes;
@@ -62,7 +63,7 @@ pub(super) struct Inbox {
 }
 
 pub(crate) struct Local {
-    core: Mutex<Core>,
+    pub(super) core: Mutex<Core>,
     pub(crate) index: Arc<Index>,
     pub(crate) disk: Arc<dyn Disk>,
     answers: Mutex<Answers>,
@@ -269,6 +270,7 @@ impl Local {
         if earlier {
             inbox.wake_at = wake_at;
         }
+        let reclaim = reclaim && !planted!(DeafKeeper);
         let call = earlier || reclaim && !inbox.reclaim;
         inbox.reclaim |= reclaim;
         drop(inbox);
@@ -453,6 +455,9 @@ impl Catalog for Local {
             requests.push(request);
             found += self.with_core(|core| core.delete(request, slot(namespace), some));
         }
+        if planted!(EarlyDelete) {
+            return Ok(found);
+        }
         // Waits for all of them, even if one fails.
         let outcomes: Vec<_> = requests
             .into_iter()
@@ -487,7 +492,11 @@ impl Catalog for Local {
     fn flush(&self) -> Result<(), StoreError> {
         let request = self.new_request();
         self.with_core(|core| core.flush(request));
-        self.wait_for_request(request).map_err(failure)
+        let flushed = self.wait_for_request(request);
+        if planted!(DeafFlush) {
+            return Ok(());
+        }
+        flushed.map_err(failure)
     }
 
     fn stats(&self) -> Stats {

@@ -13,6 +13,7 @@
 //! | `services` | log lines about volumes in read-only service |
 //! | `recheck` | for a handle without the lock: whether segments are still in the same generation |
 //! | `hang` | which volumes have gone silent |
+//! | `simulated` | a store over a simulated disk; in the build for the simulation alone |
 
 mod get;
 mod hang;
@@ -26,6 +27,8 @@ mod prewriter;
 mod put;
 mod recheck;
 pub(crate) mod services;
+#[cfg(feature = "simulated")]
+mod simulated;
 pub(crate) mod staged;
 
 use std::path::Path;

@@ -15,6 +15,7 @@
 //! | [`holder`] | the process that a superblock names |
 //! | [`holes`] | unallocated and shared parts of a file |
 //! | `set` | all volumes of a store |
+//! | `simulated` | volumes of the simulation, whose segments are smaller than the format allows |
 
 #[cfg(not(feature = "simulated"))]
 pub mod create;
@@ -22,6 +23,8 @@ mod file;
 pub mod holder;
 pub mod holes;
 mod set;
+#[cfg(feature = "simulated")]
+pub mod simulated;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -241,3 +244,11 @@ impl Volume {
         }
     }
 }
+
+#[cfg(not(feature = "simulated"))]
+fn encode(superblock: &Superblock) -> Result<Box<[u8; BLOCK_BYTES]>, SuperblockError> {
+    superblock.encode()
+}
+
+#[cfg(feature = "simulated")]
+use simulated::encode;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder_format::{BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, VolumeEntry};
 
-use super::{Access, Found, Volume, is_volume_of};
+use super::{Access, Found, Volume, encode, is_volume_of};
 use crate::api::OpenOptions;
 use crate::disk::mailbox::{WriteAt, sync_all, write_all};
 use crate::disk::probe::open_disk;
@@ -331,12 +331,10 @@ impl Volumes {
             }
             change(&mut superblock);
             superblock.generation = volume.superblock.generation.saturating_add(1);
-            let encoded = superblock
-                .encode()
-                .map_err(|source| StoreError::Superblock {
-                    path: volume.path.clone(),
-                    source,
-                })?;
+            let encoded = encode(&superblock).map_err(|source| StoreError::Superblock {
+                path: volume.path.clone(),
+                source,
+            })?;
             for copy in [volume.older_copy, 1 - volume.older_copy] {
                 let mut memory = AlignedBuf::zeroed(BLOCK_BYTES)
                     .map_err(|e| StoreError::io("writing", &volume.path, e))?;

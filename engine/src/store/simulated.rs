@@ -1,0 +1,39 @@
+//! A store over a simulated disk, and the view of a simulation into it.
+
+use std::sync::Arc;
+
+use larder_format::Superblock;
+
+use super::Store;
+use super::opening::Opening;
+use crate::api::OpenOptions;
+use crate::core::Core;
+use crate::disk::Disk;
+use crate::error::StoreError;
+use crate::index::Index;
+use crate::recovery::Recovery;
+use crate::volume::simulated::volumes;
+
+impl Store {
+    /// Opens a store whose volumes have these superblocks. Of each: the newer valid copy, and which
+    /// copy is the other one; `None` for a lost volume. `recovered` sees the result of recovery
+    /// before anything is written.
+    ///
+    /// # Errors
+    /// See [`Store::open`].
+    pub fn open_simulated(
+        superblocks: Vec<Option<(Superblock, usize)>>,
+        disk: Arc<dyn Disk>,
+        options: &OpenOptions,
+        recovered: impl FnOnce(&Recovery, &Arc<Index>),
+    ) -> Result<Store, StoreError> {
+        let opening: Opening = Opening::new(volumes(superblocks)?, disk, options)?;
+        recovered(&opening.recovery, &opening.index);
+        Store::assemble(opening, options)
+    }
+
+    /// Looks at the core, unless a task holds it.
+    pub fn try_core<R>(&self, look: impl FnOnce(&Core) -> R) -> Option<R> {
+        self.local.core.try_lock().map(|core| look(&core))
+    }
+}

@@ -1,0 +1,71 @@
+//! The volumes of a simulated store: superblocks, and files for their locks. The bytes are on the
+//! simulated disk.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use larder_format::{BLOCK_BYTES, Superblock, SuperblockError};
+
+use super::{Volume, Volumes};
+use crate::error::StoreError;
+use crate::fork::keep_private;
+use crate::latency::DeviceLatencies;
+use crate::system::files;
+
+/// Simulated segments are far smaller than the format allows. A superblock on a simulated volume
+/// states their size multiplied by this factor.
+const SCALE: u32 = 256;
+
+/// The block of a superblock with segments of a simulated size.
+///
+/// # Errors
+/// See [`Superblock::encode`].
+pub fn encode(superblock: &Superblock) -> Result<Box<[u8; BLOCK_BYTES]>, SuperblockError> {
+    let mut scaled = superblock.clone();
+    scaled.segment_blocks *= SCALE;
+    scaled.encode()
+}
+
+/// The superblock of such a block.
+///
+/// # Errors
+/// See [`Superblock::decode`].
+pub fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
+    let mut superblock = Superblock::decode(block)?;
+    superblock.segment_blocks /= SCALE;
+    Ok(superblock)
+}
+
+/// Volumes with these superblocks: of each, the newer valid copy, and which copy is the other one.
+///
+/// # Errors
+/// If the machine has no file `volume0`, `volume1`, ...: their locks and lengths are used, not
+/// their bytes.
+pub(crate) fn volumes(
+    superblocks: Vec<Option<(Superblock, usize)>>,
+) -> Result<Volumes, StoreError> {
+    let volume = |(superblock, older_copy): (Superblock, usize)| {
+        let path = PathBuf::from(format!("volume{}", superblock.volume));
+        let how = files::How {
+            writes: true,
+            alone: false,
+        };
+        let (file, _) =
+            files::open(&path, how).map_err(|e| StoreError::io("opening the volume", &path, e))?;
+        Ok(Volume {
+            private: keep_private(&file),
+            file: Arc::new(file),
+            path,
+            superblock,
+            older_copy,
+            direct: true,
+        })
+    };
+    let list = superblocks.into_iter();
+    Ok(Volumes {
+        list: list
+            .map(|known| known.map(volume).transpose())
+            .collect::<Result<_, StoreError>>()?,
+        latencies: Arc::new(DeviceLatencies::default()),
+    })
+}
