@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use larder_format::{Damage, SuperblockError};
+use larder_format::{Damage, Features, SuperblockError};
 
 use crate::disk::DiskError;
 use crate::disk::probe::DiskOpenError;
@@ -251,6 +251,17 @@ pub enum StoreError {
     /// The handle belongs to the parent of this process.
     #[error("the store was opened before a fork: a child opens it anew, after the fork")]
     Forked,
+    /// The store has features that this release must not ignore when it writes.
+    #[error(
+        "{path}: this build must not write to the store, because it does not know all of its \
+         features ({features}): use a newer Larder, or open the store read-only"
+    )]
+    UnknownFeatures {
+        /// The volume.
+        path: PathBuf,
+        /// Its features.
+        features: Box<Features>,
+    },
     /// The owner's release does not have this call.
     #[error(
         "the owner of the store is of an older release that does not have this call; upgrade all \

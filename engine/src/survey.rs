@@ -33,7 +33,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use larder_format::{
-    BLOCK_BYTES, Fingerprint, KeyPrefix, Namespace, PageKey, Run, Serial, StoreId, Superblock,
+    BLOCK_BYTES, Features, Fingerprint, KeyPrefix, Namespace, PageKey, Run, Serial, StoreId,
+    Superblock,
 };
 
 use crate::capacity::usable_blocks;
@@ -470,6 +471,12 @@ impl Survey {
     #[must_use]
     pub fn created_unix_s(&self) -> u64 {
         self.reference.created_unix_s
+    }
+
+    /// Its features, and the release that wrote its superblock.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        self.reference.features
     }
 
     /// Bytes of a segment.

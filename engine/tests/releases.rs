@@ -7,28 +7,20 @@ mod common;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use common::release::{LATER, features, later_features, next_release, set_features};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::share::protocol::{Protocol, variants};
 use larder_engine::share::wire::{
     Failure, MAGIC, Reply, Request, parse, parse_greeting, receive, send,
 };
 use larder_engine::share::{Part, report, socket_path};
-use larder_engine::{AttachOptions, PageStore, PutStatus, SharedStore, Store, StoreError};
+use larder_engine::{
+    AttachOptions, OpenOptions, PageStore, PutStatus, SharedStore, Store, StoreError,
+};
 use serde::Serialize;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PARTS: [u32; 1] = [65536];
-
-/// A release after this one: one more version, one more feature.
-fn next_release() -> Protocol {
-    let this = Protocol::default();
-    Protocol {
-        newest: this.newest + 1,
-        features: this.features | 1 << 63,
-        release: "0.2.0".to_owned(),
-        ..this
-    }
-}
 
 /// A release that speaks only versions that this one does not.
 fn far_release() -> Protocol {
@@ -219,4 +211,59 @@ fn a_rolling_change_of_releases_loses_no_page_owner_first_and_clients_first() {
             }
         }
     }
+}
+
+/// A store with a chain of pages, closed.
+fn closed() -> Home {
+    let home = Home::with_store(256 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &PARTS);
+    assert_eq!(pool.put(&chain(1, 9)), vec![PutStatus::Stored; 9]);
+    store.close().unwrap();
+    home
+}
+
+fn hits(store: &dyn PageStore) -> usize {
+    Pool::new(store, "m", &PARTS).hits(&chain(1, 9))
+}
+
+#[test]
+fn a_feature_that_may_be_ignored_is_kept_by_a_release_that_does_not_know_it() {
+    let home = closed();
+    set_features(&home.path, later_features(LATER, 0));
+    let store = home.open();
+    assert_eq!(hits(&store), 9);
+    store.close().unwrap();
+    let kept = features(&home.path);
+    assert_eq!((kept.compatible, kept.read_only_compatible), (LATER, 0));
+    assert_eq!(kept.names.to_string(), "tree");
+    assert_eq!(kept.release.to_string(), env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn a_feature_that_writers_must_know_leaves_the_store_readable_and_unchanged() {
+    let home = closed();
+    set_features(&home.path, later_features(0, LATER));
+    let before = std::fs::read(&home.path).unwrap();
+    let refused = [
+        Store::open(&home.path, OpenOptions::default())
+            .err()
+            .unwrap(),
+        try_attach(&home, Protocol::default()).err().unwrap(),
+    ];
+    for refused in refused {
+        assert!(matches!(refused, StoreError::UnknownFeatures { .. }));
+        let said = refused.to_string();
+        assert!(said.contains("tree") && said.contains("0.2.0"), "{said}");
+    }
+    let reader = home.open_with(OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    });
+    assert_eq!(hits(&reader), 9);
+    drop(reader);
+    assert!(
+        std::fs::read(&home.path).unwrap() == before,
+        "it was changed"
+    );
 }

@@ -5,8 +5,12 @@
 //! acknowledged page must be there; and with a store that is always full, where pages acknowledged
 //! lately must be there, as eviction cannot have reached them.
 //!
-//! `LARDER_KILLS=n` kills more often. The workers are this same program, with their role in an
-//! environment variable.
+//! Every other worker is of the next release, as far as a test can be (`common/release.rs`), and
+//! the store has a feature that this release does not know. Each release is owner and client in
+//! turn.
+//!
+//! `LARDER_KILLS=n` kills more often, `LARDER_KILL_SECONDS=n` for that time. The workers are this
+//! same program, with their role in an environment variable.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,6 +24,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use common::release::{LATER, features, later_features, next_release, set_features};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::share::Part;
 use larder_engine::{AttachOptions, PageStore, PutOptions, Store};
@@ -160,8 +165,18 @@ fn send(message: Message) {
     }
 }
 
+impl Role {
+    fn is_of_next_release(&self) -> bool {
+        self.number % 2 == 1
+    }
+}
+
 fn work(role: Role) {
-    let store = Store::attach(Path::new(&role.path), AttachOptions::default()).unwrap();
+    let mut options = AttachOptions::default();
+    if role.is_of_next_release() {
+        options.protocol = next_release();
+    }
+    let store = Store::attach(Path::new(&role.path), options).unwrap();
     let pool = Pool::new(&store, "m", &PARTS);
     let mut random = Pcg64::seed_from_u64(role.number);
     let mut mine = role.chains;
@@ -205,6 +220,7 @@ fn work(role: Role) {
 }
 
 struct Worker {
+    is_of_next_release: bool,
     child: Child,
     listener: JoinHandle<()>,
     is_owner: bool,
@@ -234,6 +250,7 @@ impl Worker {
             }
         });
         Worker {
+            is_of_next_release: role.is_of_next_release(),
             child,
             listener,
             is_owner: false,
@@ -330,6 +347,7 @@ impl Fleet {
             silence: Duration::ZERO,
             looked_for: 0,
         };
+        set_features(&fleet.home.path, later_features(LATER, 0));
         fleet.start_all();
         fleet
     }
@@ -417,20 +435,20 @@ impl Fleet {
         }
     }
 
-    /// Kills one worker, every other time the owner, and starts another in its place. Returns
-    /// whether it was the owner.
-    fn kill_one(&mut self, kill: usize, random: &mut Pcg64) -> bool {
+    /// Kills one worker, every other time the owner, and starts another in its place. If it was the
+    /// owner, returns whether it was of the next release.
+    fn kill_one(&mut self, kill: usize, random: &mut Pcg64) -> Option<bool> {
         let owner = self.workers.iter().position(|worker| worker.is_owner);
         let victim = owner
             .filter(|_| kill.is_multiple_of(2))
             .unwrap_or_else(|| random.random_range(0..WORKERS));
         let worker = self.workers.remove(victim);
-        let was_owner = worker.is_owner;
+        let owner_release = worker.is_owner.then_some(worker.is_of_next_release);
         worker.kill(victim);
         self.receive_rest();
         let successor = self.start(victim);
         self.workers.insert(victim, successor);
-        was_owner
+        owner_release
     }
 
     fn receive_rest(&mut self) {
@@ -462,25 +480,47 @@ fn kill_many(test: &'static str, regime: Regime) {
         work(Role::read(&role).unwrap());
         return;
     }
-    let kills = std::env::var("LARDER_KILLS").map_or(KILLS, |n| n.parse().unwrap());
+    let number = |name| {
+        std::env::var(name)
+            .ok()
+            .map(|n| n.parse::<usize>().unwrap())
+    };
+    let seconds = number("LARDER_KILL_SECONDS");
+    let kills = match seconds {
+        Some(_) => usize::MAX,
+        None => number("LARDER_KILLS").unwrap_or(KILLS),
+    };
+    let until = Instant::now() + Duration::from_secs(seconds.unwrap_or(0) as u64);
     let mut fleet = Fleet::new(test, regime);
     let probe = Probe::start(&fleet.home.path);
     let mut random = Pcg64::seed_from_u64(7);
-    let mut owners_killed = 0;
+    // Owners killed: of this release, of the next one.
+    let mut owners = [0, 0];
+    let mut killed = 0;
     for kill in 0..kills {
+        if seconds.is_some() && Instant::now() >= until {
+            break;
+        }
         fleet.receive(random.random_range(4..40));
-        owners_killed += usize::from(fleet.kill_one(kill, &mut random));
+        if let Some(is_of_next_release) = fleet.kill_one(kill, &mut random) {
+            owners[usize::from(is_of_next_release)] += 1;
+        }
+        killed += 1;
         if (kill + 1).is_multiple_of(KILLS_BETWEEN_CHECKS) {
             fleet.check();
             fleet.start_all();
         }
     }
     fleet.check();
-    assert!(owners_killed > 0);
+    let kept = features(&fleet.home.path);
+    assert_eq!(kept.compatible, LATER, "a takeover dropped a feature");
+    assert!(owners.iter().all(|killed| *killed > 0), "{owners:?}");
     eprintln!(
-        "{kills} kills, {owners_killed} of owners; longest silence of a worker {:?}, longest small \
-         write beside them {:?}; \
-         {} acknowledged pages looked for and found",
+        "{killed} kills, {} of owners of this release, {} of the next one; longest silence of a \
+         worker {:?}, longest small write beside them {:?}; {} acknowledged pages looked for and \
+         found",
+        owners[0],
+        owners[1],
         fleet.silence,
         probe.end(),
         fleet.looked_for

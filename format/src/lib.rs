@@ -55,6 +55,7 @@ mod checksum;
 mod consts;
 mod descriptor;
 mod error;
+mod features;
 mod frame;
 mod geometry;
 mod ids;
@@ -78,6 +79,7 @@ pub use descriptor::{
     BlockAddress, BlockHeader, Body, DescriptorBlock, PageRecord, RECORDS_PER_BLOCK, Record,
 };
 pub use error::{Damage, Elsewhere, Structure};
+pub use features::{Features, Label};
 pub use frame::Checked;
 pub use geometry::{
     Geometry, GeometryError, HEADER_BLOCKS, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, segments_that_fit,

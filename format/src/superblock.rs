@@ -18,7 +18,12 @@
 //!      84      2  volume           own index in the list
 //!      86      2  volumes          length of the list: 1 to 16
 //!      88      4  state            1 open, 2 clean
-//!      92    164  zero
+//!      92      4  zero
+//!      96      8  compatible             these four are here in all versions, see `features`
+//!     104      8  read_only_compatible
+//!     112     16  release
+//!     128     64  feature_names
+//!     192     64  zero
 //!     256    224  each volume:
 //!             16    id
 //!              4    segments
@@ -33,6 +38,7 @@
 use crate::bytes::{Overrun, Reader, Writer};
 use crate::consts::{BLOCK_BYTES, FORMAT_VERSION, SEGMENTS_MAX, VOLUMES_MAX};
 use crate::error::{Damage, Structure};
+use crate::features::{Features, Label};
 use crate::frame::{self, PROLOGUE_BYTES};
 use crate::geometry::{Geometry, GeometryError};
 use crate::ids::{StoreId, VolumeId};
@@ -42,11 +48,14 @@ use crate::serial::Run;
 pub const VOLUME_PATH_BYTES_MAX: usize = 200;
 
 const FIXED_BYTES: usize = 256;
-const FIXED_RESERVED: usize = FIXED_BYTES - PROLOGUE_BYTES - (2 * 16 + 2 * 8 + 3 * 4 + 2 * 2 + 4);
+const FEATURES_AT: usize = 96;
+const FEATURES_BYTES: usize = 8 + 8 + 16 + 64;
+const RESERVED_BEFORE: usize = FEATURES_AT - PROLOGUE_BYTES - (2 * 16 + 2 * 8 + 3 * 4 + 2 * 2 + 4);
+const RESERVED_BEHIND: usize = FIXED_BYTES - FEATURES_AT - FEATURES_BYTES;
 const ENTRY_BYTES: usize = 16 + 4 + 2 + 2 + VOLUME_PATH_BYTES_MAX;
 const FLAG_LOST: u16 = 1;
 
-const _: () = assert!(FIXED_RESERVED == 164 && ENTRY_BYTES == 224);
+const _: () = assert!(RESERVED_BEFORE == 4 && RESERVED_BEHIND == 64 && ENTRY_BYTES == 224);
 const _: () = assert!(FIXED_BYTES + VOLUMES_MAX * ENTRY_BYTES <= BLOCK_BYTES);
 
 /// Whether a process has the store open.
@@ -101,12 +110,14 @@ pub struct Superblock {
     pub holder: Holder,
     /// Blocks per segment, the same on all volumes.
     pub segment_blocks: u32,
+    /// Features of the store, and the release that wrote this.
+    pub features: Features,
     /// All volumes of the store: 1 to [`VOLUMES_MAX`].
     pub volumes: Vec<VolumeEntry>,
 }
 
 /// Why bytes are not a superblock, or a superblock cannot be encoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SuperblockError {
     /// Another file, or an empty file.
     #[error("not a Larder volume: its superblock's magic is absent")]
@@ -116,12 +127,14 @@ pub enum SuperblockError {
     Unreadable(i32),
     /// Written by a newer Larder.
     #[error(
-        "format version {version} is newer than version {FORMAT_VERSION}, which this build reads: \
-         use a newer Larder"
+        "format version {version} is newer than version {FORMAT_VERSION}, which this build reads \
+         ({features}): use a newer Larder"
     )]
     Newer {
         /// The version of the superblock.
         version: u32,
+        /// Its features.
+        features: Box<Features>,
     },
     /// A Larder superblock that is not whole.
     #[error("the superblock is damaged: {0}")]
@@ -151,9 +164,6 @@ impl From<Damage> for SuperblockError {
     fn from(damage: Damage) -> SuperblockError {
         match damage {
             Damage::Blank(_) | Damage::Magic(_) => SuperblockError::NotLarder,
-            Damage::Version { found } if found > FORMAT_VERSION => {
-                SuperblockError::Newer { version: found }
-            }
             damage => SuperblockError::Damaged(damage),
         }
     }
@@ -192,7 +202,9 @@ impl Superblock {
             OpenState::Open => 1,
             OpenState::Clean => 2,
         });
-        writer.reserved(FIXED_RESERVED);
+        writer.reserved(RESERVED_BEFORE);
+        write_features(&mut writer, &self.features);
+        writer.reserved(RESERVED_BEHIND);
         self.volumes
             .iter()
             .for_each(|volume| write_volume(&mut writer, volume));
@@ -210,7 +222,8 @@ impl Superblock {
     /// See [`SuperblockError`]. A block of a newer version is reported as newer if its CRC is
     /// right, and as damaged otherwise.
     pub fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
-        let mut reader = frame::open(block, Structure::Superblock)?;
+        let mut reader =
+            frame::open(block, Structure::Superblock).map_err(|damage| refused(block, damage))?;
         let store = StoreId::from_bytes(reader.array()?);
         let pid_scope = reader.array()?;
         let generation = reader.u64()?;
@@ -221,7 +234,9 @@ impl Superblock {
         let volume = reader.u16()?;
         let count = reader.u16()?;
         let state = reader.u32()?;
-        reader.reserved(FIXED_RESERVED)?;
+        reader.reserved(RESERVED_BEFORE)?;
+        let features = read_features(&mut reader)?;
+        reader.reserved(RESERVED_BEHIND)?;
         if usize::from(count) > VOLUMES_MAX {
             return Err(invalid("volumes", count));
         }
@@ -246,6 +261,7 @@ impl Superblock {
             created_unix_s,
             holder: Holder { pid, pid_scope },
             segment_blocks,
+            features,
             volumes,
         };
         superblock.validate()?;
@@ -328,6 +344,38 @@ pub fn newest(
         (Ok(only), Err(_)) | (Err(_), Ok(only)) => Ok(only),
         (Err(SuperblockError::NotLarder), Err(reason)) | (Err(reason), Err(_)) => Err(reason),
     }
+}
+
+/// The error of a block that [`frame::open`] refused. The features of a newer block are where those
+/// of this version are.
+fn refused(block: &[u8], damage: Damage) -> SuperblockError {
+    let Damage::Version { found: version } = damage else {
+        return damage.into();
+    };
+    let features = block.get(FEATURES_AT..).unwrap_or_default();
+    match read_features(&mut Reader::new(features)) {
+        Ok(features) if version > FORMAT_VERSION => {
+            let features = Box::new(features);
+            SuperblockError::Newer { version, features }
+        }
+        _ => damage.into(),
+    }
+}
+
+fn write_features(writer: &mut Writer<'_>, features: &Features) {
+    writer.u64(features.compatible);
+    writer.u64(features.read_only_compatible);
+    writer.bytes(features.release.as_bytes());
+    writer.bytes(features.names.as_bytes());
+}
+
+fn read_features(reader: &mut Reader<'_>) -> Result<Features, Overrun> {
+    Ok(Features {
+        compatible: reader.u64()?,
+        read_only_compatible: reader.u64()?,
+        release: Label::from_bytes(reader.array()?),
+        names: Label::from_bytes(reader.array()?),
+    })
 }
 
 fn invalid(field: &'static str, value: impl Into<u64>) -> SuperblockError {

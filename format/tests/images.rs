@@ -30,6 +30,14 @@ fn the_superblock_of_version_1_is_read_and_written_alike() {
 }
 
 #[test]
+fn the_superblock_of_a_store_with_features_is_read_and_written_alike() {
+    let current = featured().encode().unwrap();
+    let image = image("v1-features.bin", &current);
+    assert_eq!(Superblock::decode(&image), Ok(featured()));
+    assert_eq!(image, current.as_slice());
+}
+
+#[test]
 fn the_segment_header_of_version_1_is_read_and_written_alike() {
     let current = encode_header(&segment_header());
     let image = image("v1-segment.bin", &current);

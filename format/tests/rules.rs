@@ -16,11 +16,14 @@ fn field(field: &'static str, value: u64) -> Damage {
 
 #[test]
 fn a_whole_superblock_of_a_newer_version_is_newer_and_a_torn_one_is_damaged() {
-    let block = superblock().encode().unwrap();
+    let block = featured().encode().unwrap();
     let newer = patched(&block, 8, &2_u32.to_le_bytes());
     assert_eq!(
         refused(Superblock::decode(&newer)),
-        SuperblockError::Newer { version: 2 }
+        SuperblockError::Newer {
+            version: 2,
+            features: Box::new(featured().features),
+        }
     );
     let mut torn = newer;
     torn[3000] ^= 1;
@@ -156,7 +159,12 @@ fn the_newer_valid_copy_of_a_superblock_counts() {
         })
     };
     let torn = || Err(SuperblockError::Damaged(Damage::Short));
-    let newer = || Err(SuperblockError::Newer { version: 2 });
+    let newer = || {
+        Err(SuperblockError::Newer {
+            version: 2,
+            features: Box::default(),
+        })
+    };
     let foreign = || Err(SuperblockError::NotLarder);
     assert_eq!(newest(of(1), of(2)), of(2));
     assert_eq!(newest(of(2), of(1)), of(2));
@@ -424,10 +432,14 @@ fn a_length_that_differs_from_the_body_is_refused() {
 
 #[test]
 fn error_messages_give_the_problem_the_place_and_the_remedy() {
-    let newer = SuperblockError::Newer { version: 3 };
+    let newer = SuperblockError::Newer {
+        version: 3,
+        features: Box::new(featured().features),
+    };
     assert_eq!(
         newer.to_string(),
-        "format version 3 is newer than version 1, which this build reads: use a newer Larder"
+        "format version 3 is newer than version 1, which this build reads (features \"tree wide\", \
+         written by release 0.1.0): use a newer Larder"
     );
     let elsewhere = Damage::Elsewhere(Elsewhere::Segment {
         claimed: SegmentNo(4),

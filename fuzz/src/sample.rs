@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use larder_engine::PutStatus;
 use larder_engine::capacity::segments_min;
 use larder_engine::format::{
-    BLOCK_BYTES, Holder, Namespace, NamespaceFields, OpenState, PageKey, PageShape, Rank, Run,
-    SEGMENTS_OFFSET, StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,
+    BLOCK_BYTES, Features, Holder, Namespace, NamespaceFields, OpenState, PageKey, PageShape, Rank,
+    Run, SEGMENTS_OFFSET, StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,
 };
 
 use crate::machine::{Image, Machine, NewPage};
@@ -169,6 +169,7 @@ pub fn fresh(volumes: &[u32], segment_blocks: u32) -> Image {
             pid_scope: [0; 16],
         },
         segment_blocks,
+        features: Features::default(),
         volumes: entries.clone(),
     };
     let before = SEGMENTS_OFFSET / BLOCK_BYTES as u64;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use larder_engine::SyncPolicy;
 use larder_engine::format::{
-    Holder, Namespace, NamespaceFields, OpenState, PageShape, Rank, Run, SEGMENTS_OFFSET, StoreId,
-    Superblock, VolumeEntry, VolumeId,
+    Features, Holder, Namespace, NamespaceFields, OpenState, PageShape, Rank, Run, SEGMENTS_OFFSET,
+    StoreId, Superblock, VolumeEntry, VolumeId,
 };
 use larder_sim_runtime::dice::Dice;
 
@@ -306,6 +306,7 @@ impl Setup {
                     pid_scope: [0; 16],
                 },
                 segment_blocks: self.segment_blocks,
+                features: Features::default(),
                 volumes: entries.clone(),
             })
             .collect()

@@ -19,7 +19,7 @@ use larder_engine::share;
 use larder_engine::volume::holes::holes;
 use larder_engine::volume::{Access, HolderState, LockHolder, Volume, Volumes};
 use larder_engine::{StoreError, advice};
-use larder_format::{BLOCK_BYTES, OpenState, Superblock};
+use larder_format::{BLOCK_BYTES, FORMAT_VERSION, OpenState, Superblock};
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, ftruncate};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -29,6 +29,9 @@ use crate::place::volume_at;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::stat::process;
+
+/// The release of this program.
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Free space below which a store of useful size does not fit, in bytes.
 const FREE_BYTES_MIN: u64 = 1 << 30;
@@ -486,6 +489,16 @@ fn store(path: &Path, facts: &mut Facts) {
         superblock.volumes.len()
     );
     facts.add("store", Level::Ok, what);
+    let features = superblock.features;
+    let what = format!("version {FORMAT_VERSION}, {features}; this is release {RELEASE}");
+    match features.may_be_written() {
+        true => facts.add("format", Level::Ok, what),
+        false => facts.add(
+            "format",
+            Level::Fail,
+            format!("{what}, which must not write to it: use a newer Larder"),
+        ),
+    }
     for (_, volume) in volumes.present() {
         writable(&volume.path, facts);
         blocks(volume, facts);
@@ -508,8 +521,20 @@ fn store(path: &Path, facts: &mut Facts) {
         let owner = process(report.pid);
         let what = format!("{owner} serves it with {}", report.settings);
         facts.add("settings", Level::Ok, what);
+        facts.add("protocol", Level::Ok, protocol(&report));
         service(&report, facts);
     }
+}
+
+/// The releases of the owner and of its clients.
+fn protocol(report: &share::Report) -> String {
+    let mut what = format!("the owner is {}", report.protocol);
+    for of in &report.releases {
+        if of.release != report.protocol.release {
+            what += &format!("; {} clients of release {}", of.clients, of.release);
+        }
+    }
+    what
 }
 
 /// Whether a process has a volume locked. A lock taken for this check is released at once.

@@ -7,10 +7,11 @@
 
 mod rows;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_engine::format::{KeyPrefix, PageKey};
+use larder_engine::format::{FORMAT_VERSION, Features, KeyPrefix, PageKey};
 use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::volume::HolderState;
 use serde::Serialize;
@@ -109,6 +110,8 @@ struct Summary {
     store_id: String,
     /// When it was created, in seconds since 1970.
     created_unix_s: u64,
+    /// Its on-disk format: version, features, and the release that opened it last for writing.
+    format: FormatRow,
     /// `clean`, `not_closed` or `in_use`.
     condition: &'static str,
     /// The number of times it was opened.
@@ -148,6 +151,47 @@ struct Summary {
     /// The holder, for people.
     #[serde(skip)]
     holder_text: String,
+}
+
+/// The on-disk format of a store.
+#[derive(Serialize)]
+struct FormatRow {
+    version: u32,
+    compatible: u64,
+    read_only_compatible: u64,
+    /// Names of the features, separated by spaces.
+    features: String,
+    /// Empty before release 0.1.0.
+    release: String,
+}
+
+impl FormatRow {
+    fn of(features: &Features) -> FormatRow {
+        FormatRow {
+            version: FORMAT_VERSION,
+            compatible: features.compatible,
+            read_only_compatible: features.read_only_compatible,
+            features: features.names.to_string(),
+            release: features.release.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for FormatRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "version {}", self.version)?;
+        if self.compatible != 0 || self.read_only_compatible != 0 || !self.features.is_empty() {
+            write!(
+                f,
+                ", features \"{}\" ({:#x}, {:#x})",
+                self.features, self.compatible, self.read_only_compatible
+            )?;
+        }
+        match self.release.as_str() {
+            "" => Ok(()),
+            release => write!(f, ", written by release {release}"),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -192,6 +236,7 @@ impl Summary {
         Summary {
             store_id: survey.store().to_string(),
             created_unix_s: survey.created_unix_s(),
+            format: FormatRow::of(&survey.features()),
             condition: findings::condition(survey),
             run: survey.run.get(),
             holder: HolderRow {
@@ -234,6 +279,7 @@ impl Summary {
                 rows::date(self.created_unix_s)
             ),
         );
+        lines.row("Format", self.format.to_string());
         lines.row("State", self.state());
         let damaged = match damage.len() as u64 {
             0 => "none that structures show (verify --deep reads every page)".to_owned(),

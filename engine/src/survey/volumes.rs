@@ -155,7 +155,7 @@ fn choose(
 ) -> Result<Option<Superblock>, StoreError> {
     let [a, b] = copies.each_ref().map(|copy| match copy {
         Ok(superblock) => Ok(superblock.clone()),
-        Err(CopyFault::Bad(error)) => Err(*error),
+        Err(CopyFault::Bad(error)) => Err(error.clone()),
         // Unreadable is never the same as empty.
         Err(CopyFault::Unreadable(_)) => Err(SuperblockError::Damaged(Damage::Short)),
     });

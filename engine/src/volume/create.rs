@@ -11,9 +11,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use larder_format::{
-    BLOCK_BYTES, Geometry, HEADER_BLOCKS, OpenState, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN,
-    SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock, VOLUMES_MAX, VolumeEntry, VolumeId,
-    segments_that_fit,
+    BLOCK_BYTES, Features, Geometry, HEADER_BLOCKS, OpenState, Run, SEGMENT_BYTES_MAX,
+    SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock, VOLUMES_MAX,
+    VolumeEntry, VolumeId, segments_that_fit,
 };
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -294,6 +294,7 @@ impl Plan {
                 created_unix_s,
                 holder: this_holder(),
                 segment_blocks: self.geometry.segment_blocks(),
+                features: Features::default().written_here(),
                 volumes: entries.clone(),
             };
             target.write_superblock(&superblock)?;

@@ -163,6 +163,12 @@ impl Volume {
             Access::Exclusive | Access::AtOnce | Access::Held => superblock_of(&file, path)?,
             Access::Client | Access::ReadOnly => superblock,
         };
+        if access.is_exclusive() && !superblock.features.may_be_written() {
+            return Err(StoreError::UnknownFeatures {
+                path: path.to_owned(),
+                features: Box::new(superblock.features),
+            });
+        }
         let geometry = geometry_of(&superblock, path)?;
         let needed = geometry.volume_bytes().max(least);
         file.measure(path)?;

@@ -330,6 +330,7 @@ impl Volumes {
                 }
             }
             change(&mut superblock);
+            superblock.features = superblock.features.written_here();
             superblock.generation = volume.superblock.generation.saturating_add(1);
             let encoded = encode(&superblock).map_err(|source| StoreError::Superblock {
                 path: volume.path.clone(),

@@ -7,8 +7,8 @@ use larder_engine::SyncPolicy;
 use larder_engine::core::Config;
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{
-    BLOCK_BYTES, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry,
-    VolumeId,
+    BLOCK_BYTES, Features, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId, Superblock,
+    VolumeEntry, VolumeId,
 };
 
 pub const STORE: StoreId = StoreId::from_bytes([7; 16]);
@@ -115,6 +115,7 @@ pub fn superblock(run: Run, state: OpenState, segments: u32, segment_blocks: u32
             pid_scope: [0; 16],
         },
         segment_blocks,
+        features: Features::default(),
         volumes: vec![VolumeEntry {
             id: VolumeId::from_bytes([1; 16]),
             segments,

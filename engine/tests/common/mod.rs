@@ -6,6 +6,7 @@ pub mod faulty;
 #[path = "../../../tests/support/honest.rs"]
 pub mod honest;
 pub mod memory;
+pub mod release;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;

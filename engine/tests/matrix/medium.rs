@@ -194,7 +194,7 @@ fn row_17_a_store_of_another_version_is_refused_by_name_and_not_touched() {
         };
         let error = Store::open(&home.path, options).err().unwrap();
         let StoreError::Superblock {
-            source: SuperblockError::Newer { version: 2 },
+            source: SuperblockError::Newer { version: 2, .. },
             ..
         } = error
         else {

@@ -76,11 +76,25 @@ pub fn superblock() -> Superblock {
             pid_scope: [0xb0; 16],
         },
         segment_blocks: SEGMENT_BLOCKS,
+        features: Features::default(),
         volumes: vec![
             volume(1, 4096, false, "/data/larder.0"),
             volume(2, 4096, true, "/data/larder.1"),
             volume(3, 12, false, ""),
         ],
+    }
+}
+
+/// The superblock of a store with features.
+pub fn featured() -> Superblock {
+    Superblock {
+        features: Features {
+            compatible: 5,
+            read_only_compatible: 1 << 40,
+            release: Label::new("0.1.0").unwrap(),
+            names: Label::new("tree wide").unwrap(),
+        },
+        ..superblock()
     }
 }
 
@@ -320,6 +334,18 @@ pub fn any_namespace() -> impl Strategy<Value = Namespace> {
         )
 }
 
+fn features() -> impl Strategy<Value = Features> {
+    let text = prop::collection::vec(any::<u8>(), 64);
+    (any::<u64>(), any::<u64>(), bytes16(), text).prop_map(
+        |(compatible, read_only_compatible, release, names)| Features {
+            compatible,
+            read_only_compatible,
+            release: Label::from_bytes(release),
+            names: Label::from_bytes(names.try_into().unwrap()),
+        },
+    )
+}
+
 pub fn any_superblock() -> impl Strategy<Value = Superblock> {
     let entry = (1..=1_000_000_u32, any::<bool>(), text("\\PC{0,50}"));
     let entries = prop::collection::vec(entry, 1..=VOLUMES_MAX);
@@ -335,6 +361,7 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
         bytes16(),
         numbers,
         4096..=1_u32 << 20,
+        features(),
         entries,
         any::<prop::sample::Index>(),
     )
@@ -344,6 +371,7 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
                 pid_scope,
                 (generation, run, open, created_unix_s, pid),
                 segment_blocks,
+                features,
                 entries,
                 own,
             )| {
@@ -371,6 +399,7 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
                     created_unix_s,
                     holder: Holder { pid, pid_scope },
                     segment_blocks,
+                    features,
                     volumes: volumes.collect(),
                 }
             },

@@ -9,8 +9,8 @@ use larder_engine::capacity::segments_min;
 use larder_engine::catalog::{Ask, SegmentMap};
 use larder_engine::core::Config;
 use larder_engine::format::{
-    BLOCK_BYTES, Holder, Namespace, NamespaceFields, OpenState, PageChecksum, PageKey, PageShape,
-    Rank, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry, VolumeId,
+    BLOCK_BYTES, Features, Holder, Namespace, NamespaceFields, OpenState, PageChecksum, PageKey,
+    PageShape, Rank, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry, VolumeId,
 };
 use larder_engine::index::Index;
 use larder_sim_runtime::dice::mix;
@@ -93,6 +93,7 @@ impl Store {
                 pid_scope: [0; 16],
             },
             segment_blocks: SEGMENT_BLOCKS,
+            features: Features::default(),
             volumes: vec![VolumeEntry {
                 id: VolumeId::from_bytes([1; 16]),
                 segments: self.segments,
