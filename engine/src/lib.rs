@@ -89,6 +89,7 @@
 //! | [`core`] | the deciding state machine: segments, journal, syncs, puts, reclaim |
 //! | [`fork`] | handles in a forked child |
 //! | [`index`] | key to place, in RAM |
+//! | [`inventory`] | leases with a count, lists of pages, evictions, usage |
 //! | [`recovery`] | from descriptors on disk to a core and an index |
 //! | [`offline`] | work on a store that is not in use: repair, compaction |
 //! | [`share`] | one store, many processes: owner, clients, takeover |
@@ -124,6 +125,7 @@ pub mod fit;
 #[cfg(not(feature = "simulated"))]
 pub mod fork;
 pub mod index;
+pub mod inventory;
 pub mod latency;
 pub mod memory;
 #[cfg(not(feature = "simulated"))]

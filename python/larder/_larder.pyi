@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from typing_extensions import Buffer as _Buffer
 
-from larder.store import Done
+from larder.store import Done, Evictions, Listing, Usage
 
 __version__: str
 
@@ -115,8 +115,20 @@ class Store:
     def flush(self) -> None:
         """Returns when all that was put or deleted before survives a power loss. Raises StoreError."""
 
+    def evictions(self, since: int = 0) -> Evictions:
+        """The pages that the store evicted, or dropped as damaged, since a number: ``next`` of the last call, or 0 to begin.
+        Nothing is recorded before the first call. At most 4,096 a call, so call until there are none, about once a second: the
+        last 65,536 are kept. Deletions by callers are not among them.
+
+        Whole keys are read from the descriptors on disk, when this is called or when reclaim reads them anyway. May wait for the
+        device and the owner. Raises StoreError without an owner."""
+
+    def usage(self) -> list[Usage]:
+        """The pages of each namespace that has some. May wait for the owner. Raises StoreError without one."""
+
     def stats(self) -> dict[str, Any]:
-        """Counters and sizes: the fields of docs/json.md's statistics. May wait for the owner."""
+        """Counters and sizes: the fields of docs/json.md's statistics, and ``refused_leases`` of this process. May wait for the
+        owner."""
 
     def close(self, timeout: float | None = None) -> bool:
         """Ends all queues, then closes the store. Idempotent. False when ``timeout`` passed first: then rows of running jobs
@@ -185,6 +197,20 @@ class Namespace:
     def touch(self, keys: Keys) -> None:
         """Marks pages as used, so that they stay. A client sends a message, which may wait: see Queue.submit_touch."""
 
+    def lease(self, keys: Keys) -> bytes:
+        """Takes a lease of each page that is stored: the store does not evict it before ``unlease`` was called as often. OK, ABSENT,
+        REFUSED (all leased pages take at most a quarter of the store), or CLOSED. A lease ends with its page, when that is
+        deleted or found damaged; with this process; and with the owner of the store. When a store has no room to move pages,
+        it evicts leased pages too."""
+
+    def unlease(self, keys: Keys) -> None:
+        """Returns leases of this process; other keys are ignored. A client sends a message: see Queue.submit_unlease."""
+
+    def list(self, cursor: int | None = None) -> Listing:
+        """Some pages of the namespace, at most 4,096, in no particular order; ``cursor`` is that of the last call. Reads
+        descriptors from the device. Pages that are stored, evicted or moved between two calls may be listed, or twice, or
+        not. Raises StoreError."""
+
     def delete(self, keys: Keys) -> int:
         """Deletes pages, durably; how many there were. Raises StoreError."""
 
@@ -247,10 +273,13 @@ class Queue:
         """Queues a read into these rows, which do not overlap. Returns and raises as submit_put."""
 
     def submit_lookup(
-        self, namespace: Namespace, keys: Keys, *, timeout: float | None = None
+        self, namespace: Namespace, keys: Keys, *, lease: bool = False, timeout: float | None = None
     ) -> int:
-        """Queues Namespace.contains. An owner answers in this call, from memory. A client sends one message; without an answer by
-        ``timeout`` all keys are DEADLINE."""
+        """Queues Namespace.contains, or Namespace.lease. An owner answers in this call, from memory. A client sends one message; without an answer by
+        ``timeout`` all keys are DEADLINE, and leases that it brings later are returned."""
+
+    def submit_unlease(self, namespace: Namespace, keys: Keys) -> bool:
+        """Queues Namespace.unlease, which is not reported. False when the queue is full: nothing is returned."""
 
     def submit_touch(self, namespace: Namespace, keys: Keys) -> bool:
         """Queues Namespace.touch, which is not reported. False when the queue is full: it is dropped."""

@@ -10,7 +10,19 @@ from typing import NamedTuple
 
 from larder._larder import Namespace, Queue, QueueFull, Region, Store, StoreError
 
-__all__ = ["Done", "Namespace", "Queue", "QueueFull", "Region", "Status", "Store", "StoreError"]
+__all__ = [
+    "Done",
+    "Evictions",
+    "Listing",
+    "Namespace",
+    "Queue",
+    "QueueFull",
+    "Region",
+    "Status",
+    "Store",
+    "StoreError",
+    "Usage",
+]
 
 
 class Status(enum.IntEnum):
@@ -50,4 +62,34 @@ class Done(NamedTuple):
     #: From submit to finish.
     seconds: float
     #: Of the pages that were read or written.
+    bytes: int
+
+
+class Listing(NamedTuple):
+    """Some pages of a namespace."""
+
+    #: 32 bytes a key.
+    keys: bytes
+    #: For the next call; None at the end. There may be more pages when ``keys`` is empty.
+    cursor: int | None
+
+
+class Evictions(NamedTuple):
+    """Pages that the store dropped by itself, in order."""
+
+    #: For the next call.
+    next: int
+    #: Some are not among them: too many since the last call, their keys are lost, or another process owns the store.
+    missed: bool
+    #: (digest of the namespace, key) of each.
+    pages: list[tuple[bytes, bytes]]
+
+
+class Usage(NamedTuple):
+    """The pages of a namespace."""
+
+    #: Of the namespace.
+    digest: bytes
+    pages: int
+    #: On the device.
     bytes: int

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use larder_engine::fork::Origin;
+use larder_engine::inventory::{Cursor, Evictions, Inventory, Leased, Listing, Usage};
 use larder_engine::share::Part;
 use larder_engine::{
     GetPage, NamespaceId, PageStore, PutOptions, PutPage, SharedStore, Stats, Store, StoreError,
@@ -45,6 +46,8 @@ pub struct Handle {
     queues: Mutex<Vec<Weak<Queue>>>,
     /// The number of role changes at which a wait for an owner was in vain.
     given_up: AtomicU64,
+    /// Counted leases that were refused to this handle.
+    refused_leases: AtomicU64,
     closed: Mutex<bool>,
     origin: Origin,
 }
@@ -120,6 +123,7 @@ impl Handle {
             remarks: remark.into_iter().collect(),
             queues: Mutex::default(),
             given_up: AtomicU64::new(u64::MAX),
+            refused_leases: AtomicU64::new(0),
             closed: Mutex::default(),
             origin: Origin::here(),
         }
@@ -130,6 +134,29 @@ impl Handle {
             Inner::Own(store) => &**store,
             Inner::Shared(store) => store,
         }
+    }
+
+    fn books(&self) -> &dyn Inventory {
+        match &self.inner {
+            Inner::Own(store) => &**store,
+            Inner::Shared(store) => store,
+        }
+    }
+
+    /// See [`Inventory::evictions`].
+    ///
+    /// # Errors
+    /// The store is closed or has no owner.
+    pub fn evictions(&self, since: u64) -> Result<Evictions, StoreError> {
+        self.books().evictions(since)
+    }
+
+    /// See [`Inventory::usage`].
+    ///
+    /// # Errors
+    /// The store is closed or has no owner.
+    pub fn usage(&self) -> Result<Vec<Usage>, StoreError> {
+        self.books().usage()
     }
 
     /// The first volume.
@@ -173,6 +200,11 @@ impl Handle {
     /// Counters and sizes.
     pub fn stats(&self) -> Stats {
         self.pages().stats()
+    }
+
+    /// Counted leases that were refused to this handle so far.
+    pub fn refused_leases(&self) -> u64 {
+        self.refused_leases.load(Ordering::Relaxed)
     }
 
     /// See [`PageStore::flush`].
@@ -403,10 +435,7 @@ impl Space {
         let found = self
             .handle
             .steadily(deadline, is_short, || self.pages().contains(self.id, keys));
-        let absent = match self.handle.part() {
-            "owner" | "client" => Status::Absent,
-            _ => Status::Closed,
-        };
+        let absent = self.absent();
         let code = |is_there| if is_there { Status::Ok } else { absent } as u8;
         found.into_iter().map(code).collect()
     }
@@ -424,6 +453,45 @@ impl Space {
     /// See [`PageStore::touch`].
     pub fn touch(&self, keys: &[PageKey]) {
         self.pages().touch(self.id, keys);
+    }
+
+    /// Takes counted leases: see [`Inventory::lease`].
+    pub fn lease(&self, keys: &[PageKey]) -> Vec<u8> {
+        let absent = self.absent();
+        let code = |leased| match leased {
+            Leased::Yes => Status::Ok as u8,
+            Leased::Absent => absent as u8,
+            Leased::Refused => Status::Refused as u8,
+        };
+        let leased = self.handle.books().lease(self.id, keys);
+        let refused = leased
+            .iter()
+            .filter(|leased| **leased == Leased::Refused)
+            .count();
+        let counter = &self.handle.refused_leases;
+        counter.fetch_add(refused as u64, Ordering::Relaxed);
+        leased.into_iter().map(code).collect()
+    }
+
+    /// Returns counted leases.
+    pub fn unlease(&self, keys: &[PageKey]) {
+        self.handle.books().unlease(self.id, keys);
+    }
+
+    /// See [`Inventory::list`].
+    ///
+    /// # Errors
+    /// The store is closed or has no owner, or its device fails.
+    pub fn list(&self, cursor: Cursor) -> Result<Listing, StoreError> {
+        self.handle.books().list(self.id, cursor)
+    }
+
+    /// The status of a page that is not found.
+    fn absent(&self) -> Status {
+        match self.handle.part() {
+            "owner" | "client" => Status::Absent,
+            _ => Status::Closed,
+        }
     }
 
     /// See [`PageStore::delete`].

@@ -366,3 +366,42 @@ def test_two_processes_share_pages_and_one_goes_on_when_the_owner_is_killed(tmp_
 def test_the_statuses_of_python_are_those_of_rust():
     assert [status.name for status in Status] == _larder.STATUSES
     assert [status.value for status in Status] == list(range(len(_larder.STATUSES)))
+
+
+def test_leased_pages_stay_and_the_books_name_the_others(tmp_path):
+    page = 1 << 20
+    with make(tmp_path) as store:
+        pages = name(store, parts=[page])
+        begun = store.evictions()
+        assert begun.pages == [] and begun.missed is False
+        kept, memory = keys(4), bytes(page)
+        for at in range(4):
+            assert pages.put(kept[32 * at : 32 * at + 32], memory) == OK
+        assert pages.lease(kept + keys(1, first=99)) == OK * 4 + ABSENT
+        assert pages.lease(kept[:32]) == OK
+        put, gone, since = set(), set(), begun.next
+        while len(gone) < 40:
+            key = keys(1, first=1000 + len(put))
+            assert pages.put(key, memory, chain=False, wait=PATIENCE) == OK
+            put.add(key)
+            evictions = store.evictions(since)
+            assert not evictions.missed and {digest for digest, _ in evictions.pages} <= {pages.digest}
+            gone |= {key for _, key in evictions.pages}
+            since = evictions.next
+        assert pages.contains(kept) == OK * 4
+        assert gone < put and {key for key in put if pages.contains(key) == ABSENT} == gone
+        listed, cursor = b"", 0
+        while cursor is not None:
+            some, cursor = pages.list(cursor)
+            listed += some
+        assert {listed[at : at + 32] for at in range(0, len(listed), 32)} == put - gone | {kept[at : at + 32] for at in range(0, 128, 32)}
+        [usage] = store.usage()
+        assert usage == (pages.digest, len(listed) // 32, len(listed) // 32 * page)
+        queue = store.queue()
+        assert queue.submit_unlease(pages, kept) is True
+        lookup = queue.submit_lookup(pages, kept, lease=True)
+        assert finished(queue, 1)[lookup].statuses == OK * 4
+        assert queue.drain(PATIENCE)
+        pages.unlease(kept)
+        everything = b"".join(put - gone)
+        assert pages.lease(everything).count(Status.REFUSED) == store.stats()["refused_leases"] > 0

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use larder_format::{SegmentState, Serial};
 use slotmap::new_key_type;
 
+use super::evicted::Evicted;
 use super::namespaces::Namespaces;
 use super::types::{Config, Counters, Effect, Fault, Io, IoId, RequestId};
 use crate::api::PutStatus;
@@ -84,6 +85,8 @@ pub(super) struct Base {
     pub namespaces: Namespaces,
     pub marks: Watermarks,
     pub counters: Counters,
+    /// The pages that the store dropped by itself.
+    pub evicted: Evicted,
     pub now_ms: u64,
     /// When reclaim looks again at segments that it could not empty.
     pub retry_ms: Option<u64>,
@@ -110,6 +113,7 @@ impl Base {
             namespaces,
             marks,
             counters: Counters::default(),
+            evicted: Evicted::new(first.run()),
             now_ms: 0,
             retry_ms: None,
             has_more_room: false,

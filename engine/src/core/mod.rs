@@ -11,6 +11,7 @@
 //!
 //! | room | decides | may call |
 //! |---|---|---|
+//! | `books` | (lists of pages, evictions, usage) | all below |
 //! | `reclaim` | which segment is emptied, and which of its pages are kept | all below |
 //! | `puts` | which pages are admitted, published, evicted, deleted | all below |
 //! | `durability` | syncs, sealed and released segments, the cost of a failed sync | all below |
@@ -35,7 +36,9 @@
 //! - A tombstone is written again after a failed sync, from memory: its block may be lost.
 
 mod base;
+mod books;
 mod durability;
+mod evicted;
 mod journal;
 mod namespaces;
 mod puts;
@@ -55,6 +58,7 @@ use crate::disk::DiskError;
 use crate::index::{Adoption, Index, NamespaceSlot, Place, SegmentId};
 use crate::memory::AlignedBuf;
 use base::{Base, Event, IoContext, Watermarks};
+use books::Books;
 use durability::Durability;
 pub(crate) use journal::BLOCKS_IN_FLIGHT_MAX;
 use journal::Journal;
@@ -537,6 +541,12 @@ impl Core {
     /// Blocks that copies can take now: of free segments, and of those that take copies.
     pub(crate) fn room_for_copies(&self) -> u64 {
         reclaim::room_for_copies(&self.segments)
+    }
+
+    /// For callers who keep books of their own.
+    pub(crate) fn books(&mut self) -> Books<'_> {
+        let (base, segments) = (&mut self.base, &self.segments);
+        Books { base, segments }
     }
 
     // ---- closing

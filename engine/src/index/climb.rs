@@ -30,7 +30,7 @@ impl Climb {
     /// Climbs from a leaf; does nothing if the slot is no leaf.
     pub(super) fn start(&mut self, state: &State, slot: PageId) {
         let slab = state.slab();
-        if slab.link(slot).children > 0 || !slab.entry(slot).spot.has(LIVE) {
+        if state.children(slot) > 0 || !slab.entry(slot).spot.has(LIVE) {
             return;
         }
         let mut at = slot;
@@ -49,7 +49,7 @@ impl Climb {
             *below = heat.max(*below);
             let met = &mut self.met[parent.0 as usize];
             *met += 1;
-            if *met < slab.link(parent).children {
+            if *met < state.children(parent) {
                 return;
             }
             at = parent;

@@ -61,6 +61,7 @@
 //! | `coldness` | the next page to evict |
 //! | `climb` | a preview of the order of eviction |
 //! | `lease` | the pages that must not be evicted |
+//! | `counted` | the same, until their leases are returned |
 //! | `state` | all of these under one lock |
 //! | `lookup` | the calls of readers |
 //! | this module | the calls of the core |
@@ -68,6 +69,7 @@
 mod chunks;
 mod climb;
 mod coldness;
+mod counted;
 mod lease;
 mod lookup;
 mod slab;
@@ -78,12 +80,13 @@ mod types;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
-use larder_format::KeyPrefix;
+use larder_format::{KeyPrefix, PageKey};
 use parking_lot::Mutex;
 
 use crate::runtime::{RwLock, RwLockUpgradableReadGuard, RwLockWriteGuard};
 
 use climb::Climb;
+pub use counted::Leased;
 use lease::Leases;
 use slab::{LIVE, PageId, Spot};
 use state::State;
@@ -376,8 +379,8 @@ impl Index {
         let mark = state.slab().entry(id).mark();
         Some(LiveInfo {
             heat: mark.heat(),
-            children: state.slab().link(id).children,
-            leased: mark.is_leased(floor),
+            children: state.children(id),
+            leased: mark.is_leased(floor) || state.has_counted_lease(id),
         })
     }
 
@@ -396,6 +399,39 @@ impl Index {
             }
         }
         climb.segments()
+    }
+
+    // ---- counted leases
+
+    /// Takes a counted lease of each page that is stored, of so many blocks each.
+    pub fn lease(
+        &self,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+        blocks_per_page: u32,
+    ) -> Vec<Leased> {
+        let mut leased = Vec::with_capacity(keys.len());
+        for some in keys.chunks(HOLD_CHANGES) {
+            let mut state = self.state.write();
+            let one = |key: &PageKey| state.lease(namespace, key.prefix(), blocks_per_page);
+            leased.extend(some.iter().map(one));
+        }
+        leased
+    }
+
+    /// Returns one counted lease of each page that has one.
+    pub fn unlease(&self, namespace: NamespaceSlot, keys: &[PageKey]) {
+        for some in keys.chunks(HOLD_CHANGES) {
+            let mut state = self.state.write();
+            for key in some {
+                state.unlease(namespace, key.prefix());
+            }
+        }
+    }
+
+    /// Pages under counted leases, their blocks, and leases refused so far.
+    pub fn counted_leases(&self) -> (u64, u64, u64) {
+        self.state.read().counted_leases()
     }
 
     // ---- inspection

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use larder_format::KeyPrefix;
 
 use super::coldness::{Coldness, Lru, Standing};
+use super::counted::{Counted, Leased};
 use super::slab::{
     Entry, HEAT_END, LIVE, Link, Mark, ORPHAN, PageId, QUEUED, Slab, Spot, UNPROVEN,
 };
@@ -38,6 +39,7 @@ pub(super) struct State {
     table: Table,
     slab: Slab,
     cold: Box<dyn Coldness>,
+    counted: Counted,
     pages: usize,
     /// Number of pages of each namespace, up to the highest namespace that had some.
     of_namespace: Vec<usize>,
@@ -54,6 +56,7 @@ impl State {
             table: Table::new(capacity_blocks),
             slab: Slab::new(),
             cold: Box::new(Lru::new()),
+            counted: Counted::new(capacity_blocks),
             pages: 0,
             of_namespace: Vec::new(),
             epoch: 0,
@@ -291,6 +294,50 @@ impl State {
         }
     }
 
+    // ---- counted leases
+
+    /// Takes a counted lease of a page of so many blocks.
+    pub(super) fn lease(
+        &mut self,
+        namespace: NamespaceSlot,
+        key: KeyPrefix,
+        blocks: u32,
+    ) -> Leased {
+        let Some(id) = self.find(namespace, key) else {
+            return Leased::Absent;
+        };
+        match self.counted.take(id, blocks) {
+            Some(is_first) => {
+                self.slab.link_mut(id).children += u32::from(is_first);
+                Leased::Yes
+            }
+            None => Leased::Refused,
+        }
+    }
+
+    /// Returns a counted lease, if the page has one.
+    pub(super) fn unlease(&mut self, namespace: NamespaceSlot, key: KeyPrefix) {
+        if let Some(id) = self.find(namespace, key)
+            && self.counted.give_back(id)
+        {
+            self.slab.link_mut(id).children -= 1;
+            self.queue_if_leaf(id);
+        }
+    }
+
+    /// Stored children of a page.
+    pub(super) fn children(&self, id: PageId) -> u32 {
+        self.slab.link(id).children - u32::from(self.counted.has(id))
+    }
+
+    pub(super) fn has_counted_lease(&self, id: PageId) -> bool {
+        self.counted.has(id)
+    }
+
+    pub(super) fn counted_leases(&self) -> (u64, u64, u64) {
+        self.counted.totals()
+    }
+
     // ---- adopting
 
     /// The child and the parent, if the child is an orphan, both are stored, and the link closes no
@@ -360,6 +407,9 @@ impl State {
             place: entry.spot.place(),
             heat: mark.heat(),
         };
+        if self.counted.end(id) {
+            self.slab.link_mut(id).children -= 1;
+        }
         self.unlink(id, mark.heat(), floor);
         self.count_out(departed.namespace);
         if self.slab.link(id).children > 0 {
@@ -466,7 +516,8 @@ impl State {
         if !entry.spot.has(LIVE) {
             return None;
         }
-        let Link { parent, children } = self.slab.link(id);
+        let parent = self.slab.link(id).parent;
+        let children = self.children(id);
         let above = (parent != PageId::NONE).then(|| self.slab.entry(parent));
         let parent = above.filter(|above| above.spot.has(LIVE)).map(Entry::key);
         Some(PageView {
@@ -487,12 +538,14 @@ impl State {
         self.table.ram_bytes()
             + self.slab.ram_bytes()
             + self.cold.ram_bytes()
+            + self.counted.ram_bytes()
             + self.of_namespace.capacity() * size_of::<usize>()
     }
 
     /// Checks the invariants (see the module), in about a microsecond a page. Returns the first
     /// violation.
     pub(super) fn check(&self) -> Result<(), String> {
+        self.counted.check()?;
         let children = self.check_slots()?;
         self.check_links(&children)?;
         self.check_queue()
@@ -555,9 +608,8 @@ impl State {
         let mut walks = vec![0_u32; self.slab.slots()];
         for (start, counted) in self.slab.ids().zip(children) {
             let entry = self.slab.entry(start);
-            let link = self.slab.link(start);
-            if link.children != *counted {
-                let stored = link.children;
+            if self.children(start) != *counted {
+                let stored = self.children(start);
                 return Err(format!(
                     "slot {} has {counted} children, but its count is {stored}",
                     start.0

@@ -26,6 +26,7 @@
 //! | `monitor` | the thread that keeps a role: takes over when the owner goes |
 //! | `handle` | the calls of a handle, to the owner of the moment |
 //! | `staging`, `area` | reads that several processes share: page slots, shared memory |
+//! | `books` | leases with a count, lists of pages, evictions, usage |
 //! | `keys`, `pass` | long lists of keys and open files in messages |
 //! | `guard` | marks on the volumes: a mark outlives a killed client as long as its I/O does |
 //!
@@ -63,6 +64,7 @@ mod role;
 mod server;
 
 pub(crate) mod area;
+mod books;
 pub(crate) mod guard;
 #[doc(hidden)]
 pub mod protocol;

@@ -311,7 +311,7 @@ impl Remote {
     }
 
     /// Sends a request whose reply may be slow.
-    fn ask(&self, request: &Request<'_>) -> Result<Reply, Gone> {
+    pub(super) fn ask(&self, request: &Request<'_>) -> Result<Reply, Gone> {
         self.exchange(|line| {
             line.send(request)?;
             self.receive_slow(line)
@@ -319,7 +319,7 @@ impl Remote {
     }
 
     /// Sends a request that the owner answers without waiting for anything.
-    fn ask_fast(&self, request: &Request<'_>) -> Result<Reply, Gone> {
+    pub(super) fn ask_fast(&self, request: &Request<'_>) -> Result<Reply, Gone> {
         self.exchange(|line| line.ask(request))
     }
 

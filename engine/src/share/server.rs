@@ -41,6 +41,7 @@
 
 mod accept;
 pub mod answer;
+mod books;
 pub mod ledger;
 mod peer;
 mod reads;
@@ -347,6 +348,7 @@ impl Shared {
     fn leave(&self, session: &Session) {
         self.sessions.lock().remove(&session.id);
         session.hang_up();
+        session.leases.end(self.store.books());
         let left = session.ledger.leave(self.store.catalog(), &self.map);
         let has_fills = self.leave_slots(session);
         if left.is_due || has_fills {

@@ -23,7 +23,7 @@ use super::protocol::{Agreed, Protocol, variants};
 use super::staging::{Served, Slot, StagingReport};
 use crate::api::{PutStatus, Refusal, Settings, Stats};
 use crate::catalog::{Finding, Pinned, SegmentMap};
-use crate::index::{Place, SegmentId};
+use crate::index::{Leased, Place, SegmentId};
 use crate::runtime::Instant;
 use crate::system::sockets::{self, Pollable};
 
@@ -154,6 +154,28 @@ pub enum Request<'a> {
         segments: Vec<SegmentId>,
         slots: Vec<SlotEnd>,
     },
+    /// Takes counted leases.
+    Lease {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+    },
+    /// Returns counted leases.
+    Unlease {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+    },
+    Usage,
+    /// The pages that the store evicted by itself; zero begins.
+    Evictions {
+        since: u64,
+    },
+    /// Some pages of a namespace; zero begins.
+    List {
+        namespace: u16,
+        cursor: u64,
+    },
 }
 
 /// The end of a client's use of a slot.
@@ -168,6 +190,9 @@ pub struct SlotEnd {
 
 /// A key inside a message.
 pub type PageKeyBytes = [u8; KEY_BYTES];
+
+/// A namespace's fingerprint inside a message.
+pub type DigestBytes = [u8; 16];
 
 /// The owner's reply.
 #[derive(Debug, Serialize, Deserialize)]
@@ -199,6 +224,20 @@ pub enum Reply {
         shared: bool,
         pages: Vec<Option<StagedPage>>,
     },
+    Leased(#[serde(deserialize_with = "few")] Vec<Leased>),
+    Listed {
+        #[serde(deserialize_with = "few")]
+        keys: Vec<PageKeyBytes>,
+        next: Option<u64>,
+    },
+    Evicted {
+        next: u64,
+        missed: bool,
+        #[serde(deserialize_with = "few")]
+        pages: Vec<(DigestBytes, PageKeyBytes)>,
+    },
+    /// Namespace, pages, bytes on the device.
+    Usage(#[serde(deserialize_with = "few")] Vec<(DigestBytes, u64, u64)>),
 }
 
 /// A page that may be read, and its slot where it is shared.

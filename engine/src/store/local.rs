@@ -19,7 +19,7 @@ use crate::catalog::{
     Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
     Putting, ReservationId, SegmentMap,
 };
-use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId};
+use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId, Victim};
 use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Sink};
 use crate::error::StoreError;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
@@ -205,18 +205,27 @@ impl Local {
         }
         self.notify_housekeeper(reclaim, wake_at);
         if let Some(victim) = read {
-            let spot = Spot {
-                store: self.store,
-                volume: victim.volume,
-                number: victim.number,
-                segment_blocks: self.map.segment_blocks(),
-            };
-            let read = mover::read_descriptors(self.disk.as_ref(), &spot, &victim);
+            let read = mover::read_descriptors(self.disk.as_ref(), &self.spot(&victim), &victim);
             self.with_core(|core| core.descriptors_read(read));
         }
         for (id, pages) in copies {
             let outcomes = mover::copy(self.disk.as_ref(), &pages);
             self.with_core(|core| core.copied(id, &outcomes));
+        }
+    }
+
+    /// Logs the first refusal of a counted lease.
+    pub(super) fn note_refused_lease(&self) {
+        self.notices.refused_lease();
+    }
+
+    /// Where the descriptors of a segment lie.
+    pub(super) fn spot(&self, victim: &Victim) -> Spot {
+        Spot {
+            store: self.store,
+            volume: victim.volume,
+            number: victim.number,
+            segment_blocks: self.map.segment_blocks(),
         }
     }
 
@@ -349,7 +358,7 @@ impl Local {
     }
 }
 
-fn slot(namespace: NamespaceId) -> NamespaceSlot {
+pub(super) fn slot(namespace: NamespaceId) -> NamespaceSlot {
     NamespaceSlot(namespace.0)
 }
 

@@ -7,6 +7,7 @@
 //! | `keeper` | the housekeeper thread: due syncs, reclaim |
 //! | `prewriter` | writes unused blocks for the first time, before pages come |
 //! | `mover` | moves pages from segment to segment |
+//! | `books` | leases with a count, lists of pages, evictions, usage |
 //! | `get`, `put` | the data path, on callers' threads |
 //! | `lent` | gets into memory of the store's own, which may outlast the call's deadline |
 //! | `staged` | gets that are shared with other processes |
@@ -15,6 +16,7 @@
 //! | `hang` | which volumes have gone silent |
 //! | `simulated` | a store over a simulated disk; in the build for the simulation alone |
 
+mod books;
 mod get;
 mod hang;
 mod keeper;
@@ -46,11 +48,13 @@ use crate::catalog::{Allocator, Catalog};
 use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
 use crate::fork::Origin;
+use crate::inventory::Inventory;
 use crate::latency::{DeviceLatencies, Latency};
 use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use crate::system::files;
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes, length};
+pub(crate) use books::LeaseBook;
 pub(crate) use get::is_of_the_medium;
 use hang::Hangs;
 use keeper::Housekeeper;
@@ -230,6 +234,8 @@ pub struct Store {
     volumes: Mutex<Volumes>,
     keeper: Mutex<Option<Housekeeper>>,
     prewriter: Mutex<Option<Prewriter>>,
+    /// The counted leases of this handle.
+    leases: LeaseBook,
     /// Every call holds the read lock, so that no call is in progress during a close; true once
     /// closed. Calls only try the lock: a call that begins while a close waits for others does not
     /// wait with it.
@@ -358,6 +364,7 @@ impl Store {
             volumes: Mutex::new(volumes),
             keeper: Mutex::new(keeper),
             prewriter: Mutex::new(prewriter),
+            leases: LeaseBook::default(),
             gate: RwLock::new(false),
             read_only: options.read_only,
             write_bytes_max: options.write_bytes_max,
@@ -393,6 +400,11 @@ impl Store {
     }
 
     pub(crate) fn catalog(&self) -> &dyn Allocator {
+        &*self.local
+    }
+
+    /// The books of this store, with leases that no handle has entered.
+    pub(crate) fn books(&self) -> &dyn Inventory {
         &*self.local
     }
 

@@ -65,6 +65,16 @@ impl Notices {
         }
     }
 
+    /// A counted lease was refused.
+    pub(crate) fn refused_lease(&self) {
+        if self.is_first(12) {
+            tracing::warn!(
+                "leases are refused: the pages under leases that callers have not returned take a \
+                 quarter of the store (logged once)"
+            );
+        }
+    }
+
     /// Logs the kinds of failure that the core has counted.
     pub(crate) fn counted(&self, counters: &Counters) {
         let kinds = [

@@ -74,6 +74,29 @@ impl Queue {
     }
 }
 
+impl Queue {
+    /// Queues a job that `poll` does not return. False if the queue is full.
+    fn submit_unreported(
+        &self,
+        namespace: &Namespace,
+        task: Task,
+        keys: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let job = Job {
+            task,
+            space: namespace.space.clone(),
+            keys: buffers::keys(keys)?,
+            rows: None,
+            deadline: None,
+        };
+        match self.inner.submit(job) {
+            Ok(_) => Ok(true),
+            Err(SubmitError::Full) => Ok(false),
+            Err(error) => Err(refused(error)),
+        }
+    }
+}
+
 /// The rows of some keys.
 fn rows(
     namespace: &Namespace,
@@ -139,15 +162,25 @@ impl Queue {
         self.submit(namespace, Task::Get, keys, Some(rows), timeout)
     }
 
-    #[pyo3(signature = (namespace, keys, *, timeout=None))]
+    #[pyo3(signature = (namespace, keys, *, lease=false, timeout=None))]
     fn submit_lookup(
         &self,
         namespace: &Bound<'_, Namespace>,
         keys: &Bound<'_, PyAny>,
+        lease: bool,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
         let keys = buffers::keys(keys)?;
-        self.submit(namespace.get(), Task::Lookup, keys, None, timeout)
+        let task = Task::Lookup { leases: lease };
+        self.submit(namespace.get(), task, keys, None, timeout)
+    }
+
+    fn submit_unlease(
+        &self,
+        namespace: &Bound<'_, Namespace>,
+        keys: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        self.submit_unreported(namespace.get(), Task::Unlease, keys)
     }
 
     fn submit_touch(
@@ -155,18 +188,7 @@ impl Queue {
         namespace: &Bound<'_, Namespace>,
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let job = Job {
-            task: Task::Touch,
-            space: namespace.get().space.clone(),
-            keys: buffers::keys(keys)?,
-            rows: None,
-            deadline: None,
-        };
-        match self.inner.submit(job) {
-            Ok(_) => Ok(true),
-            Err(SubmitError::Full) => Ok(false),
-            Err(error) => Err(refused(error)),
-        }
+        self.submit_unreported(namespace.get(), Task::Touch, keys)
     }
 
     #[pyo3(signature = (limit=None))]

@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use larder_engine::SyncPolicy;
 use larder_engine::disk::probe::Want;
+use larder_engine::inventory::Cursor;
 use larder_format::{Namespace as Record, NamespaceFields, PageKey, PageShape, Rank};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use super::buffers::{self, Pages};
 use super::queue::Queue;
@@ -30,6 +32,11 @@ create_exception!(
     PyRuntimeError,
     "The store cannot be opened or used. The message says what, where, and what to do."
 );
+
+/// The named tuples of `larder.store`.
+static EVICTIONS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static LISTING: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static USAGE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 /// Raises an error of the store.
 pub(super) fn raised(error: impl std::fmt::Display) -> PyErr {
@@ -284,11 +291,38 @@ impl Store {
         py.detach(|| self.handle.flush()).map_err(raised)
     }
 
-    /// The counters as JSON; `larder.store` makes a dict of it.
+    #[pyo3(signature = (since=0))]
+    fn evictions<'py>(&self, py: Python<'py>, since: u64) -> PyResult<Bound<'py, PyAny>> {
+        let found = py.detach(|| self.handle.evictions(since)).map_err(raised)?;
+        let page = |(namespace, key): &(larder_format::Fingerprint, PageKey)| {
+            (
+                PyBytes::new(py, namespace.as_bytes()),
+                PyBytes::new(py, key.as_bytes()),
+            )
+        };
+        let pages: Vec<_> = found.pages.iter().map(page).collect();
+        let class = EVICTIONS.import(py, "larder.store", "Evictions")?;
+        class.call1((found.next, found.missed, pages))
+    }
+
+    fn usage<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let rows = py.detach(|| self.handle.usage()).map_err(raised)?;
+        let class = USAGE.import(py, "larder.store", "Usage")?;
+        rows.iter()
+            .map(|row| {
+                let digest = PyBytes::new(py, row.namespace.as_bytes());
+                class.call1((digest, row.pages, row.bytes))
+            })
+            .collect()
+    }
+
+    /// The counters, as their JSON names them.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = py.detach(|| self.handle.stats());
         let json = serde_json::to_string(&stats).map_err(raised)?;
-        py.import("json")?.call_method1("loads", (json,))
+        let stats = py.import("json")?.call_method1("loads", (json,))?;
+        stats.set_item("refused_leases", self.handle.refused_leases())?;
+        Ok(stats)
     }
 
     #[pyo3(signature = (timeout=None))]
@@ -436,6 +470,30 @@ impl Namespace {
         let keys = buffers::keys(keys)?;
         py.detach(|| self.space.touch(&keys));
         Ok(())
+    }
+
+    fn lease<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let keys = buffers::keys(keys)?;
+        Ok(answered(py, || self.space.lease(&keys)))
+    }
+
+    fn unlease(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        let keys = buffers::keys(keys)?;
+        py.detach(|| self.space.unlease(&keys));
+        Ok(())
+    }
+
+    #[pyo3(signature = (cursor=None))]
+    fn list<'py>(&self, py: Python<'py>, cursor: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
+        let cursor = Cursor(cursor.unwrap_or_default());
+        let found = py.detach(|| self.space.list(cursor)).map_err(raised)?;
+        let keys: Vec<u8> = found.keys.iter().flat_map(|key| *key.as_bytes()).collect();
+        let class = LISTING.import(py, "larder.store", "Listing")?;
+        class.call1((PyBytes::new(py, &keys), found.next.map(|Cursor(next)| next)))
     }
 
     fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<u64> {

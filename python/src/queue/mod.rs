@@ -67,7 +67,12 @@ pub enum Task {
         wait: Duration,
     },
     /// Looks pages up.
-    Lookup,
+    Lookup {
+        /// Takes a counted lease of each page that is there.
+        leases: bool,
+    },
+    /// Returns counted leases. Not reported.
+    Unlease,
     /// Marks pages as used. Not reported.
     Touch,
 }
@@ -77,8 +82,12 @@ impl Task {
         match self {
             Task::Get => 0,
             Task::Put { .. } => 1,
-            Task::Lookup | Task::Touch => 2,
+            Task::Lookup { .. } | Task::Unlease | Task::Touch => 2,
         }
+    }
+
+    fn is_reported(self) -> bool {
+        !matches!(self, Task::Touch | Task::Unlease)
     }
 
     fn has_rows(self) -> bool {
@@ -252,9 +261,7 @@ impl Queue {
         let submitted = Instant::now();
         // An owner answers from memory.
         let answer = match job.task {
-            Task::Lookup if self.handle.is_owner() => {
-                Some(job.space.contains(&job.keys, Some(submitted)))
-            }
+            Task::Lookup { leases } if self.handle.is_owner() => Some(work::look_up(&job, leases)),
             _ => None,
         };
         let mut state = self.state.lock();
@@ -266,7 +273,7 @@ impl Queue {
             || bytes > self.limits.bytes.saturating_sub(state.held_bytes);
         if is_full {
             match job.task {
-                Task::Touch => state.counters.dropped_touches += 1,
+                Task::Touch | Task::Unlease => state.counters.dropped_touches += 1,
                 _ => state.counters.refused += 1,
             }
             return Err(SubmitError::Full);
@@ -421,7 +428,7 @@ impl Queue {
         if let Some(deadline) = job.deadline {
             state.due.remove(&(deadline, number));
         }
-        if matches!(job.task, Task::Touch) {
+        if !job.task.is_reported() {
             state.held -= 1;
             self.finished.notify_all();
             return;

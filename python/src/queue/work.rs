@@ -26,7 +26,7 @@ impl Queue {
             let Numbered {
                 number,
                 submitted,
-                job,
+                mut job,
             } = next;
             let running = Running {
                 task: job.task,
@@ -39,25 +39,29 @@ impl Queue {
             drop(state);
             let statuses = run(&job);
             let page_bytes = job.space.page_bytes();
-            // Before it is reported: the caller may free what the job holds.
-            drop(job);
+            // Before it is reported: the caller may free the owner of the rows.
+            drop(job.rows.take());
             state = self.state.lock();
-            self.finish(&mut state, number, statuses, page_bytes);
+            if !self.finish(&mut state, number, &statuses, page_bytes) {
+                drop(state);
+                drop_leases(&job, &statuses);
+                state = self.state.lock();
+            }
         }
     }
 
-    /// Reports a job that ran, unless the timekeeper has.
-    fn finish(&self, state: &mut State, number: u64, statuses: Vec<u8>, page_bytes: usize) {
+    /// Reports a job that ran, unless the timekeeper has. Whether it did.
+    fn finish(&self, state: &mut State, number: u64, statuses: &[u8], page_bytes: usize) -> bool {
         let Some(running) = state.running.remove(&number) else {
-            return;
+            return false;
         };
         if let Some(deadline) = running.deadline {
             state.due.remove(&(deadline, number));
         }
-        if matches!(running.task, Task::Touch) {
+        if !running.task.is_reported() {
             state.held -= 1;
             self.finished.notify_all();
-            return;
+            return true;
         }
         let is_good = |code: &&u8| **code <= Status::Duplicate as u8;
         let good = statuses.iter().filter(is_good).count();
@@ -68,12 +72,13 @@ impl Queue {
         };
         let done = Done {
             job: number,
-            statuses,
+            statuses: statuses.to_vec(),
             took: running.submitted.elapsed(),
             bytes,
             held: running.bytes,
         };
         self.report(state, done);
+        true
     }
 
     /// Ends jobs at their deadlines, until the queue refuses more and has no deadline left.
@@ -122,7 +127,7 @@ impl Queue {
             all(Status::Deadline, running.pages),
             running.submitted.elapsed(),
         );
-        let is_reported = !matches!(running.task, Task::Touch);
+        let is_reported = running.task.is_reported();
         state.running.remove(&number);
         if !is_reported {
             state.held -= 1;
@@ -148,6 +153,24 @@ impl Queue {
                 "{volume}: {what}; the disk or the store's owner is slow"
             );
         }
+    }
+}
+
+/// Answers a lookup.
+pub(super) fn look_up(job: &Job, leases: bool) -> Vec<u8> {
+    match leases {
+        true => job.space.lease(&job.keys),
+        false => job.space.contains(&job.keys, job.deadline),
+    }
+}
+
+/// Returns the leases of a lookup whose answer came too late.
+fn drop_leases(job: &Job, statuses: &[u8]) {
+    if let Task::Lookup { leases: true } = job.task {
+        let taken = job.keys.iter().zip(statuses);
+        let taken = taken.filter(|(_, code)| **code == Status::Ok as u8);
+        let keys: Vec<_> = taken.map(|(key, _)| *key).collect();
+        job.space.unlease(&keys);
     }
 }
 
@@ -186,7 +209,11 @@ fn call(job: &Job) -> Vec<u8> {
             let wait = wait.min(left.unwrap_or(Duration::MAX));
             space.put(keys, links, &memory, wait)
         }
-        Task::Lookup => space.contains(keys, job.deadline),
+        Task::Lookup { leases } => look_up(job, leases),
+        Task::Unlease => {
+            space.unlease(keys);
+            Vec::new()
+        }
         Task::Touch => {
             space.touch(keys);
             Vec::new()

@@ -50,6 +50,9 @@ impl Puts {
             return false;
         };
         self.frontier = Some(page.heat);
+        let generation = below.segments.get(page.place.segment).generation;
+        let log = &mut below.base.evicted;
+        log.left(page.namespace, page.key, page.place, generation);
         self.evicted(below, page.namespace, page.key, page.place);
         true
     }
@@ -61,6 +64,8 @@ impl Puts {
         let is_evicted = !self.awaited.contains_key(&(page.namespace, key))
             && index.evict_if_leaf(page.namespace, key, page.from, now);
         if is_evicted {
+            let log = &mut below.base.evicted;
+            log.left_whole(page.namespace, page.record.key, page.from);
             self.evicted(below, page.namespace, key, page.from);
         }
         is_evicted
@@ -71,6 +76,8 @@ impl Puts {
     pub(in crate::core) fn evict_anyway(&mut self, below: &mut Below<'_>, page: &Move) {
         let key = page.record.key.prefix();
         if below.base.index.forget(page.namespace, key, page.from) {
+            let log = &mut below.base.evicted;
+            log.left_whole(page.namespace, page.record.key, page.from);
             self.evicted(below, page.namespace, key, page.from);
         }
     }
@@ -151,6 +158,7 @@ impl Puts {
         if !index.forget(namespace, prefix, place) {
             return;
         }
+        below.base.evicted.left_whole(namespace, *key, place);
         let blocks = below.base.namespaces.page_blocks(namespace);
         below.segments.drop_live(place.segment, blocks);
         self.log_eviction(below, namespace, prefix, place.segment);

@@ -178,6 +178,8 @@ impl Reclaim {
             put_back_unread(below, &victim);
         } else {
             below.segments.answers_again(below.base, victim.segment);
+            let (segment, sequence) = (victim.segment, victim.sequence);
+            below.base.evicted.read(segment, sequence, &read.blocks);
             let plan = Plan::begin(below, &victim, read.blocks);
             self.work = Work::Planning(victim, Box::new(plan));
         }

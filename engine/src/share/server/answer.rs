@@ -215,6 +215,11 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Area | Request::Stage { .. } | Request::Unstage { .. } => {
                 return nonsense("reads are not shared here");
             }
+            Request::Lease { .. }
+            | Request::Unlease { .. }
+            | Request::List { .. }
+            | Request::Evictions { .. }
+            | Request::Usage => return nonsense("no books are kept here"),
         })
     }
 

@@ -161,10 +161,7 @@ impl Shared {
                 return Ok(Ending::InOrder);
             }
             let reply = match parse(buffer) {
-                Ok(request) => match self.answer_reads(session, request) {
-                    Ok(reply) => reply,
-                    Err(request) => self.answer(session, request),
-                },
+                Ok(request) => self.reply(session, request),
                 Err(error @ WireError::Unknown(_)) => Some(self.unsupported(session, &error)),
                 Err(error) => return Err(error),
             };
@@ -202,6 +199,13 @@ impl Shared {
             );
         }
         Reply::Failed(Failure::Unsupported)
+    }
+
+    /// Hands a request to the part that answers it; `None` for requests without a reply.
+    fn reply(&self, session: &Arc<Session>, request: Request<'_>) -> Option<Reply> {
+        self.answer_reads(session, request)
+            .or_else(|request| self.answer_books(session, request))
+            .unwrap_or_else(|request| self.answer(session, request))
     }
 
     /// `None` for requests without a reply.

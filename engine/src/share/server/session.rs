@@ -10,6 +10,7 @@ use crate::random::random_bytes;
 use crate::runtime::Mutex;
 use crate::share::protocol::Agreed;
 use crate::share::wire::ClientId;
+use crate::store::LeaseBook;
 use crate::system::sockets::UnixStream;
 
 /// Most connections of one client. Each of its puts and each of its other calls uses one.
@@ -24,6 +25,8 @@ pub(super) struct Session {
     pub connections: Mutex<Connections>,
     /// The client's part of the staging area.
     pub reads: Mutex<HeldReads>,
+    /// The client's counted leases.
+    pub leases: LeaseBook,
 }
 
 #[derive(Default)]
@@ -49,6 +52,7 @@ impl Session {
             ledger: Ledger::new(id, run),
             connections: Mutex::default(),
             reads: Mutex::default(),
+            leases: LeaseBook::default(),
         }
     }
 

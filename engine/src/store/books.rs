@@ -1,0 +1,219 @@
+//! The books of a store in this process: see [`Inventory`].
+
+use std::collections::HashMap;
+
+use larder_format::{BLOCK_BYTES, PageKey};
+
+use super::Store;
+use super::local::{Local, slot};
+use super::mover::read_descriptors;
+use crate::api::NamespaceId;
+use crate::catalog::Catalog;
+use crate::core::{Descriptors, Victim};
+use crate::error::StoreError;
+use crate::index::Leased;
+use crate::inventory::{Cursor, Evictions, Inventory, Listing, PAGES_MAX, Usage};
+use crate::recovery::scan::Spot;
+use crate::runtime::Mutex;
+
+/// Most segments that one call of a list reads: about a second on a slow disk.
+const SEGMENTS_AT_ONCE: u32 = 64;
+
+/// The leases that one handle has taken, so that it returns no others.
+///
+/// If a leased page was deleted, and is put and leased again by another handle, the return of the
+/// first lease ends the second: the page may then be evicted early.
+#[derive(Debug, Default)]
+pub(crate) struct LeaseBook(Mutex<Entered>);
+
+#[derive(Debug, Default)]
+struct Entered {
+    counts: HashMap<(NamespaceId, PageKey), u32>,
+    /// The handle has gone, and takes no more.
+    is_over: bool,
+}
+
+impl LeaseBook {
+    /// Takes leases, and enters them.
+    pub(crate) fn lease(
+        &self,
+        books: &(impl Inventory + ?Sized),
+        namespace: NamespaceId,
+        keys: &[PageKey],
+    ) -> Vec<Leased> {
+        let mut taken = self.0.lock();
+        if taken.is_over {
+            return vec![Leased::Absent; keys.len()];
+        }
+        let outcomes = books.lease(namespace, keys);
+        for (key, _) in keys
+            .iter()
+            .zip(&outcomes)
+            .filter(|(_, leased)| **leased == Leased::Yes)
+        {
+            *taken.counts.entry((namespace, *key)).or_default() += 1;
+        }
+        outcomes
+    }
+
+    /// Returns leases that are entered.
+    pub(crate) fn unlease(
+        &self,
+        books: &(impl Inventory + ?Sized),
+        namespace: NamespaceId,
+        keys: &[PageKey],
+    ) {
+        let mut taken = self.0.lock();
+        let is_own = |key: &&PageKey| {
+            let name = (namespace, **key);
+            let Some(count) = taken.counts.get_mut(&name) else {
+                return false;
+            };
+            *count -= 1;
+            if *count == 0 {
+                taken.counts.remove(&name);
+            }
+            true
+        };
+        let own: Vec<PageKey> = keys.iter().filter(is_own).copied().collect();
+        drop(taken);
+        books.unlease(namespace, &own);
+    }
+
+    /// Returns all of them, for a handle that has gone.
+    pub(crate) fn end(&self, books: &(impl Inventory + ?Sized)) {
+        let mut taken = self.0.lock();
+        taken.is_over = true;
+        for ((namespace, key), count) in std::mem::take(&mut taken.counts) {
+            for _ in 0..count {
+                books.unlease(namespace, &[key]);
+            }
+        }
+    }
+}
+
+impl Local {
+    /// Reads the descriptors of a segment's present generation.
+    fn descriptors(&self, victim: &Victim) -> Descriptors {
+        let spot: Spot = self.spot(victim);
+        read_descriptors(self.disk.as_ref(), &spot, victim)
+    }
+}
+
+impl Inventory for Local {
+    fn lease(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Leased> {
+        let Some(shape) = self.shape(namespace) else {
+            return vec![Leased::Absent; keys.len()];
+        };
+        let blocks = shape.shape.page_blocks();
+        let leased = self.index.lease(slot(namespace), keys, blocks);
+        if leased.contains(&Leased::Refused) {
+            self.note_refused_lease();
+        }
+        leased
+    }
+
+    fn unlease(&self, namespace: NamespaceId, keys: &[PageKey]) {
+        self.index.unlease(slot(namespace), keys);
+    }
+
+    fn list(&self, namespace: NamespaceId, cursor: Cursor) -> Result<Listing, StoreError> {
+        if self.shape(namespace).is_none() {
+            return Err(StoreError::UnknownNamespace);
+        }
+        let (mut segment, mut seen) = split(cursor);
+        let mut keys = Vec::new();
+        for _ in 0..SEGMENTS_AT_ONCE {
+            let Some(victim) = self.with_core(|core| core.books().segment_with_pages(segment))
+            else {
+                return Ok(Listing { keys, next: None });
+            };
+            let read = self.descriptors(&victim);
+            if read.some_unreadable {
+                return Err(StoreError::WriteFailed(
+                    "some descriptors cannot be read: look at the disk".to_owned(),
+                ));
+            }
+            if victim.segment.0 != segment {
+                seen = 0;
+            }
+            let room = PAGES_MAX - keys.len();
+            let found = self.with_core_by_turns(|core| {
+                core.books()
+                    .pages_in(slot(namespace), &victim, &read.blocks, seen as usize, room)
+            });
+            keys.extend(found.keys);
+            if let Some(next) = found.next {
+                let next = Some(join(
+                    victim.segment.0,
+                    u32::try_from(next).unwrap_or(u32::MAX),
+                ));
+                return Ok(Listing { keys, next });
+            }
+            (segment, seen) = (victim.segment.0 + 1, 0);
+        }
+        let next = Some(join(segment, 0));
+        Ok(Listing { keys, next })
+    }
+
+    fn evictions(&self, since: u64) -> Result<Evictions, StoreError> {
+        let unread = self.with_core(|core| core.books().unread_evictions(since, PAGES_MAX));
+        for victim in &unread {
+            let read = self.descriptors(victim);
+            self.with_core_by_turns(|core| core.books().evictions_read(victim, &read.blocks));
+        }
+        Ok(self.with_core(|core| core.books().evictions(since, PAGES_MAX)))
+    }
+
+    fn usage(&self) -> Result<Vec<Usage>, StoreError> {
+        let usage = |(namespace, pages, blocks): (_, u64, u64)| Usage {
+            namespace,
+            pages,
+            bytes: blocks * BLOCK_BYTES as u64,
+        };
+        let rows = self.with_core(|core| core.books().usage());
+        Ok(rows.into_iter().map(usage).collect())
+    }
+}
+
+/// Segment and records seen in it.
+fn split(Cursor(cursor): Cursor) -> (u32, u32) {
+    (
+        u32::try_from(cursor >> 32).unwrap_or(u32::MAX),
+        cursor as u32,
+    )
+}
+
+fn join(segment: u32, seen: u32) -> Cursor {
+    Cursor(u64::from(segment) << 32 | u64::from(seen))
+}
+
+impl Inventory for Store {
+    fn lease(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Leased> {
+        let Some(_gate) = self.enter() else {
+            return vec![Leased::Absent; keys.len()];
+        };
+        self.leases.lease(&*self.local, namespace, keys)
+    }
+
+    fn unlease(&self, namespace: NamespaceId, keys: &[PageKey]) {
+        if let Some(_gate) = self.enter() {
+            self.leases.unlease(&*self.local, namespace, keys);
+        }
+    }
+
+    fn list(&self, namespace: NamespaceId, cursor: Cursor) -> Result<Listing, StoreError> {
+        let _gate = self.enter().ok_or_else(|| self.refusal())?;
+        self.local.list(namespace, cursor)
+    }
+
+    fn evictions(&self, since: u64) -> Result<Evictions, StoreError> {
+        let _gate = self.enter().ok_or_else(|| self.refusal())?;
+        self.local.evictions(since)
+    }
+
+    fn usage(&self) -> Result<Vec<Usage>, StoreError> {
+        let _gate = self.enter().ok_or_else(|| self.refusal())?;
+        self.local.usage()
+    }
+}
