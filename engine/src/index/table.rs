@@ -27,6 +27,7 @@ use larder_format::KeyPrefix;
 
 use super::slab::PageId;
 use super::types::NamespaceSlot;
+use crate::random::random_bytes;
 
 /// Blocks of capacity for each shard. A store full of pages of 64 KiB has up to 4,096 of them in a
 /// shard; smaller pages make the steps longer in proportion. Measured with 2,441 in a shard: most
@@ -61,9 +62,17 @@ pub(crate) struct NameHasher {
 
 impl NameHasher {
     pub(crate) fn new() -> NameHasher {
-        let random = RandomState::new();
+        // Drawn where the simulation can decide it: collisions decide which locks are taken.
+        let drawn = random_bytes::<16>().map(u128::from_le_bytes);
         NameHasher {
-            secrets: [random.hash_one(0), random.hash_one(1)],
+            // Without random bytes, those of the process's hash maps.
+            secrets: drawn.map_or_else(
+                |_| {
+                    let random = RandomState::new();
+                    [random.hash_one(0), random.hash_one(1)]
+                },
+                |drawn| [drawn as u64, (drawn >> 64) as u64],
+            ),
         }
     }
 
