@@ -7,22 +7,31 @@ macro_rules! classes {
     (
         alone { $($name:ident => $title:literal,)* }
         shared { $($many:ident => $many_title:literal,)* }
+    processes { $($each:ident => $each_title:literal,)* }
     ) => {
         /// A fault or a crash.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Class {
             $(#[doc = $title] $name,)*
             $(#[doc = $many_title] $many,)*
+            $(#[doc = $each_title] $each,)*
         }
 
         impl Class {
             /// All classes, in the order of the table.
-            pub const ALL: &[Class] = &[$(Class::$name,)* $(Class::$many,)*];
+            pub const ALL: &[Class] =
+                &[$(Class::$name,)* $(Class::$many,)* $(Class::$each,)*];
 
             /// Whether the class needs several processes.
             #[must_use]
             pub const fn is_shared(self) -> bool {
                 matches!(self, $(Class::$many)|*)
+            }
+
+            /// Whether the class needs processes with the whole engine.
+            #[must_use]
+            pub const fn is_of_processes(self) -> bool {
+                matches!(self, $(Class::$each)|*)
             }
 
             /// The name of the class in the table.
@@ -31,6 +40,7 @@ macro_rules! classes {
                 match self {
                     $(Class::$name => $title,)*
                     $(Class::$many => $many_title,)*
+                    $(Class::$each => $each_title,)*
                 }
             }
         }
@@ -116,6 +126,22 @@ classes! {
         LateFinding => "finding that arrived after its page's pin was given back",
         AstrayMessage => "message about a finished put, or of a previous owner",
         HastyPut => "put of a client before its marks were known",
+    }
+    processes {
+        SeekerDeath => "process killed while it looks for an owner",
+        OwnerStopped => "owner stopped for a while",
+        ClientStoppedInPut => "client stopped in a put",
+        ClientStoppedInGet => "client stopped in a get",
+        SeekerStopped => "process stopped while it looks for an owner",
+        UnstartedWrite => "write of a killed process that never happened",
+        WriteOfStopped => "write that landed while its process was stopped",
+        LockKept => "lock that outlived its killed process, because of its writes",
+        SocketRemoved => "socket's file removed under the owner",
+        SocketShort => "read or write of a socket that moved fewer bytes",
+        Signal => "wait for a socket interrupted by a signal",
+        ConnectionRefused => "connection refused: no process listens",
+        ForkedUse => "handle used in a forked process",
+        BufferReused => "memory of a put overwritten after the call",
     }
 }
 

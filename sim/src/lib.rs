@@ -24,6 +24,7 @@
 //! | `ending` | crashes, closes, the quiet end |
 //! | `store` | the real store of one process, with its callers, on a deterministic runtime |
 //! | `shared` | an owner and its clients, each in its own process |
+//! | `processes` | the same with the whole engine in each process |
 //! | `totals` | counts over a run |
 //! | [`exhaustive`] | every crash of every short script, without randomness |
 //!
@@ -47,6 +48,7 @@ mod keeper;
 mod kernel;
 mod opening;
 mod oracle;
+mod processes;
 mod run;
 mod setup;
 mod shared;
@@ -78,6 +80,8 @@ pub enum Mode {
     Store,
     /// An owner and its clients.
     Shared,
+    /// The same, with the whole engine in each process.
+    Processes,
 }
 
 impl Mode {
@@ -91,6 +95,7 @@ impl Mode {
             Mode::Alone => run::play(seed, journal),
             Mode::Store => store::play(seed, journal),
             Mode::Shared => shared::play(seed, journal),
+            Mode::Processes => processes::play(seed, journal),
         }
     }
 
@@ -101,6 +106,7 @@ impl Mode {
             Mode::Alone => "",
             Mode::Store => "--store ",
             Mode::Shared => "--shared ",
+            Mode::Processes => "--processes ",
         };
         format!("larder-sim {mode}--seed {seed}")
     }

@@ -32,6 +32,9 @@ struct Args {
     /// Simulate an owner and its clients, instead of a single process.
     #[arg(long)]
     shared: bool,
+    /// Simulate several processes, each with the whole engine.
+    #[arg(long, conflicts_with = "shared")]
+    processes: bool,
     /// Play this seed again and print its last events.
     #[arg(long)]
     seed: Option<u64>,
@@ -65,9 +68,10 @@ fn exhaust(operations: usize, blocks: usize) -> ExitCode {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mode = match (args.shared, args.store) {
-        (true, _) => Mode::Shared,
-        (_, true) => Mode::Store,
+    let mode = match (args.shared, args.store, args.processes) {
+        (true, ..) => Mode::Shared,
+        (_, true, _) => Mode::Store,
+        (.., true) => Mode::Processes,
         _ => Mode::Alone,
     };
     if let Some(seed) = args.seed {

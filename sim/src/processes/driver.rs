@@ -1,0 +1,534 @@
+//! A seed from start to end: processes, the faults among them, and the checks of the end.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use larder_engine::share::Part;
+use larder_engine::{PageStore, Store, StoreError};
+use larder_sim_runtime::dice::{Dice, mix};
+use larder_sim_runtime::machine::Event;
+use larder_sim_runtime::time::Instant;
+use larder_sim_runtime::{Machine, Odds, Process, Setup, Step, World, note, thread};
+
+use super::plan::Plan;
+use super::process::{Caller, Doing, Running, Shared, State};
+use super::promises::Promises;
+use crate::classes::{Class, Tally};
+use crate::totals::Totals;
+use crate::world::Journal;
+
+/// Steps of the world between two looks of the driver.
+const LOOK_EVERY: u64 = 16;
+
+/// Virtual time after which a phase of a run counts as hanging.
+const PHASE_LIMIT: Duration = Duration::from_secs(1800);
+
+/// Longest stop of a process, mostly and seldom: pins of a silent client are revoked after half a
+/// minute.
+const STOPS: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_secs(6),
+    Duration::from_secs(45),
+];
+
+/// Processes that take the places of killed ones.
+const REPLACEMENTS_MAX: usize = 6;
+
+struct Driver {
+    shared: Shared,
+    running: Vec<Rc<Running>>,
+    /// The last owner, and whether it was a client when its predecessor went.
+    owner: Option<Process>,
+    clients: Vec<Process>,
+    stopped: Vec<(Rc<Running>, Instant)>,
+    replacements: usize,
+    begun: Instant,
+    journal: Option<Journal>,
+    // Dropped in this order: the queues of the machine belong to the world.
+    machine: Machine,
+    world: World,
+}
+
+/// Plays a seed. Returns a digest of all results, and counts.
+///
+/// # Panics
+/// If a promise is broken.
+pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
+    let mut dice = Dice::new(seed);
+    let plan = Plan::draw(&mut dice);
+    let setup = Setup {
+        seed: dice.between(0, u64::MAX),
+        switch_one_in: dice.pick(&[4, 16, 100]),
+        ..Setup::default()
+    };
+    let always = plan.sync == larder_engine::SyncPolicy::Always;
+    let world = World::new(setup);
+    let machine = Machine::new(dice.fork(), plan.odds, journal.is_some());
+    plan.create(&machine);
+    let mut driver = Driver {
+        running: Vec::new(),
+        owner: None,
+        clients: Vec::new(),
+        stopped: Vec::new(),
+        replacements: 0,
+        begun: world.now(),
+        journal,
+        shared: Rc::new(RefCell::new(State {
+            promises: Promises::new(seed, always),
+            plan,
+            dice,
+            totals: Totals::default(),
+            tally: Tally::default(),
+            digest: 0,
+        })),
+        machine,
+        world,
+    };
+    driver.play();
+    driver.sum_up()
+}
+
+impl Driver {
+    fn play(&mut self) {
+        let processes = self.shared.borrow().plan.processes;
+        for _ in 0..processes {
+            self.start();
+        }
+        // A clock that ticks: transfers of killed processes wake no task.
+        let ticker = self.world.process("clock");
+        self.world.spawn(ticker, "tick", || {
+            loop {
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        self.phase("calls", true, Driver::are_calls_over);
+        self.calm_down();
+        self.phase("the last calls", false, Driver::are_calls_over);
+        self.check_all("beside the others");
+        self.close_all();
+        self.check_all("alone");
+        self.close_all();
+    }
+
+    /// Steps until `is_over`.
+    fn phase(&mut self, name: &str, has_faults: bool, is_over: fn(&Driver) -> bool) {
+        self.begun = self.world.now();
+        for step in 0_u64.. {
+            self.machine.settle();
+            self.resume_due();
+            let is_stuck = self.world.step() == Step::Stuck;
+            if step.is_multiple_of(LOOK_EVERY) {
+                self.look(has_faults);
+                if is_over(self) {
+                    return;
+                }
+            }
+            let is_late = self.world.now() - self.begun > PHASE_LIMIT;
+            assert!(
+                !is_stuck && !is_late,
+                "{name}: a call hangs:\n{}",
+                self.world.report()
+            );
+        }
+    }
+
+    fn are_calls_over(&self) -> bool {
+        self.running
+            .iter()
+            .all(|running| running.have_callers_begun.get() && running.callers_left.get() == 0)
+    }
+
+    /// Starts a process that attaches.
+    fn start(&mut self) {
+        let process = self.world.process("a process of the store");
+        let running = Running::new(process);
+        let (options, path) = {
+            let state = self.shared.borrow();
+            (state.plan.options(), state.plan.path().to_owned())
+        };
+        self.world.spawn(process, "main", {
+            let running = running.clone();
+            move || match Store::attach(&path, options) {
+                Ok(store) => {
+                    // Asked with or without a journal: it takes a lock.
+                    let part = store.part();
+                    note(|| format!("has attached as {part:?}"));
+                    *running.store.borrow_mut() = Some(Rc::new(store));
+                }
+                Err(error) => {
+                    note(|| format!("could not attach: {error}"));
+                    *running.failed.borrow_mut() = Some(error);
+                }
+            }
+        });
+        self.running.push(running);
+        self.shared.borrow_mut().totals.opens += 1;
+    }
+
+    fn caller(&self, running: &Rc<Running>, number: usize) -> Option<Caller> {
+        let store = running.store.borrow().clone()?;
+        Some(Caller {
+            shared: self.shared.clone(),
+            running: running.clone(),
+            store,
+            number,
+        })
+    }
+
+    /// Starts the calls of a process that has attached.
+    fn begin_calls(&self, running: &Rc<Running>) {
+        let callers = self.shared.borrow().plan.callers;
+        running.callers_left.set(callers);
+        running.have_callers_begun.set(true);
+        *running.doing.borrow_mut() = vec![Doing::Nothing; callers];
+        for number in 0..callers {
+            if let Some(caller) = self.caller(running, number) {
+                self.world
+                    .spawn(running.process, "caller", move || caller.run());
+            }
+        }
+    }
+
+    /// Between two steps: takes in what the processes did, and draws faults.
+    fn look(&mut self, has_faults: bool) {
+        let mut failed = Vec::new();
+        for running in &self.running {
+            if running.store.borrow().is_some() && !running.have_callers_begun.get() {
+                self.begin_calls(running);
+            }
+            if let Some(error) = running.failed.borrow_mut().take() {
+                assert!(
+                    is_expected(&error),
+                    "a process cannot attach: {error} ({error:?})"
+                );
+                failed.push(running.process);
+            }
+        }
+        for process in failed {
+            self.running.retain(|running| running.process != process);
+            self.machine.kill(process);
+            self.replace();
+        }
+        self.look_at_owners();
+        if has_faults {
+            self.draw_faults();
+        }
+    }
+
+    /// A store never has two owners.
+    fn look_at_owners(&mut self) {
+        let is_owner = |running: &&Rc<Running>| running.part() == Some(Part::Owner);
+        let owners: Vec<Process> = self
+            .running
+            .iter()
+            .filter(is_owner)
+            .map(|running| running.process)
+            .collect();
+        assert!(owners.len() <= 1, "the store has two owners: {owners:?}");
+        if let Some(owner) = owners.first()
+            && self.owner != Some(*owner)
+        {
+            if self.clients.contains(owner) {
+                self.count(Class::Takeover);
+            }
+            self.owner = Some(*owner);
+        }
+        let is_client = |running: &&Rc<Running>| running.part() == Some(Part::Client);
+        for running in self.running.iter().filter(is_client) {
+            if !self.clients.contains(&running.process) {
+                self.clients.push(running.process);
+            }
+        }
+    }
+
+    fn count(&self, class: Class) {
+        self.shared.borrow_mut().tally.count(class);
+    }
+
+    fn strikes(&self, probability: f64) -> bool {
+        self.shared.borrow_mut().dice.chance(probability)
+    }
+
+    fn draw_faults(&mut self) {
+        let (fates, forks) = {
+            let state = self.shared.borrow();
+            (state.plan.fates, state.plan.forks)
+        };
+        if self.strikes(fates.power) {
+            self.lose_power();
+        } else if self.strikes(fates.kill) {
+            self.kill_one();
+        } else if self.strikes(fates.stop) {
+            self.stop_one();
+        } else if self.strikes(fates.unlink) {
+            let path = self.shared.borrow().plan.path().to_owned();
+            let mut name = path.into_os_string();
+            name.push(".sock");
+            if self.machine.remove(name.as_ref()) {
+                note(|| "a cleaner removes the socket".to_owned());
+                self.count(Class::SocketRemoved);
+            }
+        } else if self.strikes(forks) {
+            self.fork_one();
+        }
+    }
+
+    /// A process: often the owner.
+    fn pick(&self) -> Option<Rc<Running>> {
+        let is_owner = |running: &&Rc<Running>| Some(running.process) == self.owner;
+        let owner = self.running.iter().find(is_owner).cloned();
+        if owner.is_some() && self.strikes(0.4) {
+            return owner;
+        }
+        match self.running.len() {
+            0 => None,
+            count => Some(self.running[self.shared.borrow_mut().dice.below(count)].clone()),
+        }
+    }
+
+    fn kill_one(&mut self) {
+        let Some(running) = self.pick() else {
+            return;
+        };
+        match running.part() {
+            Some(Part::Owner) => self.count(Class::OwnerDeath),
+            Some(Part::Client) => {
+                self.count(Class::ClientDeath);
+                if running.is(Doing::Put) {
+                    self.count(Class::ClientDeathInPut);
+                }
+                if running.is(Doing::Get) {
+                    self.count(Class::ClientDeathInGet);
+                }
+            }
+            Some(Part::Nobody) | None => self.count(Class::SeekerDeath),
+        }
+        self.kill(&running);
+        self.replace();
+    }
+
+    fn kill(&mut self, running: &Rc<Running>) {
+        self.machine.kill(running.process);
+        std::mem::forget(running.store.take());
+        self.running
+            .retain(|other| other.process != running.process);
+        self.stopped
+            .retain(|(other, _)| other.process != running.process);
+        self.shared.borrow_mut().totals.crashes += 1;
+    }
+
+    fn replace(&mut self) {
+        if self.replacements < REPLACEMENTS_MAX || self.running.is_empty() {
+            self.replacements += 1;
+            self.start();
+        }
+    }
+
+    fn stop_one(&mut self) {
+        let Some(running) = self.pick().filter(|running| !running.process.is_stopped()) else {
+            return;
+        };
+        let longest = self.shared.borrow_mut().dice.pick(&STOPS);
+        let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+        let stop = Duration::from_nanos(self.shared.borrow_mut().dice.between(0, longest));
+        note(|| format!("process {} is stopped for {stop:?}", running.process.id()));
+        match running.part() {
+            Some(Part::Owner) => self.count(Class::OwnerStopped),
+            Some(Part::Client) => {
+                self.count(Class::ClientStopped);
+                if running.is(Doing::Put) {
+                    self.count(Class::ClientStoppedInPut);
+                }
+                if running.is(Doing::Get) {
+                    self.count(Class::ClientStoppedInGet);
+                }
+            }
+            Some(Part::Nobody) | None => self.count(Class::SeekerStopped),
+        }
+        running.process.stop();
+        self.stopped.push((running, self.world.now() + stop));
+    }
+
+    fn resume_due(&mut self) {
+        let now = self.world.now();
+        self.stopped.retain(|(running, until)| {
+            if *until <= now {
+                running.process.resume();
+            }
+            *until > now
+        });
+    }
+
+    /// A forked child of a process uses its handle.
+    fn fork_one(&mut self) {
+        let Some(caller) = self.pick().and_then(|running| self.caller(&running, 0)) else {
+            return;
+        };
+        self.count(Class::ForkedUse);
+        let child = self.world.process("a forked child");
+        self.world.spawn(child, "child", move || {
+            caller.use_inherited();
+            // The parent may be gone: the child must not close what is the parent's.
+            std::mem::forget(caller);
+        });
+    }
+
+    fn lose_power(&mut self) {
+        self.count(Class::Power);
+        for running in self.running.clone() {
+            self.kill(&running);
+        }
+        self.machine.lose_power();
+        self.shared.borrow_mut().promises.power_lost();
+        self.owner = None;
+        let processes = self.shared.borrow().plan.processes;
+        for _ in 0..processes {
+            self.replace();
+        }
+    }
+
+    /// Faults stop.
+    fn calm_down(&mut self) {
+        note(|| "faults stop".to_owned());
+        self.machine.set_odds(Odds::default());
+        for (running, _) in self.stopped.drain(..) {
+            running.process.resume();
+        }
+    }
+
+    /// A new process checks every page.
+    fn check_all(&mut self, when: &str) {
+        note(|| format!("all pages are checked, {when}"));
+        let process = self.world.process("a checker");
+        let running = Running::new(process);
+        let done = Rc::new(std::cell::Cell::new(false));
+        let (options, path) = {
+            let state = self.shared.borrow();
+            (state.plan.options(), state.plan.path().to_owned())
+        };
+        self.world.spawn(process, "main", {
+            let (running, done, shared) = (running.clone(), done.clone(), self.shared.clone());
+            move || {
+                let store = Store::attach(&path, options).expect("a checker cannot attach");
+                let store = Rc::new(store);
+                *running.store.borrow_mut() = Some(store.clone());
+                *running.doing.borrow_mut() = vec![Doing::Nothing];
+                let caller = Caller {
+                    shared,
+                    running,
+                    store,
+                    number: 0,
+                };
+                caller.check_all();
+                done.set(true);
+            }
+        });
+        self.begun = self.world.now();
+        self.wait_for(when, &done);
+        running.have_callers_begun.set(true);
+        self.running.push(running);
+    }
+
+    fn wait_for(&mut self, name: &str, done: &std::cell::Cell<bool>) {
+        let begun = self.world.now();
+        while !done.get() {
+            self.machine.settle();
+            let is_stuck = self.world.step() == Step::Stuck;
+            let is_late = self.world.now() - begun > PHASE_LIMIT;
+            assert!(
+                !is_stuck && !is_late,
+                "{name}: a call hangs:\n{}",
+                self.world.report()
+            );
+        }
+    }
+
+    /// Each process closes its handle, or is killed.
+    fn close_all(&mut self) {
+        while let Some(running) = self.running.pop() {
+            if self.strikes(0.3) {
+                self.running.push(running.clone());
+                self.kill(&running);
+                continue;
+            }
+            let store = running
+                .store
+                .borrow_mut()
+                .take()
+                .expect("an attached process");
+            let done = Rc::new(std::cell::Cell::new(false));
+            self.world.spawn(running.process, "closer", {
+                let done = done.clone();
+                move || {
+                    let closed = store.close();
+                    note(|| format!("close: {closed:?}"));
+                    // Others may have been killed a moment ago: their writes may be in flight, and
+                    // a client may have lost its owner.
+                    let is_fine = matches!(
+                        closed,
+                        Ok(()) | Err(StoreError::OwnerGone | StoreError::ClientsWriting(_))
+                    );
+                    assert!(is_fine, "a close fails: {closed:?}");
+                    drop(store);
+                    done.set(true);
+                }
+            });
+            self.wait_for("a close", &done);
+            self.machine.kill(running.process);
+        }
+    }
+
+    fn sum_up(&self) -> (u64, Totals, Tally) {
+        let state = &mut *self.shared.borrow_mut();
+        state.totals.steps = self.world.steps();
+        for (event, count) in self.machine.counts() {
+            let class = match event {
+                Event::Interrupted => Class::Interrupted,
+                Event::ShortRead => Class::ShortRead,
+                Event::ShortWrite => Class::ShortWrite,
+                Event::Slow => Class::Delayed,
+                Event::OrphanWrite => Class::LateWrite,
+                Event::UnstartedWrite => Class::UnstartedWrite,
+                Event::WriteOfStopped => Class::WriteOfStopped,
+                Event::TornByPowerLoss => Class::PowerKeptSome,
+                Event::LockKeptByTransfer => Class::LockKept,
+                Event::SocketShort => Class::SocketShort,
+                Event::Signal => Class::Signal,
+                Event::ConnectionRefused => Class::ConnectionRefused,
+                Event::SocketTimeout
+                | Event::ConnectionOfKilled
+                | Event::ReadError
+                | Event::WriteError
+                | Event::SyncError => continue,
+            };
+            state.tally.count_many(class, count);
+        }
+        state.tally.end_seed();
+        let digest = mix(state.digest, self.world.steps());
+        (digest, state.totals, state.tally)
+    }
+}
+
+/// Whether a process may fail to attach for this reason, while others are killed and stopped.
+fn is_expected(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Locked { .. }
+            | StoreError::ClientsWriting(_)
+            | StoreError::OwnerGone
+            | StoreError::Unanswered { .. }
+            | StoreError::NotServed { .. }
+    )
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(journal) = &self.journal {
+            let mut journal = journal
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            journal.extend(self.machine.events());
+        }
+    }
+}

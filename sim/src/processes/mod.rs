@@ -1,0 +1,21 @@
+//! Several processes on one store, each with the real engine: `Store::attach`, the role monitor,
+//! both ends of the catalog, the data path, the disk of threads.
+//!
+//! All threads of all processes are tasks of one world (`larder_sim_runtime`). The store lies on
+//! the media of one simulated machine. A seed kills and stops processes at any point where one of
+//! their threads waits, deletes the socket, cuts the power, and interrupts and shortens transfers.
+//! The *promises* compare the results of the calls with the calls before them.
+//!
+//! | module | content |
+//! |---|---|
+//! | `plan` | the parameters that a seed draws |
+//! | `promises` | the results that each call may have |
+//! | `process` | a process, and the calls of its threads |
+//! | `driver` | a seed from start to end: faults among the processes, and the checks |
+
+mod driver;
+mod plan;
+mod process;
+mod promises;
+
+pub use driver::play;

@@ -1,0 +1,218 @@
+//! The parameters that a seed draws, and the store that it begins with.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder_engine::disk::probe::Want;
+use larder_engine::format::{
+    BLOCK_BYTES, Geometry, Holder, Namespace, NamespaceFields, OpenState, PageKey, PageShape, Rank,
+    Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, VolumeEntry, VolumeId,
+};
+use larder_engine::{AttachOptions, OpenOptions, SharedReads, SyncPolicy};
+use larder_sim_runtime::dice::{Dice, mix};
+use larder_sim_runtime::medium::contents;
+use larder_sim_runtime::{Machine, Odds};
+
+/// Blocks of a segment: the fewest that the format allows.
+const SEGMENT_BLOCKS: u32 = 4096;
+
+/// A page's name: a namespace, a chain, and the depth in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name {
+    pub namespace: usize,
+    pub chain: usize,
+    pub depth: usize,
+}
+
+/// Probabilities of faults among the processes, for each look of the driver.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fates {
+    pub kill: f64,
+    pub stop: f64,
+    pub power: f64,
+    pub unlink: f64,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub namespaces: Vec<Namespace>,
+    pub chains: usize,
+    pub depth: usize,
+    pub volumes: Vec<PathBuf>,
+    segments: u32,
+    pub processes: usize,
+    /// Threads of a process that make calls.
+    pub callers: usize,
+    /// Calls of a thread before it ends.
+    pub calls: usize,
+    /// Longest pause between two calls.
+    pub pause: Duration,
+    pub sync: SyncPolicy,
+    pub fates: Fates,
+    pub odds: Odds,
+    /// A forked child of a process uses its handle.
+    pub forks: f64,
+}
+
+fn namespace(number: usize, part_blocks: &[u32]) -> Namespace {
+    let parts: Vec<u32> = part_blocks
+        .iter()
+        .map(|blocks| blocks * BLOCK_BYTES as u32)
+        .collect();
+    Namespace::new(NamespaceFields {
+        model: format!("model {number}"),
+        weights: "weights".to_owned(),
+        dtype: "bf16".to_owned(),
+        layout: "page_first".to_owned(),
+        page_tokens: 64,
+        shape: PageShape::new(&parts).expect("a shape of whole blocks"),
+        tp: Rank::ALONE,
+        pp: Rank::ALONE,
+        cp: Rank::ALONE,
+        pool: "kv".to_owned(),
+        extra: Default::default(),
+    })
+    .expect("a sound namespace")
+}
+
+impl Plan {
+    pub fn draw(dice: &mut Dice) -> Plan {
+        let shapes: [&[u32]; 4] = [&[1], &[2, 1], &[4], &[3, 3]];
+        let namespaces = (0..1 + dice.below(2))
+            .map(|number| namespace(number, dice.pick(&shapes)))
+            .collect();
+        let mut some = |share: f64, of: &[f64]| match dice.chance(share) {
+            true => dice.pick(of),
+            false => 0.0,
+        };
+        let fates = Fates {
+            kill: some(0.8, &[0.01, 0.03, 0.1]),
+            stop: some(0.5, &[0.01, 0.05]),
+            power: some(0.3, &[0.005, 0.02]),
+            unlink: some(0.2, &[0.02]),
+        };
+        let odds = Odds {
+            interrupted: some(0.3, &[0.02, 0.2]),
+            short: some(0.3, &[0.05, 0.3]),
+            slow: some(0.5, &[0.01, 0.1]),
+            socket_short: some(0.3, &[0.05, 0.5]),
+            signal: some(0.3, &[0.05]),
+            ..Odds::default()
+        };
+        let forks = some(0.1, &[0.1]);
+        let volumes = 1 + dice.below(2);
+        Plan {
+            namespaces,
+            chains: 2 + dice.below(3),
+            depth: 3 + dice.below(4),
+            volumes: (0..volumes)
+                .map(|at| PathBuf::from(format!("/store{at}")))
+                .collect(),
+            segments: 4,
+            processes: 2 + dice.below(3),
+            callers: 1 + dice.below(2),
+            calls: dice.pick(&[6, 12, 20]),
+            pause: Duration::from_millis(dice.pick(&[0, 2, 20])),
+            sync: dice.pick(&[
+                SyncPolicy::Relaxed,
+                SyncPolicy::Interval(Duration::from_millis(50)),
+                SyncPolicy::Always,
+            ]),
+            fates,
+            odds: Odds {
+                transfer: Duration::from_micros(dice.pick(&[50, 300, 2000])),
+                socket_bytes: dice.pick(&[2 << 10, 64 << 10]),
+                ..odds
+            },
+            forks,
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.volumes[0]
+    }
+
+    pub fn names(&self) -> Vec<Name> {
+        let mut names = Vec::new();
+        for namespace in 0..self.namespaces.len() {
+            for chain in 0..self.chains {
+                names.extend((0..self.depth).map(|depth| Name {
+                    namespace,
+                    chain,
+                    depth,
+                }));
+            }
+        }
+        names
+    }
+
+    /// Position in the list of all names.
+    pub fn index(&self, name: Name) -> usize {
+        (name.namespace * self.chains + name.chain) * self.depth + name.depth
+    }
+
+    /// The same in every namespace: namespaces must not mix.
+    pub fn key(&self, name: Name) -> PageKey {
+        let ordinal = (name.chain * self.depth + name.depth) as u64;
+        let mut bytes = [0; 32];
+        for (at, chunk) in (0..).zip(bytes.chunks_exact_mut(8)) {
+            chunk.copy_from_slice(&mix(ordinal, at).to_le_bytes());
+        }
+        PageKey::from_bytes(bytes)
+    }
+
+    pub fn options(&self) -> AttachOptions {
+        AttachOptions {
+            open: OpenOptions {
+                disk: Want::Threads,
+                depth: 3,
+                sync: self.sync,
+                shared_reads: SharedReads::Off,
+                ..OpenOptions::default()
+            },
+            ..AttachOptions::default()
+        }
+    }
+
+    /// Creates the store, as `larder create` does.
+    pub fn create(&self, machine: &Machine) {
+        let geometry = Geometry::new(SEGMENT_BLOCKS, self.segments).expect("a small geometry");
+        let blocks = geometry.volume_bytes() as usize / BLOCK_BYTES;
+        let entries: Vec<VolumeEntry> = (1_u8..)
+            .zip(&self.volumes)
+            .map(|(id, path)| VolumeEntry {
+                id: VolumeId::from_bytes([id; 16]),
+                segments: self.segments,
+                lost: false,
+                path: path.to_string_lossy().into_owned(),
+            })
+            .collect();
+        for (number, path) in (0..).zip(&self.volumes) {
+            let superblock = Superblock {
+                store: StoreId::from_bytes([9; 16]),
+                volume: number,
+                generation: 1,
+                run: Run::FIRST,
+                state: OpenState::Clean,
+                created_unix_s: 0,
+                holder: Holder {
+                    pid: 1,
+                    pid_scope: [0; 16],
+                },
+                features: Default::default(),
+                segment_blocks: SEGMENT_BLOCKS,
+                volumes: entries.clone(),
+            };
+            let encoded = superblock.encode().expect("a sound superblock");
+            machine.add_volume(path, blocks);
+            machine.with_medium(path, |medium| {
+                for offset in SUPERBLOCK_OFFSETS {
+                    let at = offset as usize / BLOCK_BYTES;
+                    medium.write(at, &contents(&encoded[..]), || true);
+                }
+                medium.synced(medium.unsynced());
+            });
+        }
+    }
+}
