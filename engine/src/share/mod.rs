@@ -21,7 +21,7 @@
 //! | `wire` | the messages |
 //! | `protocol` | the rule by which messages may change between releases |
 //! | `server` | the owner's side: sessions, and the resources that each client holds |
-//! | `remote` | the client's side: a [`Catalog`] over a socket |
+//! | `remote` | the client's side: a [`Catalog`](crate::catalog::Catalog) over a socket |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
 //! | `monitor` | the thread that keeps a role: takes over when the owner goes |
 //! | `handle` | the calls of a handle, to the owner of the moment |
