@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use larder_format::{BLOCK_BYTES, Superblock, SuperblockError};
+use larder_format::{BLOCK_BYTES, SEGMENT_BYTES_MIN, Superblock, SuperblockError};
 
 use super::{Volume, Volumes};
 use crate::error::StoreError;
@@ -12,8 +12,8 @@ use crate::fork::keep_private;
 use crate::latency::DeviceLatencies;
 use crate::system::files;
 
-/// Simulated segments are far smaller than the format allows. A superblock on a simulated volume
-/// states their size multiplied by this factor.
+/// Simulated segments may be far smaller than the format allows. Then a superblock on a simulated
+/// volume states their size multiplied by this factor. A size that is no multiple of it is true.
 const SCALE: u32 = 256;
 
 /// The block of a superblock with segments of a simulated size.
@@ -22,7 +22,9 @@ const SCALE: u32 = 256;
 /// See [`Superblock::encode`].
 pub fn encode(superblock: &Superblock) -> Result<Box<[u8; BLOCK_BYTES]>, SuperblockError> {
     let mut scaled = superblock.clone();
-    scaled.segment_blocks *= SCALE;
+    if u64::from(scaled.segment_blocks) * (BLOCK_BYTES as u64) < SEGMENT_BYTES_MIN {
+        scaled.segment_blocks *= SCALE;
+    }
     scaled.encode()
 }
 
@@ -32,7 +34,9 @@ pub fn encode(superblock: &Superblock) -> Result<Box<[u8; BLOCK_BYTES]>, Superbl
 /// See [`Superblock::decode`].
 pub fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
     let mut superblock = Superblock::decode(block)?;
-    superblock.segment_blocks /= SCALE;
+    if superblock.segment_blocks.is_multiple_of(SCALE) {
+        superblock.segment_blocks /= SCALE;
+    }
     Ok(superblock)
 }
 

@@ -13,8 +13,9 @@ use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::contents;
 use larder_sim_runtime::{Machine, Odds};
 
-/// Blocks of a segment: the fewest that the format allows.
-const SEGMENT_BLOCKS: u32 = 4096;
+/// Blocks of a segment: the fewest that the format allows, and one more, so that the size is not
+/// taken for one that is scaled (`volume::simulated` of the engine).
+const SEGMENT_BLOCKS: u32 = 4097;
 
 /// A page's name: a namespace, a chain, and the depth in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
