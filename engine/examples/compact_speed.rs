@@ -49,11 +49,9 @@ fn main() {
     let path = |name: &str| PathBuf::from(&directory).join(name);
     let (before, after) = (path("compact-speed-before"), path("compact-speed-after"));
     let _ = std::fs::remove_file(&before);
-    let options = CreateOptions {
-        size: 2 << 30,
-        prewrite: true,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(2 << 30).with(|o| {
+        o.prewrite = true;
+    });
     create(&before, &options).unwrap();
     let chains: Vec<Vec<PageKey>> = (1..=CHAINS).map(chain).collect();
     write_in_turns(&before, &chains);
@@ -80,7 +78,8 @@ fn measure(before: &Path, after: &Path, chains: &[Vec<PageKey>]) {
     let ids = stores
         .each_ref()
         .map(|store| store.namespace(&namespace()).unwrap());
-    let disk = stores[0].disk().as_ref();
+    let disk = stores[0].disk();
+    let disk = disk.as_ref();
     let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(7);
     let mut memory = AlignedBuf::zeroed(BATCH * PAGE_BYTES).unwrap();
     memory.fill(1);
@@ -239,9 +238,7 @@ fn write_in_turns(path: &Path, chains: &[Vec<PageKey>]) {
                 depth: u32::try_from(depth).unwrap(),
                 parts: &parts,
             };
-            let options = PutOptions {
-                wait: Duration::from_secs(60),
-            };
+            let options = PutOptions::waiting(Duration::from_secs(60));
             assert!(store.put(id, &[page], options)[0].is_present());
         }
     }

@@ -40,11 +40,9 @@ fn measure(directory: &Path, pages: usize) -> Result<(), Failure> {
         // Room for pages, their descriptors, and the reserve of reclaim, so that nothing is
         // evicted.
         let size = pages as u64 * u64::from(PAGE_BYTES) / 4 * 5 + (2 << 30);
-        let options = CreateOptions {
-            size,
-            segment_size: Some(256 << 20),
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::new(size).with(|o| {
+            o.segment_size = Some(256 << 20);
+        });
         create(&path, &options)?;
         let status = Command::new(std::env::current_exe()?)
             .args([
@@ -117,9 +115,7 @@ fn fill(path: &Path, pages: usize, close: bool) -> Result<(), Failure> {
         let statuses = store.put(
             namespace,
             &pages,
-            PutOptions {
-                wait: Duration::from_secs(60),
-            },
+            PutOptions::waiting(Duration::from_secs(60)),
         );
         if let Some(status) = statuses.iter().find(|status| !status.is_present()) {
             return Err(format!("a put ended with {status:?}").into());

@@ -30,8 +30,7 @@ use larder_engine::format::{
 };
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{
-    AttachOptions, CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage,
-    SharedReads, Store, create,
+    CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, SharedReads, Store, create,
 };
 
 const BATCH: usize = 128;
@@ -101,7 +100,7 @@ fn main() {
     }
     let load = Load::from_args(&args);
     let made = prepare(&load);
-    let owner = Store::attach(&load.store(), AttachOptions::default()).unwrap();
+    let owner = Store::attach(&load.store(), OpenOptions::default()).unwrap();
     let gib = (load.pages * load.page_bytes) as f64 / GIB;
     println!(
         "{} pages of {} bytes, {gib:.2} GiB",
@@ -174,11 +173,10 @@ fn prepare(load: &Load) -> Vec<File> {
     let _ = std::fs::remove_file(load.store());
     let _ = std::fs::remove_dir_all(load.directory.join("shared-reads-files"));
     let bytes = (load.pages * load.page_bytes) as u64;
-    let options = CreateOptions {
-        size: (bytes + bytes / 4 + (1 << 30)).next_multiple_of(1 << 20),
-        prewrite: true,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new((bytes + bytes / 4 + (1 << 30)).next_multiple_of(1 << 20))
+        .with(|o| {
+            o.prewrite = true;
+        });
     create(&load.store(), &options).unwrap();
     std::fs::create_dir(load.directory.join("shared-reads-files")).unwrap();
     let store = Store::open(&load.store(), OpenOptions::default()).unwrap();
@@ -315,17 +313,13 @@ fn read_store(
     memory: &mut [u8],
     wait: impl FnOnce() -> u64,
 ) -> u64 {
-    let options = AttachOptions {
-        open: OpenOptions {
-            shared_reads: if shares {
-                SharedReads::Auto
-            } else {
-                SharedReads::Off
-            },
-            ..OpenOptions::default()
-        },
-        ..AttachOptions::default()
-    };
+    let options = OpenOptions::default().with(|o| {
+        o.shared_reads = if shares {
+            SharedReads::Auto
+        } else {
+            SharedReads::Off
+        }
+    });
     let store = Store::attach(&load.store(), options).unwrap();
     let space = store.namespace(&load.namespace()).unwrap();
     let before = wait();

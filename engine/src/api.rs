@@ -5,12 +5,13 @@
 //! own: one bad page does not affect the others.
 
 use std::fmt;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, Namespace, PageKey};
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, Namespace, PageKey, PageShape};
 use serde::{Deserialize, Serialize};
 
 use crate::capacity::footprint;
@@ -21,10 +22,25 @@ use crate::index::NamespaceSlot;
 use crate::latency::LatencySummary;
 use crate::memory::AlignedBuf;
 use crate::runtime::Instant;
+use crate::share::protocol::Protocol;
 
 /// A namespace of an open store. Not stored, and not valid after a reopen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NamespaceId(pub(crate) u16);
+
+impl NamespaceId {
+    /// For implementations of [`PageStore`], which number their namespaces as they like.
+    #[must_use]
+    pub const fn new(number: u16) -> NamespaceId {
+        NamespaceId(number)
+    }
+
+    /// The number given to [`NamespaceId::new`].
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+}
 
 impl From<NamespaceId> for NamespaceSlot {
     fn from(id: NamespaceId) -> NamespaceSlot {
@@ -32,8 +48,7 @@ impl From<NamespaceId> for NamespaceSlot {
     }
 }
 
-/// A page store: in this process ([`Store`](crate::Store)), or a client of a store in another
-/// process.
+/// A page store: a [`Store`](crate::Store), or another crate's own.
 pub trait PageStore: Send + Sync {
     /// Registers the namespace for later calls. Pages of different namespaces never mix.
     ///
@@ -139,14 +154,24 @@ pub struct GetPage<'b, 'a> {
 
 /// Options of a put.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct PutOptions {
     /// How long a page that cannot be admitted at once may wait for space, for writes in flight to
     /// end, or for the next owner of a shared store. Zero, the default, refuses it at once.
     pub wait: Duration,
 }
 
+impl PutOptions {
+    /// The defaults, with a [`PutOptions::wait`].
+    #[must_use]
+    pub const fn waiting(wait: Duration) -> PutOptions {
+        PutOptions { wait }
+    }
+}
+
 /// The result of a put for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum PutStatus {
     /// Stored now.
     Stored,
@@ -168,6 +193,7 @@ impl PutStatus {
 
 /// Why a page was not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Refusal {
     /// No room now: reclaim has not caught up, or everything is leased.
     NoSpace,
@@ -192,6 +218,7 @@ pub enum Refusal {
 
 /// Why a page could not be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum PutFailure {
     /// The device failed the write, and the retry in another segment. Or its segment failed for
     /// another reason: another write, or a client that was given up.
@@ -202,6 +229,7 @@ pub enum PutFailure {
 
 /// The result of a get for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum GetStatus {
     /// Its bytes are in the caller's memory, whole and verified.
     Hit,
@@ -219,6 +247,7 @@ impl GetStatus {
 
 /// Why a page was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MissReason {
     /// Not in the store.
     Absent,
@@ -256,28 +285,66 @@ impl fmt::Display for MissReason {
     }
 }
 
-/// A page in a buffer of the engine, borrowed by the caller until it is dropped. The parts follow
-/// one another, each padded to a multiple of 4 KiB.
+/// A page in a buffer of its own. The parts follow one another, each padded to a multiple of 4 KiB,
+/// so the buffer is one run of blocks for a device.
 pub struct LentPage {
     pub(crate) memory: AlignedBuf,
-    pub(crate) shape: larder_format::PageShape,
+    pub(crate) shape: PageShape,
 }
 
 impl LentPage {
+    /// A page of zeros: a buffer for [`PageStore::get`] and [`PageStore::put`], or the result of
+    /// [`PageStore::get_lent`] in a store of another crate.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn zeroed(shape: PageShape) -> io::Result<LentPage> {
+        let bytes = shape.page_blocks() as usize * BLOCK_BYTES;
+        let memory = AlignedBuf::zeroed(bytes)?;
+        Ok(LentPage { memory, shape })
+    }
+
     /// The bytes of part `index`, without padding; `None` when the namespace has no such part.
     #[must_use]
     pub fn part(&self, index: usize) -> Option<&[u8]> {
+        let range = self.range(index)?;
+        self.memory.get(range)
+    }
+
+    /// The parts in order, for a [`PutPage`].
+    #[must_use]
+    pub fn parts(&self) -> Vec<IoSlice<'_>> {
+        let parts = (0..self.shape.parts()).filter_map(|index| self.part(index));
+        parts.map(IoSlice::new).collect()
+    }
+
+    /// The parts in order, to be written, or for a [`GetPage`].
+    #[must_use]
+    pub fn parts_mut(&mut self) -> Vec<IoSliceMut<'_>> {
+        let mut rest: &mut [u8] = &mut self.memory;
+        let mut parts = Vec::with_capacity(self.shape.parts());
+        for index in 0..self.shape.parts() {
+            let bytes = self.shape.part_bytes(index) as usize;
+            let (part, behind) = rest.split_at_mut(bytes.next_multiple_of(BLOCK_BYTES));
+            parts.push(IoSliceMut::new(&mut part[..bytes]));
+            rest = behind;
+        }
+        parts
+    }
+
+    fn range(&self, index: usize) -> Option<Range<usize>> {
         if index >= self.shape.parts() {
             return None;
         }
         let start = usize::try_from(self.shape.part_offset(index)).ok()?;
         let length = usize::try_from(self.shape.part_bytes(index)).ok()?;
-        self.memory.get(start..start.checked_add(length)?)
+        Some(start..start.checked_add(length)?)
     }
 }
 
 /// When a put is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum SyncPolicy {
     /// Synced when a segment is sealed and on `flush`.
     Relaxed,
@@ -307,6 +374,7 @@ impl Default for SyncPolicy {
 /// request at about the same time is then read from the device once, and copied from memory by the
 /// others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SharedReads {
     /// In namespaces that all ranks of a tensor-parallel group read alike (`tp` is 0 of 1), while
     /// two processes or more use them.
@@ -350,8 +418,9 @@ impl fmt::Debug for DiskWrapper {
     }
 }
 
-/// Options of an open.
+/// Options of an open: `OpenOptions::default().with(|o| o.depth = 64)`.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct OpenOptions {
     /// The requested disk.
     pub disk: Want,
@@ -378,10 +447,15 @@ pub struct OpenOptions {
     /// Paths of volumes other than the first, if they differ from the paths stored in the
     /// superblock.
     pub volumes: Vec<PathBuf>,
+    /// A group. Processes of its members may be clients of this process, besides those of the user
+    /// who owns the store's first volume. Only for [`Store::attach`](crate::Store::attach).
+    pub group: Option<u32>,
     /// Whether reads are shared with other processes. Only for
     /// [`Store::attach`](crate::Store::attach). The owner's setting applies to all processes, a
     /// client's setting to its own reads.
     pub shared_reads: SharedReads,
+    /// The catalog protocol that this process speaks: that of this release, except in tests.
+    pub(crate) protocol: Protocol,
     /// Bytes of the memory for shared reads, while reads are shared. The owner's setting applies.
     /// Memory is taken as it is used.
     pub staging_bytes: u64,
@@ -401,6 +475,8 @@ impl Default for OpenOptions {
             prewrite: false,
             write_bytes_max: 1 << 30,
             volumes: Vec::new(),
+            group: None,
+            protocol: Protocol::default(),
             shared_reads: SharedReads::Auto,
             staging_bytes: 512 << 20,
         }
@@ -409,6 +485,7 @@ impl Default for OpenOptions {
 
 /// The settings that the owner of a store decides for all processes that use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 #[serde(default)]
 pub struct Settings {
     /// [`OpenOptions::sync`].
@@ -426,6 +503,21 @@ impl Default for Settings {
 }
 
 impl OpenOptions {
+    /// These options, changed by `change`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    /// These options, with another catalog protocol than that of this release.
+    #[cfg(feature = "internals")]
+    #[must_use]
+    pub fn speaking(mut self, protocol: Protocol) -> Self {
+        self.protocol = protocol;
+        self
+    }
+
     /// The settings that apply if this process is the owner.
     #[must_use]
     pub fn settings(&self) -> Settings {
@@ -454,6 +546,7 @@ impl fmt::Display for Settings {
 /// In the serialised form, a name shows the kind of its count: an action ends in its verb
 /// (`pages_moved`), an outcome of pages begins with it (`evicted_pages`).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 #[serde(default)]
 pub struct Stats {
     /// Pages in the store.
@@ -560,6 +653,7 @@ pub struct Stats {
 
 /// A volume in read-only service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ReadOnlyVolume {
     /// Its path.
     pub path: PathBuf,

@@ -303,19 +303,6 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The exit code a command line tool ends with: 1 findings, 2 usage, 3 environment.
-    #[must_use]
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            StoreError::Damaged { .. } | StoreError::Unsound { .. } => 1,
-            StoreError::Usage(_)
-            | StoreError::TooSmall { .. }
-            | StoreError::NoSize(_)
-            | StoreError::UnknownNamespace => 2,
-            _ => 3,
-        }
-    }
-
     pub(crate) fn io(
         doing: &'static str,
         path: &std::path::Path,

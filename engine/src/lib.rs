@@ -1,10 +1,57 @@
 //! The page store: keeps KV-cache pages on NVMe between requests, restarts and processes.
 //!
+//! An engine that embeds a store:
+//!
+//! ```
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("store");
+//! # let prompt: Vec<u64> = (0..256).collect();
+//! use larder_engine::format::{Namespace, PageShape};
+//! use larder_engine::{
+//!     CreateOptions, NamespaceHandle, OpenOptions, PageStore, PutOptions, Store,
+//! };
+//!
+//! let size = CreateOptions::new(128 << 20);
+//! let store = Store::open_or_create(&path, &size, OpenOptions::default())?;
+//! // A page has two parts, K and V of 64 tokens. Pages with the same key are interchangeable.
+//! let shape = PageShape::new(&[128 << 10, 128 << 10])?;
+//! let namespace = Namespace::builder("some-model", "2026-11-23", 64, shape).build()?;
+//! let pages = NamespaceHandle::new(&store, namespace)?;
+//!
+//! let chain = pages.chain(&prompt);
+//! let mut buffers = pages.buffers(chain.keys().len())?;
+//! let mut slots: Vec<_> = buffers.iter_mut().map(|page| page.parts_mut()).collect();
+//! let read = pages.read_prefix(&chain, &mut slots, None);
+//! // The engine computes the rest of the prompt into its pages, and stores them.
+//! slots[read..].iter_mut().for_each(|parts| parts[0].fill(1));
+//! let computed: Vec<_> = buffers[read..].iter().map(|page| page.parts()).collect();
+//! let stored = pages.append(&chain.skip(read), &computed, PutOptions::default());
+//! assert!(stored.iter().all(|status| status.is_present()));
+//! store.close()?;
+//! # let store = Store::open(&path, OpenOptions::default())?;
+//! # let pages = NamespaceHandle::new(&store, pages.namespace().clone())?;
+//! # assert_eq!(pages.longest_prefix(&chain), 4);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `docs/design.md` in the repository describes the design: terms, states, crashes, recovery,
+//! reclaim, sharing.
+//!
+//! | to | there is |
+//! |---|---|
+//! | make a store | [`create`], [`Store::open_or_create`], [`CreateOptions`]; sizes: [`fit`] |
+//! | open it | [`Store::open`] for this process alone, [`Store::attach`] for several processes |
+//! | use it | [`NamespaceHandle`] and [`Chain`], or the calls of [`PageStore`] |
+//! | put another store beneath an engine | an implementation of [`PageStore`] |
+//! | watch it | [`PageStore::stats`], [`report`] |
+//!
+//! # The code
+//!
 //! Three layers, each with one job. The *handle* ([`Store`]) runs on callers' threads. It looks
 //! pages up, moves their bytes between the device and the caller's memory, and verifies every byte
-//! it returns. The *core* ([`core`]) decides to which segment a page goes, when a group of
-//! descriptors is written, and what is synced, evicted and reclaimed. It does no I/O and reads no
-//! clock. The *disk* ([`disk`]) moves bytes and decides nothing.
+//! it returns. The *core* decides to which segment a page goes, when a group of descriptors is
+//! written, and what is synced, evicted and reclaimed. It does no I/O and reads no clock. The
+//! *disk* moves bytes and decides nothing.
 //!
 //! ```text
 //!   callers' threads         one mutex                       threads of its own
@@ -20,90 +67,46 @@
 //!  +-------+
 //! ```
 //!
-//! The path of a page, from its tokens to its bytes read back:
-//!
-//! ```
-//! use std::io::{IoSlice, IoSliceMut};
-//! use std::num::NonZeroUsize;
-//!
-//! use larder_engine::format::{Namespace, NamespaceFields, PageShape, Rank, TokenUnits, page_keys};
-//! use larder_engine::memory::AlignedBuf;
-//! use larder_engine::{
-//!     CreateOptions, GetPage, GetStatus, OpenOptions, PageStore, PutOptions, PutPage, PutStatus,
-//!     Store, create,
-//! };
-//!
-//! let directory = tempfile::tempdir()?;
-//! let path = directory.path().join("store");
-//! create(&path, &CreateOptions { size: 128 << 20, ..CreateOptions::default() })?;
-//! let store = Store::open(&path, OpenOptions::default())?;
-//!
-//! // Pages with the same key in one namespace are interchangeable. Here a page has two parts: K
-//! // and V of 64 tokens.
-//! let part_bytes = 128 << 10;
-//! let pages = store.namespace(&Namespace::new(NamespaceFields {
-//!     model: "some-model".to_owned(),
-//!     weights: "2026-11-23".to_owned(),
-//!     dtype: "bf16".to_owned(),
-//!     layout: "page_first_direct".to_owned(),
-//!     page_tokens: 64,
-//!     shape: PageShape::new(&[part_bytes, part_bytes])?,
-//!     tp: Rank::ALONE,
-//!     pp: Rank::ALONE,
-//!     cp: Rank::ALONE,
-//!     pool: "kv".to_owned(),
-//!     extra: Default::default(),
-//! })?)?;
-//!
-//! let tokens: Vec<u64> = (0..64).collect();
-//! let keys = page_keys(&tokens, NonZeroUsize::new(64).unwrap(), None, TokenUnits::Single);
-//!
-//! // Aligned memory goes directly to the device; other memory is copied on the way.
-//! let buffer = || AlignedBuf::zeroed(part_bytes as usize);
-//! let [k, v] = [buffer()?, buffer()?];
-//! let parts = [IoSlice::new(&k), IoSlice::new(&v)];
-//! let page = PutPage { key: keys[0], parent: None, depth: 0, parts: &parts };
-//! assert_eq!(store.put(pages, &[page], PutOptions::default()), [PutStatus::Stored]);
-//!
-//! // A lookup leases the pages it finds: they stay long enough to be read.
-//! assert_eq!(store.longest_prefix(pages, &keys), 1);
-//! let [mut k, mut v] = [buffer()?, buffer()?];
-//! let mut parts = [IoSliceMut::new(&mut k), IoSliceMut::new(&mut v)];
-//! let page = GetPage { key: keys[0], parts: &mut parts };
-//! assert_eq!(store.get(pages, &mut [page], None), [GetStatus::Hit]);
-//! store.close()?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
 //! `docs/design.md` in the repository describes the design: terms, states, crashes, recovery,
-//! reclaim, sharing.
+//! reclaim, sharing. Of the modules, all but [`fit`] are private. The feature `internals` makes
+//! public what the simulation, the fuzz targets, the tools and the tests need; it has no stable
+//! interface.
 //!
 //! | module | content |
 //! |---|---|
-//! | [`api`] | the interface for callers: the [`PageStore`] trait, statuses, options |
-//! | [`error`] | why a store could not be opened or used, and the remedy |
+//! | `api` | the interface for callers: the [`PageStore`] trait, statuses, options |
+//! | `pages` | the pages of a namespace, and their chains |
+//! | `error` | why a store could not be opened or used, and the remedy |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
-//! | [`store`] | opening, the handle, the background threads |
-//! | [`capacity`] | how many pages a store of a given geometry keeps |
-//! | [`catalog`] | the boundary between handle and allocation: reserve, write, commit |
-//! | [`core`] | the deciding state machine: segments, journal, syncs, puts, reclaim |
-//! | [`fork`] | handles in a forked child |
-//! | [`index`] | key to place, in RAM |
-//! | [`inventory`] | leases with a count, lists of pages, evictions, usage |
-//! | [`recovery`] | from descriptors on disk to a core and an index |
-//! | [`offline`] | work on a store that is not in use: repair, compaction |
-//! | [`share`] | one store, many processes: owner, clients, takeover |
+//! | `store` | opening, the handle of one process, the background threads |
+//! | `share` | the handle: one store, many processes; owner, clients, takeover |
+//! | `capacity` | how many pages a store of a given geometry keeps |
+//! | `catalog` | the boundary between handle and allocation: reserve, write, commit |
+//! | `core` | the deciding state machine: segments, journal, syncs, puts, reclaim |
+//! | `fork` | handles in a forked child |
+//! | `index` | key to place, in RAM |
+//! | `inventory` | leases with a count, lists of pages, evictions, usage |
+//! | `recovery` | from descriptors on disk to a core and an index |
+//! | `offline` | work on a store that is not in use: repair, compaction |
 //! | `runtime` | threads, locks and time: those of the system, or of a simulation |
 //! | `seldom` | the limit of a log line that may recur |
 //! | `system` | the calls to the operating system that a simulation has to control |
-//! | [`survey`] | reading a store without opening it, for the tools |
-//! | [`volume`] | files and block devices: creating, locking, superblocks |
-//! | [`disk`] | io_uring and threads behind one trait |
-//! | [`latency`] | histograms of latencies: of the devices, and of calls |
-//! | [`memory`] | aligned, huge-page backed buffers |
-//! | [`random`] | random bytes for identities |
-//! | [`planted`](mod@planted) | bugs for the simulation to find; empty in other builds |
+//! | `survey` | reading a store without opening it, for the tools |
+//! | `volume` | files and block devices: creating, locking, superblocks |
+//! | `disk` | io_uring and threads behind one trait |
+//! | `latency` | histograms of latencies: of the devices, and of calls |
+//! | `memory` | aligned, huge-page backed buffers |
+//! | `random` | random bytes for identities |
+//! | `planted` | bugs for the simulation to find; empty in other builds |
 
+#![cfg_attr(
+    not(feature = "internals"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "simulation, fuzzing, tools and tests use the rest"
+    )
+)]
 // The unit tests are those of the engine that ships.
 #![cfg(not(all(test, feature = "simulated")))]
 #![cfg_attr(
@@ -115,43 +118,112 @@
     )
 )]
 
-pub mod api;
-pub mod capacity;
-pub mod catalog;
-pub mod core;
-pub mod disk;
-pub mod error;
 pub mod fit;
-#[cfg(not(feature = "simulated"))]
-pub mod fork;
-pub mod index;
-pub mod inventory;
-pub mod latency;
-pub mod memory;
-#[cfg(not(feature = "simulated"))]
-pub mod offline;
-pub mod planted;
-pub mod random;
-pub mod recovery;
+mod pages;
 mod runtime;
-pub mod seldom;
-pub mod share;
-pub mod store;
-pub mod survey;
 mod system;
+
+#[cfg(not(feature = "internals"))]
+mod api;
+#[cfg(not(feature = "internals"))]
+mod capacity;
+#[cfg(not(feature = "internals"))]
+mod catalog;
+#[cfg(not(feature = "internals"))]
+mod core;
+#[cfg(not(feature = "internals"))]
+mod disk;
+#[cfg(not(feature = "internals"))]
+mod error;
+#[cfg(not(feature = "internals"))]
+mod fork;
+#[cfg(not(feature = "internals"))]
+mod index;
+#[cfg(not(feature = "internals"))]
+mod inventory;
+#[cfg(not(feature = "internals"))]
+mod latency;
+#[cfg(not(feature = "internals"))]
+mod memory;
+#[cfg(not(feature = "internals"))]
+mod offline;
+#[cfg(not(feature = "internals"))]
+mod planted;
+#[cfg(not(feature = "internals"))]
+mod random;
+#[cfg(not(feature = "internals"))]
+mod recovery;
+#[cfg(not(feature = "internals"))]
+mod seldom;
+#[cfg(not(feature = "internals"))]
+mod share;
+#[cfg(not(feature = "internals"))]
+mod store;
+#[cfg(not(feature = "internals"))]
+mod survey;
+#[cfg(not(feature = "internals"))]
+mod volume;
+
+#[cfg(feature = "internals")]
+pub mod api;
+#[cfg(feature = "internals")]
+pub mod capacity;
+#[cfg(feature = "internals")]
+pub mod catalog;
+#[cfg(feature = "internals")]
+pub mod core;
+#[cfg(feature = "internals")]
+pub mod disk;
+#[cfg(feature = "internals")]
+pub mod error;
+#[cfg(all(feature = "internals", not(feature = "simulated")))]
+pub mod fork;
+#[cfg(feature = "internals")]
+pub mod index;
+#[cfg(feature = "internals")]
+pub mod inventory;
+#[cfg(feature = "internals")]
+pub mod latency;
+#[cfg(feature = "internals")]
+pub mod memory;
+#[cfg(all(feature = "internals", not(feature = "simulated")))]
+pub mod offline;
+#[cfg(feature = "internals")]
+pub mod planted;
+#[cfg(feature = "internals")]
+pub mod random;
+#[cfg(feature = "internals")]
+pub mod recovery;
+#[cfg(feature = "internals")]
+pub mod seldom;
+#[cfg(feature = "internals")]
+pub mod share;
+#[cfg(feature = "internals")]
+pub mod store;
+#[cfg(feature = "internals")]
+pub mod survey;
+#[cfg(feature = "internals")]
 pub mod volume;
 
+#[cfg(feature = "internals")]
+pub use api::DiskWrapper;
 pub use api::{
-    DiskWrapper, GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore,
-    PutFailure, PutOptions, PutPage, PutStatus, ReadOnlyVolume, Refusal, Settings, SharedReads,
-    Stats, SyncPolicy,
+    GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutFailure,
+    PutOptions, PutPage, PutStatus, ReadOnlyVolume, Refusal, Settings, SharedReads, Stats,
+    SyncPolicy,
 };
+pub use disk::probe::Want as DiskKind;
 pub use error::{StoreError, advice};
+pub use fork::Origin;
 pub use larder_format as format;
 #[cfg(feature = "simulated")]
 pub use larder_sim_runtime::fork;
 pub use latency::LatencySummary;
-pub use share::{AttachOptions, SharedStore};
-pub use store::Store;
+pub use memory::AlignedBuf;
+pub use pages::{Chain, NamespaceHandle};
+#[cfg(not(feature = "internals"))]
+use planted::planted;
+pub use share::{Part, Report, StagingReport, Store, report};
 #[cfg(not(feature = "simulated"))]
 pub use volume::create::{CreateOptions, Created, create};
+pub use volume::{HolderState, LockHolder};

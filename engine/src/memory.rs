@@ -39,7 +39,7 @@ const HUGE_BYTES: usize = 2 << 20;
 /// at most half of the memory.
 const HUGE_FROM_BYTES: usize = HUGE_BYTES / 2;
 
-/// An owned buffer of fixed length, aligned to [`ALIGN_BYTES`] and zeroed. From 1 MiB on it is
+/// An owned buffer of fixed length, aligned to 4096 bytes and zeroed. From 1 MiB on it is
 /// backed by huge pages if the kernel has them.
 pub struct AlignedBuf {
     start: NonNull<u8>,

@@ -11,7 +11,7 @@ pub use switch::{Bug, is_planted, plant};
 /// Whether this bug is on.
 #[cfg(debug_assertions)]
 #[doc(hidden)]
-#[macro_export]
+#[cfg_attr(feature = "internals", macro_export)]
 macro_rules! planted {
     ($bug:ident) => {
         $crate::planted::is_planted($crate::planted::Bug::$bug)
@@ -21,12 +21,15 @@ macro_rules! planted {
 /// Whether this bug is on: never, in this build.
 #[cfg(not(debug_assertions))]
 #[doc(hidden)]
-#[macro_export]
+#[cfg_attr(feature = "internals", macro_export)]
 macro_rules! planted {
     ($bug:ident) => {
         false
     };
 }
+
+#[cfg(not(feature = "internals"))]
+pub(crate) use planted;
 
 #[cfg(debug_assertions)]
 mod switch {

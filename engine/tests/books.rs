@@ -11,8 +11,7 @@ use larder_engine::format::{Namespace, NamespaceFields, PageKey, PageShape, Rank
 use larder_engine::inventory::{Cursor, Inventory, Leased};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{
-    AttachOptions, CreateOptions, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage,
-    SharedStore, Store, create,
+    CreateOptions, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
 };
 
 const PAGE: u32 = 256 << 10;
@@ -21,26 +20,17 @@ const SIZE: u64 = 112 << 20;
 fn created() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
-    let options = CreateOptions {
-        size: SIZE,
-        segment_size: Some(16 << 20),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(SIZE).with(|o| o.segment_size = Some(16 << 20));
     create(&path, &options).unwrap();
     (directory, path)
 }
 
-fn attach(path: &Path) -> SharedStore {
-    let open = OpenOptions {
-        disk: Want::Threads,
+fn attach(path: &Path) -> Store {
+    let options = OpenOptions::default().with(|o| {
+        o.disk = Want::Threads;
         // Lookups lease nothing, so that only the leases of a test keep pages.
-        lease: Duration::ZERO,
-        ..OpenOptions::default()
-    };
-    let options = AttachOptions {
-        open,
-        ..AttachOptions::default()
-    };
+        o.lease = Duration::ZERO;
+    });
     Store::attach(path, options).unwrap()
 }
 
@@ -72,9 +62,7 @@ fn key(set: u8, at: u32) -> PageKey {
 fn put(store: &dyn PageStore, space: NamespaceId, keys: &[PageKey]) {
     let buffer = AlignedBuf::zeroed(PAGE as usize).unwrap();
     let parts = [IoSlice::new(&buffer)];
-    let options = PutOptions {
-        wait: Duration::from_secs(60),
-    };
+    let options = PutOptions::waiting(Duration::from_secs(60));
     for keys in keys.chunks(16) {
         let page = |key: &PageKey| PutPage {
             key: *key,
@@ -92,7 +80,7 @@ fn put(store: &dyn PageStore, space: NamespaceId, keys: &[PageKey]) {
 }
 
 /// Puts pages until the store has evicted so many.
-fn overfill(store: &SharedStore, space: NamespaceId, set: u8, evicted: u64) -> Vec<PageKey> {
+fn overfill(store: &Store, space: NamespaceId, set: u8, evicted: u64) -> Vec<PageKey> {
     let before = store.stats().evicted;
     let mut keys = Vec::new();
     while store.stats().evicted < before + evicted {

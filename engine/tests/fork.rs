@@ -16,8 +16,8 @@ use common::honest::{Process, eventually};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::share::{Part, report};
 use larder_engine::{
-    AttachOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, Refusal,
-    SharedReads, SharedStore, Store, StoreError,
+    GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, SharedReads,
+    Store, StoreError,
 };
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, fork};
@@ -28,9 +28,9 @@ const PAGES: usize = 5;
 /// Limit for a child's calls that touch nothing.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-fn attach(path: &Path) -> SharedStore {
-    let mut options = AttachOptions::default();
-    options.open.shared_reads = SharedReads::On;
+fn attach(path: &Path) -> Store {
+    let mut options = OpenOptions::default();
+    options.shared_reads = SharedReads::On;
     Store::attach(path, options).unwrap()
 }
 
@@ -63,9 +63,7 @@ fn calls(store: Box<dyn PageStore>, id: larder_engine::NamespaceId) -> i32 {
         parts: vec![65536],
     };
     let keys = chain(1, PAGES);
-    let wait = PutOptions {
-        wait: Duration::from_secs(60),
-    };
+    let wait = PutOptions::waiting(Duration::from_secs(60));
     let is_forked = |outcome: Result<(), StoreError>| matches!(outcome, Err(StoreError::Forked));
     let memory = larder_engine::memory::AlignedBuf::zeroed(1 << 20).unwrap();
     let answers = [

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use larder_engine::disk::probe::{Want, open_disk};
 use larder_engine::disk::{Action, DiskOptions, Done, Op, Sink};
-use larder_engine::{AttachOptions, OpenOptions, PageStore, SharedStore, Store};
+use larder_engine::{OpenOptions, PageStore, Store};
 
 /// CPU time that the rest of the process spends while the disk is idle: a poll every 10 ms would
 /// show many times over.
@@ -98,9 +98,9 @@ fn threads_with_nothing_to_do_sleep() {
 /// All of them in this process: the activity of eight clients' threads and the owner's own.
 fn an_idle_owner_and_its_clients() {
     let home = common::Home::with_store(256 * common::MIB);
-    let attach = || Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let attach = || Store::attach(&home.path, OpenOptions::default()).unwrap();
     let owner = attach();
-    let clients: Vec<SharedStore> = (0..8).map(|_| attach()).collect();
+    let clients: Vec<Store> = (0..8).map(|_| attach()).collect();
     let keys = common::chain(1, 200);
     common::Pool::new(&owner, "m", &[65536]).put(&keys);
     for store in clients.iter().chain([&owner]) {
@@ -121,10 +121,7 @@ fn an_idle_owner_and_its_clients() {
 fn an_idle_store() {
     for disk in [Want::Auto, Want::Threads] {
         let home = common::Home::with_store(128 * common::MIB);
-        let store = home.open_with(OpenOptions {
-            disk,
-            ..OpenOptions::default()
-        });
+        let store = home.open_with(OpenOptions::default().with(|o| o.disk = disk));
         let pool = common::Pool::new(&store, "m", &[65536]);
         pool.put(&common::chain(1, 500));
         assert_eq!(pool.hits(&common::chain(1, 500)), 500);

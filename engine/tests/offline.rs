@@ -202,12 +202,10 @@ fn progress_is_reported_while_room_is_made_too() {
 #[test]
 fn chains_on_two_volumes_lie_in_long_rows_on_each() {
     let home = Home::new();
-    let options = CreateOptions {
-        size: 2 * (MIB + 10 * 16 * MIB),
-        segment_size: Some(16 * MIB),
-        volumes: vec![home.directory.path().join("second")],
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(2 * (MIB + 10 * 16 * MIB)).with(|o| {
+        o.segment_size = Some(16 * MIB);
+        o.volumes = vec![home.directory.path().join("second")];
+    });
     create(&home.path, &options).unwrap();
     let chains = chains(6, 120);
     let store = home.open();
@@ -302,10 +300,8 @@ fn after_a_crash_unproven_pages_are_moved_if_whole_and_dropped_if_not() {
     use std::os::unix::fs::FileExt;
     let chains = chains(4, 40);
     let home = Home::with_store(256 * MIB);
-    let store = home.open_with(OpenOptions {
-        sync: larder_engine::SyncPolicy::Relaxed,
-        ..OpenOptions::default()
-    });
+    let store = home
+        .open_with(OpenOptions::default().with(|o| o.sync = larder_engine::SyncPolicy::Relaxed));
     put_in_turns(&Pool::new(&store, "m", PARTS), &chains);
     drop(store);
     let last = chains[3][39];
@@ -352,10 +348,7 @@ fn a_compaction_that_is_asked_to_end_leaves_a_closed_store_and_the_next_one_goes
     );
     // A read-only handle relies on headers alone.
     {
-        let reader = home.open_with(OpenOptions {
-            read_only: true,
-            ..OpenOptions::default()
-        });
+        let reader = home.open_with(OpenOptions::default().with(|o| o.read_only = true));
         let pool = Pool::new(&reader, "m", PARTS);
         assert_eq!(
             chains.iter().map(|chain| pool.hits(chain)).sum::<usize>(),
@@ -422,11 +415,9 @@ fn pages_too_large_to_fill_a_segment_are_not_moved_again_and_again() {
 /// A store with this segment size.
 fn home_of(size: u64, segment_size: u64) -> Home {
     let home = Home::new();
-    let options = CreateOptions {
-        size,
-        segment_size: Some(segment_size),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(size).with(|o| {
+        o.segment_size = Some(segment_size);
+    });
     create(&home.path, &options).unwrap();
     home
 }
@@ -486,11 +477,9 @@ fn a_copy_into_a_new_store_holds_the_same_pages_in_order() {
     let chains = chains(5, 60);
     let home = home_with(&chains, 256 * MIB);
     let new = home.directory.path().join("new");
-    let options = CreateOptions {
-        size: 256 * MIB,
-        segment_size: Some(16 * MIB),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(256 * MIB).with(|o| {
+        o.segment_size = Some(16 * MIB);
+    });
     create(&new, &options).unwrap();
     let before = std::fs::read(&home.path).unwrap();
     let target = Store::open(&new, OpenOptions::default()).unwrap();

@@ -14,9 +14,7 @@ use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::probe::Want;
 use larder_engine::format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 use larder_engine::offline::{Repair, SegmentName, compact, repair};
-use larder_engine::{
-    AttachOptions, DiskWrapper, OpenOptions, PageStore, PutStatus, Store, StoreError,
-};
+use larder_engine::{DiskWrapper, OpenOptions, PageStore, PutStatus, Store, StoreError};
 
 const VOLUMES: usize = 2;
 const BLOCK: usize = 4096;
@@ -53,10 +51,7 @@ fn logging(home: &Home, log: &Log) -> DiskWrapper {
 }
 
 fn through(wrapper: DiskWrapper) -> OpenOptions {
-    OpenOptions {
-        disk_wrapper: Some(wrapper),
-        ..OpenOptions::default()
-    }
+    OpenOptions::default().with(|o| o.disk_wrapper = Some(wrapper))
 }
 
 /// Fails when a block of a volume differs from `before` and no write in the log covers it. Returns
@@ -113,11 +108,10 @@ fn an_open_store_makes_all_its_changes_through_its_wrapper() {
         let log = Log::default();
         let before = bytes_of(&home);
         for round in 0..2 {
-            let options = OpenOptions {
-                disk: want,
-                prewrite,
-                ..through(logging(&home, &log))
-            };
+            let options = through(logging(&home, &log)).with(|o| {
+                o.disk = want;
+                o.prewrite = prewrite;
+            });
             let store = home.open_with(options);
             let pool = Pool::new(&store, "m", &[65536]);
             for seed in 0..12 {
@@ -180,10 +174,7 @@ fn a_reader_without_the_lock_reads_superblocks_through_its_wrapper_and_writes_no
     let home = home();
     home.open().close().unwrap();
     let (log, before) = (Log::default(), bytes_of(&home));
-    let options = OpenOptions {
-        read_only: true,
-        ..through(logging(&home, &log))
-    };
+    let options = through(logging(&home, &log)).with(|o| o.read_only = true);
     home.open_with(options).close().unwrap();
     superblocks_were_read(&log);
     let is_read = |(_, seen): &(usize, Seen)| matches!(seen, Seen::Read { .. });
@@ -196,10 +187,7 @@ fn owner_and_client_of_a_shared_store_write_through_their_wrappers() {
     let home = home();
     let (log, before) = (Log::default(), bytes_of(&home));
     let attach = || {
-        let options = AttachOptions {
-            open: through(logging(&home, &log)),
-            ..AttachOptions::default()
-        };
+        let options = through(logging(&home, &log));
         Store::attach(&home.path, options).unwrap()
     };
     let owner = attach();

@@ -12,10 +12,7 @@ use rustix::fs::{SeekFrom, seek};
 const PARTS: [u32; 2] = [128 << 10, 128 << 10];
 
 fn open(home: &Home) -> Store {
-    home.open_with(OpenOptions {
-        prewrite: true,
-        ..OpenOptions::default()
-    })
+    home.open_with(OpenOptions::default().with(|o| o.prewrite = true))
 }
 
 /// Bytes of the store's file that were never written, as far as its filesystem reports.

@@ -30,7 +30,7 @@ use larder_engine::share::wire::{
     Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, parse, parse_greeting, receive, send,
 };
 use larder_engine::share::{Part, socket_path};
-use larder_engine::{AttachOptions, PageStore, PutStatus, Refusal, Store};
+use larder_engine::{OpenOptions, PageStore, PutStatus, Refusal, Store};
 use nix::fcntl::{FcntlArg, fcntl};
 
 /// The releases whose recordings must be understood, and the present one at their end.
@@ -204,7 +204,7 @@ fn without_path(reply: Vec<u8>) -> Vec<u8> {
 /// Makes the recording of this release: one conversation with each message that a client sends on
 /// its first connection.
 fn record(home: &Home) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
-    let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let owner = Store::attach(&home.path, OpenOptions::default()).unwrap();
     let mut client = Bare::connect(home);
     let mut exchanges = Vec::new();
     let mut say = |request: &Request<'_>, is_answered| {
@@ -378,7 +378,7 @@ fn recorded_requests_are_read_and_written_alike_and_recorded_replies_are_read() 
 fn an_owner_of_this_release_answers_a_recorded_client_as_its_owner_did() {
     for release in RELEASES {
         let home = unpacked(release);
-        let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+        let owner = Store::attach(&home.path, OpenOptions::default()).unwrap();
         assert_eq!(owner.part(), Part::Owner);
         let mut client = Bare::connect(&home);
         for (request, expected) in Recording::read(release).exchanges {
@@ -438,7 +438,7 @@ fn a_client_of_this_release_uses_a_recorded_owner() {
                 std::thread::spawn(move || answer(stream, &replies));
             }
         });
-        let client = Store::attach(&home.path, AttachOptions::default()).unwrap();
+        let client = Store::attach(&home.path, OpenOptions::default()).unwrap();
         assert_eq!(client.part(), Part::Client);
         let pool = Pool::new(&client, "m", &PARTS);
         let [stored, new] = pages();

@@ -14,9 +14,7 @@ use larder_engine::share::wire::{
     Failure, MAGIC, Reply, Request, parse, parse_greeting, receive, send,
 };
 use larder_engine::share::{Part, report, socket_path};
-use larder_engine::{
-    AttachOptions, OpenOptions, PageStore, PutStatus, SharedStore, Store, StoreError,
-};
+use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
 use serde::Serialize;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,15 +31,12 @@ fn far_release() -> Protocol {
     }
 }
 
-fn attach_as(home: &Home, protocol: Protocol) -> SharedStore {
+fn attach_as(home: &Home, protocol: Protocol) -> Store {
     try_attach(home, protocol).unwrap()
 }
 
-fn try_attach(home: &Home, protocol: Protocol) -> Result<SharedStore, StoreError> {
-    let options = AttachOptions {
-        protocol,
-        ..AttachOptions::default()
-    };
+fn try_attach(home: &Home, protocol: Protocol) -> Result<Store, StoreError> {
+    let options = OpenOptions::default().speaking(protocol);
     Store::attach(&home.path, options)
 }
 
@@ -147,7 +142,7 @@ fn a_message_of_a_later_release_is_refused_and_the_connection_goes_on() {
 /// The handles of a service of several processes, one of which owns the store.
 struct Service<'h> {
     home: &'h Home,
-    stores: Vec<SharedStore>,
+    stores: Vec<Store>,
 }
 
 impl Service<'_> {
@@ -256,10 +251,7 @@ fn a_feature_that_writers_must_know_leaves_the_store_readable_and_unchanged() {
         let said = refused.to_string();
         assert!(said.contains("tree") && said.contains("0.2.0"), "{said}");
     }
-    let reader = home.open_with(OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    });
+    let reader = home.open_with(OpenOptions::default().with(|o| o.read_only = true));
     assert_eq!(hits(&reader), 9);
     drop(reader);
     assert!(

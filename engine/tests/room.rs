@@ -8,14 +8,12 @@ use std::time::Duration;
 use common::faulty::{Fault, Seen, open_faulty};
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_engine::{
-    AttachOptions, CreateOptions, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store,
-    StoreError, create,
+    CreateOptions, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store, StoreError,
+    create,
 };
 
 fn waiting() -> PutOptions {
-    PutOptions {
-        wait: Duration::from_secs(120),
-    }
+    PutOptions::waiting(Duration::from_secs(120))
 }
 
 /// Puts a chain page by page into a store that is too small for it. Returns how many pages are
@@ -43,10 +41,7 @@ fn kept_of(home: &Home, page_bytes: u64, pages: usize) -> usize {
     // A page that is being moved takes room twice. Reclaim ends with the store, and a read-only
     // handle starts none.
     store.close().unwrap();
-    let store = home.open_with(OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    });
+    let store = home.open_with(OpenOptions::default().with(|o| o.read_only = true));
     let pool = Pool::new(&store, "m", &[u32::try_from(page_bytes).unwrap()]);
     let after = store.stats();
     assert_eq!(
@@ -134,7 +129,7 @@ fn a_namespace_without_pages_and_users_is_forgotten() {
 #[test]
 fn clients_get_an_error_when_there_are_too_many_namespaces() {
     let home = Home::with_store(512 * MIB);
-    let attach = || Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let attach = || Store::attach(&home.path, OpenOptions::default()).unwrap();
     let owner = home.open();
     let numbered = |number: usize| namespace(&number.to_string(), &[4096]);
     for number in 0..usize::from(u16::MAX) {
@@ -153,19 +148,14 @@ fn clients_get_an_error_when_there_are_too_many_namespaces() {
 fn leases_leave_room_in_a_store_with_lost_volumes() {
     let home = Home::new();
     let beside = |number: u32| home.directory.path().join(number.to_string());
-    let options = CreateOptions {
-        size: 5 * 112 * MIB,
-        segment_size: Some(16 * MIB),
-        volumes: (1..5).map(beside).collect(),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(5 * 112 * MIB).with(|o| {
+        o.segment_size = Some(16 * MIB);
+        o.volumes = (1..5).map(beside).collect();
+    });
     create(&home.path, &options).unwrap();
     drop(home.open());
     (1..5).for_each(|number| std::fs::remove_file(beside(number)).unwrap());
-    let store = home.open_with(OpenOptions {
-        degraded: true,
-        ..OpenOptions::default()
-    });
+    let store = home.open_with(OpenOptions::default().with(|o| o.degraded = true));
     let pool = Pool::new(&store, "m", &[1 << 20]);
     let room = usize::try_from(store.stats().usable_pages(MIB)).unwrap();
     let keys = chain(1, room);
@@ -178,14 +168,8 @@ fn leases_leave_room_in_a_store_with_lost_volumes() {
 fn a_put_that_waits_for_leased_room_goes_on_when_the_lease_ends() {
     let home = Home::with_store(128 * MIB);
     let attach = || {
-        let open = OpenOptions {
-            lease: Duration::from_millis(300),
-            ..OpenOptions::default()
-        };
-        let options = AttachOptions {
-            open,
-            ..AttachOptions::default()
-        };
+        let open = OpenOptions::default().with(|o| o.lease = Duration::from_millis(300));
+        let options = open;
         Store::attach(&home.path, options).unwrap()
     };
     let (owner, client) = (attach(), attach());
@@ -348,9 +332,7 @@ fn a_put_that_finds_no_room_is_refused_at_once_and_from_the_tail() {
     assert_eq!(store.stats().refused, (keys.len() - stored) as u64);
     // With patience the same call goes through: the first pages make room for the last ones.
     let keys: Vec<_> = heads(140..280);
-    let patience = PutOptions {
-        wait: Duration::from_secs(120),
-    };
+    let patience = PutOptions::waiting(Duration::from_secs(120));
     assert!(
         pool.put_heads(&keys, patience)
             .iter()
@@ -365,9 +347,7 @@ fn pages_as_large_as_a_segment_make_room_for_newer_ones() {
     let home = Home::with_store(256 * MIB);
     let store = home.open();
     let pool = Pool::new(&store, "m", &[8 << 20]);
-    let wait = PutOptions {
-        wait: Duration::from_secs(120),
-    };
+    let wait = PutOptions::waiting(Duration::from_secs(120));
     // Fifteen segments: no more than these fit, and many more come.
     for seed in 0..10 {
         let stored = [PutStatus::Stored; 4];

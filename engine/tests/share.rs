@@ -21,13 +21,13 @@ use larder_engine::share::wire::{MAGIC, PlaceGrant, Reply, Request, parse, recei
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::volume::HolderState;
 use larder_engine::{
-    AttachOptions, CreateOptions, DiskWrapper, GetStatus, MissReason, OpenOptions, PageStore,
-    PutOptions, PutStatus, SharedReads, SharedStore, Store, StoreError, create,
+    CreateOptions, DiskWrapper, GetStatus, MissReason, OpenOptions, PageStore, PutOptions,
+    PutStatus, SharedReads, Store, StoreError, create,
 };
 use nix::fcntl::{FcntlArg, fcntl};
 
-fn attach(home: &Home) -> SharedStore {
-    Store::attach(&home.path, AttachOptions::default()).unwrap()
+fn attach(home: &Home) -> Store {
+    Store::attach(&home.path, OpenOptions::default()).unwrap()
 }
 
 #[test]
@@ -98,8 +98,8 @@ fn each_page_of_a_call_with_several_windows_gets_its_own_status() {
 fn a_page_that_a_client_finds_damaged_is_damaged_for_all() {
     for shared_reads in [SharedReads::Off, SharedReads::On] {
         let home = Home::with_store(128 * MIB);
-        let mut options = AttachOptions::default();
-        options.open.shared_reads = shared_reads;
+        let mut options = OpenOptions::default();
+        options.shared_reads = shared_reads;
         let owner = Store::attach(&home.path, options.clone()).unwrap();
         let client = Store::attach(&home.path, options).unwrap();
         let pool = Pool::new(&client, "m", &[65536]);
@@ -138,8 +138,8 @@ fn a_handle_that_is_between_two_owners_can_be_closed() {
             }
             disk
         };
-        let mut options = AttachOptions::default();
-        options.open.disk_wrapper = Some(DiskWrapper::new(through));
+        let mut options = OpenOptions::default();
+        options.disk_wrapper = Some(DiskWrapper::new(through));
         let client = Store::attach(&home.path, options).unwrap();
         owner.close().unwrap();
         found.recv_timeout(PATIENCE).unwrap();
@@ -213,8 +213,8 @@ fn a_client_takes_over_when_the_owner_goes_and_finds_acknowledged_pages() {
 #[test]
 fn a_put_is_repeated_with_the_next_owner_when_its_owner_goes() {
     let home = Home::with_store(256 * MIB);
-    let wait = PutOptions { wait: PATIENCE };
-    for ends in [|owner: SharedStore| owner.close().unwrap(), drop] {
+    let wait = PutOptions::waiting(PATIENCE);
+    for ends in [|owner: Store| owner.close().unwrap(), drop] {
         let owner = attach(&home);
         let client = attach(&home);
         let pool = Pool::new(&client, "m", &[65536]);
@@ -377,7 +377,7 @@ fn a_lookup_of_more_keys_than_a_message_holds_is_answered_whole() {
 fn attaching_to_a_store_with_an_owner_that_does_not_serve_it_is_refused() {
     let home = Home::with_store(256 * MIB);
     let store = home.open();
-    let refused = Store::attach(&home.path, AttachOptions::default());
+    let refused = Store::attach(&home.path, OpenOptions::default());
     assert!(matches!(refused, Err(StoreError::Locked { .. })));
     let asked = report(&home.path).err().unwrap();
     assert!(matches!(
@@ -392,13 +392,7 @@ fn attaching_to_a_store_with_an_owner_that_does_not_serve_it_is_refused() {
     drop(store);
     let asked = report(&home.path);
     assert!(matches!(asked, Err(StoreError::NotServed { .. })));
-    let read_only = AttachOptions {
-        open: OpenOptions {
-            read_only: true,
-            ..OpenOptions::default()
-        },
-        ..AttachOptions::default()
-    };
+    let read_only = OpenOptions::default().with(|o| o.read_only = true);
     assert!(matches!(
         Store::attach(&home.path, read_only),
         Err(StoreError::Usage(_))
@@ -415,10 +409,7 @@ fn the_socket_is_for_the_stores_owner_alone() {
     };
     assert_eq!(mode(&home), 0o600);
     owner.close().unwrap();
-    let group = AttachOptions {
-        group: Some(rustix::process::getgid().as_raw()),
-        ..AttachOptions::default()
-    };
+    let group = OpenOptions::default().with(|o| o.group = Some(rustix::process::getgid().as_raw()));
     let _owner = Store::attach(&home.path, group).unwrap();
     assert_eq!(mode(&home), 0o660);
 }
@@ -522,20 +513,15 @@ fn mark(volume: &Path, client: u32) -> std::fs::File {
 fn a_volume_that_other_processes_still_use_is_neither_missing_nor_given_up() {
     let home = Home::new();
     let second = home.directory.path().join("second");
-    let options = CreateOptions {
-        size: 256 * MIB,
-        segment_size: Some(16 * MIB),
-        volumes: vec![second.clone()],
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(256 * MIB).with(|o| {
+        o.segment_size = Some(16 * MIB);
+        o.volumes = vec![second.clone()];
+    });
     create(&home.path, &options).unwrap();
     let segments = home.open().stats().segments;
     for degraded in [false, true] {
         let open = || {
-            let options = OpenOptions {
-                degraded,
-                ..OpenOptions::default()
-            };
+            let options = OpenOptions::default().with(|o| o.degraded = degraded);
             Store::open(&home.path, options).map(|store| store.stats().segments)
         };
         let marked = mark(&second, 7);
@@ -581,11 +567,9 @@ fn a_device_is_shared_like_a_file() {
         skipped("a store on a device, shared", "no loop device can be made");
         return;
     };
-    let options = CreateOptions {
-        size: 256 * MIB,
-        segment_size: Some(16 * MIB),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(256 * MIB).with(|o| {
+        o.segment_size = Some(16 * MIB);
+    });
     create(&device.0, &options).unwrap();
     let alone = Store::open(&device.0, OpenOptions::default()).unwrap();
     let refused = Store::open(&device.0, OpenOptions::default())
@@ -601,15 +585,15 @@ fn a_device_is_shared_like_a_file() {
     std::thread::scope(|scope| {
         // Retries until it is the owner.
         scope.spawn(|| {
-            let found = Store::attach(&device.0, AttachOptions::default());
+            let found = Store::attach(&device.0, OpenOptions::default());
             sender.send(found.map(|store| store.part())).unwrap();
         });
         alone.close().unwrap();
         let part = receiver.recv_timeout(PATIENCE).unwrap();
         assert_eq!(part.unwrap(), Part::Owner);
     });
-    let owner = Store::attach(&device.0, AttachOptions::default()).unwrap();
-    let client = Store::attach(&device.0, AttachOptions::default()).unwrap();
+    let owner = Store::attach(&device.0, OpenOptions::default()).unwrap();
+    let client = Store::attach(&device.0, OpenOptions::default()).unwrap();
     assert_eq!((owner.part(), client.part()), (Part::Owner, Part::Client));
     let pool = Pool::new(&client, "m", &[65536]);
     let keys = chain(1, 4);

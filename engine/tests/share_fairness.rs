@@ -12,31 +12,23 @@ use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::{Action, Buffer, Choice, Disk, Op, Piece};
 use larder_engine::format::PageKey;
 use larder_engine::share::Part;
-use larder_engine::{
-    AttachOptions, DiskWrapper, OpenOptions, PageStore, PutOptions, PutStatus, SharedStore, Store,
-};
+use larder_engine::{DiskWrapper, OpenOptions, PageStore, PutOptions, PutStatus, Store};
 
 const BUDGET: u64 = 96 * MIB;
 const PAGE: u64 = MIB;
 const PARTS: [u32; 1] = [1 << 20];
-const WAIT: PutOptions = PutOptions { wait: PATIENCE };
+const WAIT: PutOptions = PutOptions::waiting(PATIENCE);
 
-fn options() -> AttachOptions {
-    AttachOptions {
-        open: OpenOptions {
-            write_bytes_max: BUDGET,
-            ..OpenOptions::default()
-        },
-        ..AttachOptions::default()
-    }
+fn options() -> OpenOptions {
+    OpenOptions::default().with(|o| o.write_bytes_max = BUDGET)
 }
 
-fn attach(home: &Home) -> SharedStore {
+fn attach(home: &Home) -> Store {
     Store::attach(&home.path, options()).unwrap()
 }
 
 /// A client whose writes stop at a gate.
-fn attach_gated(home: &Home, gate: Gate) -> (SharedStore, Arc<Gate>) {
+fn attach_gated(home: &Home, gate: Gate) -> (Store, Arc<Gate>) {
     let gate = Arc::new(gate);
     let through = {
         let gate = gate.clone();
@@ -47,7 +39,7 @@ fn attach_gated(home: &Home, gate: Gate) -> (SharedStore, Arc<Gate>) {
         }
     };
     let mut options = options();
-    options.open.disk_wrapper = Some(DiskWrapper::new(through));
+    options.disk_wrapper = Some(DiskWrapper::new(through));
     let store = Store::attach(&home.path, options);
     (store.unwrap(), gate)
 }
@@ -211,7 +203,7 @@ fn a_put_of_more_than_a_clients_share_is_stored_all_the_same() {
 
 /// Puts pages until all of them are there: a page in a segment with another client's failed write
 /// fails with it.
-fn put_all(store: &SharedStore, keys: &[PageKey]) {
+fn put_all(store: &Store, keys: &[PageKey]) {
     let pool = Pool::new(store, "m", &PARTS);
     let are_there = || pool.put(keys).iter().all(|status| status.is_present());
     eventually("all pages of a chain are there", are_there);

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use common::release::{LATER, features, later_features, next_release, set_features};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::share::Part;
-use larder_engine::{AttachOptions, PageStore, PutOptions, Store};
+use larder_engine::{OpenOptions, PageStore, PutOptions, Store};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
@@ -172,9 +172,9 @@ impl Role {
 }
 
 fn work(role: Role) {
-    let mut options = AttachOptions::default();
+    let mut options = OpenOptions::default();
     if role.is_of_next_release() {
-        options.protocol = next_release();
+        options = options.speaking(next_release());
     }
     let store = Store::attach(Path::new(&role.path), options).unwrap();
     let pool = Pool::new(&store, "m", &PARTS);
@@ -185,7 +185,7 @@ fn work(role: Role) {
         let seed = role.number * 100_000 + round;
         let wait = Duration::from_secs(if random.random_bool(0.5) { 1 } else { 0 });
         send(Message::Tries(seed));
-        let statuses = pool.put_from(&chain(seed, PAGES), 0, PutOptions { wait });
+        let statuses = pool.put_from(&chain(seed, PAGES), 0, PutOptions::waiting(wait));
         let pages = statuses.iter().take_while(|s| s.is_present()).count();
         send(Message::Has {
             chain: seed,

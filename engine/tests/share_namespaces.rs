@@ -17,7 +17,7 @@ use std::time::Duration;
 use common::honest::{PATIENCE, Process, skipped};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::share::{Part, report};
-use larder_engine::{AttachOptions, GetStatus, PutOptions, SharedReads, Store};
+use larder_engine::{GetStatus, OpenOptions, PutOptions, SharedReads, Store};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -53,16 +53,17 @@ fn work(role: &str) {
         let _ = std::io::stdin().lock().lines().count();
         std::process::exit(0);
     });
-    let mut options = AttachOptions {
-        group: group.unwrap().parse().ok(),
-        ..AttachOptions::default()
-    };
-    options.open.shared_reads = SharedReads::On;
+    let mut options = OpenOptions::default().with(|o| o.group = group.unwrap().parse().ok());
+    options.shared_reads = SharedReads::On;
     let store = Store::attach(Path::new(path.unwrap()), options).unwrap();
     let pool = Pool::new(&store, "m", &[65536]);
     for round in 0.. {
         let wait = Duration::from_secs(1);
-        let statuses = pool.put_from(&chain(seed(worker, round), PAGES), 0, PutOptions { wait });
+        let statuses = pool.put_from(
+            &chain(seed(worker, round), PAGES),
+            0,
+            PutOptions::waiting(wait),
+        );
         let stored = statuses.iter().filter(|status| status.is_present()).count();
         let found = pool.get(&chain(seed(0, 0), PAGES));
         let found = found

@@ -14,29 +14,19 @@ use common::{Home, MIB, Pool, chain, fill, namespace};
 use larder_engine::format::{Namespace, PageKey, Rank};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::share::{Part, StagingReport, report};
-use larder_engine::{
-    AttachOptions, GetPage, OpenOptions, PageStore, PutStatus, SharedReads, SharedStore, Store,
-};
+use larder_engine::{GetPage, OpenOptions, PageStore, PutStatus, SharedReads, Store};
 
 const ROLE: &str = "LARDER_TEST_SHARED_READER";
 
-fn attach_with(home: &Home, shared_reads: SharedReads, staging_bytes: u64) -> SharedStore {
-    let open = OpenOptions {
-        shared_reads,
-        staging_bytes,
-        ..OpenOptions::default()
-    };
-    Store::attach(
-        &home.path,
-        AttachOptions {
-            open,
-            ..AttachOptions::default()
-        },
-    )
-    .unwrap()
+fn attach_with(home: &Home, shared_reads: SharedReads, staging_bytes: u64) -> Store {
+    let open = OpenOptions::default().with(|o| {
+        o.shared_reads = shared_reads;
+        o.staging_bytes = staging_bytes;
+    });
+    Store::attach(&home.path, open).unwrap()
 }
 
-fn attach(home: &Home) -> SharedStore {
+fn attach(home: &Home) -> Store {
     attach_with(home, SharedReads::Auto, 64 * MIB)
 }
 
@@ -44,8 +34,8 @@ fn attach(home: &Home) -> SharedStore {
 fn stored(
     parts: &[u32],
     pages: usize,
-    owner: impl FnOnce(&Home) -> SharedStore,
-) -> (Home, SharedStore, Vec<PageKey>) {
+    owner: impl FnOnce(&Home) -> Store,
+) -> (Home, Store, Vec<PageKey>) {
     let home = Home::with_store(512 * MIB);
     let owner = owner(&home);
     let keys = chain(1, pages);
@@ -54,14 +44,14 @@ fn stored(
     (home, owner, keys)
 }
 
-fn bytes_read(stores: &[&SharedStore]) -> u64 {
+fn bytes_read(stores: &[&Store]) -> u64 {
     // A client's figure is its own, and so is the owner's.
     stores.iter().map(|store| store.stats().bytes_read).sum()
 }
 
 /// Every store gets all pages, batch by batch, all at the same time. Like ranks, they start each
 /// batch together.
-fn read_together(stores: &[&SharedStore], parts: &[u32], keys: &[PageKey], batch: usize) {
+fn read_together(stores: &[&Store], parts: &[u32], keys: &[PageKey], batch: usize) {
     let barrier = Barrier::new(stores.len());
     let pools: Vec<Pool<'_>> = stores
         .iter()
@@ -135,8 +125,8 @@ fn a_separate_process_copies_pages_that_another_one_read() {
     assert_eq!(owner.stats().bytes_read, 200 * 65536);
 }
 
-fn attach_path(path: &Path) -> SharedStore {
-    Store::attach(path, AttachOptions::default()).unwrap()
+fn attach_path(path: &Path) -> Store {
+    Store::attach(path, OpenOptions::default()).unwrap()
 }
 
 fn reader(home: &Home, test: &str) -> Process {
@@ -329,7 +319,7 @@ fn a_takeover_while_pages_are_shared_costs_no_page() {
     assert!(bytes_read(&stores) - before <= (300 + 2 * report_now.timeouts) * 65536);
 }
 
-fn has_new_owner(stores: &[&SharedStore]) -> bool {
+fn has_new_owner(stores: &[&Store]) -> bool {
     let count = |part| stores.iter().filter(|store| store.part() == part).count();
     count(Part::Owner) == 1 && count(Part::Client) == stores.len() - 1
 }

@@ -71,11 +71,9 @@ fn shared_home(name: &str, size: u64) -> (std::path::PathBuf, bool) {
     let is_child = std::env::var("LARDER_TEST_DIES").is_ok();
     if !is_child {
         let _ = std::fs::remove_file(&path);
-        let options = CreateOptions {
-            size,
-            segment_size: Some(16 * MIB),
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::new(size).with(|o| {
+            o.segment_size = Some(16 * MIB);
+        });
         create(&path, &options).unwrap();
     }
     (path, is_child)
@@ -298,10 +296,7 @@ fn lent_pages_hold_the_parts_without_padding() {
 fn a_leased_page_outlives_colder_and_warmer_ones_until_the_lease_lapses() {
     let home = Home::with_store(256 * MIB);
     let lease = Duration::from_secs(3600);
-    let store = home.open_with(OpenOptions {
-        lease,
-        ..OpenOptions::default()
-    });
+    let store = home.open_with(OpenOptions::default().with(|o| o.lease = lease));
     let pool = Pool::new(&store, "m", &[65536]);
     let leased = chain(1, 32);
     pool.put(&leased);
@@ -357,12 +352,10 @@ fn a_flipped_byte_is_a_miss_once_and_the_next_put_repairs_it() {
 fn several_volumes_share_the_pages_and_come_back_together() {
     let home = Home::new();
     let second = home.directory.path().join("second");
-    let options = CreateOptions {
-        size: 512 * MIB,
-        segment_size: Some(16 * MIB),
-        volumes: vec![second.clone()],
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(512 * MIB).with(|o| {
+        o.segment_size = Some(16 * MIB);
+        o.volumes = vec![second.clone()];
+    });
     create(&home.path, &options).unwrap();
     {
         let store = home.open();
@@ -394,10 +387,7 @@ fn several_volumes_share_the_pages_and_come_back_together() {
     );
     let wrong = Store::open(&moved, OpenOptions::default()).err().unwrap();
     assert!(matches!(wrong, StoreError::NotFirstVolume(..)), "{wrong}");
-    let found = OpenOptions {
-        volumes: vec![moved.clone()],
-        ..OpenOptions::default()
-    };
+    let found = OpenOptions::default().with(|o| o.volumes = vec![moved.clone()]);
     let all = |pool: &Pool<'_>| -> usize { (0..30).map(|seed| pool.hits(&chain(seed, 32))).sum() };
     let store = home.open_with(found);
     let pool = Pool::new(&store, "m", &[1 << 20]);
@@ -422,10 +412,7 @@ fn several_volumes_share_the_pages_and_come_back_together() {
     let moved = away.join("out of sight");
     std::fs::rename(away.join("moved"), &moved).unwrap();
     // Once given up, its pages are misses, and it never comes back.
-    let store = home.open_with(OpenOptions {
-        degraded: true,
-        ..OpenOptions::default()
-    });
+    let store = home.open_with(OpenOptions::default().with(|o| o.degraded = true));
     let pool = Pool::new(&store, "m", &[1 << 20]);
     let left = all(&pool);
     assert!(left < whole);
@@ -437,10 +424,7 @@ fn several_volumes_share_the_pages_and_come_back_together() {
     assert_eq!(pool.hits(&chain(29, 32)), 32);
     store.check_invariants().unwrap();
     store.close().unwrap();
-    let named = OpenOptions {
-        volumes: vec![moved],
-        ..OpenOptions::default()
-    };
+    let named = OpenOptions::default().with(|o| o.volumes = vec![moved]);
     let refused = Store::open(&home.path, named).err().unwrap();
     assert!(refused.to_string().contains("given up"), "{refused}");
     let store = home.open();
@@ -464,10 +448,7 @@ fn a_second_opener_gets_the_holders_name_and_a_reader_is_admitted() {
     let found = (holder.pid, holder.state);
     assert_eq!(found, (std::process::id(), HolderState::Running));
     // 25 MiB: one segment is sealed and proven, the other still open.
-    let reader = home.open_with(OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    });
+    let reader = home.open_with(OpenOptions::default().with(|o| o.read_only = true));
     let seen = Pool::new(&reader, "m", &[131_072]);
     let hits = seen.hits(&keys);
     assert!(hits > 0 && hits < 200, "{hits}");
@@ -501,11 +482,10 @@ fn every_sync_policy_and_both_disks_store_and_return_the_same() {
             SyncPolicy::Always,
         ] {
             let home = Home::with_store(256 * MIB);
-            let store = home.open_with(OpenOptions {
-                disk,
-                sync,
-                ..OpenOptions::default()
-            });
+            let store = home.open_with(OpenOptions::default().with(|o| {
+                o.disk = disk;
+                o.sync = sync;
+            }));
             let pool = Pool::new(&store, "m", &[65536]);
             for seed in 0..60 {
                 let keys = chain(seed, 64);
@@ -604,10 +584,7 @@ fn a_creation_that_was_killed_leaves_nothing_in_the_way() {
     // The remains of a killed creation: the file under its other name, without superblocks.
     let left = home.directory.path().join("store.creating");
     std::fs::write(&left, vec![0; 1 << 20]).unwrap();
-    let options = CreateOptions {
-        size: 128 * MIB,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(128 * MIB);
     create(&home.path, &options).unwrap();
     assert!(!left.exists());
     home.open().close().unwrap();
@@ -616,15 +593,12 @@ fn a_creation_that_was_killed_leaves_nothing_in_the_way() {
 #[test]
 fn the_longest_patience_there_is_is_no_overflow() {
     let home = Home::with_store(128 * MIB);
-    let store = home.open_with(OpenOptions {
-        lease: Duration::MAX,
-        hang_limit: Duration::MAX,
-        ..OpenOptions::default()
-    });
+    let store = home.open_with(OpenOptions::default().with(|o| {
+        o.lease = Duration::MAX;
+        o.hang_limit = Duration::MAX;
+    }));
     let pool = Pool::new(&store, "m", &[65536]);
-    let wait = PutOptions {
-        wait: Duration::MAX,
-    };
+    let wait = PutOptions::waiting(Duration::MAX);
     assert_eq!(pool.put_from(&chain(1, 2), 0, wait), [PutStatus::Stored; 2]);
     assert_eq!(store.longest_prefix(pool.id, &chain(1, 2)), 2);
     assert_eq!(pool.hits(&chain(1, 2)), 2);
@@ -634,10 +608,7 @@ fn the_longest_patience_there_is_is_no_overflow() {
 fn latencies_cover_each_put_each_get_and_each_operation_of_the_device() {
     let home = Home::with_store(128 * MIB);
     for want in [Want::Auto, Want::Threads] {
-        let store = home.open_with(OpenOptions {
-            disk: want,
-            ..OpenOptions::default()
-        });
+        let store = home.open_with(OpenOptions::default().with(|o| o.disk = want));
         assert_eq!(store.stats().put_latency, LatencySummary::default());
         let pool = Pool::new(&store, "m", &[65536]);
         for seed in 0..20 {

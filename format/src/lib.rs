@@ -87,7 +87,8 @@ pub use geometry::{
 pub use ids::{HexError, SegmentNo, StoreId, VolumeId};
 pub use key::{KeyPrefix, PageKey, TokenUnits, namespace_seed, page_keys};
 pub use namespace::{
-    Fingerprint, NAMESPACE_BYTES_MAX, Namespace, NamespaceError, NamespaceFields, Rank,
+    Fingerprint, NAMESPACE_BYTES_MAX, Namespace, NamespaceBuilder, NamespaceError, NamespaceFields,
+    Rank,
 };
 pub use segment::{Identity, SegmentAddress, SegmentHeader, SegmentState};
 pub use serial::{Run, Serial};

@@ -114,6 +114,52 @@ pub struct NamespaceFields {
     pub extra: BTreeMap<String, String>,
 }
 
+/// Makes a [`Namespace`]. The defaults: elements of `bf16` in the layout `page_first_direct`, not
+/// parallel, in the pool `kv`.
+#[derive(Clone, Debug)]
+pub struct NamespaceBuilder {
+    fields: NamespaceFields,
+}
+
+impl NamespaceBuilder {
+    /// Sets [`NamespaceFields::dtype`] and [`NamespaceFields::layout`].
+    #[must_use]
+    pub fn elements(mut self, dtype: &str, layout: &str) -> NamespaceBuilder {
+        dtype.clone_into(&mut self.fields.dtype);
+        layout.clone_into(&mut self.fields.layout);
+        self
+    }
+
+    /// Sets the positions in the tensor-, pipeline- and context-parallel groups.
+    #[must_use]
+    pub fn ranks(mut self, tp: Rank, pp: Rank, cp: Rank) -> NamespaceBuilder {
+        (self.fields.tp, self.fields.pp, self.fields.cp) = (tp, pp, cp);
+        self
+    }
+
+    /// Sets [`NamespaceFields::pool`].
+    #[must_use]
+    pub fn pool(mut self, pool: &str) -> NamespaceBuilder {
+        pool.clone_into(&mut self.fields.pool);
+        self
+    }
+
+    /// Adds a further field that must match.
+    #[must_use]
+    pub fn extra(mut self, name: &str, value: &str) -> NamespaceBuilder {
+        self.fields.extra.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// The namespace.
+    ///
+    /// # Errors
+    /// Those of [`Namespace::new`].
+    pub fn build(self) -> Result<Namespace, NamespaceError> {
+        Namespace::new(self.fields)
+    }
+}
+
 /// A valid namespace. Cloning is cheap.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Namespace {
@@ -182,6 +228,31 @@ impl From<Overrun> for NamespaceError {
 }
 
 impl Namespace {
+    /// A namespace of pages of this model and these weights, with so many tokens a page.
+    #[must_use]
+    pub fn builder(
+        model: &str,
+        weights: &str,
+        page_tokens: u32,
+        shape: PageShape,
+    ) -> NamespaceBuilder {
+        NamespaceBuilder {
+            fields: NamespaceFields {
+                model: model.to_owned(),
+                weights: weights.to_owned(),
+                dtype: "bf16".to_owned(),
+                layout: "page_first_direct".to_owned(),
+                page_tokens,
+                shape,
+                tp: Rank::ALONE,
+                pp: Rank::ALONE,
+                cp: Rank::ALONE,
+                pool: "kv".to_owned(),
+                extra: BTreeMap::new(),
+            },
+        }
+    }
+
     /// A namespace of these fields.
     ///
     /// # Errors

@@ -179,6 +179,7 @@ fn put_chain(
             }
             PutStatus::Duplicate | PutStatus::Refused(_) => {}
             PutStatus::Failed(why) => panic!("a put fails ({why:?}) without a failed write"),
+            other => panic!("an unknown status {other:?}"),
         }
     }
 }

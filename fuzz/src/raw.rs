@@ -108,11 +108,10 @@ impl MemoryFile {
 /// The options for opening a store in memory.
 #[must_use]
 pub fn options(read_only: bool) -> OpenOptions {
-    OpenOptions {
-        disk: Want::Threads,
-        read_only,
-        ..OpenOptions::default()
-    }
+    OpenOptions::default().with(|o| {
+        o.disk = Want::Threads;
+        o.read_only = read_only;
+    })
 }
 
 /// Surveys, opens and reads a file that the input describes.

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 use larder_engine::fork::Origin;
 use larder_engine::seldom::Seldom;
 use larder_engine::share::Part;
-use larder_engine::{NamespaceId, PageStore, Settings, SharedStore, Stats, StoreError, SyncPolicy};
+use larder_engine::{NamespaceId, PageStore, Settings, Stats, Store, StoreError, SyncPolicy};
 use larder_format::{Namespace, PageKey};
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
@@ -123,12 +123,12 @@ impl Registered {
     }
 
     /// Why its pages do not suit a store, if they do not.
-    fn misfit(&self, volume: &Path, store: &SharedStore) -> Option<Misfit> {
+    fn misfit(&self, volume: &Path, store: &Store) -> Option<Misfit> {
         place::misfit(volume, &store.stats(), self.stored_bytes()?)
     }
 
     /// Registers its namespace in the store.
-    fn enter(&self, store: &SharedStore) -> Result<(), StoreError> {
+    fn enter(&self, store: &Store) -> Result<(), StoreError> {
         if let Some(namespace) = &self.namespace {
             let id = store.namespace(namespace)?;
             self.space.get_or_init(|| id);
@@ -171,13 +171,13 @@ enum Place {
     Unmade,
     /// No store was available at start-up.
     Empty,
-    Attached(SharedStore),
+    Attached(Store),
     /// Closed: calls are over.
     Closed,
 }
 
 impl Place {
-    fn store(&self) -> Option<&SharedStore> {
+    fn store(&self) -> Option<&Store> {
         match self {
             Place::Attached(store) => Some(store),
             Place::Unmade | Place::Empty | Place::Closed => None,
@@ -272,10 +272,7 @@ impl Backend {
 
     /// Creates the store for the registered pools and attaches to it. Another server may have
     /// created it earlier, with segments that fit none of these pages.
-    fn attach_for_pools(
-        &self,
-        on_error: OnError,
-    ) -> Result<(SharedStore, Option<String>), PlaceError> {
+    fn attach_for_pools(&self, on_error: OnError) -> Result<(Store, Option<String>), PlaceError> {
         let attached = place::attach(&self.config, self.largest_page())?;
         let Attached {
             store,
@@ -337,7 +334,7 @@ impl Backend {
     }
 
     /// Registers every pool in the store.
-    fn enter_all(&self, store: &SharedStore) {
+    fn enter_all(&self, store: &Store) {
         let volume = place::volume_of(&self.config.path);
         for pool in self.pools.read().values() {
             if let Err(error) = pool.enter(store) {
@@ -456,7 +453,7 @@ impl Backend {
     }
 
     /// Sets the store that has become available. Returns it if the backend no longer needs it.
-    fn enter(&self, store: SharedStore) -> Result<(), SharedStore> {
+    fn enter(&self, store: Store) -> Result<(), Store> {
         let mut place = self.place.write();
         if !matches!(*place, Place::Empty) || self.is_closing() {
             return Err(store);
@@ -467,7 +464,7 @@ impl Backend {
     }
 
     /// The store. `None` if there is none, or if it is being set or closed at this moment.
-    fn attached(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
+    fn attached(&self) -> Option<MappedRwLockReadGuard<'_, Store>> {
         if self.is_closing() {
             return None;
         }
@@ -487,7 +484,7 @@ impl Backend {
     }
 
     /// The store, with an owner. If its owner has just ended, waits for another one.
-    fn store(&self) -> Option<MappedRwLockReadGuard<'_, SharedStore>> {
+    fn store(&self) -> Option<MappedRwLockReadGuard<'_, Store>> {
         let store = self.attached()?;
         self.wait_for_owner(&store, &self.patience());
         self.is_clear(&store).then_some(store)
@@ -495,7 +492,7 @@ impl Backend {
 
     /// Waits while the store has no owner. Returns whether it waited. Waits only once per loss of
     /// an owner: if no other owner appears, everything is a miss at once.
-    fn wait_for_owner(&self, store: &SharedStore, patience: &Patience<'_>) -> bool {
+    fn wait_for_owner(&self, store: &Store, patience: &Patience<'_>) -> bool {
         let turns = store.turns();
         let given_up = patience.given_up;
         if store.part() != Part::Nobody || given_up.load(Ordering::Relaxed) == turns {
@@ -527,7 +524,7 @@ impl Backend {
     /// Makes a call, and repeats it once if it was incomplete because the store's owner ended.
     fn steadily<'a, R>(
         &'a self,
-        store: &SharedStore,
+        store: &Store,
         patience: impl FnOnce() -> Patience<'a>,
         fell_short: impl Fn(&R) -> bool,
         mut call: impl FnMut() -> R,
@@ -546,7 +543,7 @@ impl Backend {
     fn store_of(
         &self,
         pool: &Registered,
-    ) -> Option<(MappedRwLockReadGuard<'_, SharedStore>, NamespaceId)> {
+    ) -> Option<(MappedRwLockReadGuard<'_, Store>, NamespaceId)> {
         let store = self.store()?;
         Some((store, *pool.space.get()?))
     }

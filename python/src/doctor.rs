@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use larder_engine::disk::probe;
 use larder_engine::fit::largest_page;
 use larder_engine::volume::Volumes;
-use larder_engine::{CreateOptions, Settings, Stats, StoreError, create, share};
+use larder_engine::{Settings, Stats, StoreError, create, share};
 use larder_format::BLOCK_BYTES;
 use larder_tools::size::ByteSize;
 use rustix::fs::Access;
@@ -298,11 +298,9 @@ fn closed_pages(volume: &Path, bytes: u64, page_bytes: Option<u64>) -> Option<Li
     let volumes =
         Volumes::open(volume, &[], larder_engine::volume::Access::ReadOnly, false).ok()?;
     let segment_blocks = volumes.superblock().segment_blocks;
-    let stats = Stats {
-        segment_bytes: u64::from(segment_blocks) * BLOCK_BYTES as u64,
-        capacity_bytes: bytes,
-        ..Stats::default()
-    };
+    let mut stats = Stats::default();
+    stats.segment_bytes = u64::from(segment_blocks) * BLOCK_BYTES as u64;
+    stats.capacity_bytes = bytes;
     Some(pages(volume, &stats, page_bytes))
 }
 
@@ -335,10 +333,7 @@ fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Li
         return Some((Level::Fail, "size", what.to_owned()));
     };
     let options = match options(&volume_of(directory), config, page_bytes) {
-        Ok(options) => CreateOptions {
-            dry_run: true,
-            ..options
-        },
+        Ok(options) => options.with(|o| o.dry_run = true),
         Err(error) => return Some((Level::Fail, "pages", error.to_string())),
     };
     match create(&volume_of(directory), &options) {
@@ -378,7 +373,7 @@ pub fn print(facts: &[Fact]) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use larder_engine::PageStore;
+    use larder_engine::{CreateOptions, PageStore};
 
     use super::*;
 
@@ -446,10 +441,7 @@ mod tests {
         assert_eq!(about(20 << 20, "size").0, Level::Ok);
         let (level, what) = about(200 << 20, "pages");
         assert!(level == Level::Fail && what.contains("at least"), "{what}");
-        let options = CreateOptions {
-            size: 256 << 20,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::new(256 << 20);
         create(&volume_of(directory.path()), &options).unwrap();
         assert_eq!(about(1 << 20, "pages").0, Level::Ok);
         assert_eq!(about(10 << 20, "pages").0, Level::Warn);

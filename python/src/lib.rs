@@ -8,7 +8,7 @@
 //! ```text
 //!   SGLang's threads         larder/sglang.py          here                      larder-engine
 //!  +---------------------+  +-----------------+  +-------------------+  +---------------------+
-//!  | exists, get, set,   |->| LarderHiCache   |->| Backend           |->| SharedStore         |
+//!  | exists, get, set,   |->| LarderHiCache   |->| Backend           |->| Store         |
 //!  | clear, stats, close |  | reads tensors   |  | addresses, policy |  | owner or client     |
 //!  +---------------------+  +-----------------+  +-------------------+  +---------------------+
 //!                                            pages move directly between host pool and device

@@ -11,10 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use larder_engine::fit::{PageFit, largest_page, least_size, page_fit, segment_bytes_for};
-use larder_engine::{
-    AttachOptions, CreateOptions, OpenOptions, PageStore, SharedStore, Stats, Store, StoreError,
-    create,
-};
+use larder_engine::{CreateOptions, OpenOptions, PageStore, Stats, Store, StoreError, create};
 use larder_tools::place::STORE_FILE;
 use larder_tools::size::ByteSize;
 use rustix::fs::FlockOperation;
@@ -71,7 +68,7 @@ pub enum PlaceError {
 /// A store that this process uses.
 pub struct Attached {
     /// The handle.
-    pub store: SharedStore,
+    pub store: Store,
     /// The path of the first volume.
     pub volume: PathBuf,
     /// A remark on its size, if it differs from the configured size.
@@ -102,10 +99,7 @@ pub fn is_made(config: &Config) -> Result<bool, PlaceError> {
     if kind == Kind::Directory && volume.exists() {
         return Ok(true);
     }
-    let options = CreateOptions {
-        dry_run: true,
-        ..options(&volume, config, None)?
-    };
+    let options = options(&volume, config, None)?.with(|o| o.dry_run = true);
     match create(&volume, &options) {
         Ok(_) => Ok(false),
         // Attaching reports the details.
@@ -133,10 +127,7 @@ pub fn attach_existing(config: &Config) -> Result<Attached, PlaceError> {
 }
 
 fn attach_to(config: &Config, volume: PathBuf) -> Result<Attached, PlaceError> {
-    let options = AttachOptions {
-        open: open_options(config),
-        ..AttachOptions::default()
-    };
+    let options = open_options(config);
     let store = Store::attach(&volume, options)?;
     let remark = remark(config, &volume, store.stats().capacity_bytes);
     Ok(Attached {
@@ -161,10 +152,7 @@ pub fn open(
         true => attend(config, page_bytes)?,
         false => volume_of(&config.path),
     };
-    let options = OpenOptions {
-        read_only,
-        ..open_options(config)
-    };
+    let options = open_options(config).with(|o| o.read_only = read_only);
     let store = Store::open(&volume, options)?;
     let remark = remark(config, &volume, store.stats().capacity_bytes);
     Ok((store, volume, remark))
@@ -183,14 +171,13 @@ fn attend(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, PlaceErro
 
 /// The options with which this process opens the store.
 pub(crate) fn open_options(config: &Config) -> OpenOptions {
-    OpenOptions {
-        disk: config.disk,
-        sync: config.sync,
-        lease: config.lease,
-        hang_limit: config.timeout,
-        prewrite: config.prewrite,
-        ..OpenOptions::default()
-    }
+    OpenOptions::default().with(|o| {
+        o.disk = config.disk;
+        o.sync = config.sync;
+        o.lease = config.lease;
+        o.hang_limit = config.timeout;
+        o.prewrite = config.prewrite;
+    })
 }
 
 /// The kind of a path.
@@ -306,10 +293,7 @@ pub(crate) fn options(
         None if is_device => 0,
         None => return Err(PlaceError::NoSize(volume.to_owned())),
     };
-    let mut options = CreateOptions {
-        size,
-        ..CreateOptions::default()
-    };
+    let mut options = CreateOptions::new(size);
     if let Some(page_bytes) = page_bytes {
         let whole = match size {
             0 => device_bytes(volume)?,
@@ -575,12 +559,10 @@ mod tests {
             let at = words.iter().position(|word| *word == flag).unwrap();
             words[at + 1].parse::<u64>().unwrap()
         };
-        let again = CreateOptions {
-            size: number("--size"),
-            segment_size: Some(number("--segment-size")),
-            force: true,
-            ..CreateOptions::default()
-        };
+        let again = CreateOptions::new(number("--size")).with(|o| {
+            o.segment_size = Some(number("--segment-size"));
+            o.force = true;
+        });
         create(Path::new(words[0]), &again).unwrap();
         let mended = attach(&config(directory.path(), "256MiB"), None).unwrap();
         assert_eq!(

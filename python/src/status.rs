@@ -93,6 +93,7 @@ impl From<GetStatus> for Status {
         match status {
             GetStatus::Hit => Status::Ok,
             GetStatus::Miss(why) => why.into(),
+            _ => Status::Absent,
         }
     }
 }
@@ -109,6 +110,7 @@ impl From<MissReason> for Status {
             MissReason::Stale => Status::Stale,
             MissReason::WrongShape => Status::WrongShape,
             MissReason::Closed => Status::Closed,
+            _ => Status::Absent,
         }
     }
 }
@@ -121,6 +123,7 @@ impl From<PutStatus> for Status {
             PutStatus::Refused(why) => why.into(),
             PutStatus::Failed(PutFailure::Write) => Status::WriteFailed,
             PutStatus::Failed(PutFailure::Sync) => Status::SyncFailed,
+            _ => Status::WriteFailed,
         }
     }
 }
@@ -137,6 +140,7 @@ impl From<Refusal> for Status {
             Refusal::Closed => Status::Closed,
             Refusal::Exhausted => Status::Exhausted,
             Refusal::ReadOnlyService => Status::ReadOnlyService,
+            _ => Status::NoSpace,
         }
     }
 }

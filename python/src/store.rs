@@ -13,7 +13,7 @@ use larder_engine::fork::Origin;
 use larder_engine::inventory::{Cursor, Evictions, Inventory, Leased, Listing, Usage};
 use larder_engine::share::Part;
 use larder_engine::{
-    GetPage, NamespaceId, PageStore, PutOptions, PutPage, SharedStore, Stats, Store, StoreError,
+    GetPage, NamespaceId, PageStore, PutOptions, PutPage, Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use parking_lot::Mutex;
@@ -35,7 +35,7 @@ enum Inner {
     /// For this process alone.
     Own(Box<Store>),
     /// Together with other processes.
-    Shared(SharedStore),
+    Shared(Store),
 }
 
 /// An open store.
@@ -187,7 +187,7 @@ impl Handle {
             Inner::Shared(store) => match store.part() {
                 Part::Owner => "owner",
                 Part::Client => "client",
-                Part::Nobody => "nobody",
+                _ => "nobody",
             },
         }
     }
@@ -337,7 +337,7 @@ impl Handle {
     }
 
     /// Waits while the store has no owner. Whether it waited.
-    fn waits_for_owner(&self, store: &SharedStore, until: Option<Instant>) -> bool {
+    fn waits_for_owner(&self, store: &Store, until: Option<Instant>) -> bool {
         let turns = store.turns();
         if store.part() != Part::Nobody || self.given_up.load(Ordering::Relaxed) == turns {
             return false;
@@ -401,7 +401,7 @@ impl Space {
         };
         let pages: Vec<PutPage<'_>> = keys.iter().zip(parts).map(page).collect();
         let wait = wait.min(WAIT_MAX);
-        codes(self.pages().put(self.id, &pages, PutOptions { wait }))
+        codes(self.pages().put(self.id, &pages, PutOptions::waiting(wait)))
     }
 
     /// Reads pages into memory whose parts are given page after page.

@@ -673,6 +673,7 @@ impl World {
                     self.totals.failed += 1;
                     assert!(live.failures > 0, "a put fails without a fault");
                 }
+                other => panic!("an unknown status {other:?}"),
             }
             if !status.is_present() {
                 continue;

@@ -144,9 +144,7 @@ fn put(store: &Store, model: &str, keys: &[PageKey]) {
             depth: u32::try_from(depth).unwrap(),
             parts: &parts,
         };
-        let options = PutOptions {
-            wait: Duration::from_secs(120),
-        };
+        let options = PutOptions::waiting(Duration::from_secs(120));
         assert!(store.put(id, &[page], options)[0].is_present());
     }
 }
@@ -200,12 +198,11 @@ fn image(name: &str) -> PathBuf {
 }
 
 fn open(volumes: &[PathBuf], read_only: bool) -> Store {
-    let options = OpenOptions {
-        volumes: volumes[1..].to_vec(),
-        sync: SyncPolicy::Relaxed,
-        read_only,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().with(|o| {
+        o.volumes = volumes[1..].to_vec();
+        o.sync = SyncPolicy::Relaxed;
+        o.read_only = read_only;
+    });
     Store::open(&volumes[0], options).unwrap()
 }
 
@@ -478,11 +475,11 @@ fn an_archive_of_a_newer_version_is_refused() {
 /// A new store on these volumes.
 fn make(volumes: &[PathBuf]) {
     let segments = if volumes.len() == 1 { 8 } else { 5 };
-    let options = CreateOptions {
-        size: (SEGMENTS_OFFSET + segments * SEGMENT_BYTES) * volumes.len() as u64,
-        segment_size: Some(SEGMENT_BYTES),
-        volumes: volumes[1..].to_vec(),
-        ..CreateOptions::default()
-    };
+    let options =
+        CreateOptions::new((SEGMENTS_OFFSET + segments * SEGMENT_BYTES) * volumes.len() as u64)
+            .with(|o| {
+                o.segment_size = Some(SEGMENT_BYTES);
+                o.volumes = volumes[1..].to_vec();
+            });
     create(&volumes[0], &options).unwrap();
 }

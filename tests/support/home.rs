@@ -40,12 +40,13 @@ impl Home {
         let path = directory.path().join("store");
         let further = further.iter().map(|name| directory.path().join(name));
         let volumes: Vec<PathBuf> = further.collect();
-        let options = CreateOptions {
-            size: (SEGMENTS_OFFSET + segments * segment_bytes) * (1 + volumes.len() as u64),
-            segment_size: Some(segment_bytes),
-            volumes,
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::new(
+            (SEGMENTS_OFFSET + segments * segment_bytes) * (1 + volumes.len() as u64),
+        )
+        .with(|o| {
+            o.segment_size = Some(segment_bytes);
+            o.volumes = volumes;
+        });
         create(&path, &options).unwrap();
         Home { directory, path }
     }
@@ -57,10 +58,7 @@ impl Home {
 
     /// Opens it so that nothing is synced unless a flush asks for it.
     pub fn open(&self) -> Store {
-        let options = OpenOptions {
-            sync: SyncPolicy::Relaxed,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().with(|o| o.sync = SyncPolicy::Relaxed);
         Store::open(&self.path, options).unwrap()
     }
 

@@ -214,11 +214,9 @@ fn bytes_come_back_from_l2_and_in_another_process_from_the_store_in_every_shape_
     }
     let directory = tempfile::tempdir().unwrap();
     let store = directory.path().join("store");
-    let options = CreateOptions {
-        size: 256 << 20,
-        segment_size: Some(16 << 20),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(256 << 20).with(|o| {
+        o.segment_size = Some(16 << 20);
+    });
     create(&store, &options).unwrap();
     let test =
         "bytes_come_back_from_l2_and_in_another_process_from_the_store_in_every_shape_and_layout";

@@ -360,7 +360,7 @@ impl Run<'_> {
                 self.namespace,
                 &links,
                 self.batch,
-                PutOptions { wait: PUT_WAIT },
+                PutOptions::waiting(PUT_WAIT),
                 &mut self.meter,
             );
             for status in statuses {
@@ -465,7 +465,7 @@ impl Run<'_> {
                 self.namespace,
                 row,
                 self.batch,
-                PutOptions { wait: PUT_WAIT },
+                PutOptions::waiting(PUT_WAIT),
                 &mut Meter::default(),
             );
             if let Some(status) = statuses.into_iter().find(|status| !status.is_present()) {
@@ -565,9 +565,11 @@ pub(crate) fn reason(status: PutStatus) -> String {
             Refusal::Exhausted => {
                 "the store's serial numbers for this run are used up: open it again"
             }
+            _ => "the store refused it",
         },
         PutStatus::Failed(PutFailure::Write) => "the device did not take it",
         PutStatus::Failed(PutFailure::Sync) => "the device failed the sync that it waited for",
+        _ => "the store did not take it",
     };
     format!("a page was not stored: {why}; `larder doctor` and `larder verify` tell more")
 }

@@ -331,10 +331,7 @@ fn in_place(
     let before = Layout::of(&survey);
     // The store is opened for writing, which the survey's lock forbids.
     drop(survey);
-    let options = OpenOptions {
-        volumes: args.store.volumes.clone(),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().with(|o| o.volumes = args.store.volumes.clone());
     let bar = bar("compacting");
     let mut progress = |done, total| advance(&bar, interrupt, done, total);
     let done = offline::compact(&args.store.path, &options, args.dry_run, &mut progress);
@@ -373,15 +370,14 @@ fn into(
         )));
     }
     let segments = survey.segments.len() as u64;
-    let options = CreateOptions {
-        size: args.size.map_or(
-            SEGMENTS_OFFSET + segments * survey.segment_bytes(),
-            |size| size.0,
-        ),
-        segment_size: Some(survey.segment_bytes()),
-        dry_run: true,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(args.size.map_or(
+        SEGMENTS_OFFSET + segments * survey.segment_bytes(),
+        |size| size.0,
+    ))
+    .with(|o| {
+        o.segment_size = Some(survey.segment_bytes());
+        o.dry_run = true;
+    });
     let planned = larder_engine::create(new, &options).map_err(taken)?;
     if planned.usable_bytes < survey.taken_bytes() {
         return Err(Failure::usage(format!(
@@ -405,14 +401,7 @@ fn into(
     if args.dry_run {
         return Ok(report);
     }
-    larder_engine::create(
-        new,
-        &CreateOptions {
-            dry_run: false,
-            ..options
-        },
-    )
-    .map_err(taken)?;
+    larder_engine::create(new, &options.with(|o| o.dry_run = false)).map_err(taken)?;
     let store = Store::open(new, OpenOptions::default())?;
     let bar = bar("copying");
     let mut progress = |done, total| advance(&bar, interrupt, done, total);

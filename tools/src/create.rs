@@ -158,16 +158,15 @@ fn create(args: &CreateArgs, interrupt: &Interrupt) -> Result<Option<Created>, F
             ControlFlow::Continue(())
         }
     };
-    let options = CreateOptions {
-        size: args.size.map_or(0, |size| size.0),
-        segment_size: args.segment_size.map(|size| size.0),
-        volumes: args.volumes.clone(),
-        prewrite: args.prewrite,
-        grow: args.grow,
-        force: args.force,
-        dry_run: args.dry_run,
-        progress: Some(&advance),
-    };
+    let options = CreateOptions::new(args.size.map_or(0, |size| size.0)).with(|o| {
+        o.segment_size = args.segment_size.map(|size| size.0);
+        o.volumes = args.volumes.clone();
+        o.prewrite = args.prewrite;
+        o.grow = args.grow;
+        o.force = args.force;
+        o.dry_run = args.dry_run;
+        o.progress = Some(&advance);
+    });
     let created = larder_engine::create(&args.path, &options);
     bar.finish_and_clear();
     match created {

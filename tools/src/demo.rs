@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use indicatif::ProgressBar;
 use larder_engine::disk::probe;
-use larder_engine::{AttachOptions, CreateOptions, OpenOptions, PageStore, Store};
+use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use serde::{Deserialize, Serialize};
 
@@ -328,11 +328,9 @@ fn show(
     tell("measuring the disk without the store");
     let device = device::measure(&place.directory, DEVICE_CHUNKS)?;
     tell("making the store");
-    let options = CreateOptions {
-        size: STORE_BYTES,
-        prewrite: true,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(STORE_BYTES).with(|o| {
+        o.prewrite = true;
+    });
     larder_engine::create(&place.store(), &options)?;
     tell("serving conversations in a process that will be killed");
     let Some(before) = serve_and_kill(&place.store(), program, interrupt)? else {
@@ -340,7 +338,7 @@ fn show(
     };
     tell("reopening the store");
     let started = Instant::now();
-    let store = Store::attach(&place.store(), AttachOptions::default())?;
+    let store = Store::attach(&place.store(), OpenOptions::default())?;
     let reopen_seconds = started.elapsed().as_secs_f64();
     tell("looking for every page and serving on");
     let after = serve_on(&store, &shape, &before, interrupt).and_then(|(found, after)| {
@@ -524,7 +522,7 @@ fn read_turns(
 /// The second process: serves turns that another process has served, and reports the result.
 fn work_beside(store: &Path, turns: u64) -> Result<Ending, Failure> {
     let shape = workload::shape(PAGE_BYTES, PAGE_PARTS)?;
-    let store = Store::attach(store, AttachOptions::default())?;
+    let store = Store::attach(store, OpenOptions::default())?;
     let namespace = store.namespace(&workload::namespace("demo", PAGE_TOKENS, shape)?)?;
     let mut session = Session::new(&store, namespace, &shape, PUT_WAIT)?;
     let last = turns.min(BESIDE_TURNS);

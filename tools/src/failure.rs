@@ -107,7 +107,14 @@ impl fmt::Display for Failure {
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
         Failure {
-            code: error.exit_code(),
+            code: match error {
+                StoreError::Damaged { .. } | StoreError::Unsound { .. } => 1,
+                StoreError::Usage(_)
+                | StoreError::TooSmall { .. }
+                | StoreError::NoSize(_)
+                | StoreError::UnknownNamespace => 2,
+                _ => 3,
+            },
             message: error.to_string(),
         }
     }

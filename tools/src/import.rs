@@ -25,9 +25,7 @@ use larder_engine::format::{
 };
 use larder_engine::memory::AlignedBuf;
 use larder_engine::survey::{Survey, SurveyError, SurveyOptions};
-use larder_engine::{
-    NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store,
-};
+use larder_engine::{NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store};
 use serde::Serialize;
 
 use crate::archive::{ArchiveSource, Fault, FaultReason, read_head};
@@ -220,7 +218,7 @@ impl ImportReport {
             }
             PutStatus::Duplicate => self.duplicate_pages += 1,
             PutStatus::Refused(refusal) => self.refuse(why(refusal), 1),
-            PutStatus::Failed(_) => self.failed_pages += 1,
+            _ => self.failed_pages += 1,
         }
     }
 
@@ -260,6 +258,7 @@ fn why(refusal: Refusal) -> Why {
             "exhausted",
             "the store's serial numbers for this run are used up; import again",
         ),
+        _ => ("other", "refused by the store; see its log"),
     };
     Why { kind, reason }
 }
@@ -279,10 +278,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
     };
     let report = if args.dry_run {
         let condition = condition(args)?;
-        let options = OpenOptions {
-            read_only: true,
-            ..args.open.options()
-        };
+        let options = args.open.options().with(|o| o.read_only = true);
         let store = Store::open(&args.path, options)?;
         let report = import(args, &store, head, source, &interrupt);
         store.close()?;
@@ -615,7 +611,7 @@ impl Home {
                 parts,
             })
             .collect();
-        store.put(self.id, &pages, PutOptions { wait: PUT_WAIT })
+        store.put(self.id, &pages, PutOptions::waiting(PUT_WAIT))
     }
 
     /// The range of a part in its payload.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use larder_engine::disk::probe::Want;
-use larder_engine::{AttachOptions, OpenOptions, PageStore, SharedReads, Store, SyncPolicy};
+use larder_engine::{OpenOptions, PageStore, SharedReads, Store, SyncPolicy};
 
 use crate::failure::Failure;
 use crate::size::{self, ByteSize};
@@ -57,23 +57,18 @@ enum SharedReadsArg {
 
 impl ShareArgs {
     /// The engine's options, with these of `open`.
-    pub fn options(&self, open: &OpenArgs, group: Option<u32>) -> AttachOptions {
-        let defaults = open.options();
-        AttachOptions {
-            open: OpenOptions {
-                shared_reads: match self.shared_reads {
-                    SharedReadsArg::Auto => SharedReads::Auto,
-                    SharedReadsArg::On => SharedReads::On,
-                    SharedReadsArg::Off => SharedReads::Off,
-                },
-                staging_bytes: self.staging.map_or(defaults.staging_bytes, |size| size.0),
-                prewrite: self.prewrite,
-                lease: self.lease.unwrap_or(defaults.lease),
-                ..defaults
-            },
-            group,
-            ..AttachOptions::default()
-        }
+    pub fn options(&self, open: &OpenArgs, group: Option<u32>) -> OpenOptions {
+        open.options().with(|o| {
+            o.group = group;
+            o.shared_reads = match self.shared_reads {
+                SharedReadsArg::Auto => SharedReads::Auto,
+                SharedReadsArg::On => SharedReads::On,
+                SharedReadsArg::Off => SharedReads::Off,
+            };
+            o.staging_bytes = self.staging.map_or(o.staging_bytes, |size| size.0);
+            o.prewrite = self.prewrite;
+            o.lease = self.lease.unwrap_or(o.lease);
+        })
     }
 
     /// Attaches to the store at `path`, works on it, and closes it cleanly, whether the work
@@ -103,18 +98,16 @@ enum SyncArg {
 impl OpenArgs {
     /// The engine's options.
     pub fn options(&self) -> OpenOptions {
-        let defaults = OpenOptions::default();
-        OpenOptions {
-            disk: self.disk,
-            depth: self.depth.unwrap_or(defaults.depth),
-            volumes: self.volumes.clone(),
-            sync: match self.sync {
+        OpenOptions::default().with(|o| {
+            o.disk = self.disk;
+            o.depth = self.depth.unwrap_or(o.depth);
+            o.volumes = self.volumes.clone();
+            o.sync = match self.sync {
                 SyncArg::Relaxed => SyncPolicy::Relaxed,
                 SyncArg::Interval => SyncPolicy::default(),
                 SyncArg::Always => SyncPolicy::Always,
-            },
-            ..defaults
-        }
+            };
+        })
     }
 
     /// Operations with the kernel at once, per volume.

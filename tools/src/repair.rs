@@ -213,11 +213,10 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
             ControlFlow::Continue(())
         }
     };
-    let options = OpenOptions {
-        volumes: how.store.volumes.clone(),
-        degraded: how.degraded,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().with(|o| {
+        o.volumes = how.store.volumes.clone();
+        o.degraded = how.degraded;
+    });
     let repaired = offline::repair(&how.store.path, &options, plan, &mut progress);
     bar.finish_and_clear();
     let repaired = repaired?;

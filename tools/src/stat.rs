@@ -328,8 +328,9 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
     let pause = args.watch.map(pause).transpose()?;
     let interrupt = Interrupt::watch();
     loop {
-        let told = share::report(&args.path)?;
+        let mut told = share::report(&args.path)?;
         let DiskFacts { disk, disk_reason } = DiskFacts::of(&told.stats.disk);
+        told.stats.disk = disk;
         let report = StatReport {
             path: args.path.clone(),
             pid: told.pid,
@@ -345,7 +346,7 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
             sync: told.settings.sync.to_string(),
             lease_seconds: told.settings.lease.as_secs_f64(),
             prewrite: told.settings.prewrite,
-            stats: larder_engine::Stats { disk, ..told.stats },
+            stats: told.stats,
             disk_reason,
         };
         output::print(&report, args.json)?;

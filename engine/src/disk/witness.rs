@@ -208,10 +208,7 @@ mod tests {
         let before = std::fs::read(&path).unwrap();
         for carried_out in [0, 3] {
             let wrapper = DiskWrapper::new(refusing(carried_out, libc::ECANCELED));
-            let options = OpenOptions {
-                disk_wrapper: Some(wrapper),
-                ..OpenOptions::default()
-            };
+            let options = OpenOptions::default().with(|o| o.disk_wrapper = Some(wrapper));
             let opened = Store::open(&path, options);
             let error = opened.err().unwrap();
             assert!(matches!(error, StoreError::NotRead { .. }), "{error}");

@@ -160,7 +160,7 @@ impl Batch<'_> {
             })
             .collect();
         self.store
-            .put(self.id, &puts, PutOptions { wait: PATIENCE })
+            .put(self.id, &puts, PutOptions::waiting(PATIENCE))
     }
 }
 

@@ -167,11 +167,9 @@ fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
 /// A closed store with these chains, each put by itself.
 fn store_with(directory: &Path, chains: &[Vec<PageKey>]) -> PathBuf {
     let path = directory.join("store");
-    let options = CreateOptions {
-        size: (1 << 20) + 8 * SEGMENT_BYTES,
-        segment_size: Some(SEGMENT_BYTES),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new((1 << 20) + 8 * SEGMENT_BYTES).with(|o| {
+        o.segment_size = Some(SEGMENT_BYTES);
+    });
     create(&path, &options).unwrap();
     let store = crate::Store::open(&path, OpenOptions::default()).unwrap();
     let id = store.namespace(&namespace()).unwrap();
@@ -229,10 +227,7 @@ fn repair_through(path: &Path, wrapper: DiskWrapper) -> Repaired {
 }
 
 fn try_repair(path: &Path, wrapper: DiskWrapper) -> Result<Repaired, StoreError> {
-    let options = OpenOptions {
-        disk_wrapper: Some(wrapper),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().with(|o| o.disk_wrapper = Some(wrapper));
     let segment = SegmentName {
         volume: 0,
         number: 0,
@@ -388,11 +383,9 @@ fn a_header_copy_that_this_process_cannot_read_is_not_taken_for_a_bad_one() {
 /// A closed store, full of chains that were put in turns, page by page.
 fn full_store(directory: &Path) -> PathBuf {
     let path = directory.join("store");
-    let options = CreateOptions {
-        size: (1 << 20) + 12 * SEGMENT_BYTES,
-        segment_size: Some(SEGMENT_BYTES),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new((1 << 20) + 12 * SEGMENT_BYTES).with(|o| {
+        o.segment_size = Some(SEGMENT_BYTES);
+    });
     create(&path, &options).unwrap();
     let store = crate::Store::open(&path, OpenOptions::default()).unwrap();
     let id = store.namespace(&namespace()).unwrap();
@@ -407,9 +400,7 @@ fn full_store(directory: &Path) -> PathBuf {
                 depth: u32::try_from(depth).unwrap(),
                 parts: &parts,
             };
-            let options = PutOptions {
-                wait: Duration::from_secs(60),
-            };
+            let options = PutOptions::waiting(Duration::from_secs(60));
             assert_eq!(store.put(id, &[page], options), [PutStatus::Stored]);
         }
     }
@@ -420,12 +411,11 @@ fn full_store(directory: &Path) -> PathBuf {
 
 /// Compacts a store on a disk that takes so many writes; `None` if they did not suffice.
 fn compact_within(path: &Path, writes: u64) -> Option<Compacted> {
-    let options = OpenOptions {
-        disk_wrapper: Some(DiskWrapper::new(move |disk| {
+    let options = OpenOptions::default().with(|o| {
+        o.disk_wrapper = Some(DiskWrapper::new(move |disk| {
             FaultyDisk::killed_after(disk, writes)
-        })),
-        ..OpenOptions::default()
-    };
+        }));
+    });
     let mut progress = |_, _| ControlFlow::Continue(());
     let compact = || compact(path, &options, false, &mut progress);
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(compact));

@@ -6,7 +6,7 @@ use super::keys::blob;
 use super::remote::Remote;
 use super::role::{Client, Decider, Role};
 use super::wire::{DigestBytes, KEYS_MAX, Reply, Request};
-use super::{Inner, SharedStore};
+use super::{Inner, Store};
 use crate::api::NamespaceId;
 use crate::error::StoreError;
 use crate::inventory::{Cursor, Evictions, Inventory, Leased, Listing, Usage};
@@ -107,7 +107,7 @@ fn books<'a>(decider: Decider<'a>) -> &'a dyn Inventory {
     }
 }
 
-impl Inventory for SharedStore {
+impl Inventory for Store {
     fn lease(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Leased> {
         self.inner
             .with(namespace, |decider, space| {

@@ -1,43 +1,31 @@
-//! The calls of a handle: each goes to the store of this process, or to the owner's.
+//! The calls of a handle. Each goes to the store of this process, or to the owner over a
+//! connection.
 
 use std::sync::Arc;
 
 use larder_format::{Namespace, PageKey};
 
 use super::role::{Client, Decider, Role};
-use super::{LEFT_UNDONE, PUT_WAIT_MAX, SharedStore};
+use super::{LEFT_UNDONE, PUT_WAIT_MAX, Store};
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
     PutStatus, Stats,
 };
 use crate::catalog::Catalog;
-use crate::core::NAMESPACES_MAX;
 use crate::error::StoreError;
 use crate::runtime::Instant;
 
-impl PageStore for SharedStore {
+impl PageStore for Store {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
         if self.inner.origin.is_inherited() {
             return Err(StoreError::Forked);
         }
-        let id = {
-            let mut spaces = self.inner.spaces.lock();
-            let known = spaces.iter().position(|space| space == namespace);
-            let at = match known {
-                Some(at) => at,
-                None if spaces.len() >= NAMESPACES_MAX => {
-                    return Err(StoreError::TooManyNamespaces(NAMESPACES_MAX));
-                }
-                None => {
-                    spaces.push(namespace.clone());
-                    spaces.len() - 1
-                }
-            };
-            NamespaceId(u16::try_from(at).unwrap_or(u16::MAX))
-        };
+        let id = self.inner.spaces.lock().id(namespace)?;
         let role = self.inner.role();
         let decider = role.as_deref().and_then(Role::decider);
+        let is_alone = decider.is_some_and(Decider::is_alone);
         match decider.map(|decider| self.inner.resolve(decider, id)) {
+            Some(Err(error)) if is_alone => Err(error),
             Some(Err(error @ StoreError::TooManyNamespaces(_))) => Err(error),
             // Without an owner, the namespace is registered as soon as there is one.
             _ => Ok(id),
@@ -62,7 +50,7 @@ impl PageStore for SharedStore {
             let wait = until.saturating_duration_since(Instant::now());
             let again = self
                 .inner
-                .put(namespace, &pages[first..], PutOptions { wait });
+                .put(namespace, &pages[first..], PutOptions::waiting(wait));
             for (status, again) in statuses[first..].iter_mut().zip(again) {
                 if !status.is_present() {
                     *status = again;
@@ -184,13 +172,17 @@ impl PageStore for SharedStore {
         }
     }
 
-    /// A client flushes and leaves. An owner disconnects its clients and closes the store.
+    /// A client flushes and leaves. An owner that serves others disconnects its clients and closes
+    /// the store.
     fn close(&self) -> Result<(), StoreError> {
         if self.inner.origin.is_inherited() {
             return Err(StoreError::Forked);
         }
         *self.inner.stop.lock() = true;
         self.inner.stopped.notify_all();
+        if let Some(store) = self.inner.store_of_its_own() {
+            return store.close();
+        }
         // If the role is changing, there is no connection to close.
         let flushed = match self.inner.role().as_deref() {
             Some(Role::Client(client)) if !client.remote.is_lost() => {
@@ -206,7 +198,8 @@ impl PageStore for SharedStore {
         let role = std::mem::replace(&mut *self.inner.role.write(), Role::Closed);
         match role {
             Role::Owner(mut owner) => {
-                if owner.server.stop() {
+                let stopped = owner.service.as_mut().is_none_or(|s| s.server.stop());
+                if stopped {
                     return owner.store.close();
                 }
                 owner.store.catalog().flush()?;
@@ -217,7 +210,7 @@ impl PageStore for SharedStore {
     }
 }
 
-impl Drop for SharedStore {
+impl Drop for Store {
     fn drop(&mut self) {
         if self.inner.origin.is_inherited() {
             // The thread and all that it holds belong to the parent.

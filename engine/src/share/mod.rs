@@ -8,7 +8,7 @@
 //! ```text
 //!   client                                owner                          volumes
 //!  +--------------+  lookup, pin, reserve,  +-------------------+
-//!  | SharedStore  | --------------------->  | SharedStore       |
+//!  | Store  | --------------------->  | Store       |
 //!  |   remote     |     commit, wait        |   server -> Store | --------> descriptors,
 //!  |   own ring   |                         |             ring  |           headers, syncs
 //!  +--------------+                         +-------------------+
@@ -21,10 +21,11 @@
 //! | `wire` | the messages |
 //! | `protocol` | the rule by which messages may change between releases |
 //! | `server` | the owner's side: sessions, and the resources that each client holds |
-//! | `remote` | the client's side: a [`Catalog`](crate::catalog::Catalog) over a socket |
-//! | `role` | the role of a process, owner or client, and how the process gets it |
+//! | `remote` | the client's side: a `Catalog` over a socket |
 //! | `monitor` | the thread that keeps a role: takes over when the owner goes |
 //! | `handle` | the calls of a handle, to the owner of the moment |
+//! | `spaces` | the namespaces of a handle |
+//! | `role` | the role of a process, owner or client, and how the process gets it |
 //! | `staging`, `area` | reads that several processes share: page slots, shared memory |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
 //! | `keys`, `pass` | long lists of keys and open files in messages |
@@ -62,6 +63,7 @@ mod pass;
 mod remote;
 mod role;
 mod server;
+mod spaces;
 
 pub(crate) mod area;
 mod books;
@@ -90,19 +92,22 @@ use crate::api::{
 };
 use crate::error::StoreError;
 use crate::fork::Origin;
-use crate::store::Store;
+use crate::store::LocalStore;
+#[cfg(not(feature = "simulated"))]
+use crate::volume::create::{CreateOptions, create};
 use crate::volume::{self, Access, HolderState};
 #[doc(hidden)]
 pub use guard::Marks;
 use protocol::Protocol;
 use remote::{ReachError, Remote};
-use role::{Client, Decider, Known, NotYet, Role};
+use role::{Client, Decider, Known, NotYet, Owner, Role};
 #[doc(hidden)]
 pub use server::answer;
 pub(crate) use server::is_listening;
 #[doc(hidden)]
 pub use server::ledger;
 pub use server::socket_path;
+use spaces::Spaces;
 pub use staging::StagingReport;
 pub use wire::Report;
 
@@ -120,25 +125,13 @@ const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
 /// Longest wait of a put. A moment much further off could not be represented as an `Instant`.
 const PUT_WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Pause between two tries to attach, and the first pause of the role monitor.
+/// Pause between two tries. While there is no owner it grows by an eighth each time, up to the
+/// maximum, which it reaches after about ten seconds.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
-
-/// How a store is attached to.
-#[derive(Clone, Debug, Default)]
-pub struct AttachOptions {
-    /// Options of this process, as owner or as client. `read_only` is refused: a reader needs no
-    /// owner.
-    pub open: OpenOptions,
-    /// A group. Processes of its members may be clients, besides those of the user who owns the
-    /// store's first volume.
-    pub group: Option<u32>,
-    /// The catalog protocol that this process speaks: that of this release, except in tests.
-    #[doc(hidden)]
-    pub protocol: Protocol,
-}
 
 /// The present role of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Part {
     /// This process decides.
     Owner,
@@ -148,18 +141,17 @@ pub enum Part {
     Nobody,
 }
 
-/// A store that several processes use at once. See the [module](self).
-///
-/// Dropping it without [`PageStore::close`] is safe: for the store it is as if the process had been
-/// killed.
-pub struct SharedStore {
+/// An open store: for this process alone ([`Store::open`]), or for several processes at once
+/// ([`Store::attach`]). Dropping it without [`PageStore::close`] is safe: for the store it is as if
+/// the process had been killed.
+pub struct Store {
     inner: Arc<Inner>,
     monitor: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Inner {
     path: PathBuf,
-    options: AttachOptions,
+    options: OpenOptions,
     /// Every call holds the read lock, so that no call is in progress when the role changes.
     role: RwLock<Role>,
     /// Number of role changes.
@@ -168,21 +160,55 @@ struct Inner {
     seen: Mutex<Option<Settings>>,
     /// The registered namespaces, by the id that this handle gave out. Each owner numbers them in
     /// its own way.
-    spaces: Mutex<Vec<Namespace>>,
+    spaces: Mutex<Spaces>,
     stop: Mutex<bool>,
     stopped: Condvar,
     origin: Origin,
 }
 
 impl Store {
-    /// Attaches to the store at `path`, which other processes may use too. Becomes the owner if
-    /// there is none, else a client of the owner. See [`share`](self).
+    /// Opens the store whose first volume is at `path`, for this process alone.
+    ///
+    /// # Errors
+    /// See [`StoreError`]: each error names the fault, its place, and the remedy.
+    pub fn open(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
+        let store = LocalStore::open(path, &options)?;
+        let role = Role::Owner(Box::new(Owner::alone(store)));
+        Ok(Store {
+            inner: Arc::new(Inner::new(path, options, role)),
+            monitor: Mutex::new(None),
+        })
+    }
+
+    /// As [`Store::open`]; creates the store first if there is none at `path`.
+    ///
+    /// # Errors
+    /// Those of [`create`] and [`Store::open`].
+    #[cfg(not(feature = "simulated"))]
+    pub fn open_or_create(
+        path: &Path,
+        create_options: &CreateOptions<'_>,
+        options: OpenOptions,
+    ) -> Result<Store, StoreError> {
+        match create(path, create_options) {
+            Ok(_) | Err(StoreError::Exists(_) | StoreError::Locked { .. }) => {
+                Store::open(path, options)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Attaches to the store at `path`, which other processes may use too. Becomes its owner if it
+    /// has none, else a client of the owner. When the owner goes, a client takes its place.
+    ///
+    /// All processes run as one user, who owns the volumes, or as members of
+    /// [`OpenOptions::group`].
     ///
     /// # Errors
     /// The errors of [`Store::open`]; [`StoreError::Locked`] when a process that serves no catalog
     /// holds the store.
-    pub fn attach(path: &Path, options: AttachOptions) -> Result<SharedStore, StoreError> {
-        if options.open.read_only {
+    pub fn attach(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
+        if options.read_only {
             return Err(StoreError::Usage(
                 "a read-only handle needs no owner: open the store read-only instead".to_owned(),
             ));
@@ -204,17 +230,7 @@ impl Store {
                 Err(NotYet::TryAgain(error) | NotYet::Never(error)) => return Err(error),
             }
         };
-        let inner = Arc::new(Inner {
-            path: path.to_owned(),
-            options,
-            role: RwLock::new(role),
-            turns: AtomicU64::new(0),
-            seen: Mutex::default(),
-            spaces: Mutex::default(),
-            stop: Mutex::new(false),
-            stopped: Condvar::new(),
-            origin: Origin::here(),
-        });
+        let inner = Arc::new(Inner::new(path, options, role));
         inner.compare_settings(&inner.role.read());
         let monitor = crate::runtime::thread::Builder::new()
             .name("larder-minder".to_owned())
@@ -223,7 +239,7 @@ impl Store {
                 move || inner.monitor_role()
             })
             .map_err(|e| StoreError::io("starting a thread", path, e))?;
-        Ok(SharedStore {
+        Ok(Store {
             inner,
             monitor: Mutex::new(Some(monitor)),
         })
@@ -284,6 +300,20 @@ fn locked(path: &Path) -> Option<StoreError> {
 }
 
 impl Inner {
+    fn new(path: &Path, options: OpenOptions, role: Role) -> Inner {
+        Inner {
+            path: path.to_owned(),
+            options,
+            role: RwLock::new(role),
+            turns: AtomicU64::new(0),
+            seen: Mutex::default(),
+            spaces: Mutex::default(),
+            stop: Mutex::new(false),
+            stopped: Condvar::new(),
+            origin: Origin::here(),
+        }
+    }
+
     /// The role, for a call. `None` while the role changes: a waiting call would wait for the calls
     /// in progress, and those wait for the device. `None` in a forked child, too.
     fn role(&self) -> Option<RwLockReadGuard<'_, Role>> {
@@ -291,6 +321,14 @@ impl Inner {
             return None;
         }
         self.role.try_read()
+    }
+
+    /// The store, if it was opened for this process alone. It stays in place when it is closed.
+    fn store_of_its_own(&self) -> Option<Arc<LocalStore>> {
+        match self.role().as_deref() {
+            Some(Role::Owner(owner)) if owner.service.is_none() => Some(owner.store.clone()),
+            _ => None,
+        }
     }
 
     fn is_stopped(&self) -> bool {
@@ -328,7 +366,7 @@ impl Inner {
         if let Some(known) = decider.ids().get(namespace) {
             return Ok(known);
         }
-        let space = self.spaces.lock().get(usize::from(namespace.0)).cloned();
+        let space = self.spaces.lock().get(namespace);
         let space = space.ok_or(StoreError::UnknownNamespace)?;
         let known = Known {
             id: decider.named(&space)?,
@@ -340,7 +378,7 @@ impl Inner {
 
     /// Whether this process shares its reads of a namespace while other processes use it too.
     fn shares_reads(&self, namespace: &Namespace) -> bool {
-        match self.options.open.shared_reads {
+        match self.options.shared_reads {
             SharedReads::Auto => namespace.fields().tp == Rank::ALONE,
             SharedReads::On => true,
             SharedReads::Off => false,
@@ -358,7 +396,7 @@ impl Inner {
     }
 }
 
-impl SharedStore {
+impl Store {
     /// The present role of this process.
     #[must_use]
     pub fn part(&self) -> Part {
@@ -393,6 +431,15 @@ impl SharedStore {
         self.part() != Part::Nobody && Instant::now() < until
     }
 
+    /// The namespaces with full records in the store; none in a client.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<Namespace> {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.namespaces(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Number of role changes. If this number, or [`part`](Self::part), changed during a call that
     /// missed, repeat the call: it may have missed because there was no owner.
     #[must_use]
@@ -403,12 +450,46 @@ impl SharedStore {
     /// The owner's report.
     ///
     /// # Errors
-    /// When there is no owner.
+    /// When there is no owner, or the store was not attached to.
     pub fn report(&self) -> Result<Report, StoreError> {
         match self.inner.role().as_deref() {
-            Some(Role::Owner(owner)) => Ok(owner.server.report()),
+            Some(Role::Owner(owner)) => match &owner.service {
+                Some(service) => Ok(service.server.report()),
+                None => Err(StoreError::NotServed {
+                    path: self.inner.path.clone(),
+                    reason: "it is open for this process alone".to_owned(),
+                }),
+            },
             Some(Role::Client(client)) => client.remote.report().map_err(|_| StoreError::OwnerGone),
             Some(Role::Nobody | Role::Closed) | None => Err(self.inner.unavailable()),
+        }
+    }
+}
+
+/// For simulation, fuzzing and tests.
+#[cfg(feature = "internals")]
+impl Store {
+    /// The disk of this process.
+    ///
+    /// # Panics
+    /// While the store has no owner.
+    #[must_use]
+    pub fn disk(&self) -> Arc<dyn crate::disk::Disk> {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.disk().clone(),
+            Some(Role::Client(client)) => client.data.disk().clone(),
+            _ => panic!("the store has no owner"),
+        }
+    }
+
+    /// Checks the invariants between index and space, in an owner.
+    ///
+    /// # Errors
+    /// The first broken invariant.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.check_invariants(),
+            _ => Ok(()),
         }
     }
 }

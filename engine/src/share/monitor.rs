@@ -101,7 +101,7 @@ impl Inner {
         let Ok(report) = client.remote.report() else {
             return;
         };
-        let wanted = self.options.open.settings();
+        let wanted = self.options.settings();
         let before = self.seen.lock().replace(report.settings);
         if report.settings != wanted && before != Some(report.settings) {
             tracing::warn!(

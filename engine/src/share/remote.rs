@@ -590,17 +590,17 @@ mod tests {
     use crate::api::{PutStatus, Refusal};
     use crate::catalog::{Ask, Grant};
     use crate::share::server::socket_path;
-    use crate::{AttachOptions, PageStore, Store};
+    use crate::{OpenOptions, PageStore, Store};
 
     struct Home {
         _directory: tempfile::TempDir,
         path: std::path::PathBuf,
-        owner: crate::SharedStore,
+        owner: Store,
     }
 
     fn home() -> Home {
         let (directory, path) = crate::share::tests::created();
-        let owner = Store::attach(&path, AttachOptions::default()).unwrap();
+        let owner = Store::attach(&path, OpenOptions::default()).unwrap();
         Home {
             _directory: directory,
             path,

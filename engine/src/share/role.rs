@@ -8,13 +8,13 @@ use larder_format::Namespace;
 
 use super::remote::{self, ReachError, Remote};
 use super::server::{OwnReads, Server, hides_own_user, may_listen, socket_path};
-use super::{AttachOptions, guard, not_served};
-use crate::api::{GetPage, GetStatus, NamespaceId, PageStore};
+use super::{guard, not_served};
+use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::fork::Private;
 use crate::runtime::{Instant, Mutex};
-use crate::store::{DataPath, Store};
+use crate::store::{DataPath, LocalStore};
 use crate::volume::{Access, Volumes};
 
 pub(super) enum Role {
@@ -32,12 +32,28 @@ pub(super) enum Decider<'a> {
 }
 
 pub(super) struct Owner {
-    /// Declared before the store, so that it is dropped first and no request reaches a closed
-    /// store.
-    pub(super) server: Server,
-    pub(super) store: Arc<Store>,
-    reads: OwnReads,
+    /// `None` for a store that was opened for one process alone. Declared before the store, so that
+    /// it is dropped first and no request reaches a closed store.
+    pub(super) service: Option<Service>,
+    pub(super) store: Arc<LocalStore>,
     ids: Ids,
+}
+
+/// An owner's side of sharing.
+pub(super) struct Service {
+    pub(super) server: Server,
+    reads: OwnReads,
+}
+
+impl Owner {
+    /// The owner of a store that serves no other process.
+    pub(super) fn alone(store: LocalStore) -> Owner {
+        Owner {
+            service: None,
+            store: Arc::new(store),
+            ids: Ids::default(),
+        }
+    }
 }
 
 pub(super) struct Client {
@@ -91,7 +107,7 @@ impl Role {
     /// Becomes a client of the present owner, or the owner, which admits the members of `group`.
     pub(super) fn find(
         path: &Path,
-        options: &AttachOptions,
+        options: &OpenOptions,
         group: Option<u32>,
     ) -> Result<Role, NotYet> {
         let unreached = match Client::reach(path, options) {
@@ -110,7 +126,7 @@ impl Role {
                 .map_err(|error| StoreError::io("serving the catalog", &socket, error))
         };
         let store =
-            Store::open_at_once(path, &options.open, may_serve).map_err(|error| match error {
+            LocalStore::open_at_once(path, options, may_serve).map_err(|error| match error {
                 StoreError::Locked { .. } if !matches!(unreached, ReachError::Nobody(_)) => {
                     NotYet::TryAgain(not_served(path, &unreached))
                 }
@@ -123,8 +139,10 @@ impl Role {
         let store = Arc::new(store);
         let server = Server::start(store.clone(), path, options, group).map_err(NotYet::Never)?;
         Ok(Role::Owner(Box::new(Owner {
-            reads: server.own_reads(),
-            server,
+            service: Some(Service {
+                reads: server.own_reads(),
+                server,
+            }),
             store,
             ids: Ids::default(),
         })))
@@ -149,12 +167,19 @@ impl<'a> Decider<'a> {
         }
     }
 
+    /// Whether no other process can use the store.
+    pub(super) fn is_alone(self) -> bool {
+        matches!(self, Decider::Owner(owner) if owner.service.is_none())
+    }
+
     /// The owner's id for a namespace.
     pub(super) fn named(self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
         match self {
             Decider::Owner(owner) => {
                 let id = owner.store.namespace(namespace)?;
-                owner.reads.named(id);
+                if let Some(service) = &owner.service {
+                    service.reads.named(id);
+                }
                 Ok(id)
             }
             Decider::Client(client) => client.remote.namespace(namespace),
@@ -168,10 +193,13 @@ impl<'a> Decider<'a> {
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
         match self {
-            Decider::Owner(Owner { store, reads, .. }) if space.is_shared => {
-                store.get_staged(reads, space.id, pages, deadline)
-            }
-            Decider::Owner(owner) => owner.store.get(space.id, pages, deadline),
+            Decider::Owner(owner) => match &owner.service {
+                Some(service) if space.is_shared => {
+                    let store = &owner.store;
+                    store.get_staged(&service.reads, space.id, pages, deadline)
+                }
+                _ => owner.store.get(space.id, pages, deadline),
+            },
             Decider::Client(Client { remote, data, .. }) if space.is_shared => {
                 data.get_staged(&**remote, &**remote, space.id, pages, deadline)
             }
@@ -190,18 +218,16 @@ enum Unreached {
 }
 
 impl Client {
-    fn reach(path: &Path, options: &AttachOptions) -> Result<Client, Unreached> {
-        let AttachOptions {
-            open: options,
-            protocol,
-            ..
-        } = options;
-        let (remote, welcome) = Remote::reach(path, protocol).map_err(|error| match error {
-            error @ (ReachError::Denied(_) | ReachError::Version { .. } | ReachError::Nonsense) => {
-                Unreached::Failed(NotYet::Never(not_served(path, &error)))
-            }
-            error => Unreached::Nobody(error),
-        })?;
+    fn reach(path: &Path, options: &OpenOptions) -> Result<Client, Unreached> {
+        let (remote, welcome) =
+            Remote::reach(path, &options.protocol).map_err(|error| match error {
+                error @ (ReachError::Denied(_)
+                | ReachError::Version { .. }
+                | ReachError::Nonsense) => {
+                    Unreached::Failed(NotYet::Never(not_served(path, &error)))
+                }
+                error => Unreached::Nobody(error),
+            })?;
         let never = |error| Unreached::Failed(NotYet::Never(error));
         let gone = |_| Unreached::Failed(NotYet::TryAgain(StoreError::OwnerGone));
         // The owner's paths may name other files here: in another mount namespace.

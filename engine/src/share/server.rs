@@ -59,14 +59,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::AttachOptions;
 use super::protocol::{Agreed, Protocol};
 use super::wire::{ClientId, ReleaseCount, Report, Welcome};
-use crate::api::{PageStore, Settings};
+use crate::api::{OpenOptions, PageStore, Settings};
 use crate::catalog::SegmentMap;
 use crate::error::StoreError;
 use crate::seldom::Seldom;
-use crate::store::Store;
+use crate::store::LocalStore;
 use crate::system::files::{self, Handle};
 use crate::system::processes;
 use crate::system::sockets;
@@ -96,7 +95,7 @@ pub(super) struct Server {
 }
 
 struct Shared {
-    store: Arc<Store>,
+    store: Arc<LocalStore>,
     /// Path of the store's first volume, as given.
     path: PathBuf,
     socket: PathBuf,
@@ -143,13 +142,9 @@ struct Template {
 impl Server {
     /// Listens beside the store, which this process owns.
     pub(super) fn start(
-        store: Arc<Store>,
+        store: Arc<LocalStore>,
         path: &Path,
-        AttachOptions {
-            open: options,
-            protocol,
-            ..
-        }: &AttachOptions,
+        options: &OpenOptions,
         group: Option<u32>,
     ) -> Result<Server, StoreError> {
         let socket = socket_path(path);
@@ -161,7 +156,7 @@ impl Server {
         let admission = Admission::new(uid, group);
         let bound = socket::listen(&socket, admission.store_user(), group)
             .map_err(failed("serving the catalog"))?;
-        let (template, probes) = facts(&store, protocol, group);
+        let (template, probes) = facts(&store, &options.protocol, group);
         let shared = Arc::new(Shared {
             map: template.map(),
             store,
@@ -270,7 +265,7 @@ impl Drop for Server {
 }
 
 /// The user that the store belongs to: the owner of its first volume, which is locked.
-fn user_of(store: &Store) -> io::Result<u32> {
+fn user_of(store: &LocalStore) -> io::Result<u32> {
     let volumes = store.volumes();
     let first = volumes.present().next();
     let (_, volume) = first.ok_or(io::ErrorKind::NotFound)?;
@@ -278,7 +273,11 @@ fn user_of(store: &Store) -> io::Result<u32> {
 }
 
 /// The facts for clients' greetings, and the volumes' files.
-fn facts(store: &Store, protocol: &Protocol, group: Option<u32>) -> (Template, Vec<Arc<Handle>>) {
+fn facts(
+    store: &LocalStore,
+    protocol: &Protocol,
+    group: Option<u32>,
+) -> (Template, Vec<Arc<Handle>>) {
     let volumes = store.volumes();
     let superblock = volumes.superblock();
     let template = Template {

@@ -22,12 +22,12 @@ use super::protocol::Protocol;
 use super::remote::{ReachError, Remote};
 use super::staging::Slot;
 use super::wire::{MAGIC, Reply, Request, parse, receive, send};
-use super::{SharedStore, guard, socket_path};
+use super::{guard, socket_path};
 use crate::catalog::Catalog;
 use crate::store::staged::Stage;
 use crate::volume::{HolderState, LockHolder};
 use crate::{
-    AttachOptions, CreateOptions, GetPage, GetStatus, PageStore, PutOptions, PutPage, PutStatus,
+    CreateOptions, GetPage, GetStatus, OpenOptions, PageStore, PutOptions, PutPage, PutStatus,
     Store, create,
 };
 
@@ -39,8 +39,8 @@ const PAGE_BYTES: u32 = 5000;
 /// alone keeps from misbehaving.
 struct Scene {
     directory: tempfile::TempDir,
-    owner: SharedStore,
-    client: SharedStore,
+    owner: Store,
+    client: Store,
     other: Remote,
     keys: Vec<PageKey>,
 }
@@ -49,11 +49,9 @@ struct Scene {
 pub(crate) fn created() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
-    let options = CreateOptions {
-        size: 256 << 20,
-        segment_size: Some(16 << 20),
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(256 << 20).with(|o| {
+        o.segment_size = Some(16 << 20);
+    });
     create(&path, &options).unwrap();
     (directory, path)
 }
@@ -88,8 +86,8 @@ fn bytes_of(key: &PageKey) -> Vec<u8> {
 impl Scene {
     fn new() -> Scene {
         let (directory, path) = created();
-        let owner = Store::attach(&path, AttachOptions::default()).unwrap();
-        let client = Store::attach(&path, AttachOptions::default()).unwrap();
+        let owner = Store::attach(&path, OpenOptions::default()).unwrap();
+        let client = Store::attach(&path, OpenOptions::default()).unwrap();
         let (other, _) = Remote::reach(&path, &Protocol::default()).unwrap();
         let tokens: Vec<u64> = (0..PAGES as u64).collect();
         let keys = page_keys(
@@ -127,7 +125,7 @@ impl Scene {
     }
 
     /// Gets all pages; each must be found and be correct.
-    fn get(&self, store: &SharedStore) {
+    fn get(&self, store: &Store) {
         let space = store.namespace(&namespace(PAGE_BYTES)).unwrap();
         let mut bytes = vec![vec![0; PAGE_BYTES as usize]; PAGES];
         let mut parts: Vec<[IoSliceMut<'_>; 1]> =
@@ -296,7 +294,7 @@ fn releasing_slots_that_a_client_does_not_hold_changes_nothing() {
 #[test]
 fn a_silent_connection_does_not_block_a_close() {
     let (_directory, path) = created();
-    let owner = Store::attach(&path, AttachOptions::default()).unwrap();
+    let owner = Store::attach(&path, OpenOptions::default()).unwrap();
     let silent = UnixStream::connect(socket_path(&path)).unwrap();
     let (closed, outcome) = std::sync::mpsc::channel();
     std::thread::spawn(move || closed.send(owner.close().is_ok()));
@@ -308,7 +306,7 @@ fn a_silent_connection_does_not_block_a_close() {
 #[test]
 fn a_client_that_waits_for_its_own_unwritten_put_does_not_block_a_close() {
     let (_directory, path) = created();
-    let owner = Store::attach(&path, AttachOptions::default()).unwrap();
+    let owner = Store::attach(&path, OpenOptions::default()).unwrap();
     let id = owner.namespace(&namespace(4096)).unwrap();
     let mut first = UnixStream::connect(socket_path(&path)).unwrap();
     let mut buffer = Vec::new();
@@ -353,9 +351,7 @@ fn a_file_in_the_sockets_place_is_left_alone() {
     let socket = socket_path(&path);
     std::fs::write(&socket, "mine").unwrap();
     let before = std::fs::read(&path).unwrap();
-    let refused = Store::attach(&path, AttachOptions::default())
-        .err()
-        .unwrap();
+    let refused = Store::attach(&path, OpenOptions::default()).err().unwrap();
     assert!(refused.to_string().contains("no socket"), "{refused}");
     assert_eq!(std::fs::read_to_string(&socket).unwrap(), "mine");
     // Nor is the store opened for nothing, again and again.
@@ -372,14 +368,11 @@ fn rights(socket: &Path) -> (u32, u32, u32) {
 fn a_new_owner_serves_the_group_that_the_last_owner_served() {
     let (_directory, path) = created();
     let gid = rustix::process::getgid().as_raw();
-    let group = AttachOptions {
-        group: Some(gid),
-        ..AttachOptions::default()
-    };
+    let group = OpenOptions::default().with(|o| o.group = Some(gid));
     let owner = Store::attach(&path, group).unwrap();
     let (before, socket) = (rights(&socket_path(&path)), socket_path(&path));
     assert_eq!((before.0, before.2), (0o660, gid));
-    let client = Store::attach(&path, AttachOptions::default()).unwrap();
+    let client = Store::attach(&path, OpenOptions::default()).unwrap();
     drop(owner);
     client.wait_for_owner(Instant::now() + PATIENCE);
     assert_eq!(client.part(), super::Part::Owner);
@@ -396,7 +389,7 @@ fn a_store_that_root_serves_stays_its_users() {
     let user = 65_534;
     std::os::unix::fs::chown(&path, Some(user), None).unwrap();
     std::os::unix::fs::chown(directory.path(), Some(user), None).unwrap();
-    let _owner = Store::attach(&path, AttachOptions::default()).unwrap();
+    let _owner = Store::attach(&path, OpenOptions::default()).unwrap();
     let (mode, uid, _) = rights(&socket_path(&path));
     assert_eq!((mode, uid), (0o600, user));
 }
@@ -407,8 +400,8 @@ fn a_store_is_reached_through_links_to_it() {
     let link = directory.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     for (first, second) in [(&path, &link), (&link, &path)] {
-        let owner = Store::attach(first, AttachOptions::default()).unwrap();
-        let client = Store::attach(second, AttachOptions::default()).unwrap();
+        let owner = Store::attach(first, OpenOptions::default()).unwrap();
+        let client = Store::attach(second, OpenOptions::default()).unwrap();
         assert_eq!(client.part(), super::Part::Client);
         assert!(super::report(second).is_ok());
         client.close().unwrap();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use larder_format::{BLOCK_BYTES, PageKey};
 
-use super::Store;
+use super::LocalStore;
 use super::local::{Local, slot};
 use super::mover::read_descriptors;
 use crate::api::NamespaceId;
@@ -188,7 +188,7 @@ fn join(segment: u32, seen: u32) -> Cursor {
     Cursor(u64::from(segment) << 32 | u64::from(seen))
 }
 
-impl Inventory for Store {
+impl Inventory for LocalStore {
     fn lease(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Leased> {
         let Some(_gate) = self.enter() else {
             return vec![Leased::Absent; keys.len()];

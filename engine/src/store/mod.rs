@@ -191,6 +191,11 @@ impl DataPath {
         catalog.contains(namespace, keys)
     }
 
+    /// The disk of this process.
+    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
     /// Adds this data path's counters.
     pub(crate) fn count_into(&self, stats: &mut Stats) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -225,10 +230,10 @@ impl Counters {
     }
 }
 
-/// An open store.
+/// An open store of this process.
 ///
 /// Dropping it without [`PageStore::close`] is safe: the next open recovers as after a crash.
-pub struct Store {
+pub struct LocalStore {
     local: Arc<Local>,
     data: DataPath,
     volumes: Mutex<Volumes>,
@@ -247,22 +252,18 @@ pub struct Store {
     origin: Origin,
 }
 
-impl Store {
+impl LocalStore {
     /// Opens the store whose first volume is at `path`.
     ///
     /// # Errors
     /// See [`StoreError`]: each error names the fault, its place, and the remedy.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "options are made for one call"
-    )]
-    pub fn open(path: &Path, options: OpenOptions) -> Result<Store, StoreError> {
+    pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<LocalStore, StoreError> {
         let access = if options.read_only {
             Access::ReadOnly
         } else {
             Access::Exclusive
         };
-        Store::open_with(path, &options, access, || Ok(()))
+        LocalStore::open_with(path, options, access, || Ok(()))
     }
 
     fn open_with(
@@ -270,7 +271,7 @@ impl Store {
         options: &OpenOptions,
         access: Access,
         may_open: impl FnOnce() -> Result<(), StoreError>,
-    ) -> Result<Store, StoreError> {
+    ) -> Result<LocalStore, StoreError> {
         let (volumes, disk) = open_volumes(path, options, access)?;
         if let Err(error) = may_open() {
             disk.shutdown();
@@ -298,10 +299,10 @@ impl Store {
         if let Some(more @ 1..) = damaged.len().checked_sub(DAMAGE_LOGGED_MAX) {
             tracing::warn!(more, "more places are damaged: `larder verify` lists them");
         }
-        Store::assemble(opening, options)
+        LocalStore::assemble(opening, options)
     }
 
-    fn assemble(opening: Opening, options: &OpenOptions) -> Result<Store, StoreError> {
+    fn assemble(opening: Opening, options: &OpenOptions) -> Result<LocalStore, StoreError> {
         let Opening {
             mut volumes,
             disk,
@@ -358,7 +359,7 @@ impl Store {
         };
         let mut data = DataPath::new(disk, &volumes, options.hang_limit);
         data.recheck = recheck;
-        Ok(Store {
+        Ok(LocalStore {
             local,
             data,
             volumes: Mutex::new(volumes),
@@ -380,8 +381,8 @@ impl Store {
         path: &Path,
         options: &OpenOptions,
         may_open: impl FnOnce() -> Result<(), StoreError>,
-    ) -> Result<Store, StoreError> {
-        Store::open_with(path, options, Access::AtOnce, may_open)
+    ) -> Result<LocalStore, StoreError> {
+        LocalStore::open_with(path, options, Access::AtOnce, may_open)
     }
 
     /// Like [`PageStore::get`], shared with clients.
@@ -498,7 +499,7 @@ fn capacity(volumes: &Volumes) -> Result<u64, StoreError> {
     Ok(bytes)
 }
 
-impl PageStore for Store {
+impl PageStore for LocalStore {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
         let Some(_gate) = self.enter() else {
             return Err(self.refusal());
@@ -611,7 +612,7 @@ impl PageStore for Store {
     }
 }
 
-impl Store {
+impl LocalStore {
     /// Lets a call in; `None` once the store is closed, or is being closed.
     fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
         if self.origin.is_inherited() {
@@ -637,7 +638,7 @@ impl Store {
     }
 }
 
-impl Drop for Store {
+impl Drop for LocalStore {
     fn drop(&mut self) {
         if self.origin.is_inherited() {
             // The threads belong to the parent.

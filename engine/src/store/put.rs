@@ -521,7 +521,8 @@ mod tests {
 
     use super::*;
     use crate::share::tests::{created, namespace};
-    use crate::{GetPage, GetStatus, OpenOptions, PageStore, Store};
+    use crate::store::LocalStore;
+    use crate::{GetPage, GetStatus, OpenOptions, PageStore};
 
     const PAGE_BYTES: u32 = 1 << 20;
 
@@ -576,7 +577,7 @@ mod tests {
     /// The statuses of a call's pages if the page behind the first `admitted` is refused.
     fn statuses(admitted: usize, wait: Duration) -> Vec<PutStatus> {
         let (_directory, path) = created();
-        let store = Store::open(&path, OpenOptions::default()).unwrap();
+        let store = LocalStore::open(&path, &OpenOptions::default()).unwrap();
         let bytes = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
         let parts = [IoSlice::new(&bytes)];
         let key = |at: u8| PageKey::from_bytes([at; 32]);

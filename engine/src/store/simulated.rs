@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use larder_format::Superblock;
 
-use super::Store;
+use super::LocalStore;
 use super::opening::Opening;
 use crate::api::OpenOptions;
 use crate::core::Core;
@@ -14,22 +14,22 @@ use crate::index::Index;
 use crate::recovery::Recovery;
 use crate::volume::simulated::volumes;
 
-impl Store {
+impl LocalStore {
     /// Opens a store whose volumes have these superblocks. Of each: the newer valid copy, and which
     /// copy is the other one; `None` for a lost volume. `recovered` sees the result of recovery
     /// before anything is written.
     ///
     /// # Errors
-    /// See [`Store::open`].
+    /// See [`StoreError`].
     pub fn open_simulated(
         superblocks: Vec<Option<(Superblock, usize)>>,
         disk: Arc<dyn Disk>,
         options: &OpenOptions,
         recovered: impl FnOnce(&Recovery, &Arc<Index>),
-    ) -> Result<Store, StoreError> {
+    ) -> Result<LocalStore, StoreError> {
         let opening: Opening = Opening::new(volumes(superblocks)?, disk, options)?;
         recovered(&opening.recovery, &opening.index);
-        Store::assemble(opening, options)
+        LocalStore::assemble(opening, options)
     }
 
     /// Looks at the core, unless a task holds it.

@@ -23,7 +23,7 @@ use crate::api::OpenOptions;
 use crate::capacity::{segments_min, usable_blocks};
 use crate::disk::probe::{Want, filesystem};
 use crate::error::{StoreError, count};
-pub use crate::fit::default_segment_bytes;
+use crate::fit::default_segment_bytes;
 use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
 use checks::{
@@ -38,12 +38,14 @@ const PREWRITE_BYTES: usize = 4 << 20;
 /// Receives the progress of the prewrite. May end it.
 pub type Progress<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + 'a;
 
-/// Options of a creation.
+/// Options of a creation: `CreateOptions::new(1 << 30).with(|o| o.prewrite = true)`.
 #[derive(Clone, Default)]
+#[non_exhaustive]
 pub struct CreateOptions<'a> {
     /// Bytes of all volumes together. For block devices zero means the whole device.
     pub size: u64,
-    /// Bytes of a segment; `None` for [`default_segment_bytes`].
+    /// Bytes of a segment; `None` for 256 MiB, or for small stores a power of two near a 256th of
+    /// the size.
     pub segment_size: Option<u64>,
     /// Volumes after the first.
     pub volumes: Vec<PathBuf>,
@@ -60,8 +62,27 @@ pub struct CreateOptions<'a> {
     pub progress: Option<&'a Progress<'a>>,
 }
 
+impl<'a> CreateOptions<'a> {
+    /// A store of so many bytes, with the defaults for all else.
+    #[must_use]
+    pub fn new(size: u64) -> CreateOptions<'a> {
+        CreateOptions {
+            size,
+            ..CreateOptions::default()
+        }
+    }
+
+    /// These options, changed by `change`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
 /// The created store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Created {
     /// Segments on all volumes.
     pub segments: u64,

@@ -94,10 +94,7 @@ pub fn open_prepared(
     prepare: impl Fn(&Faulty) + Send + Sync + 'static,
 ) -> (Store, Arc<Faulty>) {
     let (wrapper, made) = faulty(home, prepare);
-    let store = home.open_with(OpenOptions {
-        disk_wrapper: Some(wrapper),
-        ..options
-    });
+    let store = home.open_with(options.with(|o| o.disk_wrapper = Some(wrapper)));
     let disk = made.lock().unwrap().clone();
     (store, disk.unwrap())
 }

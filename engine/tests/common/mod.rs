@@ -45,12 +45,10 @@ impl Home {
     pub fn on_volumes(count: usize, size: u64) -> Home {
         let home = Home::new();
         let beside = |number| home.directory.path().join(format!("volume {number}"));
-        let options = CreateOptions {
-            size: count as u64 * size,
-            segment_size: Some(16 * MIB),
-            volumes: (1..count).map(beside).collect(),
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::new(count as u64 * size).with(|o| {
+            o.segment_size = Some(16 * MIB);
+            o.volumes = (1..count).map(beside).collect();
+        });
         create(&home.path, &options).unwrap();
         home
     }
@@ -181,13 +179,7 @@ impl<'a> Pool<'a> {
 
     /// Puts a chain, waiting for room.
     pub fn put(&self, keys: &[PageKey]) -> Vec<PutStatus> {
-        self.put_from(
-            keys,
-            0,
-            PutOptions {
-                wait: Duration::from_secs(120),
-            },
-        )
+        self.put_from(keys, 0, PutOptions::waiting(Duration::from_secs(120)))
     }
 
     /// Gets pages, and panics when a hit has other bytes than were put.

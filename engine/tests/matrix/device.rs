@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
 use larder_engine::{
-    AttachOptions, CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions,
-    PutStatus, Refusal, SharedStore, Store, StoreError, create,
+    CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, Refusal,
+    Store, StoreError, create,
 };
 
 use super::common::faulty::{Fault, Faulty, Seen, faulty, open_faulty, open_prepared};
@@ -221,10 +221,10 @@ fn row_04_a_client_is_lent_a_page_that_lies_elsewhere_by_now_from_there() {
 }
 
 /// An owner or a client over a disk with rules for faults.
-pub fn attach_faulty(home: &Home) -> (SharedStore, Arc<Faulty>) {
+pub fn attach_faulty(home: &Home) -> (Store, Arc<Faulty>) {
     let (wrapper, made) = faulty(home, |_| ());
-    let mut options = AttachOptions::default();
-    options.open.disk_wrapper = Some(wrapper);
+    let mut options = OpenOptions::default();
+    options.disk_wrapper = Some(wrapper);
     let client = Store::attach(&home.path, options).unwrap();
     let disk = made.lock().unwrap().clone();
     (client, disk.unwrap())
@@ -232,7 +232,7 @@ pub fn attach_faulty(home: &Home) -> (SharedStore, Arc<Faulty>) {
 
 fn client_reads_what_lies_elsewhere(read: Read) {
     let home = Home::with_store(SIZE);
-    let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let owner = Store::attach(&home.path, OpenOptions::default()).unwrap();
     let (client, disk) = attach_faulty(&home);
     put_again_while_read(&home, &disk, &client, &owner, read);
 }
@@ -366,7 +366,7 @@ fn row_07_a_header_that_cannot_be_written_at_the_open_costs_its_segment_and_not_
 #[test]
 fn row_07_a_client_retries_failed_page_writes_once() {
     let home = Home::with_store(4 * SIZE);
-    let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let owner = Store::attach(&home.path, OpenOptions::default()).unwrap();
     // Windows of 2, 8 and 4 pages: any of their writes, the last ones too.
     for before in 0..14 {
         let (client, disk) = attach_faulty(&home);
@@ -434,10 +434,7 @@ fn row_09_without_space_reads_go_on_and_writes_are_refused_with_a_typed_error() 
     let home = Home::new();
     let free = rustix::fs::statvfs(home.directory.path()).unwrap();
     let size = free.f_bavail * free.f_frsize + (64 << 30);
-    let options = CreateOptions {
-        size,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(size);
     let error = create(&home.path, &options).err().unwrap();
     assert!(matches!(error, StoreError::NoSpace { .. }), "{error}");
     assert!(!home.path.exists());
@@ -537,10 +534,7 @@ fn row_13_reclaim_that_finds_the_device_full_loses_nothing() {
 #[test]
 fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {
     let home = Home::with_store(SIZE);
-    let options = OpenOptions {
-        hang_limit: Duration::from_secs(3600),
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().with(|o| o.hang_limit = Duration::from_secs(3600));
     let (store, disk) = open_faulty(&home, options);
     let pool = Pool::new(&store, "m", &[65536]);
     let keys = chain(1, 3);
@@ -580,7 +574,7 @@ fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {
 #[test]
 fn row_20_queued_reads_are_given_up_at_the_deadline() {
     let home = Home::with_store(SIZE);
-    let owner = Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let owner = Store::attach(&home.path, OpenOptions::default()).unwrap();
     let (client, disk) = attach_faulty(&home);
     let keys = chain(1, 40);
     let soon = || Some(Instant::now() + Duration::from_millis(20));
@@ -620,10 +614,7 @@ fn row_20_a_reader_without_the_lock_does_not_outstay_its_deadline() {
         assert_eq!(pool.put(&keys), [PutStatus::Stored; 3]);
         store.close().unwrap();
     }
-    let options = OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().with(|o| o.read_only = true);
     let (store, disk) = open_faulty(&home, options);
     let pool = Pool::new(&store, "m", &[65536]);
     // The pages arrive; the headers that prove them still current do not.

@@ -188,10 +188,7 @@ fn row_17_a_store_of_another_version_is_refused_by_name_and_not_touched() {
     set_version(&home, 2);
     let newer = read(&home.path, 0, usize::try_from(SEGMENTS_OFFSET).unwrap());
     for read_only in [false, true] {
-        let options = OpenOptions {
-            read_only,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::default().with(|o| o.read_only = read_only);
         let error = Store::open(&home.path, options).err().unwrap();
         let StoreError::Superblock {
             source: SuperblockError::Newer { version: 2, .. },

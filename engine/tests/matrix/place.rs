@@ -175,10 +175,7 @@ fn row_15_a_second_opener_gets_the_holders_name_and_a_reader_changes_nothing() {
     // The holder ends as in a crash, and leaves its name behind: that is no lock.
     drop(store);
     let left = std::fs::read(&home.path).unwrap();
-    let options = || OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    };
+    let options = || OpenOptions::default().with(|o| o.read_only = true);
     let readers = [home.open_with(options()), home.open_with(options())];
     for reader in &readers {
         let pool = Pool::new(reader, "m", &[65536]);
@@ -208,10 +205,7 @@ fn row_15_a_reader_beside_a_writer_takes_nothing_from_segments_in_another_genera
         assert_eq!(pool.put(&keys), [PutStatus::Stored; 8]);
         store.close().unwrap();
     }
-    let options = OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::default().with(|o| o.read_only = true);
     let (reader, disk) = open_faulty(&home, options);
     let reading = Pool::new(&reader, "m", &[MIB as u32]);
     // A sector that cannot be read under one copy of the header leaves the other.
@@ -265,13 +259,7 @@ fn row_16_a_file_that_is_no_store_is_refused_by_kind_and_left_unchanged() {
             std::fs::read(path(name)).unwrap() == content,
             "{name} was written to"
         );
-        let refused = create(
-            &path(name),
-            &CreateOptions {
-                size: SIZE,
-                ..CreateOptions::default()
-            },
-        );
+        let refused = create(&path(name), &CreateOptions::new(SIZE));
         let is_void = content.iter().all(|byte| *byte == 0);
         assert!(
             is_void || matches!(refused, Err(StoreError::Foreign(_))),
@@ -479,10 +467,7 @@ fn row_21_a_file_system_that_buffers_all_the_same_is_noticed_and_served() {
         return;
     };
     let path = directory.path().join("store");
-    let options = CreateOptions {
-        size: SIZE,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(SIZE);
     match create(&path, &options) {
         Err(StoreError::NoSpace { .. }) => {
             skipped(UNTESTED, format!("/dev/shm has no room for {SIZE} bytes"));

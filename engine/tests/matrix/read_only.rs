@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
 use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{
-    AttachOptions, OpenOptions, PageStore, PutFailure, PutOptions, PutStatus, Refusal, Store,
-    StoreError,
+    OpenOptions, PageStore, PutFailure, PutOptions, PutStatus, Refusal, Store, StoreError,
 };
 
 use super::common::faulty::{Fault, Seen, open_faulty};
@@ -211,7 +210,7 @@ fn row_09_holes_that_cannot_be_filled_cost_no_page_and_no_capacity() {
 fn row_09_clients_and_deletions_are_refused_with_the_reason() {
     let home = Home::with_store(SIZE);
     let (owner, disk) = attach_faulty(&home);
-    let client = Store::attach(&home.path, AttachOptions::default()).unwrap();
+    let client = Store::attach(&home.path, OpenOptions::default()).unwrap();
     let pool = Pool::new(&client, "m", &[PAGE]);
     let there = chain(1, CHAIN);
     assert_eq!(pool.put(&there), [PutStatus::Stored; CHAIN]);

@@ -67,9 +67,7 @@ fn row_07_without_a_segment_a_chain_is_not_too_long_for_good() {
     let pool = Pool::new(&store, "m", &[1 << 20]);
     let all = store.stats().usable_bytes;
     let length = usize::try_from(store.stats().usable_pages(MIB)).unwrap();
-    let wait = PutOptions {
-        wait: std::time::Duration::from_secs(120),
-    };
+    let wait = PutOptions::waiting(std::time::Duration::from_secs(120));
     disk.when(Fault::Fails(EIO), usize::MAX, |seen| match seen {
         Seen::Write { offset, .. } => offset == SEGMENTS_OFFSET + 2 * SEGMENT,
         _ => false,

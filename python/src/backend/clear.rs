@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use larder_engine::share::Part;
-use larder_engine::{NamespaceId, PageStore, SharedStore, StoreError};
+use larder_engine::{NamespaceId, PageStore, Store, StoreError};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{Backend, OWNER_PATIENCE, Place};
@@ -81,7 +81,7 @@ impl Backend {
     }
 
     /// Whether pages may be served: no clear is outstanding.
-    pub(super) fn is_clear(&self, store: &SharedStore) -> bool {
+    pub(super) fn is_clear(&self, store: &Store) -> bool {
         if !self.debt.is_owed() {
             return true;
         }
@@ -108,7 +108,7 @@ impl Backend {
 
     fn pay(
         &self,
-        store: &SharedStore,
+        store: &Store,
         mut paying: MutexGuard<'_, Paying>,
         deleted: &mut u64,
     ) -> Result<(), StoreError> {

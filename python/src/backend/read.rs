@@ -116,7 +116,7 @@ impl Backend {
                     MissReason::Damaged | MissReason::Unfinished | MissReason::ReadError,
                 ) => damaged += 1,
                 GetStatus::Miss(MissReason::Deadline | MissReason::Hung) => late += 1,
-                GetStatus::Miss(_) => {}
+                _ => {}
             }
         }
         if damaged > 0 {

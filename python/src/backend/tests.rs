@@ -80,11 +80,9 @@ fn count(backend: &Backend, name: &str) -> u64 {
 
 /// A store with segments of 16 MiB.
 fn small_segments(path: &Path) {
-    let options = larder_engine::CreateOptions {
-        size: 144 << 20,
-        segment_size: Some(16 << 20),
-        ..larder_engine::CreateOptions::default()
-    };
+    let options = larder_engine::CreateOptions::new(144 << 20).with(|o| {
+        o.segment_size = Some(16 << 20);
+    });
     larder_engine::create(&place::volume_of(path), &options).unwrap();
 }
 

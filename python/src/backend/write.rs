@@ -148,7 +148,7 @@ impl Backend {
             // Pages stored before the owner ended are duplicates in the second attempt.
             let patience = || self.patience_of_put(deadline);
             self.steadily(&store, patience, some_refused, || {
-                store.put(space, &pages, PutOptions { wait })
+                store.put(space, &pages, PutOptions::waiting(wait))
             })
         };
         match way {
@@ -173,7 +173,7 @@ impl Backend {
                 PutStatus::Stored => stored += 1,
                 PutStatus::Duplicate => duplicate += 1,
                 status if is_left_out(*status) => dropped += 1,
-                PutStatus::Refused(_) | PutStatus::Failed(_) => {}
+                _ => {}
             }
         }
         let failed = statuses.len() - stored - duplicate - dropped;

@@ -457,6 +457,7 @@ fn parse_config(config: &str) -> PyResult<String> {
         SyncPolicy::Relaxed => "relaxed",
         SyncPolicy::Interval(_) => "interval",
         SyncPolicy::Always => "always",
+        policy => unreachable!("no key sets {policy}"),
     };
     let on_error = match config.on_error {
         OnError::Fail => "fail",

@@ -369,6 +369,7 @@ impl<'w, W: Witness> Machine<'w, W> {
                     }
                     self.promises.durable |= Names::from(self.is_always()) << name;
                 }
+                other => return Err(format!("an unknown status {other:?}")),
             }
         }
         self.look()

@@ -302,7 +302,7 @@ impl Driver {
                     self.count(Class::ClientDeathInGet);
                 }
             }
-            Some(Part::Nobody) | None => self.count(Class::SeekerDeath),
+            _ => self.count(Class::SeekerDeath),
         }
         self.kill(&running);
         self.replace();
@@ -344,7 +344,7 @@ impl Driver {
                     self.count(Class::ClientStoppedInGet);
                 }
             }
-            Some(Part::Nobody) | None => self.count(Class::SeekerStopped),
+            _ => self.count(Class::SeekerStopped),
         }
         running.process.stop();
         self.stopped.push((running, self.world.now() + stop));

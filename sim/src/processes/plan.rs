@@ -8,7 +8,7 @@ use larder_engine::format::{
     BLOCK_BYTES, Geometry, Holder, Namespace, NamespaceFields, OpenState, PageKey, PageShape, Rank,
     Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, VolumeEntry, VolumeId,
 };
-use larder_engine::{AttachOptions, OpenOptions, SharedReads, SyncPolicy};
+use larder_engine::{OpenOptions, SharedReads, SyncPolicy};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::contents;
 use larder_sim_runtime::{Machine, Odds};
@@ -163,17 +163,13 @@ impl Plan {
         PageKey::from_bytes(bytes)
     }
 
-    pub fn options(&self) -> AttachOptions {
-        AttachOptions {
-            open: OpenOptions {
-                disk: Want::Threads,
-                depth: 3,
-                sync: self.sync,
-                shared_reads: SharedReads::Off,
-                ..OpenOptions::default()
-            },
-            ..AttachOptions::default()
-        }
+    pub fn options(&self) -> OpenOptions {
+        OpenOptions::default().with(|o| {
+            o.disk = Want::Threads;
+            o.depth = 3;
+            o.sync = self.sync;
+            o.shared_reads = SharedReads::Off;
+        })
     }
 
     /// Creates the store, as `larder create` does.

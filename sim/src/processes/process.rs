@@ -9,7 +9,7 @@ use larder_engine::format::{BLOCK_BYTES, PageKey};
 use larder_engine::share::Part;
 use larder_engine::{
     GetPage, GetStatus, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
-    Refusal, SharedStore, StoreError,
+    Refusal, Store, StoreError,
 };
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::time::Instant;
@@ -45,7 +45,7 @@ pub enum Doing {
 pub struct Running {
     pub process: Process,
     /// Set once it has attached.
-    pub store: RefCell<Option<Rc<SharedStore>>>,
+    pub store: RefCell<Option<Rc<Store>>>,
     /// Why it could not attach.
     pub failed: RefCell<Option<StoreError>>,
     /// By thread that makes calls.
@@ -89,7 +89,7 @@ impl Drop for Running {
 pub struct Caller {
     pub shared: Shared,
     pub running: Rc<Running>,
-    pub store: Rc<SharedStore>,
+    pub store: Rc<Store>,
     pub number: usize,
 }
 
@@ -283,7 +283,7 @@ impl Caller {
                 })
                 .collect();
             self.store
-                .put(namespaces[namespace], &pages, PutOptions { wait })
+                .put(namespaces[namespace], &pages, PutOptions::waiting(wait))
         };
         assert_eq!(statuses.len(), names.len(), "not one status for each page");
         // The caller's memory is the caller's again.
@@ -300,6 +300,7 @@ impl Caller {
                 PutStatus::Duplicate => &mut state.totals.duplicates,
                 PutStatus::Refused(_) => &mut state.totals.refused,
                 PutStatus::Failed(_) => &mut state.totals.failed,
+                status => unreachable!("an unknown status: {status:?}"),
             };
             *counter += 1;
             state.digest = mix(state.digest, u64::from(status.is_present()));
@@ -335,6 +336,7 @@ impl Caller {
             match status {
                 GetStatus::Hit => self.hit(*name, from, &parts),
                 GetStatus::Miss(reason) => self.miss(*name, from, had_owner, *reason),
+                status => unreachable!("an unknown status: {status:?}"),
             }
         }
     }
@@ -385,6 +387,7 @@ impl Caller {
             // A handle closes only in `Caller::close`, after all calls.
             MissReason::Closed => had_owner,
             MissReason::Deadline | MissReason::Hung => false,
+            reason => unreachable!("an unknown reason: {reason:?}"),
         };
         if is_judged && had_owner {
             self.missed(name, from, &format!("{reason:?}"));

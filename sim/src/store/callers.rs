@@ -9,9 +9,9 @@ use std::time::Duration;
 use larder_engine::format::PageKey;
 use larder_engine::index::SegmentId;
 use larder_engine::memory::AlignedBuf;
+use larder_engine::store::LocalStore as Store;
 use larder_engine::{
-    GetPage, GetStatus, MissReason, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store,
-    SyncPolicy,
+    GetPage, GetStatus, MissReason, PageStore, PutOptions, PutPage, PutStatus, Refusal, SyncPolicy,
 };
 use larder_sim_runtime::task;
 use larder_sim_runtime::thread;
@@ -241,7 +241,9 @@ impl Caller<'_> {
                 parts: &parts[at],
             })
             .collect();
-        let statuses = self.store.put(self.id(&pages), &asked, PutOptions { wait });
+        let statuses = self
+            .store
+            .put(self.id(&pages), &asked, PutOptions::waiting(wait));
         drop(asked);
         drop(parts);
         // The memory is the caller's again.
@@ -493,6 +495,7 @@ impl State {
                     totals.failed += 1;
                     assert!(failures > 0, "a put fails without a fault");
                 }
+                status => unreachable!("an unknown status: {status:?}"),
             }
             let reserved = self.world.oracle.version(versions[at]).reserved_at;
             let is_written = reserved != u64::MAX;
@@ -563,13 +566,14 @@ impl State {
                     }
                     MissReason::Deadline => is_late,
                     MissReason::Closed => may_close,
-                    MissReason::Hung | MissReason::Stale | MissReason::WrongShape => false,
+                    _ => false,
                 };
                 assert!(
                     fits,
                     "{name:?} misses as {why:?}: {before:?} before, {now:?} now"
                 );
             }
+            status => unreachable!("an unknown status: {status:?}"),
         }
     }
 }

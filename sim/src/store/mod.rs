@@ -25,7 +25,8 @@ use larder_engine::core::Core;
 use larder_engine::format::{OpenState, SegmentState, Superblock};
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::recovery::Recovery;
-use larder_engine::{NamespaceId, OpenOptions, PageStore, Store, StoreError};
+use larder_engine::store::LocalStore as Store;
+use larder_engine::{NamespaceId, OpenOptions, PageStore, StoreError};
 use larder_sim_runtime as runtime;
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::machine::{Machine, Odds};
@@ -629,13 +630,12 @@ impl State {
 }
 
 fn options(world: &World) -> OpenOptions {
-    OpenOptions {
-        sync: world.setup.sync,
-        lease: Duration::from_millis(world.setup.lease_ms),
-        write_bytes_max: world.setup.write_bytes_max,
-        degraded: true,
-        ..OpenOptions::default()
-    }
+    OpenOptions::default().with(|o| {
+        o.sync = world.setup.sync;
+        o.lease = Duration::from_millis(world.setup.lease_ms);
+        o.write_bytes_max = world.setup.write_bytes_max;
+        o.degraded = true;
+    })
 }
 
 fn open(

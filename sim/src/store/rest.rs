@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use larder_engine::capacity::{footprint, segments_min};
 use larder_engine::core::{Core, SpaceView};
-use larder_engine::{PutStatus, Refusal, Store};
+use larder_engine::store::LocalStore as Store;
+use larder_engine::{PutStatus, Refusal};
 use larder_sim_runtime::medium::Medium;
 use larder_sim_runtime::thread;
 

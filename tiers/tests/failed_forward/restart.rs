@@ -112,11 +112,9 @@ fn after_a_failed_forward_another_process_reads_the_right_bytes() {
     for late in [false, true] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
-        let options = CreateOptions {
-            size: 256 << 20,
-            segment_size: Some(16 << 20),
-            ..CreateOptions::default()
-        };
+        let options = CreateOptions::new(256 << 20).with(|o| {
+            o.segment_size = Some(16 << 20);
+        });
         create(&path, &options).unwrap();
         let test = "restart::after_a_failed_forward_another_process_reads_the_right_bytes";
         let mut child = Command::new(std::env::current_exe().unwrap());

@@ -275,7 +275,7 @@ fn cache(
     let model = format!("{NAMESPACE}{} layers", shape.layers());
     let namespace = workload::namespace(&model, PAGE_TOKENS, stored)?;
     let shared: Arc<dyn PageStore> = store.clone();
-    let l3 = StoreL3::new(shared, &namespace)?.with_puts(PutOptions { wait: PUT_WAIT });
+    let l3 = StoreL3::new(shared, &namespace)?.with_puts(PutOptions::waiting(PUT_WAIT));
     let l1_pages = u32::try_from(batch).unwrap_or(u32::MAX).saturating_add(1);
     let l2_pages = l1_pages.saturating_mul(2);
     let mut config = Config::new(PAGE_TOKENS, shape.page_bytes().into(), l1_pages, l2_pages);

@@ -128,12 +128,10 @@ fn does_not_fit(store: &Path) -> Failure {
 }
 
 fn create(args: &ReplayArgs, path: &Path, bytes: u64, dry_run: bool) -> Result<Created, Failure> {
-    let options = CreateOptions {
-        size: bytes,
-        segment_size: args.segment_size.map(|size| size.0),
-        dry_run,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(bytes).with(|o| {
+        o.segment_size = args.segment_size.map(|size| size.0);
+        o.dry_run = dry_run;
+    });
     larder_engine::create(path, &options).map_err(|error| Failure::sized(error, "--capacity"))
 }
 

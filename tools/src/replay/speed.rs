@@ -79,12 +79,10 @@ pub fn disk(
         .max(SEGMENT_BYTES_MIN);
     // Pages of two puts and a get.
     let segments = 3 * pages / (SEGMENT_PAGES - 1) + SEGMENTS_FREE;
-    let options = CreateOptions {
-        size: segment_bytes * segments,
-        segment_size: Some(segment_bytes),
-        prewrite: true,
-        ..CreateOptions::default()
-    };
+    let options = CreateOptions::new(segment_bytes * segments).with(|o| {
+        o.segment_size = Some(segment_bytes);
+        o.prewrite = true;
+    });
     larder_engine::create(&path, &options)?;
     let speeds = open.with(&path, |store| {
         let of = |op| {

@@ -442,9 +442,7 @@ impl Replay<'_> {
 
     fn l3(&self, store: &Arc<Store>, namespace: &Namespace) -> Result<Arc<dyn L3>, Failure> {
         let shared: Arc<dyn PageStore> = store.clone();
-        let puts = PutOptions {
-            wait: self.args.wait,
-        };
+        let puts = PutOptions::waiting(self.args.wait);
         Ok(Arc::new(StoreL3::new(shared, namespace)?.with_puts(puts)))
     }
 

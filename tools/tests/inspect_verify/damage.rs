@@ -267,17 +267,11 @@ fn a_volume_that_could_not_be_found_again_is_not_taken_from_its_new_place() {
     for name in [long.as_bytes(), b"v\xff"] {
         let moved = home.path.with_file_name(std::ffi::OsStr::from_bytes(name));
         std::fs::rename(home.beside("second"), &moved).unwrap();
-        let named = OpenOptions {
-            volumes: vec![moved.clone()],
-            ..OpenOptions::default()
-        };
+        let named = OpenOptions::default().with(|o| o.volumes = vec![moved.clone()]);
         let error = Store::open(&home.path, named.clone()).err().unwrap();
         assert!(error.to_string().contains("shorter"), "{error}");
         // Who only reads need not find it again.
-        let reader = OpenOptions {
-            read_only: true,
-            ..named
-        };
+        let reader = named.with(|o| o.read_only = true);
         drop(Store::open(&home.path, reader).unwrap());
         std::fs::rename(&moved, home.beside("second")).unwrap();
     }
@@ -340,10 +334,7 @@ fn move_a_volume(first_use: &FirstUse) {
             ends(&[&larger[..], &named].concat(), 0);
         }
         FirstUse::Open => {
-            let named = OpenOptions {
-                volumes: vec![moved.clone()],
-                ..OpenOptions::default()
-            };
+            let named = OpenOptions::default().with(|o| o.volumes = vec![moved.clone()]);
             let store = Store::open(&home.path, named).unwrap();
             store.close().unwrap();
         }

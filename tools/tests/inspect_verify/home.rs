@@ -91,9 +91,7 @@ impl<'a> Pool<'a> {
                 parts: &parts,
             })
             .collect();
-        let options = PutOptions {
-            wait: Duration::from_secs(120),
-        };
+        let options = PutOptions::waiting(Duration::from_secs(120));
         let statuses = self.store.put(self.id, &pages, options);
         assert_eq!(statuses, vec![PutStatus::Stored; keys.len()]);
     }
@@ -111,9 +109,7 @@ impl<'a> Pool<'a> {
                     depth: u32::try_from(depth).unwrap(),
                     parts: &parts,
                 };
-                let options = PutOptions {
-                    wait: Duration::from_secs(120),
-                };
+                let options = PutOptions::waiting(Duration::from_secs(120));
                 let statuses = self.store.put(self.id, &[page], options);
                 assert_eq!(statuses, [PutStatus::Stored]);
             }

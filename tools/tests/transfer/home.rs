@@ -144,9 +144,7 @@ fn put_page(store: &Store, model: Model, key: &PageKey, parent: Option<PageKey>,
         depth: u32::try_from(depth).unwrap(),
         parts: &parts,
     };
-    let options = PutOptions {
-        wait: Duration::from_secs(120),
-    };
+    let options = PutOptions::waiting(Duration::from_secs(120));
     assert_eq!(store.put(id, &[page], options), [PutStatus::Stored]);
 }
 

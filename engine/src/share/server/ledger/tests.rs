@@ -6,10 +6,10 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use super::*;
-use crate::Store;
 use crate::api::{OpenOptions, PageStore, PutFailure, PutOptions, PutPage, PutStatus};
 use crate::share::server::answer::settled;
 use crate::share::wire::Reply;
+use crate::store::LocalStore;
 
 /// Bytes that one client may have in flight.
 const SHARE: u64 = 1 << 20;
@@ -32,14 +32,14 @@ impl Marks for Marked {
 
 struct Home {
     _directory: tempfile::TempDir,
-    store: Store,
+    store: LocalStore,
     namespace: NamespaceId,
     map: SegmentMap,
 }
 
 fn home() -> Home {
     let (directory, path) = crate::share::tests::created();
-    let store = Store::open(&path, OpenOptions::default()).unwrap();
+    let store = LocalStore::open(&path, &OpenOptions::default()).unwrap();
     let namespace = store
         .namespace(&crate::share::tests::namespace(65536))
         .unwrap();
@@ -169,7 +169,9 @@ fn put(home: &Home, seed: u8, wait: Duration) -> (Vec<PageKey>, Vec<PutStatus>) 
         parts: &parts,
     };
     let pages: Vec<PutPage<'_>> = keys.iter().map(page).collect();
-    let statuses = home.store.put(home.namespace, &pages, PutOptions { wait });
+    let statuses = home
+        .store
+        .put(home.namespace, &pages, PutOptions::waiting(wait));
     (keys, statuses)
 }
 
