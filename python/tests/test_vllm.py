@@ -9,7 +9,6 @@ import sys
 import time
 
 import pytest
-from larder import Store
 from support.vllm import BLOCK, ROW, Child, Steps, content, keys, steps, tier, volume
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 
@@ -332,7 +331,6 @@ def test_events_name_what_was_stored(tmp_path):
         assert follow(engine) == (set(), set()), "vLLM's events are off"
 
 
-@pytest.mark.skipif(not hasattr(Store, "evictions"), reason="larder.Store has no list of evictions")
 def test_events_name_what_was_evicted(tmp_path):
     events = tier(tmp_path, size="112MiB", enable_kv_events=True)
     with steps(events, row_bytes=1 << 20, rows=16, events=True) as engine:
