@@ -459,7 +459,7 @@ class LarderL2Adapter(L2AdapterInterface):
     def _keep(self) -> None:
         """Renews leases, follows evictions, writes the ledger."""
         period = min(1.0, self._config.store.lease / 3)
-        seen, due = _losses(self._stats), 0.0
+        seen, due, has_failed = _losses(self._stats), 0.0, False
         while not self._stop.is_set():
             try:
                 if self._ledger.changed.wait(period):
@@ -472,9 +472,14 @@ class LarderL2Adapter(L2AdapterInterface):
                 if (losses := _losses(self._stats)) != seen:
                     seen = losses
                     self._follow()
-            except Exception:
+            except StoreError:
                 # The owner may be gone; a later turn shows it.
                 logger.debug("larder: the store was not looked after", exc_info=True)
+                self._stop.wait(period)
+            except Exception:
+                level = logging.DEBUG if has_failed else logging.ERROR
+                has_failed = True
+                logger.log(level, "larder: a fault of larder.lmcache, logged once", exc_info=True)
                 self._stop.wait(period)
 
     def _renew(self) -> None:

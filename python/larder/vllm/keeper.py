@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from typing import Any, Callable, Optional
 
+from larder.store import StoreError
 from larder.vllm.link import Link
 from larder.vllm.metrics import Meters
 
@@ -45,6 +46,7 @@ class Keeper:
         self._pause = retry
         self._left = retry
         self._has_events = has_events
+        self._has_failed = False
         self._since: Optional[int] = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="larder-vllm", daemon=True)
@@ -101,9 +103,13 @@ class Keeper:
         while not self._stop.wait(_PERIOD):
             try:
                 self._look()
-            except Exception:
+            except StoreError:
                 # The store's owner may be gone; the next look shows it.
                 logger.debug("larder: the store was not looked at", exc_info=True)
+            except Exception:
+                level = logging.DEBUG if self._has_failed else logging.ERROR
+                self._has_failed = True
+                logger.log(level, "larder: a fault of larder.vllm, logged once", exc_info=True)
 
     def _look(self) -> None:
         link = self.link
@@ -166,4 +172,4 @@ class Keeper:
             logger.warning(
                 "larder: more pages were evicted than are remembered: some KV events are missing"
             )
-        self.evicted.extend((digest, key) for digest, key, _ in found.pages)
+        self.evicted.extend(found.pages)
