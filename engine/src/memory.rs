@@ -18,13 +18,12 @@
 //! first touched.
 
 use std::alloc::Layout;
-use std::ffi::c_void;
 use std::fmt;
 use std::io::{self, BufRead, BufReader};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 
 /// Alignment of every [`AlignedBuf`], in bytes: the strictest requirement of direct I/O.
 pub const ALIGN_BYTES: usize = 4096;
@@ -52,7 +51,7 @@ enum Home {
     /// The allocator.
     Heap(Layout),
     /// An anonymous mapping, which may begin before the buffer and end after it.
-    Map { base: NonNull<c_void>, bytes: usize },
+    Map { _held: MmapRaw },
 }
 
 // SAFETY: an `AlignedBuf` is the only owner of plain bytes; no field is tied to the thread that
@@ -109,26 +108,19 @@ impl AlignedBuf {
             .checked_add(align)
             .filter(|bytes| isize::try_from(*bytes).is_ok())
             .ok_or_else(too_long)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the call names no address, so the kernel picks one where nothing is mapped.
-        let base = unsafe {
-            mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)
-        }?;
-        let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
-        let skip = base.cast::<u8>().align_offset(align);
+        let map = MmapRaw::from(MmapOptions::new().len(bytes).map_anon()?);
+        let skip = map.as_ptr().align_offset(align);
         assert!(skip < align, "the mapping has room to align in");
-        // SAFETY: skip < align, and the mapping is `used + align` bytes long.
-        let start = unsafe { base.cast::<u8>().add(skip) };
         if align == HUGE_BYTES {
             // A kernel without huge pages refuses; the memory works without them.
-            // SAFETY: the range lies inside the mapping made above, and the advice does not change
-            // its contents.
-            let _ = unsafe { mm::madvise(start.as_ptr().cast(), used, Advice::LinuxHugepage) };
+            let _ = map.advise_range(Advice::HugePage, skip, used);
         }
+        let start = map.as_mut_ptr().wrapping_add(skip);
+        let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
             start,
             len,
-            home: Home::Map { base, bytes },
+            home: Home::Map { _held: map },
         })
     }
 }
@@ -142,17 +134,9 @@ fn too_long() -> io::Error {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        match self.home {
-            Home::Heap(layout) => {
-                // SAFETY: `start` was allocated with this very layout and is freed once.
-                unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) }
-            }
-            Home::Map { base, bytes } => {
-                // Only the unmapping of a missing mapping can fail, and this mapping exists.
-                // SAFETY: the mapping is this buffer's own, and no reference into it outlives the
-                // buffer.
-                let _ = unsafe { mm::munmap(base.as_ptr(), bytes) };
-            }
+        if let Home::Heap(layout) = self.home {
+            // SAFETY: `start` was allocated with this very layout and is freed once.
+            unsafe { std::alloc::dealloc(self.start.as_ptr(), layout) }
         }
     }
 }

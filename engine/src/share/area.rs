@@ -24,15 +24,13 @@
 //! Does not defend against: a process that forges a page and its CRC. Every process that may map
 //! the area may write to the volumes as well.
 
-use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::Piece;
@@ -93,17 +91,12 @@ pub(crate) enum Look {
 
 /// See the module.
 pub(crate) struct Area {
-    base: NonNull<u8>,
+    /// `None` only while it is dropped.
+    map: Option<MmapRaw>,
     bytes: usize,
     file: OwnedFd,
     private: Private,
 }
-
-// SAFETY: an `Area` is the address of a mapping that only its drop ends; the memory is accessed
-// through atomics and through copies that allow for concurrent change.
-unsafe impl Send for Area {}
-// SAFETY: as above.
-unsafe impl Sync for Area {}
 
 impl Area {
     /// Makes an area of about `bytes`: of huge pages where the system has reserved some, else of
@@ -152,27 +145,13 @@ impl Area {
     }
 
     fn map(file: OwnedFd, bytes: usize) -> io::Result<Area> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so the kernel picks one where nothing is mapped.
-        let base = unsafe {
-            mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                protection,
-                MapFlags::SHARED,
-                &file,
-                0,
-            )
-        }?;
-        // Takes effect where the system gives huge pages to shared memory on request. SAFETY: the
-        // range is the mapping just made, and the advice does not change its contents.
-        let _ = unsafe { mm::madvise(base, bytes, Advice::LinuxHugepage) };
+        let map = MmapOptions::new().len(bytes).map_raw(&file)?;
+        // Takes effect where the system gives huge pages to shared memory on request.
+        let _ = map.advise(Advice::HugePage);
         // A forked child has no use for it.
-        // SAFETY: as above.
-        let _ = unsafe { mm::madvise(base, bytes, Advice::LinuxDontFork) };
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let _ = map.advise(Advice::DontFork);
         Ok(Area {
-            base,
+            map: Some(map),
             bytes,
             private: keep_private(&file),
             file,
@@ -202,7 +181,8 @@ impl Area {
         let offset = (unit as usize).checked_mul(UNIT_BYTES)?;
         let end = offset.checked_add(bytes)?;
         let inside = self.units().contains(&unit) && end <= self.bytes;
-        inside.then(|| self.base.as_ptr().wrapping_add(offset))
+        let base = self.map.as_ref()?.as_mut_ptr();
+        inside.then(|| base.wrapping_add(offset))
     }
 
     /// The memory of a page in a slot, for the device to read into. Valid for as long as the area.
@@ -229,7 +209,8 @@ impl Area {
         if !self.units().contains(&unit) {
             return None;
         }
-        let at = self.base.as_ptr().wrapping_add(unit as usize * WORD_BYTES);
+        let base = self.map.as_ref()?.as_mut_ptr();
+        let at = base.wrapping_add(unit as usize * WORD_BYTES);
         #[expect(
             clippy::cast_ptr_alignment,
             reason = "a mapping begins on a page, words lie four bytes apart"
@@ -300,11 +281,8 @@ impl Drop for Area {
     fn drop(&mut self) {
         if self.private.is_inherited() {
             // The mapping does not exist in a forked child: its address may be in use otherwise.
-            return;
+            std::mem::forget(self.map.take());
         }
-        let base = self.base.as_ptr().cast::<c_void>();
-        // SAFETY: the mapping is this value's own, and no reference into it outlives it.
-        let _ = unsafe { mm::munmap(base, self.bytes) };
     }
 }
 
