@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use larder_engine::memory::AlignedBuf;
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
+use larder_python::chain::Chain;
 use larder_python::config::Config;
-use larder_python::store::{Handle, Links, Space};
+use larder_python::store::{Handle, Space};
 use rustix::time::{ClockId, clock_gettime};
 
 const PAGE: usize = 4096;
@@ -83,10 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "longest_prefix",
             median(rounds, || assert!(space.longest_prefix(keys) == batch)),
         );
-        let chain = Links::Chain {
-            before: None,
-            depth: 0,
-        };
+        let chain = Some(Chain::default());
         say(
             "put (duplicates)",
             median(rounds, || {

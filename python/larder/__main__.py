@@ -68,7 +68,7 @@ def _check(arguments: list[str]) -> int:
     try:
         config = read_config(given)
         if options.sglang is not None:
-            return _larder.check_config(json.dumps(config, default=str), options.page_bytes)
+            return _larder.check_sglang_config(json.dumps(config, default=str), options.page_bytes)
         if options.lmcache is not None:
             from larder.lmcache.doctor import check
 

@@ -1,9 +1,8 @@
-//! The configuration in SGLang's `--hicache-storage-backend-extra-config`.
+//! The configuration that engines share.
 //!
 //! Every key is known and has one type. Any other key or value is refused by name before a store is
 //! touched; otherwise a typing error might be found weeks later, by a store in the wrong place or
-//! of the wrong size. SGLang removes some of its own keys before a backend sees them and leaves
-//! others; both kinds are accepted.
+//! of the wrong size.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,21 +12,6 @@ use larder_engine::disk::probe::Want;
 use larder_tools::size::{self, ByteSize};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-
-/// Keys of SGLang: it reads them itself, or they select this backend.
-const SGLANG_KEYS: [&str; 11] = [
-    "backend_name",
-    "module_path",
-    "class_name",
-    "interface_v1",
-    "prefetch_threshold",
-    "prefetch_timeout_base",
-    "prefetch_timeout_per_ki_token",
-    "hicache_storage_pass_prefix_keys",
-    "tp_lcm_size",
-    "file_storage_path",
-    "allocator",
-];
 
 /// Larder's keys.
 const KEYS: [&str; 11] = [
@@ -44,7 +28,7 @@ const KEYS: [&str; 11] = [
     "transfer",
 ];
 
-/// Maximum `timeout`: SGLang gives its storage threads 10 s to stop.
+/// Maximum `timeout`: an engine gives its storage threads about 10 s to stop.
 const TIMEOUT_MAX: Duration = Duration::from_secs(8);
 
 /// The behaviour if no store is available at start-up.
@@ -87,7 +71,7 @@ pub struct Config {
     pub disk: Want,
     /// When pages become durable.
     pub sync: SyncPolicy,
-    /// How long pages stay after a lookup has reported them to SGLang.
+    /// How long pages stay after a lookup has reported them.
     pub lease: Duration,
     /// A batch starts no reads or writes after this time.
     pub timeout: Duration,
@@ -219,23 +203,19 @@ impl Config {
         Some(remark)
     }
 
-    /// Reads the configuration that SGLang was given, as JSON.
+    /// Reads a configuration, as JSON.
     ///
     /// # Errors
     /// An unknown key, a value of a wrong type, or a missing key. The error contains the key.
     pub fn parse(json: &str) -> Result<Config, ConfigError> {
-        Config::parse_beside(json, &SGLANG_KEYS)
-    }
-
-    /// Reads a configuration without keys of an engine, as JSON.
-    ///
-    /// # Errors
-    /// As [`Config::parse`].
-    pub fn parse_own(json: &str) -> Result<Config, ConfigError> {
         Config::parse_beside(json, &[])
     }
 
-    fn parse_beside(json: &str, engines_keys: &[&str]) -> Result<Config, ConfigError> {
+    /// Reads a configuration among keys of an engine, as JSON.
+    ///
+    /// # Errors
+    /// As [`Config::parse`].
+    pub fn parse_beside(json: &str, engines_keys: &[&str]) -> Result<Config, ConfigError> {
         let table: Map<String, Value> = serde_json::from_str(json)
             .map_err(|error| ConfigError::NotATable(error.to_string()))?;
         let mut keys = Keys(table);
@@ -317,30 +297,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_config_of_the_readme_is_read() {
-        let config = Config::parse(
-            r#"{"backend_name":"larder","module_path":"larder.sglang","class_name":"LarderHiCache",
-                "interface_v1":1,"hicache_storage_pass_prefix_keys":true,
-                "path":"/nvme/larder","size":"512GiB"}"#,
-        )
-        .unwrap();
-        assert_eq!(config.path, PathBuf::from("/nvme/larder"));
-        assert_eq!(config.size, Some(512 << 30));
-        assert_eq!(config.on_error, OnError::Fail);
-        assert!(config.prewrite);
-        assert_eq!(config.retry, Duration::from_secs(30));
-        assert_eq!(config.lease, Duration::from_secs(30));
-        assert_eq!(config.timeout, Duration::from_secs(5));
-        assert_eq!(config.transfer, Transfer::Auto);
-    }
-
-    #[test]
-    fn without_an_engine_its_keys_are_unknown() {
-        let json = r#"{"path":"p","backend_name":"larder"}"#;
-        assert!(Config::parse(json).is_ok());
-        let error = Config::parse_own(json).unwrap_err().to_string();
-        assert!(error.contains("`backend_name`"), "{error}");
-        assert!(Config::parse_own(r#"{"path":"p"}"#).is_ok());
+    fn keys_of_an_engine_are_unknown_without_it() {
+        let json = r#"{"path":"p","allocator":"numa"}"#;
+        assert!(Config::parse_beside(json, &["allocator"]).is_ok());
+        let error = Config::parse(json).unwrap_err().to_string();
+        assert!(error.contains("`allocator`"), "{error}");
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! `larder doctor --sglang CONFIG` and the like for other engines: checks before a start whether a
-//! server with this configuration would get its store.
+//! `larder doctor` for the configuration of an engine: checks before a start whether a server with
+//! this configuration would get its store.
 //!
-//! SGLang's own keys are checked here, those of other engines in Python. Reports the configuration
-//! first, then the state of the configured path. The machine (io_uring,
+//! Reports the configuration first, then the state of the configured path. The machine (io_uring,
 //! seccomp, lockable memory, huge pages, the disk) is left to `larder doctor`. Changes nothing.
 
 use std::fs;
@@ -16,9 +15,8 @@ use larder_engine::{Settings, Stats, StoreError, create, share};
 use larder_format::BLOCK_BYTES;
 use larder_tools::size::ByteSize;
 use rustix::fs::Access;
-use serde_json::{Map, Value};
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::place::{Misfit, misfit, open_options, options, volume_of};
 
 /// The severity of a fact.
@@ -43,43 +41,26 @@ pub struct Fact {
     pub what: String,
 }
 
-/// The engine of a configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// SGLang: its own keys are part of the configuration.
-    Sglang,
-    /// Another one: the configuration has Larder's keys alone.
-    Other,
-}
-
-/// The facts about a configuration, as JSON, for a server with pages of `page_bytes`, and the path
-/// to check further.
+/// The facts about a configuration, for a server with pages of `page_bytes`, and the path to check
+/// further. `engines` are the facts about the keys of the engine itself.
 #[must_use]
 pub fn examine(
-    json: &str,
+    parsed: Result<Config, ConfigError>,
+    engines: Vec<Fact>,
     page_bytes: Option<u64>,
-    engine: Engine,
 ) -> (Vec<Fact>, Option<PathBuf>) {
     let mut facts = Vec::new();
-    let mut add = |level, name, what: String| facts.push(Fact { level, name, what });
-    let parsed = match engine {
-        Engine::Sglang => Config::parse(json),
-        Engine::Other => Config::parse_own(json),
-    };
+    let fact = |level, name, what: String| Fact { level, name, what };
     let mut config = match parsed {
         Ok(config) => config,
         Err(error) => {
-            add(Level::Fail, "config", error.to_string());
+            facts.push(fact(Level::Fail, "config", error.to_string()));
             return (facts, None);
         }
     };
-    add(Level::Ok, "config", "every key is known".to_owned());
-    if engine == Engine::Sglang {
-        let table: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
-        for (level, name, what) in sglangs(&table) {
-            add(level, name, what);
-        }
-    }
+    facts.push(fact(Level::Ok, "config", "every key is known".to_owned()));
+    facts.extend(engines);
+    let mut add = |level, name, what: String| facts.push(fact(level, name, what));
     match &config.weights_tag {
         Some(tag) => add(
             Level::Ok,
@@ -109,49 +90,6 @@ pub fn examine(
 }
 
 type Line = (Level, &'static str, String);
-
-/// Checks the keys that SGLang reads.
-fn sglangs(table: &Map<String, Value>) -> Vec<Line> {
-    let mut lines = Vec::new();
-    for (key, value) in [
-        ("backend_name", None),
-        ("module_path", Some("larder.sglang")),
-        ("class_name", Some("LarderHiCache")),
-    ] {
-        let found = table.get(key).and_then(Value::as_str);
-        let wrong = found.is_none() || value.is_some() && found != value;
-        if wrong {
-            let what = value.map_or("must be a text, such as \"larder\"".to_owned(), |value| {
-                format!("must be \"{value}\"")
-            });
-            lines.push((Level::Fail, "SGLang", format!("`{key}` {what}")));
-        }
-    }
-    if table.get("interface_v1").and_then(Value::as_u64) != Some(1) {
-        let what = "without `interface_v1`: 1, SGLang makes two more copies of every page";
-        lines.push((Level::Warn, "SGLang", what.to_owned()));
-    }
-    match table.get("hicache_storage_pass_prefix_keys") {
-        Some(Value::Bool(true)) => {}
-        None | Some(Value::Bool(false)) => lines.push((
-            Level::Warn,
-            "SGLang",
-            "without `hicache_storage_pass_prefix_keys`: true, the parent of the first page of a \
-             node is unknown until it is looked up"
-                .to_owned(),
-        )),
-        Some(_) => lines.push((
-            Level::Fail,
-            "SGLang",
-            "`hicache_storage_pass_prefix_keys` must be true or false".to_owned(),
-        )),
-    }
-    if lines.is_empty() {
-        let what = "its own keys are as they should be";
-        lines.push((Level::Ok, "SGLang", what.to_owned()));
-    }
-    lines
-}
 
 /// Checks the configured path.
 fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
@@ -378,16 +316,15 @@ mod tests {
     use super::*;
 
     fn config(path: &Path, more: &str) -> String {
-        format!(
-            r#"{{"backend_name":"larder","module_path":"larder.sglang",
-            "class_name":"LarderHiCache","interface_v1":1,
-                "hicache_storage_pass_prefix_keys":true,"path":"{}"{more}}}"#,
-            path.display()
-        )
+        format!(r#"{{"path":"{}"{more}}}"#, path.display())
+    }
+
+    fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBuf>) {
+        super::examine(Config::parse(json), Vec::new(), page_bytes)
     }
 
     fn levels(json: &str, name: &str) -> Vec<Level> {
-        let (facts, _) = examine(json, None, Engine::Sglang);
+        let (facts, _) = examine(json, None);
         let about = facts.iter().filter(|fact| fact.name == name);
         about.map(|fact| fact.level).collect()
     }
@@ -397,7 +334,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         let json = config(&path, r#","size":"256MiB""#);
-        let (facts, look) = examine(&json, None, Engine::Sglang);
+        let (facts, look) = examine(&json, None);
         assert!(
             facts.iter().all(|fact| fact.level != Level::Fail),
             "{facts:?}"
@@ -417,8 +354,6 @@ mod tests {
         assert!(bad(&config(path, r#","size":"16MiB""#), "size"));
         assert!(bad(&config(path, r#","size":"8388607TiB""#), "size"));
         assert!(bad(&config(Path::new("~/larder"), ""), "config"));
-        let wrong_class = config(path, r#","size":"16MiB""#).replace("LarderHiCache", "Larder");
-        assert!(bad(&wrong_class, "SGLang"));
         let file = path.join("file");
         fs::write(&file, b"text").unwrap();
         assert!(bad(&config(&file, r#","size":"16MiB""#), "path"));
@@ -433,7 +368,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let json = config(directory.path(), r#","size":"256MiB""#);
         let about = |page_bytes: u64, name: &str| -> (Level, String) {
-            let (facts, _) = examine(&json, Some(page_bytes), Engine::Sglang);
+            let (facts, _) = examine(&json, Some(page_bytes));
             let found = facts.iter().find(|fact| fact.name == name);
             found.map(|fact| (fact.level, fact.what.clone())).unwrap()
         };
@@ -483,7 +418,7 @@ mod tests {
     fn a_relative_path_is_resolved_against_the_working_directory() {
         let json = config(Path::new("no-such-directory"), r#","size":"16MiB""#);
         let here = std::env::current_dir().unwrap();
-        let (facts, look) = examine(&json, None, Engine::Sglang);
+        let (facts, look) = examine(&json, None);
         assert_eq!(look, Some(here.join("no-such-directory")));
         let relative = facts.iter().find(|fact| fact.level == Level::Warn).unwrap();
         let what = &relative.what;

@@ -75,6 +75,17 @@ pub struct Attached {
     pub remark: Option<String>,
 }
 
+impl Attached {
+    fn new(config: &Config, volume: PathBuf, store: Store) -> Attached {
+        let remark = remark(config, &volume, store.stats().capacity_bytes);
+        Attached {
+            store,
+            volume,
+            remark,
+        }
+    }
+}
+
 /// Whether there already is a store. If not, checks that a store of the configured size can be
 /// created.
 ///
@@ -127,18 +138,12 @@ pub fn attach_existing(config: &Config) -> Result<Attached, PlaceError> {
 }
 
 fn attach_to(config: &Config, volume: PathBuf) -> Result<Attached, PlaceError> {
-    let options = open_options(config);
-    let store = Store::attach(&volume, options)?;
-    let remark = remark(config, &volume, store.stats().capacity_bytes);
-    Ok(Attached {
-        store,
-        volume,
-        remark,
-    })
+    let store = Store::attach(&volume, open_options(config))?;
+    Ok(Attached::new(config, volume, store))
 }
 
 /// Opens the store in `config` for this process alone. Creates it if `creates` and it does not
-/// exist. Also returns its first volume and a remark on its size.
+/// exist.
 ///
 /// # Errors
 /// See [`PlaceError`].
@@ -147,15 +152,14 @@ pub fn open(
     page_bytes: Option<u64>,
     creates: bool,
     read_only: bool,
-) -> Result<(Store, PathBuf, Option<String>), PlaceError> {
+) -> Result<Attached, PlaceError> {
     let volume = match creates {
         true => attend(config, page_bytes)?,
         false => volume_of(&config.path),
     };
     let options = open_options(config).with(|o| o.read_only = read_only);
     let store = Store::open(&volume, options)?;
-    let remark = remark(config, &volume, store.stats().capacity_bytes);
-    Ok((store, volume, remark))
+    Ok(Attached::new(config, volume, store))
 }
 
 /// Ensures that there is a store. Returns its first volume.
@@ -309,7 +313,7 @@ fn too_small(size: u64, page_bytes: u64) -> PlaceError {
     let page = ByteSize(page_bytes);
     let advice = match least_size(1, page_bytes) {
         Some(least) => format!("give a `size` of at least {}", ByteSize(least)),
-        None => "give SGLang a smaller --page-size".to_owned(),
+        None => "use smaller pages".to_owned(),
     };
     let size = ByteSize(size);
     PlaceError::Size(format!(
@@ -411,7 +415,7 @@ fn mend(volume: &Path, capacity: u64, page_bytes: u64) -> String {
     let Some((size, segment)) =
         whole.and_then(|size| Some((size, segment_bytes_for(size, 1, page_bytes)?)))
     else {
-        return "Give SGLang a smaller --page-size".to_owned();
+        return "Use smaller pages".to_owned();
     };
     format!(
         "Stop all servers that use the store, then create it again, which drops its pages: larder \

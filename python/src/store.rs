@@ -13,11 +13,13 @@ use larder_engine::fork::Origin;
 use larder_engine::inventory::{Cursor, Evictions, Inventory, Leased, Listing, Usage};
 use larder_engine::share::Part;
 use larder_engine::{
-    GetPage, NamespaceId, PageStore, PutOptions, PutPage, Stats, Store, StoreError,
+    GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal, Settings,
+    Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use parking_lot::Mutex;
 
+use crate::chain::{self, Chain};
 use crate::config::Config;
 use crate::place::{self, Attached, PlaceError};
 use crate::queue::Queue;
@@ -25,46 +27,60 @@ use crate::status::Status;
 
 /// How long a lookup or a read waits for another owner after the store's owner has ended. A miss
 /// costs less than a long wait.
-const OWNER_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Longest wait that a caller can name; a longer one has the same effect.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The handle of the engine.
-enum Inner {
-    /// For this process alone.
-    Own(Box<Store>),
-    /// Together with other processes.
-    Shared(Store),
-}
+/// The status of a page whose put was left undone by an owner that ended.
+const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
 
 /// An open store.
 pub struct Handle {
-    inner: Inner,
+    store: Store,
     volume: PathBuf,
     remarks: Vec<String>,
     queues: Mutex<Vec<Weak<Queue>>>,
-    /// The number of role changes at which a wait for an owner was in vain.
-    given_up: AtomicU64,
+    given_up: GivenUp,
     /// Counted leases that were refused to this handle.
     refused_leases: AtomicU64,
     closed: Mutex<bool>,
     origin: Origin,
 }
 
-/// The predecessors of pages that are put.
-#[derive(Clone, Copy, Debug, Default)]
-pub enum Links {
-    /// Each page is one by itself.
-    #[default]
-    None,
-    /// The pages are a chain.
-    Chain {
-        /// The key before the first of them, if known.
-        before: Option<PageKey>,
-        /// Pages before the first of them.
-        depth: u32,
-    },
+/// The numbers of role changes at which a wait for an owner was in vain: such a wait is made once
+/// per loss of an owner. If no other owner appears, everything is a miss at once.
+struct GivenUp {
+    reads: AtomicU64,
+    puts: AtomicU64,
+}
+
+impl Default for GivenUp {
+    fn default() -> GivenUp {
+        GivenUp {
+            reads: AtomicU64::new(u64::MAX),
+            puts: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+/// How long a call waits for the next owner after the store's owner has ended.
+#[derive(Clone, Copy, Debug)]
+pub enum Patience {
+    /// A lookup or a read: shortly, and until this moment at most. A miss costs less than a wait.
+    Read(Option<Instant>),
+    /// A put, until this moment: an owner that shuts down cleanly may take seconds to close.
+    Put(Instant),
+}
+
+impl Patience {
+    fn until(self) -> Instant {
+        let short = Instant::now() + OWNER_PATIENCE;
+        match self {
+            Patience::Read(until) => until.map_or(short, |until| until.min(short)),
+            Patience::Put(until) => until,
+        }
+    }
 }
 
 /// A namespace of an open store.
@@ -93,12 +109,7 @@ impl Handle {
             true => place::attach(config, page_bytes)?,
             false => place::attach_existing(config)?,
         };
-        let Attached {
-            store,
-            volume,
-            remark,
-        } = attached;
-        Ok(Handle::new(Inner::Shared(store), volume, remark))
+        Ok(Handle::new(attached))
     }
 
     /// Opens the store in `config` for this process alone.
@@ -112,34 +123,24 @@ impl Handle {
         read_only: bool,
     ) -> Result<Handle, PlaceError> {
         let creates = creates && !read_only;
-        let (store, volume, remark) = place::open(config, page_bytes, creates, read_only)?;
-        Ok(Handle::new(Inner::Own(Box::new(store)), volume, remark))
+        place::open(config, page_bytes, creates, read_only).map(Handle::new)
     }
 
-    fn new(inner: Inner, volume: PathBuf, remark: Option<String>) -> Handle {
+    fn new(attached: Attached) -> Handle {
+        let Attached {
+            store,
+            volume,
+            remark,
+        } = attached;
         Handle {
-            inner,
+            store,
             volume,
             remarks: remark.into_iter().collect(),
             queues: Mutex::default(),
-            given_up: AtomicU64::new(u64::MAX),
+            given_up: GivenUp::default(),
             refused_leases: AtomicU64::new(0),
             closed: Mutex::default(),
             origin: Origin::here(),
-        }
-    }
-
-    fn pages(&self) -> &dyn PageStore {
-        match &self.inner {
-            Inner::Own(store) => &**store,
-            Inner::Shared(store) => store,
-        }
-    }
-
-    fn books(&self) -> &dyn Inventory {
-        match &self.inner {
-            Inner::Own(store) => &**store,
-            Inner::Shared(store) => store,
         }
     }
 
@@ -148,7 +149,7 @@ impl Handle {
     /// # Errors
     /// The store is closed or has no owner.
     pub fn evictions(&self, since: u64) -> Result<Evictions, StoreError> {
-        self.books().evictions(since)
+        self.store.evictions(since)
     }
 
     /// See [`Inventory::usage`].
@@ -156,7 +157,7 @@ impl Handle {
     /// # Errors
     /// The store is closed or has no owner.
     pub fn usage(&self) -> Result<Vec<Usage>, StoreError> {
-        self.books().usage()
+        self.store.usage()
     }
 
     /// The first volume.
@@ -174,32 +175,32 @@ impl Handle {
         self.origin.is_inherited()
     }
 
-    /// The role of this process now: `owner`, `client`, `nobody` or `closed`. Without a wait.
-    pub fn part(&self) -> &'static str {
-        if self.is_inherited() {
-            return "nobody";
+    /// The role of this process now. Without a wait.
+    pub fn part(&self) -> Part {
+        if self.is_inherited() || self.is_closed() {
+            return Part::Nobody;
         }
-        if self.closed.try_lock().is_none_or(|closed| *closed) {
-            return "closed";
-        }
-        match &self.inner {
-            Inner::Own(_) => "owner",
-            Inner::Shared(store) => match store.part() {
-                Part::Owner => "owner",
-                Part::Client => "client",
-                _ => "nobody",
-            },
-        }
+        self.store.part()
+    }
+
+    /// Whether a close has ended, or is under way.
+    pub fn is_closed(&self) -> bool {
+        !self.is_inherited() && self.closed.try_lock().is_none_or(|closed| *closed)
     }
 
     /// Whether lookups are answered from memory of this process.
     pub fn is_owner(&self) -> bool {
-        self.part() == "owner"
+        self.part() == Part::Owner
+    }
+
+    /// The settings of the store's owner, which apply to all processes; `None` without an owner.
+    pub fn settings(&self) -> Option<Settings> {
+        Some(self.store.report().ok()?.settings)
     }
 
     /// Counters and sizes.
     pub fn stats(&self) -> Stats {
-        self.pages().stats()
+        self.store.stats()
     }
 
     /// Counted leases that were refused to this handle so far.
@@ -212,7 +213,7 @@ impl Handle {
     /// # Errors
     /// A sync failed.
     pub fn flush(&self) -> Result<(), StoreError> {
-        self.pages().flush()
+        self.store.flush()
     }
 
     /// Registers a namespace.
@@ -220,10 +221,10 @@ impl Handle {
     /// # Errors
     /// The store is closed, or takes no more namespaces.
     pub fn space(self: &Arc<Self>, namespace: Namespace) -> Result<Space, StoreError> {
-        if self.part() == "closed" {
+        if self.is_closed() {
             return Err(StoreError::Closed);
         }
-        let id = self.pages().namespace(&namespace)?;
+        let id = self.store.namespace(&namespace)?;
         let sizes = namespace.shape().part_sizes();
         Ok(Space {
             handle: self.clone(),
@@ -245,7 +246,7 @@ impl Handle {
         // SAFETY: mapped for the rest of the process, as the caller guarantees. Registration reads
         // and writes none of it, and the slice ends with this call.
         let memory = unsafe { std::slice::from_raw_parts_mut(start, length) };
-        self.pages().register(memory).1
+        self.store.register(memory).1
     }
 
     /// Lets a queue end before the store is closed.
@@ -286,7 +287,7 @@ impl Handle {
             return Ok(false);
         }
         *closed = true;
-        self.pages().close().map(|()| true)
+        self.store.close().map(|()| true)
     }
 
     /// For a store that its user drops: refuses jobs, and closes it in the background, since that
@@ -300,7 +301,7 @@ impl Handle {
         for queue in self.queues.lock().iter().filter_map(Weak::upgrade) {
             queue.refuse();
         }
-        if self.part() == "closed" {
+        if self.is_closed() {
             return;
         }
         let handle = self.clone();
@@ -317,37 +318,43 @@ impl Handle {
         }
     }
 
-    /// Makes a call, and repeats it once if it fell short because the store's owner ended. Waits
-    /// for the next owner until `until`, once per loss of an owner.
+    /// Makes a call, and repeats it once if it fell short because the store's owner ended.
     fn steadily<R>(
         &self,
-        until: Option<Instant>,
+        patience: Patience,
         fell_short: impl Fn(&R) -> bool,
         mut call: impl FnMut() -> R,
     ) -> R {
-        let Inner::Shared(store) = &self.inner else {
-            return call();
-        };
-        let turns = store.turns();
+        let turns = self.store.turns();
         let result = call();
-        if fell_short(&result) && (self.waits_for_owner(store, until) || store.turns() != turns) {
+        if fell_short(&result) && (self.wait_for_owner(patience) || self.store.turns() != turns) {
             return call();
         }
         result
     }
 
-    /// Waits while the store has no owner. Whether it waited.
-    fn waits_for_owner(&self, store: &Store, until: Option<Instant>) -> bool {
+    /// Waits while the store has no owner. Whether it waited: it waits only once per loss of an
+    /// owner.
+    pub fn wait_for_owner(&self, patience: Patience) -> bool {
+        let store = &self.store;
         let turns = store.turns();
-        if store.part() != Part::Nobody || self.given_up.load(Ordering::Relaxed) == turns {
+        let given_up = match patience {
+            Patience::Read(_) => &self.given_up.reads,
+            Patience::Put(_) => &self.given_up.puts,
+        };
+        if store.part() != Part::Nobody || given_up.load(Ordering::Relaxed) == turns {
             return false;
         }
-        let patience = Instant::now() + OWNER_PATIENCE;
-        store.wait_for_owner(until.map_or(patience, |until| until.min(patience)));
+        store.wait_for_owner(patience.until());
         if store.part() == Part::Nobody {
-            self.given_up.store(store.turns(), Ordering::Relaxed);
+            given_up.store(store.turns(), Ordering::Relaxed);
         }
         true
+    }
+
+    /// Waits for an owner, however often a wait was in vain.
+    pub fn insist_on_owner(&self, until: Instant) {
+        self.store.wait_for_owner(until);
     }
 }
 
@@ -367,41 +374,50 @@ impl Space {
         self.parts.iter().sum()
     }
 
-    fn pages(&self) -> &dyn PageStore {
-        self.handle.pages()
+    fn store(&self) -> &Store {
+        &self.handle.store
     }
 
-    /// Stores pages whose parts are given page after page.
+    /// Stores pages; one status a page. Each page that finds no room waits for it up to `wait`.
+    pub fn put_pages(
+        &self,
+        pages: &[PutPage<'_>],
+        wait: Duration,
+        patience: Option<Patience>,
+    ) -> Vec<PutStatus> {
+        let wait = wait.min(WAIT_MAX);
+        let put = || self.store().put(self.id, pages, PutOptions::waiting(wait));
+        // Pages stored before the owner ended are duplicates in the second attempt.
+        let is_short = |statuses: &Vec<PutStatus>| statuses.contains(&LEFT_UNDONE);
+        match patience {
+            Some(patience) => self.handle.steadily(patience, is_short, put),
+            None => put(),
+        }
+    }
+
+    /// Reads pages; one status a page.
+    pub fn get_pages(
+        &self,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+        patience: Patience,
+    ) -> Vec<GetStatus> {
+        let is_short = |statuses: &Vec<GetStatus>| statuses.iter().any(|page| !page.is_hit());
+        let get = || self.store().get(self.id, pages, deadline);
+        self.handle.steadily(patience, is_short, get)
+    }
+
+    /// Stores pages whose parts are given page after page. They are a chain, or each is one by
+    /// itself.
     pub fn put(
         &self,
         keys: &[PageKey],
-        links: Links,
+        chain: Option<Chain>,
         memory: &[IoSlice<'_>],
         wait: Duration,
     ) -> Vec<u8> {
-        let mut before = None;
-        let mut next = 0;
-        if let Links::Chain { before: key, depth } = links {
-            (before, next) = (key, depth);
-        }
-        let is_chain = matches!(links, Links::Chain { .. });
         let parts = memory.chunks_exact(self.parts.len());
-        let page = |(key, parts): (&PageKey, _)| {
-            let page = PutPage {
-                key: *key,
-                parent: before,
-                depth: next,
-                parts,
-            };
-            if is_chain {
-                before = Some(*key);
-                next = next.saturating_add(1);
-            }
-            page
-        };
-        let pages: Vec<PutPage<'_>> = keys.iter().zip(parts).map(page).collect();
-        let wait = wait.min(WAIT_MAX);
-        codes(self.pages().put(self.id, &pages, PutOptions::waiting(wait)))
+        codes(self.put_pages(&chain::pages(keys, chain, parts), wait, None))
     }
 
     /// Reads pages into memory whose parts are given page after page.
@@ -411,30 +427,35 @@ impl Space {
         memory: &mut [IoSliceMut<'_>],
         deadline: Option<Instant>,
     ) -> Vec<u8> {
-        let is_short = |statuses: &Vec<_>| statuses.iter().any(|page| !is_hit(page));
-        let statuses = self.handle.steadily(deadline, is_short, || {
-            let parts = memory.chunks_exact_mut(self.parts.len());
-            let page = |(key, parts): (&PageKey, _)| GetPage { key: *key, parts };
-            let mut pages: Vec<GetPage<'_, '_>> = keys.iter().zip(parts).map(page).collect();
-            self.pages().get(self.id, &mut pages, deadline)
-        });
-        codes(statuses)
+        let parts = memory.chunks_exact_mut(self.parts.len());
+        let page = |(key, parts): (&PageKey, _)| GetPage { key: *key, parts };
+        let mut pages: Vec<GetPage<'_, '_>> = keys.iter().zip(parts).map(page).collect();
+        codes(self.get_pages(&mut pages, deadline, Patience::Read(deadline)))
     }
 
     /// See [`PageStore::longest_prefix`].
     pub fn longest_prefix(&self, keys: &[PageKey]) -> usize {
         let is_short = |found: &usize| *found < keys.len();
-        self.handle.steadily(None, is_short, || {
-            self.pages().longest_prefix(self.id, keys)
-        })
+        let look = || self.store().longest_prefix(self.id, keys);
+        self.handle.steadily(Patience::Read(None), is_short, look)
     }
 
-    /// Which of these pages are stored.
-    pub fn contains(&self, keys: &[PageKey], deadline: Option<Instant>) -> Vec<u8> {
+    /// Whether each of these pages is stored.
+    pub fn held(&self, keys: &[PageKey], deadline: Option<Instant>) -> Vec<bool> {
         let is_short = |found: &Vec<bool>| found.contains(&false);
-        let found = self
-            .handle
-            .steadily(deadline, is_short, || self.pages().contains(self.id, keys));
+        let look = || self.store().contains(self.id, keys);
+        self.handle
+            .steadily(Patience::Read(deadline), is_short, look)
+    }
+
+    /// The same once, without a wait for an owner.
+    pub fn held_now(&self, keys: &[PageKey]) -> Vec<bool> {
+        self.store().contains(self.id, keys)
+    }
+
+    /// Which of these pages are stored; one status a page.
+    pub fn contains(&self, keys: &[PageKey], deadline: Option<Instant>) -> Vec<u8> {
+        let found = self.held(keys, deadline);
         let absent = self.absent();
         let code = |is_there| if is_there { Status::Ok } else { absent } as u8;
         found.into_iter().map(code).collect()
@@ -447,12 +468,12 @@ impl Space {
             return None;
         }
         let keys = std::slice::from_ref(key);
-        self.pages().contains(self.id, keys).first().copied()
+        self.store().contains(self.id, keys).first().copied()
     }
 
     /// See [`PageStore::touch`].
     pub fn touch(&self, keys: &[PageKey]) {
-        self.pages().touch(self.id, keys);
+        self.store().touch(self.id, keys);
     }
 
     /// Takes counted leases: see [`Inventory::lease`].
@@ -463,7 +484,7 @@ impl Space {
             Leased::Absent => absent as u8,
             Leased::Refused => Status::Refused as u8,
         };
-        let leased = self.handle.books().lease(self.id, keys);
+        let leased = self.store().lease(self.id, keys);
         let refused = leased
             .iter()
             .filter(|leased| **leased == Leased::Refused)
@@ -475,7 +496,7 @@ impl Space {
 
     /// Returns counted leases.
     pub fn unlease(&self, keys: &[PageKey]) {
-        self.handle.books().unlease(self.id, keys);
+        self.store().unlease(self.id, keys);
     }
 
     /// See [`Inventory::list`].
@@ -483,13 +504,13 @@ impl Space {
     /// # Errors
     /// The store is closed or has no owner, or its device fails.
     pub fn list(&self, cursor: Cursor) -> Result<Listing, StoreError> {
-        self.handle.books().list(self.id, cursor)
+        self.store().list(self.id, cursor)
     }
 
     /// The status of a page that is not found.
     fn absent(&self) -> Status {
         match self.handle.part() {
-            "owner" | "client" => Status::Absent,
+            Part::Owner | Part::Client => Status::Absent,
             _ => Status::Closed,
         }
     }
@@ -499,7 +520,7 @@ impl Space {
     /// # Errors
     /// The deletion could not be recorded.
     pub fn delete(&self, keys: &[PageKey]) -> Result<u64, StoreError> {
-        self.pages().delete(self.id, keys)
+        self.store().delete(self.id, keys)
     }
 
     /// See [`PageStore::clear_namespace`].
@@ -507,10 +528,6 @@ impl Space {
     /// # Errors
     /// The deletion could not be recorded.
     pub fn clear(&self) -> Result<u64, StoreError> {
-        self.pages().clear_namespace(self.id)
+        self.store().clear_namespace(self.id)
     }
-}
-
-fn is_hit(status: &larder_engine::GetStatus) -> bool {
-    status.is_hit()
 }

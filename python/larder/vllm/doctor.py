@@ -52,7 +52,7 @@ def check(config: dict[str, Any], chunk_bytes: Optional[str], prefix_hash: str) 
             keys = store_keys(tier)
         except ValueError:
             continue
-        code = max(code, _larder.check_config(json.dumps(keys, default=str), chunk_bytes, "vllm"))
+        code = max(code, _larder.check_config(json.dumps(keys, default=str), chunk_bytes))
     return code
 
 

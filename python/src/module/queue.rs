@@ -12,7 +12,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
 use super::buffers;
-use super::store::{Namespace, Region, StoreError, links, moment, raised};
+use super::store::{Namespace, Region, StoreError, moment, position, raised};
 use crate::queue::{Job, Limits, Queue as Inner, Rows, SubmitError, Task};
 use crate::store::Handle;
 
@@ -139,7 +139,7 @@ impl Queue {
     ) -> PyResult<u64> {
         let keys = buffers::keys(keys)?;
         let task = Task::Put {
-            links: links(before, depth, chain)?,
+            chain: position(before, depth, chain)?,
             wait: buffers::seconds(Some(wait))?.unwrap_or_default(),
         };
         let namespace = namespace.get();

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use larder_engine::SyncPolicy;
 use larder_engine::disk::probe::Want;
 use larder_engine::inventory::Cursor;
+use larder_engine::share::Part;
 use larder_format::{Namespace as Record, NamespaceFields, PageKey, PageShape, Rank};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -21,10 +22,12 @@ use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use super::buffers::{self, Pages};
 use super::queue::Queue;
+use crate::chain::Chain;
 use crate::config::{Config, OnError, Transfer};
+use crate::place::PlaceError;
 use crate::queue::Limits;
 use crate::region::{Region as Memory, slices, slices_mut};
-use crate::store::{Handle, Links, Space};
+use crate::store::{Handle, Space};
 
 create_exception!(
     larder._larder,
@@ -48,16 +51,16 @@ pub(super) fn moment(timeout: Option<f64>) -> PyResult<Option<Instant>> {
     Ok(buffers::seconds(timeout)?.map(|wait| Instant::now() + wait))
 }
 
-/// The predecessors of the pages of a put.
-pub(super) fn links(
+/// Where the pages of a put stand, if they are a chain.
+pub(super) fn position(
     before: Option<&Bound<'_, PyAny>>,
     depth: u32,
     is_chain: bool,
-) -> PyResult<Links> {
+) -> PyResult<Option<Chain>> {
     let before = before.map(buffers::key).transpose()?;
     match (is_chain, before, depth) {
-        (true, before, depth) => Ok(Links::Chain { before, depth }),
-        (false, None, 0) => Ok(Links::None),
+        (true, before, depth) => Ok(Some(Chain { before, depth })),
+        (false, None, 0) => Ok(None),
         (false, ..) => Err(PyValueError::new_err(
             "pages that are no chain have neither `before` nor `depth`",
         )),
@@ -140,6 +143,17 @@ impl Opening {
             creates: create,
         })
     }
+
+    fn opened(
+        self,
+        py: Python<'_>,
+        open: impl FnOnce(&Config, Option<u64>, bool) -> Result<Handle, PlaceError> + Send,
+    ) -> PyResult<Store> {
+        larder_tools::cli::log_to_stderr();
+        let opened = py.detach(|| open(&self.config, self.page_bytes, self.creates));
+        let handle = Arc::new(opened.map_err(raised)?);
+        Ok(Store { handle })
+    }
 }
 
 #[pymethods]
@@ -160,17 +174,10 @@ impl Store {
         prewrite: bool,
         disk: &str,
     ) -> PyResult<Store> {
-        larder_tools::cli::log_to_stderr();
         let opening = Opening::new(
             path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk,
         )?;
-        let Opening {
-            config,
-            page_bytes,
-            creates,
-        } = &opening;
-        let opened = py.detach(|| Handle::attach(config, *page_bytes, *creates));
-        Store::of(opened)
+        opening.opened(py, Handle::attach)
     }
 
     #[staticmethod]
@@ -190,17 +197,12 @@ impl Store {
         prewrite: bool,
         disk: &str,
     ) -> PyResult<Store> {
-        larder_tools::cli::log_to_stderr();
         let opening = Opening::new(
             path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk,
         )?;
-        let Opening {
-            config,
-            page_bytes,
-            creates,
-        } = &opening;
-        let opened = py.detach(|| Handle::open(config, *page_bytes, *creates, read_only));
-        Store::of(opened)
+        opening.opened(py, |config, page_bytes, creates| {
+            Handle::open(config, page_bytes, creates, read_only)
+        })
     }
 
     #[pyo3(signature = (*, model, weights, dtype, layout, page_tokens, parts, tp=(0, 1),
@@ -333,7 +335,12 @@ impl Store {
 
     #[getter]
     fn part(&self) -> &'static str {
-        self.handle.part()
+        match self.handle.part() {
+            Part::Owner => "owner",
+            Part::Client => "client",
+            _ if self.handle.is_closed() => "closed",
+            _ => "nobody",
+        }
     }
 
     #[getter]
@@ -357,13 +364,6 @@ impl Store {
 
     fn __repr__(&self) -> String {
         format!("<larder.Store {} ({})>", self.path(), self.part())
-    }
-}
-
-impl Store {
-    fn of(opened: Result<Handle, crate::place::PlaceError>) -> PyResult<Store> {
-        let handle = Arc::new(opened.map_err(raised)?);
-        Ok(Store { handle })
     }
 }
 
@@ -413,16 +413,15 @@ impl Namespace {
         chain: bool,
         wait: f64,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let keys = buffers::keys(keys)?;
-        let links = links(before, depth, chain)?;
+        let chain = position(before, depth, chain)?;
         let wait = buffers::seconds(Some(wait))?.unwrap_or_default();
-        let pages = Pages::of(pages, keys.len(), self.page_bytes(), false)?;
+        let (keys, pages) = self.batch(keys, pages, false)?;
         let starts = &pages.starts;
         Ok(answered(py, || {
             // SAFETY: exported by Python's objects for the length of the call, or addresses that
             // the caller of Python answers for.
             let memory = unsafe { slices(starts, &self.space.parts) };
-            self.space.put(&keys, links, &memory, wait)
+            self.space.put(&keys, chain, &memory, wait)
         }))
     }
 
@@ -434,9 +433,8 @@ impl Namespace {
         pages: &Bound<'py, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let keys = buffers::keys(keys)?;
         let deadline = moment(timeout)?;
-        let pages = Pages::of(pages, keys.len(), self.page_bytes(), true)?;
+        let (keys, pages) = self.batch(keys, pages, true)?;
         let starts = &pages.starts;
         Ok(answered(py, || {
             // SAFETY: as for a put, and no two pages overlap.
@@ -507,6 +505,20 @@ impl Namespace {
 
     fn __repr__(&self) -> String {
         format!("<larder.Namespace {}>", self.space.namespace)
+    }
+}
+
+impl Namespace {
+    /// The keys of some pages, and their memory.
+    fn batch<'py>(
+        &self,
+        keys: &Bound<'py, PyAny>,
+        pages: &Bound<'py, PyAny>,
+        writable: bool,
+    ) -> PyResult<(Vec<PageKey>, Pages<'py>)> {
+        let keys = buffers::keys(keys)?;
+        let pages = Pages::of(pages, keys.len(), self.space.page_bytes(), writable)?;
+        Ok((keys, pages))
     }
 }
 

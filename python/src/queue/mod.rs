@@ -36,9 +36,10 @@ use larder_format::PageKey;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::chain::Chain;
 use crate::region::Region;
 use crate::status::Status;
-use crate::store::{Handle, Links, Space, all};
+use crate::store::{Handle, Space, all};
 
 /// Kinds of work, each with its own threads.
 const LANES: usize = 3;
@@ -61,8 +62,8 @@ pub enum Task {
     Get,
     /// Stores pages of rows.
     Put {
-        /// Their predecessors.
-        links: Links,
+        /// Where they stand, if they are a chain.
+        chain: Option<Chain>,
         /// How long to wait for room.
         wait: Duration,
     },

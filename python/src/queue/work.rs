@@ -200,14 +200,14 @@ fn call(job: &Job) -> Vec<u8> {
             let mut memory = unsafe { slices_mut(starts, &space.parts) };
             space.get(keys, &mut memory, job.deadline)
         }
-        Task::Put { links, wait } => {
+        Task::Put { chain, wait } => {
             // SAFETY: as above; the rows are only read.
             let memory = unsafe { slices(starts, &space.parts) };
             let left = job
                 .deadline
                 .map(|end| end.saturating_duration_since(Instant::now()));
             let wait = wait.min(left.unwrap_or(Duration::MAX));
-            space.put(keys, links, &memory, wait)
+            space.put(keys, chain, &memory, wait)
         }
         Task::Lookup { leases } => look_up(job, leases),
         Task::Unlease => {

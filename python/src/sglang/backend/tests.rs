@@ -4,11 +4,17 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 
+use larder_engine::StoreError;
 use larder_engine::memory::AlignedBuf;
+use larder_format::PageKey;
 
 use super::*;
-use crate::pool::Buffer;
+use crate::chain::Chain;
+use crate::sglang::pool::{Buffer, Pool};
+use crate::sglang::space::PoolFacts;
+use crate::store::OWNER_PATIENCE;
 
 const PAGE_BYTES: usize = 1 << 20;
 
@@ -454,13 +460,4 @@ fn no_attempt_to_attach_is_made_after_a_close() {
     std::fs::remove_file(&path).unwrap();
     assert!(backend.try_again());
     assert!(backend.stats().is_none() && !path.exists());
-}
-
-#[test]
-fn huge_pages_are_detected_from_the_mapping() {
-    let maps = "1000-3000 rw-s 00000000 00:01 12 /dev/zero (deleted)\n\
-                200000-600000 rw-s 00000000 00:0f 13 /anon_hugepage (deleted)\n";
-    assert!(!lies_on_huge_pages(maps, 0x1000));
-    assert!(lies_on_huge_pages(maps, 0x3f_ffff));
-    assert!(!lies_on_huge_pages(maps, 0x60_0000));
 }

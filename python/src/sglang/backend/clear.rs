@@ -2,17 +2,22 @@
 //! Therefore, once a clear has been requested, nothing is served before it is done, however long it
 //! takes until the store has an owner or exists.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use larder_engine::StoreError;
 use larder_engine::share::Part;
-use larder_engine::{NamespaceId, PageStore, Store, StoreError};
+use larder_format::Fingerprint;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Backend, OWNER_PATIENCE, Place};
+use super::{Backend, Place, Registered};
 
 /// How long a clear waits for an owner.
 const PATIENCE: Duration = Duration::from_secs(8);
+
+/// Longest single wait for an owner.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Pause between attempts by calls to complete a failed clear.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
@@ -33,7 +38,7 @@ pub(super) struct Debt {
 pub(super) struct Paying {
     /// The number of the clear, and the namespaces that are done.
     asked: u64,
-    done: Vec<NamespaceId>,
+    done: Vec<Fingerprint>,
     tried: Option<Instant>,
     /// The last logged error.
     logged: String,
@@ -68,12 +73,12 @@ impl Backend {
                 Place::Unmade | Place::Empty => return Ok(0),
                 Place::Closed => return Err(StoreError::Closed),
             };
-            match self.pay(store, self.debt.paying.lock(), &mut deleted) {
+            match self.pay(self.debt.paying.lock(), &mut deleted) {
                 Err(StoreError::OwnerGone)
                     if store.part() == Part::Nobody && Instant::now() < until =>
                 {
                     // In short intervals, because a close waits for this lock.
-                    store.wait_for_owner(until.min(Instant::now() + OWNER_PATIENCE));
+                    store.insist_on_owner(until.min(Instant::now() + LOOK));
                 }
                 paid => return paid.map(|()| deleted),
             }
@@ -81,7 +86,7 @@ impl Backend {
     }
 
     /// Whether pages may be served: no clear is outstanding.
-    pub(super) fn is_clear(&self, store: &Store) -> bool {
+    pub(super) fn is_clear(&self) -> bool {
         if !self.debt.is_owed() {
             return true;
         }
@@ -97,7 +102,7 @@ impl Backend {
         }
         paying.tried = Some(Instant::now());
         let mut deleted = 0;
-        match self.pay(store, paying, &mut deleted) {
+        match self.pay(paying, &mut deleted) {
             Ok(()) => {
                 tracing::info!(deleted, "completed an earlier clear");
                 true
@@ -106,12 +111,7 @@ impl Backend {
         }
     }
 
-    fn pay(
-        &self,
-        store: &Store,
-        mut paying: MutexGuard<'_, Paying>,
-        deleted: &mut u64,
-    ) -> Result<(), StoreError> {
+    fn pay(&self, mut paying: MutexGuard<'_, Paying>, deleted: &mut u64) -> Result<(), StoreError> {
         let asked = self.debt.asked.load(Ordering::SeqCst);
         if paying.asked != asked {
             *paying = Paying {
@@ -120,20 +120,17 @@ impl Backend {
                 ..Paying::default()
             };
         }
-        let spaces: Vec<NamespaceId> = {
-            let pools = self.pools.read();
-            let spaces = pools.values().filter_map(|pool| pool.space.get());
-            spaces.copied().collect()
-        };
+        let pools: Vec<Arc<Registered>> = self.pools.read().values().cloned().collect();
         let mut failed = None;
-        for space in spaces {
-            if paying.done.contains(&space) {
+        for space in pools.iter().filter_map(|pool| pool.space.get()) {
+            let name = space.namespace.fingerprint();
+            if paying.done.contains(&name) {
                 continue;
             }
-            match store.clear_namespace(space) {
+            match space.clear() {
                 Ok(pages) => {
                     *deleted += pages;
-                    paying.done.push(space);
+                    paying.done.push(name);
                 }
                 Err(error) => failed = Some(error),
             }

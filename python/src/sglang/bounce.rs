@@ -13,8 +13,8 @@ use larder_engine::{GetStatus, MissReason, PutStatus, Refusal};
 use larder_format::PageKey;
 use parking_lot::Mutex;
 
-use crate::backend::Chain;
-use crate::trial::RUN_BYTES as ARENA_BYTES;
+use crate::chain::Chain;
+use crate::sglang::trial::RUN_BYTES as ARENA_BYTES;
 
 /// Pieces of a batch that are read concurrently.
 const LANES: usize = 2;

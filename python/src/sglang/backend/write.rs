@@ -3,14 +3,16 @@
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
-use larder_engine::{PageStore, PutOptions, PutPage, PutStatus, Refusal};
+use larder_engine::{PutStatus, Refusal};
 use larder_format::PageKey;
 
-use super::{Backend, Chain, Registered};
-use crate::bounce::Shape;
-use crate::explained::Cause;
-use crate::meters::Count;
-use crate::trial::Way;
+use super::{Backend, Registered};
+use crate::chain::{self, Chain};
+use crate::sglang::bounce::Shape;
+use crate::sglang::explained::Cause;
+use crate::sglang::meters::Count;
+use crate::sglang::trial::Way;
+use crate::store::Patience;
 
 /// Bytes per put. The deadline is checked between two puts.
 const PUT_BYTES: usize = 256 << 20;
@@ -128,35 +130,18 @@ impl Backend {
         deadline: Instant,
     ) -> Vec<PutStatus> {
         const GONE: PutStatus = PutStatus::Refused(Refusal::Closed);
-        let Some((store, space)) = self.store_of(pool) else {
+        let Some((_store, space)) = self.space_of(pool) else {
             return vec![GONE; keys.len()];
         };
         let write = |keys: &[PageKey], memory: &[Vec<IoSlice<'_>>], chain: Chain| {
-            let page = |(at, parts)| {
-                let Chain { before, depth } = chain.after(&keys[..at]);
-                PutPage {
-                    key: keys[at],
-                    parent: before,
-                    depth,
-                    parts,
-                }
-            };
             let memory = memory.iter().map(Vec::as_slice);
-            let pages: Vec<PutPage<'_>> = memory.enumerate().map(page).collect();
-            let wait = ROOM_PATIENCE;
-            let some_refused = |statuses: &Vec<PutStatus>| statuses.contains(&GONE);
-            // Pages stored before the owner ended are duplicates in the second attempt.
-            let patience = || self.patience_of_put(deadline);
-            self.steadily(&store, patience, some_refused, || {
-                store.put(space, &pages, PutOptions::waiting(wait))
-            })
+            let pages = chain::pages(keys, Some(chain), memory);
+            space.put_pages(&pages, ROOM_PATIENCE, Some(Patience::Put(deadline)))
         };
         match way {
             Way::Direct => write(keys, memory, chain),
             // Gathering stored pages again would be useless.
-            Way::Bounce
-                if !self.syncs_always && store.contains(space, keys).iter().all(|is| *is) =>
-            {
+            Way::Bounce if !self.syncs_always && space.held_now(keys).iter().all(|is| *is) => {
                 vec![PutStatus::Duplicate; keys.len()]
             }
             Way::Bounce => {

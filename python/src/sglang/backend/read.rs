@@ -3,14 +3,15 @@
 use std::io::IoSliceMut;
 use std::time::Instant;
 
-use larder_engine::{GetPage, GetStatus, MissReason, PageStore};
+use larder_engine::{GetPage, GetStatus, MissReason};
 use larder_format::PageKey;
 
 use super::{Backend, Registered};
-use crate::bounce::Shape;
-use crate::explained::Cause;
-use crate::meters::Count;
-use crate::trial::Way;
+use crate::sglang::bounce::Shape;
+use crate::sglang::explained::Cause;
+use crate::sglang::meters::Count;
+use crate::sglang::trial::Way;
+use crate::store::Patience;
 
 /// The status of a page while there is no store, or the store has no owner.
 const CLOSED: GetStatus = GetStatus::Miss(MissReason::Closed);
@@ -78,25 +79,16 @@ impl Backend {
         memory: &mut [Vec<IoSliceMut<'_>>],
         deadline: Instant,
     ) -> Vec<GetStatus> {
-        let Some((store, space)) = self.store_of(pool) else {
+        let Some((_store, space)) = self.space_of(pool) else {
             return vec![CLOSED; keys.len()];
         };
-        let store = &*store;
-        let some_missed = |statuses: &Vec<GetStatus>| statuses.iter().any(|page| !page.is_hit());
         let read = |keys: &[PageKey], memory: &mut [Vec<IoSliceMut<'_>>]| {
-            self.steadily(
-                store,
-                || self.patience(),
-                some_missed,
-                || {
-                    let mut pages: Vec<GetPage<'_, '_>> = keys
-                        .iter()
-                        .zip(&mut *memory)
-                        .map(|(key, parts)| GetPage { key: *key, parts })
-                        .collect();
-                    store.get(space, &mut pages, Some(deadline))
-                },
-            )
+            let mut pages: Vec<GetPage<'_, '_>> = keys
+                .iter()
+                .zip(&mut *memory)
+                .map(|(key, parts)| GetPage { key: *key, parts })
+                .collect();
+            space.get_pages(&mut pages, Some(deadline), Patience::Read(None))
         };
         match way {
             Way::Direct => read(keys, memory),

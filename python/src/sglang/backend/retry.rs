@@ -8,11 +8,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use larder_engine::PageStore;
-
 use super::Backend;
 use crate::config::Config;
-use crate::place;
+use crate::store::Handle;
 
 /// Longest pause between two attempts, unless the configured first pause is longer.
 const PAUSE_MAX: Duration = Duration::from_secs(600);
@@ -56,24 +54,24 @@ fn run(backend: &Weak<Backend>, config: &Config, asked: &Receiver<Sender<bool>>)
 /// Makes one attempt. Returns whether no further attempt is needed.
 fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
     let page_bytes = backend.upgrade().and_then(|backend| backend.largest_page());
-    let attached = match place::attach(config, page_bytes) {
-        Ok(attached) => attached,
+    let store = match Handle::attach(config, page_bytes, true) {
+        Ok(store) => Arc::new(store),
         Err(error) => {
             tracing::info!(%error, "there is still no store");
             return false;
         }
     };
-    let (volume, pages) = (attached.volume.display(), attached.store.stats().pages);
+    let (volume, pages) = (store.volume().display(), store.stats().pages);
     tracing::info!(%volume, pages, "attached to a store");
-    if let Some(remark) = attached.remark {
+    for remark in store.remarks() {
         tracing::warn!("{remark}");
     }
     let too_late = match backend.upgrade() {
-        Some(backend) => backend.enter(attached.store).err(),
-        None => Some(attached.store),
+        Some(backend) => backend.enter(store).err(),
+        None => Some(store),
     };
     if let Some(store) = too_late
-        && let Err(error) = store.close()
+        && let Err(error) = store.close(None)
     {
         tracing::warn!(%error, "the store was not closed cleanly");
     }

@@ -1,0 +1,65 @@
+//! Lookups.
+
+use larder_format::PageKey;
+
+use super::{Backend, Memory, Registered};
+use crate::chain::Chain;
+use crate::sglang::hits::{self, Hits, Policy};
+use crate::sglang::meters::Count;
+
+impl Backend {
+    /// Number of leading `keys` that are stored in `pool`.
+    pub fn exists(&self, pool: &str, keys: &[PageKey], chain: Chain) -> usize {
+        let Some(pool) = self.pool(pool) else {
+            return 0;
+        };
+        self.meters.add(Count::LookedUp, keys.len());
+        let found = self.leading(&pool, keys, chain);
+        self.meters.add(Count::Found, found);
+        found
+    }
+
+    fn leading(&self, pool: &Registered, keys: &[PageKey], chain: Chain) -> usize {
+        if matches!(pool.memory, Memory::Logical) {
+            return keys.len();
+        }
+        let Some((_store, space)) = self.space_of(pool) else {
+            return 0;
+        };
+        let found = space.longest_prefix(keys);
+        if let (Some(before), Some(first), true) = (chain.before, keys.first(), found > 0) {
+            // A lookup of consecutive pages of a chain records their parents.
+            space.held_now(&[before, *first]);
+        }
+        found
+    }
+
+    /// The pages that several pools hold of a chain whose KV is in `anchor`.
+    pub fn exists_in(
+        &self,
+        anchor: &str,
+        keys: &[PageKey],
+        chain: Chain,
+        pools: &[(String, Policy)],
+    ) -> Hits {
+        let pages = self.exists(anchor, keys, chain);
+        let held = pools
+            .iter()
+            .map(|(name, policy)| (*policy, self.held(name, &keys[..pages])))
+            .collect::<Vec<_>>();
+        hits::restorable(pages, &held)
+    }
+
+    fn held(&self, pool: &str, keys: &[PageKey]) -> Vec<bool> {
+        let Some(pool) = self.pool(pool) else {
+            return Vec::new();
+        };
+        if matches!(pool.memory, Memory::Logical) {
+            return vec![true; keys.len()];
+        }
+        let Some((_store, space)) = self.space_of(&pool) else {
+            return Vec::new();
+        };
+        space.held(keys, None)
+    }
+}
