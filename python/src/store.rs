@@ -5,7 +5,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,9 @@ pub struct Handle {
     given_up: GivenUp,
     /// Counted leases that were refused to this handle.
     refused_leases: AtomicU64,
-    closed: Mutex<bool>,
+    /// Locked by a close.
+    closing: Mutex<()>,
+    closed: AtomicBool,
     origin: Origin,
 }
 
@@ -139,7 +141,8 @@ impl Handle {
             queues: Mutex::default(),
             given_up: GivenUp::default(),
             refused_leases: AtomicU64::new(0),
-            closed: Mutex::default(),
+            closing: Mutex::default(),
+            closed: AtomicBool::new(false),
             origin: Origin::here(),
         }
     }
@@ -183,9 +186,9 @@ impl Handle {
         self.store.part()
     }
 
-    /// Whether a close has ended, or is under way.
+    /// Whether the store is closed, or is being closed.
     pub fn is_closed(&self) -> bool {
-        !self.is_inherited() && self.closed.try_lock().is_none_or(|closed| *closed)
+        !self.is_inherited() && self.closed.load(Ordering::SeqCst)
     }
 
     /// Whether lookups are answered from memory of this process.
@@ -264,14 +267,14 @@ impl Handle {
         if self.is_inherited() {
             return Err(StoreError::Forked);
         }
-        let mut closed = match until {
-            Some(until) => match self.closed.try_lock_until(until) {
-                Some(closed) => closed,
+        let _closing = match until {
+            Some(until) => match self.closing.try_lock_until(until) {
+                Some(closing) => closing,
                 None => return Ok(false),
             },
-            None => self.closed.lock(),
+            None => self.closing.lock(),
         };
-        if *closed {
+        if self.is_closed() {
             return Ok(true);
         }
         let queues: Vec<_> = self
@@ -286,7 +289,7 @@ impl Handle {
         if !queues.iter().all(|queue| queue.close(until)) {
             return Ok(false);
         }
-        *closed = true;
+        self.closed.store(true, Ordering::SeqCst);
         self.store.close().map(|()| true)
     }
 
@@ -529,5 +532,29 @@ impl Space {
     /// The deletion could not be recorded.
     pub fn clear(&self) -> Result<u64, StoreError> {
         self.store().clear_namespace(self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn threads_that_ask_for_the_role_at_once_all_find_the_owner() {
+        let directory = tempfile::tempdir().unwrap();
+        let json = serde_json::json!({
+            "path": directory.path(), "size": "256MiB", "prewrite": false
+        });
+        let config = Config::parse(&json.to_string()).unwrap();
+        let handle = Handle::open(&config, None, true, false).unwrap();
+        let ask = || (0..100_000).all(|_| handle.is_owner());
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+            assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
+        });
+        assert!(handle.close(None).unwrap());
+        assert!(handle.is_closed() && !handle.is_owner());
     }
 }
