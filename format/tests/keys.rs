@@ -134,6 +134,21 @@ fn a_key_has_one_spelling() {
 }
 
 #[test]
+fn a_key_is_spelled_with_lowercase_digits_alone() {
+    for character in (0..=0x7f_u8).map(char::from) {
+        let text = format!("{}{character}0", "0".repeat(62));
+        let key = text.parse::<PageKey>();
+        match character {
+            '0'..='9' | 'a'..='f' => {
+                let value = character.to_digit(16).unwrap();
+                assert_eq!(u32::from(key.unwrap().as_bytes()[31]), value << 4);
+            }
+            _ => assert_eq!(key, Err(HexError::Digit { at: 62 }), "{character:?}"),
+        }
+    }
+}
+
+#[test]
 fn a_prefix_is_the_first_96_bits() {
     let bytes: [u8; 32] = std::array::from_fn(|index| u8::try_from(index).unwrap());
     assert_eq!(
