@@ -82,6 +82,7 @@
 //! | `share` | the handle: one store, many processes; owner, clients, takeover |
 //! | `capacity` | how many pages a store of a given geometry keeps |
 //! | `catalog` | the boundary between handle and allocation: reserve, write, commit |
+//! | `counts` | what each process did: hits, misses by reason, bytes |
 //! | `core` | the deciding state machine: segments, journal, syncs, puts, reclaim |
 //! | `fork` | handles in a forked child |
 //! | `index` | key to place, in RAM |
@@ -118,6 +119,7 @@
     )
 )]
 
+mod counts;
 pub mod fit;
 mod pages;
 mod runtime;
@@ -212,6 +214,7 @@ pub use api::{
     PutOptions, PutPage, PutStatus, ReadOnlyVolume, Refusal, Settings, SharedReads, Stats,
     SyncPolicy,
 };
+pub use counts::{Counts, Departed, Misses, Process};
 pub use disk::probe::Want as DiskKind;
 pub use error::{StoreError, advice};
 pub use fork::Origin;

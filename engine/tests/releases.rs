@@ -139,6 +139,39 @@ fn a_message_of_a_later_release_is_refused_and_the_connection_goes_on() {
     }
 }
 
+#[test]
+fn counters_are_sent_to_owners_that_take_them_alone() {
+    let this = Protocol::default();
+    let before = Protocol {
+        features: 0,
+        release: "0.0.9".to_owned(),
+        ..this.clone()
+    };
+    for (owners, clients) in [(&this, &before), (&before, &this), (&this, &this)] {
+        let home = Home::with_store(256 * MIB);
+        let owner = attach_as(&home, owners.clone());
+        let client = attach_as(&home, clients.clone());
+        let pool = Pool::new(&client, "m", &PARTS);
+        assert_eq!(pool.put(&chain(1, 9)), vec![PutStatus::Stored; 9]);
+        assert_eq!(pool.hits(&chain(1, 9)), 9);
+        let of_client = || owner.report().unwrap().processes.remove(1);
+        assert_eq!(of_client().release, clients.release);
+        if owners == clients {
+            eventually("the counters arrive", || {
+                of_client()
+                    .counts
+                    .is_some_and(|counts| (counts.hits, counts.pages_put) == (9, 9))
+            });
+        }
+        // Served after every message before it.
+        client.close().unwrap();
+        let departed = || owner.report().unwrap().departed;
+        eventually("the client has gone", || departed().clients == 1);
+        let hits = u64::from(owners == clients) * 9;
+        assert_eq!(departed().counts.hits, hits, "{owners}, {clients}");
+    }
+}
+
 /// The handles of a service of several processes, one of which owns the store.
 struct Service<'h> {
     home: &'h Home,

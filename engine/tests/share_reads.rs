@@ -14,7 +14,10 @@ use common::{Home, MIB, Pool, chain, fill, namespace};
 use larder_engine::format::{Namespace, PageKey, Rank};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::share::{Part, StagingReport, report};
-use larder_engine::{GetPage, OpenOptions, PageStore, PutStatus, SharedReads, Store};
+use larder_engine::{
+    Counts, GetPage, GetStatus, MissReason, OpenOptions, PageStore, Process as User, PutStatus,
+    SharedReads, Store,
+};
 
 const ROLE: &str = "LARDER_TEST_SHARED_READER";
 
@@ -348,4 +351,92 @@ fn a_deadline_that_has_passed_stops_reading_for_oneself_and_for_others() {
         ..
     } = owner.report().unwrap().staging;
     assert_eq!((mismatches, timeouts), (0, 0));
+}
+
+/// The clients of an owner with their counters, once these satisfy `holds`.
+fn clients_when(owner: &Store, holds: impl Fn(&[Counts]) -> bool) -> Vec<User> {
+    let mut clients = Vec::new();
+    eventually("the clients' counters have arrived", || {
+        clients = owner.report().unwrap().processes.split_off(1);
+        let counts: Vec<Counts> = clients.iter().filter_map(|client| client.counts).collect();
+        counts.len() == clients.len() && holds(&counts)
+    });
+    clients
+}
+
+#[test]
+fn the_owner_has_the_counters_of_each_process_and_of_those_that_have_gone() {
+    let parts = [65536];
+    let (home, owner, keys) = stored(&parts, 20, attach);
+    let clients = [attach(&home), attach(&home)];
+    let shared = clients_when(&owner, |counts| counts == [Counts::default(); 2]);
+    assert!(
+        shared
+            .iter()
+            .all(|client| client.pid == Some(std::process::id()))
+    );
+    assert!(
+        shared
+            .iter()
+            .all(|client| client.name.is_some() && client.client.is_some())
+    );
+
+    let reader = Pool::new(&clients[0], "m", &parts);
+    assert_eq!(reader.hits(&keys), 20);
+    assert_eq!(reader.hits(&chain(2, 5)), 0);
+    let mut wrong = [GetPage {
+        key: keys[0],
+        parts: &mut [],
+    }];
+    let missed = clients[0].get(reader.id, &mut wrong, None);
+    assert_eq!(missed, [GetStatus::Miss(MissReason::WrongShape)]);
+    let lent = clients[0].get_lent(reader.id, &chain(3, 2), None);
+    assert!(lent.iter().all(Result::is_err));
+    let writer = Pool::new(&clients[1], "m", &parts);
+    assert_eq!(writer.put(&chain(4, 3)), vec![PutStatus::Stored; 3]);
+    assert_eq!(writer.put(&keys), vec![PutStatus::Duplicate; 20]);
+
+    let is_all = |counts: &[Counts]| {
+        let has = |hits, put| move |of: &Counts| of.hits == hits && of.duplicates == put;
+        counts.iter().any(has(20, 0))
+            && counts.iter().any(has(0, 20))
+            && counts.iter().map(|of| of.misses.total()).sum::<u64>() == 8
+    };
+    let told = clients_when(&owner, is_all);
+    let of = |hits| {
+        let mut counts = told.iter().filter_map(|client| client.counts);
+        counts.find(|counts| counts.hits == hits).unwrap()
+    };
+    let (read, put) = (of(20), of(0));
+    let misses = read.misses;
+    assert_eq!(
+        (misses.absent, misses.wrong_shape, misses.total()),
+        (7, 1, 8)
+    );
+    assert_eq!(read.bytes_read, 20 * 65536);
+    assert_eq!(
+        (put.pages_put, put.bytes_put, put.duplicates),
+        (3, 3 * 65536, 20)
+    );
+    let own = owner.report().unwrap().processes.remove(0);
+    assert!(own.client.is_none() && own.counts.unwrap().pages_put == 20);
+
+    // One leaves, the other ends as if it was killed: nothing that they sent is lost.
+    let [first, second] = clients;
+    first.close().unwrap();
+    drop(second);
+    let mut both = read;
+    both.add(put);
+    eventually("both have gone", || {
+        let report = owner.report().unwrap();
+        report.departed.clients == 2
+            && report.departed.counts == both
+            && report.processes.len() == 1
+    });
+    // A process that asks for a report, and uses no page, is no client of the store.
+    assert_eq!(
+        report(&home.path).unwrap().departed,
+        owner.report().unwrap().departed
+    );
+    assert_eq!(owner.report().unwrap().departed.clients, 2);
 }

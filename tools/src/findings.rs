@@ -214,17 +214,18 @@ pub fn list(findings: &[Finding], lines: &mut Lines) {
 
 /// Adds a table: a line of headings, then the rows; the first column is flush left, numbers line up
 /// on the right.
-pub fn table<const N: usize>(headings: [&str; N], rows: &[[String; N]], lines: &mut Lines) {
-    let mut widths = headings.map(str::len);
-    for row in rows {
+pub fn table(headings: &[&str], rows: &[impl AsRef<[String]>], lines: &mut Lines) {
+    let headings: Vec<String> = headings.iter().map(|&heading| heading.to_owned()).collect();
+    let rows = || std::iter::once(&headings[..]).chain(rows.iter().map(AsRef::as_ref));
+    let mut widths = vec![0; headings.len()];
+    for row in rows() {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let headings = headings.map(str::to_owned);
-    for row in std::iter::once(&headings).chain(rows) {
+    for row in rows() {
         let mut line = String::new();
-        for (index, (cell, width)) in row.iter().zip(widths).enumerate() {
+        for (index, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let cell = if index == 0 {
                 format!("{cell:<width$}")
             } else {

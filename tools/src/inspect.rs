@@ -321,11 +321,11 @@ impl Summary {
         if let Some(segments) = &self.segment_list {
             lines.text("");
             let rows: Vec<_> = segments.iter().map(SegmentRow::cells).collect();
-            table(SegmentRow::HEADINGS, &rows, lines);
+            table(&SegmentRow::HEADINGS, &rows, lines);
         } else if let Some(chains) = &self.chains {
             lines.text("");
             let rows: Vec<_> = chains.iter().map(ChainRow::cells).collect();
-            table(ChainRow::HEADINGS, &rows, lines);
+            table(&ChainRow::HEADINGS, &rows, lines);
         } else if let Some(key) = &self.key {
             key.lines(lines);
         } else {

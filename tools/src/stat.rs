@@ -1,5 +1,7 @@
 //! `larder stat`: asks the owner of a store for its state.
 
+mod processes;
+
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,21 +16,22 @@ use crate::interrupt::Interrupt;
 use crate::place;
 use crate::report::{self as output, Lines, Report};
 use crate::size::ByteSize;
+use processes::{Before, Processes};
 
 /// Shortest pause between two reports, to keep the load on the owner low.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// Ask the process that owns a store what it is doing
+/// Show the counters of a store and of each process that uses it
 #[derive(Args, Debug)]
 pub struct StatArgs {
     /// The store: its first volume, or a backend's directory
     #[arg(value_parser = place::parser())]
     path: PathBuf,
-    /// Ask again and again, every so many seconds, until stopped
+    /// Repeat the report, every so many seconds, until stopped
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
     watch: Option<f64>,
-    /// Only say whether the store is served, for probes: ends with 0 when it is, with 1 when it is
-    /// degraded, and with 3 when it has no owner
+    /// Check the service, for probes: exit code 0 if the store is served, 1 if the service is
+    /// degraded, 3 if the store has no owner
     #[arg(long, conflicts_with = "watch")]
     check: bool,
     /// Print JSON documents
@@ -65,6 +68,8 @@ struct StatReport {
     sync: String,
     lease_seconds: f64,
     prewrite: bool,
+    #[serde(flatten)]
+    processes: Processes,
     /// Its `disk` is the disk alone.
     #[serde(flatten)]
     stats: larder_engine::Stats,
@@ -91,8 +96,8 @@ impl Report for StatReport {
         lines.row(
             "Clients",
             format!(
-                "{}; {} pages being read, {} puts under way, {} gone with writes that may not be \
-                 over",
+                "{}; {} pages being read, {} puts in flight; disconnected with unfinished writes: \
+                 {}",
                 self.clients, self.reads_in_flight, self.puts_in_flight, self.lingering_clients
             ),
         );
@@ -107,10 +112,10 @@ impl Report for StatReport {
         }
         if self.adrift_pages > 0 {
             lines.row(
-                "Given up",
+                "Aborted",
                 format!(
-                    "puts of {} pages by clients that say nothing and may still write: is one \
-                     stopped?",
+                    "puts of {} pages by silent clients whose writes may be unfinished; is a \
+                     client stopped?",
                     self.adrift_pages
                 ),
             );
@@ -125,7 +130,7 @@ impl Report for StatReport {
         lines.row(
             "Pages",
             format!(
-                "{}, {}; {} of {} usable are taken",
+                "{}, {}; {} of {} usable in use",
                 stats.pages,
                 size(stats.live_bytes),
                 size(stats.taken_bytes),
@@ -145,7 +150,7 @@ impl Report for StatReport {
         }
         let unreadable = match stats.unreadable_segments {
             0 => String::new(),
-            some => format!(", {some} that the disk does not give or take"),
+            some => format!(", {some} that cannot be read or written"),
         };
         let (segments, free) = (stats.segments, stats.free_segments);
         lines.row("Segments", format!("{segments}, {free} free{unreadable}"));
@@ -160,20 +165,19 @@ impl Report for StatReport {
                 stats.failed
             ),
         );
-        lines.row(
-            "Got",
-            format!(
-                "{} hits, {} misses by the owner itself; clients count their own",
-                stats.hits, stats.misses
-            ),
-        );
+        if !self.processes.are_listed() {
+            lines.row(
+                "Reads of the owner process",
+                format!("{} hits, {} misses", stats.hits, stats.misses),
+            );
+        }
         let staging = &self.staging;
         if staging.area_bytes > 0 {
             lines.row(
                 "Shared reads",
                 format!(
-                    "{} read for all, {} found, {} waited for, {} of them in vain; {} copies were \
-                     not right, {} found no room",
+                    "{} loaded, {} hits, {} waits, {} timed out; {} wrong checksums, {} without \
+                     memory",
                     staging.fills,
                     staging.hits,
                     staging.waits,
@@ -193,7 +197,7 @@ impl Report for StatReport {
             );
         }
         lines.row(
-            "Left",
+            "Removed",
             format!(
                 "{} evicted, {} deleted, {} damaged, {} unfinished",
                 stats.evicted, stats.deleted, stats.damaged, stats.unfinished
@@ -202,7 +206,7 @@ impl Report for StatReport {
         lines.row(
             "Written",
             format!(
-                "{}, {:.2} times what was put; {} pages moved, {} segments reclaimed",
+                "{}, {:.2} times the bytes of puts; {} pages moved, {} segments reclaimed",
                 size(stats.bytes_written),
                 stats.write_amplification(),
                 stats.moved,
@@ -229,6 +233,10 @@ impl Report for StatReport {
             disk_reason: self.disk_reason.clone(),
         };
         lines.row("Disk", disk.to_string());
+        if self.processes.are_listed() {
+            lines.text("");
+            self.processes.lines(&mut lines);
+        }
         lines
     }
 }
@@ -292,8 +300,7 @@ fn troubles(told: &share::Report) -> Vec<String> {
     let unreadable = told.stats.unreadable_segments;
     let disk = (unreadable > 0).then(|| {
         format!(
-            "the disk does not give or take {unreadable} segments: look at the disk and at the \
-             owner's log"
+            "{unreadable} segments cannot be read or written: check the disk, and the owner's log"
         )
     });
     let read_only = told.stats.read_only_volumes.iter().map(|volume| {
@@ -327,11 +334,13 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
     }
     let pause = args.watch.map(pause).transpose()?;
     let interrupt = Interrupt::watch();
+    let mut before = Before::default();
     loop {
         let mut told = share::report(&args.path)?;
         let DiskFacts { disk, disk_reason } = DiskFacts::of(&told.stats.disk);
         told.stats.disk = disk;
         let report = StatReport {
+            processes: Processes::of(&told, &mut before),
             path: args.path.clone(),
             pid: told.pid,
             rss_bytes: told.rss_bytes,

@@ -83,10 +83,10 @@ impl PageStore for Store {
         self.inner
             .with(namespace, |decider, space| match decider {
                 Decider::Owner(own) => own.store.get_lent(space.id, keys, deadline),
-                Decider::Client(client) => {
-                    let catalog: Arc<dyn Catalog> = client.remote.clone();
-                    client.data.get_lent(&catalog, space.id, keys, deadline)
-                }
+                Decider::Client(client) => client.counted(|remote, data| {
+                    let catalog: Arc<dyn Catalog> = remote.clone();
+                    data.get_lent(&catalog, space.id, keys, deadline)
+                }),
             })
             .unwrap_or_else(|| keys.iter().map(|_| Err(MissReason::Closed)).collect())
     }

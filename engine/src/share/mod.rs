@@ -100,7 +100,7 @@ use crate::volume::{self, Access, HolderState};
 pub use guard::Marks;
 use protocol::Protocol;
 use remote::{ReachError, Remote};
-use role::{Client, Decider, Known, NotYet, Owner, Role};
+use role::{Decider, Known, NotYet, Owner, Role};
 #[doc(hidden)]
 pub use server::answer;
 pub(crate) use server::is_listening;
@@ -355,8 +355,8 @@ impl Inner {
     ) -> Vec<PutStatus> {
         self.with(namespace, |decider, space| match decider {
             Decider::Owner(own) => own.store.put(space.id, pages, options),
-            Decider::Client(Client { remote, data, .. }) => {
-                data.put(&**remote, space.id, pages, options)
+            Decider::Client(client) => {
+                client.counted(|remote, data| data.put(&**remote, space.id, pages, options))
             }
         })
         .unwrap_or_else(|| vec![LEFT_UNDONE; pages.len()])

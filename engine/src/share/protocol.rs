@@ -10,6 +10,7 @@
 //! | another field of a message | a new message; fields of released messages never change |
 //! | another field of [`Report`](super::wire::Report) or of a struct in it | with a default |
 //! | another field of the greeting or of its reply | at the end, read only if bytes are left |
+//! | another counter of [`Request::Counted`] | at the end of its list |
 //! | another meaning of a message, of marks or of the staging area | a new version |
 //!
 //! - Reports travel as JSON, by name: a reader ignores unknown names, and an absent name has its
@@ -22,6 +23,7 @@
 //!
 //! [`Failure::Unsupported`]: super::wire::Failure::Unsupported
 //! [`Failure::Version`]: super::wire::Failure::Version
+//! [`Request::Counted`]: super::wire::Request::Counted
 //! [`Request::Hello`]: super::wire::Request::Hello
 //! [`Reply::Welcome`]: super::wire::Reply::Welcome
 //! [`Reply::Failed`]: super::wire::Reply::Failed
@@ -37,9 +39,12 @@ pub const VERSION: u32 = 8;
 /// The lowest one.
 pub const VERSION_MIN: u32 = 8;
 
-/// The features of this release: messages and variants that a release before it does not have. None
-/// yet: version 8 is the first that was released.
-const FEATURES: u64 = 0;
+/// Feature: the owner takes the counters of its clients
+/// ([`Request::Counted`](super::wire::Request::Counted)).
+pub const COUNTS: u64 = 1 << 0;
+
+/// The features of this release: messages and variants that a release before it does not have.
+const FEATURES: u64 = COUNTS;
 
 /// Longest name of a release, in bytes.
 const RELEASE_BYTES_MAX: usize = 32;
@@ -92,6 +97,14 @@ pub struct Agreed {
     pub features: u64,
     /// The release of the other side.
     pub release: String,
+}
+
+impl Agreed {
+    /// Whether both sides have this feature.
+    #[must_use]
+    pub fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
 }
 
 impl Protocol {

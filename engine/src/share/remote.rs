@@ -32,12 +32,13 @@ use put::RemotePut;
 
 use super::area::Area;
 use super::keys::blob;
-use super::protocol::{Protocol, is_name};
+use super::protocol::{Agreed, COUNTS, Protocol, is_name};
 use super::wire::{
     ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, Welcome, WireError,
 };
 use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
+use crate::counts::Counts;
 use crate::error::StoreError;
 use crate::fork::Private;
 use crate::runtime::{Condvar, Mutex};
@@ -134,6 +135,9 @@ pub(super) struct Remote {
     shapes: Mutex<HashMap<NamespaceId, NamespaceShape>>,
     /// The owner's last reported room counter.
     room: AtomicU64,
+    agreed: Agreed,
+    /// The counters that the owner was sent last.
+    sent: Mutex<Option<Counts>>,
     /// The staging area, once it was asked for; `None` when there is none.
     area: OnceLock<Option<Arc<Area>>>,
 }
@@ -147,11 +151,7 @@ impl Remote {
             protocol: protocol.clone(),
         };
         let welcome = match first.greet(&hello) {
-            Ok(Reply::Welcome(welcome))
-                if welcome.protocol.is_valid() && protocol.agree(&welcome.protocol).is_some() =>
-            {
-                welcome
-            }
+            Ok(Reply::Welcome(welcome)) if welcome.protocol.is_valid() => welcome,
             Ok(Reply::Failed(Failure::Version { ours, release })) if is_name(&release) => {
                 return Err(ReachError::Version {
                     theirs: ours,
@@ -163,6 +163,9 @@ impl Remote {
             Ok(_) => return Err(ReachError::Nonsense),
             Err(WireError::Io(error)) => return Err(error.into()),
             Err(_) => return Err(ReachError::Nonsense),
+        };
+        let Some(agreed) = protocol.agree(&welcome.protocol) else {
+            return Err(ReachError::Nonsense);
         };
         if welcome.protocol.release != protocol.release {
             tracing::info!(
@@ -186,6 +189,8 @@ impl Remote {
             lost: AtomicBool::new(false),
             shapes: Mutex::default(),
             room: AtomicU64::new(0),
+            agreed,
+            sent: Mutex::default(),
             area: OnceLock::new(),
         };
         Ok((remote, welcome))
@@ -345,12 +350,34 @@ impl Remote {
 
     pub(super) fn report(&self) -> Result<Report, Gone> {
         match self.ask_fast(&Request::Stats)? {
-            Reply::Stats(report) => Ok(Report {
-                pid: self.owner_pid(),
-                ..*report
-            }),
+            Reply::Stats(report) => Ok(self.with_pids_of_this_namespace(*report)),
             _ => Err(self.lose()),
         }
+    }
+
+    /// A report has the pids of the owner's pid namespace.
+    fn with_pids_of_this_namespace(&self, mut report: Report) -> Report {
+        let owner = self.owner_pid();
+        if owner != report.pid {
+            for process in &mut report.processes {
+                process.pid = owner.filter(|_| process.client.is_none());
+            }
+        }
+        Report {
+            pid: owner,
+            ..report
+        }
+    }
+
+    /// Sends this process's counters, if they have changed and the owner takes them.
+    pub(super) fn send_counts(&self, name: &str, counts: Counts) {
+        if !self.agreed.has(COUNTS) || self.sent.lock().replace(counts) == Some(counts) {
+            return;
+        }
+        self.send(&Request::Counted {
+            name,
+            counts: counts.list(),
+        });
     }
 
     fn counted(&self, request: &Request<'_>) -> Result<u64, StoreError> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use larder_format::Namespace;
 
 use super::remote::{self, ReachError, Remote};
-use super::server::{OwnReads, Server, hides_own_user, may_listen, socket_path};
+use super::server::{OwnReads, Server, hides_own_user, may_listen, own_name, socket_path};
 use super::{guard, not_served};
 use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
 use crate::catalog::Catalog;
@@ -61,6 +61,8 @@ pub(super) struct Client {
     pub(super) data: DataPath,
     /// The group whose members the owner admits.
     pub(super) group: Option<u32>,
+    /// The name of this process's program.
+    name: String,
     ids: Ids,
     /// Declared after the data path, which waits for its writes when it is dropped.
     _marks: guard::Marked,
@@ -200,12 +202,10 @@ impl<'a> Decider<'a> {
                 }
                 _ => owner.store.get(space.id, pages, deadline),
             },
-            Decider::Client(Client { remote, data, .. }) if space.is_shared => {
-                data.get_staged(&**remote, &**remote, space.id, pages, deadline)
-            }
-            Decider::Client(Client { remote, data, .. }) => {
-                data.get(&**remote, space.id, pages, deadline)
-            }
+            Decider::Client(client) => client.counted(|remote, data| match space.is_shared {
+                true => data.get_staged(&**remote, &**remote, space.id, pages, deadline),
+                false => data.get(&**remote, space.id, pages, deadline),
+            }),
         }
     }
 }
@@ -254,13 +254,27 @@ impl Client {
         let disk = volumes.open_disk(options).map_err(never)?;
         let data = DataPath::new(disk, &volumes, options.hang_limit);
         let volumes = volumes.list.into_iter().flatten();
-        Ok(Client {
+        let client = Client {
             remote: Arc::new(remote),
             data,
             group: welcome.group,
+            name: own_name().unwrap_or_default(),
             ids: Ids::default(),
             _marks: marks,
             _privates: volumes.map(|volume| volume.private).collect(),
-        })
+        };
+        client.send_counts();
+        Ok(client)
+    }
+
+    /// Runs a call that moves pages, and sends the owner the counters that it changed.
+    pub(super) fn counted<R>(&self, call: impl FnOnce(&Arc<Remote>, &DataPath) -> R) -> R {
+        let outcome = call(&self.remote, &self.data);
+        self.send_counts();
+        outcome
+    }
+
+    fn send_counts(&self) {
+        self.remote.send_counts(&self.name, self.data.counts());
     }
 }

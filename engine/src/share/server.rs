@@ -8,6 +8,7 @@
 //! | [`answer`] | the reply to each request |
 //! | [`ledger`] | the puts and pins of one client |
 //! | `peer` | whether the process behind a connection may be a client |
+//! | `tally` | the processes that use the store, with their counters |
 //! | `reads` | the owner's part in shared reads |
 //! | `session` | a client: its connections and its ledger |
 //! | `socket` | the socket file beside a store |
@@ -44,10 +45,12 @@ pub mod answer;
 mod books;
 pub mod ledger;
 mod peer;
+
 mod reads;
 mod serve;
 mod session;
 mod socket;
+mod tally;
 mod watch;
 
 use crate::runtime::thread::JoinHandle;
@@ -63,6 +66,7 @@ use super::protocol::{Agreed, Protocol};
 use super::wire::{ClientId, ReleaseCount, Report, Welcome};
 use crate::api::{OpenOptions, PageStore, Settings};
 use crate::catalog::SegmentMap;
+use crate::counts::Departed;
 use crate::error::StoreError;
 use crate::seldom::Seldom;
 use crate::store::LocalStore;
@@ -79,6 +83,7 @@ pub(crate) use socket::is_listening;
 pub(super) use socket::short_name;
 pub use socket::socket_path;
 pub(super) use socket::{may_give_to, may_listen};
+pub(super) use tally::own_name;
 use watch::Watch;
 
 /// Interval of the checks for the mark of a client that has gone, and their limit while the store
@@ -124,6 +129,9 @@ struct Shared {
     lacks_threads: AtomicBool,
     /// A client's puts were ended before its writes were over.
     abandoned: AtomicBool,
+    begun: Instant,
+    /// The clients that have gone. Changed under the lock of the sessions.
+    departed: Mutex<Departed>,
     stop: AtomicBool,
     stopped: Condvar,
     stopping: Mutex<()>,
@@ -178,6 +186,8 @@ impl Server {
             lingering: AtomicU32::new(0),
             lacks_threads: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
+            begun: Instant::now(),
+            departed: Mutex::default(),
             stop: AtomicBool::new(false),
             stopped: Condvar::new(),
             stopping: Mutex::new(()),
@@ -345,7 +355,11 @@ impl Shared {
     /// A client has gone: releases its resources as soon as that is safe. Runs on the thread of its
     /// first connection, which waits for that: starting another thread could fail.
     fn leave(&self, session: &Session) {
-        self.sessions.lock().remove(&session.id);
+        {
+            let mut sessions = self.sessions.lock();
+            sessions.remove(&session.id);
+            self.fold(session);
+        }
         session.hang_up();
         session.leases.end(self.store.books());
         let left = session.ledger.leave(self.store.catalog(), &self.map);
@@ -417,6 +431,8 @@ impl Shared {
             lingering: self.lingering.load(Ordering::Relaxed),
             rss_bytes: processes::resident_bytes(),
             staging: self.reads.report(),
+            processes: self.processes(&sessions),
+            departed: *self.departed.lock(),
         }
     }
 }
@@ -434,7 +450,7 @@ impl Template {
             features: self.protocol.features,
             release: self.protocol.release.clone(),
         };
-        Session::new(ClientId(u32::MAX), self.run, agreed)
+        Session::new(ClientId(u32::MAX), self.run, agreed, None)
     }
 
     fn for_client(&self, session: &Session) -> Welcome {

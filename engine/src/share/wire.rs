@@ -23,6 +23,7 @@ use super::protocol::{Agreed, Protocol, variants};
 use super::staging::{Served, Slot, StagingReport};
 use crate::api::{PutStatus, Refusal, Settings, Stats};
 use crate::catalog::{Finding, Pinned, SegmentMap};
+use crate::counts::{Departed, Process};
 use crate::index::{Leased, Place, SegmentId};
 use crate::runtime::Instant;
 use crate::system::sockets::{self, Pollable};
@@ -175,6 +176,13 @@ pub enum Request<'a> {
     List {
         namespace: u16,
         cursor: u64,
+    },
+    /// No reply. The name of the client's program, and its counters since it attached. Sent to an
+    /// owner with the feature [`COUNTS`](super::protocol::COUNTS) alone.
+    Counted {
+        name: &'a str,
+        #[serde(deserialize_with = "few")]
+        counts: Vec<u64>,
     },
 }
 
@@ -403,6 +411,10 @@ pub struct Report {
     pub rss_bytes: u64,
     /// The staging area, through which clients share reads.
     pub staging: StagingReport,
+    /// The processes that use the store: the owner, then its clients in the order of their pids.
+    pub processes: Vec<Process>,
+    /// The clients that have gone since the owner opened the store.
+    pub departed: Departed,
 }
 
 /// The clients of one release.

@@ -78,9 +78,14 @@ pub(super) fn get<C: Catalog + ?Sized>(
 }
 
 pub(super) fn count_hits(data: &DataPath, statuses: &[GetStatus]) {
-    let hits = statuses.iter().filter(|status| status.is_hit()).count();
-    Counters::add(&data.counters.hits, hits as u64);
-    Counters::add(&data.counters.misses, (statuses.len() - hits) as u64);
+    let mut hits = 0;
+    for status in statuses {
+        match status {
+            GetStatus::Hit => hits += 1,
+            GetStatus::Miss(reason) => data.counters.misses.count(*reason),
+        }
+    }
+    Counters::add(&data.counters.hits, hits);
 }
 
 pub(super) fn page_bytes(shape: &NamespaceShape) -> usize {

@@ -121,9 +121,14 @@ pub(super) fn get(
     let jobs = call.pin(&all);
     call.read(&jobs, &mut pages);
     call.again(&jobs, &mut pages);
-    let hits = pages.iter().filter(|page| page.is_ok()).count();
-    Counters::add(&data.counters.hits, hits as u64);
-    Counters::add(&data.counters.misses, (pages.len() - hits) as u64);
+    let mut hits = 0;
+    for page in &pages {
+        match page {
+            Ok(_) => hits += 1,
+            Err(reason) => data.counters.misses.count(*reason),
+        }
+    }
+    Counters::add(&data.counters.hits, hits);
     pages
 }
 

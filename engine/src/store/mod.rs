@@ -45,6 +45,7 @@ use crate::api::{
     PutPage, PutStatus, Refusal, Stats,
 };
 use crate::catalog::{Allocator, Catalog};
+use crate::counts::{Counts, MissCounters};
 use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
 use crate::fork::Origin;
@@ -82,9 +83,13 @@ pub(crate) struct DataPath {
 #[derive(Default)]
 struct Counters {
     hits: AtomicU64,
-    misses: AtomicU64,
+    misses: MissCounters,
+    pages_put: AtomicU64,
+    bytes_put: AtomicU64,
+    duplicates: AtomicU64,
     refused: AtomicU64,
     refused_read_only: AtomicU64,
+    failed: AtomicU64,
     bytes_read: AtomicU64,
     direct_pages: AtomicU64,
     bounced_pages: AtomicU64,
@@ -196,11 +201,26 @@ impl DataPath {
         &self.disk
     }
 
+    /// What the calls on this data path did so far.
+    pub(crate) fn counts(&self) -> Counts {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            hits: count(&self.counters.hits),
+            misses: self.counters.misses.read(),
+            bytes_read: count(&self.counters.bytes_read),
+            pages_put: count(&self.counters.pages_put),
+            bytes_put: count(&self.counters.bytes_put),
+            duplicates: count(&self.counters.duplicates),
+            refused: count(&self.counters.refused),
+            failed: count(&self.counters.failed),
+        }
+    }
+
     /// Adds this data path's counters.
     pub(crate) fn count_into(&self, stats: &mut Stats) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         stats.hits = count(&self.counters.hits);
-        stats.misses = count(&self.counters.misses);
+        stats.misses = self.counters.misses.read().total();
         stats.refused = count(&self.counters.refused);
         stats.refused_read_only = count(&self.counters.refused_read_only);
         stats.bytes_read = count(&self.counters.bytes_read);
@@ -619,6 +639,11 @@ impl LocalStore {
             return None;
         }
         self.gate.try_read().filter(|is_closed| !**is_closed)
+    }
+
+    /// What the calls on this handle did so far.
+    pub(crate) fn counts(&self) -> Counts {
+        self.data.counts()
     }
 
     /// Why calls are refused.

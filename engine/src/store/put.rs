@@ -87,19 +87,36 @@ pub(super) fn put<C: Catalog + ?Sized>(
         .collect();
     call.store(&failed, until);
     drop(call);
-    let page_bytes = shape.shape.page_bytes();
-    let mut refused = 0;
-    for status in &statuses {
-        if let PutStatus::Refused(why) = status {
-            refused += 1;
-            data.notices.refused(*why, page_bytes);
+    count(data, &shape, &statuses);
+    statuses
+}
+
+fn count(data: &DataPath, shape: &NamespaceShape, statuses: &[PutStatus]) {
+    let (mut stored, mut duplicates, mut failed) = (0, 0, 0);
+    let (mut refused, mut read_only) = (0, 0);
+    for status in statuses {
+        match status {
+            PutStatus::Stored => stored += 1,
+            PutStatus::Duplicate => duplicates += 1,
+            PutStatus::Failed(_) => failed += 1,
+            PutStatus::Refused(why) => {
+                refused += 1;
+                read_only += u64::from(*why == Refusal::ReadOnlyService);
+                data.notices.refused(*why, shape.shape.page_bytes());
+            }
         }
     }
-    Counters::add(&data.counters.refused, refused);
-    let read_only = PutStatus::Refused(Refusal::ReadOnlyService);
-    let read_only = statuses.iter().filter(|status| **status == read_only);
-    Counters::add(&data.counters.refused_read_only, read_only.count() as u64);
-    statuses
+    let bytes = u64::from(shape.shape.page_blocks()) * BLOCK_BYTES as u64;
+    for (counter, amount) in [
+        (&data.counters.pages_put, stored),
+        (&data.counters.bytes_put, stored * bytes),
+        (&data.counters.duplicates, duplicates),
+        (&data.counters.failed, failed),
+        (&data.counters.refused, refused),
+        (&data.counters.refused_read_only, read_only),
+    ] {
+        Counters::add(counter, amount);
+    }
 }
 
 fn fits(shape: &NamespaceShape, page: &PutPage<'_>) -> bool {

@@ -1,6 +1,29 @@
 //! A served store: its directory stands for it, and its settings are shown.
 
+use std::time::{Duration, Instant};
+
+use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
+
 use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn namespace() -> Namespace {
+    let fields = NamespaceFields {
+        model: "tiny".to_owned(),
+        weights: "w1".to_owned(),
+        dtype: "bf16".to_owned(),
+        layout: "page_first_direct".to_owned(),
+        page_tokens: 64,
+        shape: PageShape::new(&[64 << 10]).unwrap(),
+        tp: Rank::ALONE,
+        pp: Rank::ALONE,
+        cp: Rank::ALONE,
+        pool: "kv".to_owned(),
+        extra: std::collections::BTreeMap::new(),
+    };
+    Namespace::new(fields).unwrap()
+}
 
 /// A store under the name that a backend gives it, and its owner with settings of its own.
 fn served(directory: &TempDir) -> (Process, String) {
@@ -82,4 +105,87 @@ fn refused_pages_are_explained_once() {
     let said = stderr(&ends(&["import", text(&small), &archive], 1));
     let explained = said.matches("none of this size can ever be stored").count();
     assert_eq!(explained, 1, "{said}");
+}
+
+/// Keys of pages that were never stored.
+fn absent_keys(count: u8) -> Vec<PageKey> {
+    (0..count)
+        .map(|key| PageKey::from_bytes([key; 32]))
+        .collect()
+}
+
+#[test]
+fn the_table_of_processes_has_clients_at_work_and_those_that_have_ended() {
+    let directory = directory();
+    let at = text(directory.path());
+    let (_owner, _) = served(&directory);
+    let pages = ["--page-bytes", "64KiB", "--pages", "64", "--batch", "16"];
+    for op in ["put", "get"] {
+        ends(
+            &[&["bench", at, "--op", op, "--shared"][..], &pages].concat(),
+            0,
+        );
+    }
+    // This process is a client at work.
+    let path = directory.path().join("larder.store");
+    let store = Store::attach(&path, OpenOptions::default()).unwrap();
+    let namespace = store.namespace(&namespace()).unwrap();
+    assert!(
+        store
+            .get_lent(namespace, &absent_keys(7), None)
+            .iter()
+            .all(Result::is_err)
+    );
+
+    let own = u64::from(std::process::id());
+    let until = Instant::now() + PATIENCE;
+    let told = loop {
+        let told = json(&["stat", at]);
+        let arrived = told["processes"][1]["pages_missed"] == 7 && told["departed"]["clients"] == 2;
+        if arrived {
+            break told;
+        }
+        assert!(Instant::now() < until, "{told}");
+    };
+    let rows = told["processes"].as_array().unwrap();
+    assert_eq!(rows.len(), 2, "{told}");
+    let [owner, client] = [&rows[0], &rows[1]];
+    assert_eq!(
+        (&owner["client"], &owner["name"]),
+        (&Value::Null, &Value::from("larder"))
+    );
+    assert_eq!(owner["pid"], told["pid"]);
+    assert_eq!(client["pid"], own);
+    assert_eq!(client["counts"]["misses"]["absent"], 7);
+    assert_eq!(client["hit_rate"], 0.0);
+    // A bench of gets stores its pages first, and warms up.
+    let ended = &told["departed"]["counts"];
+    assert!(ended["pages_hit"].as_u64().unwrap() >= 64, "{ended}");
+    assert!(ended["bytes_put"].as_u64().unwrap() >= 64 * 65536);
+    assert_eq!(told["total"]["counts"]["pages_hit"], ended["pages_hit"]);
+    assert_eq!(told["total"]["pages_missed"], 7);
+
+    let lines = String::from_utf8(ends(&["stat", at], 0).stdout).unwrap();
+    for word in ["ended (2)", "larder (owner)", "total", "absent"] {
+        assert!(lines.contains(word), "{lines}");
+    }
+    assert!(lines.contains(&format!("  {own}  ")), "{lines}");
+    assert!(!lines.contains("read error"), "a column of zeros: {lines}");
+
+    let mut watch = larder(&["stat", at, "--watch", "0.01", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let told = watch.stdout.take().unwrap();
+    let mut documents = serde_json::Deserializer::from_reader(told).into_iter::<Value>();
+    let first = documents.next().unwrap().unwrap();
+    let second = documents.next().unwrap().unwrap();
+    let _watch = Process(watch);
+    let seconds = |of: &Value| of["total"]["rates"]["interval_seconds"].as_f64().unwrap();
+    assert!(seconds(&first) > seconds(&second));
+    assert_eq!(
+        second["processes"][1]["rates"]["pages_missed_per_second"],
+        0.0
+    );
+    store.close().unwrap();
 }

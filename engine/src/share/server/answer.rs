@@ -220,6 +220,7 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             | Request::List { .. }
             | Request::Evictions { .. }
             | Request::Usage => return nonsense("no books are kept here"),
+            Request::Counted { .. } => return nonsense("no counters are kept here"),
         })
     }
 

@@ -130,6 +130,12 @@ impl Ledger {
         all
     }
 
+    /// Whether the client has held its marks: it may use the store, and not only ask for a report.
+    #[must_use]
+    pub fn is_marked(&self) -> bool {
+        self.held.lock().may_write
+    }
+
     /// Pins pages for the client.
     pub fn pin<C: Catalog + ?Sized>(
         &self,

@@ -9,6 +9,7 @@ use super::Shared;
 use super::answer::{self, Answer, Desk, Greeting, Later};
 use super::ledger::Awaited;
 use super::session::Session;
+use super::tally::pid_of;
 use crate::api::NamespaceId;
 use crate::fork::keep_private;
 use crate::runtime::Instant;
@@ -123,7 +124,7 @@ impl Shared {
             }
             Greeting::First(agreed) => {
                 let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
-                let session = Arc::new(Session::new(id, self.welcome.run, agreed));
+                let session = Arc::new(Session::new(id, self.welcome.run, agreed, pid_of(stream)));
                 let welcome = self.welcome.for_client(&session);
                 self.sessions.lock().insert(session.id, session.clone());
                 (session, true, Reply::Welcome(welcome))
@@ -205,6 +206,7 @@ impl Shared {
     fn reply(&self, session: &Arc<Session>, request: Request<'_>) -> Option<Reply> {
         self.answer_reads(session, request)
             .or_else(|request| self.answer_books(session, request))
+            .or_else(|request| self.take_counts(session, request))
             .unwrap_or_else(|request| self.answer(session, request))
     }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use super::ledger::Ledger;
 use super::reads::HeldReads;
+use crate::counts::Counts;
 use crate::random::random_bytes;
-use crate::runtime::Mutex;
+use crate::runtime::{Instant, Mutex};
 use crate::share::protocol::Agreed;
 use crate::share::wire::ClientId;
 use crate::store::LeaseBook;
@@ -27,6 +28,21 @@ pub(super) struct Session {
     pub reads: Mutex<HeldReads>,
     /// The client's counted leases.
     pub leases: LeaseBook,
+    /// The client's pid; `None` in another pid namespace.
+    pub pid: Option<u32>,
+    pub begun: Instant,
+    pub tally: Mutex<Tally>,
+}
+
+/// A client's counters, as it sent them last.
+#[derive(Default)]
+pub(super) struct Tally {
+    /// The name of the client's program.
+    pub name: Option<String>,
+    /// `None` before the first message.
+    pub counts: Option<Counts>,
+    /// The counters were added to those of the clients that have gone.
+    pub is_folded: bool,
 }
 
 #[derive(Default)]
@@ -44,7 +60,7 @@ pub(super) fn fresh_secret() -> u64 {
 }
 
 impl Session {
-    pub(super) fn new(id: ClientId, run: u32, agreed: Agreed) -> Session {
+    pub(super) fn new(id: ClientId, run: u32, agreed: Agreed, pid: Option<u32>) -> Session {
         Session {
             id,
             secret: fresh_secret(),
@@ -53,6 +69,9 @@ impl Session {
             connections: Mutex::default(),
             reads: Mutex::default(),
             leases: LeaseBook::default(),
+            pid,
+            begun: Instant::now(),
+            tally: Mutex::default(),
         }
     }
 

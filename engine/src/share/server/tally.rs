@@ -1,0 +1,100 @@
+//! The processes that use the store, with their counters.
+//!
+//! A client's counters only grow, and its messages arrive over several connections in any order:
+//! the highest value of each counter is its present one. Messages may still arrive after the client
+//! has gone; they are added to the counters of the clients that have gone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::Shared;
+use super::session::{Session, Tally};
+use crate::counts::{Counts, Process};
+use crate::share::wire::{ClientId, Reply, Request};
+use crate::system::processes;
+use crate::system::sockets::{self, UnixStream};
+
+/// Longest name of a program that is kept, in characters.
+const NAME_MAX: usize = 64;
+
+/// The pid of the process behind a connection; `None` in another pid namespace.
+pub(super) fn pid_of(peer: &UnixStream) -> Option<u32> {
+    let peer = sockets::peer(peer).ok()?;
+    Some(peer.pid).filter(|pid| *pid != 0)
+}
+
+/// The name of this process's program.
+pub(in crate::share) fn own_name() -> Option<String> {
+    processes::command(processes::id())
+}
+
+impl Shared {
+    /// Takes the counters of a client. Any other request is returned.
+    pub(super) fn take_counts<'a>(
+        &self,
+        session: &Session,
+        request: Request<'a>,
+    ) -> Result<Option<Reply>, Request<'a>> {
+        let Request::Counted { name, counts } = request else {
+            return Err(request);
+        };
+        let mut tally = session.tally.lock();
+        let before = tally.counts.unwrap_or_default();
+        let mut highest = before;
+        highest.combine(Counts::from_list(&counts), u64::max);
+        tally.counts = Some(highest);
+        let shown = name.chars().filter(|c| !c.is_control()).take(NAME_MAX);
+        tally.name = Some(shown.collect()).filter(|name: &String| !name.is_empty());
+        if tally.is_folded {
+            let mut new = highest;
+            new.combine(before, |now, before| now - before);
+            self.departed.lock().counts.add(new);
+        }
+        Ok(None)
+    }
+
+    /// Adds the counters of a client that has gone to those of all such clients.
+    pub(super) fn fold(&self, session: &Session) {
+        if !session.ledger.is_marked() {
+            return;
+        }
+        let mut tally = session.tally.lock();
+        tally.is_folded = true;
+        let mut departed = self.departed.lock();
+        departed.clients += 1;
+        departed.counts.add(tally.counts.unwrap_or_default());
+    }
+
+    /// The owner, then its clients in the order of their pids. A process that only asks for a
+    /// report is none of them.
+    pub(super) fn processes(&self, sessions: &BTreeMap<ClientId, Arc<Session>>) -> Vec<Process> {
+        let owner = Process {
+            client: None,
+            pid: Some(processes::id()),
+            name: own_name(),
+            release: self.welcome.protocol.release.clone(),
+            uptime_seconds: self.begun.elapsed().as_secs_f64(),
+            counts: Some(self.store.counts()),
+        };
+        let using = sessions
+            .values()
+            .filter(|session| session.ledger.is_marked());
+        let mut clients: Vec<Process> = using.map(|session| client(session)).collect();
+        clients.sort_by_key(|client| client.pid);
+        std::iter::once(owner).chain(clients).collect()
+    }
+}
+
+fn client(session: &Session) -> Process {
+    let Tally { name, counts, .. } = &*session.tally.lock();
+    Process {
+        client: Some(session.id.0),
+        pid: session.pid,
+        name: name
+            .clone()
+            .or_else(|| session.pid.and_then(processes::command)),
+        release: session.agreed.release.clone(),
+        uptime_seconds: session.begun.elapsed().as_secs_f64(),
+        counts: *counts,
+    }
+}
