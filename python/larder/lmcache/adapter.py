@@ -8,16 +8,16 @@ import functools
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch  # noqa: F401  LMCache's native module needs its libraries.
 from larder.lmcache.lanes import LEFT_OUT, Lane, Part, Task
-from larder.lmcache.ledger import Entry, Ledger
+from larder.lmcache.ledger import Entry, Ledger, Page
 from larder.lmcache.locks import Locks
 from larder.lmcache.settings import LarderL2AdapterConfig
-from larder.lmcache.spaces import Layout, Place, Space, Spaces, page_key
+from larder.lmcache.spaces import KEY_BYTES, Layout, Place, Space, Spaces, page_key
 from larder.store import Queue, Region, Status, StoreError
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import KeyEntry, KeyListPage, MemoryLayoutDesc, ObjectKey
@@ -51,8 +51,9 @@ _JOBS_MAX = 1 << 16
 #: The part of the store that locks may hold.
 _LOCKED_SHARE = 4
 
-#: Chunks that are looked up at a time after evictions: a share of all, and at least so many.
-_LOOKS_SHARE, _LOOKS_MIN = 256, 4
+#: Most evicted pages that wait for the task that may yet enter them: as many as the store
+#: remembers.
+_EARLY_MAX = 1 << 16
 
 
 def _locked_out(fallback: Any) -> Callable[[Callable], Callable]:
@@ -113,7 +114,16 @@ class LarderL2Adapter(L2AdapterInterface):
         self._ledger.load(
             self._spaces.find, lambda place, chunk_hash: ObjectKey(chunk_hash, *place)
         )
-        self._ledger.remove(self._absent(self._ledger.after(-1)))
+        #: The store's number of the last eviction that was read.
+        self._since = self._store.evictions().next
+        #: Evicted pages that are not in the ledger, or not known to be gone.
+        self._early: deque[Page] = deque(maxlen=_EARLY_MAX)
+        #: Held during a deletion.
+        self._deleting = threading.Lock()
+        #: Pages that this adapter has deleted, and that others have.
+        self._deleted, self._deleted_by_others = 0, self._stats["deleted_pages"]
+        self._is_astray = False
+        self._compare()
         self._restore_usage()
         self._is_closed = False
         self._stop = threading.Event()
@@ -173,12 +183,13 @@ class LarderL2Adapter(L2AdapterInterface):
         try:
             counts = Counter(task.statuses)
             self._count("store", counts)
-            kept = [
-                (task.keys[slot], task.spaces[slot])
-                for slot, status in enumerate(task.statuses)
-                if status <= Status.DUPLICATE
-            ]
-            self._notify_stored(self._ledger.add(kept))
+            for kind in (Status.OK, Status.DUPLICATE):
+                kept = [
+                    (task.keys[slot], task.spaces[slot])
+                    for slot, status in enumerate(task.statuses)
+                    if status == kind
+                ]
+                self._notify_stored(self._ledger.add(kept, is_written=kind == Status.OK))
             written = sum(
                 task.spaces[slot].bytes
                 for slot, status in enumerate(task.statuses)
@@ -224,8 +235,9 @@ class LarderL2Adapter(L2AdapterInterface):
                 part.space.namespace, b"".join(part.keys), timeout=self._timeout
             )
 
+        mark = self._ledger.mark()
         return self._lookups.submit(
-            lambda number: Task(number, keys, left_out=left_out), list(parts.values()), ask
+            lambda number: Task(number, keys, mark, left_out=left_out), list(parts.values()), ask
         )
 
     def _candidates(self, place: Place, layout: Optional[Layout]) -> list[Space]:
@@ -257,8 +269,7 @@ class LarderL2Adapter(L2AdapterInterface):
                     )
         self._count("lookup", Counter(task.statuses))
         self._notify_stored(self._ledger.add(found))
-        self._ledger.use(key for key, _ in found)
-        self._notify_gone(self._ledger.remove(absent))
+        self._notify_gone(self._ledger.remove(absent, before=task.mark))
         return bitmap
 
     @_locked_out(None)
@@ -290,8 +301,7 @@ class LarderL2Adapter(L2AdapterInterface):
                 gone.append(key)
         self._count("load", Counter(task.statuses))
         self._notify_stored(self._ledger.add(loaded))
-        self._ledger.use(key for key, _ in loaded)
-        self._notify_gone(self._ledger.remove(gone))
+        self._notify_gone(self._ledger.remove(gone, before=task.mark))
         if loaded:
             self._notify_keys_accessed([key for key, _ in loaded])
         return bitmap
@@ -325,8 +335,9 @@ class LarderL2Adapter(L2AdapterInterface):
         except Exception:
             logger.exception("larder: a task of %d keys failed", len(keys))
             parts.clear()
+        mark = self._ledger.mark()
         return lane.submit(
-            lambda number: Task(number, keys, objects, left_out), list(parts.values()), call
+            lambda number: Task(number, keys, mark, objects, left_out), list(parts.values()), call
         )
 
     def _row(self, memory: MemoryObj) -> Optional[int]:
@@ -398,8 +409,10 @@ class LarderL2Adapter(L2AdapterInterface):
         """Deletes chunks durably. May wait for the disk."""
         keys = list(self._canonical(keys))
         try:
-            for space, some in self._by_space(keys):
-                space.namespace.delete(b"".join(page_key(key.chunk_hash) for key in some))
+            with self._deleting:
+                for space, some in self._by_space(keys):
+                    names = b"".join(page_key(key.chunk_hash) for key in some)
+                    self._deleted += space.namespace.delete(names)
         except StoreError as error:
             logger.warning("larder: %d chunks were not deleted: %s", len(keys), error)
             return
@@ -459,7 +472,7 @@ class LarderL2Adapter(L2AdapterInterface):
     def _keep(self) -> None:
         """Renews leases, follows evictions, writes the ledger."""
         period = min(1.0, self._config.store.lease / 3)
-        seen, due, has_failed = _losses(self._stats), 0.0, False
+        due, has_failed = 0.0, False
         while not self._stop.is_set():
             try:
                 if self._ledger.changed.wait(period):
@@ -468,10 +481,8 @@ class LarderL2Adapter(L2AdapterInterface):
                     continue
                 due = now + period
                 self._renew()
-                self._stats = self._store.stats()
-                if (losses := _losses(self._stats)) != seen:
-                    seen = losses
-                    self._follow()
+                self._measure()
+                self._follow()
             except StoreError:
                 # The owner may be gone; a later turn shows it.
                 logger.debug("larder: the store was not looked after", exc_info=True)
@@ -486,30 +497,82 @@ class LarderL2Adapter(L2AdapterInterface):
         for space, keys in self._by_space(self._locks.keys()):
             space.namespace.contains([page_key(key.chunk_hash) for key in keys])
 
+    def _measure(self) -> None:
+        """Reads the store's statistics. Deletions by others are not among the evictions."""
+        if not self._deleting.acquire(blocking=False):
+            return
+        try:
+            self._stats = self._store.stats()
+            by_others = self._stats.get("deleted_pages", 0) - self._deleted
+        finally:
+            self._deleting.release()
+        if by_others != self._deleted_by_others:
+            self._deleted_by_others, self._is_astray = by_others, True
+
     def _follow(self) -> None:
-        """Looks for evicted chunks among those used longest ago, until it finds none.
-
-        A lookup renews the age of a chunk that is there, so that few of those are looked up.
-        """
-        left = len(self._ledger)
-        while left > 0:
-            batch = self._ledger.oldest(max(_LOOKS_MIN, len(self._ledger) // _LOOKS_SHARE))
-            left -= len(batch)
-            gone = self._absent(batch)
-            self._notify_gone(self._ledger.remove(gone))
-            if not gone:
+        """Strikes out the chunks that the store has evicted since the last call."""
+        # A chunk that is evicted before its task is handed out is entered afterwards.
+        is_quiet = all(lane.is_quiet for lane in (self._stores, self._lookups, self._loads))
+        early, self._early = self._early, deque(maxlen=_EARLY_MAX)
+        pages: list[Page] = []
+        while True:
+            found = self._store.evictions(self._since)
+            self._is_astray |= found.missed
+            self._since = found.next
+            pages += found.pages
+            if not found.pages:
                 break
+        entries = []
+        for is_late, page in [(False, page) for page in early] + [(True, page) for page in pages]:
+            if (entry := self._ledger.of(page)) is not None:
+                entries.append(entry)
+            elif is_late or not is_quiet:
+                self._early.append(page)
+        self._is_astray |= not self._strike(entries)
+        if self._is_astray:
+            self._compare()
 
-    def _absent(self, entries: Sequence[Entry]) -> list[ObjectKey]:
-        """The keys of the entries whose chunks the store does not have."""
+    def _compare(self) -> None:
+        """Strikes out what the store does not have, by its own lists: after a start, and where its
+        evictions are not known. Raises ``larder.StoreError``.
+        """
+        is_done = True
+        held = {digest: pages for digest, pages, _ in self._store.usage()}
+        for digest, entries in self._ledger.by_space().items():
+            count = held.get(digest, 0)
+            if count == len(entries):
+                continue
+            listed = self._listed(entries[0].space) if count else set()
+            # A page that moves during the listing may be left out.
+            missing = [entry for entry in entries if entry.page[1] not in listed]
+            is_done &= self._strike(missing)
+        self._is_astray = not is_done
+
+    @staticmethod
+    def _listed(space: Space) -> set[bytes]:
+        found: set[bytes] = set()
+        cursor: Optional[int] = None
+        while True:
+            some, cursor = space.namespace.list(cursor)
+            found.update(some[at : at + KEY_BYTES] for at in range(0, len(some), KEY_BYTES))
+            if cursor is None:
+                return found
+
+    def _strike(self, entries: Iterable[Entry]) -> bool:
+        """Strikes out those of the entries whose chunks the store does not have: a chunk may have
+        been stored again. False without an owner, which answers.
+        """
+        is_answered = True
+        mark = self._ledger.mark()
         by_space: dict[int, tuple[Space, list[Entry]]] = {}
         for entry in entries:
             by_space.setdefault(id(entry.space), (entry.space, []))[1].append(entry)
-        gone = []
         for space, some in by_space.values():
-            statuses = space.namespace.contains([page_key(entry.key.chunk_hash) for entry in some])
-            gone += [entry.key for entry, status in zip(some, statuses) if status == Status.ABSENT]
-        return gone
+            statuses = space.namespace.contains([entry.page[1] for entry in some])
+            gone = [one.key for one, status in zip(some, statuses) if status == Status.ABSENT]
+            self._notify_gone(self._ledger.remove(gone, before=mark))
+            is_answered &= Status.CLOSED not in statuses
+        return is_answered
 
     # --- the end
 
@@ -579,17 +642,3 @@ _SHOWN = (
     "disk",
     "read_only_volumes",
 )
-
-
-def _losses(stats: dict[str, Any]) -> tuple[Any, ...]:
-    """Counts that change when the store loses chunks."""
-    return tuple(
-        stats.get(name)
-        for name in (
-            "evicted_pages",
-            "deleted_pages",
-            "damaged_pages",
-            "unfinished_pages",
-            "failed_pages",
-        )
-    )

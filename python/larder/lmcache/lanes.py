@@ -24,11 +24,14 @@ class Task:
         self,
         number: int,
         keys: Sequence[Any],
+        mark: int,
         objects: Optional[Sequence[Any]] = None,
         left_out: Sequence[int] = (),
     ) -> None:
         self.id = number
         self.keys = keys
+        #: Of the ledger, at the submission: what is entered later is not contradicted by the result.
+        self.mark = mark
         #: LMCache's memory, kept as long as jobs touch it.
         self.objects = objects
         self.statuses = bytearray([Status.OTHER]) * len(keys)
@@ -162,6 +165,12 @@ class Lane:
         """Jobs that have not finished."""
         queue = self._queue
         return queue.pending if queue is not None else 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all tasks were handed out."""
+        with self._guard:
+            return not self._jobs and not self._finished
 
     @property
     def stuck(self) -> int:

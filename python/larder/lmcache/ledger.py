@@ -16,10 +16,10 @@ import os
 import sqlite3
 import threading
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import Counter
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional
 
-from larder.lmcache.spaces import Layout, Place, Space
+from larder.lmcache.spaces import Layout, Place, Space, page_key
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +33,21 @@ CREATE TABLE IF NOT EXISTS chunks (
 """
 
 
+#: The store's name of a chunk: its namespace's digest, and its key.
+Page = tuple[bytes, bytes]
+
+
 class Entry(NamedTuple):
     """A stored chunk."""
 
     key: Any
     space: Space
-    #: Grows from entry to entry.
+    #: Grows from entry to entry, and is a new one when the chunk is written again.
     number: int
+
+    @property
+    def page(self) -> Page:
+        return self.space.namespace.digest, page_key(self.key.chunk_hash)
 
 
 class Ledger:
@@ -51,10 +59,9 @@ class Ledger:
         """
         self._guard = threading.Lock()
         self._entries: dict[Any, Entry] = {}
-        #: The keys, the one used longest ago first.
-        self._by_age: OrderedDict[Any, None] = OrderedDict()
+        self._by_page: dict[Page, Any] = {}
         self._bytes: Counter[str] = Counter()
-        self._numbers = itertools.count()
+        self._next = 0
         #: Changes that are not in the file: (space, hash, whether it is there).
         self._changes: list[tuple[Space, bytes, bool]] = []
         self._written: dict[bytes, int] = {}
@@ -75,50 +82,67 @@ class Ledger:
     def get(self, key: Any) -> Optional[Entry]:
         return self._entries.get(key)
 
-    def add(self, found: Iterable[tuple[Any, Space]]) -> list[Entry]:
-        """Enters chunks; returns those that are new."""
+    def mark(self) -> int:
+        """Entries of later calls have this number or a higher one."""
+        return self._next
+
+    def add(self, found: Iterable[tuple[Any, Space]], is_written: bool = False) -> list[Entry]:
+        """Enters chunks; returns those that are new. ``is_written``: they were not in the store
+        before, so that what was known of them is out of date.
+        """
         added = []
         with self._guard:
             for key, space in found:
-                if key not in self._entries:
-                    entry = Entry(key, space, next(self._numbers))
-                    self._entries[key] = entry
-                    self._by_age[key] = None
-                    self._bytes[key.cache_salt] += space.bytes
+                former = self._entries.get(key)
+                if former is not None and not is_written:
+                    continue
+                if former is not None:
+                    self._strike(former)
+                entry = Entry(key, space, self._next)
+                self._next += 1
+                self._entries[key] = entry
+                self._by_page[entry.page] = key
+                self._bytes[key.cache_salt] += space.bytes
+                if former is None or former.space is not space:
                     self._changes.append((space, key.chunk_hash, True))
+                if former is None:
                     added.append(entry)
-        if added:
+        if self._changes:
             self.changed.set()
         return added
 
-    def remove(self, keys: Iterable[Any]) -> list[Entry]:
-        """Strikes out chunks; returns those that were entered."""
+    def remove(self, keys: Iterable[Any], before: Optional[int] = None) -> list[Entry]:
+        """Strikes out chunks; returns those that were entered. ``before``: a mark; later entries
+        stay.
+        """
         removed = []
         with self._guard:
             for key in keys:
-                if (entry := self._entries.pop(key, None)) is not None:
-                    del self._by_age[key]
-                    self._bytes[key.cache_salt] -= entry.space.bytes
+                entry = self._entries.get(key)
+                if entry is not None and (before is None or entry.number < before):
+                    self._strike(entry)
                     self._changes.append((entry.space, key.chunk_hash, False))
                     removed.append(entry)
         if removed:
             self.changed.set()
         return removed
 
-    def use(self, keys: Iterable[Any]) -> None:
-        """Marks chunks as used, as the store does."""
-        with self._guard:
-            for key in keys:
-                if key in self._by_age:
-                    self._by_age.move_to_end(key)
+    def _strike(self, entry: Entry) -> None:
+        del self._entries[entry.key]
+        self._by_page.pop(entry.page, None)
+        self._bytes[entry.key.cache_salt] -= entry.space.bytes
 
-    def oldest(self, count: int) -> list[Entry]:
-        """The entries that were used longest ago. They count as used from then on."""
-        with self._guard:
-            keys = list(itertools.islice(self._by_age, count))
-            for key in keys:
-                self._by_age.move_to_end(key)
-            return [self._entries[key] for key in keys]
+    def of(self, page: Page) -> Optional[Entry]:
+        """The entry of a page of the store."""
+        key = self._by_page.get(page)
+        return None if key is None else self._entries.get(key)
+
+    def by_space(self) -> dict[bytes, list[Entry]]:
+        """All entries, by their namespaces' digests."""
+        found: dict[bytes, list[Entry]] = {}
+        for entry in self.after(-1):
+            found.setdefault(entry.space.namespace.digest, []).append(entry)
+        return found
 
     def after(self, number: int) -> list[Entry]:
         """The entries with higher numbers, in their order."""

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 SALTS_MAX = 1024
 
 #: Bytes of the store's keys.
-_KEY_BYTES = 32
+KEY_BYTES = 32
 
 
 class Layout(NamedTuple):
@@ -157,4 +157,4 @@ def page_key(chunk_hash: bytes) -> bytes:
     """The store's key of a chunk: its hash, if that is as long; the store tells keys apart by their
     first bytes.
     """
-    return chunk_hash if len(chunk_hash) == _KEY_BYTES else hashlib.sha256(chunk_hash).digest()
+    return chunk_hash if len(chunk_hash) == KEY_BYTES else hashlib.sha256(chunk_hash).digest()

@@ -166,10 +166,13 @@ class Keeper:
         if self._since is None:
             self._since = link.store.evictions().next
             return
-        found = link.store.evictions(self._since)
-        self._since = found.next
-        if found.missed:
-            logger.warning(
-                "larder: more pages were evicted than are remembered: some KV events are missing"
-            )
-        self.evicted.extend(found.pages)
+        while not self._stop.is_set():
+            found = link.store.evictions(self._since)
+            self._since = found.next
+            if found.missed:
+                logger.warning(
+                    "larder: more pages were evicted than are remembered: some KV events are missing"
+                )
+            self.evicted.extend(found.pages)
+            if not found.pages:
+                break
