@@ -21,6 +21,14 @@ else:
     collect_ignore_glob = [path.name for path in tests if not path.match(ENGINES[engine])]
 
 
+@pytest.fixture(scope="session")
+def bad_disk(tmp_path_factory):
+    """See `support.disk`."""
+    from support import disk
+
+    return disk.build(tmp_path_factory.mktemp("disk"))
+
+
 @pytest.fixture(autouse=True)
 def no_stores_left(tmp_path):
     """A store takes its size on disk: none outlives its test, whatever became of it."""

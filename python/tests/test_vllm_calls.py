@@ -80,7 +80,10 @@ def unknown():
     return request
 
 
-@pytest.mark.parametrize("state", ["open", "closed", "none", "shut down", "full"])
+@pytest.mark.parametrize(
+    "state",
+    ["open", "closed", "none", "shut down", pytest.param("full", marks=pytest.mark.once)],
+)
 def test_no_call_raises_and_each_job_is_reported_once(tmp_path, state):
     blocked = tmp_path / "file"
     blocked.write_text("")

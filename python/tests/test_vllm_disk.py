@@ -4,63 +4,29 @@ for neither.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from larder.vllm import lookups
-from support.vllm import Child, Steps, keys, steps, tier
+from support import disk
+from support.child import Child
+from support.vllm import Steps, keys, steps, tier
 from vllm.v1.kv_offload.base import LookupResult
 
 CHAIN = keys(12)
 
-#: Reads of a store's file wait while a file exists; then they are made.
-SLOW_DISK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/uio.h>
-#include <unistd.h>
-static void hang(int file) {
-    char link[64], path[4096];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    const char *flag = getenv("HANG_WHILE");
-    if (length < 6 || memcmp(path + length - 6, ".store", 6) != 0 || !flag) return;
-    while (access(flag, F_OK) == 0) usleep(2000);
-}
-ssize_t preadv(int file, const struct iovec *pieces, int count, off_t offset) {
-    static ssize_t (*real)(int, const struct iovec *, int, off_t);
-    if (!real) real = dlsym(RTLD_NEXT, "preadv");
-    hang(file);
-    return real(file, pieces, count, offset);
-}
-ssize_t preadv64(int file, const struct iovec *pieces, int count, off_t offset) {
-    return preadv(file, pieces, count, offset);
-}
-"""
-
 HANGS = """
-import json, os, sys, time
-sys.path.insert(0, sys.argv[2])
-from pathlib import Path
 import numpy as np
 from support.vllm import Steps, content, keys, tier
 from vllm.v1.kv_offload.base import LookupResult
-flag = Path(os.environ["HANG_WHILE"])
 # One row more than the stuck loads hold is left for the request that ends meanwhile.
-engine = Steps(tier(Path(sys.argv[1]), disk="threads", timeout="1s"), rows=32)
+engine = Steps(tier(place, disk="threads", timeout="1s"), rows=32)
 chains = [keys(8, f"chain {number}") for number in range(3)]
 for chain in chains:
     engine.store(chain)
     engine.forget()
-flag.touch()
+hang_reads.touch()
 said, longest = {}, 0.0
 def timed(call, *arguments):
     global longest
@@ -95,7 +61,7 @@ for row in rows[2]:
 said["stuck"] = queue.stuck
 said["early"] = [answer.name for number in range(2) for answer in look(number)]
 timed(engine.end_step)
-flag.unlink()
+hang_reads.unlink()
 engine.settle()
 said["late"] = [engine.good(chains[number], requests[number]) for number in range(2)]
 said["poisoned"] = sum(np.array_equal(engine.view[row], poison) for row in rows[2])
@@ -110,26 +76,9 @@ print(json.dumps(said))
 """
 
 
-@pytest.fixture(scope="module")
-def slow_disk(tmp_path_factory):
-    place = tmp_path_factory.mktemp("slow")
-    (place / "slow.c").write_text(SLOW_DISK)
-    made = place / "slow.so"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-O1", "-o", made, place / "slow.c", "-ldl"], check=True
-    )
-    return made
-
-
-@pytest.mark.anew
-def test_rows_are_reported_when_the_disk_is_done_with_them_and_not_before(tmp_path, slow_disk):
-    environment = os.environ | {"LD_PRELOAD": str(slow_disk), "HANG_WHILE": str(tmp_path / "hangs")}
-    command = [sys.executable, "-P", "-c", HANGS, tmp_path / "store", os.path.dirname(__file__)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(done.stdout.splitlines()[-1])
+@pytest.mark.once
+def test_rows_are_reported_when_the_disk_is_done_with_them_and_not_before(tmp_path, bad_disk):
+    said = disk.run(HANGS, tmp_path, bad_disk)
     # A load that did not start ends by its deadline, and its keys are misses until the request
     # ends.
     assert said["answer"] == ["MISS"] * 8 and said["third"] >= 0.9
@@ -180,6 +129,7 @@ def test_a_client_asks_with_one_message_and_answers_in_the_next_step(tmp_path, o
         assert engine.load(keys(4, "of the client")) == (4, 4)
 
 
+@pytest.mark.once
 def test_while_the_owner_is_stopped_no_call_waits_and_every_request_ends(
     tmp_path, owner, monkeypatch
 ):
@@ -191,7 +141,7 @@ def test_while_the_owner_is_stopped_no_call_waits_and_every_request_ends(
         owner.send(signal.SIGSTOP)
         try:
             longest, number = 0.0, 0
-            until = time.monotonic() + 3.0
+            until = time.monotonic() + 10.0
 
             def timed(call, *arguments):
                 nonlocal longest

@@ -123,7 +123,7 @@ class LarderL2Adapter(L2AdapterInterface):
         #: Pages that this adapter has deleted, and that others have.
         self._deleted, self._deleted_by_others = 0, self._stats["deleted_pages"]
         self._is_astray = False
-        self._compare()
+        self._compare(is_start=True)
         self._restore_usage()
         self._is_closed = False
         self._stop = threading.Event()
@@ -532,9 +532,10 @@ class LarderL2Adapter(L2AdapterInterface):
         if self._is_astray:
             self._compare()
 
-    def _compare(self) -> None:
+    def _compare(self, is_start: bool = False) -> None:
         """Strikes out what the store does not have, by its own lists: after a start, and where its
-        evictions are not known. Raises ``larder.StoreError``.
+        evictions are not known. At a start also enters what was stored just before a kill. Raises
+        ``larder.StoreError``.
         """
         is_done = True
         held = {digest: pages for digest, pages, _ in self._store.usage()}
@@ -546,6 +547,10 @@ class LarderL2Adapter(L2AdapterInterface):
             # A page that moves during the listing may be left out.
             missing = [entry for entry in entries if entry.page[1] not in listed]
             is_done &= self._strike(missing)
+            # Shorter hashes cannot be told from the store's keys.
+            if is_start and all(len(entry.key.chunk_hash) == KEY_BYTES for entry in entries):
+                space = entries[0].space
+                self._ledger.add((ObjectKey(key, *space.place), space) for key in listed)
         self._is_astray = not is_done
 
     @staticmethod

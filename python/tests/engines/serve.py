@@ -8,6 +8,7 @@ serve.py MODEL TIER        TIER: the tier's configuration as JSON, or null for a
 ["kv"]                     a hash of the KV of the last prompt's whole blocks, and how many of them there are
 ["spoil"]                  changes that KV where it lies on the "GPU"
 ["counts"]                 the tier's counters
+["part"]                   whether this process is the store's owner
 ["reset"]                  resets the prefix caches, as after new weights
 """
 
@@ -158,6 +159,9 @@ class Served:
 
     def counts(self):
         return dict(self.tier._meters.totals)
+
+    def part(self):
+        return self.tier._keeper.link.store.part
 
     def reset(self):
         return {"done": bool(self.core.scheduler.reset_prefix_cache(reset_connector=True))}

@@ -187,14 +187,17 @@ def test_two_engines_share_a_store_and_one_goes_on_alone(tmp_path, start, plain)
     two.ask("settle")
     for engine in (one, two):
         assert engine.ask("counts")["errors"] == 0
-    # Whichever of the two is the owner, the other goes on.
-    one.kill()
-    answer = two.ask("prompt", 2)
+    parts = [engine.ask("part") for engine in (one, two)]
+    assert sorted(parts) == ["client", "owner"]
+    owner, client = (one, two) if parts[0] == "owner" else (two, one)
+    owner.kill()
+    answer = client.ask("prompt", 2)
     assert answer["cached"] == 0
-    two.ask("settle")
-    answers = two.prompts()
+    client.ask("settle")
+    answers = client.prompts()
     assert [answer["cached"] for answer in answers] == [WHOLE] * 3
     assert same(answers, plain["full"])
+    assert client.ask("part") == "owner"
 
 
 def test_a_reset_for_new_weights_forgets_until_the_restart(tmp_path, start):

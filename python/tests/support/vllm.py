@@ -9,13 +9,12 @@ import dataclasses
 import hashlib
 import itertools
 import os
-import signal
 import time
-import traceback
 import uuid
-from pathlib import Path
 
 import numpy as np
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
@@ -69,6 +68,7 @@ def config(
     block=BLOCK,
     parallel=None,
     canonical=False,
+    replicated=False,
     events=False,
     extra=None,
 ):
@@ -108,6 +108,7 @@ def config(
         cache=OffloadingCacheConfig(tokens_per_hash=block, blocks_per_chunk=blocks_per_chunk),
         parallel=OffloadingParallelConfig(**sizes),
         canonical_layout=canonical,
+        replicated_layout=replicated,
         kv_cache_layout=layout,
     )
 
@@ -119,6 +120,17 @@ def keys(count, seed="chain", group=0, hash_bytes=32):
     for _ in range(count):
         digest = hashlib.sha256(digest).digest()
         made.append(make_offload_key(digest[:hash_bytes], group))
+    return made
+
+
+def hashed(count, block=BLOCK):
+    """The keys of a prompt, hashed by vLLM itself as after a start with this environment."""
+    kv_cache_utils.init_none_hash(sha256)
+    made, parent = [], None
+    for at in range(count):
+        tokens = range(at * block, (at + 1) * block)
+        parent = kv_cache_utils.hash_block_tokens(sha256, parent, tokens)
+        made.append(make_offload_key(parent, 0))
     return made
 
 
@@ -257,41 +269,6 @@ def steps(*tiers, **more):
         yield made
     finally:
         made.close()
-
-
-class Child:
-    """A forked process that works and says lines. Importing vLLM anew would take most of a
-    minute.
-    """
-
-    def __init__(self, work, *arguments):
-        read, write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                os.close(read)
-                with os.fdopen(write, "w", buffering=1) as said:
-                    work(said, *arguments)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        os.close(write)
-        self.says = os.fdopen(read)
-
-    def send(self, number):
-        os.kill(self.pid, number)
-
-    def kill(self):
-        """Ends it, and waits until it is gone."""
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            for left in Path("/dev/shm").glob(f"vllm_offload_larder-test-{self.pid}-*"):
-                left.unlink()
-            self.pid = 0
 
 
 def volume(path):
