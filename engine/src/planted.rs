@@ -75,8 +75,8 @@ mod switch {
         ALONE: {
             /// A get returns bytes without checking their checksum.
             SkippedChecksum,
-            /// A get returns, and its caller reuses the memory, while the device still reads into
-            /// it.
+            /// A get whose deadline passes returns while the device still reads into the caller's
+            /// memory.
             LateRead,
             /// A page becomes visible, and its put returns, when its descriptor is written,
             /// although its bytes may not be.
@@ -132,6 +132,14 @@ mod switch {
         STORE: {
             /// A put reports failed writes of page data as landed.
             IgnoredFailure,
+            /// A get releases its pins before its reads have ended.
+            EarlyUnpin,
+            /// A get that lends memory releases its pins before its reads have ended.
+            LentUnpin,
+            /// A get drops what it found out about damaged pages.
+            UnreportedDamage,
+            /// Reclaim reports failed writes of moved pages as written.
+            IgnoredMove,
             /// A flush returns success whatever became of it.
             DeafFlush,
             /// A deletion returns before it is recorded.
@@ -164,9 +172,16 @@ mod switch {
             FormerPut,
             /// A new owner does not wait for the marks of the former owner's clients.
             UnawaitedMarks,
-            /// A client returns bytes that it read though its owner had gone, without checking
-            /// their checksum.
-            StaleExtent,
+            /// A put takes the checksum of one page for that of the page before it.
+            ShiftedChecksum,
+            /// The server passes failed writes of a client on as landed.
+            IgnoredLanding,
+            /// The server does not notice the end of a client.
+            KeptSession,
+            /// A client takes its marks off once the owner has seen them.
+            DroppedMarks,
+            /// A client reports pages as stored though its owner went without an answer.
+            GuessedStatus,
         }
     }
 }

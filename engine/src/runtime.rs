@@ -12,7 +12,7 @@
 #[cfg(feature = "simulated")]
 pub use larder_sim_runtime::{
     sync::{
-        Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard,
+        Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard,
         RwLockWriteGuard,
     },
     thread,
@@ -24,4 +24,4 @@ pub use parking_lot::{
     RwLockWriteGuard,
 };
 #[cfg(not(feature = "simulated"))]
-pub use std::{thread, time::Instant};
+pub use std::{sync::OnceLock, thread, time::Instant};

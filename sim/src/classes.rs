@@ -7,31 +7,22 @@ macro_rules! classes {
     (
         alone { $($name:ident => $title:literal,)* }
         shared { $($many:ident => $many_title:literal,)* }
-    processes { $($each:ident => $each_title:literal,)* }
     ) => {
         /// A fault or a crash.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Class {
             $(#[doc = $title] $name,)*
             $(#[doc = $many_title] $many,)*
-            $(#[doc = $each_title] $each,)*
         }
 
         impl Class {
             /// All classes, in the order of the table.
-            pub const ALL: &[Class] =
-                &[$(Class::$name,)* $(Class::$many,)* $(Class::$each,)*];
+            pub const ALL: &[Class] = &[$(Class::$name,)* $(Class::$many,)*];
 
             /// Whether the class needs several processes.
             #[must_use]
             pub const fn is_shared(self) -> bool {
                 matches!(self, $(Class::$many)|*)
-            }
-
-            /// Whether the class needs processes with the whole engine.
-            #[must_use]
-            pub const fn is_of_processes(self) -> bool {
-                matches!(self, $(Class::$each)|*)
             }
 
             /// The name of the class in the table.
@@ -40,7 +31,6 @@ macro_rules! classes {
                 match self {
                     $(Class::$name => $title,)*
                     $(Class::$many => $many_title,)*
-                    $(Class::$each => $each_title,)*
                 }
             }
         }
@@ -112,22 +102,12 @@ classes! {
         OwnerDeath => "owner killed under its clients",
         Takeover => "store taken over by a client of the previous owner",
         TakeoverInReclaim => "takeover, the previous owner killed in reclaim",
-        TakeoverWaited => "takeover that had to wait for clients' writes",
-        Abandoned => "client's writes still in flight at the owner's forced close",
         ClientStopped => "client stopped for a while",
-        PutGivenUp => "put given up, its client alive and silent",
         LateWrite => "write that landed after its process had gone",
-        MessageDelayed => "message delayed",
-        MessageOvertaken => "message that overtook an older one of its client",
-        MessageLost => "message lost with its connection",
         ConnectionLost => "connection lost, both ends alive",
-        StaleExtent => "client read an extent that had been granted to others",
-        PinsTakenBack => "pins taken back from a client that stopped reading",
         LateFinding => "finding that arrived after its page's pin was given back",
         AstrayMessage => "message about a finished put, or of a previous owner",
         HastyPut => "put of a client before its marks were known",
-    }
-    processes {
         SeekerDeath => "process killed while it looks for an owner",
         OwnerStopped => "owner stopped for a while",
         ClientStoppedInPut => "client stopped in a put",

@@ -132,12 +132,6 @@ impl World {
             self.tear(volume, start, &blocks, &arrival);
         }
         if power {
-            // A power loss ends every process.
-            for foreign in std::mem::take(&mut self.foreign) {
-                let write = foreign.write;
-                let arrival = self.draw_tear(write.blocks.len());
-                self.tear(write.volume, write.start, &write.blocks, &arrival);
-            }
             self.lose_power();
         }
         // A failed sync may have dropped the header or first block by which recovery finds a

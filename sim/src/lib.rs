@@ -23,8 +23,7 @@
 //! | `opening` | recovery, and the checks of its result |
 //! | `ending` | crashes, closes, the quiet end |
 //! | `store` | the real store of one process, with its callers, on a deterministic runtime |
-//! | `shared` | an owner and its clients, each in its own process |
-//! | `processes` | the same with the whole engine in each process |
+//! | `processes` | an owner and its clients: several processes, each with the whole engine |
 //! | `totals` | counts over a run |
 //! | [`exhaustive`] | every crash of every short script, without randomness |
 //!
@@ -51,7 +50,6 @@ mod oracle;
 mod processes;
 mod run;
 mod setup;
-mod shared;
 mod store;
 mod superblocks;
 mod totals;
@@ -78,10 +76,8 @@ pub enum Mode {
     Alone,
     /// The callers of one process, which call the engine's own handle.
     Store,
-    /// An owner and its clients.
+    /// An owner and its clients: several processes, each with the whole engine.
     Shared,
-    /// The same, with the whole engine in each process.
-    Processes,
 }
 
 impl Mode {
@@ -94,8 +90,7 @@ impl Mode {
         match self {
             Mode::Alone => run::play(seed, journal),
             Mode::Store => store::play(seed, journal),
-            Mode::Shared => shared::play(seed, journal),
-            Mode::Processes => processes::play(seed, journal),
+            Mode::Shared => processes::play(seed, journal),
         }
     }
 
@@ -106,7 +101,6 @@ impl Mode {
             Mode::Alone => "",
             Mode::Store => "--store ",
             Mode::Shared => "--shared ",
-            Mode::Processes => "--processes ",
         };
         format!("larder-sim {mode}--seed {seed}")
     }

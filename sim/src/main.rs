@@ -29,12 +29,9 @@ struct Args {
     /// Simulate the callers of the engine's own handle, with its threads.
     #[arg(long, conflicts_with = "shared")]
     store: bool,
-    /// Simulate an owner and its clients, instead of a single process.
+    /// Simulate an owner and its clients, each a process with the whole engine.
     #[arg(long)]
     shared: bool,
-    /// Simulate several processes, each with the whole engine.
-    #[arg(long, conflicts_with = "shared")]
-    processes: bool,
     /// Play this seed again and print its last events.
     #[arg(long)]
     seed: Option<u64>,
@@ -68,10 +65,9 @@ fn exhaust(operations: usize, blocks: usize) -> ExitCode {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mode = match (args.shared, args.store, args.processes) {
-        (true, ..) => Mode::Shared,
-        (_, true, _) => Mode::Store,
-        (.., true) => Mode::Processes,
+    let mode = match (args.shared, args.store) {
+        (true, _) => Mode::Shared,
+        (_, true) => Mode::Store,
         _ => Mode::Alone,
     };
     if let Some(seed) = args.seed {

@@ -147,8 +147,7 @@ impl World {
                     || !unproven
                     || expected.unproven.contains(name)
                     || !expected.all.contains(name)
-                    || self.setup.faults.fail_writes()
-                    || self.gave_up,
+                    || self.setup.faults.fail_writes(),
                 "{version:?} of {name:?} is unproven after a clean close"
             );
             assert!(

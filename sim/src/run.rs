@@ -1,7 +1,7 @@
 //! A seed from its first open to its last check: the steps, and the device's work in each.
 
 use crate::classes::{Class, Tally};
-use crate::clients::{PageWrite, Task};
+use crate::clients::Task;
 use crate::ending::Expected;
 use crate::keeper::Keeper;
 use crate::opening::Opening;
@@ -120,7 +120,7 @@ impl World {
     pub fn step(&mut self, live: &mut Live, may_begin: bool) {
         self.moment += 1;
         let weights = self.setup.weights;
-        let flights = live.flights.len() + self.foreign.len();
+        let flights = live.flights.len();
         let device = if flights == 0 { 0 } else { weights.device };
         let keeper = if self.keeper_can_go_on(live) {
             weights.keeper
@@ -131,9 +131,7 @@ impl World {
         let draw = self.dice.below(total);
         if draw < device {
             let at = self.dice.below(flights);
-            if at >= live.flights.len() {
-                self.land_foreign(at - live.flights.len());
-            } else if live.flights[at].due <= self.moment || self.calm {
+            if live.flights[at].due <= self.moment || self.calm {
                 let InFlight { flight, number, .. } = live.flights.swap_remove(at);
                 let volume = flight.volume();
                 let overtakes =
@@ -157,32 +155,6 @@ impl World {
         }
         self.hear(live);
         self.check(live);
-    }
-
-    /// A write of another process may end.
-    pub fn land_foreign(&mut self, at: usize) {
-        if self.foreign[at].due > self.moment && !self.calm {
-            return;
-        }
-        let foreign = self.foreign.swap_remove(at);
-        let PageWrite {
-            volume,
-            start,
-            ref blocks,
-            ..
-        } = foreign.write;
-        let written = self.write(volume, start, blocks, |faults| {
-            (faults.data_error, Class::DataError)
-        });
-        let good = written.is_ok();
-        if foreign.is_orphan {
-            self.count(Class::LateWrite);
-        }
-        self.note(start as u64, || {
-            let (client, asks) = (foreign.client, &foreign.write.asks);
-            format!("data of {client:?} {asks:?} written at {volume}:{start}: {good}")
-        });
-        self.foreign_done.push((foreign, good));
     }
 
     /// The address that a read of page data really reads, and whether the read may fail: sometimes

@@ -195,12 +195,6 @@ pub struct Weights {
     pub clock: usize,
 }
 
-impl Weights {
-    pub fn total(&self) -> usize {
-        self.device + self.clients + self.keeper + self.clock
-    }
-}
-
 #[derive(Debug)]
 pub struct Setup {
     /// Segments of each volume.

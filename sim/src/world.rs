@@ -12,12 +12,11 @@ use larder_engine::format::{
 };
 use larder_engine::index::{Index, NamespaceSlot, Place, SegmentId};
 use larder_engine::recovery::scan::Spot;
-use larder_engine::share::wire::ClientId;
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::{Content, contents};
 
 use crate::classes::{Class, Tally};
-use crate::clients::{PageWrite, Task};
+use crate::clients::Task;
 use crate::disk::SimDisk;
 use crate::keeper::Keeper;
 use crate::oracle::{Name, Oracle, VersionId};
@@ -67,18 +66,6 @@ pub enum Flight {
         start: usize,
         count: usize,
     },
-}
-
-/// A write of pages by a process other than the owner. It outlives the owner, and its own process.
-pub struct ForeignWrite {
-    pub client: ClientId,
-    /// The client's put.
-    pub task: u64,
-    pub write: PageWrite,
-    /// Does not end before this moment.
-    pub due: u64,
-    /// Its process is dead.
-    pub is_orphan: bool,
 }
 
 /// An operation in flight at the device, with its start.
@@ -205,15 +192,9 @@ pub struct World {
     pub forgotten: BTreeSet<SegmentId>,
     /// Namespaces whose records are on the device for certain, for as long as they have pages.
     pub recorded: BTreeSet<usize>,
-    /// Writes of other processes.
-    pub foreign: Vec<ForeignWrite>,
-    /// Those writes after their end, and whether they succeeded.
-    pub foreign_done: Vec<(ForeignWrite, bool)>,
     /// Syncs that have just begun and will lose the writes that they cover: volume, and number of
     /// unsynced writes.
     pub losing: Vec<(usize, usize)>,
-    /// Pages of a dead client were given up. For the core that is a failed write.
-    pub gave_up: bool,
     journal: Option<Journal>,
     pub totals: Totals,
     pub tally: Tally,
@@ -254,10 +235,7 @@ impl World {
             shaken: BTreeSet::new(),
             forgotten: BTreeSet::new(),
             recorded: BTreeSet::new(),
-            foreign: Vec::new(),
-            foreign_done: Vec::new(),
             losing: Vec::new(),
-            gave_up: false,
             journal,
             totals: Totals::default(),
             tally: Tally::default(),

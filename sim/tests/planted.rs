@@ -17,15 +17,16 @@ const SEEDS: u64 = 10_000;
 /// The detection of a bug: the lowest failing seed that was played, and its panic message.
 type Catch = (u64, String);
 
-/// Plays seeds with a bug switched on, until one fails.
-fn hunt(mode: Mode, bug: Option<Bug>, seeds: u64) -> Option<Catch> {
+/// Plays seeds with a bug switched on, until one fails. Without a bug none of the first seeds fails
+/// (`tests/seeds.rs`, `tests/store.rs`).
+fn hunt(mode: Mode, bug: Bug, seeds: u64) -> Option<Catch> {
     let next = AtomicU64::new(0);
     let caught: Mutex<Option<Catch>> = Mutex::new(None);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                plant(bug);
+                plant(Some(bug));
                 while caught.lock().unwrap().is_none() {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= seeds {
@@ -58,7 +59,7 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
         (Mode::Shared, Bug::SHARED),
     ] {
         for &bug in bugs {
-            match hunt(mode, Some(bug), SEEDS) {
+            match hunt(mode, bug, SEEDS) {
                 Some((seed, said)) => {
                     let said = said.lines().next().unwrap_or_default();
                     let said: String = said.chars().take(120).collect();
@@ -68,13 +69,11 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
             }
         }
     }
-    let clean = [Mode::Alone, Mode::Store, Mode::Shared].map(|mode| hunt(mode, None, 100));
     let _ = std::panic::take_hook();
     assert!(
         missed.is_empty(),
         "not noticed in {SEEDS} seeds: {missed:?}"
     );
-    assert_eq!(clean, [None, None, None], "a run fails without a bug");
 }
 
 /// Bugs that crashes alone reveal, without another fault, a reader in the way, a second caller or a

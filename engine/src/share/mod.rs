@@ -469,6 +469,15 @@ impl Store {
 /// For simulation, fuzzing and tests.
 #[cfg(feature = "internals")]
 impl Store {
+    /// The store of an owner. `None` in another process, and while the role changes.
+    #[must_use]
+    pub fn local(&self) -> Option<Arc<LocalStore>> {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => Some(owner.store.clone()),
+            _ => None,
+        }
+    }
+
     /// The disk of this process.
     ///
     /// # Panics

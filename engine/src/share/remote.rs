@@ -21,8 +21,8 @@ use std::collections::HashMap;
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder_format::{Namespace, PageKey};
@@ -41,7 +41,7 @@ use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, 
 use crate::counts::Counts;
 use crate::error::StoreError;
 use crate::fork::Private;
-use crate::runtime::{Condvar, Mutex};
+use crate::runtime::{Condvar, Mutex, OnceLock};
 use crate::store::staged::{Stage, Staged};
 use crate::system::sockets::{self, UnixStream};
 

@@ -13,6 +13,7 @@ use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::fork::Private;
+use crate::planted;
 use crate::runtime::{Instant, Mutex};
 use crate::store::{DataPath, LocalStore};
 use crate::volume::{Access, Volumes};
@@ -250,6 +251,9 @@ impl Client {
         }
         if !remote.marked().map_err(gone)? {
             return Err(never(StoreError::OtherVolumes(path.to_owned())));
+        }
+        if planted!(DroppedMarks) {
+            marks = guard::Marked::by(remote.client().0);
         }
         let disk = volumes.open_disk(options).map_err(never)?;
         let data = DataPath::new(disk, &volumes, options.hang_limit);

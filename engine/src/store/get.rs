@@ -123,6 +123,9 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
             reads.begin(jobs, pages);
         }
         let mut findings: Vec<(PageKey, Extent, Finding)> = Vec::new();
+        if planted!(EarlyUnpin) {
+            self.catalog.unpin(&std::mem::take(&mut pins.extents));
+        }
         reads.finish(pages, &mut statuses, &mut findings);
         if let Some(recheck) = &self.data.recheck {
             let disk = self.data.disk.as_ref();
@@ -177,7 +180,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
     }
 
     pub fn report(&self, findings: &[(PageKey, Extent, Finding)]) {
-        if !findings.is_empty() {
+        if !findings.is_empty() && !planted!(UnreportedDamage) {
             self.catalog.verified(self.namespace, findings);
         }
     }
@@ -582,6 +585,9 @@ impl<'a> Reads<'a> {
         if answers.is_empty() && deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             self.is_expired = true;
             self.data.disk.expire();
+            if planted!(LateRead) {
+                self.left = 0;
+            }
             return;
         }
         if answers.is_empty() && self.silent_since.elapsed() >= limit {

@@ -17,6 +17,7 @@ use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, Done, Op, Sink};
 use crate::memory::AlignedBuf;
+use crate::planted;
 use crate::runtime::{Instant, Mutex};
 
 /// Keeps the pins of reads, also of reads that outlast their call.
@@ -233,6 +234,11 @@ impl Call<'_> {
         let count = ops.len();
         // SAFETY: every operation owns its buffer.
         unsafe { self.data.disk.submit(ops) };
+        if planted!(LentUnpin) {
+            let early = std::mem::take(&mut sink.pins.lock().reading);
+            let early: Vec<Extent> = early.into_iter().flatten().collect();
+            self.catalog.unpin(&early);
+        }
         count
     }
 

@@ -18,6 +18,7 @@ use crate::core::{Copied, Descriptors, Move, PageCopy, Victim};
 use crate::disk::mailbox::{Mailbox, ReadAt, read_all};
 use crate::disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece};
 use crate::memory::AlignedBuf;
+use crate::planted;
 use crate::recovery::scan::{Spot, read_window};
 
 /// Descriptor blocks of a victim read at once.
@@ -94,7 +95,7 @@ pub(crate) fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
         }
     }
     for (at, is_written) in write(disk, &good) {
-        outcomes[at] = if is_written {
+        outcomes[at] = if is_written || planted!(IgnoredMove) {
             Copied::Written
         } else {
             Copied::NotWritten

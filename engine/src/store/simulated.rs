@@ -10,7 +10,7 @@ use crate::api::OpenOptions;
 use crate::core::Core;
 use crate::disk::Disk;
 use crate::error::StoreError;
-use crate::index::Index;
+use crate::index::{Index, SegmentId};
 use crate::recovery::Recovery;
 use crate::volume::simulated::volumes;
 
@@ -35,5 +35,13 @@ impl LocalStore {
     /// Looks at the core, unless a task holds it.
     pub fn try_core<R>(&self, look: impl FnOnce(&Core) -> R) -> Option<R> {
         self.local.core.try_lock().map(|core| look(&core))
+    }
+
+    /// Pins on all segments. `None` while a task holds the core.
+    pub fn pins(&self) -> Option<u32> {
+        let segments = self.try_core(|core| core.space_view().segments)?;
+        let segments = u32::try_from(segments).unwrap_or(u32::MAX);
+        let pins = |segment| self.local.index.pins(SegmentId(segment));
+        Some((0..segments).map(pins).sum())
     }
 }

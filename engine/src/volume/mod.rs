@@ -240,7 +240,7 @@ impl Volume {
             bytes: BLOCK_BYTES,
         };
         match read_all(disk, &[read]).pop() {
-            Some(Ok(bytes)) => Ok(Superblock::decode(&bytes)),
+            Some(Ok(bytes)) => Ok(decode(&bytes)),
             Some(Err(source)) if source.is_of_this_process() => Err(StoreError::NotRead {
                 path: self.path.clone(),
                 source,
@@ -256,5 +256,10 @@ fn encode(superblock: &Superblock) -> Result<Box<[u8; BLOCK_BYTES]>, SuperblockE
     superblock.encode()
 }
 
+#[cfg(not(feature = "simulated"))]
+fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
+    Superblock::decode(block)
+}
+
 #[cfg(feature = "simulated")]
-use simulated::encode;
+use simulated::{decode, encode};

@@ -16,7 +16,7 @@ use crate::task::{self, Process};
 use crate::time::Instant;
 
 /// Longest time that a write of a killed process takes, in transfers.
-const ORPHAN_TRANSFERS_MAX: u64 = 400;
+const ORPHAN_TRANSFERS_MAX: u64 = 4000;
 
 /// An open file. Its locks live as long as the description behind it.
 #[derive(Debug)]
@@ -85,6 +85,8 @@ pub(crate) struct Storage {
 struct Volume {
     id: u64,
     medium: Medium,
+    /// As its file states it.
+    bytes: u64,
     /// Number of unsynced writes that syncs have taken away so far.
     synced: u64,
     /// By description.
@@ -128,6 +130,7 @@ impl Storage {
     pub(crate) fn add(&mut self, medium: Medium, id: u64) -> usize {
         self.volumes.push(Volume {
             id,
+            bytes: (medium.blocks() * BLOCK_BYTES) as u64,
             medium,
             synced: 0,
             locks: BTreeMap::new(),
@@ -138,6 +141,37 @@ impl Storage {
 
     pub(crate) fn medium(&mut self, number: usize) -> &mut Medium {
         &mut self.volumes[number].medium
+    }
+
+    pub(crate) fn state_length(&mut self, number: usize, bytes: u64) {
+        self.volumes[number].bytes = bytes;
+    }
+
+    /// Whether another process has a write in flight to some of the blocks of this one.
+    fn collides(&self, process: Process, volume: usize, offset: u64, bytes: usize) -> bool {
+        let collides = |other: &Transfer| {
+            let bytes_of_other = match &other.work {
+                Work::Write(memory) => memory.iter().map(|piece| piece.bytes).sum(),
+                Work::OrphanWrite(blocks) => blocks.len() * BLOCK_BYTES,
+                Work::Read(_) | Work::Sync(_) => return false,
+            };
+            other.process != process
+                && other.outcome.is_none()
+                && self.descriptions[&other.description].volume == volume
+                && other.offset < offset + bytes as u64
+                && offset < other.offset + bytes_of_other as u64
+        };
+        self.transfers.values().any(collides)
+    }
+
+    /// Byte offset and process of each write in flight.
+    pub(crate) fn writes(&self) -> impl Iterator<Item = (u64, Process)> {
+        let is_write = |transfer: &&Transfer| {
+            let is_write = matches!(transfer.work, Work::Write(_) | Work::OrphanWrite(_));
+            is_write && transfer.outcome.is_none()
+        };
+        let writes = self.transfers.values().filter(is_write);
+        writes.map(|transfer| (transfer.offset, transfer.process))
     }
 
     fn orphan_transfers(&self) -> impl Iterator<Item = &Transfer> {
@@ -193,7 +227,9 @@ impl Kernel {
             .collect();
         for number in numbers {
             let happens = !self.dice.chance(0.2);
-            let late = self.dice.pick(&[0, 20, ORPHAN_TRANSFERS_MAX]);
+            let late = self
+                .dice
+                .pick(&[0, 20, ORPHAN_TRANSFERS_MAX / 10, ORPHAN_TRANSFERS_MAX]);
             let usual = u64::try_from(self.odds.transfer.as_nanos()).unwrap_or(0);
             let delay = Duration::from_nanos(self.dice.between(0, late * usual));
             let Some(transfer) = self.storage.transfers.get_mut(&number) else {
@@ -424,7 +460,14 @@ impl Kernel {
         if !may || !offset.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(if may { libc::EINVAL } else { libc::EBADF });
         }
-        let process = description.process;
+        let (process, volume) = (description.process, description.volume);
+        if let Work::Write(memory) = &work {
+            let bytes = memory.iter().map(|piece| piece.bytes).sum();
+            if self.storage.collides(process, volume, offset, bytes) {
+                self.count(Event::WritesCollide);
+                self.note(|| format!("a write at {offset} collides with one of another process"));
+            }
+        }
         let time = self.draw_time();
         let number = self.number();
         self.storage.transfers.insert(
@@ -614,10 +657,7 @@ pub fn open(path: &Path, how: How) -> io::Result<(Handle, bool)> {
 /// # Errors
 /// For a closed one.
 pub fn length(file: &Handle) -> io::Result<u64> {
-    with(|kernel| {
-        let volume = kernel.storage.volume_of(file)?;
-        Ok((volume.medium.blocks() * BLOCK_BYTES) as u64)
-    })
+    with(|kernel| Ok(kernel.storage.volume_of(file)?.bytes))
 }
 
 /// Reads bytes; fewer than requested at the end of the file.

@@ -105,6 +105,10 @@ pub enum Event {
     ConnectionRefused,
     /// A wait for a socket reached its limit.
     SocketTimeout,
+    /// A connection was cut, both its ends alive.
+    ConnectionCut,
+    /// A process wrote to blocks that a write of another process, not over yet, goes to.
+    WritesCollide,
 }
 
 pub(crate) struct Kernel {
@@ -252,6 +256,25 @@ impl Machine {
         });
     }
 
+    /// States a length of a volume that is larger than its medium, in bytes: nothing uses the rest.
+    ///
+    /// # Panics
+    /// If there is no such volume.
+    pub fn state_length(&self, path: &Path, bytes: u64) {
+        with(|kernel| match kernel.names.get(path) {
+            Some(Node {
+                content: Content::Volume(number),
+                ..
+            }) => kernel.storage.state_length(*number, bytes),
+            other => panic!("{}: no volume: {other:?}", path.display()),
+        });
+    }
+
+    /// Cuts a connection, if there is one: its ends find it closed. Returns whether there was one.
+    pub fn cut_connection(&self) -> bool {
+        with(Kernel::cut_connection)
+    }
+
     /// Calls `f` with the medium of a volume.
     ///
     /// # Panics
@@ -301,6 +324,15 @@ impl Machine {
         with(Kernel::settle);
     }
 
+    /// Whether a process other than `but` has a write in flight, from byte `from` of a volume on.
+    #[must_use]
+    pub fn has_writes(&self, but: Process, from: u64) -> bool {
+        with(|kernel| {
+            let mut writes = kernel.storage.writes();
+            writes.any(|(offset, process)| process != but && offset >= from)
+        })
+    }
+
     /// The moment when the next transfer of a killed process is due.
     #[must_use]
     pub fn next_orphan(&self) -> Option<Instant> {
@@ -322,6 +354,12 @@ impl Machine {
             kernel.note(|| "the power fails".to_owned());
             kernel.lose_power();
         });
+    }
+
+    /// How often an event happened.
+    #[must_use]
+    pub fn count_of(&self, event: Event) -> u64 {
+        with(|kernel| kernel.counts.get(&event).copied().unwrap_or(0))
     }
 
     /// How often each event happened.

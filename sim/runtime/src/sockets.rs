@@ -147,6 +147,18 @@ impl Sockets {
         }
     }
 
+    /// Ends a connection in both directions.
+    fn shut(&mut self, number: u64) {
+        let other = self.ends.get(&number).map(|end| end.other);
+        for number in [Some(number), other].into_iter().flatten() {
+            if let Some(end) = self.ends.get_mut(&number) {
+                end.is_read_shut = true;
+                end.is_write_shut = true;
+                end.changed.wake_all();
+            }
+        }
+    }
+
     fn close_listener(&mut self, number: u64) {
         if let Some(listener) = self.listeners.remove(&number) {
             listener.changed.wake_all();
@@ -158,6 +170,24 @@ impl Sockets {
 }
 
 impl Kernel {
+    /// Cuts a connection.
+    pub(crate) fn cut_connection(&mut self) -> bool {
+        let is_whole = |end: &End| !end.is_closed && !end.is_read_shut && end.process.is_some();
+        let ends = self.sockets.ends.iter();
+        let ends: Vec<u64> = ends
+            .filter(|(_, end)| is_whole(end))
+            .map(|(number, _)| *number)
+            .collect();
+        if ends.is_empty() {
+            return false;
+        }
+        let end = ends[self.dice.below(ends.len())];
+        self.count(Event::ConnectionCut);
+        self.note(|| "a connection is cut".to_owned());
+        self.sockets.shut(end);
+        true
+    }
+
     /// Ends the connections of a killed process.
     pub(crate) fn close_sockets_of(&mut self, process: Process) {
         let ends = self.sockets.ends.iter();
@@ -613,14 +643,8 @@ impl UnixStream {
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         assert_eq!(how, Shutdown::Both, "one direction is never shut alone");
         with(|kernel| {
-            let other = kernel.sockets.end(self.end)?.other;
-            for number in [self.end, other] {
-                if let Ok(end) = kernel.sockets.end(number) {
-                    end.is_read_shut = true;
-                    end.is_write_shut = true;
-                    end.changed.wake_all();
-                }
-            }
+            kernel.sockets.end(self.end)?;
+            kernel.sockets.shut(self.end);
             Ok(())
         })
     }

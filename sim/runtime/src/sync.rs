@@ -420,3 +420,41 @@ impl<T> Deref for RwLockUpgradableReadGuard<'_, T> {
         &self.guard
     }
 }
+
+/// A value that is made once, with the interface of `std::sync::OnceLock`. The function that makes
+/// it may wait.
+#[derive(Default)]
+pub struct OnceLock<T> {
+    making: Mutex<()>,
+    value: std::sync::OnceLock<T>,
+}
+
+impl<T> OnceLock<T> {
+    /// Without a value.
+    pub const fn new() -> OnceLock<T> {
+        OnceLock {
+            making: Mutex::new(()),
+            value: std::sync::OnceLock::new(),
+        }
+    }
+
+    /// The value, if it has been made.
+    pub fn get(&self) -> Option<&T> {
+        self.value.get()
+    }
+
+    /// The value. The first caller makes it, others wait.
+    ///
+    /// # Panics
+    /// With `make`.
+    pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+        if self.value.get().is_none() {
+            let _making = self.making.lock();
+            if self.value.get().is_none() {
+                let value = make();
+                return self.value.get_or_init(|| value);
+            }
+        }
+        self.value.get().expect("it has been made")
+    }
+}

@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use larder_engine::core::Core;
+use larder_engine::format::SEGMENTS_OFFSET;
 use larder_engine::share::Part;
 use larder_engine::{PageStore, Store, StoreError};
 use larder_sim_runtime::dice::{Dice, mix};
@@ -14,15 +16,22 @@ use larder_sim_runtime::{Machine, Odds, Process, Setup, Step, World, note, threa
 use super::plan::Plan;
 use super::process::{Caller, Doing, Running, Shared, State};
 use super::promises::Promises;
+use super::stray;
 use crate::classes::{Class, Tally};
 use crate::totals::Totals;
 use crate::world::Journal;
 
-/// Steps of the world between two looks of the driver.
-const LOOK_EVERY: u64 = 16;
+/// Most steps of the world between two looks of the driver: it may look after any step.
+const LOOK_WITHIN: u64 = 32;
+
+/// Virtual time within which an owner without clients and calls has no segment pinned.
+const REST_LIMIT: Duration = Duration::from_secs(120);
 
 /// Virtual time after which a phase of a run counts as hanging.
 const PHASE_LIMIT: Duration = Duration::from_secs(1800);
+
+/// Virtual time after which a run has no more faults, so that it ends.
+const FAULTS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Longest stop of a process, mostly and seldom: pins of a silent client are revoked after half a
 /// minute.
@@ -40,6 +49,8 @@ struct Driver {
     running: Vec<Rc<Running>>,
     /// The last owner, and whether it was a client when its predecessor went.
     owner: Option<Process>,
+    /// The last owner was killed in the middle of a reclaim.
+    fell_in_reclaim: bool,
     clients: Vec<Process>,
     stopped: Vec<(Rc<Running>, Instant)>,
     replacements: usize,
@@ -69,6 +80,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
     let mut driver = Driver {
         running: Vec::new(),
         owner: None,
+        fell_in_reclaim: false,
         clients: Vec::new(),
         stopped: Vec::new(),
         replacements: 0,
@@ -81,6 +93,8 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
             totals: Totals::default(),
             tally: Tally::default(),
             digest: 0,
+            evicted: Some(0),
+            is_disturbed: false,
         })),
         machine,
         world,
@@ -114,16 +128,19 @@ impl Driver {
     /// Steps until `is_over`.
     fn phase(&mut self, name: &str, has_faults: bool, is_over: fn(&Driver) -> bool) {
         self.begun = self.world.now();
-        for step in 0_u64.. {
+        let mut until_look = 0;
+        loop {
             self.machine.settle();
             self.resume_due();
             let is_stuck = self.world.step() == Step::Stuck;
-            if step.is_multiple_of(LOOK_EVERY) {
+            if until_look == 0 {
+                until_look = self.shared.borrow_mut().dice.between(0, LOOK_WITHIN);
                 self.look(has_faults);
                 if is_over(self) {
                     return;
                 }
             }
+            until_look = until_look.saturating_sub(1);
             let is_late = self.world.now() - self.begun > PHASE_LIMIT;
             assert!(
                 !is_stuck && !is_late,
@@ -198,8 +215,9 @@ impl Driver {
                 self.begin_calls(running);
             }
             if let Some(error) = running.failed.borrow_mut().take() {
+                let has_write_errors = self.shared.borrow().plan.has_write_errors();
                 assert!(
-                    is_expected(&error),
+                    is_expected(&error) || has_write_errors,
                     "a process cannot attach: {error} ({error:?})"
                 );
                 failed.push(running.process);
@@ -211,8 +229,57 @@ impl Driver {
             self.replace();
         }
         self.look_at_owners();
-        if has_faults {
+        self.look_at_writes();
+        self.look_at_evictions();
+        if has_faults && self.world.now() - self.begun < FAULTS_LIMIT {
             self.draw_faults();
+        }
+    }
+
+    /// Two processes never write to the same blocks at once. An owner keeps the segments to which
+    /// others may write: by a put in progress, or by a pin.
+    fn look_at_writes(&self) {
+        for owner in &self.running {
+            let Some(store) = owner.local() else { continue };
+            let is_idle = store.try_core(Core::is_idle) == Some(true);
+            let is_written = || self.machine.has_writes(owner.process, SEGMENTS_OFFSET);
+            assert!(
+                !is_idle || store.pins() != Some(0) || !is_written(),
+                "a process writes to a segment that the owner does not keep"
+            );
+        }
+        let collisions = self.machine.count_of(Event::WritesCollide);
+        assert!(
+            collisions == 0,
+            "two processes write to the same blocks at once"
+        );
+    }
+
+    /// No more pages are missing than were evicted.
+    fn look_at_evictions(&self) {
+        let owner = self.running.iter().find_map(|running| running.counters());
+        let state = self.shared.borrow();
+        if let (Some(former), Some(present)) = (state.evicted, owner) {
+            let (missing, evicted) = (state.promises.missing, former + present.evicted);
+            assert!(
+                missing <= evicted,
+                "{missing} pages are missing, and {evicted} were evicted"
+            );
+        }
+    }
+
+    /// An owner is about to go.
+    fn note_evictions(&self, running: &Running) {
+        if running.part() == Some(Part::Owner) {
+            let counters = running.counters();
+            let state = &mut *self.shared.borrow_mut();
+            let evicted = counters.map(|counters| counters.evicted);
+            state.evicted = state.evicted.zip(evicted).map(|(a, b)| a + b);
+            if let Some(counters) = counters {
+                state.totals.evicted += counters.evicted;
+                state.totals.moved += counters.moved;
+                state.totals.reclaimed += counters.reclaimed;
+            }
         }
     }
 
@@ -231,6 +298,9 @@ impl Driver {
         {
             if self.clients.contains(owner) {
                 self.count(Class::Takeover);
+                if std::mem::take(&mut self.fell_in_reclaim) {
+                    self.count(Class::TakeoverInReclaim);
+                }
             }
             self.owner = Some(*owner);
         }
@@ -269,6 +339,13 @@ impl Driver {
                 note(|| "a cleaner removes the socket".to_owned());
                 self.count(Class::SocketRemoved);
             }
+        } else if self.strikes(fates.cut) {
+            if self.machine.cut_connection() {
+                self.shared.borrow_mut().is_disturbed = true;
+                self.count(Class::ConnectionLost);
+            }
+        } else if self.strikes(fates.stray) {
+            self.begin_stray();
         } else if self.strikes(forks) {
             self.fork_one();
         }
@@ -287,12 +364,42 @@ impl Driver {
         }
     }
 
+    /// A process, often one in the middle of a put.
+    fn pick_victim(&self) -> Option<Rc<Running>> {
+        let is_putting = |running: &&Rc<Running>| running.is(Doing::Put);
+        let putting = self.running.iter().find(is_putting).cloned();
+        match putting.filter(|_| self.strikes(0.3)) {
+            Some(running) => Some(running),
+            None => self.pick(),
+        }
+    }
+
     fn kill_one(&mut self) {
-        let Some(running) = self.pick() else {
+        let Some(running) = self.pick_victim() else {
             return;
         };
+        self.kill_counted(&running);
+        self.replace();
+        // Often the owner dies with a client whose writes are in flight.
+        let is_owner = |running: &&Rc<Running>| running.part() == Some(Part::Owner);
+        let owner = self.running.iter().find(is_owner).cloned();
+        if running.is(Doing::Put)
+            && self.strikes(0.3)
+            && let Some(owner) = owner
+        {
+            self.kill_counted(&owner);
+            self.replace();
+        }
+    }
+
+    fn kill_counted(&mut self, running: &Rc<Running>) {
         match running.part() {
-            Some(Part::Owner) => self.count(Class::OwnerDeath),
+            Some(Part::Owner) => {
+                self.count(Class::OwnerDeath);
+                let store = running.local();
+                let is_reclaiming = store.and_then(|store| store.try_core(Core::is_reclaiming));
+                self.fell_in_reclaim = is_reclaiming == Some(true);
+            }
             Some(Part::Client) => {
                 self.count(Class::ClientDeath);
                 if running.is(Doing::Put) {
@@ -304,11 +411,20 @@ impl Driver {
             }
             _ => self.count(Class::SeekerDeath),
         }
-        self.kill(&running);
-        self.replace();
+        self.kill(running);
+    }
+
+    /// A process that breaks the rules of the protocol.
+    fn begin_stray(&self) {
+        let process = self.world.process("a stray process");
+        let shared = self.shared.clone();
+        self.world
+            .spawn(process, "stray", move || stray::misbehave(&shared));
     }
 
     fn kill(&mut self, running: &Rc<Running>) {
+        self.note_evictions(running);
+        self.shared.borrow_mut().is_disturbed = true;
         self.machine.kill(running.process);
         std::mem::forget(running.store.take());
         self.running
@@ -326,13 +442,15 @@ impl Driver {
     }
 
     fn stop_one(&mut self) {
-        let Some(running) = self.pick().filter(|running| !running.process.is_stopped()) else {
+        let is_going = |running: &Rc<Running>| !running.process.is_stopped();
+        let Some(running) = self.pick_victim().filter(is_going) else {
             return;
         };
         let longest = self.shared.borrow_mut().dice.pick(&STOPS);
         let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
         let stop = Duration::from_nanos(self.shared.borrow_mut().dice.between(0, longest));
         note(|| format!("process {} is stopped for {stop:?}", running.process.id()));
+        self.shared.borrow_mut().is_disturbed = true;
         match running.part() {
             Some(Part::Owner) => self.count(Class::OwnerStopped),
             Some(Part::Client) => {
@@ -444,9 +562,34 @@ impl Driver {
         }
     }
 
+    /// An owner without clients and calls has no segment pinned, after a while.
+    fn await_rest(&self, owner: &Running) {
+        let until = self.world.now() + REST_LIMIT;
+        loop {
+            let pins = owner.local().and_then(|store| store.pins());
+            if pins == Some(0) {
+                return;
+            }
+            assert!(
+                self.world.now() < until,
+                "segments stay pinned without clients and calls: {pins:?}"
+            );
+            self.machine.settle();
+            let _ = self.world.step();
+        }
+    }
+
     /// Each process closes its handle, or is killed.
     fn close_all(&mut self) {
+        // Often the owner goes last.
+        if self.strikes(0.7) {
+            let is_owner = |running: &Rc<Running>| running.part() == Some(Part::Owner);
+            self.running.sort_by_key(|running| !is_owner(running));
+        }
         while let Some(running) = self.running.pop() {
+            if self.running.is_empty() && running.part() == Some(Part::Owner) {
+                self.await_rest(&running);
+            }
             if self.strikes(0.3) {
                 self.running.push(running.clone());
                 self.kill(&running);
@@ -457,9 +600,10 @@ impl Driver {
                 .borrow_mut()
                 .take()
                 .expect("an attached process");
+            self.note_evictions(&running);
             let done = Rc::new(std::cell::Cell::new(false));
             self.world.spawn(running.process, "closer", {
-                let done = done.clone();
+                let (done, shared) = (done.clone(), self.shared.clone());
                 move || {
                     let closed = store.close();
                     note(|| format!("close: {closed:?}"));
@@ -469,7 +613,8 @@ impl Driver {
                         closed,
                         Ok(()) | Err(StoreError::OwnerGone | StoreError::ClientsWriting(_))
                     );
-                    assert!(is_fine, "a close fails: {closed:?}");
+                    let has_write_errors = shared.borrow().plan.has_write_errors();
+                    assert!(is_fine || has_write_errors, "a close fails: {closed:?}");
                     drop(store);
                     done.set(true);
                 }
@@ -496,10 +641,12 @@ impl Driver {
                 Event::SocketShort => Class::SocketShort,
                 Event::Signal => Class::Signal,
                 Event::ConnectionRefused => Class::ConnectionRefused,
+                Event::WriteError => Class::DataError,
                 Event::SocketTimeout
+                | Event::ConnectionCut
+                | Event::WritesCollide
                 | Event::ConnectionOfKilled
                 | Event::ReadError
-                | Event::WriteError
                 | Event::SyncError => continue,
             };
             state.tally.count_many(class, count);

@@ -11,11 +11,13 @@
 //! | `plan` | the parameters that a seed draws |
 //! | `promises` | the results that each call may have |
 //! | `process` | a process, and the calls of its threads |
+//! | `stray` | a process that breaks the rules of the protocol |
 //! | `driver` | a seed from start to end: faults among the processes, and the checks |
 
 mod driver;
 mod plan;
 mod process;
 mod promises;
+mod stray;
 
 pub use driver::play;

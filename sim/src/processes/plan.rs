@@ -3,19 +3,24 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use larder_engine::capacity::segments_min;
 use larder_engine::disk::probe::Want;
 use larder_engine::format::{
-    BLOCK_BYTES, Geometry, Holder, Namespace, NamespaceFields, OpenState, PageKey, PageShape, Rank,
-    Run, SUPERBLOCK_OFFSETS, StoreId, Superblock, VolumeEntry, VolumeId,
+    BLOCK_BYTES, Holder, Namespace, NamespaceFields, OpenState, PageKey, PageShape, Rank, Run,
+    SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock, VolumeEntry, VolumeId,
 };
+use larder_engine::volume::simulated;
 use larder_engine::{OpenOptions, SharedReads, SyncPolicy};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::contents;
 use larder_sim_runtime::{Machine, Odds};
 
-/// Blocks of a segment: the fewest that the format allows, and one more, so that the size is not
-/// taken for one that is scaled (`volume::simulated` of the engine).
-const SEGMENT_BLOCKS: u32 = 4097;
+/// Blocks of a segment of a roomy store: the fewest that the format allows, and one more, so that
+/// the size is not taken for one that is scaled (`volume::simulated` of the engine).
+const ROOMY_SEGMENT_BLOCKS: u32 = 4097;
+
+/// Bytes of the memory for shared reads.
+const STAGING_BYTES: u64 = 64 << 10;
 
 /// A page's name: a namespace, a chain, and the depth in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +37,10 @@ pub struct Fates {
     pub stop: f64,
     pub power: f64,
     pub unlink: f64,
+    /// A connection is cut.
+    pub cut: f64,
+    /// A process that breaks the rules of the protocol connects.
+    pub stray: f64,
 }
 
 /// See the module.
@@ -41,6 +50,9 @@ pub struct Plan {
     pub chains: usize,
     pub depth: usize,
     pub volumes: Vec<PathBuf>,
+    /// The store has far less room than pages: pages are evicted, and segments reclaimed.
+    pub is_tight: bool,
+    segment_blocks: u32,
     segments: u32,
     pub processes: usize,
     /// Threads of a process that make calls.
@@ -50,6 +62,8 @@ pub struct Plan {
     /// Longest pause between two calls.
     pub pause: Duration,
     pub sync: SyncPolicy,
+    lease: Duration,
+    shared_reads: SharedReads,
     pub fates: Fates,
     pub odds: Odds,
     /// A forked child of a process uses its handle.
@@ -92,6 +106,8 @@ impl Plan {
             stop: some(0.5, &[0.01, 0.05]),
             power: some(0.3, &[0.005, 0.02]),
             unlink: some(0.2, &[0.02]),
+            cut: some(0.2, &[0.02]),
+            stray: some(0.3, &[0.02, 0.05]),
         };
         let odds = Odds {
             interrupted: some(0.3, &[0.02, 0.2]),
@@ -99,27 +115,44 @@ impl Plan {
             slow: some(0.5, &[0.01, 0.1]),
             socket_short: some(0.3, &[0.05, 0.5]),
             signal: some(0.3, &[0.05]),
+            write_error: some(0.2, &[0.01, 0.05]),
             ..Odds::default()
         };
         let forks = some(0.1, &[0.1]);
         let volumes = 1 + dice.below(2);
+        let is_tight = dice.chance(0.5);
+        let (segment_blocks, segments, chains) = if is_tight {
+            let least = segments_min(volumes) as usize;
+            let segments = (least + dice.below(4)).div_ceil(volumes);
+            (dice.pick(&[24, 32, 48]), segments as u32, 4 + dice.below(6))
+        } else {
+            (ROOMY_SEGMENT_BLOCKS, 4, 2 + dice.below(3))
+        };
         Plan {
             namespaces,
-            chains: 2 + dice.below(3),
+            chains,
             depth: 3 + dice.below(4),
             volumes: (0..volumes)
                 .map(|at| PathBuf::from(format!("/store{at}")))
                 .collect(),
-            segments: 4,
+            is_tight,
+            segment_blocks,
+            segments,
             processes: 2 + dice.below(3),
             callers: 1 + dice.below(2),
-            calls: dice.pick(&[6, 12, 20]),
-            pause: Duration::from_millis(dice.pick(&[0, 2, 20])),
+            calls: if is_tight {
+                dice.pick(&[12, 24, 40])
+            } else {
+                dice.pick(&[6, 12, 20])
+            },
+            pause: Duration::from_millis(dice.pick(&[0, 2, 20, 1000])),
             sync: dice.pick(&[
                 SyncPolicy::Relaxed,
                 SyncPolicy::Interval(Duration::from_millis(50)),
                 SyncPolicy::Always,
             ]),
+            lease: Duration::from_millis(dice.pick(&[1, 100, 10_000])),
+            shared_reads: dice.pick(&[SharedReads::Off, SharedReads::Off, SharedReads::On]),
             fates,
             odds: Odds {
                 transfer: Duration::from_micros(dice.pick(&[50, 300, 2000])),
@@ -128,6 +161,10 @@ impl Plan {
             },
             forks,
         }
+    }
+
+    pub fn has_write_errors(&self) -> bool {
+        self.odds.write_error > 0.0
     }
 
     pub fn path(&self) -> &Path {
@@ -168,14 +205,16 @@ impl Plan {
             o.disk = Want::Threads;
             o.depth = 3;
             o.sync = self.sync;
-            o.shared_reads = SharedReads::Off;
+            o.lease = self.lease;
+            o.staging_bytes = STAGING_BYTES;
+            o.shared_reads = self.shared_reads;
         })
     }
 
     /// Creates the store, as `larder create` does.
     pub fn create(&self, machine: &Machine) {
-        let geometry = Geometry::new(SEGMENT_BLOCKS, self.segments).expect("a small geometry");
-        let blocks = geometry.volume_bytes() as usize / BLOCK_BYTES;
+        let before = SEGMENTS_OFFSET as usize / BLOCK_BYTES;
+        let blocks = before + (self.segments * self.segment_blocks) as usize;
         let entries: Vec<VolumeEntry> = (1_u8..)
             .zip(&self.volumes)
             .map(|(id, path)| VolumeEntry {
@@ -198,11 +237,14 @@ impl Plan {
                     pid_scope: [0; 16],
                 },
                 features: Default::default(),
-                segment_blocks: SEGMENT_BLOCKS,
+                segment_blocks: self.segment_blocks,
                 volumes: entries.clone(),
             };
-            let encoded = superblock.encode().expect("a sound superblock");
+            let encoded = simulated::encode(&superblock).expect("a sound superblock");
             machine.add_volume(path, blocks);
+            let stated = Superblock::decode(&encoded[..]).expect("a sound superblock");
+            let geometry = stated.geometry(number).expect("a small geometry");
+            machine.state_length(path, geometry.volume_bytes());
             machine.with_medium(path, |medium| {
                 for offset in SUPERBLOCK_OFFSETS {
                     let at = offset as usize / BLOCK_BYTES;

@@ -3,10 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use larder_engine::core::{Core, Counters};
 use larder_engine::format::{BLOCK_BYTES, PageKey};
 use larder_engine::share::Part;
+use larder_engine::store::LocalStore;
 use larder_engine::{
     GetPage, GetStatus, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
     Refusal, Store, StoreError,
@@ -28,6 +31,10 @@ pub struct State {
     pub totals: Totals,
     pub tally: Tally,
     pub digest: u64,
+    /// Pages that former owners evicted. `None` once an owner went that could not be asked.
+    pub evicted: Option<u64>,
+    /// A process was stopped, killed or cut off: the owner may have given up a put.
+    pub is_disturbed: bool,
 }
 
 pub type Shared = Rc<RefCell<State>>;
@@ -71,6 +78,16 @@ impl Running {
 
     pub fn part(&self) -> Option<Part> {
         self.store.borrow().as_ref().map(|store| store.part())
+    }
+
+    /// The store of an owner.
+    pub fn local(&self) -> Option<Arc<LocalStore>> {
+        self.store.borrow().as_ref()?.local()
+    }
+
+    /// The counters of an owner, unless one of its tasks holds them.
+    pub fn counters(&self) -> Option<Counters> {
+        self.local()?.try_core(Core::counters)
     }
 
     pub fn is(&self, doing: Doing) -> bool {
@@ -299,7 +316,11 @@ impl Caller {
                 PutStatus::Stored => &mut state.totals.stored,
                 PutStatus::Duplicate => &mut state.totals.duplicates,
                 PutStatus::Refused(_) => &mut state.totals.refused,
-                PutStatus::Failed(_) => &mut state.totals.failed,
+                PutStatus::Failed(_) => {
+                    let may_fail = state.is_disturbed || state.plan.has_write_errors();
+                    assert!(may_fail, "a put fails without a fault");
+                    &mut state.totals.failed
+                }
                 status => unreachable!("an unknown status: {status:?}"),
             };
             *counter += 1;
@@ -390,13 +411,19 @@ impl Caller {
             reason => unreachable!("an unknown reason: {reason:?}"),
         };
         if is_judged && had_owner {
-            self.missed(name, from, &format!("{reason:?}"));
+            // A put that a kill cut short leaves an unproven record of a page that was evicted
+            // before.
+            use MissReason::{Absent, Closed, Unfinished};
+            let is_bad = !matches!(reason, Absent | Closed | Unfinished);
+            self.missed(name, from, is_bad, &format!("{reason:?}"));
         }
     }
 
-    fn missed(&self, name: Name, from: Moment, why: &str) {
+    fn missed(&self, name: Name, from: Moment, is_bad: bool, why: &str) {
         let name = self.index(name);
-        self.shared.borrow().promises.check_miss(name, from, why);
+        let state = &mut *self.shared.borrow_mut();
+        let may_evict = state.plan.is_tight && !is_bad;
+        state.promises.check_miss(name, from, may_evict, why);
     }
 
     fn found(&self, name: Name, from: Moment) {
@@ -417,7 +444,7 @@ impl Caller {
             if is_there {
                 self.found(*name, from);
             } else if had_owner {
-                self.missed(*name, from, "a lookup");
+                self.missed(*name, from, false, "a lookup");
             }
         }
     }
@@ -436,7 +463,7 @@ impl Caller {
         if let Some(name) = names.get(count)
             && self.had_owner(before)
         {
-            self.missed(*name, from, "the end of a prefix");
+            self.missed(*name, from, false, "the end of a prefix");
         }
     }
 

@@ -14,7 +14,9 @@
 //! - After a power loss this holds for the pages and deletions that were durable: with the sync
 //!   policy "always" when the call ended, else when a flush that began later ended well.
 //!
-//! Stores of this mode have room for all versions: no page is evicted.
+//! A roomy store has room for all versions: no page is evicted. A tight one evicts: pages may be
+//! missing, but not more of them than pages were evicted. A page that is missing with wrong bytes
+//! is lost in either.
 
 use larder_engine::PutStatus;
 use larder_engine::format::BLOCK_BYTES;
@@ -58,11 +60,14 @@ pub struct Promises {
     deletions: Vec<Deletion>,
     /// Every put is durable when it returns.
     always: bool,
+    /// Pages found missing that were stored before.
+    pub missing: u64,
 }
 
 impl Promises {
     pub fn new(salt: u64, always: bool) -> Promises {
         Promises {
+            missing: 0,
             salt,
             moment: 0,
             versions: Vec::new(),
@@ -232,13 +237,22 @@ impl Promises {
         );
     }
 
-    /// A call that began at `from`, and had an owner all the time, did not find a page.
+    /// A call that began at `from`, and had an owner all the time, did not find a page. The store
+    /// evicts if it `may_evict`.
     ///
     /// # Panics
     /// If it had to find the page.
-    pub fn check_miss(&self, name: usize, from: Moment, why: &str) {
-        if let Some(version) = self.awaited(name, from) {
-            panic!("page {name} is lost: {version:?} was stored, and is missed: {why}");
+    pub fn check_miss(&mut self, name: usize, from: Moment, may_evict: bool, why: &str) {
+        let Some(version) = self.awaited(name, from) else {
+            return;
+        };
+        assert!(
+            may_evict,
+            "page {name} is lost: {version:?} was stored, and is missed: {why}"
+        );
+        self.missing += 1;
+        for version in &mut self.versions {
+            version.may_be_lost |= version.name == name;
         }
     }
 }

@@ -266,6 +266,17 @@ impl State {
                 block.render(out);
             }
         }
+        if let Buffer::Borrowed(pieces) = &*buffer {
+            let is_lent = |piece: &Piece| {
+                let (first, end) = (piece.ptr.addr(), piece.ptr.addr() + piece.len);
+                let mut lent = self.lent.iter();
+                lent.any(|(start, length)| *start <= first && end <= start + length)
+            };
+            assert!(
+                pieces.iter().all(is_lent),
+                "a read ends in memory whose get has returned"
+            );
+        }
         fill(buffer, &bytes);
         Ok(())
     }

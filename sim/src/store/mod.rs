@@ -108,6 +108,8 @@ pub struct State {
     launched: u64,
     /// Versions of puts in progress.
     putting: BTreeSet<VersionId>,
+    /// Memory of gets in progress: address and length.
+    lent: Vec<(usize, usize)>,
     /// Reads of page data from a wrong address.
     misdirected: u64,
     /// Answers that came in one message with another one.
@@ -178,6 +180,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
         flights: Vec::new(),
         launched: 0,
         putting: BTreeSet::new(),
+        lent: Vec::new(),
         misdirected: 0,
         batched: 0,
     })));
@@ -416,6 +419,7 @@ impl State {
         self.phase = Phase::Opening;
         self.closing = false;
         self.putting.clear();
+        self.lent.clear();
         Some(known)
     }
 

