@@ -200,6 +200,7 @@ fn batch_of(chain: u64) -> Vec<Publish> {
             },
             checksum: page,
             unproven: false,
+            told: Default::default(),
         })
         .collect()
 }

@@ -18,9 +18,11 @@ use crate::capacity::footprint;
 use crate::disk::Disk;
 use crate::disk::probe::Want;
 use crate::error::StoreError;
+use crate::hint::{Class, Hint};
 use crate::index::NamespaceSlot;
 use crate::latency::LatencySummary;
 use crate::memory::AlignedBuf;
+use crate::policy::{AdmissionPolicy, EvictionPolicy, PolicyMaker};
 use crate::runtime::Instant;
 use crate::share::protocol::Protocol;
 
@@ -93,8 +95,9 @@ pub trait PageStore: Send + Sync {
     /// For each of `keys` whether it is stored. Answered from RAM; confirmed pages are leased.
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool>;
 
-    /// Marks these pages as used (a hit in a tier above), so that they stay.
-    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]);
+    /// Marks these pages as used (a hit in a tier above), so that they stay. A hint replaces the
+    /// hints that they have; an empty one does not.
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint);
 
     /// Deletes pages and returns how many were there. They stay deleted after a crash.
     ///
@@ -159,13 +162,22 @@ pub struct PutOptions {
     /// How long a page that cannot be admitted at once may wait for space, for writes in flight to
     /// end, or for the next owner of a shared store. Zero, the default, refuses it at once.
     pub wait: Duration,
+    /// What the caller knows of the pages, for policies. Also for those of them that are stored.
+    pub hint: Hint,
 }
 
 impl PutOptions {
     /// The defaults, with a [`PutOptions::wait`].
     #[must_use]
     pub const fn waiting(wait: Duration) -> PutOptions {
-        PutOptions { wait }
+        let hint = Hint::new(Class::UNKNOWN);
+        PutOptions { wait, hint }
+    }
+
+    /// These options, with a [`PutOptions::hint`].
+    #[must_use]
+    pub const fn hinting(self, hint: Hint) -> PutOptions {
+        PutOptions { hint, ..self }
     }
 }
 
@@ -214,6 +226,8 @@ pub enum Refusal {
     Exhausted,
     /// Every volume is in read-only service: its device refuses writes.
     ReadOnlyService,
+    /// The policy of admission does not take it, or a page before it in the call.
+    NotAdmitted,
 }
 
 /// Why a page could not be stored.
@@ -450,6 +464,11 @@ pub struct OpenOptions {
     /// A group. Processes of its members may be clients of this process, besides those of the user
     /// who owns the store's first volume. Only for [`Store::attach`](crate::Store::attach).
     pub group: Option<u32>,
+    /// Decides which page is evicted next, and which pages reclaim copies; `None` for the least
+    /// recently used. The owner's policy applies.
+    pub eviction: Option<PolicyMaker<dyn EvictionPolicy>>,
+    /// Decides which new pages are stored; `None` for all. The owner's policy applies.
+    pub admission: Option<PolicyMaker<dyn AdmissionPolicy>>,
     /// Whether reads are shared with other processes. Only for
     /// [`Store::attach`](crate::Store::attach). The owner's setting applies to all processes, a
     /// client's setting to its own reads.
@@ -476,6 +495,8 @@ impl Default for OpenOptions {
             write_bytes_max: 1 << 30,
             volumes: Vec::new(),
             group: None,
+            eviction: None,
+            admission: None,
             protocol: Protocol::default(),
             shared_reads: SharedReads::Auto,
             staging_bytes: 512 << 20,

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{NamespaceId, PutStatus, Refusal, Stats};
 use crate::error::StoreError;
+use crate::hint::Hint;
 use crate::index::{Place, SegmentId};
 use crate::runtime::Instant;
 
@@ -140,7 +141,7 @@ pub trait Catalog: Send + Sync {
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool>;
 
     /// See [`PageStore::touch`](crate::PageStore::touch).
-    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]);
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint);
 
     /// Locates pages to read, and pins their segments.
     fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>>;
@@ -151,8 +152,8 @@ pub trait Catalog: Send + Sync {
     /// Reports the findings of reads of pinned pages.
     fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]);
 
-    /// Begins a put into a namespace.
-    fn put(&self, namespace: NamespaceId) -> Box<dyn Putting + '_>;
+    /// Begins a put into a namespace, of pages with this hint.
+    fn put(&self, namespace: NamespaceId, hint: Hint) -> Box<dyn Putting + '_>;
 
     /// See [`PageStore::delete`](crate::PageStore::delete).
     ///
@@ -213,8 +214,13 @@ pub trait Putting {
 
 /// A catalog that decides itself.
 pub trait Allocator: Catalog {
-    /// Gives pages extents; one grant a page. Never waits.
-    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>);
+    /// Gives pages with this hint extents; one grant a page. Never waits.
+    fn reserve(
+        &self,
+        namespace: NamespaceId,
+        hint: Hint,
+        asks: &[Ask],
+    ) -> (ReservationId, Vec<Grant>);
 
     /// See [`Putting::commit`].
     fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]);
@@ -243,14 +249,16 @@ pub trait Allocator: Catalog {
 pub struct Direct<'a, A: ?Sized> {
     allocator: &'a A,
     namespace: NamespaceId,
+    hint: Hint,
 }
 
 impl<'a, A: Allocator + ?Sized> Direct<'a, A> {
     /// Begins a put.
-    pub fn new(allocator: &'a A, namespace: NamespaceId) -> Direct<'a, A> {
+    pub fn new(allocator: &'a A, namespace: NamespaceId, hint: Hint) -> Direct<'a, A> {
         Direct {
             allocator,
             namespace,
+            hint,
         }
     }
 }
@@ -261,7 +269,7 @@ impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
         asks: &[Ask],
         _: &mut dyn FnMut() -> bool,
     ) -> (ReservationId, Vec<Grant>) {
-        self.allocator.reserve(self.namespace, asks)
+        self.allocator.reserve(self.namespace, self.hint, asks)
     }
 
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {

@@ -42,6 +42,7 @@
 //! | make a store | [`create`], [`Store::open_or_create`], [`CreateOptions`]; sizes: [`fit`] |
 //! | open it | [`Store::open`] for this process alone, [`Store::attach`] for several processes |
 //! | use it | [`NamespaceHandle`] and [`Chain`], or the calls of [`PageStore`] |
+//! | choose what it keeps | [`policy::EvictionPolicy`], [`policy::AdmissionPolicy`], [`Hint`] |
 //! | put another store beneath an engine | an implementation of [`PageStore`] |
 //! | watch it | [`PageStore::stats`], [`report`] |
 //!
@@ -68,13 +69,15 @@
 //! ```
 //!
 //! `docs/design.md` in the repository describes the design: terms, states, crashes, recovery,
-//! reclaim, sharing. Of the modules, all but [`fit`] are private. The feature `internals` makes
-//! public what the simulation, the fuzz targets, the tools and the tests need; it has no stable
-//! interface.
+//! reclaim, sharing. Of the modules, all but [`fit`] and [`policy`] are private. The feature
+//! `internals` makes public what the simulation, the fuzz targets, the tools and the tests need; it
+//! has no stable interface.
 //!
 //! | module | content |
 //! |---|---|
 //! | `api` | the interface for callers: the [`PageStore`] trait, statuses, options |
+//! | [`policy`] | which pages a store takes, keeps and copies: the seams for policies |
+//! | `hint` | what callers know of pages, for policies |
 //! | `pages` | the pages of a namespace, and their chains |
 //! | `error` | why a store could not be opened or used, and the remedy |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
@@ -121,7 +124,9 @@
 
 mod counts;
 pub mod fit;
+mod hint;
 mod pages;
+pub mod policy;
 mod runtime;
 mod system;
 
@@ -218,6 +223,7 @@ pub use counts::{Counts, Departed, Misses, Process};
 pub use disk::probe::Want as DiskKind;
 pub use error::{StoreError, advice};
 pub use fork::Origin;
+pub use hint::{Class, Hint};
 pub use larder_format as format;
 #[cfg(feature = "simulated")]
 pub use larder_sim_runtime::fork;

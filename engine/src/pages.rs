@@ -11,6 +11,7 @@ use crate::api::{
     GetPage, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
 };
 use crate::error::StoreError;
+use crate::hint::Hint;
 use crate::runtime::Instant;
 
 /// Consecutive pages of one prompt: their keys, the key before the first, and its depth.
@@ -185,8 +186,8 @@ impl<S: Deref<Target: PageStore>> NamespaceHandle<S> {
     }
 
     /// See [`PageStore::touch`].
-    pub fn touch(&self, chain: &Chain) {
-        self.store.touch(self.id, chain.keys());
+    pub fn touch(&self, chain: &Chain, hint: Hint) {
+        self.store.touch(self.id, chain.keys(), hint);
     }
 
     /// See [`PageStore::delete`].

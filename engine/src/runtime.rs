@@ -5,8 +5,8 @@
 //! package `larder-engine-simulated` is the engine with that feature. It is a package of its own,
 //! so that no build of the workspace switches the feature on for the engine that ships.
 //!
-//! Not simulated, and so not from here: atomics; the locks of the leases and of the latency
-//! histograms, under which nothing waits. The calls to the operating system are in
+//! Not simulated, and so not from here: atomics; the locks of the leases, of a policy's facts and
+//! of the latency histograms, under which nothing waits. The calls to the operating system are in
 //! [`crate::system`].
 
 #[cfg(feature = "simulated")]

@@ -295,7 +295,7 @@ impl<'a> Process<'a> {
 
     /// Each other segment has a page that is at least as hot as all pages given up with the victim.
     fn check_is_coldest(&self, victim: &Victim) {
-        let heats = self.index.hottest_by_segment();
+        let heats = self.index.worthiest_by_segment();
         let coldest = heats.iter().flatten().min();
         assert_eq!(heats[victim.segment.0 as usize].as_ref(), coldest);
     }

@@ -16,8 +16,8 @@ use common::honest::{Process, eventually};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::share::{Part, report};
 use larder_engine::{
-    GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, SharedReads,
-    Store, StoreError,
+    GetStatus, Hint, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, Refusal,
+    SharedReads, Store, StoreError,
 };
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, fork};
@@ -84,7 +84,7 @@ fn calls(store: Box<dyn PageStore>, id: larder_engine::NamespaceId) -> i32 {
         store.register(memory.leak()).1.contains("before a fork"),
         is_forked(store.close()),
     ];
-    store.touch(id, &keys);
+    store.touch(id, &keys, Hint::default());
     drop(store);
     let wrong = answers.iter().position(|is_right| !is_right);
     match wrong {

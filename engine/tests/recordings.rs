@@ -30,7 +30,7 @@ use larder_engine::share::wire::{
     Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, parse, parse_greeting, receive, send,
 };
 use larder_engine::share::{Part, socket_path};
-use larder_engine::{OpenOptions, PageStore, PutStatus, Refusal, Store};
+use larder_engine::{Class, Hint, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store};
 use nix::fcntl::{FcntlArg, fcntl};
 
 /// The releases whose recordings must be understood, and the present one at their end.
@@ -444,10 +444,16 @@ fn a_client_of_this_release_uses_a_recorded_owner() {
         let [stored, new] = pages();
         assert_eq!(client.longest_prefix(pool.id, &stored), PAGES);
         assert_eq!(client.contains(pool.id, &stored), vec![true; PAGES]);
-        client.touch(pool.id, &stored);
+        // The recorded owner knows no hints.
+        let hint = Hint::new(Class::SYSTEM);
+        client.touch(pool.id, &stored, hint);
         // The bytes come from the recorded store, from where the recorded owner said.
         assert_eq!(pool.hits(&stored), PAGES);
-        assert_eq!(pool.put(&new), vec![PutStatus::Stored; PAGES]);
+        let options = PutOptions::default().hinting(hint);
+        assert_eq!(
+            pool.put_from(&new, 0, options),
+            vec![PutStatus::Stored; PAGES]
+        );
         client.flush().unwrap();
         assert_eq!(client.delete(pool.id, &new).unwrap(), PAGES as u64);
         assert_eq!(client.report().unwrap().stats.pages_put, PAGES as u64);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::faulty::{Fault, Seen, open_faulty};
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_engine::{
-    CreateOptions, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store, StoreError,
+    CreateOptions, Hint, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store, StoreError,
     create,
 };
 
@@ -245,7 +245,7 @@ fn a_page_goes_after_its_child_whichever_of_them_landed_first() {
         assert_eq!(parent.join().unwrap(), [PutStatus::Stored]);
     });
     // Its parent is the colder one.
-    store.touch(pool.id, &keys[1..]);
+    store.touch(pool.id, &keys[1..], Hint::default());
     let mut seed = 2;
     while store.stats().evicted == 0 {
         assert_eq!(pool.put(&chain(seed, 1)), [PutStatus::Stored]);

@@ -10,7 +10,7 @@ use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::probe::Want;
 use larder_engine::volume::HolderState;
 use larder_engine::{
-    CreateOptions, GetPage, GetStatus, LatencySummary, MissReason, OpenOptions, PageStore,
+    CreateOptions, GetPage, GetStatus, Hint, LatencySummary, MissReason, OpenOptions, PageStore,
     PutOptions, PutPage, PutStatus, Refusal, Stats, Store, StoreError, SyncPolicy, create,
 };
 
@@ -572,7 +572,7 @@ fn a_parent_that_a_put_did_not_name_is_filled_in_by_a_later_lookup() {
     // From now on the tail is used, the head is not; the head stays for as long as the tail does.
     for seed in 2..300 {
         pool.put(&chain(seed, 32));
-        store.touch(pool.id, &keys[15..]);
+        store.touch(pool.id, &keys[15..], Hint::default());
     }
     assert!(store.stats().evicted > 0);
     assert_eq!(store.longest_prefix(pool.id, &keys), 16);

@@ -9,7 +9,7 @@ use larder_engine::catalog::{
 };
 use larder_engine::format::{Namespace, PageKey};
 use larder_engine::index::{Lease, NamespaceSlot, SegmentId};
-use larder_engine::{NamespaceId, PutStatus, Stats, StoreError};
+use larder_engine::{Hint, NamespaceId, PutStatus, Stats, StoreError};
 
 use crate::machine::Machine;
 
@@ -79,7 +79,7 @@ impl Catalog for CoreCatalog {
         found
     }
 
-    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey], _: Hint) {
         self.inner().machine.index.touch(namespace.into(), keys);
     }
 
@@ -114,8 +114,8 @@ impl Catalog for CoreCatalog {
         });
     }
 
-    fn put(&self, namespace: NamespaceId) -> Box<dyn Putting + '_> {
-        Box::new(Direct::new(self, namespace))
+    fn put(&self, namespace: NamespaceId, hint: Hint) -> Box<dyn Putting + '_> {
+        Box::new(Direct::new(self, namespace, hint))
     }
 
     /// At once: the disk in memory has no delays.
@@ -145,7 +145,12 @@ impl Catalog for CoreCatalog {
 }
 
 impl Allocator for CoreCatalog {
-    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
+    fn reserve(
+        &self,
+        namespace: NamespaceId,
+        _: Hint,
+        asks: &[Ask],
+    ) -> (ReservationId, Vec<Grant>) {
         let machine = &mut self.inner().machine;
         machine.with_core(|core| core.reserve(namespace.into(), asks))
     }

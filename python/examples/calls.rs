@@ -6,8 +6,8 @@
 use std::error::Error;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
-use std::time::Duration;
 
+use larder_engine::PutOptions;
 use larder_engine::memory::AlignedBuf;
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
 use larder_python::chain::Chain;
@@ -89,7 +89,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "put (duplicates)",
             median(rounds, || {
                 let memory: Vec<_> = memory.chunks(PAGE).take(batch).map(IoSlice::new).collect();
-                assert!(space.put(keys, chain, &memory, Duration::ZERO)[0] == 1);
+                assert!(space.put(keys, chain, &memory, PutOptions::default())[0] == 1);
             }),
         );
         say(

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from typing_extensions import Buffer as _Buffer
 
-from larder.store import Done, Evictions, Listing, Usage
+from larder.store import Done, Evictions, Hint, Listing, Usage
 
 __version__: str
 
@@ -176,10 +176,11 @@ class Namespace:
         depth: int = 0,
         chain: bool = True,
         wait: float = 0.0,
+        hint: Hint | None = None,
     ) -> bytes:
         """Stores pages. The keys are a chain, each the parent of the next; ``before`` is the key before the first, and
         ``depth`` the number of pages before it. Without ``chain`` no page has a parent. A page that finds no room waits for it
-        up to ``wait`` seconds."""
+        up to ``wait`` seconds. ``hint`` is for the policies of the store's owner."""
 
     def get(self, keys: Keys, pages: Pages, *, timeout: float | None = None) -> bytes:
         """Reads pages. The memory of a page that is not OK has no particular content. No read starts after ``timeout``."""
@@ -194,8 +195,9 @@ class Namespace:
         """Whether one page is stored, from memory: None where this process is not the owner. Never waits for the device or
         another process, and keeps the interpreter's lock."""
 
-    def touch(self, keys: Keys) -> None:
-        """Marks pages as used, so that they stay. A client sends a message, which may wait: see Queue.submit_touch."""
+    def touch(self, keys: Keys, *, hint: Hint | None = None) -> None:
+        """Marks pages as used, so that they stay. ``hint`` replaces the hints that they have. A client sends a message, which
+        may wait: see Queue.submit_touch."""
 
     def lease(self, keys: Keys) -> bytes:
         """Takes a lease of each page that is stored: the store does not evict it before ``unlease`` was called as often. OK, ABSENT,

@@ -13,8 +13,10 @@ from larder._larder import Namespace, Queue, QueueFull, Region, Store, StoreErro
 __all__ = [
     "Done",
     "Evictions",
+    "Hint",
     "Listing",
     "Namespace",
+    "PageClass",
     "Queue",
     "QueueFull",
     "Region",
@@ -50,6 +52,31 @@ class Status(enum.IntEnum):
     SYNC_FAILED = 19
     REFUSED = 20
     OTHER = 21
+    NOT_ADMITTED = 22
+
+
+class PageClass(enum.IntEnum):
+    """What the tokens of a page are. 32 to 63 are an engine's own."""
+
+    UNKNOWN = 0
+    SYSTEM = 1
+    USER = 2
+    ANSWER = 3
+    TOOL = 4
+    REASONING = 5
+    SPECULATIVE = 6
+    DOCUMENT = 7
+
+
+class Hint(NamedTuple):
+    """What a caller knows of pages, for the policies of a store's owner. Kept in memory, not on disk."""
+
+    #: A :class:`PageClass`, or 32 to 63.
+    page_class: int = PageClass.UNKNOWN
+    #: 0 to 15.
+    priority: int = 0
+    #: The name of a session, of which 22 bits of a hash are kept.
+    session: bytes | None = None
 
 
 class Done(NamedTuple):

@@ -52,10 +52,12 @@ pub enum Status {
     Refused = 20,
     /// Another reason, which this release does not name.
     Other = 21,
+    /// Put: the store's policy of admission does not take it.
+    NotAdmitted = 22,
 }
 
 /// Every status with its name in Python, in the order of the codes.
-pub const NAMES: [(&str, Status); 22] = [
+pub const NAMES: [(&str, Status); 23] = [
     ("OK", Status::Ok),
     ("DUPLICATE", Status::Duplicate),
     ("ABSENT", Status::Absent),
@@ -78,6 +80,7 @@ pub const NAMES: [(&str, Status); 22] = [
     ("SYNC_FAILED", Status::SyncFailed),
     ("REFUSED", Status::Refused),
     ("OTHER", Status::Other),
+    ("NOT_ADMITTED", Status::NotAdmitted),
 ];
 
 impl Status {
@@ -140,7 +143,8 @@ impl From<Refusal> for Status {
             Refusal::Closed => Status::Closed,
             Refusal::Exhausted => Status::Exhausted,
             Refusal::ReadOnlyService => Status::ReadOnlyService,
-            _ => Status::NoSpace,
+            Refusal::NotAdmitted => Status::NotAdmitted,
+            _ => Status::Other,
         }
     }
 }

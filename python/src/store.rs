@@ -13,8 +13,8 @@ use larder_engine::fork::Origin;
 use larder_engine::inventory::{Cursor, Evictions, Inventory, Leased, Listing, Usage};
 use larder_engine::share::Part;
 use larder_engine::{
-    GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal, Settings,
-    Stats, Store, StoreError,
+    GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal,
+    Settings, Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use parking_lot::Mutex;
@@ -381,15 +381,15 @@ impl Space {
         &self.handle.store
     }
 
-    /// Stores pages; one status a page. Each page that finds no room waits for it up to `wait`.
+    /// Stores pages; one status a page.
     pub fn put_pages(
         &self,
         pages: &[PutPage<'_>],
-        wait: Duration,
+        mut options: PutOptions,
         patience: Option<Patience>,
     ) -> Vec<PutStatus> {
-        let wait = wait.min(WAIT_MAX);
-        let put = || self.store().put(self.id, pages, PutOptions::waiting(wait));
+        options.wait = options.wait.min(WAIT_MAX);
+        let put = || self.store().put(self.id, pages, options);
         // Pages stored before the owner ended are duplicates in the second attempt.
         let is_short = |statuses: &Vec<PutStatus>| statuses.contains(&LEFT_UNDONE);
         match patience {
@@ -417,10 +417,10 @@ impl Space {
         keys: &[PageKey],
         chain: Option<Chain>,
         memory: &[IoSlice<'_>],
-        wait: Duration,
+        options: PutOptions,
     ) -> Vec<u8> {
         let parts = memory.chunks_exact(self.parts.len());
-        codes(self.put_pages(&chain::pages(keys, chain, parts), wait, None))
+        codes(self.put_pages(&chain::pages(keys, chain, parts), options, None))
     }
 
     /// Reads pages into memory whose parts are given page after page.
@@ -475,8 +475,8 @@ impl Space {
     }
 
     /// See [`PageStore::touch`].
-    pub fn touch(&self, keys: &[PageKey]) {
-        self.store().touch(self.id, keys);
+    pub fn touch(&self, keys: &[PageKey], hint: Hint) {
+        self.store().touch(self.id, keys, hint);
     }
 
     /// Takes counted leases: see [`Inventory::lease`].

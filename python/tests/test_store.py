@@ -13,7 +13,7 @@ import sys
 
 import pytest
 from larder import _larder
-from larder.store import Done, QueueFull, Status, Store, StoreError
+from larder.store import Done, Hint, PageClass, QueueFull, Status, Store, StoreError
 
 FORK = multiprocessing.get_context("fork")
 
@@ -86,6 +86,18 @@ def test_pages_are_read_as_they_were_put(store):
     stats = store.stats()
     assert (stats["pages"], stats["deleted_pages"], stats["pages_put"]) == (0, 8, 8)
     assert store.part == "owner" and store.path.startswith("/") and store.remarks == []
+
+
+def test_a_hint_has_a_class_a_priority_and_a_session(store):
+    pages = name(store)
+    hint = Hint(PageClass.TOOL, priority=3, session=b"agent 7")
+    assert pages.put(keys(2), content(2), hint=hint) == OK * 2
+    pages.touch(keys(2), hint=Hint(63))
+    with pytest.raises(ValueError, match="class 64 is not below 64"):
+        pages.put(keys(2), content(2), hint=Hint(64))
+    for wrong in (Hint(-1), Hint(priority=256), ("tool", 0, None), 4):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            pages.touch(keys(2), hint=wrong)
 
 
 def test_pages_survive_a_close(tmp_path):

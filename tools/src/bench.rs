@@ -565,6 +565,7 @@ pub(crate) fn reason(status: PutStatus) -> String {
             Refusal::Exhausted => {
                 "the store's serial numbers for this run are used up: open it again"
             }
+            Refusal::NotAdmitted => "the store's policy does not take it",
             _ => "the store refused it",
         },
         PutStatus::Failed(PutFailure::Write) => "the device did not take it",

@@ -258,6 +258,7 @@ fn why(refusal: Refusal) -> Why {
             "exhausted",
             "the store's serial numbers for this run are used up; import again",
         ),
+        Refusal::NotAdmitted => ("not_admitted", "the store's policy does not take them"),
         _ => ("other", "refused by the store; see its log"),
     };
     Why { kind, reason }

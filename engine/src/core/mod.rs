@@ -55,8 +55,10 @@ use crate::api::NamespaceId;
 use crate::capacity::footprint;
 use crate::catalog::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::disk::DiskError;
+use crate::hint::Hint;
 use crate::index::{Adoption, Index, NamespaceSlot, Place, SegmentId};
 use crate::memory::AlignedBuf;
+use crate::policy::AdmissionPolicy;
 use base::{Base, Event, IoContext, Watermarks};
 use books::Books;
 use durability::Durability;
@@ -312,6 +314,12 @@ impl Core {
 
     // ---- puts
 
+    /// Admits new pages by this policy from now on; without one all are admitted.
+    pub fn admit_by(&mut self, policy: Box<dyn AdmissionPolicy>) {
+        let (_, puts, _) = rooms!(self);
+        puts.admit_by(policy);
+    }
+
     /// Gives pages extents, one grant an ask. Pages that are there already, or on their way, settle
     /// by themselves. When one page is refused, so are all that follow it.
     pub fn reserve(
@@ -319,8 +327,18 @@ impl Core {
         namespace: NamespaceSlot,
         asks: &[Ask],
     ) -> (ReservationId, Vec<Grant>) {
+        self.reserve_as(namespace, asks, Hint::default())
+    }
+
+    /// As [`Core::reserve`]; the pages have this hint.
+    pub fn reserve_as(
+        &mut self,
+        namespace: NamespaceSlot,
+        asks: &[Ask],
+        hint: Hint,
+    ) -> (ReservationId, Vec<Grant>) {
         let (_, puts, mut below) = rooms!(self);
-        let granted = puts.reserve(&mut below, namespace, asks);
+        let granted = puts.reserve(&mut below, namespace, asks, hint);
         self.run();
         granted
     }

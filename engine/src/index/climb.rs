@@ -1,27 +1,28 @@
-//! A preview of the order of eviction: how hot each page is as an ancestor of its descendants.
+//! A preview of the order of eviction: how much each page is worth as an ancestor of its
+//! descendants.
 //!
-//! Eviction takes leaves, so a page goes after all its descendants, whatever its own last use. From
+//! Eviction takes leaves, so a page goes after all its descendants, whatever its own worth. From
 //! every leaf a [`Climb`] goes up while the current page has no further child to wait for, and
-//! takes the hottest heat along. Each page is passed once, in time linear in the number of pages.
+//! takes the highest worth along. Each page is passed once, in time linear in the number of pages.
 
 use super::slab::{LIVE, PageId};
 use super::state::State;
-use super::types::Heat;
+use crate::policy::Worth;
 
 /// See the module.
 pub(super) struct Climb {
-    /// By slot: the hottest of the descendants visited.
-    below: Vec<Heat>,
+    /// By slot: the worthiest of the descendants visited.
+    below: Vec<Worth>,
     /// By slot: number of children visited.
     met: Vec<u32>,
-    /// By segment: the hottest of its pages visited.
-    segments: Vec<Option<Heat>>,
+    /// By segment: the worthiest of its pages visited.
+    segments: Vec<Option<Worth>>,
 }
 
 impl Climb {
     pub(super) fn new(slots: usize, segments: usize) -> Self {
         Self {
-            below: vec![Heat(0); slots],
+            below: vec![Worth(0); slots],
             met: vec![0; slots],
             segments: vec![None; segments],
         }
@@ -36,17 +37,17 @@ impl Climb {
         let mut at = slot;
         loop {
             let entry = slab.entry(at);
-            let heat = entry.mark().heat().max(self.below[at.0 as usize]);
+            let worth = state.worth(at).max(self.below[at.0 as usize]);
             if entry.spot.has(LIVE) {
-                let hottest = &mut self.segments[entry.spot.place().segment.0 as usize];
-                *hottest = (*hottest).max(Some(heat));
+                let worthiest = &mut self.segments[entry.spot.place().segment.0 as usize];
+                *worthiest = (*worthiest).max(Some(worth));
             }
             let parent = slab.link(at).parent;
             if parent == PageId::NONE {
                 return;
             }
             let below = &mut self.below[parent.0 as usize];
-            *below = heat.max(*below);
+            *below = worth.max(*below);
             let met = &mut self.met[parent.0 as usize];
             *met += 1;
             if *met < state.children(parent) {
@@ -56,7 +57,7 @@ impl Climb {
         }
     }
 
-    pub(super) fn segments(self) -> Vec<Option<Heat>> {
+    pub(super) fn segments(self) -> Vec<Option<Worth>> {
         self.segments
     }
 }

@@ -1,12 +1,12 @@
-//! The choice of the coldest leaf: the next page to evict.
+//! The choice of the coldest leaf by default: the next page to evict.
 //!
-//! [`Coldness`] holds the numbers of leaves (pages without stored children), each at most once. It
+//! [`Lru`] holds the numbers of leaves (pages without stored children), each at most once. It
 //! learns of a leaf only when the page becomes one. Reads raise heats all the time without an
 //! update of the queue: it asks for the true heat when it is about to return a leaf. So its entries
 //! may be too cold, or stale (no leaf any more, or no page), but never too hot. A pop corrects the
 //! entries it meets.
 //!
-//! [`Lru`] is exact for all that: least recent heat first, equal heats by slot number. It is a heap
+//! It is exact for all that: least recent heat first, equal heats by slot number. It is a heap
 //! of 8 bytes a leaf. (Buckets of equal age would take 4, but recovery may give ten million leaves
 //! one age, and sorting that bucket stops every lookup for a second.)
 
@@ -21,35 +21,8 @@ pub(super) enum Standing {
     Gone,
     /// A leaf of this heat, and whether it must stay, for example because it is leased.
     Leaf(Heat, bool),
-    /// A leaf of this heat that cannot go before [`Coldness::unpark`].
+    /// A leaf of this heat that cannot go before [`Lru::unpark`].
     Parked(Heat),
-}
-
-/// See the module.
-pub(super) trait Coldness: std::fmt::Debug + Send + Sync {
-    /// Takes in a leaf that it does not hold.
-    fn file(&mut self, id: PageId, heat: Heat);
-
-    /// Removes and returns the coldest leaf without a lease. `next` is the next stamp to be drawn:
-    /// every heat is below it. No page colder than `floor` is leased.
-    fn coldest(
-        &mut self,
-        next: Heat,
-        floor: Heat,
-        standing: &mut dyn FnMut(PageId) -> Standing,
-    ) -> Option<PageId>;
-
-    /// Takes back every leaf that was parked.
-    fn unpark(&mut self);
-
-    /// Adjusts to a lowering of all heats by `cut`; heats below `cut` become 0.
-    fn lower(&mut self, cut: u32);
-
-    /// All leaves held, with the heat recorded for each.
-    fn held(&self) -> Box<dyn Iterator<Item = (PageId, Heat)> + '_>;
-
-    /// Bytes allocated.
-    fn ram_bytes(&self) -> usize;
 }
 
 /// Least recently used first.
@@ -87,18 +60,19 @@ impl Lru {
             self.aside_since = Heat(u32::MAX);
         }
     }
-}
 
-impl Coldness for Lru {
-    fn file(&mut self, id: PageId, heat: Heat) {
+    /// Takes in a leaf that it does not hold.
+    pub(super) fn file(&mut self, id: PageId, heat: Heat) {
         self.queue.push(heat, id);
     }
 
-    fn coldest(
+    /// Removes and returns the coldest leaf without a lease. `next` is the next stamp to be drawn:
+    /// every heat is below it. No page colder than `floor` is leased.
+    pub(super) fn coldest(
         &mut self,
         next: Heat,
         floor: Heat,
-        standing: &mut dyn FnMut(PageId) -> Standing,
+        mut standing: impl FnMut(PageId) -> Standing,
     ) -> Option<PageId> {
         self.take_back(floor);
         loop {
@@ -132,14 +106,16 @@ impl Coldness for Lru {
         }
     }
 
-    fn unpark(&mut self) {
+    /// Takes back every leaf that was parked.
+    pub(super) fn unpark(&mut self) {
         while let Some((heat, id)) = self.parked.top() {
             self.parked.pop();
             self.queue.push(heat, id);
         }
     }
 
-    fn lower(&mut self, cut: u32) {
+    /// Adjusts to a lowering of all heats by `cut`; heats below `cut` become 0.
+    pub(super) fn lower(&mut self, cut: u32) {
         self.queue.lower(cut);
         self.aside.lower(cut);
         self.parked.lower(cut);
@@ -148,29 +124,27 @@ impl Coldness for Lru {
         }
     }
 
-    fn held(&self) -> Box<dyn Iterator<Item = (PageId, Heat)> + '_> {
-        Box::new(
-            self.queue
-                .iter()
-                .chain(self.aside.iter())
-                .chain(self.parked.iter()),
-        )
+    /// All leaves held, with the heat recorded for each.
+    pub(super) fn held(&self) -> impl Iterator<Item = (PageId, Heat)> {
+        let leaves = self.queue.iter().chain(self.aside.iter());
+        leaves.chain(self.parked.iter())
     }
 
-    fn ram_bytes(&self) -> usize {
-        self.queue.0.ram_bytes() + self.aside.0.ram_bytes() + self.parked.0.ram_bytes()
+    /// Bytes allocated.
+    pub(super) fn ram_bytes(&self) -> usize {
+        self.queue.ram_bytes() + self.aside.ram_bytes() + self.parked.ram_bytes()
     }
 }
 
 /// A four-way min-heap of (heat, slot number), one word each: half the levels of a two-way one, and
 /// the four children lie side by side.
 #[derive(Debug)]
-struct Heap(Chunks<u64>);
+pub(super) struct Heap(Chunks<u64>);
 
 const WAYS: usize = 4;
 
 impl Heap {
-    const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self(Chunks::new())
     }
 
@@ -182,11 +156,11 @@ impl Heap {
         (Heat((word >> 32) as u32), PageId(word as u32))
     }
 
-    fn top(&self) -> Option<(Heat, PageId)> {
+    pub(super) fn top(&self) -> Option<(Heat, PageId)> {
         (self.0.len() > 0).then(|| Self::unpack(*self.0.get(0)))
     }
 
-    fn push(&mut self, heat: Heat, id: PageId) {
+    pub(super) fn push(&mut self, heat: Heat, id: PageId) {
         let word = Self::word(heat, id);
         let mut at = self.0.len();
         self.0.push(word);
@@ -202,7 +176,7 @@ impl Heap {
         *self.0.get_mut(at) = word;
     }
 
-    fn pop(&mut self) {
+    pub(super) fn pop(&mut self) {
         if let Some(last) = self.0.pop()
             && self.0.len() > 0
         {
@@ -234,11 +208,16 @@ impl Heap {
 
     /// Lowering never swaps two heats, so the heap stays a heap. Heats that become equal at 0 have
     /// no order to keep.
-    fn lower(&mut self, cut: u32) {
+    pub(super) fn lower(&mut self, cut: u32) {
         for word in self.0.iter_mut() {
             let (heat, id) = Self::unpack(*word);
             *word = Self::word(Heat(heat.0.saturating_sub(cut)), id);
         }
+    }
+
+    /// Bytes allocated.
+    pub(super) fn ram_bytes(&self) -> usize {
+        self.0.ram_bytes()
     }
 
     fn iter(&self) -> impl Iterator<Item = (PageId, Heat)> {

@@ -15,6 +15,8 @@ use super::state::State;
 use super::table::Guess;
 use super::types::{Adoption, Heat, Lease, Located, NamespaceSlot, SegmentId};
 use super::{Index, Stamp};
+use crate::hint::Hint;
+use crate::policy::Use;
 use crate::runtime::RwLockReadGuard;
 
 /// Most keys looked up in one hold of the lock: about 15 us.
@@ -83,7 +85,12 @@ impl Index {
     /// change.
     pub fn pin(&self, namespace: NamespaceSlot, keys: &[PageKey]) -> Vec<Option<Located>> {
         let mut located = Vec::with_capacity(keys.len());
-        self.heat_all(namespace, keys, |state, ids| {
+        let used = Used {
+            by: Use::Read,
+            hint: None,
+            now_ms: None,
+        };
+        self.heat_all(namespace, keys, used, |state, ids| {
             // Neighbours in a chain are neighbours on disk: one addition pins the whole run.
             let mut run: Option<(SegmentId, u32)> = None;
             for id in ids {
@@ -157,7 +164,22 @@ impl Index {
 
     /// Heats the stored ones of `keys`, all alike, and ends their leases.
     pub fn touch(&self, namespace: NamespaceSlot, keys: &[PageKey]) {
-        self.heat_all(namespace, keys, |_, _| ());
+        let used = Used {
+            by: Use::Touch,
+            hint: None,
+            now_ms: None,
+        };
+        self.heat_all(namespace, keys, used, |_, _| ());
+    }
+
+    /// As [`Index::touch`], at `now_ms`. The pages have this hint from now on, unless it is empty.
+    pub fn touch_as(&self, namespace: NamespaceSlot, keys: &[PageKey], hint: Hint, now_ms: u64) {
+        let used = Used {
+            by: Use::Touch,
+            hint: Some(hint).filter(|hint| *hint != Hint::default()),
+            now_ms: Some(now_ms),
+        };
+        self.heat_all(namespace, keys, used, |_, _| ());
     }
 
     /// The place of a page. Changes no pin, no heat and no lease.
@@ -197,6 +219,7 @@ impl Index {
                 before_is_stored = is_stored;
             }
             self.lease_all(&state, ids, heat);
+            self.note_uses(state, ids, Use::Lookup, None);
             if !goes_on {
                 break;
             }
@@ -234,6 +257,7 @@ impl Index {
         &self,
         namespace: NamespaceSlot,
         keys: &[PageKey],
+        used: Used,
         mut see: impl FnMut(&State, &[PageId]),
     ) {
         let mut stamp = None;
@@ -241,6 +265,9 @@ impl Index {
         for keys in keys.chunks(HOLD_KEYS) {
             let ids = &mut ids[..keys.len()];
             let (state, heat) = self.read_stamped(&mut stamp, None);
+            if let Some(now_ms) = used.now_ms {
+                state.note_time(heat, now_ms);
+            }
             find_all(&state, namespace, keys, ids);
             let mark = Mark::new(heat, false);
             let mut ended = EndedLeases::default();
@@ -254,6 +281,25 @@ impl Index {
             if !ended.0.is_empty() {
                 self.leases.lock().settle(&ended.0);
             }
+            self.note_uses(state, ids, used.by, used.hint);
+        }
+    }
+
+    /// Ends a hold: notes the uses of its pages for a policy, and gives it all noted ones if there
+    /// are many.
+    #[inline]
+    fn note_uses(
+        &self,
+        state: RwLockReadGuard<'_, State>,
+        ids: &[PageId],
+        by: Use,
+        hint: Option<Hint>,
+    ) {
+        if let Some(chosen) = state.chosen()
+            && chosen.note_uses(ids, by, hint)
+        {
+            drop(state);
+            self.state.write().report_uses();
         }
     }
 
@@ -272,6 +318,7 @@ impl Index {
                     && had != Some(state.epoch())
                 {
                     self.leases.lock().open(heat, terms);
+                    state.note_time(heat, terms.now_ms);
                 }
                 return (state, heat);
             }
@@ -279,6 +326,16 @@ impl Index {
             self.lower_heats(&mut self.state.write());
         }
     }
+}
+
+/// A call that uses pages, for a policy.
+#[derive(Clone, Copy)]
+struct Used {
+    by: Use,
+    /// The pages have it from now on.
+    hint: Option<Hint>,
+    /// The time, where the caller knows it.
+    now_ms: Option<u64>,
 }
 
 /// Leases that a call ended, summed over runs: a chain is mostly leased by one call.

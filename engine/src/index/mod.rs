@@ -59,6 +59,7 @@
 //! | `slab` | the entries |
 //! | `table` | from a hash to slots |
 //! | `coldness` | the next page to evict |
+//! | `chosen` | the same by a policy of another crate, and the facts that it sees |
 //! | `climb` | a preview of the order of eviction |
 //! | `lease` | the pages that must not be evicted |
 //! | `counted` | the same, until their leases are returned |
@@ -66,6 +67,7 @@
 //! | `lookup` | the calls of readers |
 //! | this module | the calls of the core |
 
+mod chosen;
 mod chunks;
 mod climb;
 mod coldness;
@@ -83,8 +85,9 @@ use std::sync::atomic::AtomicU32;
 use larder_format::{KeyPrefix, PageKey};
 use parking_lot::Mutex;
 
-use crate::runtime::{RwLock, RwLockUpgradableReadGuard, RwLockWriteGuard};
-
+use crate::policy::{Departure, EvictionPolicy, ReclaimLines, Worth};
+use crate::runtime::{RwLock, RwLockReadGuard, RwLockUpgradableReadGuard, RwLockWriteGuard};
+use chosen::Chosen;
 use climb::Climb;
 pub use counted::Leased;
 use lease::Leases;
@@ -92,7 +95,7 @@ use slab::{LIVE, PageId, Spot};
 use state::State;
 pub use types::{
     Adoption, Departed, Heat, Lease, LiveInfo, Located, NamespaceSlot, PageView, Parent, Place,
-    Publish, Published, SEGMENT_BLOCKS_MAX, SEGMENTS_MAX, SegmentId,
+    Publish, Published, SEGMENT_BLOCKS_MAX, SEGMENTS_MAX, SegmentId, Told,
 };
 
 /// Most changes made in one hold of the write lock: about 60 us.
@@ -141,6 +144,17 @@ impl Index {
             leases: Mutex::new(Leases::new(capacity_blocks)),
             pins: (0..segments).map(|_| AtomicU32::new(0)).collect(),
         }
+    }
+
+    /// Evicts by a policy of the caller's instead of the least recent use. On an empty index.
+    pub fn choose(&self, policy: Box<dyn EvictionPolicy>) {
+        self.state.write().choose(policy);
+    }
+
+    /// The lines of reclaim of such a policy; `None` without one: the caller derives them from
+    /// heats.
+    pub fn lines(&self) -> Option<ReclaimLines> {
+        self.state.read().chosen().map(Chosen::lines)
     }
 
     // ---- the core's calls
@@ -279,14 +293,16 @@ impl Index {
     pub fn forget(&self, namespace: NamespaceSlot, key: KeyPrefix, place: Place) -> bool {
         let mut state = self.state.write();
         let found = state.find_at(namespace, key, place);
-        found.map(|id| self.take_out(&mut state, id)).is_some()
+        found
+            .map(|id| self.take_out(&mut state, id, Departure::Removed))
+            .is_some()
     }
 
     /// Removes a page at any place. Returns the place. Its children stay.
     pub fn remove(&self, namespace: NamespaceSlot, key: KeyPrefix) -> Option<Place> {
         let mut state = self.state.write();
         let id = state.find(namespace, key)?;
-        Some(self.take_out(&mut state, id).place)
+        Some(self.take_out(&mut state, id, Departure::Removed).place)
     }
 
     /// Removes every page of a namespace. `gone` receives each, and may call the index.
@@ -334,6 +350,7 @@ impl Index {
         is_parked: impl Fn(SegmentId) -> bool,
     ) -> Option<Departed> {
         let mut state = self.state.write();
+        state.note_time(state.next(), now_ms);
         let floor = self.leases.lock().expire(now_ms);
         state.evict(floor, stays, is_parked)
     }
@@ -361,7 +378,7 @@ impl Index {
         if is_leased || state.slab().link(id).children > 0 {
             return false;
         }
-        self.take_out(&mut state, id);
+        self.take_out(&mut state, id, Departure::Evicted);
         true
     }
 
@@ -373,27 +390,29 @@ impl Index {
         place: Place,
         now_ms: u64,
     ) -> Option<LiveInfo> {
-        let state = self.state.read();
+        let state = self.read_reported();
         let floor = self.leases.lock().expire(now_ms);
         let id = state.find_at(namespace, key, place)?;
         let mark = state.slab().entry(id).mark();
         Some(LiveInfo {
             heat: mark.heat(),
+            worth: state.worth(id),
             children: state.children(id),
             leased: mark.is_leased(floor) || state.has_counted_lease(id),
         })
     }
 
-    /// For each segment, the heat of the page in it that eviction would take last. A page counts as
-    /// hot as the hottest of its descendants in any segment. `None` for a segment without pages.
+    /// For each segment, the worth of the page in it that eviction would take last. A page is worth
+    /// as much as the worthiest of its descendants in any segment. `None` for a segment without
+    /// pages.
     ///
     /// It checks every entry, and takes 8 bytes a slot meanwhile: for the rare store in which
     /// copies find no room. No page may be added, removed or linked meanwhile; heats may rise.
-    pub fn hottest_by_segment(&self) -> Vec<Option<Heat>> {
+    pub fn worthiest_by_segment(&self) -> Vec<Option<Worth>> {
         let slots = self.state.read().slab().slots();
         let mut climb = Climb::new(slots, self.pins.len());
         for first in (0..slots as u32).step_by(HOLD_SLOTS) {
-            let state = self.state.read();
+            let state = self.read_reported();
             for slot in (first..slots as u32).take(HOLD_SLOTS) {
                 climb.start(&state, PageId(slot));
             }
@@ -522,6 +541,17 @@ impl Index {
         }
     }
 
+    /// The read lock, after the policy was given all noted uses.
+    fn read_reported(&self) -> RwLockReadGuard<'_, State> {
+        let state = self.state.read();
+        if !state.has_unreported() {
+            return state;
+        }
+        drop(state);
+        self.state.write().report_uses();
+        self.state.read()
+    }
+
     /// Lowers all heats, so that stamps are free again, if they have run out.
     fn lower_heats(&self, state: &mut State) {
         if state.has_stamps() {
@@ -532,9 +562,9 @@ impl Index {
         leases.lower(cut);
     }
 
-    fn take_out(&self, state: &mut State, id: PageId) -> Departed {
+    fn take_out(&self, state: &mut State, id: PageId, why: Departure) -> Departed {
         let mut leases = self.leases.lock();
-        let (departed, mark) = state.take_out(id, leases.floor());
+        let (departed, mark) = state.take_out(id, leases.floor(), why);
         if mark.has_lease() {
             leases.release(mark.heat(), 1);
         }
@@ -567,7 +597,7 @@ impl Index {
                 let mut state = self.state.write();
                 for id in some {
                     if is_picked(&state, *id) {
-                        departed.push(self.take_out(&mut state, *id));
+                        departed.push(self.take_out(&mut state, *id, Departure::Removed));
                     }
                 }
                 drop(state);

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_format::KeyPrefix;
 
-use super::coldness::{Coldness, Lru, Standing};
+use super::chosen::{Chosen, View};
+use super::coldness::{Lru, Standing};
 use super::counted::{Counted, Leased};
 use super::slab::{
     Entry, HEAT_END, LIVE, Link, Mark, ORPHAN, PageId, QUEUED, Slab, Spot, UNPROVEN,
@@ -19,6 +20,7 @@ use super::table::{NameHasher, Table};
 use super::types::{
     Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published, SegmentId,
 };
+use crate::policy::{Departure, EvictionPolicy, Worth};
 
 /// Most steps from a page towards the head of its chain when a link is checked for a circle. A
 /// longer chain stays in two pieces (each evicted from its own end).
@@ -38,7 +40,9 @@ pub(super) struct State {
     names: NameHasher,
     table: Table,
     slab: Slab,
-    cold: Box<dyn Coldness>,
+    cold: Lru,
+    /// A policy of another crate in place of `cold`, which is empty then.
+    chosen: Option<Box<Chosen>>,
     counted: Counted,
     pages: usize,
     /// Number of pages of each namespace, up to the highest namespace that had some.
@@ -55,13 +59,72 @@ impl State {
             names: NameHasher::new(),
             table: Table::new(capacity_blocks),
             slab: Slab::new(),
-            cold: Box::new(Lru::new()),
+            cold: Lru::new(),
+            chosen: None,
             counted: Counted::new(capacity_blocks),
             pages: 0,
             of_namespace: Vec::new(),
             epoch: 0,
             clock: AtomicU64::new(u64::from(first.0)),
         }
+    }
+
+    /// Evicts by this policy from now on.
+    pub(super) fn choose(&mut self, policy: Box<dyn EvictionPolicy>) {
+        debug_assert!(self.pages == 0, "a policy is chosen for an empty index");
+        self.chosen = Some(Box::new(Chosen::new(policy)));
+    }
+
+    /// The chosen policy, if it is not the default.
+    #[inline]
+    pub(super) fn chosen(&self) -> Option<&Chosen> {
+        self.chosen.as_deref()
+    }
+
+    /// The worth of a page: its heat, or by the chosen policy.
+    pub(super) fn worth(&self, id: PageId) -> Worth {
+        match &self.chosen {
+            None => Worth(self.slab.entry(id).mark().heat().0),
+            Some(chosen) => chosen.worth(self.pages_seen(), id),
+        }
+    }
+
+    /// The pages, for the facts that a policy sees.
+    fn pages_seen(&self) -> View<'_> {
+        View {
+            slab: &self.slab,
+            counted: &self.counted,
+            next: self.next(),
+        }
+    }
+
+    /// Notes the time of a stamp, for the ages that a policy sees.
+    #[inline]
+    pub(super) fn note_time(&self, stamp: Heat, now_ms: u64) {
+        if let Some(chosen) = &self.chosen {
+            chosen.note_time(stamp, now_ms);
+        }
+    }
+
+    /// Whether lookups noted uses that the policy was not given.
+    #[inline]
+    pub(super) fn has_unreported(&self) -> bool {
+        self.chosen().is_some_and(Chosen::has_unreported)
+    }
+
+    /// Gives the policy the uses that lookups noted.
+    pub(super) fn report_uses(&mut self) {
+        self.tell(Chosen::report_uses);
+    }
+
+    /// Tells the policy something about the pages; `None` without one.
+    fn tell<R>(&mut self, tell: impl FnOnce(&mut Chosen, View<'_>) -> R) -> Option<R> {
+        let view = View {
+            slab: &self.slab,
+            counted: &self.counted,
+            next: next_of(&self.clock),
+        };
+        self.chosen.as_deref_mut().map(|chosen| tell(chosen, view))
     }
 
     /// Makes room in an empty table for that many pages.
@@ -110,8 +173,7 @@ impl State {
 
     /// The next stamp: above every heat.
     pub(super) fn next(&self) -> Heat {
-        let next = self.clock.load(Ordering::Relaxed).min(u64::from(HEAT_END));
-        Heat(next as u32)
+        next_of(&self.clock)
     }
 
     // ---- finding
@@ -211,6 +273,7 @@ impl State {
             if let Some(parent) = parent {
                 self.link(id, parent);
             }
+            self.tell(|chosen, view| chosen.arrived(view, id, page.told));
             return Arrived {
                 id,
                 outcome: Published::New,
@@ -239,6 +302,7 @@ impl State {
         self.warm(id, heat, floor);
         let outcome = if returns {
             self.count_in(page.namespace);
+            self.tell(|chosen, view| chosen.arrived(view, id, page.told));
             Published::New
         } else {
             Published::Replaced(was.place())
@@ -290,7 +354,9 @@ impl State {
         if children == 0 && entry.spot.has(LIVE) && !entry.spot.has(QUEUED) {
             entry.spot.set(QUEUED);
             let heat = entry.mark().heat();
-            self.cold.file(id, heat);
+            if self.tell(|chosen, view| chosen.file(view, id)).is_none() {
+                self.cold.file(id, heat);
+            }
         }
     }
 
@@ -398,14 +464,20 @@ impl State {
 
     /// Removes a stored page. Its mark names the lease to return. Its children stay, as orphans of
     /// a ghost.
-    pub(super) fn take_out(&mut self, id: PageId, floor: Heat) -> (Departed, Mark) {
+    pub(super) fn take_out(&mut self, id: PageId, floor: Heat, why: Departure) -> (Departed, Mark) {
+        self.report_uses();
+        let worth = self.worth(id);
+        if self.tell(|chosen, view| chosen.left(view, id, why)) == Some(false) {
+            // The next page of this slot is filed anew.
+            self.slab.entry_mut(id).spot.clear(QUEUED);
+        }
         let entry = self.slab.entry(id);
         let mark = entry.mark();
         let departed = Departed {
             namespace: entry.spot.namespace(),
             key: entry.key(),
             place: entry.spot.place(),
-            heat: mark.heat(),
+            worth,
         };
         if self.counted.end(id) {
             self.slab.link_mut(id).children -= 1;
@@ -454,9 +526,10 @@ impl State {
         stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,
         is_parked: impl Fn(SegmentId) -> bool,
     ) -> Option<Departed> {
+        self.report_uses();
         let next = self.next();
         let slab = &mut self.slab;
-        let id = self.cold.coldest(next, floor, &mut |id| {
+        let look = |slab: &mut Slab, id| {
             let Link { children, .. } = slab.link(id);
             let entry = slab.entry_mut(id);
             if children == 0 && entry.spot.has(LIVE) {
@@ -470,13 +543,21 @@ impl State {
                 entry.spot.clear(QUEUED);
                 Standing::Gone
             }
-        })?;
+        };
+        let id = match &mut self.chosen {
+            None => self.cold.coldest(next, floor, |id| look(slab, id))?,
+            Some(chosen) => chosen.coldest(slab, &self.counted, (next, floor), look)?,
+        };
         self.slab.entry_mut(id).spot.clear(QUEUED);
-        Some(self.take_out(id, floor).0)
+        Some(self.take_out(id, floor, Departure::Evicted).0)
     }
 
     pub(super) fn unpark(&mut self) {
-        self.cold.unpark();
+        let next = self.next();
+        match &mut self.chosen {
+            None => self.cold.unpark(),
+            Some(chosen) => chosen.unpark(&mut self.slab, &self.counted, next),
+        }
     }
 
     // ---- the clock
@@ -503,6 +584,9 @@ impl State {
             entry.set_mark(Mark::new(heat, mark.is_leased(floor)));
         }
         self.cold.lower(cut);
+        if let Some(chosen) = &mut self.chosen {
+            chosen.lower(cut);
+        }
         let next = self.next().0.saturating_sub(cut);
         *self.clock.get_mut() = u64::from(next);
         self.epoch += 1;
@@ -538,6 +622,7 @@ impl State {
         self.table.ram_bytes()
             + self.slab.ram_bytes()
             + self.cold.ram_bytes()
+            + self.chosen.as_ref().map_or(0, |chosen| chosen.ram_bytes())
             + self.counted.ram_bytes()
             + self.of_namespace.capacity() * size_of::<usize>()
     }
@@ -632,6 +717,9 @@ impl State {
     }
 
     fn check_queue(&self) -> Result<(), String> {
+        if self.chosen.is_some() {
+            return self.check_filed();
+        }
         let mut held = vec![false; self.slab.slots()];
         for (id, filed) in self.cold.held() {
             if std::mem::replace(&mut held[id.0 as usize], true) {
@@ -654,6 +742,23 @@ impl State {
         }
         Ok(())
     }
+
+    /// The pages that a policy holds are its own; every leaf must have been filed with it.
+    fn check_filed(&self) -> Result<(), String> {
+        for id in self.slab.ids() {
+            let spot = self.slab.entry(id).spot;
+            let is_leaf = spot.has(LIVE) && self.slab.link(id).children == 0;
+            if is_leaf && !spot.has(QUEUED) {
+                return Err(format!("slot {} is a leaf that was not filed", id.0));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn next_of(clock: &AtomicU64) -> Heat {
+    let next = clock.load(Ordering::Relaxed).min(u64::from(HEAT_END));
+    Heat(next as u32)
 }
 
 fn adoption(page: &Publish) -> Option<Adoption> {
@@ -688,6 +793,7 @@ fn hash_of(names: NameHasher, entry: &Entry) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::types::Told;
     use super::*;
 
     fn publish(state: &mut State, number: u8) {
@@ -701,6 +807,7 @@ mod tests {
             },
             checksum: 0,
             unproven: false,
+            told: Told::default(),
         };
         let heat = state.draw().unwrap_or(Heat(0));
         let id = state
@@ -723,7 +830,7 @@ mod tests {
         assert_eq!(state.check(), Ok(()));
         let heats: Vec<u32> =
             std::iter::from_fn(|| state.evict(Heat(u32::MAX), |_, _| false, |_| false))
-                .map(|page| page.heat.0)
+                .map(|page| page.worth.0)
                 .collect();
         assert_eq!(heats, [0, 0, HEAT_END / 2 - 2, HEAT_END / 2 - 1]);
     }

@@ -4,6 +4,9 @@
 use larder_format::KeyPrefix;
 use serde::{Deserialize, Serialize};
 
+use crate::hint::Hint;
+use crate::policy::Worth;
+
 /// Most segments a store may have: an entry keeps its segment in 24 bits.
 pub const SEGMENTS_MAX: usize = 1 << 24;
 
@@ -96,6 +99,19 @@ pub struct Publish {
     pub checksum: u64,
     /// Found by recovery above the synced commit number: its write may not have completed.
     pub unproven: bool,
+    /// What a policy may want to know.
+    pub told: Told,
+}
+
+/// Facts of a page that only its writer knows. Kept if a policy is chosen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Pages before it in its chain.
+    pub depth: u32,
+    /// Blocks that it takes.
+    pub blocks: u32,
+    /// The hint of its put.
+    pub hint: Hint,
 }
 
 /// The result of `publish` for one page.
@@ -116,8 +132,8 @@ pub struct Departed {
     pub key: KeyPrefix,
     /// Where its bytes lie, dead from now on.
     pub place: Place,
-    /// Its heat when it left.
-    pub heat: Heat,
+    /// Its worth when it left, by the policy: the heat, unless another one is chosen.
+    pub worth: Worth,
 }
 
 /// The facts for the decision of reclaim between copying a page and dropping it.
@@ -125,6 +141,8 @@ pub struct Departed {
 pub struct LiveInfo {
     /// When it was last used.
     pub heat: Heat,
+    /// Its worth, by the policy: the heat, unless another one is chosen.
+    pub worth: Worth,
     /// Number of its stored children: it may be dropped only at 0.
     pub children: u32,
     /// A lookup confirmed it for a reader that has not read it yet.

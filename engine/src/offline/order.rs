@@ -347,7 +347,7 @@ mod tests {
             },
             checksum: 0,
             parent: parent.map(prefix),
-            head: parent.is_none(),
+            depth: u32::from(parent.is_some()),
             proven: true,
             is_disbelieved: false,
             extra: Whole { key, depth: 0 },

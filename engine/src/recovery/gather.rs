@@ -12,7 +12,8 @@ use super::scan::{Case, Disbelief, Fault, FaultReason, SegmentScan, Spot};
 use super::{Damage, Extra, Found};
 use crate::core::{InitState, NAMESPACES_MAX, NamespaceInit, SegmentInit};
 use crate::disk::Disk;
-use crate::index::{Index, NamespaceSlot, Parent, Place, Publish, SegmentId};
+use crate::hint::Hint;
+use crate::index::{Index, NamespaceSlot, Parent, Place, Publish, SegmentId, Told};
 use crate::planted;
 
 /// The records of all segments, before they are compared.
@@ -346,7 +347,7 @@ impl<E: Extra> Gathered<E> {
             },
             checksum: page.checksum,
             parent: page.parent,
-            head: page.depth == 0,
+            depth: page.depth,
             proven: false,
             is_disbelieved: false,
             extra: E::of(page),
@@ -411,7 +412,9 @@ impl<E: Extra> Gathered<E> {
             .filter(|(_, fate)| *fate == Fate::Live);
         let mut kept: Vec<Found<E>> = live.map(|(page, _)| page).collect();
         kept.sort_unstable_by_key(|page| (page.commit, page.birth));
-        let pages: Vec<Publish> = kept.iter().map(Found::publish).collect();
+        let blocks = |slot: NamespaceSlot| self.namespaces[usize::from(slot.0)].page_blocks;
+        let pages = kept.iter().map(|page| page.publish(blocks(page.slot)));
+        let pages: Vec<Publish> = pages.collect();
         index.load(&pages);
         kept
     }
@@ -429,10 +432,10 @@ impl SegmentSummary {
 }
 
 impl<E> Found<E> {
-    fn publish(&self) -> Publish {
+    fn publish(&self, blocks: u32) -> Publish {
         let parent = match self.parent {
             Some(key) => Parent::Key(key),
-            None if self.head => Parent::Head,
+            None if self.depth == 0 => Parent::Head,
             None => Parent::Unknown,
         };
         Publish {
@@ -442,6 +445,11 @@ impl<E> Found<E> {
             place: self.place,
             checksum: self.checksum,
             unproven: !self.proven,
+            told: Told {
+                depth: self.depth,
+                blocks,
+                hint: Hint::default(),
+            },
         }
     }
 }

@@ -90,7 +90,7 @@ pub(crate) struct Found<E = ()> {
     pub place: Place,
     pub checksum: u64,
     pub parent: Option<KeyPrefix>,
-    pub head: bool,
+    pub depth: u32,
     pub proven: bool,
     /// Disbelieved: the record of its namespace states another size.
     pub is_disbelieved: bool,

@@ -13,6 +13,7 @@ use crate::api::{
 };
 use crate::catalog::Catalog;
 use crate::error::StoreError;
+use crate::hint::Hint;
 use crate::runtime::Instant;
 
 impl PageStore for Store {
@@ -48,9 +49,8 @@ impl PageStore for Store {
         {
             turns = self.turns();
             let wait = until.saturating_duration_since(Instant::now());
-            let again = self
-                .inner
-                .put(namespace, &pages[first..], PutOptions::waiting(wait));
+            let options = PutOptions { wait, ..options };
+            let again = self.inner.put(namespace, &pages[first..], options);
             for (status, again) in statuses[first..].iter_mut().zip(again) {
                 if !status.is_present() {
                     *status = again;
@@ -113,10 +113,10 @@ impl PageStore for Store {
             .unwrap_or_else(|| vec![false; keys.len()])
     }
 
-    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {
         self.inner.with(namespace, |decider, space| match decider {
-            Decider::Owner(own) => own.store.touch(space.id, keys),
-            Decider::Client(client) => client.remote.touch(space.id, keys),
+            Decider::Owner(own) => own.store.touch(space.id, keys, hint),
+            Decider::Client(client) => client.remote.touch(space.id, keys, hint),
         });
     }
 

@@ -43,8 +43,13 @@ pub const VERSION_MIN: u32 = 8;
 /// ([`Request::Counted`](super::wire::Request::Counted)).
 pub const COUNTS: u64 = 1 << 0;
 
+/// Feature: requests with a hint, and the refusal [`NotAdmitted`](crate::Refusal::NotAdmitted). An
+/// owner without it is told no hints. A client without it is told
+/// [`Unreachable`](crate::Refusal::Unreachable): it does not put the page again then.
+pub const POLICIES: u64 = 1 << 1;
+
 /// The features of this release: messages and variants that a release before it does not have.
-const FEATURES: u64 = COUNTS;
+const FEATURES: u64 = COUNTS | POLICIES;
 
 /// Longest name of a release, in bytes.
 const RELEASE_BYTES_MAX: usize = 32;

@@ -32,7 +32,7 @@ use put::RemotePut;
 
 use super::area::Area;
 use super::keys::blob;
-use super::protocol::{Agreed, COUNTS, Protocol, is_name};
+use super::protocol::{Agreed, COUNTS, POLICIES, Protocol, is_name};
 use super::wire::{
     ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, Welcome, WireError,
 };
@@ -41,6 +41,7 @@ use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, 
 use crate::counts::Counts;
 use crate::error::StoreError;
 use crate::fork::Private;
+use crate::hint::Hint;
 use crate::runtime::{Condvar, Mutex, OnceLock};
 use crate::store::staged::{Stage, Staged};
 use crate::system::sockets::{self, UnixStream};
@@ -226,6 +227,12 @@ impl Remote {
 
     pub(super) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
+    }
+
+    /// The hint, if there is one and the owner knows hints.
+    fn hint_for_owner(&self, hint: Hint) -> Option<Hint> {
+        let is_told = self.agreed.has(POLICIES) && hint != Hint::default();
+        is_told.then_some(hint)
     }
 
     pub(super) fn client(&self) -> ClientId {
@@ -463,12 +470,17 @@ impl Catalog for Remote {
         found
     }
 
-    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {
         // From the tail, so that the order is that of one touch of the whole list.
         for some in keys.rchunks(KEYS_MAX) {
-            self.send(&Request::Touch {
-                namespace: namespace.0,
-                keys: blob(some),
+            let (namespace, keys) = (namespace.0, blob(some));
+            self.send(&match self.hint_for_owner(hint) {
+                None => Request::Touch { namespace, keys },
+                Some(hint) => Request::TouchHinted {
+                    namespace,
+                    keys,
+                    hint,
+                },
             });
         }
     }
@@ -515,8 +527,8 @@ impl Catalog for Remote {
         }
     }
 
-    fn put(&self, namespace: NamespaceId) -> Box<dyn Putting + '_> {
-        Box::new(RemotePut::new(self, namespace))
+    fn put(&self, namespace: NamespaceId, hint: Hint) -> Box<dyn Putting + '_> {
+        Box::new(RemotePut::new(self, namespace, hint))
     }
 
     fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
@@ -652,7 +664,7 @@ mod tests {
         let (remote, _) = Remote::reach(&home.path, &Protocol::default()).unwrap();
         let (namespace, asks) = named(&remote);
         assert_eq!(remote.lines.lock().idle.len(), 1);
-        let mut put = remote.put(namespace);
+        let mut put = remote.put(namespace, Hint::default());
         assert_eq!(remote.lines.lock().idle.len(), 0);
         let reservations = asks.map(|ask| {
             let (reservation, grants) = put.reserve(&[ask], &mut || true);
@@ -675,9 +687,11 @@ mod tests {
         let home = home();
         let (remote, _) = Remote::reach(&home.path, &Protocol::default()).unwrap();
         let (namespace, _) = named(&remote);
-        let mut puts: Vec<_> = (0..LINES_MAX).map(|_| remote.put(namespace)).collect();
+        let mut puts: Vec<_> = (0..LINES_MAX)
+            .map(|_| remote.put(namespace, Hint::default()))
+            .collect();
         std::thread::scope(|scope| {
-            let another = scope.spawn(|| drop(remote.put(namespace)));
+            let another = scope.spawn(|| drop(remote.put(namespace, Hint::default())));
             assert!(!another.is_finished());
             puts.pop();
             another.join().unwrap();
@@ -694,7 +708,7 @@ mod tests {
         for is_answered in [false, true] {
             let (remote, _) = Remote::reach(&home.path, &Protocol::default()).unwrap();
             let (namespace, asks) = named(&remote);
-            let mut put = RemotePut::new(&remote, namespace);
+            let mut put = RemotePut::new(&remote, namespace, Hint::default());
             if is_answered {
                 put.reserve(&asks, &mut || false);
             } else {

@@ -24,6 +24,7 @@ use super::staging::{Served, Slot, StagingReport};
 use crate::api::{PutStatus, Refusal, Settings, Stats};
 use crate::catalog::{Finding, Pinned, SegmentMap};
 use crate::counts::{Departed, Process};
+use crate::hint::Hint;
 use crate::index::{Leased, Place, SegmentId};
 use crate::runtime::Instant;
 use crate::system::sockets::{self, Pollable};
@@ -183,6 +184,22 @@ pub enum Request<'a> {
         name: &'a str,
         #[serde(deserialize_with = "few")]
         counts: Vec<u64>,
+    },
+    /// `Touch` with a hint. For an owner with the feature [`POLICIES`](super::protocol::POLICIES).
+    TouchHinted {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+        hint: Hint,
+    },
+    /// `Reserve` with a hint. For such an owner.
+    ReserveHinted {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+        #[serde(deserialize_with = "few")]
+        links: Vec<(Option<PageKeyBytes>, u32)>,
+        hint: Hint,
     },
 }
 

@@ -22,6 +22,7 @@ use crate::catalog::{
 use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId, Victim};
 use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Sink};
 use crate::error::StoreError;
+use crate::hint::Hint;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
 use crate::planted;
 use crate::recovery::scan::Spot;
@@ -414,8 +415,9 @@ impl Catalog for Local {
         found
     }
 
-    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
-        self.index.touch(slot(namespace), keys);
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {
+        let now_ms = self.now_ms();
+        self.index.touch_as(slot(namespace), keys, hint, now_ms);
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>> {
@@ -449,8 +451,8 @@ impl Catalog for Local {
         }
     }
 
-    fn put(&self, namespace: NamespaceId) -> Box<dyn Putting + '_> {
-        Box::new(Direct::new(self, namespace))
+    fn put(&self, namespace: NamespaceId, hint: Hint) -> Box<dyn Putting + '_> {
+        Box::new(Direct::new(self, namespace, hint))
     }
 
     fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
@@ -549,8 +551,13 @@ impl Catalog for Local {
 }
 
 impl Allocator for Local {
-    fn reserve(&self, namespace: NamespaceId, asks: &[Ask]) -> (ReservationId, Vec<Grant>) {
-        self.with_core(|core| core.reserve(slot(namespace), asks))
+    fn reserve(
+        &self,
+        namespace: NamespaceId,
+        hint: Hint,
+        asks: &[Ask],
+    ) -> (ReservationId, Vec<Grant>) {
+        self.with_core(|core| core.reserve_as(slot(namespace), asks, hint))
     }
 
     fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
@@ -696,7 +703,7 @@ mod tests {
             parent: None,
             depth: 0,
         };
-        let (reservation, grants) = local.reserve(id, &[ask]);
+        let (reservation, grants) = local.reserve(id, Hint::default(), &[ask]);
         assert!(matches!(grants[0], Grant::Write(_)));
         local.commit(reservation, &[Some(1)]);
         local.landed(&[(reservation, vec![(0, true)])]);

@@ -49,6 +49,7 @@ use crate::counts::{Counts, MissCounters};
 use crate::disk::{Disk, Piece};
 use crate::error::StoreError;
 use crate::fork::Origin;
+use crate::hint::Hint;
 use crate::inventory::Inventory;
 use crate::latency::{DeviceLatencies, Latency};
 use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
@@ -359,6 +360,9 @@ impl LocalStore {
             options.lease,
             services,
         );
+        if let Some(policy) = &options.admission {
+            local.with_core(|core| core.admit_by(policy.make()));
+        }
         let keeper = if options.read_only {
             None
         } else {
@@ -581,9 +585,9 @@ impl PageStore for LocalStore {
         self.data.contains(&*self.local, namespace, keys)
     }
 
-    fn touch(&self, namespace: NamespaceId, keys: &[PageKey]) {
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {
         if !self.origin.is_inherited() {
-            self.local.touch(namespace, keys);
+            self.local.touch(namespace, keys, hint);
         }
     }
 

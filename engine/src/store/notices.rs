@@ -50,8 +50,8 @@ impl Notices {
                 6,
                 "the store is closed or has no owner, or a volume has failed",
             ),
-            // The volume's change of service is logged, with its reason.
-            Refusal::ReadOnlyService => return,
+            // The volume's change of service is logged, with its reason; a policy logs for itself.
+            Refusal::ReadOnlyService | Refusal::NotAdmitted => return,
             Refusal::Exhausted => (
                 7,
                 "the serial numbers of this run are used up: open the store again",

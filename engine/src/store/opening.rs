@@ -106,6 +106,9 @@ fn recover_current<E: Extra>(
             usize::try_from(segments).unwrap_or(usize::MAX),
             there * u64::from(superblock.segment_blocks),
         ));
+        if let Some(policy) = &options.eviction {
+            index.choose(policy.make());
+        }
         let (recovery, pages) =
             recover_pages(&disk, &volumes.superblocks(), &index, options.read_only);
         disk.verdict().map_err(|source| StoreError::NotRead {

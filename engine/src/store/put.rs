@@ -71,7 +71,7 @@ pub(super) fn put<C: Catalog + ?Sized>(
         .collect();
     let until = Instant::now() + options.wait.min(WAIT_MAX);
     let mut call = Call {
-        putting: catalog.put(namespace),
+        putting: catalog.put(namespace, options.hint),
         data,
         shape: &shape,
         pages,
@@ -539,6 +539,7 @@ mod tests {
     use larder_format::PageKey;
 
     use super::*;
+    use crate::hint::Hint;
     use crate::share::tests::{created, namespace};
     use crate::store::LocalStore;
     use crate::{GetPage, GetStatus, OpenOptions, PageStore};
@@ -613,7 +614,7 @@ mod tests {
         let mut call = Call {
             windows: Windows::default(),
             putting: Box::new(Tight {
-                inner: store.local.put(id),
+                inner: store.local.put(id, Hint::default()),
                 left: Some(admitted),
             }),
             data: &store.data,

@@ -88,7 +88,7 @@ impl Survey {
 }
 
 pub(super) fn is_head(page: &Found<Whole>) -> bool {
-    page.head && page.parent.is_none()
+    page.depth == 0 && page.parent.is_none()
 }
 
 /// The number of pages in an unbroken chain up to a page. It is 0 for pages whose descriptors claim

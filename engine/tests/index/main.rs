@@ -46,6 +46,7 @@ fn page(at: PageKey, parent: Parent, place: Place) -> Publish {
         place,
         checksum: u64::from(place.start) + 1,
         unproven: false,
+        told: Default::default(),
     }
 }
 
@@ -266,7 +267,12 @@ fn a_segment_is_as_hot_as_the_hottest_descendant_of_its_pages() {
     index.publish(&[page(key(1, 0), Parent::Head, place(1, 0))]);
     let third = stamp();
     index.publish(&[page(key(0, 1), after(key(0, 0)), place(2, 0))]);
-    let hottest = |index: &Index| index.hottest_by_segment();
+    let hottest = |index: &Index| -> Vec<Option<Heat>> {
+        let worths = index.worthiest_by_segment().into_iter();
+        worths
+            .map(|worth| worth.map(|worth| Heat(worth.0)))
+            .collect()
+    };
     assert_eq!(
         hottest(&index),
         [Some(third), Some(second), Some(third), None]

@@ -6,6 +6,7 @@ use larder_engine::index::{
     Adoption, Departed, Heat, Index, NamespaceSlot, PageView, Parent, Place, Publish, Published,
     SegmentId,
 };
+use larder_engine::policy::Worth;
 use larder_format::{KeyPrefix, PageKey};
 use proptest::prelude::*;
 
@@ -527,7 +528,7 @@ impl Pair {
     fn compare_hottest(&self, shift: u64) {
         let mut hottest = vec![None; SEGMENTS as usize];
         for (name, page) in &self.model.pages {
-            let heat = Heat((page.heat - shift) as u32);
+            let heat = Worth((page.heat - shift) as u32);
             let mut at = Some(*name);
             while let Some(page) = at.and_then(|name| self.model.pages.get(&name)) {
                 let segment = &mut hottest[page.place.segment.0 as usize];
@@ -535,7 +536,7 @@ impl Pair {
                 at = page.parent;
             }
         }
-        assert_eq!(self.index.hottest_by_segment(), hottest);
+        assert_eq!(self.index.worthiest_by_segment(), hottest);
     }
 }
 

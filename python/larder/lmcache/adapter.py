@@ -36,6 +36,7 @@ _LEFT_OUT = {
     Status.TOO_LARGE,
     Status.UNREACHABLE,
     Status.EXHAUSTED,
+    Status.NOT_ADMITTED,
 }
 
 #: Reads after which the store does not have the chunk any more.

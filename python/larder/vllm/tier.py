@@ -67,10 +67,11 @@ _STORES = {
     Status.BUSY: "refused_chunks",
     Status.UNREACHABLE: "refused_chunks",
     Status.READ_ONLY_SERVICE: "refused_chunks",
+    Status.NOT_ADMITTED: "refused_chunks",
 }
 
 #: Deliberately not stored: nothing that slower stores would mend.
-_LEFT_OUT = (Status.UNREACHABLE,)
+_LEFT_OUT = (Status.UNREACHABLE, Status.NOT_ADMITTED)
 
 #: Longest wait of a store for room, in seconds.
 _ROOM_PATIENCE = 1.0

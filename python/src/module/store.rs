@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::SyncPolicy;
 use larder_engine::disk::probe::Want;
 use larder_engine::inventory::Cursor;
 use larder_engine::share::Part;
+use larder_engine::{Class, Hint, PutOptions, SyncPolicy};
 use larder_format::{Namespace as Record, NamespaceFields, PageKey, PageShape, Rank};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -65,6 +65,19 @@ pub(super) fn position(
             "pages that are no chain have neither `before` nor `depth`",
         )),
     }
+}
+
+/// A `larder.store.Hint`: class, priority, session.
+type HintFields = (u8, u8, Option<Vec<u8>>);
+
+/// The hint of a call; the empty one without fields.
+fn hinted(fields: Option<HintFields>) -> PyResult<Hint> {
+    let Some((number, priority, session)) = fields else {
+        return Ok(Hint::default());
+    };
+    let wrong = || PyValueError::new_err(format!("`hint`: class {number} is not below 64"));
+    let hint = Hint::new(Class::new(number).ok_or_else(wrong)?).priority(priority);
+    Ok(session.map_or(hint, |name| hint.session(&name)))
 }
 
 /// Pages kept on NVMe.
@@ -401,7 +414,7 @@ impl Namespace {
         PyBytes::new(py, self.space.namespace.fingerprint().as_bytes())
     }
 
-    #[pyo3(signature = (keys, pages, *, before=None, depth=0, chain=true, wait=0.0))]
+    #[pyo3(signature = (keys, pages, *, before=None, depth=0, chain=true, wait=0.0, hint=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn put<'py>(
         &self,
@@ -412,16 +425,18 @@ impl Namespace {
         depth: u32,
         chain: bool,
         wait: f64,
+        hint: Option<HintFields>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let chain = position(before, depth, chain)?;
         let wait = buffers::seconds(Some(wait))?.unwrap_or_default();
+        let options = PutOptions::waiting(wait).hinting(hinted(hint)?);
         let (keys, pages) = self.batch(keys, pages, false)?;
         let starts = &pages.starts;
         Ok(answered(py, || {
             // SAFETY: exported by Python's objects for the length of the call, or addresses that
             // the caller of Python answers for.
             let memory = unsafe { slices(starts, &self.space.parts) };
-            self.space.put(&keys, chain, &memory, wait)
+            self.space.put(&keys, chain, &memory, options)
         }))
     }
 
@@ -464,9 +479,16 @@ impl Namespace {
         Ok(self.space.holds(&key))
     }
 
-    fn touch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (keys, *, hint=None))]
+    fn touch(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        hint: Option<HintFields>,
+    ) -> PyResult<()> {
         let keys = buffers::keys(keys)?;
-        py.detach(|| self.space.touch(&keys));
+        let hint = hinted(hint)?;
+        py.detach(|| self.space.touch(&keys, hint));
         Ok(())
     }
 

@@ -3,6 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use larder_engine::{Hint, PutOptions};
+
 use super::{Done, Job, Numbered, Queue, Running, State, Task};
 use crate::region::{slices, slices_mut};
 use crate::status::Status;
@@ -207,7 +209,7 @@ fn call(job: &Job) -> Vec<u8> {
                 .deadline
                 .map(|end| end.saturating_duration_since(Instant::now()));
             let wait = wait.min(left.unwrap_or(Duration::MAX));
-            space.put(keys, chain, &memory, wait)
+            space.put(keys, chain, &memory, PutOptions::waiting(wait))
         }
         Task::Lookup { leases } => look_up(job, leases),
         Task::Unlease => {
@@ -215,7 +217,7 @@ fn call(job: &Job) -> Vec<u8> {
             Vec::new()
         }
         Task::Touch => {
-            space.touch(keys);
+            space.touch(keys, Hint::default());
             Vec::new()
         }
     }

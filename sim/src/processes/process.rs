@@ -11,7 +11,7 @@ use larder_engine::format::{BLOCK_BYTES, PageKey};
 use larder_engine::share::Part;
 use larder_engine::store::LocalStore;
 use larder_engine::{
-    GetPage, GetStatus, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
+    GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
     Refusal, Store, StoreError,
 };
 use larder_sim_runtime::dice::{Dice, mix};
@@ -212,7 +212,8 @@ impl Caller {
             96..97 => self.clear(namespaces, names[0].namespace),
             _ => {
                 let keys = self.keys(&names);
-                self.store.touch(namespaces[names[0].namespace], &keys);
+                self.store
+                    .touch(namespaces[names[0].namespace], &keys, Hint::default());
             }
         }
         self.running.doing.borrow_mut()[self.number] = Doing::Nothing;

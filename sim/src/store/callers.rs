@@ -11,7 +11,8 @@ use larder_engine::index::SegmentId;
 use larder_engine::memory::AlignedBuf;
 use larder_engine::store::LocalStore as Store;
 use larder_engine::{
-    GetPage, GetStatus, MissReason, PageStore, PutOptions, PutPage, PutStatus, Refusal, SyncPolicy,
+    GetPage, GetStatus, Hint, MissReason, PageStore, PutOptions, PutPage, PutStatus, Refusal,
+    SyncPolicy,
 };
 use larder_sim_runtime::task;
 use larder_sim_runtime::thread;
@@ -363,7 +364,8 @@ impl Caller<'_> {
 
     fn touch(&self) {
         if let Some(pages) = self.draw(Call::Other, 64) {
-            self.store.touch(self.id(&pages), &pages.keys);
+            self.store
+                .touch(self.id(&pages), &pages.keys, Hint::default());
         }
     }
 

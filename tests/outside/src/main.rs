@@ -3,17 +3,20 @@
 //! runs the same over such a store and over the engine's own.
 
 mod memory_store;
+mod policies;
 
 use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 
 use larder_engine::format::{Namespace, PageShape};
+use larder_engine::policy::PolicyMaker;
 use larder_engine::{
-    Chain, CreateOptions, DiskKind, NamespaceHandle, OpenOptions, PageStore, PutOptions, PutStatus,
-    ReadOnlyVolume, SharedReads, Store, StoreError, SyncPolicy,
+    Chain, Class, CreateOptions, DiskKind, Hint, NamespaceHandle, OpenOptions, PageStore,
+    PutOptions, PutStatus, ReadOnlyVolume, Refusal, SharedReads, Store, StoreError, SyncPolicy,
 };
 use memory_store::MemoryStore;
+use policies::{LeastUsed, Shallow};
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -39,7 +42,9 @@ fn run(directory: &Path) -> Outcome {
     let store = Store::open_or_create(&path, &size, options.clone())?;
     serve(&store)?;
     store.close()?;
-    share(&path, options.with(|o| o.shared_reads = SharedReads::Off))
+    let shared = options.clone();
+    share(&path, shared.with(|o| o.shared_reads = SharedReads::Off))?;
+    choose(&path, options)
 }
 
 fn namespace(model: &str) -> Result<Namespace, Box<dyn Error>> {
@@ -81,7 +86,7 @@ fn serve(store: &dyn PageStore) -> Outcome {
             .all(|page| page.as_ref().is_ok_and(|page| page.part(2).is_none()))
     );
 
-    pages.touch(&chain);
+    pages.touch(&chain, Hint::default());
     assert_eq!(pages.delete(&rest)?, 5);
     let unknown = Chain::after(None, 0, rest.keys().to_vec());
     assert_eq!(pages.longest_prefix(&unknown), 0);
@@ -91,6 +96,41 @@ fn serve(store: &dyn PageStore) -> Outcome {
     assert_eq!((stats.pages, refusing(&stats.read_only_volumes)), (3, None));
     assert_eq!(store.clear_namespace(pages.id())?, 3);
     store.flush()?;
+    Ok(())
+}
+
+/// Twice as many pages as the store keeps, under this project's policies.
+fn choose(path: &Path, options: OpenOptions) -> Outcome {
+    let options = options.with(|o| {
+        o.eviction = Some(PolicyMaker::eviction(LeastUsed::default));
+        o.admission = Some(PolicyMaker::admission(|| Shallow(8)));
+    });
+    let store = Store::open(path, options)?;
+    let shape = PageShape::new(&[1 << 20])?;
+    let namespace = Namespace::builder("policies", "1", 16, shape).build()?;
+    let pages = NamespaceHandle::new(&store, namespace)?;
+    let buffers = pages.buffers(9)?;
+    let parts: Vec<_> = buffers.iter().map(|page| page.parts()).collect();
+    let wait = PutOptions::waiting(Duration::from_secs(60));
+    let tool = wait.hinting(Hint::new(Class::TOOL).session(b"agent 7"));
+    let chain =
+        |seed: u64| pages.chain(&(0..144).map(|token| seed << 32 | token).collect::<Vec<_>>());
+    let used = chain(0);
+    for seed in 0..24 {
+        let statuses = pages.append(&chain(seed), &parts, tool);
+        assert!(
+            statuses[..8].iter().all(|status| status.is_present()),
+            "{statuses:?}"
+        );
+        assert_eq!(statuses[8], PutStatus::Refused(Refusal::NotAdmitted));
+        // As in the policy: a system prompt stays, however often others are used.
+        pages.touch(&used, Hint::new(Class::SYSTEM).priority(3));
+    }
+    let stats = store.stats();
+    assert!(stats.evicted > 0 && stats.reclaimed > 0, "{stats:?}");
+    // Under the default it would have left long ago, if nothing had touched it.
+    assert_eq!(pages.longest_prefix(&used), 8);
+    store.close()?;
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use larder_engine::format::{Namespace, PageKey, PageShape};
 use larder_engine::{
-    GetPage, GetStatus, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
+    GetPage, GetStatus, Hint, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
     PutStatus, Refusal, Stats, StoreError,
 };
 
@@ -132,7 +132,7 @@ impl PageStore for MemoryStore {
         self.with(|inner| keys.iter().map(|key| has(inner, key)).collect())
     }
 
-    fn touch(&self, _: NamespaceId, _: &[PageKey]) {}
+    fn touch(&self, _: NamespaceId, _: &[PageKey], _: Hint) {}
 
     fn delete(&self, id: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
         let delete = |inner: &mut Inner, key: &PageKey| inner.pages.remove(&(id, *key)).is_some();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_engine::{
-    GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, StoreError,
+    GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 
@@ -65,6 +65,6 @@ impl L3 for StoreL3 {
     }
 
     fn touch(&self, keys: &[PageKey]) {
-        self.store.touch(self.namespace, keys);
+        self.store.touch(self.namespace, keys, Hint::default());
     }
 }

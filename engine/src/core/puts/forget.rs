@@ -49,7 +49,7 @@ impl Puts {
         let Some(page) = index.evict_coldest_outside(now, stays, is_parked) else {
             return false;
         };
-        self.frontier = Some(page.heat);
+        self.frontier = Some(page.worth);
         let generation = below.segments.get(page.place.segment).generation;
         let log = &mut below.base.evicted;
         log.left(page.namespace, page.key, page.place, generation);

@@ -10,6 +10,7 @@ mod publish;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, PageRecord, Serial};
 use rapidhash::quality::RandomState;
@@ -21,10 +22,12 @@ use super::journal::{Journal, RECORDS};
 use super::segments::Segments;
 use super::segments::segment::{FirstHeader, Stream};
 use super::types::{Effect, Move};
-use crate::api::{PutFailure, PutStatus, Refusal, SyncPolicy};
+use crate::api::{NamespaceId, PutFailure, PutStatus, Refusal, SyncPolicy};
 use crate::catalog::{Ask, Extent, Grant, ReservationId};
-use crate::index::{Adoption, Heat, NamespaceSlot, Parent, Place, SegmentId};
+use crate::hint::Hint;
+use crate::index::{Adoption, NamespaceSlot, Parent, Place, SegmentId};
 use crate::planted;
+use crate::policy::{AdmissionPolicy, Candidate, Worth};
 
 /// The rooms below.
 pub(super) struct Below<'a> {
@@ -101,6 +104,7 @@ pub(super) struct NewPage {
     pub key: PageKey,
     pub parent: Option<KeyPrefix>,
     pub depth: u32,
+    pub hint: Hint,
 }
 
 impl From<&Move> for NewPage {
@@ -110,6 +114,8 @@ impl From<&Move> for NewPage {
             key: page.record.key,
             parent: page.record.parent,
             depth: page.record.depth,
+            // The index keeps it.
+            hint: Hint::default(),
         }
     }
 }
@@ -143,8 +149,10 @@ pub(super) struct Puts {
     ready: Vec<Ticket>,
     /// Such pages in segments whose first header is still being written.
     unopened: Vec<Ticket>,
-    /// Heat of the page evicted last: the cold end of the cache.
-    frontier: Option<Heat>,
+    /// Worth of the page evicted last: the cold end of the cache.
+    frontier: Option<Worth>,
+    /// Decides which new pages are stored; without one, all are.
+    admission: Option<Box<dyn AdmissionPolicy>>,
 }
 
 impl Puts {
@@ -152,8 +160,13 @@ impl Puts {
         self.pending.is_empty() && self.reservations.is_empty()
     }
 
-    pub(super) fn frontier(&self) -> Option<Heat> {
+    pub(super) fn frontier(&self) -> Option<Worth> {
         self.frontier
+    }
+
+    /// Admits pages by this policy from now on.
+    pub(super) fn admit_by(&mut self, policy: Box<dyn AdmissionPolicy>) {
+        self.admission = Some(policy);
     }
 
     // ---- reservations
@@ -165,6 +178,7 @@ impl Puts {
         below: &mut Below<'_>,
         namespace: NamespaceSlot,
         asks: &[Ask],
+        hint: Hint,
     ) -> (ReservationId, Vec<Grant>) {
         let id = self.new_reservation(below.base, Reserver::Caller, asks.len());
         let mut grants = Vec::with_capacity(asks.len());
@@ -172,11 +186,21 @@ impl Puts {
         // Before a page is evicted for another one; and all alike, since a page must not be hotter
         // than its ancestors.
         let keys: Vec<PageKey> = asks.iter().map(|ask| ask.key).collect();
-        below.base.index.touch(namespace, &keys);
+        below
+            .base
+            .index
+            .touch_as(namespace, &keys, hint, below.base.now_ms);
         for (index, ask) in asks.iter().enumerate() {
+            let page = NewPage {
+                namespace,
+                key: ask.key,
+                parent: ask.parent.map(|key| key.prefix()),
+                depth: ask.depth,
+                hint,
+            };
             let grant = match refused {
                 Some(why) => Grant::Refused(why),
-                None => self.reserve_one(below, id, index, namespace, ask),
+                None => self.reserve_one(below, id, index, page),
             };
             if let Grant::Refused(why) = grant {
                 refused = Some(why);
@@ -218,29 +242,47 @@ impl Puts {
         below: &mut Below<'_>,
         id: ReservationId,
         index: usize,
-        namespace: NamespaceSlot,
-        ask: &Ask,
+        page: NewPage,
     ) -> Grant {
-        let page = NewPage {
-            namespace,
-            key: ask.key,
-            parent: ask.parent.map(|key| key.prefix()),
-            depth: ask.depth,
-        };
         if let Some(&first) = self.in_flight.get(&page.name()) {
             self.pending[first].followers.push((id, index));
             return Grant::Settles;
         }
-        let found = below.base.index.locate(namespace, &ask.key);
+        let found = below.base.index.locate(page.namespace, &page.key);
         if let Some(found) = found.filter(|found| !found.unproven) {
             adopt_if_missing(below.base, &page);
             self.settle_duplicate(below, id, index, found.place.segment);
             return Grant::Settles;
         }
+        if found.is_none() && !self.is_admitted(below, &page) {
+            return Grant::Refused(Refusal::NotAdmitted);
+        }
         match self.grant(below, id, index, page, Origin::Put) {
             Ok(extent) => Grant::Write(extent),
             Err(why) => Grant::Refused(why),
         }
+    }
+
+    /// Whether the policy of admission takes a page that is not stored.
+    fn is_admitted(&mut self, below: &Below<'_>, page: &NewPage) -> bool {
+        let Some(policy) = &mut self.admission else {
+            return true;
+        };
+        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        let (taken, usable) = (
+            below.segments.taken_blocks(),
+            below.segments.usable_blocks().0,
+        );
+        policy.admits(&Candidate {
+            namespace: NamespaceId(page.namespace.0),
+            key: page.key,
+            depth: page.depth,
+            hint: page.hint,
+            bytes: bytes(u64::from(below.base.namespaces.page_blocks(page.namespace))),
+            taken_bytes: bytes(taken),
+            usable_bytes: bytes(usable),
+            now: Duration::from_millis(below.base.now_ms),
+        })
     }
 
     fn settle_duplicate(

@@ -6,7 +6,7 @@ use super::{Below, Origin, Puts};
 use crate::api::{PutStatus, SyncPolicy};
 use crate::core::base::Ticket;
 use crate::core::types::Move;
-use crate::index::{Adoption, Parent, Publish, Published};
+use crate::index::{Adoption, Parent, Publish, Published, Told};
 use crate::planted;
 
 /// Most steps along chains, in one call, for links between a page and a child that was there first.
@@ -38,6 +38,11 @@ impl Puts {
                         place: page.place,
                         checksum: page.checksum,
                         unproven: false,
+                        told: Told {
+                            depth: page.page.depth,
+                            blocks: page.blocks,
+                            hint: page.page.hint,
+                        },
                     });
                     published.push(ticket);
                 }

@@ -35,11 +35,11 @@ pub(super) fn emergency_victim(view: View<'_>, emptiest: SegmentId) -> Option<Se
     if view.segments.get(emptiest).is_suspect() {
         return Some(emptiest);
     }
-    let heats = view.base.index.hottest_by_segment();
+    let worths = view.base.index.worthiest_by_segment();
     let candidates = view.candidates().filter(|(_, s)| !s.is_suspect());
     let coldest = candidates.min_by_key(|(id, segment)| {
-        let hottest = heats.get(id.0 as usize).copied().flatten();
-        (hottest, segment.live, segment.generation)
+        let worthiest = worths.get(id.0 as usize).copied().flatten();
+        (worthiest, segment.live, segment.generation)
     });
     coldest.map(|(id, _)| id)
 }

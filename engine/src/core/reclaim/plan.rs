@@ -15,8 +15,9 @@ use crate::core::base::Base;
 use crate::core::journal::records::{Content, Metadata, Origin};
 use crate::core::puts::{Below, Puts, is_live};
 use crate::core::types::{Move, Victim};
-use crate::index::{Heat, Place, SegmentId};
+use crate::index::{Place, SegmentId};
 use crate::planted;
+use crate::policy::{ReclaimLines, Worth};
 
 /// Pages colder than this share of the range between the coldest and the hottest are dropped rather
 /// than copied.
@@ -58,28 +59,28 @@ pub(super) struct Forwarding {
     pub pages: Vec<Move>,
 }
 
-/// Pages whose heat is being looked up.
+/// Pages whose worth is being looked up.
 #[derive(Debug)]
 struct Weighing {
     rest: Vec<Move>,
-    heats: Vec<(Heat, Move)>,
+    worths: Vec<(Worth, Move)>,
 }
 
 /// Pages of which the cold ones are being evicted.
 #[derive(Debug)]
 struct Dropping {
     /// The pages that this pass has not looked at, the coldest first, and those that stay.
-    rest: std::vec::IntoIter<(Heat, Move)>,
-    kept: Vec<(Heat, Move)>,
+    rest: std::vec::IntoIter<(Worth, Move)>,
+    kept: Vec<(Worth, Move)>,
     pass: Pass,
     /// Blocks of both.
     total: u64,
     /// Blocks that may be copied.
     limit: u64,
-    /// Pages up to this heat go in any case.
-    line: Option<Heat>,
-    /// Pages from this heat on stay in any case.
-    warm: Heat,
+    /// Pages up to this worth go in any case.
+    line: Option<Worth>,
+    /// Pages from this worth on stay in any case.
+    warm: Worth,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -181,7 +182,7 @@ impl Plan {
                 let segment = below.segments.get(victim.segment);
                 if !victim.is_given_up && !segment.is_suspect() {
                     self.stage = Stage::Weigh(Weighing {
-                        heats: Vec::with_capacity(pages.len()),
+                        worths: Vec::with_capacity(pages.len()),
                         rest: pages,
                     });
                     return None;
@@ -199,8 +200,8 @@ impl Plan {
             }
             Stage::Weigh(weighing) => {
                 if weighing.go_on(below.base, at_once) {
-                    let heats = std::mem::take(&mut weighing.heats);
-                    let dropping = Dropping::begin(puts, below, victim.segment, heats);
+                    let worths = std::mem::take(&mut weighing.worths);
+                    let dropping = Dropping::begin(puts, below, victim.segment, worths);
                     self.stage = Stage::Drop(dropping);
                 }
                 None
@@ -360,21 +361,21 @@ fn forward(below: &mut Below<'_>, segment: SegmentId, content: Content) {
     }
 }
 
-/// The heat of a page; `None` when it is not there any more.
-fn heat_of(base: &Base, page: &Move) -> Option<Heat> {
+/// The worth of a page; `None` when it is not there any more.
+fn worth_of(base: &Base, page: &Move) -> Option<Worth> {
     let prefix = page.record.key.prefix();
     let index = &base.index;
     let info = index.live(page.namespace, prefix, page.from, base.now_ms)?;
-    Some(info.heat)
+    Some(info.worth)
 }
 
 impl Weighing {
-    /// Looks up the heat of some pages; whether these were the last.
+    /// Looks up the worth of some pages; whether these were the last.
     fn go_on(&mut self, base: &Base, at_once: usize) -> bool {
         let some = self.rest.split_off(self.rest.len().saturating_sub(at_once));
-        let heats = some.into_iter();
-        let heats = heats.filter_map(|page| Some((heat_of(base, &page)?, page)));
-        self.heats.extend(heats);
+        let worths = some.into_iter();
+        let worths = worths.filter_map(|page| Some((worth_of(base, &page)?, page)));
+        self.worths.extend(worths);
         self.rest.is_empty()
     }
 }
@@ -390,27 +391,27 @@ impl Dropping {
         puts: &Puts,
         below: &Below<'_>,
         victim: SegmentId,
-        mut heats: Vec<(Heat, Move)>,
+        mut worths: Vec<(Worth, Move)>,
     ) -> Dropping {
         let segments = &*below.segments;
         let unused = segments.unused_blocks(victim);
-        let sizes = heats.iter().map(|(_, page)| u64::from(page.record.blocks));
+        let sizes = worths.iter().map(|(_, page)| u64::from(page.record.blocks));
         let page = sizes.clone().max().unwrap_or(0);
         let total: u64 = sizes.sum();
         let won = if unused > page { unused } else { 0 };
-        let (line, warm) = heat_lines(puts, below.base);
+        let (line, warm) = lines_of(puts, below.base);
         // With a descriptor block for each page, which is the worst case, and one page more.
-        let with_one_more = total + heats.len() as u64 + page + 1;
+        let with_one_more = total + worths.len() as u64 + page + 1;
         let fits = with_one_more <= segments.data_blocks();
-        heats.sort_unstable_by_key(coldest_first);
+        worths.sort_unstable_by_key(coldest_first);
         Dropping {
-            pass: Pass::Leaves(heats.len()),
-            rest: heats.into_iter(),
+            pass: Pass::Leaves(worths.len()),
+            rest: worths.into_iter(),
             kept: Vec::new(),
             total,
             limit: segments.data_blocks() / 2 + won,
             line,
-            warm: if fits { warm } else { Heat(u32::MAX) },
+            warm: if fits { warm } else { Worth(u32::MAX) },
         }
     }
 
@@ -433,17 +434,17 @@ impl Dropping {
         at_once: usize,
         before: usize,
     ) -> bool {
-        for (heat, page) in self.rest.by_ref().take(at_once) {
-            let cold = self.line.is_some_and(|line| heat <= line);
-            let may_go = cold || self.total > self.limit && heat < self.warm;
+        for (worth, page) in self.rest.by_ref().take(at_once) {
+            let cold = self.line.is_some_and(|line| worth <= line);
+            let may_go = cold || self.total > self.limit && worth < self.warm;
             if !may_go {
-                self.kept.push((heat, page));
+                self.kept.push((worth, page));
                 continue;
             }
-            match heat_of(below.base, &page) {
+            match worth_of(below.base, &page) {
                 // Used since: it has its turn after the pages that are colder now.
-                Some(now) if now > heat => self.kept.push((now, page)),
-                Some(_) if !puts.evict_if_leaf(below, &page) => self.kept.push((heat, page)),
+                Some(now) if now > worth => self.kept.push((now, page)),
+                Some(_) if !puts.evict_if_leaf(below, &page) => self.kept.push((worth, page)),
                 Some(_) | None => self.total -= u64::from(page.record.blocks),
             }
         }
@@ -452,7 +453,7 @@ impl Dropping {
         }
         self.kept.sort_unstable_by_key(coldest_first);
         let coldest = self.kept.first();
-        let is_warm = coldest.is_none_or(|(heat, _)| *heat >= self.warm);
+        let is_warm = coldest.is_none_or(|(worth, _)| *worth >= self.warm);
         if self.total <= self.limit || is_warm {
             return true;
         }
@@ -479,7 +480,7 @@ impl Dropping {
         let is_last = (0..now).any(|_| {
             below.segments.some_died()
                 || !puts.evict_one(below, None)
-                || puts.frontier().is_some_and(|heat| heat >= warm)
+                || puts.frontier().is_some_and(|worth| worth >= warm)
         });
         self.pass = if is_last || now == left {
             Pass::Look { is_last }
@@ -489,9 +490,9 @@ impl Dropping {
     }
 
     fn look(&mut self, base: &Base, at_once: usize, is_last: bool) -> bool {
-        for (heat, page) in self.rest.by_ref().take(at_once) {
-            if heat_of(base, &page).is_some() {
-                self.kept.push((heat, page));
+        for (worth, page) in self.rest.by_ref().take(at_once) {
+            if worth_of(base, &page).is_some() {
+                self.kept.push((worth, page));
             } else {
                 self.total -= u64::from(page.record.blocks);
             }
@@ -511,19 +512,27 @@ impl Dropping {
     }
 }
 
-/// The heat up to which a page is among the next to be evicted anyway (none before the store has
-/// filled), and the heat from which on a page is not dropped to save its copy.
-fn heat_lines(puts: &Puts, base: &Base) -> (Option<Heat>, Heat) {
-    let hottest = base.index.hottest();
-    // Heats are lowered once in a while: an older frontier means nothing.
-    let coldest = puts.frontier().filter(|frontier| *frontier <= hottest);
-    let line = |coldest: Heat| Heat(coldest.0 + (hottest.0 - coldest.0) / COLD_SHARE);
-    let from = coldest.unwrap_or(Heat(0)).0;
-    let warm = Heat(from + (hottest.0 - from).div_ceil(WARM_SHARE));
+/// The lines of the policy. Those of the default, whose worths are stamps: up to the first one a
+/// page is among the next to be evicted anyway (none before the store has filled).
+fn lines_of(puts: &Puts, base: &Base) -> (Option<Worth>, Worth) {
+    if let Some(ReclaimLines {
+        drop_up_to,
+        keep_from,
+        ..
+    }) = base.index.lines()
+    {
+        return (drop_up_to, keep_from);
+    }
+    let hottest = base.index.hottest().0;
+    // Stamps are lowered once in a while: an older frontier means nothing.
+    let coldest = puts.frontier().filter(|frontier| frontier.0 <= hottest);
+    let line = |coldest: Worth| Worth(coldest.0 + (hottest - coldest.0) / COLD_SHARE);
+    let from = coldest.unwrap_or_default().0;
+    let warm = Worth(from + (hottest - from).div_ceil(WARM_SHARE));
     (coldest.map(line), warm)
 }
 
 /// Of equally warm pages the deeper goes first: it is nearer to being a leaf.
-fn coldest_first((heat, page): &(Heat, Move)) -> (Heat, Reverse<u32>, Place) {
-    (*heat, Reverse(page.record.depth), page.from)
+fn coldest_first((worth, page): &(Worth, Move)) -> (Worth, Reverse<u32>, Place) {
+    (*worth, Reverse(page.record.depth), page.from)
 }

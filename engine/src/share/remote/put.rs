@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::{ANSWER_PATIENCE, Line, Remote};
 use crate::api::{NamespaceId, PutStatus, Refusal};
 use crate::catalog::{Ask, Grant, Landed, Putting, ReservationId};
+use crate::hint::Hint;
 use crate::planted;
 use crate::runtime::Instant;
 use crate::share::keys::blob;
@@ -25,6 +26,7 @@ const ROOM_SLICE: Duration = Duration::from_millis(500);
 pub(super) struct RemotePut<'a> {
     remote: &'a Remote,
     namespace: NamespaceId,
+    hint: Hint,
     /// `None` once the owner is gone.
     line: Option<Line>,
     /// Messages to send together with the next one: each send wakes a thread of the owner.
@@ -40,10 +42,11 @@ pub(super) struct RemotePut<'a> {
 }
 
 impl<'a> RemotePut<'a> {
-    pub(super) fn new(remote: &'a Remote, namespace: NamespaceId) -> RemotePut<'a> {
+    pub(super) fn new(remote: &'a Remote, namespace: NamespaceId, hint: Hint) -> RemotePut<'a> {
         RemotePut {
             remote,
             namespace,
+            hint,
             line: remote.take_line().ok(),
             outbox: Vec::new(),
             reply_pending: false,
@@ -110,13 +113,21 @@ impl<'a> RemotePut<'a> {
     pub(super) fn ask(&mut self, asks: &[Ask]) {
         self.queue_heartbeat();
         let keys: Vec<_> = asks.iter().map(|ask| ask.key).collect();
-        self.queue(&Request::Reserve {
-            namespace: self.namespace.0,
-            keys: blob(&keys),
-            links: asks
-                .iter()
-                .map(|ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth))
-                .collect(),
+        let (namespace, keys) = (self.namespace.0, blob(&keys));
+        let link = |ask: &Ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth);
+        let links = asks.iter().map(link).collect();
+        self.queue(&match self.remote.hint_for_owner(self.hint) {
+            None => Request::Reserve {
+                namespace,
+                keys,
+                links,
+            },
+            Some(hint) => Request::ReserveHinted {
+                namespace,
+                keys,
+                links,
+                hint,
+            },
         });
         self.reply_pending = true;
         self.flush();
@@ -388,7 +399,7 @@ mod tests {
 
         /// A put whose reservation was refused, and which was not waited for yet.
         fn refused(&self) -> (RemotePut<'_>, ReservationId) {
-            let mut put = RemotePut::new(&self.remote, NamespaceId(0));
+            let mut put = RemotePut::new(&self.remote, NamespaceId(0), Hint::default());
             self.may_receive.send(()).unwrap();
             let (reservation, grants) = put.reserve(&asks(), &mut || false);
             assert_eq!(grants, [Grant::Refused(Refusal::NoSpace)]);
@@ -407,7 +418,7 @@ mod tests {
     #[test]
     fn work_is_done_while_an_answer_is_awaited() {
         let scene = Scene::new(2);
-        let mut put = RemotePut::new(&scene.remote, NamespaceId(0));
+        let mut put = RemotePut::new(&scene.remote, NamespaceId(0), Hint::default());
         let mut steps = 0;
         let (_, grants) = put.reserve(&asks(), &mut || {
             steps += 1;

@@ -11,12 +11,13 @@ use super::ledger::{Awaited, Ledger};
 use crate::api::{NamespaceId, PutStatus, Refusal};
 use crate::catalog::{Allocator, Ask, Extent, Grant, Landed, SegmentMap};
 use crate::error::StoreError;
+use crate::hint::Hint;
 use crate::planted;
 use crate::share::guard::Marks;
 use crate::share::keys::keys_of;
 use crate::share::protocol::{Agreed, Protocol};
 use crate::share::wire::{
-    ClientId, Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, parse_greeting,
+    ClientId, Failure, LandedPut, MAGIC, PageKeyBytes, PlaceGrant, Reply, Request, parse_greeting,
 };
 
 /// Longest wait for room that one request may ask for.
@@ -110,9 +111,11 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::LongestPrefix { keys, .. }
             | Request::Contains { keys, .. }
             | Request::Touch { keys, .. }
+            | Request::TouchHinted { keys, .. }
             | Request::Pin { keys, .. }
             | Request::Verified { keys, .. }
             | Request::Reserve { keys, .. }
+            | Request::ReserveHinted { keys, .. }
             | Request::Delete { keys, .. } => match keys_of(keys) {
                 Some(keys) => keys,
                 None => return nonsense("keys are 32 bytes each, 131,072 at most"),
@@ -137,7 +140,13 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
                 Reply::Flags(catalog.contains(NamespaceId(namespace), keys))
             }
             Request::Touch { namespace, .. } => {
-                catalog.touch(NamespaceId(namespace), keys);
+                catalog.touch(NamespaceId(namespace), keys, Hint::default());
+                return Answer::Nothing;
+            }
+            Request::TouchHinted {
+                namespace, hint, ..
+            } => {
+                catalog.touch(NamespaceId(namespace), keys, hint);
                 return Answer::Nothing;
             }
             Request::Pin { namespace, .. } => {
@@ -163,21 +172,13 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             }
             Request::Reserve {
                 namespace, links, ..
-            } => {
-                if links.len() != keys.len() {
-                    return nonsense("a link for each key");
-                }
-                let asks: Vec<Ask> = keys
-                    .iter()
-                    .zip(links)
-                    .map(|(key, (parent, depth))| Ask {
-                        key: *key,
-                        parent: parent.map(PageKey::from_bytes),
-                        depth,
-                    })
-                    .collect();
-                self.reserve(ledger, NamespaceId(namespace), &asks)
-            }
+            } => self.reserve(ledger, (namespace, Hint::default()), keys, links),
+            Request::ReserveHinted {
+                namespace,
+                links,
+                hint,
+                ..
+            } => self.reserve(ledger, (namespace, hint), keys, links),
             Request::Commit {
                 reservation,
                 checksums,
@@ -229,12 +230,36 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
         })
     }
 
-    fn reserve(&self, ledger: &Ledger, namespace: NamespaceId, asks: &[Ask]) -> Reply {
+    fn reserve(
+        &self,
+        ledger: &Ledger,
+        (namespace, hint): (u16, Hint),
+        keys: &[PageKey],
+        links: Vec<(Option<PageKeyBytes>, u32)>,
+    ) -> Reply {
+        if links.len() != keys.len() {
+            return Reply::Failed(Failure::Protocol("a link for each key".to_owned()));
+        }
+        let namespace = NamespaceId(namespace);
+        let pages = keys.iter().zip(links);
+        let asks: Vec<Ask> = pages
+            .map(|(key, (parent, depth))| Ask {
+                key: *key,
+                parent: parent.map(PageKey::from_bytes),
+                depth,
+            })
+            .collect();
         let Some(shape) = self.catalog.shape(namespace) else {
             return Reply::Failed(Failure::UnknownNamespace);
         };
         let page_bytes = u64::from(shape.shape.page_blocks()) * BLOCK_BYTES as u64;
-        let reserved = ledger.reserve(self.catalog, namespace, asks, page_bytes, self.share_bytes);
+        let reserved = ledger.reserve(
+            self.catalog,
+            (namespace, hint),
+            &asks,
+            page_bytes,
+            self.share_bytes,
+        );
         let Some((reservation, grants)) = reserved else {
             return Reply::Failed(Failure::Protocol("too many puts at once".to_owned()));
         };
@@ -264,6 +289,39 @@ pub fn settled(ledger: &Ledger, outcomes: Vec<(Awaited, Vec<PutStatus>)>) -> Rep
         statuses.resize(end, PutStatus::Refused(Refusal::Busy));
     }
     Reply::Settled(statuses)
+}
+
+/// A reply as a client without the feature of policies knows it.
+pub(super) fn without_policies(reply: Reply) -> Reply {
+    let known = |why: Refusal| match why {
+        Refusal::NotAdmitted => Refusal::Unreachable,
+        other => other,
+    };
+    match reply {
+        Reply::Reserved {
+            reservation,
+            mut grants,
+        } => {
+            for grant in &mut grants {
+                if let PlaceGrant::Refused(why) = grant {
+                    *why = known(*why);
+                }
+            }
+            Reply::Reserved {
+                reservation,
+                grants,
+            }
+        }
+        Reply::Settled(mut statuses) => {
+            for status in &mut statuses {
+                if let PutStatus::Refused(why) = status {
+                    *why = known(*why);
+                }
+            }
+            Reply::Settled(statuses)
+        }
+        other => other,
+    }
 }
 
 /// The reply to a deletion.

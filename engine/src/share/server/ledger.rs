@@ -31,6 +31,7 @@ use crate::api::{NamespaceId, Refusal};
 use crate::catalog::{
     Allocator, Ask, Catalog, Extent, Finding, Grant, Pinned, ReservationId, SegmentMap,
 };
+use crate::hint::Hint;
 use crate::index::{Place, SegmentId};
 use crate::planted;
 use crate::runtime::Mutex;
@@ -198,7 +199,7 @@ impl Ledger {
     pub fn reserve<C: Allocator + ?Sized>(
         &self,
         catalog: &C,
-        namespace: NamespaceId,
+        (namespace, hint): (NamespaceId, Hint),
         asks: &[Ask],
         page_bytes: u64,
         share_bytes: u64,
@@ -228,7 +229,7 @@ impl Ledger {
             });
             return Some((number, vec![Grant::Refused(Refusal::Busy); all]));
         }
-        let (reservation, mut grants) = catalog.reserve(namespace, asks);
+        let (reservation, mut grants) = catalog.reserve(namespace, hint, asks);
         let unlanded = Unlanded::of(&grants);
         let number = held.add(Put {
             reservation: Some(reservation),

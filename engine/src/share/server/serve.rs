@@ -15,6 +15,7 @@ use crate::fork::keep_private;
 use crate::planted;
 use crate::runtime::Instant;
 use crate::share::pass::Giving;
+use crate::share::protocol::POLICIES;
 use crate::share::wire::{
     ClientId, Failure, Reply, Request, WireError, arrives, parse, receive, send,
 };
@@ -219,16 +220,23 @@ impl Shared {
             marks: &self.probes,
             share_bytes: self.share_bytes(),
         };
-        let begins = matches!(request, Request::Reserve { .. } | Request::Pin { .. });
+        let begins = matches!(
+            request,
+            Request::Reserve { .. } | Request::ReserveHinted { .. } | Request::Pin { .. }
+        );
         let answer = desk.answer(&session.ledger, request);
         if begins {
             self.watch.call();
         }
-        match answer {
-            Answer::Reply(reply) => Some(reply),
-            Answer::Nothing => None,
-            Answer::Later(later) => Some(self.answer_later(session, later)),
-        }
+        let reply = match answer {
+            Answer::Reply(reply) => reply,
+            Answer::Nothing => return None,
+            Answer::Later(later) => self.answer_later(session, later),
+        };
+        Some(match session.agreed.has(POLICIES) {
+            true => reply,
+            false => answer::without_policies(reply),
+        })
     }
 
     /// Does the waiting that a request asks for.

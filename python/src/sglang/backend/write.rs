@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::time::{Duration, Instant};
 
-use larder_engine::{PutStatus, Refusal};
+use larder_engine::{PutOptions, PutStatus, Refusal};
 use larder_format::PageKey;
 
 use super::{Backend, Registered};
@@ -136,7 +136,8 @@ impl Backend {
         let write = |keys: &[PageKey], memory: &[Vec<IoSlice<'_>>], chain: Chain| {
             let memory = memory.iter().map(Vec::as_slice);
             let pages = chain::pages(keys, Some(chain), memory);
-            space.put_pages(&pages, ROOM_PATIENCE, Some(Patience::Put(deadline)))
+            let options = PutOptions::waiting(ROOM_PATIENCE);
+            space.put_pages(&pages, options, Some(Patience::Put(deadline)))
         };
         match way {
             Way::Direct => write(keys, memory, chain),
@@ -207,7 +208,11 @@ fn is_left_out(status: PutStatus) -> bool {
     matches!(
         status,
         PutStatus::Refused(
-            Refusal::NoSpace | Refusal::Busy | Refusal::Unreachable | Refusal::ReadOnlyService
+            Refusal::NoSpace
+                | Refusal::Busy
+                | Refusal::Unreachable
+                | Refusal::ReadOnlyService
+                | Refusal::NotAdmitted
         )
     )
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::api::{OpenOptions, PageStore, PutFailure, PutOptions, PutPage, PutStatus};
+use crate::hint::Hint;
 use crate::share::server::answer::settled;
 use crate::share::wire::Reply;
 use crate::store::LocalStore;
@@ -62,7 +63,13 @@ fn asks(count: u8) -> Vec<Ask> {
 
 fn reserve(home: &Home, ledger: &Ledger, count: u8) -> (u64, Vec<Grant>) {
     let catalog = home.store.catalog();
-    let reserved = ledger.reserve(catalog, home.namespace, &asks(count), 65536, SHARE);
+    let reserved = ledger.reserve(
+        catalog,
+        (home.namespace, Hint::default()),
+        &asks(count),
+        65536,
+        SHARE,
+    );
     reserved.unwrap()
 }
 
@@ -128,7 +135,7 @@ fn extents_of_a_silent_client_stay_reserved_until_it_reports_its_writes_as_over(
     assert_eq!(statuses, [PutStatus::Failed(PutFailure::Write); 2]);
     assert_eq!(ledger.kept(), [extent.place.segment]);
     // A new put of the same pages is given another place.
-    let again = catalog.reserve(home.namespace, &asks(1));
+    let again = catalog.reserve(home.namespace, Hint::default(), &asks(1));
     assert!(
         matches!(again.1[0], Grant::Write(other) if other.place.segment != extent.place.segment)
     );
@@ -261,7 +268,13 @@ fn puts_that_are_awaited_together_fit_one_reply() {
     let ledger = Ledger::new(ClientId(1), 2);
     let asks = asks(1).repeat(KEYS_MAX / 2 + 1);
     let puts = [(); 2].map(|()| {
-        let put = ledger.reserve(catalog, home.namespace, &asks, 65536, SHARE);
+        let put = ledger.reserve(
+            catalog,
+            (home.namespace, Hint::default()),
+            &asks,
+            65536,
+            SHARE,
+        );
         put.unwrap().0
     });
     assert!(ledger.wait(&puts).is_none());

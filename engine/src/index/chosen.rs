@@ -1,0 +1,387 @@
+//! The choice of the next page to evict by a policy of another crate, in place of `Lru`.
+//!
+//! The index keeps what such a policy sees and the entries do not have: 8 bytes a slot (depth, hits
+//! and hint), the blocks of a page of each namespace, and the time of some stamps. Without a policy
+//! none of this exists.
+//!
+//! Uses come from readers, who hold the read lock. They are noted, and reported to the policy under
+//! the write lock: before it decides anything, before a page leaves, and when there are
+//! [`NOTED_MAX`]. So every noted page is stored.
+//!
+//! The policy is not trusted. QUEUED on a slot says that it was given to the policy, or is set
+//! aside here. A number that the policy should not hold is passed over.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use larder_format::BLOCK_BYTES;
+use parking_lot::Mutex;
+
+use super::chunks::Chunks;
+use super::coldness::{Heap, Standing};
+use super::counted::Counted;
+use super::slab::{LIVE, PageId, QUEUED, Slab};
+use super::types::{Heat, Told};
+use crate::api::NamespaceId;
+use crate::hint::Hint;
+use crate::policy::{Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth};
+
+/// Noted uses that are reported at once: about 100 us of a policy's time.
+const NOTED_MAX: usize = 2048;
+
+/// Distance of the stamps whose time is kept, in milliseconds, and their number: 18 hours.
+const STEP_MS: u64 = 1000;
+const TIMES_MAX: usize = 1 << 16;
+
+/// The pages, for the facts that a policy sees.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    pub(super) slab: &'a Slab,
+    pub(super) counted: &'a Counted,
+    /// The next stamp.
+    pub(super) next: Heat,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    policy: Box<dyn EvictionPolicy>,
+    seen: Seen,
+    /// Leaves that had to stay when the policy returned them, by their heat then. No stamp drawn
+    /// since `aside_since` can have ended all their leases.
+    aside: Heap,
+    aside_since: Heat,
+    parked: Vec<PageId>,
+    noted: Mutex<Vec<Noted>>,
+}
+
+/// A use of a page that the policy does not know yet.
+#[derive(Debug)]
+struct Noted {
+    id: PageId,
+    by: Use,
+    hint: Option<Hint>,
+}
+
+/// The facts that only a policy needs.
+#[derive(Debug)]
+struct Seen {
+    /// By slot.
+    notes: Chunks<Note>,
+    /// By namespace: the blocks of a page.
+    blocks: Vec<u32>,
+    times: Mutex<Times>,
+}
+
+/// Hint, and depth (23 bits), whether the page is set aside or parked (1 bit), hits (8 bits).
+#[derive(Debug, Clone, Copy, Default)]
+struct Note {
+    hint: u32,
+    rest: u32,
+}
+
+const DEPTH_SHIFT: u32 = 9;
+const DEPTH_MAX: u32 = u32::MAX >> DEPTH_SHIFT;
+const IS_ASIDE: u32 = 1 << 8;
+const HITS_MAX: u32 = 255;
+
+impl Note {
+    fn depth(self) -> u32 {
+        self.rest >> DEPTH_SHIFT
+    }
+
+    fn hits(self) -> u32 {
+        self.rest & HITS_MAX
+    }
+
+    fn is_aside(self) -> bool {
+        self.rest & IS_ASIDE != 0
+    }
+
+    fn count_hit(&mut self) {
+        if self.hits() < HITS_MAX {
+            self.rest += 1;
+        }
+    }
+}
+
+/// The times of some stamps, in the order of both.
+#[derive(Debug, Default)]
+struct Times {
+    of: VecDeque<(Heat, u64)>,
+    now_ms: u64,
+}
+
+impl Times {
+    fn note(&mut self, stamp: Heat, now_ms: u64) {
+        self.now_ms = self.now_ms.max(now_ms);
+        let is_due = |(_, last): &(Heat, u64)| now_ms >= last + STEP_MS;
+        if self.of.back().is_none_or(is_due) {
+            if self.of.len() == TIMES_MAX {
+                self.of.pop_front();
+            }
+            self.of.push_back((stamp, now_ms));
+        }
+    }
+
+    fn since(&self, stamp: Heat) -> Duration {
+        let behind = self.of.partition_point(|(noted, _)| *noted <= stamp);
+        let noted = self.of.get(behind.saturating_sub(1));
+        let then = noted.map_or(self.now_ms, |(_, ms)| *ms);
+        Duration::from_millis(self.now_ms - then)
+    }
+
+    fn lower(&mut self, cut: u32) {
+        for (stamp, _) in &mut self.of {
+            *stamp = Heat(stamp.0.saturating_sub(cut));
+        }
+    }
+}
+
+impl Seen {
+    fn tell(&mut self, slab: &Slab, id: PageId, told: Told) {
+        let namespace = usize::from(slab.entry(id).spot.namespace().0);
+        if self.blocks.len() <= namespace {
+            self.blocks.resize(namespace + 1, 0);
+        }
+        self.blocks[namespace] = told.blocks;
+        while self.notes.len() <= id.0 as usize {
+            self.notes.push(Note::default());
+        }
+        let note = self.note_mut(id);
+        // The slot may still be set aside, from the page before.
+        *note = Note {
+            hint: told.hint.bits(),
+            rest: told.depth.min(DEPTH_MAX) << DEPTH_SHIFT | note.rest & IS_ASIDE,
+        };
+    }
+
+    fn note(&self, id: PageId) -> Note {
+        *self.notes.get(id.0 as usize)
+    }
+
+    fn note_mut(&mut self, id: PageId) -> &mut Note {
+        self.notes.get_mut(id.0 as usize)
+    }
+
+    /// Whether a number that the policy names is a slot that it holds.
+    fn is_held(&self, slab: &Slab, page: PageNumber) -> bool {
+        let id = PageId(page.0);
+        page.index() < slab.slots() && slab.entry(id).spot.has(QUEUED) && !self.note(id).is_aside()
+    }
+
+    fn facts(&self, view: View<'_>, id: PageId) -> PageFacts {
+        let entry = view.slab.entry(id);
+        let note = self.note(id);
+        let namespace = entry.spot.namespace().0;
+        let heat = entry.mark().heat();
+        let blocks = self.blocks.get(usize::from(namespace)).copied();
+        PageFacts {
+            namespace: NamespaceId(namespace),
+            key: entry.key(),
+            depth: note.depth(),
+            children: view.slab.link(id).children - u32::from(view.counted.has(id)),
+            hits: note.hits(),
+            idle_calls: view.next.0.saturating_sub(heat.0),
+            idle: self.times.lock().since(heat),
+            hint: Hint::from_bits(note.hint),
+            bytes: u64::from(blocks.unwrap_or(0)) * BLOCK_BYTES as u64,
+        }
+    }
+}
+
+fn is_leaf(slab: &Slab, id: PageId) -> bool {
+    slab.entry(id).spot.has(LIVE) && slab.link(id).children == 0
+}
+
+impl Chosen {
+    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Chosen {
+        Chosen {
+            policy,
+            seen: Seen {
+                notes: Chunks::new(),
+                blocks: Vec::new(),
+                times: Mutex::default(),
+            },
+            aside: Heap::new(),
+            aside_since: Heat(u32::MAX),
+            parked: Vec::new(),
+            noted: Mutex::default(),
+        }
+    }
+
+    // ---- what the policy is given
+
+    pub(super) fn arrived(&mut self, view: View<'_>, id: PageId, told: Told) {
+        self.seen.tell(view.slab, id, told);
+        let facts = self.seen.facts(view, id);
+        self.policy.arrived(PageNumber(id.0), &facts);
+    }
+
+    /// A page is about to leave. Whether its slot is set aside, and so stays QUEUED.
+    pub(super) fn left(&mut self, view: View<'_>, id: PageId, why: Departure) -> bool {
+        let facts = self.seen.facts(view, id);
+        self.policy.left(PageNumber(id.0), &facts, why);
+        self.seen.note(id).is_aside()
+    }
+
+    pub(super) fn file(&mut self, view: View<'_>, id: PageId) {
+        let facts = self.seen.facts(view, id);
+        self.policy.file(PageNumber(id.0), &facts);
+    }
+
+    /// Notes uses of pages by a reader. Whether they are to be reported at once.
+    pub(super) fn note_uses(&self, ids: &[PageId], by: Use, hint: Option<Hint>) -> bool {
+        let mut noted = self.noted.lock();
+        let found = ids.iter().filter(|id| **id != PageId::NONE);
+        noted.extend(found.map(|id| Noted { id: *id, by, hint }));
+        noted.len() >= NOTED_MAX
+    }
+
+    pub(super) fn has_unreported(&self) -> bool {
+        !self.noted.lock().is_empty()
+    }
+
+    pub(super) fn report_uses(&mut self, view: View<'_>) {
+        for Noted { id, by, hint } in self.noted.get_mut().drain(..) {
+            let note = self.seen.note_mut(id);
+            if by != Use::Lookup {
+                note.count_hit();
+            }
+            if let Some(hint) = hint {
+                note.hint = hint.bits();
+            }
+            let facts = self.seen.facts(view, id);
+            self.policy.used(PageNumber(id.0), &facts, by);
+        }
+    }
+
+    pub(super) fn note_time(&self, stamp: Heat, now_ms: u64) {
+        self.seen.times.lock().note(stamp, now_ms);
+    }
+
+    // ---- what it decides
+
+    /// As `Lru::coldest`. `look` is the present state of a page; it notes a slot that is no leaf as
+    /// not held.
+    pub(super) fn coldest(
+        &mut self,
+        slab: &mut Slab,
+        counted: &Counted,
+        (next, floor): (Heat, Heat),
+        mut look: impl FnMut(&mut Slab, PageId) -> Standing,
+    ) -> Option<PageId> {
+        self.take_back(slab, counted, next, floor);
+        let mut wrong = 0;
+        loop {
+            let seen = &self.seen;
+            let found = self.policy.coldest(&mut |page| {
+                let id = PageId(page.0);
+                if !seen.is_held(slab, page) {
+                    return None;
+                }
+                if !is_leaf(slab, id) {
+                    slab.entry_mut(id).spot.clear(QUEUED);
+                    return None;
+                }
+                let view = View {
+                    slab,
+                    counted,
+                    next,
+                };
+                Some(seen.facts(view, id))
+            });
+            let Some(page) = found else {
+                if self.aside_since >= next {
+                    return None;
+                }
+                self.take_back(slab, counted, next, Heat(u32::MAX));
+                continue;
+            };
+            if !self.seen.is_held(slab, page) {
+                wrong += 1;
+                if wrong > slab.slots() {
+                    return None;
+                }
+                continue;
+            }
+            let id = PageId(page.0);
+            match look(slab, id) {
+                Standing::Gone => {}
+                Standing::Parked(_) => {
+                    self.seen.note_mut(id).rest |= IS_ASIDE;
+                    self.parked.push(id);
+                }
+                Standing::Leaf(heat, true) => {
+                    self.seen.note_mut(id).rest |= IS_ASIDE;
+                    self.aside.push(heat, id);
+                    self.aside_since = self.aside_since.min(next);
+                }
+                Standing::Leaf(_, false) => return Some(id),
+            }
+        }
+    }
+
+    /// Files leaves again that were set aside below a heat.
+    fn take_back(&mut self, slab: &mut Slab, counted: &Counted, next: Heat, below: Heat) {
+        while let Some((heat, id)) = self.aside.top()
+            && heat < below
+        {
+            self.aside.pop();
+            self.refile(slab, counted, next, id);
+        }
+        if self.aside.top().is_none() {
+            self.aside_since = Heat(u32::MAX);
+        }
+    }
+
+    /// Gives a slot back to the policy that was set aside, if it is a leaf.
+    fn refile(&mut self, slab: &mut Slab, counted: &Counted, next: Heat, id: PageId) {
+        self.seen.note_mut(id).rest &= !IS_ASIDE;
+        if is_leaf(slab, id) {
+            let view = View {
+                slab,
+                counted,
+                next,
+            };
+            self.file(view, id);
+        } else {
+            slab.entry_mut(id).spot.clear(QUEUED);
+        }
+    }
+
+    pub(super) fn unpark(&mut self, slab: &mut Slab, counted: &Counted, next: Heat) {
+        for id in std::mem::take(&mut self.parked) {
+            self.refile(slab, counted, next, id);
+        }
+    }
+
+    pub(super) fn worth(&self, view: View<'_>, id: PageId) -> Worth {
+        let facts = self.seen.facts(view, id);
+        self.policy.worth(PageNumber(id.0), &facts)
+    }
+
+    pub(super) fn lines(&self) -> ReclaimLines {
+        self.policy.lines()
+    }
+
+    /// Adjusts to a lowering of all heats by `cut`.
+    pub(super) fn lower(&mut self, cut: u32) {
+        self.aside.lower(cut);
+        if self.aside.top().is_some() {
+            self.aside_since = Heat(self.aside_since.0.saturating_sub(cut));
+        }
+        self.seen.times.get_mut().lower(cut);
+    }
+
+    /// Bytes allocated.
+    pub(super) fn ram_bytes(&self) -> usize {
+        self.policy.ram_bytes()
+            + self.seen.notes.ram_bytes()
+            + self.seen.blocks.capacity() * size_of::<u32>()
+            + self.seen.times.lock().of.capacity() * size_of::<(Heat, u64)>()
+            + self.aside.ram_bytes()
+            + self.parked.capacity() * size_of::<PageId>()
+            + self.noted.lock().capacity() * size_of::<Noted>()
+    }
+}

@@ -1,0 +1,119 @@
+//! Two toy policies of eviction: they prove that the store holds its promises under any order.
+
+use std::collections::VecDeque;
+
+use larder_engine::policy::{
+    Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth,
+};
+
+/// First in, first out: the leaf that arrived first goes first, however often it was used.
+#[derive(Debug, Default)]
+pub struct Fifo {
+    /// By page: the number of its arrival.
+    arrivals: Vec<u32>,
+    next: u32,
+    leaves: VecDeque<(u32, PageNumber)>,
+}
+
+impl EvictionPolicy for Fifo {
+    fn arrived(&mut self, page: PageNumber, _: &PageFacts) {
+        self.next += 1;
+        if self.arrivals.len() <= page.index() {
+            self.arrivals.resize(page.index() + 1, 0);
+        }
+        self.arrivals[page.index()] = self.next;
+    }
+
+    fn left(&mut self, page: PageNumber, _: &PageFacts, _: Departure) {
+        self.arrivals[page.index()] = 0;
+    }
+
+    fn file(&mut self, page: PageNumber, facts: &PageFacts) {
+        let entry = (self.worth(page, facts).0, page);
+        let at = self.leaves.partition_point(|filed| *filed < entry);
+        self.leaves.insert(at, entry);
+    }
+
+    fn coldest(
+        &mut self,
+        facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
+    ) -> Option<PageNumber> {
+        loop {
+            let (arrival, page) = self.leaves.pop_front()?;
+            // Its number may name a later page.
+            if self.arrivals[page.index()] == arrival && facts(page).is_some() {
+                return Some(page);
+            }
+        }
+    }
+
+    fn worth(&self, page: PageNumber, _: &PageFacts) -> Worth {
+        Worth(self.arrivals[page.index()])
+    }
+
+    fn lines(&self) -> ReclaimLines {
+        let oldest = self.leaves.front().map_or(0, |(arrival, _)| *arrival);
+        let line = oldest + (self.next - oldest) / 20;
+        ReclaimLines::new(Some(Worth(line)), Worth(u32::MAX))
+    }
+}
+
+/// Any leaf, by a seeded generator. The worth of a page changes with each use.
+#[derive(Debug)]
+pub struct Random {
+    state: u64,
+    worths: Vec<u32>,
+    leaves: Vec<PageNumber>,
+}
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random {
+            state: seed | 1,
+            worths: Vec::new(),
+            leaves: Vec::new(),
+        }
+    }
+
+    fn draw(&mut self) -> u32 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (self.state >> 32) as u32
+    }
+}
+
+impl EvictionPolicy for Random {
+    fn arrived(&mut self, page: PageNumber, _: &PageFacts) {
+        if self.worths.len() <= page.index() {
+            self.worths.resize(page.index() + 1, 0);
+        }
+        self.worths[page.index()] = self.draw();
+    }
+
+    fn used(&mut self, page: PageNumber, _: &PageFacts, _: Use) {
+        self.worths[page.index()] = self.draw();
+    }
+
+    fn file(&mut self, page: PageNumber, _: &PageFacts) {
+        self.leaves.push(page);
+    }
+
+    fn coldest(
+        &mut self,
+        facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
+    ) -> Option<PageNumber> {
+        while !self.leaves.is_empty() {
+            let at = self.draw() as usize % self.leaves.len();
+            let page = self.leaves.swap_remove(at);
+            if facts(page).is_some() {
+                return Some(page);
+            }
+        }
+        None
+    }
+
+    fn worth(&self, page: PageNumber, _: &PageFacts) -> Worth {
+        Worth(self.worths[page.index()])
+    }
+}
