@@ -423,7 +423,7 @@ impl Caller {
     fn missed(&self, name: Name, from: Moment, is_bad: bool, why: &str) {
         let name = self.index(name);
         let state = &mut *self.shared.borrow_mut();
-        let may_evict = state.plan.is_tight && !is_bad;
+        let may_evict = state.plan.may_evict() && !is_bad;
         state.promises.check_miss(name, from, may_evict, why);
     }
 

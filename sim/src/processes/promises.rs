@@ -14,9 +14,9 @@
 //! - After a power loss this holds for the pages and deletions that were durable: with the sync
 //!   policy "always" when the call ended, else when a flush that began later ended well.
 //!
-//! A roomy store has room for all versions: no page is evicted. A tight one evicts: pages may be
-//! missing, but not more of them than pages were evicted. A page that is missing with wrong bytes
-//! is lost in either.
+//! A roomy store has room for all versions: no page is evicted, unless writes fail. A tight one
+//! evicts: pages may be missing, but not more of them than pages were evicted. A page that is
+//! missing with wrong bytes is lost in either.
 
 use larder_engine::PutStatus;
 use larder_engine::format::BLOCK_BYTES;
