@@ -6,6 +6,16 @@
 //! that it depends on ([`probe::report`]). The other checks concern one place: the directory, file
 //! or device of a present or future store. A line is `ok`, `warn` (works, but slower or riskier
 //! than possible) or `fail` (a store cannot work there).
+//!
+//! | module | content |
+//! |---|---|
+//! | `store` | the store at a path, its volumes and its owner |
+//! | `bundle` | an archive of facts for a report of a problem |
+//! | `redact` | takes names and secrets out of the archive |
+
+mod bundle;
+mod redact;
+mod store;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,13 +23,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use larder_engine::advice;
 use larder_engine::disk::probe::{self, Level};
 use larder_engine::memory::{AlignedBuf, backing_page_bytes};
-use larder_engine::share;
-use larder_engine::volume::holes::holes;
-use larder_engine::volume::{Access, HolderState, LockHolder, Volume, Volumes};
-use larder_engine::{StoreError, advice};
-use larder_format::{BLOCK_BYTES, FORMAT_VERSION, OpenState, Superblock};
+use larder_format::BLOCK_BYTES;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, ftruncate};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -28,7 +35,7 @@ use crate::failure::{Ending, Failure};
 use crate::place::volume_at;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
-use crate::stat::process;
+use store::store;
 
 /// The release of this program.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -51,12 +58,19 @@ const ALIGN_BYTES_MAX: u32 = 4096;
 /// Schedulers that add little to a fast disk.
 const LIGHT_SCHEDULERS: [&str; 3] = ["none", "mq-deadline", "kyber"];
 
-/// Say what this machine offers a store, and what is in the way
+/// Check this machine and print obstacles with their remedies
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
     /// A store, or the directory or device for one
     #[arg(default_value = ".")]
     path: PathBuf,
+    /// Also write an archive of facts for a report of a problem: versions, configuration, counters,
+    /// this report, without page data, names and secrets
+    #[arg(long, value_name = "FILE.tar")]
+    bundle: Option<PathBuf>,
+    /// Add the last lines of this log file to the archive
+    #[arg(long, value_name = "FILE", requires = "bundle")]
+    log: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -69,6 +83,8 @@ struct DoctorReport {
     path: PathBuf,
     /// One line for each fact.
     facts: Vec<FactLine>,
+    /// The archive that was written.
+    bundle: Option<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -97,6 +113,12 @@ impl Report for DoctorReport {
                 format!("{:<4}  {:<width$}", fact.level, fact.name),
                 &fact.what,
             );
+        }
+        if let Some(bundle) = &self.bundle {
+            let path = bundle.display();
+            lines.text(format!(
+                "Archive: {path}; read its log.txt before you send it"
+            ));
         }
         lines
     }
@@ -130,17 +152,20 @@ pub fn run(args: &DoctorArgs) -> Result<Ending, Failure> {
     huge_pages(&mut facts);
     place(&args.path, &mut facts)?;
     let failed = facts.0.iter().any(|fact| fact.level == "fail");
-    report::print(
-        &DoctorReport {
-            path: args.path.clone(),
-            facts: facts.0,
-        },
-        args.json,
-    )?;
-    Ok(if failed {
-        Ending::Findings
-    } else {
-        Ending::Done
+    let mut document = DoctorReport {
+        path: args.path.clone(),
+        facts: facts.0,
+        bundle: None,
+    };
+    if let Some(archive) = &args.bundle {
+        let found = report::document(&document)?;
+        bundle::write(&args.path, archive, args.log.as_deref(), found)?;
+        document.bundle = Some(archive.clone());
+    }
+    report::print(&document, args.json)?;
+    Ok(match failed {
+        true => Ending::Findings,
+        false => Ending::Done,
     })
 }
 
@@ -459,192 +484,11 @@ fn free_space(path: &Path, facts: &mut Facts) {
     }
 }
 
-/// The store at a path: whole, closed, in use?
-fn store(path: &Path, facts: &mut Facts) {
-    let volumes = match Volumes::open(path, &[], Access::ReadOnly, false) {
-        Ok(volumes) => volumes,
-        Err(StoreError::NotAStore(_)) => {
-            facts.add(
-                "store",
-                Level::Ok,
-                "none here; `larder create` makes one, over other data only with --force",
-            );
-            writable(path, facts);
-            return;
-        }
-        Err(error) => {
-            facts.add("store", Level::Fail, error.to_string());
-            return;
-        }
-    };
-    let superblock = volumes.superblock();
-    let segments: u64 = superblock
-        .volumes
-        .iter()
-        .map(|volume| u64::from(volume.segments))
-        .sum();
-    let what = format!(
-        "{} on {} volumes, {segments} segments",
-        superblock.store,
-        superblock.volumes.len()
-    );
-    facts.add("store", Level::Ok, what);
-    let features = superblock.features;
-    let what = format!("version {FORMAT_VERSION}, {features}; this is release {RELEASE}");
-    match features.may_be_written() {
-        true => facts.add("format", Level::Ok, what),
-        false => facts.add(
-            "format",
-            Level::Fail,
-            format!("{what}, which must not write to it: use a newer Larder"),
-        ),
-    }
-    for (_, volume) in volumes.present() {
-        writable(&volume.path, facts);
-        blocks(volume, facts);
-    }
-    let locked = match is_locked(&volumes) {
-        Ok(locked) => locked,
-        Err(error) => {
-            let what = format!("a volume cannot be locked: {error}; {}", remedy(error));
-            facts.add("store in use", Level::Fail, what);
-            return;
-        }
-    };
-    let report = locked.then(|| share::report(path).ok()).flatten();
-    let (level, what) = match &report {
-        Some(report) => (Level::Ok, served_by(report.pid)),
-        None => in_use(superblock, locked),
-    };
-    facts.add("store in use", level, what);
-    if let Some(report) = report {
-        let owner = process(report.pid);
-        let what = format!("{owner} serves it with {}", report.settings);
-        facts.add("settings", Level::Ok, what);
-        facts.add("protocol", Level::Ok, protocol(&report));
-        service(&report, facts);
-    }
-}
-
-/// The releases of the owner and of its clients.
-fn protocol(report: &share::Report) -> String {
-    let mut what = format!("the owner is {}", report.protocol);
-    for of in &report.releases {
-        if of.release != report.protocol.release {
-            what += &format!("; {} clients of release {}", of.clients, of.release);
-        }
-    }
-    what
-}
-
-/// Whether a process has a volume locked. A lock taken for this check is released at once.
-fn is_locked(volumes: &Volumes) -> Result<bool, Errno> {
-    for (_, volume) in volumes.present() {
-        let file = volume.file.as_fd();
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => {
-                let _ = rustix::fs::flock(file, FlockOperation::Unlock);
-            }
-            Err(Errno::WOULDBLOCK) => return Ok(true),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(false)
-}
-
-/// The process that serves a store.
-fn served_by(pid: Option<u32>) -> String {
-    let owner = process(pid);
-    match pid {
-        Some(_) => format!("yes, served by {owner}"),
-        None => format!(
-            "yes, served by {owner}, whose number is unknown here. Clients work all the same; to \
-             stop it or to read its log, go to its container or to the host"
-        ),
-    }
-}
-
-/// Whether every block of a volume's file is allocated to it alone: otherwise a write may find no
-/// space.
-fn blocks(volume: &Volume, facts: &mut Facts) {
-    let Some(holes) = holes(&*volume.file) else {
-        return;
-    };
-    if holes.is_none() {
-        facts.add("blocks", Level::Ok, "all allocated");
-        return;
-    }
-    let path = volume.path.display();
-    let free = rustix::fs::statvfs(&volume.path).map_or(u64::MAX, |space| {
-        space.f_bavail.saturating_mul(space.f_frsize)
-    });
-    let (level, advice) = if free < holes.unallocated_bytes + holes.shared_bytes {
-        let advice = format!("; {} are free: free some space first", ByteSize(free));
-        (Level::Fail, advice)
-    } else {
-        (Level::Warn, String::new())
-    };
-    let what = format!("{path}: {holes}: {}{advice}", holes.remedy(&volume.path));
-    facts.add("blocks", level, what);
-}
-
-/// The volumes that the owner of a shared store serves read-only.
-fn service(report: &share::Report, facts: &mut Facts) {
-    for volume in &report.stats.read_only_volumes {
-        let what = format!(
-            "{}: in read-only service, {} puts were refused: the device refuses writes ({}). Make \
-             it \
-             take writes again (free space, mount, health of the device: see dmesg); the owner \
-             tries every second",
-            volume.path.display(),
-            report.stats.puts_refused_read_only,
-            volume.reason
-        );
-        facts.add("service", Level::Fail, what);
-    }
-    if report.stats.read_only_volumes.is_empty() {
-        facts.add("service", Level::Ok, "every volume takes writes");
-    }
-}
-
-/// Whether a volume can be written: a read-only one passes all other checks.
-fn writable(volume: &Path, facts: &mut Facts) {
-    let opened = rustix::fs::open(volume, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-    if let Err(error) = opened {
-        let what = format!(
-            "{}: cannot be opened for writing: {error}; {}",
-            volume.display(),
-            remedy(error)
-        );
-        facts.add("writable", Level::Fail, what);
-    }
-}
-
-fn in_use(superblock: &Superblock, locked: bool) -> (Level, String) {
-    let holder = LockHolder::of(&superblock.holder);
-    let pid = holder.pid;
-    match (locked, superblock.state) {
-        (true, _) => {
-            let level = match holder.state {
-                HolderState::Running | HolderState::OutOfSight => Level::Ok,
-                HolderState::Exited => Level::Warn,
-            };
-            (level, format!("yes, by {holder}"))
-        }
-        (false, OpenState::Clean) => (Level::Ok, "no; it was closed cleanly".to_owned()),
-        (false, OpenState::Open) => (
-            Level::Ok,
-            format!(
-                "no; process {pid} left it without closing it, the next to open it recovers it"
-            ),
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use super::store::writable;
     use super::*;
 
     #[test]

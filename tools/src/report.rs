@@ -103,16 +103,28 @@ pub fn print_on<R: Report>(report: &R, json: bool, out: &mut dyn Write) -> Resul
     }
 }
 
+/// A report as JSON, for another document.
+///
+/// # Errors
+/// If a value of the report has no form in JSON.
+pub fn document<R: Report>(report: &R) -> Result<serde_json::Value, Failure> {
+    serde_json::to_value(document_of(report))
+        .map_err(|error| Failure::environment(format!("making a JSON document: {error}")))
+}
+
+fn document_of<R: Report>(report: &R) -> Document<'_, R> {
+    Document {
+        schema: SCHEMA,
+        command: R::COMMAND,
+        report,
+    }
+}
+
 fn write<R: Report>(report: &R, json: bool, out: &mut dyn Write) -> io::Result<()> {
     if !json {
         return report.lines().write(out);
     }
-    let document = Document {
-        schema: SCHEMA,
-        command: R::COMMAND,
-        report,
-    };
-    serde_json::to_writer_pretty(&mut *out, &document)?;
+    serde_json::to_writer_pretty(&mut *out, &document_of(report))?;
     writeln!(out)
 }
 

@@ -77,6 +77,34 @@ struct StatReport {
     disk_reason: String,
 }
 
+impl StatReport {
+    /// Asks the owner.
+    fn of(path: &Path, before: &mut Before) -> Result<StatReport, Failure> {
+        let mut told = share::report(path)?;
+        let DiskFacts { disk, disk_reason } = DiskFacts::of(&told.stats.disk);
+        told.stats.disk = disk;
+        Ok(StatReport {
+            processes: Processes::of(&told, before),
+            path: path.to_owned(),
+            pid: told.pid,
+            rss_bytes: told.rss_bytes,
+            protocol: told.protocol,
+            clients: told.clients,
+            releases: told.releases,
+            lingering_clients: told.lingering,
+            reads_in_flight: told.reads_in_flight,
+            puts_in_flight: told.puts_in_flight,
+            adrift_pages: told.pages_adrift,
+            staging: told.staging,
+            sync: told.settings.sync.to_string(),
+            lease_seconds: told.settings.lease.as_secs_f64(),
+            prewrite: told.settings.prewrite,
+            stats: told.stats,
+            disk_reason,
+        })
+    }
+}
+
 impl Report for StatReport {
     const COMMAND: &'static str = "stat";
 
@@ -336,34 +364,21 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let mut before = Before::default();
     loop {
-        let mut told = share::report(&args.path)?;
-        let DiskFacts { disk, disk_reason } = DiskFacts::of(&told.stats.disk);
-        told.stats.disk = disk;
-        let report = StatReport {
-            processes: Processes::of(&told, &mut before),
-            path: args.path.clone(),
-            pid: told.pid,
-            rss_bytes: told.rss_bytes,
-            protocol: told.protocol,
-            clients: told.clients,
-            releases: told.releases,
-            lingering_clients: told.lingering,
-            reads_in_flight: told.reads_in_flight,
-            puts_in_flight: told.puts_in_flight,
-            adrift_pages: told.pages_adrift,
-            staging: told.staging,
-            sync: told.settings.sync.to_string(),
-            lease_seconds: told.settings.lease.as_secs_f64(),
-            prewrite: told.settings.prewrite,
-            stats: told.stats,
-            disk_reason,
-        };
+        let report = StatReport::of(&args.path, &mut before)?;
         output::print(&report, args.json)?;
         match pause {
             Some(pause) if !interrupt.wait(pause) && end_report()? => {}
             _ => return Ok(Ending::Done),
         }
     }
+}
+
+/// The document of a store's counters.
+///
+/// # Errors
+/// If the store has no owner that answers.
+pub fn document(path: &Path) -> Result<serde_json::Value, Failure> {
+    output::document(&StatReport::of(path, &mut Before::default())?)
 }
 
 /// The pause between two reports.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod bench;
+mod bundle;
 mod containers;
 mod documents;
 mod served;

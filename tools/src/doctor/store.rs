@@ -1,0 +1,196 @@
+//! The store at a path, as a survey of its superblocks and its owner show it.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use larder_engine::disk::probe::Level;
+use larder_engine::volume::holes::holes;
+use larder_engine::volume::{Access, HolderState, LockHolder, Volume, Volumes};
+use larder_engine::{StoreError, share};
+use larder_format::{FORMAT_VERSION, OpenState, Superblock};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{Facts, RELEASE, remedy};
+use crate::size::ByteSize;
+use crate::stat::process;
+
+/// The store at a path: whole, closed, in use?
+pub(super) fn store(path: &Path, facts: &mut Facts) {
+    let volumes = match Volumes::open(path, &[], Access::ReadOnly, false) {
+        Ok(volumes) => volumes,
+        Err(StoreError::NotAStore(_)) => {
+            facts.add(
+                "store",
+                Level::Ok,
+                "none here; `larder create` makes one, over other data only with --force",
+            );
+            writable(path, facts);
+            return;
+        }
+        Err(error) => {
+            facts.add("store", Level::Fail, error.to_string());
+            return;
+        }
+    };
+    let superblock = volumes.superblock();
+    let segments: u64 = superblock
+        .volumes
+        .iter()
+        .map(|volume| u64::from(volume.segments))
+        .sum();
+    let what = format!(
+        "{} on {} volumes, {segments} segments",
+        superblock.store,
+        superblock.volumes.len()
+    );
+    facts.add("store", Level::Ok, what);
+    let features = superblock.features;
+    let what = format!("version {FORMAT_VERSION}, {features}; this is release {RELEASE}");
+    match features.may_be_written() {
+        true => facts.add("format", Level::Ok, what),
+        false => facts.add(
+            "format",
+            Level::Fail,
+            format!("{what}, which must not write to it: use a newer Larder"),
+        ),
+    }
+    for (_, volume) in volumes.present() {
+        writable(&volume.path, facts);
+        blocks(volume, facts);
+    }
+    let locked = match is_locked(&volumes) {
+        Ok(locked) => locked,
+        Err(error) => {
+            let what = format!("a volume cannot be locked: {error}; {}", remedy(error));
+            facts.add("store in use", Level::Fail, what);
+            return;
+        }
+    };
+    let report = locked.then(|| share::report(path).ok()).flatten();
+    let (level, what) = match &report {
+        Some(report) => (Level::Ok, served_by(report.pid)),
+        None => in_use(superblock, locked),
+    };
+    facts.add("store in use", level, what);
+    if let Some(report) = report {
+        let owner = process(report.pid);
+        let what = format!("{owner} serves it with {}", report.settings);
+        facts.add("settings", Level::Ok, what);
+        facts.add("protocol", Level::Ok, protocol(&report));
+        service(&report, facts);
+    }
+}
+
+/// The releases of the owner and of its clients.
+fn protocol(report: &share::Report) -> String {
+    let mut what = format!("the owner is {}", report.protocol);
+    for of in &report.releases {
+        if of.release != report.protocol.release {
+            what += &format!("; {} clients of release {}", of.clients, of.release);
+        }
+    }
+    what
+}
+
+/// Whether a process has a volume locked. A lock taken for this check is released at once.
+fn is_locked(volumes: &Volumes) -> Result<bool, Errno> {
+    for (_, volume) in volumes.present() {
+        let file = volume.file.as_fd();
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => {
+                let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+            }
+            Err(Errno::WOULDBLOCK) => return Ok(true),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// The process that serves a store.
+fn served_by(pid: Option<u32>) -> String {
+    let owner = process(pid);
+    match pid {
+        Some(_) => format!("yes, served by {owner}"),
+        None => format!(
+            "yes, served by {owner}, whose number is unknown here. Clients work all the same; to \
+             stop it or to read its log, go to its container or to the host"
+        ),
+    }
+}
+
+/// Whether every block of a volume's file is allocated to it alone: otherwise a write may find no
+/// space.
+fn blocks(volume: &Volume, facts: &mut Facts) {
+    let Some(holes) = holes(&*volume.file) else {
+        return;
+    };
+    if holes.is_none() {
+        facts.add("blocks", Level::Ok, "all allocated");
+        return;
+    }
+    let path = volume.path.display();
+    let free = rustix::fs::statvfs(&volume.path).map_or(u64::MAX, |space| {
+        space.f_bavail.saturating_mul(space.f_frsize)
+    });
+    let (level, advice) = if free < holes.unallocated_bytes + holes.shared_bytes {
+        let advice = format!("; {} are free: free some space first", ByteSize(free));
+        (Level::Fail, advice)
+    } else {
+        (Level::Warn, String::new())
+    };
+    let what = format!("{path}: {holes}: {}{advice}", holes.remedy(&volume.path));
+    facts.add("blocks", level, what);
+}
+
+/// The volumes that the owner of a shared store serves read-only.
+fn service(report: &share::Report, facts: &mut Facts) {
+    for volume in &report.stats.read_only_volumes {
+        let what = format!(
+            "{}: in read-only service, {} puts were refused: the device refuses writes ({}). Make \
+             it \
+             take writes again (free space, mount, health of the device: see dmesg); the owner \
+             tries every second",
+            volume.path.display(),
+            report.stats.puts_refused_read_only,
+            volume.reason
+        );
+        facts.add("service", Level::Fail, what);
+    }
+    if report.stats.read_only_volumes.is_empty() {
+        facts.add("service", Level::Ok, "every volume takes writes");
+    }
+}
+
+/// Whether a volume can be written: a read-only one passes all other checks.
+pub(super) fn writable(volume: &Path, facts: &mut Facts) {
+    let opened = rustix::fs::open(volume, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    if let Err(error) = opened {
+        let what = format!(
+            "{}: cannot be opened for writing: {error}; {}",
+            volume.display(),
+            remedy(error)
+        );
+        facts.add("writable", Level::Fail, what);
+    }
+}
+
+fn in_use(superblock: &Superblock, locked: bool) -> (Level, String) {
+    let holder = LockHolder::of(&superblock.holder);
+    let pid = holder.pid;
+    match (locked, superblock.state) {
+        (true, _) => {
+            let level = match holder.state {
+                HolderState::Running | HolderState::OutOfSight => Level::Ok,
+                HolderState::Exited => Level::Warn,
+            };
+            (level, format!("yes, by {holder}"))
+        }
+        (false, OpenState::Clean) => (Level::Ok, "no; it was closed cleanly".to_owned()),
+        (false, OpenState::Open) => (
+            Level::Ok,
+            format!("no; process {pid} did not close it; the next open recovers it"),
+        ),
+    }
+}
