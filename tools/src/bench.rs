@@ -69,8 +69,8 @@ const PAGE_TOKENS: u32 = 64;
 
 /// Measure a store: puts, gets, lookups or loads
 ///
-/// The pages that it puts stay in the store. Where there is no room for them beside pages of others
-/// it refuses, unless --force says that these may be dropped, the coldest first.
+/// The pages that it puts stay in the store. Refuses to evict
+/// cached pages unless --force is set.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// The store, or a backend's directory; it must exist (`larder create --prewrite`)
@@ -102,7 +102,7 @@ pub struct BenchArgs {
     load: load::LoadArgs,
     #[command(flatten)]
     open: OpenArgs,
-    /// Measure also where pages of others are dropped to make room for those of the measurement
+    /// Measure even if cached pages are evicted for it
     #[arg(long)]
     force: bool,
     /// Share the store: as a client of the process that owns it, if one does

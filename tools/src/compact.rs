@@ -38,7 +38,7 @@ pub struct CompactArgs {
     /// Size of the new store (64GiB, 512MiB, bytes) [default: as this one]
     #[arg(long, requires = "into")]
     size: Option<ByteSize>,
-    /// Say what would be done, and write nothing
+    /// Print the plan and change nothing
     #[arg(long)]
     dry_run: bool,
     /// Print one JSON document
@@ -139,7 +139,7 @@ impl Layout {
 
     fn line(&self) -> String {
         format!(
-            "{}, {} in {}, {} dead, {:.1} pages in a row",
+            "{}, {} in {}, {} dead, {:.1} pages a contiguous piece",
             count(self.pages, "page"),
             ByteSize(self.live_bytes),
             count(self.used_segments, "segment"),
@@ -188,9 +188,8 @@ impl InPlace {
             lines.row(
                 "Left",
                 format!(
-                    "{left}, still where they were, for want of free segments: use the store, \
-                     which drops its coldest pages when it \
-                     needs room, or compact --into a new one"
+                    "{left}, not moved: no free segment. Let the store run until pages are \
+                     evicted, or use --into"
                 ),
             );
         }
@@ -198,7 +197,7 @@ impl InPlace {
             lines.row(
                 "Dropped",
                 format!(
-                    "{}, {} that a crash had cut short",
+                    "{}, {} half written at a crash",
                     count(self.damaged_pages, "damaged page"),
                     self.unfinished_pages
                 ),
@@ -226,11 +225,11 @@ impl Copy {
         let reasons = [
             (self.nameless_pages, "of namespaces whose records are lost"),
             (self.damaged_pages, "damaged"),
-            (self.unfinished_pages, "that a crash had cut short"),
-            (self.refused_pages, "that the new store did not take"),
+            (self.unfinished_pages, "half written at a crash"),
+            (self.refused_pages, "refused by the new store"),
             (
                 self.evicted_pages,
-                "that the new store dropped again for want of room: choose a larger --size",
+                "that the new store evicted for lack of room: choose a larger --size",
             ),
         ];
         for (number, why) in reasons.into_iter().filter(|(number, _)| *number > 0) {

@@ -38,13 +38,13 @@ pub struct CreateArgs {
     /// fast
     #[arg(long)]
     prewrite: bool,
-    /// Add segments to an existing store that nobody has open
+    /// Add segments to an existing store that no process has open
     #[arg(long)]
     grow: bool,
-    /// Destroy what is there: an existing store, or data that is not Larder's
+    /// Overwrite an existing store or other data
     #[arg(long)]
     force: bool,
-    /// Check everything and say what would be made, but write nothing
+    /// Check everything and print the plan, but write nothing
     #[arg(long)]
     dry_run: bool,
     /// Print one JSON document
@@ -89,8 +89,8 @@ impl Report for CreateReport {
             lines.text(match (self.grown, self.force) {
                 (true, _) => "Interrupted: the store is as it was.",
                 (false, true) => {
-                    "Interrupted: no store was made, and what --force was to write over is lost. \
-                     Run it again, or remove what is left."
+                    "Interrupted: no store was created, and the data that --force overwrites is \
+                     lost. Run it again, or remove the file."
                 }
                 (false, false) => "Interrupted: no store was made.",
             });

@@ -70,7 +70,7 @@ const PUT_WAIT: Duration = Duration::from_secs(10);
 /// Names the conversations.
 const SEED: u64 = 20;
 
-/// See a store work: a made-up chat load, a kill in the middle, a table of what came of it
+/// Demonstrate a store: a chat load, a kill, and the result
 #[derive(Args, Debug)]
 pub struct DemoArgs {
     /// Directory to work in, on the disk to try; needs 1.1 GiB [default: the system's directory for
@@ -478,7 +478,7 @@ fn child_failed(error: &io::Error) -> Failure {
 }
 
 fn gave_up() -> Failure {
-    Failure::environment("the demo's child process gave up; what it said is above")
+    Failure::environment("the child process of the demo failed; see its messages above")
 }
 
 /// Serves the last turns again in a second process, which finds the store's owner here.

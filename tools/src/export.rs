@@ -43,7 +43,7 @@ pub struct ExportArgs {
     store: StoreArgs,
     /// The file to make; `-` for standard output
     file: PathBuf,
-    /// Which pages: those of the namespace with this fingerprint, or all
+    /// Namespace to export, by fingerprint, or all
     #[arg(long, value_name = "FINGERPRINT", default_value = "all", value_parser = selection)]
     namespace: Selection,
     /// Only the chain that ends in the page with this key: the page and all before it
@@ -181,9 +181,7 @@ impl ExportReport {
             );
         }
         if self.chain_complete == Some(false) {
-            lines.text(
-                "The chain is not stored whole: pages of it are not there, or were left out.",
-            );
+            lines.text("The chain is incomplete: pages are missing or left out.");
         }
     }
 

@@ -57,7 +57,7 @@ const UNKNOWN_NAMESPACE: Why = Why {
 };
 
 /// The remedy for a damaged archive.
-const DRY_RUN_ADVICE: &str = "what comes before it is good and would be stored; export again, or \
+const DRY_RUN_ADVICE: &str = "the pages before it are good and would be stored; export again, or \
     bring a good copy of the file";
 const ARCHIVE_ADVICE: &str = "what came before it was good and is stored; export again, or bring a \
     good copy of the file and import that: pages stored \
@@ -74,10 +74,10 @@ pub struct ImportArgs {
     path: PathBuf,
     /// The archive; `-` for standard input
     file: PathBuf,
-    /// Read and check the archive and say what would be stored, but store nothing
+    /// Check the archive, print the plan and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Import also what does not fit beside the pages that are there: the coldest are dropped
+    /// Import even if the coldest pages are evicted for it
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -185,7 +185,7 @@ impl Report for ImportReport {
             lines.row("Failed", count(self.failed_pages, "write"));
         }
         if self.evicted_pages > 0 {
-            lines.row("Dropped for them", count(self.evicted_pages, "page"));
+            lines.row("Evicted for them", count(self.evicted_pages, "page"));
         }
         for damage in &self.damage {
             lines.text(damage.archive_line());
@@ -341,7 +341,7 @@ fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
         FaultReason::Unreadable(_) => format!("{file}: {}; check the path", fault.reason),
         FaultReason::CutOff | FaultReason::Surplus => {
             let advice = if is_stdin(args) {
-                "did what was to write it fail?"
+                "did its writer fail?"
             } else {
                 "check the path"
             };

@@ -282,7 +282,7 @@ impl Summary {
         lines.row("Format", self.format.to_string());
         lines.row("State", self.state());
         let damaged = match damage.len() as u64 {
-            0 => "none that structures show (verify --deep reads every page)".to_owned(),
+            0 => "none in the structures (verify --deep reads every page)".to_owned(),
             found => format!("DAMAGED: {}, listed below", count(found, "finding")),
         };
         lines.row("Damage", damaged);
@@ -353,9 +353,9 @@ impl Summary {
     fn state(&self) -> String {
         let HolderRow { pid, alive, .. } = self.holder;
         let run = self.run;
-        let look = "this is one moment's look";
+        let look = "a snapshot";
         match (self.condition, &self.holder.command) {
-            (findings::CLEAN, _) => format!("closed in order, run {run}"),
+            (findings::CLEAN, _) => format!("closed cleanly, run {run}"),
             (findings::IN_USE, Some(command)) => {
                 format!("IN USE by process {pid} ({command}), run {run}: {look}")
             }

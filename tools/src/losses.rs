@@ -92,7 +92,7 @@ impl LossRow {
         }
         if self.doubtful_pages > 0 {
             parts.push(format!(
-                "up to {} of {} left may have been removed by records that are lost",
+                "lost records may have removed up to {} of the remaining {}",
                 self.doubtful_pages, self.pages
             ));
         }

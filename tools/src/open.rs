@@ -35,12 +35,10 @@ pub struct ShareArgs {
     /// all ranks of a tensor-parallel group hold alike
     #[arg(long, value_enum, default_value_t = SharedReadsArg::Auto)]
     shared_reads: SharedReadsArg,
-    /// Most memory that reads are shared through, taken as it is used; the store's owner decides
-    /// [default: 512MiB]
+    /// Limit of the memory for shared reads; the owner's value holds [default: 512MiB]
     #[arg(long, value_name = "SIZE")]
     staging: Option<ByteSize>,
-    /// Write the blocks of segments that were never used once, in the background: what comes later
-    /// is stored faster
+    /// Write unused blocks once in the background; later puts are faster
     #[arg(long)]
     prewrite: bool,
     /// How long a lookup protects the pages that it found; the store's owner decides [default: 10s]

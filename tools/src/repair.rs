@@ -54,7 +54,7 @@ impl RepairReport {
         RepairReport {
             dry_run,
             reasons: vec![
-                "beyond repair: without a superblock nothing says what the volume is. If the store \
+                "cannot be repaired: the volume has no superblock. If the store \
                  has other volumes, name one with \
                  --volume to see what is left on this one"
                     .to_owned(),
@@ -91,17 +91,16 @@ impl RepairReport {
         let mut reasons = Vec::new();
         if !repaired.stuck.is_empty() {
             reasons.push(format!(
-                "{} could not be emptied: there is no room for the good pages in them, or the \
-                 device refused the writes. Enlarge the \
+                "{} not emptied: no free segment for their good pages, or the device refused the \
+                 writes. Enlarge the \
                  store (`larder create --grow`), and repair again",
                 count(repaired.stuck.len() as u64, "segment")
             ));
         }
         if repaired.unrecorded_pages > 0 {
             reasons.push(format!(
-                "there was no room to write down that {} dropped: enlarge the store, and repair \
-                 again",
-                count(repaired.unrecorded_pages, "page was")
+                "no room for the records of {}: enlarge the store, and repair again",
+                count(repaired.unrecorded_pages, "dropped page")
             ));
         }
         RepairReport {
@@ -253,9 +252,8 @@ fn beyond(flaws: &[Flaw], can_be_degraded: bool) -> String {
     let names = names_of(&volumes_of(flaws));
     if can_be_degraded {
         format!(
-            "beyond repair: {names}. Bring back what is listed; or give up the pages on it, for \
-             good, with --repair --degraded. Until \
-             then nothing is changed"
+            "beyond repair: {names}. Restore these volumes, or give up their pages for good with \
+             --repair --degraded. Until then nothing is changed"
         )
     } else {
         format!(

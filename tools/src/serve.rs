@@ -85,7 +85,7 @@ fn take_descriptors() {
 /// Another process serves the store.
 fn served(path: &Path, owner: Option<u32>) -> Failure {
     Failure::environment(format!(
-        "{}: {} serves it already; `larder stat` shows what it does",
+        "{}: {} serves it already; see `larder stat`",
         path.display(),
         process(owner)
     ))
@@ -108,7 +108,7 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     if let Err(error) = report(&args.path) {
         store.close()?;
         return Err(Failure::environment(format!(
-            "{}: this process cannot serve it: it does not answer on its own socket ({error}); \
+            "{}: this process cannot serve it: its own socket does not answer ({error}); \
              allow accept4 and getsockopt \
              in the container's seccomp profile",
             args.path.display()

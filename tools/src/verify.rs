@@ -27,7 +27,7 @@ use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage;
 
-/// Check a store that nobody has open, and list what is damaged
+/// Check a store that no process has open, and list the damage
 ///
 /// Exit codes: 0 sound (writes that a crash cut short are counted, not damage), or repaired, 1
 /// damage found, or left by a repair, 2 usage, 3 the store is in use, or there is none.
@@ -43,7 +43,7 @@ pub struct VerifyArgs {
     /// damaged descriptors. Nothing good is lost
     #[arg(long)]
     repair: bool,
-    /// Say what --repair would do, and change nothing
+    /// Print the plan of --repair and change nothing
     #[arg(long, requires = "repair")]
     dry_run: bool,
     /// Give up volumes that are missing or beyond repair, for good: their pages are lost
@@ -140,7 +140,7 @@ impl Report for VerifyReport {
             }
             (_, true) => count(self.damage.len() as u64, "thing") + " damaged",
             (Some(checked), false) if checked.deep.is_none() => {
-                "sound, as far as structures tell (--deep reads every page)".to_owned()
+                "structures are sound (--deep reads the pages too)".to_owned()
             }
             _ if self.is_interrupted() => "no damage found until it was interrupted".to_owned(),
             _ => "sound".to_owned(),
@@ -187,7 +187,7 @@ impl Checked {
     fn lines(&self, lines: &mut Lines) {
         lines.row("Store", self.store_id.as_str());
         let state = if self.condition == findings::CLEAN {
-            "closed in order"
+            "closed cleanly"
         } else {
             "not closed: the next open recovers it"
         };
@@ -358,9 +358,9 @@ fn deep(
     let path = args.store.path.display();
     let counts = checked.map_err(|error| {
         Failure::environment(format!(
-            "{path}: the pages cannot be read by this process: {error}; that says nothing of them. \
-             Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it \
-             read the volumes"
+            "{path}: this process cannot read the pages: {error}; they may be sound. Raise its \
+             limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it read the \
+             volumes"
         ))
     })?;
     let seconds = started.elapsed().as_secs_f64();

@@ -111,7 +111,7 @@ fn pack(archive: &Path, entries: &[(&str, String)]) -> io::Result<()> {
         let mut header = tar::Header::new_gnu();
         header.set_size(text.len() as u64);
         header.set_mode(0o644);
-        header.set_mtime(now.as_ref().map_or(0, |now| now.as_secs()));
+        header.set_mtime(now.as_ref().map_or(0, std::time::Duration::as_secs));
         archive_file.append_data(&mut header, Path::new("larder").join(name), text.as_bytes())?;
     }
     let file = archive_file.into_inner()?;
@@ -166,7 +166,7 @@ fn store_values(survey: &Survey, redactor: &mut Redactor) {
 /// The store's geometry, and the shapes of its namespaces.
 fn geometry(survey: &Survey) -> Value {
     let namespaces = survey.namespaces.iter().map(|of| {
-        let fields = of.record.as_ref().map(|namespace| namespace.fields());
+        let fields = of.record.as_ref().map(larder_format::Namespace::fields);
         let shape = fields.map(|fields| {
             json!({
                 "dtype": fields.dtype,

@@ -14,7 +14,7 @@ use serde_json::Value;
 const DISTINCT_CHARS: usize = 6;
 
 /// Shorter values are no names: numbers and flags.
-const NAME_CHARS_MIN: usize = 3;
+const NAME_CHARS_MIN: usize = 2;
 
 /// Names of fields whose values are taken out.
 const NAMES: &str = "(?:[\\w.-]*(?:salt|tenant|customer|model|weights|secret|passw(?:or)?d|\

@@ -69,8 +69,8 @@ pub struct ReplayArgs {
     /// Append every acknowledged page to this file
     #[arg(long, value_name = "FILE", conflicts_with = "l1")]
     ack_log: Option<PathBuf>,
-    /// Flush after every so many requests, and write to --ack-log only what is flushed: what
-    /// survives power loss too
+    /// Flush after every so many requests, and log only flushed pages to --ack-log: they survive
+    /// power loss
     #[arg(
         long,
         value_name = "REQUESTS",

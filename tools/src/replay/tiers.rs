@@ -119,7 +119,7 @@ pub struct TiersArgs {
         value_parser = positive
     )]
     hbm: f64,
-    /// Read from L3 only what is expected to be read sooner than it is computed
+    /// Read only pages from L3 that are expected faster than computing them
     #[arg(long, requires = "l1")]
     break_even: bool,
     /// Hold L1 on this CUDA device, by its number, rather than in the memory of the host; its link

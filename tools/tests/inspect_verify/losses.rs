@@ -104,8 +104,8 @@ fn pages_that_a_lost_deletion_brings_back_are_counted() {
         pages > 20 && revived >= 20 && revived <= pages,
         "{document:#}"
     );
-    home.says("verify", &[], 1, &["may have been removed"]);
-    home.says("inspect", &[], 1, &["may have been removed"]);
+    home.says("verify", &[], 1, &["lost records may have removed"]);
+    home.says("inspect", &[], 1, &["lost records may have removed"]);
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn a_store_closed_in_order_is_sound_and_every_page_put_is_checked() {
         350 * u64::from(PAGE_BYTES)
     );
     assert_eq!(document["deep"]["unfinished_pages"], 0);
-    home.says("verify", &[], 0, &["closed in order", "sound"]);
+    home.says("verify", &[], 0, &["closed cleanly", "sound"]);
     let document = home.json("inspect", &[], 0);
     assert_eq!(document["condition"], "clean");
     assert_eq!(document["pages"], 350);
@@ -38,7 +38,7 @@ fn a_store_closed_in_order_is_sound_and_every_page_put_is_checked() {
         "inspect",
         &[],
         0,
-        &["closed in order", "tiny@w1 bf16", "350 pages"],
+        &["closed cleanly", "tiny@w1 bf16", "350 pages"],
     );
     assert_eq!(
         home.with(|pool| pool.store.stats().usable_bytes),
@@ -51,7 +51,7 @@ fn an_empty_store_is_sound_and_says_so() {
     let home = Home::new();
     let document = home.json("verify", &["--deep"], 0);
     assert_eq!(document["deep"]["pages_checked"], 0);
-    home.says("inspect", &[], 0, &["closed in order", "8 never written"]);
+    home.says("inspect", &[], 0, &["closed cleanly", "8 never written"]);
     home.says("inspect", &["--chains"], 0, &["namespace"]);
 }
 
@@ -63,7 +63,7 @@ fn a_store_in_use_is_not_verified_and_inspected_with_the_name_of_its_holder() {
     let pool = Pool::new(&store);
     pool.put(&chain(1, 10));
     home.says("verify", &[], 3, &["in use", &me, "larder inspect"]);
-    home.says("inspect", &[], 0, &["IN USE", &me, "one moment's look"]);
+    home.says("inspect", &[], 0, &["IN USE", &me, "a snapshot"]);
     let document = home.json("inspect", &[], 0);
     assert_eq!(document["condition"], "in_use");
     assert_eq!(document["holder"]["pid"], std::process::id());

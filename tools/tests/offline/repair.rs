@@ -285,7 +285,7 @@ fn a_store_without_any_superblock_is_beyond_repair_and_that_is_said() {
     }
     let before = pack(&home.path);
     for options in [&["--repair"][..], &["--repair", "--degraded"]] {
-        home.says("verify", options, 1, &["beyond repair", "--volume"]);
+        home.says("verify", options, 1, &["cannot be repaired", "--volume"]);
     }
     assert!(before == pack(&home.path));
 }

@@ -171,7 +171,7 @@ fn a_chain_that_is_not_stored_whole_is_exported_from_where_it_is_and_said_so() {
     let file = source.beside("archive");
     let key = keys[8].to_string();
     let options = [text(&file), "--key", &key];
-    source.says("export", &options, 1, &["not stored whole"]);
+    source.says("export", &options, 1, &["incomplete"]);
     let found: Vec<_> = archived(&file).iter().map(|page| page.key).collect();
     assert_eq!(found, keys[4..]);
     assert_eq!(archived(&file)[0].depth, 4);
