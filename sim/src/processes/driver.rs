@@ -546,6 +546,7 @@ impl Driver {
         self.wait_for(when, &done);
         running.have_callers_begun.set(true);
         self.running.push(running);
+        self.look_at_evictions();
     }
 
     fn wait_for(&mut self, name: &str, done: &std::cell::Cell<bool>) {
@@ -595,12 +596,12 @@ impl Driver {
                 self.kill(&running);
                 continue;
             }
+            self.note_evictions(&running);
             let store = running
                 .store
                 .borrow_mut()
                 .take()
                 .expect("an attached process");
-            self.note_evictions(&running);
             let done = Rc::new(std::cell::Cell::new(false));
             self.world.spawn(running.process, "closer", {
                 let (done, shared) = (done.clone(), self.shared.clone());

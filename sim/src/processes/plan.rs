@@ -163,8 +163,8 @@ impl Plan {
         }
     }
 
-    /// Whether stored pages may be missing. With failing writes one was, in seed 76, for a reason
-    /// that is not known: the check has to be as strict as without them.
+    /// Whether stored pages may be evicted. With failing writes also in a roomy store: a segment
+    /// whose free header is refused is unusable, and the limit of the store falls.
     pub fn may_evict(&self) -> bool {
         self.is_tight || self.has_write_errors()
     }
