@@ -33,6 +33,9 @@ pub enum PlaceError {
     /// The path is neither a directory nor a block device.
     #[error("`path`: {0} is neither a directory nor a block device")]
     Kind(PathBuf),
+    /// The path is the file of a store.
+    #[error("`path`: {0} is the file of a store: give its directory")]
+    File(PathBuf),
     /// The directory cannot be used.
     #[error("`path`: {path}: {doing}: {source}; check the path, its permissions and its mount")]
     Directory {
@@ -203,6 +206,9 @@ pub(crate) fn kind(path: &Path) -> Result<Kind, PlaceError> {
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Ok(Kind::Directory),
         Ok(metadata) if metadata.file_type().is_block_device() => Ok(Kind::Device),
+        Ok(metadata) if metadata.is_file() && path.ends_with(STORE_FILE) => {
+            Err(PlaceError::File(path.to_owned()))
+        }
         Ok(_) => Err(PlaceError::Kind(path.to_owned())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !path.starts_with("/dev") => {
             std::fs::create_dir_all(path).map_err(failed("making the directory"))?;

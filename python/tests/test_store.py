@@ -156,8 +156,10 @@ def test_wrong_arguments_are_named(tmp_path, store):
         pages.put(keys(2), content(1))
     with pytest.raises(ValueError, match="1 pages for 2 keys"):
         pages.put(keys(2), [content(1)])
-    with pytest.raises(ValueError, match="for a page of"):
-        pages.get(keys(1), [bytearray(5)])
+    with pytest.raises(ValueError, match=f"{2 * PAGE} are needed"):
+        pages.put(keys(2), content(1))
+    with pytest.raises(ValueError, match=f"page 1: 5 bytes at .* for a page of {PAGE} bytes"):
+        pages.get(keys(2), [bytearray(PAGE), bytearray(5)])
     with pytest.raises(ValueError, match="read-only"):
         pages.get(keys(1), bytes(PAGE))
     same = bytearray(PAGE)
@@ -168,6 +170,9 @@ def test_wrong_arguments_are_named(tmp_path, store):
     for wrong in ({"parts": []}, {"parts": [1] * 9}, {"tp": (2, 2)}, {"model": ""}, {"page_tokens": 0}):
         with pytest.raises(ValueError):
             name(store, **wrong)
+    for size in (-1, 2**64):
+        with pytest.raises(ValueError, match=f"`size`: {size} is no number of bytes"):
+            make(tmp_path / "other", size=size)
     for wrong in ({"size": "much"}, {"sync": "often"}, {"lease": -1.0}, {"disk": "tape"}):
         with pytest.raises(ValueError):
             make(tmp_path / "other", **wrong)
@@ -175,6 +180,8 @@ def test_wrong_arguments_are_named(tmp_path, store):
         Store.attach(tmp_path / "other")
     with pytest.raises(StoreError, match="nothing"):
         Store.attach(tmp_path / "nothing", create=False)
+    with pytest.raises(StoreError, match="give its directory"):
+        Store.attach(store.path)
     for address, length, stride in ((0, 10, 1), (4096, 0, 1), (4096, 10, 0), (4096, 10, 11)):
         with pytest.raises(ValueError):
             store.register(address, length, stride)
@@ -193,6 +200,9 @@ def test_a_closed_store_misses_and_refuses(tmp_path):
     assert pages.contains(keys(1)) == closed
     assert pages.longest_prefix(keys(1)) == 0 and pages.holds(keys(1)) is None
     for call in (lambda: pages.delete(keys(1)), pages.clear, store.flush, lambda: name(store)):
+        with pytest.raises(StoreError, match="closed"):
+            call()
+    for call in (lambda: store.register(address, PAGE, PAGE, owner=mapped), store.queue, store.stats):
         with pytest.raises(StoreError, match="closed"):
             call()
     with pytest.raises(StoreError, match="closed"):
@@ -267,7 +277,8 @@ def test_a_full_queue_accepts_nothing_of_a_job(store):
     pages, queue = name(store), store.queue(jobs=2, bytes=3 * PAGE)
     mapped, address = memory(4)
     region = store.register(address, len(mapped), PAGE, owner=mapped)
-    with pytest.raises(QueueFull):
+    # A job that not even an empty queue takes.
+    with pytest.raises(ValueError, match=f"{4 * PAGE} bytes, and the queue takes at most {3 * PAGE}"):
         queue.submit_put(pages, keys(4), region, range(4))
     assert queue.submit_put(pages, keys(3), region, range(3)) >= 0
     with pytest.raises(QueueFull):
@@ -281,7 +292,35 @@ def test_a_full_queue_accepts_nothing_of_a_job(store):
         queue.submit_lookup(pages, keys(1))
     assert queue.submit_touch(pages, keys(1)) is False
     counters = queue.counters()
-    assert (counters["refused"], counters["dropped_touches"], counters["submitted"]) == (3, 1, 3)
+    assert (counters["refused"], counters["dropped_touches"], counters["submitted"]) == (2, 1, 3)
+
+
+def test_a_queue_refuses_the_namespace_of_another_store(tmp_path, store):
+    mapped, address = memory(1)
+    region = store.register(address, len(mapped), PAGE, owner=mapped)
+    queue = store.queue()
+    with make(tmp_path / "other") as other:
+        pages = name(other)
+        for call in (
+            lambda: queue.submit_put(pages, keys(1), region, [0]),
+            lambda: queue.submit_get(pages, keys(1), region, [0]),
+            lambda: queue.submit_lookup(pages, keys(1)),
+            lambda: queue.submit_touch(pages, keys(1)),
+            lambda: queue.submit_unlease(pages, keys(1)),
+        ):
+            with pytest.raises(ValueError, match="of another store"):
+                call()
+    assert queue.counters()["submitted"] == 0
+
+
+def test_a_page_behind_a_gap_is_stored_and_found_by_no_prefix(store):
+    pages, chain = name(store), keys(3)
+    assert pages.put(chain[:32], content(1)) == OK
+    assert pages.put(chain[64:], content(1), before=chain[32:64], depth=2) == OK
+    assert pages.longest_prefix(chain) == 1
+    assert pages.put(chain[64:], content(1, seed=9), before=chain[32:64], depth=2) == DUPLICATE
+    read = bytearray(PAGE)
+    assert pages.get(chain[64:], read) == OK and read == content(1)
 
 
 def test_a_job_that_has_not_started_by_its_deadline_is_reported_late(store):

@@ -206,7 +206,10 @@ impl<'py> Pages<'py> {
         if let Ok(exported) = Exported::of(object, flags) {
             let (start, length) = exported.piece();
             if length != count.saturating_mul(page_bytes) {
-                let said = format!("{length} bytes for {count} pages of {page_bytes} bytes");
+                let needed = count.saturating_mul(page_bytes);
+                let said = format!(
+                    "{length} bytes for {count} pages of {page_bytes} bytes: {needed} are needed"
+                );
                 return Err(PyValueError::new_err(said));
             }
             pages
@@ -218,7 +221,7 @@ impl<'py> Pages<'py> {
         if writable && Exported::of(object, SIMPLE).is_ok() {
             return Err(PyValueError::new_err("the buffer is read-only"));
         }
-        for item in object.try_iter()? {
+        for (at, item) in object.try_iter()?.enumerate() {
             let item = item?;
             let (start, length) = match item.cast::<PyTuple>() {
                 Ok(pair) => pair.extract::<(usize, usize)>()?,
@@ -230,7 +233,9 @@ impl<'py> Pages<'py> {
                 }
             };
             if length != page_bytes || start.checked_add(length).is_none() || start == 0 {
-                let said = format!("{length} bytes at {start:#x} for a page of {page_bytes}");
+                let said = format!(
+                    "page {at}: {length} bytes at {start:#x} for a page of {page_bytes} bytes"
+                );
                 return Err(PyValueError::new_err(said));
             }
             pages.starts.push(start);
@@ -276,7 +281,9 @@ pub fn seconds(object: Option<f64>) -> PyResult<Option<std::time::Duration>> {
 /// Bytes: a number, or a text such as `512GiB`.
 pub fn size(object: &Bound<'_, PyAny>) -> PyResult<u64> {
     if object.is_instance_of::<PyInt>() {
-        return object.extract();
+        return object
+            .extract()
+            .map_err(|_| PyValueError::new_err(format!("`size`: {object} is no number of bytes")));
     }
     let text: String = object.extract()?;
     let size = text.parse::<larder_tools::size::ByteSize>();

@@ -42,6 +42,9 @@ impl Drop for Queue {
 fn refused(error: SubmitError) -> PyErr {
     match error {
         SubmitError::Full => QueueFull::new_err(error.to_string()),
+        SubmitError::TooLarge { .. } | SubmitError::OtherStore { .. } => {
+            PyValueError::new_err(error.to_string())
+        }
         SubmitError::Closed | SubmitError::Forked(_) | SubmitError::Thread(_) => raised(error),
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use larder_engine::disk::probe::Want;
 use larder_engine::inventory::Cursor;
 use larder_engine::share::Part;
-use larder_engine::{Class, Hint, PutOptions, SyncPolicy};
+use larder_engine::{Class, Hint, PutOptions, StoreError as EngineError, SyncPolicy};
 use larder_format::{Namespace as Record, NamespaceFields, PageKey, PageShape, Rank};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -272,6 +272,7 @@ impl Store {
         owner: Option<Py<PyAny>>,
         pinned: bool,
     ) -> PyResult<Region> {
+        self.refuse_closed()?;
         let owner = owner.map(|owner| Box::new(owner) as Box<_>);
         // SAFETY: the caller of Python gives memory that stays mapped while the region exists.
         let memory = unsafe { Memory::new(address, length, stride, owner) };
@@ -289,6 +290,7 @@ impl Store {
 
     #[pyo3(signature = (*, threads=2, jobs=1024, bytes=None))]
     fn queue(&self, threads: usize, jobs: usize, bytes: Option<usize>) -> PyResult<Queue> {
+        self.refuse_closed()?;
         if threads == 0 || threads > 64 || jobs == 0 {
             return Err(PyValueError::new_err(
                 "`threads` is 1 to 64, `jobs` at least 1",
@@ -333,6 +335,7 @@ impl Store {
 
     /// The counters, as their JSON names them.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.refuse_closed()?;
         let stats = py.detach(|| self.handle.stats());
         let json = serde_json::to_string(&stats).map_err(raised)?;
         let stats = py.import("json")?.call_method1("loads", (json,))?;
@@ -377,6 +380,16 @@ impl Store {
 
     fn __repr__(&self) -> String {
         format!("<larder.Store {} ({})>", self.path(), self.part())
+    }
+}
+
+impl Store {
+    /// For calls that a closed store would answer with nothing of use.
+    fn refuse_closed(&self) -> PyResult<()> {
+        match self.handle.is_closed() {
+            true => Err(raised(EngineError::Closed)),
+            false => Ok(()),
+        }
     }
 }
 

@@ -165,6 +165,28 @@ pub enum SubmitError {
     /// The limits are reached.
     #[error("the queue is full: poll finished jobs, or submit later")]
     Full,
+    /// The pages of the job are more than an empty queue takes.
+    #[error(
+        "the pages of the job have {bytes} bytes, and the queue takes at most {limit} (`bytes`): \
+         split the job, or make a queue with a higher limit"
+    )]
+    TooLarge {
+        /// Bytes of its pages.
+        bytes: usize,
+        /// The queue's limit.
+        limit: usize,
+    },
+    /// The namespace is of another handle of a store.
+    #[error(
+        "the namespace is of another store: it was made by the handle of {theirs}, the queue by a \
+         handle of {ours}"
+    )]
+    OtherStore {
+        /// The volume of the namespace.
+        theirs: String,
+        /// The volume of the queue.
+        ours: String,
+    },
     /// The queue or the store is closed.
     #[error("the queue is closed")]
     Closed,
@@ -259,6 +281,18 @@ impl Queue {
         if self.origin.is_inherited() {
             return Err(SubmitError::Forked(StoreError::Forked));
         }
+        if !Arc::ptr_eq(&job.space.handle, &self.handle) {
+            let name = |handle: &Handle| handle.volume().display().to_string();
+            return Err(SubmitError::OtherStore {
+                theirs: name(&job.space.handle),
+                ours: name(&self.handle),
+            });
+        }
+        let bytes = job.bytes();
+        if bytes > self.limits.bytes {
+            let limit = self.limits.bytes;
+            return Err(SubmitError::TooLarge { bytes, limit });
+        }
         let submitted = Instant::now();
         // An owner answers from memory.
         let answer = match job.task {
@@ -266,7 +300,6 @@ impl Queue {
             _ => None,
         };
         let mut state = self.state.lock();
-        let bytes = job.bytes();
         if state.refuses {
             return Err(SubmitError::Closed);
         }
