@@ -11,9 +11,38 @@ from importlib import metadata as _metadata
 import warnings as _warnings
 
 from larder._larder import __version__
-from larder.store import Done, Namespace, Queue, QueueFull, Region, Status, Store, StoreError
+from larder.store import (
+    Done,
+    Evictions,
+    Hint,
+    Listing,
+    Namespace,
+    PageClass,
+    Queue,
+    QueueFull,
+    Region,
+    Status,
+    Store,
+    StoreError,
+    Usage,
+)
 
-__all__ = ["Done", "Namespace", "Queue", "QueueFull", "Region", "Status", "Store", "StoreError", "__version__"]
+__all__ = [
+    "Done",
+    "Evictions",
+    "Hint",
+    "Listing",
+    "Namespace",
+    "PageClass",
+    "Queue",
+    "QueueFull",
+    "Region",
+    "Status",
+    "Store",
+    "StoreError",
+    "Usage",
+    "__version__",
+]
 
 
 def _warn_of_clash() -> None:

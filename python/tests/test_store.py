@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 
+import larder
 import pytest
 from larder import _larder
 from larder.store import Done, Hint, PageClass, QueueFull, Status, Store, StoreError
@@ -412,6 +413,11 @@ def test_two_processes_share_pages_and_one_goes_on_when_the_owner_is_killed(tmp_
             os.sched_yield()
         assert store.part == "owner" and read == content(4) + content(2)
         assert pages.holds(keys(1)) is True
+
+
+def test_larder_exports_all_of_its_store():
+    assert set(larder.__all__) == {*larder.store.__all__, "__version__"}
+    assert all(getattr(larder, public) is getattr(larder.store, public) for public in larder.store.__all__)
 
 
 def test_the_statuses_of_python_are_those_of_rust():
