@@ -105,12 +105,15 @@ class Store:
 
         A page lies in one piece from the start of its row, its parts one after the other. It may be shorter than
         the stride, or longer: in an arena whose buffers begin at multiples of the stride. ``owner`` is kept as long
-        as the region is in use. ``pinned`` says that the memory stays mapped until the process ends: then it is registered
-        with the kernel too, which makes small reads faster. The memory is the caller's promise, as in ctypes."""
+        as the region is in use: without it memory that Python frees is read and written all the same. ``pinned`` says that the memory stays mapped until the process ends: then it is registered
+        with the kernel too, which makes small reads faster. The memory is the caller's promise, as in ctypes.
+
+        Raises ValueError for numbers that are no memory, StoreError when the store is closed."""
 
     def queue(self, *, threads: int = 2, jobs: int = 1024, bytes: int | None = None) -> Queue:
         """Jobs with an eventfd of their own; a store may have several. ``threads`` for reads and as many for writes, started
-        when they are needed. At most ``jobs`` unreported jobs, and ``bytes`` of their pages."""
+        when they are needed. At most ``jobs`` unreported jobs, and ``bytes`` of their pages. Raises StoreError when the store is
+        closed."""
 
     def flush(self) -> None:
         """Returns when all that was put or deleted before survives a power loss. Raises StoreError."""
@@ -128,7 +131,7 @@ class Store:
 
     def stats(self) -> dict[str, Any]:
         """Counters and sizes: the fields of docs/json.md's statistics, and ``refused_leases`` of this process. May wait for the
-        owner."""
+        owner. Raises StoreError when the store is closed."""
 
     def close(self, timeout: float | None = None) -> bool:
         """Ends all queues, then closes the store. Idempotent. False when ``timeout`` passed first: then rows of running jobs
@@ -180,16 +183,24 @@ class Namespace:
     ) -> bytes:
         """Stores pages. The keys are a chain, each the parent of the next; ``before`` is the key before the first, and
         ``depth`` the number of pages before it. Without ``chain`` no page has a parent. A page that finds no room waits for it
-        up to ``wait`` seconds. ``hint`` is for the policies of the store's owner."""
+        up to ``wait`` seconds. ``hint`` is for the policies of the store's owner.
+
+        A key that is stored is a DUPLICATE: its stored bytes stay, and these are not compared with them. To replace a page, delete
+        it first. A page behind one that was not stored is stored too, but no lookup finds it: stop the chain at the first
+        status above DUPLICATE."""
 
     def get(self, keys: Keys, pages: Pages, *, timeout: float | None = None) -> bytes:
         """Reads pages. The memory of a page that is not OK has no particular content. No read starts after ``timeout``."""
 
     def longest_prefix(self, keys: Keys) -> int:
-        """How many keys, a chain from its head, are stored without a gap. The pages found are leased for a short time."""
+        """How many keys, a chain from its head, are stored without a gap; 0 when the store is closed or has no owner.
+
+        The pages found are leased for the store's ``lease`` seconds. These leases cover at most a quarter of the store's segments;
+        beyond that the oldest end early."""
 
     def contains(self, keys: Keys) -> bytes:
-        """OK for each page that is stored, which is leased for a short time; else ABSENT, or CLOSED without an owner."""
+        """OK for each page that is stored, which is leased for the store's ``lease`` seconds; else ABSENT, or CLOSED
+        without an owner. These leases cover at most a quarter of the store's segments; beyond that the oldest end early."""
 
     def holds(self, key: bytes) -> bool | None:
         """Whether one page is stored, from memory: None where this process is not the owner. Never waits for the device or
@@ -201,7 +212,7 @@ class Namespace:
 
     def lease(self, keys: Keys) -> bytes:
         """Takes a lease of each page that is stored: the store does not evict it before ``unlease`` was called as often. OK, ABSENT,
-        REFUSED (all leased pages take at most a quarter of the store), or CLOSED. A lease ends with its page, when that is
+        REFUSED (all leased pages take at most a quarter of the store's segments), or CLOSED. A lease ends with its page, when that is
         deleted or found damaged; with this process; and with the owner of the store. When a store has no room to move pages,
         it evicts leased pages too."""
 
@@ -261,7 +272,8 @@ class Queue:
     ) -> int:
         """Queues a put of the pages at these rows (see Namespace.put). Returns the job's number.
 
-        Raises QueueFull, StoreError when the queue is closed, ValueError for rows outside the region. Then nothing was accepted."""
+        Raises QueueFull, StoreError when the queue is closed, ValueError for rows outside the region,
+        for a job with more bytes than the queue's ``bytes``, or for a namespace of another Store. Then nothing was accepted."""
 
     def submit_get(
         self,

@@ -30,28 +30,51 @@ __all__ = [
 class Status(enum.IntEnum):
     """The status of a page. A call for n pages answers n bytes, one status each. 0 and 1 are success."""
 
+    #: Read and verified, stored, found, or leased.
     OK = 0
+    #: put: stored before. The stored bytes stay.
     DUPLICATE = 1
+    #: Not in the store.
     ABSENT = 2
+    #: get: the bytes failed their checksum.
     DAMAGED = 3
+    #: get: the last crash cut the write of the page short.
     UNFINISHED = 4
+    #: get: the device failed the read.
     READ_ERROR = 5
+    #: get, jobs: the timeout passed first.
     DEADLINE = 6
+    #: get: the volume has not answered for longer than ``hang_limit``.
     HUNG = 7
+    #: get: a read-only store read it while its segment was reused.
     STALE = 8
+    #: get, put: the sizes are not those of the parts of the namespace.
     WRONG_SHAPE = 9
+    #: The store or the queue is closed, or the store has no owner at present.
     CLOSED = 10
+    #: put: no room at present. ``wait`` waits for it.
     NO_SPACE = 11
+    #: put: too many bytes of writes are in flight. ``wait`` waits for their end.
     BUSY = 12
+    #: put: the page fits no segment of the store.
     TOO_LARGE = 13
+    #: put: the page and all pages before it are more than the store keeps.
     UNREACHABLE = 14
+    #: put: the store was opened with ``read_only``.
     READ_ONLY = 15
+    #: put: the serial numbers since the open are used up. Open the store again.
     EXHAUSTED = 16
+    #: put: the devices of all volumes refuse writes.
     READ_ONLY_SERVICE = 17
+    #: put: the device failed the write.
     WRITE_FAILED = 18
+    #: put: the device failed the sync.
     SYNC_FAILED = 19
+    #: lease: the leased pages take their quarter of the store.
     REFUSED = 20
+    #: put: a reason without a name in this release.
     OTHER = 21
+    #: put: the owner's policy of admission does not take the page, or a page before it.
     NOT_ADMITTED = 22
 
 
