@@ -362,7 +362,8 @@ impl LentPage {
 pub enum SyncPolicy {
     /// Synced when a segment is sealed and on `flush`.
     Relaxed,
-    /// As `Relaxed`, and at the latest this long after the first unsynced write.
+    /// As `Relaxed`, and at the latest this long after the first unsynced write. The default, with
+    /// one second.
     Interval(Duration),
     /// Before the put returns.
     Always,
@@ -436,27 +437,29 @@ impl fmt::Debug for DiskWrapper {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// The requested disk.
+    /// The requested disk. By default io_uring, or threads where it is forbidden.
     pub disk: Want,
     /// A layer over that disk. None by default.
     pub disk_wrapper: Option<DiskWrapper>,
-    /// Operations of one volume in the kernel at once.
+    /// Operations of one volume in the kernel at once; 32 by default.
     pub depth: u32,
     /// When puts are durable.
     pub sync: SyncPolicy,
-    /// Take no lock and write nothing. Only sealed and proven pages are visible.
+    /// Take no lock and write nothing. Only sealed and proven pages are visible. Off by default.
     pub read_only: bool,
-    /// Open without volumes that are missing, for good; their pages are lost.
+    /// Open without volumes that are missing, for good; their pages are lost. Off by default.
     pub degraded: bool,
-    /// How long a lookup protects the confirmed pages.
+    /// How long a lookup protects the pages that it finds; 10 s by default. Such leases cover at
+    /// most a quarter of the store: beyond that the oldest end early.
     pub lease: Duration,
-    /// A volume that does not answer for this long counts as hung: its pages miss at once.
+    /// A volume that does not answer for this long counts as hung: its pages miss at once. 10 s by
+    /// default.
     pub hang_limit: Duration,
     /// Write the blocks of never used segments once, in the background: the first write into a
     /// preallocated file is slower than any later one. It takes a quarter of the device's time at
-    /// most, until all are written.
+    /// most, until all are written. Off by default.
     pub prewrite: bool,
-    /// Most bytes of puts in flight; further pages are refused or wait.
+    /// Most bytes of puts in flight; further pages are refused or wait. 1 GiB by default.
     pub write_bytes_max: u64,
     /// Paths of volumes other than the first, if they differ from the paths stored in the
     /// superblock.
@@ -475,8 +478,8 @@ pub struct OpenOptions {
     pub shared_reads: SharedReads,
     /// The catalog protocol that this process speaks: that of this release, except in tests.
     pub(crate) protocol: Protocol,
-    /// Bytes of the memory for shared reads, while reads are shared. The owner's setting applies.
-    /// Memory is taken as it is used.
+    /// Bytes of the memory for shared reads, while reads are shared; 512 MiB by default. The
+    /// owner's setting applies. Memory is taken as it is used.
     pub staging_bytes: u64,
 }
 

@@ -1,7 +1,10 @@
-//! Which pages a store takes, keeps and copies: the seams for policies of other crates.
+//! Policies of another crate: which pages a store takes, which it evicts first, and which it copies
+//! when it reclaims a segment.
 //!
-//! [`OpenOptions`](crate::OpenOptions) chooses them. The default evicts the least recently used
-//! leaf and admits every page. It has no object, and lookups do not call it.
+//! [`OpenOptions`](crate::OpenOptions) chooses them:
+//! `options.with(|o| o.eviction = Some(PolicyMaker::eviction(MyPolicy::default)))`. Examples are
+//! in the repository, in `tests/outside/src/policies.rs`. The default evicts the least recently
+//! used leaf and admits every page. It has no object, and lookups do not call it.
 //!
 //! Eviction takes leaves only: pages without stored children. So every stored page can be found.
 //! The store gives a page to [`EvictionPolicy::file`] when it becomes a leaf, and asks
@@ -9,9 +12,23 @@
 //! writes, are passed over by the store itself, and filed again later. Reclaim compares pages by
 //! their [`Worth`].
 //!
-//! In a shared store the policies are those of the owner's process. They see the pages of all
-//! clients, with their hints. A new owner makes new policies. They are given the stored pages
-//! again, without hits and hints: these are in RAM alone.
+//! The calls for one page:
+//!
+//! ```text
+//! arrived, file, used ..., coldest, left    a leaf that is evicted for room
+//! arrived, file, used ..., left             evicted by reclaim, deleted, or found damaged
+//! ```
+//!
+//! - `arrived` comes first. Each page of a new chain is filed as a leaf; it is none any more when
+//!   its child arrives, which `facts` of `coldest` shows. It is filed again when its last child
+//!   leaves, or a lease of it ends.
+//! - `used` comes late: uses are collected, and handed over before the next decision. A read by
+//!   `read_prefix` is two uses, a lookup and a read.
+//! - `left` may come at any time after `arrived`, also after `coldest` has returned the page.
+//!
+//! After every open, and with every new owner of a shared store, a new policy is given the stored
+//! pages again, without hits and hints: these are in RAM alone. In a shared store the policies are
+//! those of the owner's process. They see the pages of all clients, with their hints.
 //!
 //! All calls come under locks of the store: they must be short, must not block, and must not call
 //! the store. A policy that panics may end the process. Whatever a policy answers, the store
@@ -57,7 +74,7 @@ pub struct PageFacts {
     pub depth: u32,
     /// Its stored children.
     pub children: u32,
-    /// How often it was read or touched since it was stored; 255 stands for more.
+    /// How often it was read, touched or put again since it was stored; 255 stands for more.
     pub hits: u32,
     /// Calls that used any page since a call used this one.
     pub idle_calls: u32,
@@ -96,10 +113,13 @@ pub enum Departure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReclaimLines {
-    /// A leaf of at most this worth is evicted rather than copied; with `None` no leaf is, as long
-    /// as the pages of its segment fit half a segment.
+    /// A leaf of at most this worth is evicted rather than copied. `None`: no leaf is evicted for
+    /// its worth alone.
     pub drop_up_to: Option<Worth>,
-    /// A page of at least this worth is copied, also when they do not.
+    /// A page of at least this worth is copied, even if the live pages of its segment fill more
+    /// than half of it. Below this line leaves of such a segment are evicted, the least worth
+    /// first, until the rest fits half. A low line costs writes: reclaim copies more to gain the
+    /// same room.
     pub keep_from: Worth,
 }
 
@@ -127,8 +147,8 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
         let _ = (page, facts, by);
     }
 
-    /// A page left, whether it was a leaf or not: the policy forgets it. Its number names another
-    /// page from now on.
+    /// A page left, whether it was a leaf or not: the policy drops all its facts. Its number names
+    /// another page from now on.
     fn left(&mut self, page: PageNumber, facts: &PageFacts, why: Departure) {
         let _ = (page, facts, why);
     }
@@ -136,22 +156,29 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
     /// Takes in a leaf that it does not hold.
     fn file(&mut self, page: PageNumber, facts: &PageFacts);
 
-    /// Returns the leaf that goes next, and forgets it; `None` when it holds no leaf.
+    /// Returns the leaf that goes next, and takes it out of the leaves that it holds; `None` when
+    /// it holds none. It keeps other facts of the page until `left`: a page that cannot go at the
+    /// moment, for a lease, is filed again.
     ///
     /// Pages that it holds may have been used since they were filed. `facts` returns the present
-    /// facts of such a page, or `None` if it is no leaf any more: the policy forgets it then. It is
-    /// filed again if it becomes one.
+    /// facts of such a page, or `None` if it is no leaf any more: the policy takes it out of its
+    /// leaves then. It is filed again if it becomes one.
     fn coldest(
         &mut self,
         facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
     ) -> Option<PageNumber>;
 
-    /// How much a page is worth, leaf or not. Reclaim asks for each page of a segment that it
-    /// empties, and passes over a page that is worth more than a moment before.
+    /// How much a page is worth, leaf or not. It should order pages as `coldest` does. Reclaim asks
+    /// for each page of a segment that it empties. A page whose worth rises meanwhile is compared
+    /// again.
     fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth;
 
-    /// The lines of reclaim at this moment. By default a leaf is evicted only where the live pages
-    /// of a segment do not fit half a segment.
+    /// The lines of reclaim at this moment.
+    ///
+    /// By default no page is protected: if the live pages of a segment fill more than half of it,
+    /// its leaves are evicted down to half, also leaves that are worth more than those of other
+    /// segments. Pages of high worth gather in few segments, because reclaim copies them together.
+    /// So a policy that protects pages has to state `keep_from`.
     fn lines(&self) -> ReclaimLines {
         ReclaimLines::new(None, Worth(u32::MAX))
     }

@@ -42,10 +42,11 @@ pub type Progress<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + 'a;
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct CreateOptions<'a> {
-    /// Bytes of all volumes together. For block devices zero means the whole device.
+    /// Bytes of all volumes together. For block devices zero means the whole device. Pages take at
+    /// most 7/8 of it, in a small store far less, because some segments stay empty.
     pub size: u64,
     /// Bytes of a segment; `None` for 256 MiB, or for small stores a power of two near a 256th of
-    /// the size.
+    /// the size, but at least 16 MiB.
     pub segment_size: Option<u64>,
     /// Volumes after the first.
     pub volumes: Vec<PathBuf>,
