@@ -9,6 +9,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, Namespace, PageKey, PageShape};
@@ -67,6 +69,22 @@ pub trait PageStore: Send + Sync {
         pages: &[PutPage<'_>],
         options: PutOptions,
     ) -> Vec<PutStatus>;
+
+    /// As [`put`](Self::put), but another thread may give it up while it waits: see [`Recall`].
+    ///
+    /// By default it is given up only before it begins.
+    fn put_until_recalled(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+        recall: &Recall,
+    ) -> Vec<PutStatus> {
+        let Some(_reading) = recall.read() else {
+            return vec![PutStatus::Failed(PutFailure::Write); pages.len()];
+        };
+        self.put(namespace, pages, options)
+    }
 
     /// Reads pages into the caller's memory; one status a page, in order. The contents of the parts
     /// of a page that is not a [`GetStatus::Hit`] are unspecified. After `deadline` no further read
@@ -178,6 +196,54 @@ impl PutOptions {
     #[must_use]
     pub const fn hinting(self, hint: Hint) -> PutOptions {
         PutOptions { hint, ..self }
+    }
+}
+
+/// Gives up a put that waits for the device or for another process. It serves one put at a time.
+///
+/// A put keeps its caller's memory until the device is done with it. From the recall on it reads
+/// none of it any more; the device may until the put returns, so the memory stays mapped, but its
+/// bytes may change: a page whose write had not succeeded by then is never stored.
+#[derive(Debug, Default)]
+pub struct Recall(AtomicU8);
+
+/// A put that reads its caller's memory.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Reading<'a>(&'a Recall);
+
+impl Recall {
+    const WAITS: u8 = 0;
+    const READS: u8 = 1;
+    const RECALLED: u8 = 2;
+
+    /// Recalls the put. False while it reads the caller's memory, which takes no longer than it
+    /// takes to sum up some megabytes: then nothing has changed.
+    #[must_use]
+    pub fn recall(&self) -> bool {
+        let former = self
+            .0
+            .compare_exchange(Self::WAITS, Self::RECALLED, AcqRel, Acquire);
+        former != Err(Self::READS)
+    }
+
+    /// Whether the put was recalled.
+    pub(crate) fn is_recalled(&self) -> bool {
+        self.0.load(Acquire) == Self::RECALLED
+    }
+
+    /// Prevents a recall for as long as the result lives; `None` after one.
+    pub(crate) fn read(&self) -> Option<Reading<'_>> {
+        self.0
+            .compare_exchange(Self::WAITS, Self::READS, AcqRel, Acquire)
+            .ok()
+            .map(|_| Reading(self))
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(Recall::WAITS, Release);
     }
 }
 

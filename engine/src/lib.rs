@@ -216,7 +216,7 @@ pub mod volume;
 pub use api::DiskWrapper;
 pub use api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutFailure,
-    PutOptions, PutPage, PutStatus, ReadOnlyVolume, Refusal, Settings, SharedReads, Stats,
+    PutOptions, PutPage, PutStatus, ReadOnlyVolume, Recall, Refusal, Settings, SharedReads, Stats,
     SyncPolicy,
 };
 pub use counts::{Counts, Departed, Misses, Process};

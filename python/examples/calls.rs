@@ -89,7 +89,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "put (duplicates)",
             median(rounds, || {
                 let memory: Vec<_> = memory.chunks(PAGE).take(batch).map(IoSlice::new).collect();
-                assert!(space.put(keys, chain, &memory, PutOptions::default())[0] == 1);
+                assert!(space.put(keys, chain, &memory, PutOptions::default(), None)[0] == 1);
             }),
         );
         say(

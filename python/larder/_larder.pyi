@@ -251,7 +251,7 @@ class Queue:
 
     The rows of a job belong to it from its submit until ``poll`` has returned it. A job that has not started by its timeout
     is reported then, all its pages DEADLINE. A job that the device holds is reported when the device has answered, and counts as
-    ``stuck`` meanwhile; so no I/O touches a row after its job was reported."""
+    ``stuck`` meanwhile; so no I/O touches a row after its job was reported (except ``recall`` of submit_put)."""
 
     def event_fd(self) -> int:
         """Readable while there are finished jobs that ``poll`` has not returned. It belongs to the queue: do not close it.
@@ -269,8 +269,11 @@ class Queue:
         chain: bool = True,
         timeout: float | None = None,
         wait: float = 0.0,
+        recall: bool = False,
     ) -> int:
-        """Queues a put of the pages at these rows (see Namespace.put). Returns the job's number.
+        """Queues a put of the pages at these rows (see Namespace.put). Returns the job's number. ``recall``: a put that still
+        runs at its timeout is reported as HUNG. Then the rows may be changed, and must stay mapped until ``pending`` has
+        counted it no more; a page that was not written by then is never stored.
 
         Raises QueueFull, StoreError when the queue is closed, ValueError for rows outside the region,
         for a job with more bytes than the queue's ``bytes``, or for a namespace of another Store. Then nothing was accepted."""

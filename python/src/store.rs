@@ -13,8 +13,8 @@ use larder_engine::fork::Origin;
 use larder_engine::inventory::{Cursor, Evictions, Inventory, Leased, Listing, Usage};
 use larder_engine::share::Part;
 use larder_engine::{
-    GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal,
-    Settings, Stats, Store, StoreError,
+    GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Recall,
+    Refusal, Settings, Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use parking_lot::Mutex;
@@ -417,10 +417,19 @@ impl Space {
         keys: &[PageKey],
         chain: Option<Chain>,
         memory: &[IoSlice<'_>],
-        options: PutOptions,
+        mut options: PutOptions,
+        recall: Option<&Recall>,
     ) -> Vec<u8> {
         let parts = memory.chunks_exact(self.parts.len());
-        codes(self.put_pages(&chain::pages(keys, chain, parts), options, None))
+        let pages = chain::pages(keys, chain, parts);
+        options.wait = options.wait.min(WAIT_MAX);
+        let statuses = match recall {
+            Some(recall) => self
+                .store()
+                .put_until_recalled(self.id, &pages, options, recall),
+            None => self.put_pages(&pages, options, None),
+        };
+        codes(statuses)
     }
 
     /// Reads pages into memory whose parts are given page after page.

@@ -27,6 +27,30 @@ with opened(place, arena, timeout="1s") as adapter:
     said["there"] = lookup(adapter, keys(2, "refused")), load(adapter, keys(2, "refused"), arena.objects(2))
     said["listed"] = len(listed(adapter)), adapter.get_usage().total_bytes_used // CHUNK
     fail_writes.unlink()
+    # It is probed once a second, and takes no writes until then.
+    objects = arena.objects(1, fill="back")
+    until(lambda: store(adapter, keys(1, "back"), objects).is_successful())
+
+    # Writes hang.
+    hang_writes.touch()
+    written, objects = keys(2, "written"), arena.objects(2, fill="w")
+    start = time.monotonic()
+    task = timed(adapter.submit_store_task, written, objects)
+    stores = {}
+    settled(adapter.get_store_event_fd(), lambda: stores.update(adapter.pop_completed_store_tasks()) or stores.get(task))
+    said["store"] = [stores[task].is_successful(), stores[task].bytes_transferred(), time.monotonic() - start]
+    said["held"] = adapter.report_status()["stuck_jobs"]
+    # LMCache's memory again, while the disk may still read it.
+    for one in objects:
+        one.raw_data[:] = 85
+    said["hidden"] = lookup(adapter, written)
+    hang_writes.unlink()
+    until(lambda: not adapter.report_status()["pending_jobs"]["store"])
+    said["never"] = lookup(adapter, written), load(adapter, written, arena.objects(2))
+    objects = arena.objects(2, fill="w")
+    until(lambda: store(adapter, written, objects).is_successful() and all(lookup(adapter, written)))
+    into = arena.objects(2)
+    said["anew"] = load(adapter, written, into), same(into, "w")
 
     # Reads hang.
     into = [arena.objects(2) for _ in chains]
@@ -58,7 +82,7 @@ print(json.dumps(said))
 """
 
 
-def test_loads_are_reported_when_the_disk_is_done_with_them_and_no_failed_store_is_visible(
+def test_each_task_ends_by_its_deadline_but_loads_that_the_disk_has_and_no_failed_store_is_visible(
     tmp_path, bad_disk
 ):
     said = disk.run(SCRIPT, tmp_path, bad_disk)
@@ -66,6 +90,13 @@ def test_loads_are_reported_when_the_disk_is_done_with_them_and_no_failed_store_
     assert said["refused"] == [False, 0]
     assert said["there"] == [[False, False], [False, False]]
     assert said["listed"] == [12, 12]
+    # A store on a disk that hangs has failed by its deadline, and is not visible later either.
+    good, transferred, seconds = said["store"]
+    assert not good and not transferred and 0.9 <= seconds < 30
+    assert said["held"] == 1
+    assert said["hidden"] == [False, False]
+    assert said["never"] == [[False, False], [False, False]]
+    assert said["anew"] == [[True, True], 2]
     # Loads that did not start end by their deadline.
     assert said["late"] == [0, 0] and said["took"] < 30
     # Those that had reached the kernel are reported when it has answered, and right.

@@ -15,6 +15,7 @@ import larder
 import pytest
 from larder import _larder
 from larder.store import Done, Hint, PageClass, QueueFull, Status, Store, StoreError
+from support import disk
 
 FORK = multiprocessing.get_context("fork")
 
@@ -418,6 +419,77 @@ def test_two_processes_share_pages_and_one_goes_on_when_the_owner_is_killed(tmp_
 def test_larder_exports_all_of_its_store():
     assert set(larder.__all__) == {*larder.store.__all__, "__version__"}
     assert all(getattr(larder, public) is getattr(larder.store, public) for public in larder.store.__all__)
+
+
+def test_a_put_with_a_recall_ends_at_its_timeout_and_is_not_stored_later(tmp_path):
+    begun = FORK.Pipe()
+
+    def owner():
+        store = make(tmp_path)
+        begun[1].send(store.part)
+        signal.pause()
+
+    process = FORK.Process(target=owner, daemon=True)
+    process.start()
+    assert begun[0].poll(PATIENCE) and begun[0].recv() == "owner"
+    mapped, address = memory(1)
+    try:
+        with make(tmp_path) as store:
+            pages, queue = name(store), store.queue()
+            region = store.register(address, len(mapped), PAGE, owner=mapped)
+            os.kill(process.pid, signal.SIGSTOP)
+            put = queue.submit_put(pages, keys(1), region, [0], timeout=0.1, recall=True)
+            assert finished(queue, 1)[put].statuses == bytes([Status.HUNG])
+            # The rows are the caller's again.
+            mapped[:] = content(1)
+            os.kill(process.pid, signal.SIGCONT)
+            assert queue.drain(PATIENCE) and queue.poll() == [] and queue.stuck == 0
+            while (found := pages.contains(keys(1))) == bytes([Status.CLOSED]):
+                os.sched_yield()
+            assert found == ABSENT
+    finally:
+        process.kill()
+        process.join(PATIENCE)
+
+
+WRITES_HANG = """
+from test_store import *
+mapped, address = memory(4)
+mapped[:] = content(4)
+with make(place) as store:
+    pages, queue = name(store), store.queue()
+    region = store.register(address, len(mapped), PAGE, owner=mapped)
+    hang_writes.touch()
+    recalled = queue.submit_put(pages, keys(2), region, [0, 1], timeout=0.5, recall=True)
+    kept = queue.submit_put(pages, keys(2, first=2), region, [2, 3], timeout=0.5)
+    done = finished(queue, 1)
+    said = {"recalled": done[recalled].statuses == bytes([Status.HUNG]) * 2, "pending": queue.pending}
+    # The rows are the caller's again, while the disk still has them.
+    mapped[: 2 * PAGE] = content(2, seed=7)
+    said["hidden"] = pages.contains(keys(2)) == ABSENT * 2
+    hang_writes.unlink()
+    said["kept"] = finished(queue, 1)[kept].statuses == OK * 2
+    assert queue.drain(PATIENCE) and queue.poll() == []
+    said["never"] = pages.contains(keys(2)) == ABSENT * 2
+    said["anew"] = pages.put(keys(2), content(2)) == OK * 2
+with make(place) as store:
+    read = bytearray(4 * PAGE)
+    said["read"] = name(store).get(keys(4), read) == OK * 4 and read == content(4)
+print(json.dumps(said))
+"""
+
+
+def test_a_put_with_a_recall_ends_while_the_disk_has_its_rows(tmp_path, bad_disk):
+    assert disk.run(WRITES_HANG, tmp_path, bad_disk) == {
+        "recalled": True,
+        # It and the put without a recall, which is reported when the disk has answered.
+        "pending": 2,
+        "hidden": True,
+        "kept": True,
+        "never": True,
+        "anew": True,
+        "read": True,
+    }
 
 
 def test_the_statuses_of_python_are_those_of_rust():

@@ -9,12 +9,42 @@ use super::role::{Client, Decider, Role};
 use super::{LEFT_UNDONE, PUT_WAIT_MAX, Store};
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
-    PutStatus, Stats,
+    PutStatus, Recall, Stats,
 };
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::hint::Hint;
 use crate::runtime::Instant;
+
+impl Store {
+    /// Pages that an owner left undone when it went are put once more with the next owner, if there
+    /// is one within `options.wait`.
+    fn put_or_not(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+        recall: Option<&Recall>,
+    ) -> Vec<PutStatus> {
+        let until = Instant::now() + options.wait.min(PUT_WAIT_MAX);
+        let mut turns = self.turns();
+        let mut statuses = self.inner.put(namespace, pages, options, recall);
+        while let Some(first) = statuses.iter().position(|status| *status == LEFT_UNDONE)
+            && self.has_next_owner(turns, until)
+        {
+            turns = self.turns();
+            let wait = until.saturating_duration_since(Instant::now());
+            let options = PutOptions { wait, ..options };
+            let again = self.inner.put(namespace, &pages[first..], options, recall);
+            for (status, again) in statuses[first..].iter_mut().zip(again) {
+                if !status.is_present() {
+                    *status = again;
+                }
+            }
+        }
+        statuses
+    }
+}
 
 impl PageStore for Store {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
@@ -33,31 +63,23 @@ impl PageStore for Store {
         }
     }
 
-    /// Pages that an owner left undone when it went are put once more with the next owner, if there
-    /// is one within `options.wait`.
     fn put(
         &self,
         namespace: NamespaceId,
         pages: &[PutPage<'_>],
         options: PutOptions,
     ) -> Vec<PutStatus> {
-        let until = Instant::now() + options.wait.min(PUT_WAIT_MAX);
-        let mut turns = self.turns();
-        let mut statuses = self.inner.put(namespace, pages, options);
-        while let Some(first) = statuses.iter().position(|status| *status == LEFT_UNDONE)
-            && self.has_next_owner(turns, until)
-        {
-            turns = self.turns();
-            let wait = until.saturating_duration_since(Instant::now());
-            let options = PutOptions { wait, ..options };
-            let again = self.inner.put(namespace, &pages[first..], options);
-            for (status, again) in statuses[first..].iter_mut().zip(again) {
-                if !status.is_present() {
-                    *status = again;
-                }
-            }
-        }
-        statuses
+        self.put_or_not(namespace, pages, options, None)
+    }
+
+    fn put_until_recalled(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+        recall: &Recall,
+    ) -> Vec<PutStatus> {
+        self.put_or_not(namespace, pages, options, Some(recall))
     }
 
     fn get(

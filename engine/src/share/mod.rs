@@ -87,7 +87,7 @@ use std::time::Duration;
 use larder_format::{Namespace, Rank};
 
 use crate::api::{
-    NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Refusal, Settings,
+    NamespaceId, OpenOptions, PutOptions, PutPage, PutStatus, Recall, Refusal, Settings,
     SharedReads,
 };
 use crate::error::StoreError;
@@ -144,6 +144,8 @@ pub enum Part {
 /// An open store: for this process alone ([`Store::open`]), or for several processes at once
 /// ([`Store::attach`]). Dropping it without [`PageStore::close`] is safe: for the store it is as if
 /// the process had been killed.
+///
+/// [`PageStore::close`]: crate::PageStore::close
 pub struct Store {
     inner: Arc<Inner>,
     monitor: Mutex<Option<JoinHandle<()>>>,
@@ -352,11 +354,12 @@ impl Inner {
         namespace: NamespaceId,
         pages: &[PutPage<'_>],
         options: PutOptions,
+        recall: Option<&Recall>,
     ) -> Vec<PutStatus> {
         self.with(namespace, |decider, space| match decider {
-            Decider::Owner(own) => own.store.put(space.id, pages, options),
+            Decider::Owner(own) => own.store.put_or_not(space.id, pages, options, recall),
             Decider::Client(client) => {
-                client.counted(|remote, data| data.put(&**remote, space.id, pages, options))
+                client.counted(|remote, data| data.put(&**remote, space.id, pages, options, recall))
             }
         })
         .unwrap_or_else(|| vec![LEFT_UNDONE; pages.len()])

@@ -42,7 +42,7 @@ use larder_format::{Namespace, PageKey};
 
 use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
-    PutPage, PutStatus, Refusal, Stats,
+    PutPage, PutStatus, Recall, Refusal, Stats,
 };
 use crate::catalog::{Allocator, Catalog};
 use crate::counts::{Counts, MissCounters};
@@ -132,9 +132,10 @@ impl DataPath {
         namespace: NamespaceId,
         pages: &[PutPage<'_>],
         options: PutOptions,
+        recall: Option<&Recall>,
     ) -> Vec<PutStatus> {
         let _timed = self.counters.puts.timed();
-        put::put(catalog, self, namespace, pages, options)
+        put::put(catalog, self, namespace, pages, options, recall)
     }
 
     /// See [`PageStore::get`].
@@ -523,6 +524,29 @@ fn capacity(volumes: &Volumes) -> Result<u64, StoreError> {
     Ok(bytes)
 }
 
+impl LocalStore {
+    /// A put that may have a recall.
+    pub(crate) fn put_or_not(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+        recall: Option<&Recall>,
+    ) -> Vec<PutStatus> {
+        let gate = self.enter();
+        let why = match &gate {
+            _ if self.read_only => Refusal::ReadOnly,
+            None => Refusal::Closed,
+            Some(_) => {
+                return self
+                    .data
+                    .put(&*self.local, namespace, pages, options, recall);
+            }
+        };
+        vec![PutStatus::Refused(why); pages.len()]
+    }
+}
+
 impl PageStore for LocalStore {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
         let Some(_gate) = self.enter() else {
@@ -537,13 +561,17 @@ impl PageStore for LocalStore {
         pages: &[PutPage<'_>],
         options: PutOptions,
     ) -> Vec<PutStatus> {
-        let gate = self.enter();
-        let why = match &gate {
-            _ if self.read_only => Refusal::ReadOnly,
-            None => Refusal::Closed,
-            Some(_) => return self.data.put(&*self.local, namespace, pages, options),
-        };
-        vec![PutStatus::Refused(why); pages.len()]
+        self.put_or_not(namespace, pages, options, None)
+    }
+
+    fn put_until_recalled(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+        recall: &Recall,
+    ) -> Vec<PutStatus> {
+        self.put_or_not(namespace, pages, options, Some(recall))
     }
 
     fn get(

@@ -13,6 +13,10 @@
 //!
 //! The descriptors are written while the page data is still in flight. A page whose write failed is
 //! written once more, in another segment, and on the next volume if there are several.
+//!
+//! A put may be given up ([`Recall`]) while it waits. The rule for the caller's memory: each
+//! stretch of code that reads it holds a [`Reading`], and after a recall there is none. A write
+//! that the device completes after a recall counts as failed, because its bytes may be others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +25,9 @@ use larder_format::{BLOCK_BYTES, PageChecksum};
 
 use super::get::push_piece;
 use super::{Counters, DataPath};
-use crate::api::{NamespaceId, PutFailure, PutOptions, PutPage, PutStatus, Refusal};
+use crate::api::{
+    NamespaceId, PutFailure, PutOptions, PutPage, PutStatus, Reading, Recall, Refusal,
+};
 use crate::catalog::{Ask, Catalog, Extent, Grant, Landed, NamespaceShape, Putting, ReservationId};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
@@ -61,6 +67,7 @@ pub(super) fn put<C: Catalog + ?Sized>(
     namespace: NamespaceId,
     pages: &[PutPage<'_>],
     options: PutOptions,
+    recall: Option<&Recall>,
 ) -> Vec<PutStatus> {
     let mut statuses = vec![PutStatus::Refused(Refusal::WrongShape); pages.len()];
     let Some(shape) = catalog.shape(namespace) else {
@@ -75,6 +82,7 @@ pub(super) fn put<C: Catalog + ?Sized>(
         data,
         shape: &shape,
         pages,
+        recall,
         statuses: &mut statuses,
         windows: Windows::default(),
         landed: Vec::new(),
@@ -85,7 +93,9 @@ pub(super) fn put<C: Catalog + ?Sized>(
         .into_iter()
         .filter(|&i| call.statuses[i] == PutStatus::Failed(PutFailure::Write))
         .collect();
-    call.store(&failed, until);
+    if !call.is_recalled() {
+        call.store(&failed, until);
+    }
     drop(call);
     count(data, &shape, &statuses);
     statuses
@@ -145,6 +155,14 @@ fn checksum(shape: &NamespaceShape, page: &PutPage<'_>) -> u64 {
     checksum.finish()
 }
 
+/// Whether the caller's memory may be read, for as long as the result lives.
+fn read(recall: Option<&Recall>) -> Option<Option<Reading<'_>>> {
+    match recall {
+        Some(recall) => recall.read().map(Some),
+        None => Some(None),
+    }
+}
+
 /// A call in progress.
 struct Call<'a> {
     /// Declared first, and so dropped first: if the call unwinds, the catalog is notified after the
@@ -154,6 +172,7 @@ struct Call<'a> {
     data: &'a DataPath,
     shape: &'a NamespaceShape,
     pages: &'a [PutPage<'a>],
+    recall: Option<&'a Recall>,
     statuses: &'a mut [PutStatus],
     /// Landed reservations that were not waited for yet, with the positions of their pages.
     landed: Vec<(ReservationId, Vec<usize>)>,
@@ -215,9 +234,11 @@ impl Windows {
     }
 
     /// Waits for answers. Returns the windows that have landed.
-    fn wait(&mut self) -> Vec<Window> {
+    fn wait(&mut self, recall: Option<&Recall>) -> Vec<Window> {
         let mut landed = Vec::new();
-        for done in self.mailbox.take(PATIENCE) {
+        let answers = self.mailbox.take(PATIENCE);
+        let counts = !recall.is_some_and(Recall::is_recalled);
+        for done in answers {
             self.left -= 1;
             let (number, group) = untag(done.tag);
             let Some(slot) = self.list.get_mut(number) else {
@@ -226,9 +247,8 @@ impl Windows {
             let Some(window) = slot else { continue };
             window.left -= 1;
             let pages = window.groups.get(group).into_iter().flatten();
-            window
-                .landed
-                .extend(pages.map(|&ask| (ask, done.result.is_ok() || planted!(IgnoredFailure))));
+            let is_good = counts && done.result.is_ok() || planted!(IgnoredFailure);
+            window.landed.extend(pages.map(|&ask| (ask, is_good)));
             if window.left == 0 {
                 self.bytes -= window.bytes;
                 landed.extend(slot.take());
@@ -241,7 +261,7 @@ impl Windows {
 impl Drop for Windows {
     fn drop(&mut self) {
         while self.left > 0 {
-            self.wait();
+            self.wait(None);
         }
     }
 }
@@ -267,7 +287,13 @@ impl Call<'_> {
             // Also before a wait for room: the bytes in flight may be the reason that there is no
             // room.
             self.finish();
-            let Some(why) = why else { break };
+            let Some(why) = why else {
+                // Given up, if any are left.
+                for index in rest {
+                    self.statuses[index] = PutStatus::Failed(PutFailure::Write);
+                }
+                break;
+            };
             let waits = matches!(why, Refusal::NoSpace | Refusal::Busy) && Instant::now() < until;
             if !waits || !self.putting.wait_for_room(seen, until) {
                 for index in rest {
@@ -297,12 +323,16 @@ impl Call<'_> {
     /// Waits for the device, and reports landed windows.
     fn wait(&mut self) {
         self.putting.stay();
-        let landed = self.windows.wait();
+        let landed = self.windows.wait(self.recall);
         self.land(landed);
     }
 
+    fn is_recalled(&self) -> bool {
+        self.recall.is_some_and(Recall::is_recalled)
+    }
+
     /// Starts to write the pages at these positions, window after window, up to the first one that
-    /// is refused. Returns the remaining pages, and the reason.
+    /// is refused. Returns the remaining pages, and the reason; no reason after a recall.
     fn admit(&mut self, members: &[usize]) -> (Vec<usize>, Option<Refusal>) {
         let page_bytes = self.page_bytes();
         let mut window_bytes = match members.len() * page_bytes {
@@ -315,6 +345,9 @@ impl Call<'_> {
             while self.windows.left > 0 && self.windows.bytes + count * page_bytes > IN_FLIGHT_BYTES
             {
                 self.wait();
+            }
+            if self.is_recalled() {
+                return (rest.to_vec(), None);
             }
             let (admitted, refusal) = self.launch(&rest[..count]);
             rest = &rest[admitted..];
@@ -347,7 +380,7 @@ impl Call<'_> {
     /// Reserves room for these pages, starts their writes, and commits. Returns how many were
     /// admitted, and why the next one was not.
     fn launch(&mut self, members: &[usize]) -> (usize, Option<Refusal>) {
-        let (pages, shape) = (self.pages, self.shape);
+        let (pages, shape, recall) = (self.pages, self.shape, self.recall);
         let ask = |&index: &usize| Ask {
             key: pages[index].key,
             parent: pages[index].parent,
@@ -357,6 +390,9 @@ impl Call<'_> {
         let ahead_max = (AHEAD_BYTES / self.page_bytes()).min(members.len());
         let mut ahead = Vec::with_capacity(ahead_max);
         let mut meanwhile = || {
+            let Some(_reading) = read(recall) else {
+                return false;
+            };
             if ahead.len() < ahead_max {
                 ahead.push(checksum(shape, &pages[members[ahead.len()]]));
             }
@@ -385,7 +421,8 @@ impl Call<'_> {
 
     /// Computes the checksums of a window's pages and starts their writes, one stretch after the
     /// other. The checksums of the first pages may be known `ahead`. Returns the window if it has
-    /// no writes, and the checksums of the written pages, by position in the asks.
+    /// no writes, and the checksums of the written pages, by position in the asks. After a recall
+    /// there are no writes.
     fn write(
         &mut self,
         mut window: Window,
@@ -393,6 +430,12 @@ impl Call<'_> {
         ahead: &[u64],
     ) -> (Option<Window>, Vec<Option<u64>>) {
         let mut checksums = vec![None; grants.len()];
+        let Some(_reading) = read(self.recall) else {
+            let is_granted = |at: &usize| matches!(grants[*at], Grant::Write(_));
+            let aborted = (0..grants.len()).filter(is_granted);
+            window.landed.extend(aborted.map(|ask| (ask, true)));
+            return (Some(window), checksums);
+        };
         let bytes_max = self.handed.clamp(HANDED_FIRST_BYTES, MERGE_BYTES_MAX);
         let stretches = self.stretches(&mut window, grants, bytes_max);
         if stretches.is_empty() {
@@ -620,6 +663,7 @@ mod tests {
             data: &store.data,
             shape: &shape,
             pages: &pages,
+            recall: None,
             statuses: &mut statuses,
             landed: Vec::new(),
             handed: 0,
@@ -642,6 +686,34 @@ mod tests {
         }
         store.close().unwrap();
         statuses
+    }
+
+    #[test]
+    fn a_put_stores_nothing_after_its_recall_and_keeps_no_room() {
+        let (_directory, path) = created();
+        let store = LocalStore::open(&path, &OpenOptions::default()).unwrap();
+        let bytes = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
+        let parts = [IoSlice::new(&bytes)];
+        let keys = [1, 2].map(|at| PageKey::from_bytes([at; 32]));
+        let pages = keys.map(|key| PutPage {
+            key,
+            parent: None,
+            depth: 0,
+            parts: &parts,
+        });
+        let id = store.namespace(&namespace(PAGE_BYTES)).unwrap();
+        let recall = Recall::default();
+        let reading = recall.read().unwrap();
+        assert!(!recall.recall() && !recall.is_recalled());
+        drop(reading);
+        assert!(recall.recall() && recall.recall() && recall.read().is_none());
+        let options = PutOptions::waiting(Duration::from_secs(60));
+        let statuses = store.put_until_recalled(id, &pages, options, &recall);
+        assert_eq!(statuses, [PutStatus::Failed(PutFailure::Write); 2]);
+        assert_eq!(store.contains(id, &keys), [false; 2]);
+        let statuses = store.put_until_recalled(id, &pages, options, &Recall::default());
+        assert_eq!(statuses, [PutStatus::Stored; 2]);
+        store.close().unwrap();
     }
 
     #[test]

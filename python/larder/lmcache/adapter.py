@@ -88,7 +88,7 @@ def _log_where_lmcache_does() -> None:
 class LarderL2Adapter(L2AdapterInterface):
     """Keeps LMCache's chunks in a Larder store, which evicts by itself.
 
-    Buffers of a task belong to it until the task is handed out; no I/O touches them afterwards.
+    Buffers of a task belong to it until the task is handed out; no I/O writes them afterwards.
     """
 
     def __init__(
@@ -174,6 +174,7 @@ class LarderL2Adapter(L2AdapterInterface):
             chain=False,
             timeout=self._timeout,
             wait=wait,
+            recall=True,
         )
 
     @_locked_out({})

@@ -65,6 +65,7 @@ impl Queue {
         keys: Vec<PageKey>,
         rows: Option<Rows>,
         timeout: Option<f64>,
+        recall: bool,
     ) -> PyResult<u64> {
         let job = Job {
             task,
@@ -72,6 +73,7 @@ impl Queue {
             keys,
             rows,
             deadline: moment(timeout)?,
+            recall: recall.then(Arc::default),
         };
         self.inner.submit(job).map_err(refused)
     }
@@ -91,6 +93,7 @@ impl Queue {
             keys: buffers::keys(keys)?,
             rows: None,
             deadline: None,
+            recall: None,
         };
         match self.inner.submit(job) {
             Ok(_) => Ok(true),
@@ -126,7 +129,7 @@ impl Queue {
     }
 
     #[pyo3(signature = (namespace, keys, region, rows, *, before=None, depth=0, chain=true,
-        timeout=None, wait=0.0))]
+        timeout=None, wait=0.0, recall=false))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn submit_put(
         &self,
@@ -139,6 +142,7 @@ impl Queue {
         chain: bool,
         timeout: Option<f64>,
         wait: f64,
+        recall: bool,
     ) -> PyResult<u64> {
         let keys = buffers::keys(keys)?;
         let task = Task::Put {
@@ -147,7 +151,7 @@ impl Queue {
         };
         let namespace = namespace.get();
         let rows = self::rows(namespace, region.get(), rows, keys.len(), false)?;
-        self.submit(namespace, task, keys, Some(rows), timeout)
+        self.submit(namespace, task, keys, Some(rows), timeout, recall)
     }
 
     #[pyo3(signature = (namespace, keys, region, rows, *, timeout=None))]
@@ -162,7 +166,7 @@ impl Queue {
         let keys = buffers::keys(keys)?;
         let namespace = namespace.get();
         let rows = self::rows(namespace, region.get(), rows, keys.len(), true)?;
-        self.submit(namespace, Task::Get, keys, Some(rows), timeout)
+        self.submit(namespace, Task::Get, keys, Some(rows), timeout, false)
     }
 
     #[pyo3(signature = (namespace, keys, *, lease=false, timeout=None))]
@@ -175,7 +179,7 @@ impl Queue {
     ) -> PyResult<u64> {
         let keys = buffers::keys(keys)?;
         let task = Task::Lookup { leases: lease };
-        self.submit(namespace.get(), task, keys, None, timeout)
+        self.submit(namespace.get(), task, keys, None, timeout, false)
     }
 
     fn submit_unlease(

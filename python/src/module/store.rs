@@ -449,7 +449,7 @@ impl Namespace {
             // SAFETY: exported by Python's objects for the length of the call, or addresses that
             // the caller of Python answers for.
             let memory = unsafe { slices(starts, &self.space.parts) };
-            self.space.put(&keys, chain, &memory, options)
+            self.space.put(&keys, chain, &memory, options, None)
         }))
     }
 

@@ -12,6 +12,8 @@
 //!   lock, puts it into `done`.
 //! - A job with rows that runs is reported by its own thread alone, after the call of the store has
 //!   returned: no I/O can touch its rows any more. Past its deadline it counts as stuck meanwhile.
+//!   Except a put with a recall: it is reported at its deadline too, and its rows stay mapped, for
+//!   the device may still read them, until the call has returned.
 //! - A job that has not started at its deadline is reported then. So is a lookup, which has no
 //!   rows, even if it runs: its late answer is dropped.
 //! - The event is readable if and only if `done` is not empty, unless the caller read it.
@@ -29,9 +31,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::StoreError;
 use larder_engine::fork::Origin;
 use larder_engine::seldom::Seldom;
+use larder_engine::{Recall, StoreError};
 use larder_format::PageKey;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
@@ -117,6 +119,8 @@ pub struct Job {
     pub rows: Option<Rows>,
     /// When it must have started.
     pub deadline: Option<Instant>,
+    /// Gives up a put at its deadline.
+    pub recall: Option<Arc<Recall>>,
 }
 
 impl Job {
@@ -142,6 +146,9 @@ struct Running {
     bytes: usize,
     submitted: Instant,
     deadline: Option<Instant>,
+    recall: Option<Arc<Recall>>,
+    /// It was given up.
+    is_reported: bool,
 }
 
 /// A finished job.

@@ -10,6 +10,9 @@ use crate::region::{slices, slices_mut};
 use crate::status::Status;
 use crate::store::all;
 
+/// Pause between two attempts to recall a put.
+const RECALL_AGAIN: Duration = Duration::from_millis(1);
+
 impl Queue {
     /// Does the jobs of a lane until the queue refuses more.
     pub(super) fn work(&self, lane: usize) {
@@ -36,6 +39,8 @@ impl Queue {
                 bytes: job.bytes(),
                 submitted,
                 deadline: job.deadline,
+                recall: job.recall.clone(),
+                is_reported: false,
             };
             state.running.insert(number, running);
             drop(state);
@@ -59,6 +64,10 @@ impl Queue {
         };
         if let Some(deadline) = running.deadline {
             state.due.remove(&(deadline, number));
+        }
+        if running.is_reported {
+            self.finished.notify_all();
+            return true;
         }
         if !running.task.is_reported() {
             state.held -= 1;
@@ -114,9 +123,28 @@ impl Queue {
             self.explain("jobs did not start by their deadline (counted in `late`)");
             return;
         }
-        let Some(running) = state.running.get(&number) else {
+        let Some(running) = state.running.get_mut(&number) else {
             return;
         };
+        if let Some(is_given_up) = running.recall.as_ref().map(|recall| recall.recall()) {
+            if is_given_up {
+                running.is_reported = true;
+                let done = Done {
+                    job: number,
+                    statuses: all(Status::Hung, running.pages),
+                    took: running.submitted.elapsed(),
+                    bytes: 0,
+                    held: running.bytes,
+                };
+                state.counters.stuck += 1;
+                self.report(state, done);
+                self.explain("puts are given up at their deadline (counted in `stuck`)");
+            } else {
+                // It reads its rows at this moment.
+                state.due.insert((Instant::now() + RECALL_AGAIN, number));
+            }
+            return;
+        }
         if running.task.has_rows() {
             state.counters.stuck += 1;
             self.explain(
@@ -203,13 +231,14 @@ fn call(job: &Job) -> Vec<u8> {
             space.get(keys, &mut memory, job.deadline)
         }
         Task::Put { chain, wait } => {
-            // SAFETY: as above; the rows are only read.
+            // SAFETY: as above; the rows are only read, and after a recall not even that.
             let memory = unsafe { slices(starts, &space.parts) };
             let left = job
                 .deadline
                 .map(|end| end.saturating_duration_since(Instant::now()));
             let wait = wait.min(left.unwrap_or(Duration::MAX));
-            space.put(keys, chain, &memory, PutOptions::waiting(wait))
+            let options = PutOptions::waiting(wait);
+            space.put(keys, chain, &memory, options, job.recall.as_deref())
         }
         Task::Lookup { leases } => look_up(job, leases),
         Task::Unlease => {

@@ -13,7 +13,8 @@ use larder_engine::format::{Namespace, PageShape};
 use larder_engine::policy::PolicyMaker;
 use larder_engine::{
     Chain, Class, CreateOptions, DiskKind, Hint, NamespaceHandle, OpenOptions, PageStore,
-    PutOptions, PutStatus, ReadOnlyVolume, Refusal, SharedReads, Store, StoreError, SyncPolicy,
+    PutFailure, PutOptions, PutStatus, ReadOnlyVolume, Recall, Refusal, SharedReads, Store,
+    StoreError, SyncPolicy,
 };
 use memory_store::MemoryStore;
 use policies::{LeastUsed, Shallow};
@@ -67,6 +68,12 @@ fn serve(store: &dyn PageStore) -> Outcome {
     let parts: Vec<_> = computed.iter().map(|page| page.parts()).collect();
     let (head, tail) = parts.split_at(3);
     let wait = PutOptions::waiting(Duration::from_secs(1));
+    let recall = Recall::default();
+    let slots = head.iter().map(|page| &page[..]);
+    assert!(recall.recall());
+    let given_up = store.put_until_recalled(pages.id(), &chain.pages(slots), wait, &recall);
+    assert_eq!(given_up, [PutStatus::Failed(PutFailure::Write); 3]);
+    assert_eq!(pages.longest_prefix(&chain), 0);
     assert_eq!(pages.append(&chain, head, wait), [PutStatus::Stored; 3]);
     let rest = chain.skip(3);
     assert_eq!(rest.keys(), &chain.keys()[3..]);
