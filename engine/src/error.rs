@@ -91,8 +91,8 @@ pub enum StoreError {
     },
     /// The volumes that this process opened are not those of the store's owner.
     #[error(
-        "{0}: the volumes that this process finds are not those that the store's owner uses \
-         (copies, or another device node); mount the same files or device nodes in both, and name \
+        "{0}: this process found other volumes than the store's owner uses (copies, or another \
+         device node); mount the same files or device nodes in both, and name \
          further volumes with --volume"
     )]
     OtherVolumes(PathBuf),
@@ -121,7 +121,7 @@ pub enum StoreError {
         source: DiskError,
     },
     /// The superblocks cannot be used.
-    #[error("{path}: {source}; `larder verify` reports what is left")]
+    #[error("{path}: {source}; run `larder verify` for the state of the store")]
     Superblock {
         /// The volume.
         path: PathBuf,
@@ -143,9 +143,8 @@ pub enum StoreError {
     },
     /// A volume lacks the store's newest epoch.
     #[error(
-        "{path}: is of run {run}, but the store has been in run {newest} since: an old copy? \
-         bring back the current one; with `larder verify --repair --degraded` its pages are given \
-         up for good"
+        "{path}: an old copy? It is of run {run}, the store is at run {newest}; bring back the \
+         current one; with `larder verify --repair --degraded` its pages are given up for good"
     )]
     VolumeStale {
         /// The volume.
@@ -195,7 +194,7 @@ pub enum StoreError {
         smaller_segments: bool,
     },
     /// No size is given, and the file has none of its own.
-    #[error("{0}: a size is needed, only a block device has one of its own")]
+    #[error("{0}: a file needs a size; only a block device has one")]
     NoSize(PathBuf),
     /// No room.
     #[error("{path}: no space: {} needed, {} free; free some", bytes(*.needed), bytes(*.free))]
@@ -272,12 +271,12 @@ pub enum StoreError {
     #[error("the store is closed")]
     Closed,
     /// A write failed.
-    #[error("a write to the store failed ({0}); its content is not acknowledged")]
+    #[error("a write to the store failed ({0}); its pages are not stored")]
     WriteFailed(String),
     /// A sync failed.
     #[error(
-        "a sync failed: pages written since the last good one may not survive power loss; the \
-         store is rewriting them, flush again later"
+        "a sync failed: pages written since the last successful sync may not survive power loss; \
+         the store is rewriting them, flush again later"
     )]
     SyncFailed,
     /// A record could not be written for lack of space.

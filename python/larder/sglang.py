@@ -189,8 +189,8 @@ class LarderHiCache(HiCacheStorage):
             logger.warning("larder: %s", remark)
         if self._one_writes and storage_config.attn_cp_size > 1:
             logger.warning(
-                "larder: SGLang gives pages to its storage on rank 0 alone, but with context parallelism (attn_cp_size %s) each rank's "
-                "pages are its own: no rank but 0 ever finds one, and no prefix is restored",
+                "larder: SGLang stores pages on rank 0 only, but with context parallelism (attn_cp_size %s) each rank needs its own: "
+                "no prefix is restored",
                 storage_config.attn_cp_size,
             )
         self._weights = server["weights"]
@@ -198,7 +198,7 @@ class LarderHiCache(HiCacheStorage):
             self._say_attached()
         else:
             logger.info(
-                "larder: no store at %s yet: it is made once the pools are known",
+                "larder: no store at %s yet; it is created when the pools are registered",
                 self._backend.volume,
             )
 
@@ -224,7 +224,7 @@ class LarderHiCache(HiCacheStorage):
         if self._forks >= 0:
             self._forks = -1
             logger.warning(
-                "larder: the store was opened before a fork: everything misses in process %s; make the backend after the fork",
+                "larder: the store was opened before a fork: all lookups miss in process %s; create the backend after the fork",
                 os.getpid(),
             )
         return True
@@ -278,8 +278,8 @@ class LarderHiCache(HiCacheStorage):
         logger.info("larder: %s", line)
         if facts["sharded"] and self._one_writes and name in _NEVER_WRITTEN_BY_OTHERS:
             logger.warning(
-                "larder: SGLang gives pool %s to its storage on rank 0 alone, but each rank's pages are its own: no rank but 0 ever "
-                "finds a page of it, and no prefix is restored. A draft model with MLA, or one rank (--tp-size 1), works",
+                "larder: SGLang stores pool %s on rank 0 only, but each rank needs its own pages: no prefix is restored. "
+                "A draft model with MLA, or one rank (--tp-size 1), works",
                 name,
             )
 
@@ -455,7 +455,7 @@ class LarderHiCache(HiCacheStorage):
         """Deletes the pages of this server's pools; those of other models stay. Nothing is served before that is done."""
         pages = self._backend.clear()
         if pages < 0:
-            logger.error("larder: not cleared yet; everything misses until it is")
+            logger.error("larder: clear not finished: all lookups miss until then")
         else:
             logger.info("larder: cleared %d pages", pages)
         return pages >= 0

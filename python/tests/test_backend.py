@@ -199,7 +199,7 @@ def test_a_draft_that_no_rank_but_the_first_will_ever_find_is_warned_of(opened, 
         caplog.clear()
         backend = opened(pools.mla() if is_mla else pools.mha(), is_mla=is_mla, tp=tp)
         backend.register_mem_host_pool_v2(draft(), PoolName.DRAFT)
-        assert ("on rank 0 alone" in caplog.text) == warns, (is_mla, draft, tp)
+        assert ("on rank 0 only" in caplog.text) == warns, (is_mla, draft, tp)
 
 
 def test_context_parallel_ranks_that_find_nothing_are_warned_of(tmp_path, caplog):
@@ -561,7 +561,7 @@ def test_a_new_store_has_segments_for_the_pages_of_its_pools(opened, caplog):
     pool = large_pages()
     pools.fill(pool)
     backend = opened(pool, size="300MiB")
-    assert "is made once the pools are known" in caplog.text and "attached to" in caplog.text
+    assert "is created when the pools are registered" in caplog.text and "attached to" in caplog.text
     chain = keys(2)
     assert backend.batch_set_v1(chain, pools.indices(pool, [0, 1])) == [True] * 2
     assert backend.batch_exists(chain) == 2

@@ -136,7 +136,7 @@ fn a_missing_size_is_what_is_asked_for() {
             &path,
             arguments,
             2,
-            &[text(&path), "size is needed", "--size"],
+            &[text(&path), "needs a size", "--size"],
         );
     }
     creates(&path, &["--size", STORE_SIZE]);
@@ -144,7 +144,7 @@ fn a_missing_size_is_what_is_asked_for() {
         &path,
         &["--grow"],
         2,
-        &[text(&path), "size is needed", "--size"],
+        &[text(&path), "needs a size", "--size"],
     );
 }
 

@@ -350,7 +350,7 @@ impl Refusals {
             tracing::warn!(
                 volume,
                 %error,
-                "the volume does not take a write or a sync (logged at most once a minute)"
+                "the volume refuses a write or a sync (logged at most once a minute)"
             );
         }
     }

@@ -56,7 +56,7 @@ impl Inner {
                         tracing::warn!(
                             path = %self.path.display(),
                             former_owner = former,
-                            "took the store over: its owner has gone, this process owns it now"
+                            "takeover: this process owns the store now, the former owner ended"
                         );
                     }
                     *self.role.write() = role;
@@ -105,8 +105,8 @@ impl Inner {
         let before = self.seen.lock().replace(report.settings);
         if report.settings != wanted && before != Some(report.settings) {
             tracing::warn!(
-                "{}: the settings of the store's owner hold: {}; this process asked for: {wanted}. \
-                 Give all processes the same",
+                "{}: the owner's settings hold: {}; this process is configured with {wanted}. Use \
+                 the same settings everywhere",
                 self.path.display(),
                 report.settings
             );

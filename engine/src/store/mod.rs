@@ -313,9 +313,8 @@ impl LocalStore {
         if opening.recovery.doubtful > 0 {
             tracing::warn!(
                 pages = opening.recovery.doubtful,
-                "records are lost that may have deleted, evicted or cleared some of these \
-                 pages: such pages are found again; if that must not happen, clear their \
-                 namespaces"
+                "lost records may have deleted, evicted or cleared some of these pages: such \
+                 pages are found again; if that must not happen, clear their namespaces"
             );
         }
         if let Some(more @ 1..) = damaged.len().checked_sub(DAMAGE_LOGGED_MAX) {

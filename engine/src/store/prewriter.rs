@@ -108,7 +108,7 @@ impl Work {
             }
         }
         if written > 0 {
-            tracing::info!(bytes = written, "wrote the blocks that were never written");
+            tracing::info!(bytes = written, "prewriting finished");
         }
     }
 

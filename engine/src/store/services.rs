@@ -77,7 +77,7 @@ impl Services {
             let path = path.display();
             tracing::warn!(
                 volume,
-                "{path}: takes writes again: read-only service ended"
+                "{path}: takes writes again; read-only service ended"
             );
         } else {
             reported.unreported += 1;

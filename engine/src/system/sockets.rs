@@ -65,7 +65,7 @@ fn give(socket: &Path, mode: Mode, uid: Option<Uid>, gid: Option<Gid>) -> io::Re
     match rustix::fs::chownat(&file, "", uid, gid, AtFlags::EMPTY_PATH) {
         // A restricted root: the owner serves root alone.
         Err(error) if gid.is_none() => {
-            tracing::warn!(%error, "the store's user cannot use it while root serves it");
+            tracing::warn!(%error, "the user of the store cannot attach while root serves it");
             Ok(())
         }
         given => Ok(given?),

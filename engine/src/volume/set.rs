@@ -69,7 +69,7 @@ pub(crate) fn check_used<'a>(
         return Ok(());
     };
     let why = match Found::at(path, Access::ReadOnly) {
-        Ok(_) => format!("{}: {OF_ANOTHER}, or one that was given up", path.display()),
+        Ok(_) => format!("{}: {OF_ANOTHER}, or was given up", path.display()),
         Err(error) => error.to_string(),
     };
     Err(StoreError::Usage(format!(

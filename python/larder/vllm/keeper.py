@@ -77,7 +77,7 @@ class Keeper:
             self._renew(link)
         except Exception as error:
             logger.warning(
-                "larder: new namespaces are not to be had yet, everything misses until then: %s",
+                "larder: the store gives no new namespaces yet: all lookups miss until then: %s",
                 error,
             )
 

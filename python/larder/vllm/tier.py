@@ -154,7 +154,7 @@ class LarderTier(SecondaryTierManager):
             if parsed.on_error == "fail":
                 raise
             logger.warning(
-                "larder: serving without a store, everything misses until there is one; tried again in %.0f s "
+                "larder: serving without a store: all lookups miss until there is one; tried again in %.0f s "
                 '(`on_error` is "miss"): %s',
                 parsed.retry,
                 error,

@@ -210,7 +210,7 @@ impl Backend {
     fn go_without(self: &Arc<Self>, error: &PlaceError) -> String {
         retry::start(self, &self.config);
         format!(
-            "serving without a store, everything misses until there is one; tried again in \
+            "serving without a store: all lookups miss until there is one; tried again in \
              {:?} (`on_error` is \"miss\"): {error}",
             self.config.retry
         )

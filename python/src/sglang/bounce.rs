@@ -73,7 +73,9 @@ impl Arena {
             *memory = None;
             match AlignedBuf::zeroed(bytes) {
                 Ok(larger) => *memory = Some(larger),
-                Err(error) => tracing::warn!(%error, bytes, "no memory for a buffer"),
+                Err(error) => {
+                    tracing::warn!(%error, bytes, "no memory for a buffer: the batch misses");
+                }
             }
             let bytes = memory.as_ref().map_or(0, |memory| memory.len());
             self.bytes.store(bytes, Ordering::Relaxed);

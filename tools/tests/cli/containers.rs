@@ -277,7 +277,7 @@ fn a_client_that_takes_over_says_so() {
     let taken = log.lines().map_while(Result::ok);
     let taken = taken
         .into_iter()
-        .find(|line| line.contains("took the store over"));
+        .find(|line| line.contains("takeover: this process owns"));
     assert!(taken.unwrap().contains(&former.to_string()));
 }
 

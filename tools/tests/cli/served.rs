@@ -82,9 +82,7 @@ fn the_settings_of_the_owner_are_shown_and_a_client_with_others_warns_once() {
     let put = [&["bench", at, "--op", "put", "--shared"][..], &pages].concat();
     let warnings = |more: &[&str]| {
         let output = ends(&[&put[..], more].concat(), 0);
-        stderr(&output)
-            .matches("the settings of the store's owner")
-            .count()
+        stderr(&output).matches("the owner's settings hold").count()
     };
     assert_eq!(warnings(&[]), 1);
     let same = ["--sync", "always", "--lease", "7s", "--prewrite"];

@@ -80,7 +80,7 @@ fn a_volume_that_does_not_take_writes_is_named_with_the_reason() {
         let said = BufReader::new(bench.stderr.take().unwrap()).lines();
         let warning = said
             .map_while(Result::ok)
-            .find(|line| line.contains("does not take a write"));
+            .find(|line| line.contains("refuses a write"));
         bench.kill().unwrap();
         bench.wait().unwrap();
         let warning = warning.unwrap();

@@ -322,7 +322,7 @@ impl<'r> Worker<'r> {
         if !mem::replace(&mut self.refused, true) {
             tracing::warn!(
                 %error,
-                "the kernel refuses to take io_uring requests; trying again until it does"
+                "the kernel refuses io_uring requests; trying again until it takes them"
             );
         }
         thread::sleep(REFUSED_PAUSE);

@@ -92,7 +92,7 @@ impl Shared {
             (Err(error), Some(more)) => {
                 tracing::warn!(
                     more,
-                    "{error}; new clients do not find the store (logged once a minute)"
+                    "{error}; new clients cannot attach (logged once a minute)"
                 );
             }
             (Err(_), None) => {}

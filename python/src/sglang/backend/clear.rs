@@ -141,7 +141,7 @@ impl Backend {
         };
         let why = error.to_string();
         if paying.logged != why {
-            tracing::warn!(%error, "not cleared yet: nothing is served until it is");
+            tracing::warn!(%error, "clear not finished: all lookups miss until then");
             paying.logged = why;
         }
         Err(error)

@@ -57,7 +57,7 @@ fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
     let store = match Handle::attach(config, page_bytes, true) {
         Ok(store) => Arc::new(store),
         Err(error) => {
-            tracing::info!(%error, "there is still no store");
+            tracing::info!(%error, "the store still cannot be opened");
             return false;
         }
     };
