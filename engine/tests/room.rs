@@ -3,13 +3,14 @@
 
 mod common;
 
+use std::io::IoSlice;
 use std::time::Duration;
 
 use common::faulty::{Fault, Seen, open_faulty};
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_engine::{
-    CreateOptions, Hint, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store, StoreError,
-    create,
+    AlignedBuf, CreateOptions, Hint, OpenOptions, PageStore, PutFailure, PutOptions, PutPage,
+    PutStatus, Recall, Refusal, Store, StoreError, create,
 };
 
 fn waiting() -> PutOptions {
@@ -225,6 +226,43 @@ fn a_chain_without_enough_room_is_stored_from_its_head() {
 }
 
 /// Pages of one chain land in any order: a child may be there before its parent.
+/// The write ends well after the recall, and its bytes may have changed since.
+#[test]
+fn a_page_whose_write_ends_after_its_recall_is_not_stored() {
+    let home = Home::with_store(128 * MIB);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = Pool::new(&store, "m", &[1 << 20]);
+    let keys = chain(1, 1);
+    disk.when(
+        Fault::IsHeld,
+        1,
+        |seen| matches!(seen, Seen::Write { bytes, .. } if bytes as u64 == MIB),
+    );
+    let memory = AlignedBuf::zeroed(1 << 20).unwrap();
+    let parts = [IoSlice::new(&memory)];
+    let page = [PutPage {
+        key: keys[0],
+        parent: None,
+        depth: 0,
+        parts: &parts,
+    }];
+    let recall = Recall::default();
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| store.put_until_recalled(pool.id, &page, waiting(), &recall));
+        disk.wait_until_held();
+        // Refused while the put reads the memory: until it waits for the device.
+        while !recall.recall() {
+            std::thread::yield_now();
+        }
+        disk.release();
+        let put = put.join().unwrap();
+        assert_eq!(put, [PutStatus::Failed(PutFailure::Write)]);
+    });
+    assert_eq!(store.contains(pool.id, &keys), [false]);
+    assert_eq!(pool.put(&keys), [PutStatus::Stored]);
+    store.check_invariants().unwrap();
+}
+
 #[test]
 fn a_page_goes_after_its_child_whichever_of_them_landed_first() {
     let home = Home::with_store(128 * MIB);

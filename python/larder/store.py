@@ -98,7 +98,7 @@ class Hint(NamedTuple):
     page_class: int = PageClass.UNKNOWN
     #: 0 to 15.
     priority: int = 0
-    #: The name of a session, of which 22 bits of a hash are kept.
+    #: The name of a session. The store keeps 22 bits of its hash.
     session: bytes | None = None
 
 

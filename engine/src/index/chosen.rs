@@ -260,7 +260,7 @@ impl Chosen {
         self.seen.times.lock().note(stamp, now_ms);
     }
 
-    // ---- what it decides
+    // ---- decisions
 
     /// As `Lru::coldest`. `look` is the present state of a page; it notes a slot that is no leaf as
     /// not held.

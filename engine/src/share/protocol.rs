@@ -44,8 +44,8 @@ pub const VERSION_MIN: u32 = 8;
 pub const COUNTS: u64 = 1 << 0;
 
 /// Feature: requests with a hint, and the refusal [`NotAdmitted`](crate::Refusal::NotAdmitted). An
-/// owner without it is told no hints. A client without it is told
-/// [`Unreachable`](crate::Refusal::Unreachable): it does not put the page again then.
+/// owner without it gets requests without hints. A client without it gets
+/// [`Unreachable`](crate::Refusal::Unreachable), after which it does not put the page again.
 pub const POLICIES: u64 = 1 << 1;
 
 /// The features of this release: messages and variants that a release before it does not have.

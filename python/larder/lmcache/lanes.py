@@ -30,7 +30,7 @@ class Task:
     ) -> None:
         self.id = number
         self.keys = keys
-        #: Of the ledger, at the submission: what is entered later is not contradicted by the result.
+        #: Of the ledger, at the submission. The result does not contradict later entries.
         self.mark = mark
         #: LMCache's memory, kept as long as jobs touch it.
         self.objects = objects

@@ -455,6 +455,8 @@ impl<T> OnceLock<T> {
                 return self.value.get_or_init(|| value);
             }
         }
-        self.value.get().expect("it has been made")
+        self.value
+            .get()
+            .expect("made above, and a value never leaves")
     }
 }

@@ -246,6 +246,7 @@ impl Plan {
                 segment_blocks: self.segment_blocks,
                 volumes: entries.clone(),
             };
+            // The plan made the superblock from the engine's own constants, within its limits.
             let encoded = simulated::encode(&superblock).expect("a sound superblock");
             machine.add_volume(path, blocks);
             let stated = Superblock::decode(&encoded[..]).expect("a sound superblock");

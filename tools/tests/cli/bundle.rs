@@ -1,4 +1,4 @@
-//! `doctor --bundle`: what the archive has, and what it must not have.
+//! `doctor --bundle`: the facts in the archive, and no secret in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
