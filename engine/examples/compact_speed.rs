@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_engine::disk::mailbox::{Mailbox, ReadAt};
-use larder_engine::disk::{Action, Buffer, Disk, Op, Piece};
+use larder_engine::disk::{Action, Buffer, Disk, Op, Piece, Purpose};
 use larder_engine::format::{
     Namespace, NamespaceFields, PageKey, PageShape, Rank, SEGMENTS_OFFSET, TokenUnits, page_keys,
 };
@@ -160,6 +160,7 @@ fn raw(disk: &dyn Disk, memory: &mut [u8], reads: &[ReadAt]) {
                         len: memory.len(),
                     }]),
                 },
+                purpose: Purpose::Call,
                 deadline: None,
                 tag,
                 sink: mailbox.clone(),

@@ -525,6 +525,10 @@ pub struct OpenOptions {
     /// preallocated file is slower than any later one. It takes a quarter of the device's time at
     /// most, until all are written. Off by default.
     pub prewrite: bool,
+    /// Whether writes of puts, reclaim's copies and prewriting give way to reads. On by default.
+    /// While calls read, writes get a rate that follows the slow-down of the reads: a tenth of the
+    /// device's write speed at least. Otherwise only their bytes in flight are bounded.
+    pub pacing: bool,
     /// Most bytes of puts in flight; further pages are refused or wait. 1 GiB by default.
     pub write_bytes_max: u64,
     /// Paths of volumes other than the first, if they differ from the paths stored in the
@@ -561,6 +565,8 @@ impl Default for OpenOptions {
             lease: Duration::from_secs(10),
             hang_limit: Duration::from_secs(10),
             prewrite: false,
+            // A simulated disk has no speed.
+            pacing: cfg!(not(feature = "simulated")),
             write_bytes_max: 1 << 30,
             volumes: Vec::new(),
             group: None,
@@ -733,6 +739,20 @@ pub struct Stats {
     pub device_write_latency: LatencySummary,
     /// Its syncs of them.
     pub device_sync_latency: LatencySummary,
+    /// Whether writes of this process give way to reads: `local` (to reads of this process) or
+    /// `off`.
+    pub pacing: String,
+    /// Writes of this process that were started at a limited rate, beside reads: those of puts,
+    /// copies of reclaim, prewriting.
+    pub paced_writes: u64,
+    /// Their bytes.
+    pub paced_bytes: u64,
+    /// The present limit of their rate, in bytes per second; 0 while there are no reads.
+    pub paced_rate: u64,
+    /// The present slow-down of reads by writes, as the ratio of times; 0 if it is not known.
+    pub read_slowdown: f64,
+    /// Waits of this process's writes of puts for their turn at the device.
+    pub put_wait_latency: LatencySummary,
     /// Calls of `put` on this handle, of one page or many, including their waits for room.
     pub put_latency: LatencySummary,
     /// Calls of `get` and `get_lent` on this handle, of one page or many.

@@ -419,6 +419,7 @@ impl Survey {
                     .collect(),
                 depth: options.depth.max(1),
                 latencies: Arc::default(),
+                pacing: Arc::default(),
             },
             options.disk,
         )

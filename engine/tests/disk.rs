@@ -17,7 +17,7 @@ use larder_engine::disk::probe::{Want, direct_io, open_disk};
 use larder_engine::disk::threads::Threads;
 use larder_engine::disk::uring::{Features, Uring};
 use larder_engine::disk::{
-    Action, Buffer, Disk, DiskError, DiskOptions, Done, Kind, Op, Piece, Sink,
+    Action, Buffer, Disk, DiskError, DiskOptions, Done, Kind, Op, Piece, Purpose, Sink,
 };
 use larder_engine::memory::AlignedBuf;
 use rand::{RngExt, SeedableRng};
@@ -43,6 +43,7 @@ fn on_each_disk(test: impl Fn(&dyn Fn(Vec<Option<Arc<OwnedFd>>>, u32) -> Arc<dyn
                     files,
                     depth,
                     latencies: Arc::default(),
+                    pacing: Arc::default(),
                 },
                 "tested".to_owned(),
             )
@@ -57,6 +58,7 @@ fn on_each_disk(test: impl Fn(&dyn Fn(Vec<Option<Arc<OwnedFd>>>, u32) -> Arc<dyn
                         files,
                         depth,
                         latencies: Arc::default(),
+                        pacing: Arc::default(),
                     },
                     features,
                 )
@@ -95,6 +97,7 @@ fn op(sink: &Arc<dyn Sink>, tag: u64, action: Action) -> Op {
     Op {
         volume: 0,
         action,
+        purpose: Purpose::Call,
         deadline: None,
         tag,
         sink: Arc::clone(sink),
@@ -244,6 +247,7 @@ fn reads_beside_a_registration(features: Features) -> (Duration, Duration) {
         files: vec![Some(file(1))],
         depth: 4,
         latencies: Arc::default(),
+        pacing: Arc::default(),
     };
     let disk = Uring::open(options, features).unwrap();
     let mut arena = AlignedBuf::zeroed(512 << 20).unwrap();
@@ -292,6 +296,7 @@ fn memory_that_cannot_be_registered_is_named_and_still_used() {
             files: vec![Some(file(512))],
             depth: 4,
             latencies: Arc::default(),
+            pacing: Arc::default(),
         },
         features,
     )
@@ -656,6 +661,7 @@ fn the_opened_disk_reports_its_kind() {
         files: vec![Some(file(1)), None],
         depth: 4,
         latencies: Arc::default(),
+        pacing: Arc::default(),
     };
     let threads = open_disk(options(), Want::Threads).unwrap();
     assert_eq!(threads.choice().kind, Kind::Threads);

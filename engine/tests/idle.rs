@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use larder_engine::disk::probe::{Want, open_disk};
-use larder_engine::disk::{Action, DiskOptions, Done, Op, Sink};
+use larder_engine::disk::{Action, DiskOptions, Done, Op, Purpose, Sink};
 use larder_engine::{OpenOptions, PageStore, Store};
 
 /// CPU time that the rest of the process spends while the disk is idle: a poll every 10 ms would
@@ -142,6 +142,7 @@ fn an_idle_disk() {
                 files,
                 depth: 2,
                 latencies: Arc::default(),
+                pacing: Arc::default(),
             },
             want,
         )
@@ -152,6 +153,7 @@ fn an_idle_disk() {
             let op = Op {
                 volume: 0,
                 action: Action::Sync,
+                purpose: Purpose::Call,
                 deadline: None,
                 tag,
                 sink: sink.clone(),

@@ -7,7 +7,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use larder_engine::disk::{Action, Buffer, DiskError, Done, Op, Piece, Sink, Step, carry_out};
+use larder_engine::disk::{
+    Action, Buffer, DiskError, Done, Op, Piece, Purpose, Sink, Step, carry_out,
+};
 use larder_engine::format::BLOCK_BYTES;
 use larder_sim_runtime::dice::Dice;
 
@@ -76,6 +78,7 @@ fn play(
     let op = Op {
         volume: 0,
         action,
+        purpose: Purpose::Call,
         deadline: None,
         tag: 0,
         sink: slot.clone(),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use larder_engine::{LatencySummary, share};
+use larder_engine::{LatencySummary, Stats, share};
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
@@ -72,7 +72,7 @@ struct StatReport {
     processes: Processes,
     /// Its `disk` is the disk alone.
     #[serde(flatten)]
-    stats: larder_engine::Stats,
+    stats: Stats,
     /// The reason for that disk.
     disk_reason: String,
 }
@@ -249,12 +249,14 @@ impl Report for StatReport {
             ("Device reads", &stats.device_read_latency),
             ("Device writes", &stats.device_write_latency),
             ("Device syncs", &stats.device_sync_latency),
+            ("Waits of puts' writes", &stats.put_wait_latency),
             ("Puts", &stats.put_latency),
             ("Gets", &stats.get_latency),
             ("Lookups", &stats.lookup_latency),
         ] {
             lines.row(operations, latency_line(latency));
         }
+        lines.row("Pacing", pacing_line(stats));
         lines.row("Index", size(stats.index_bytes));
         let disk = DiskFacts {
             disk: stats.disk.clone(),
@@ -266,6 +268,29 @@ impl Report for StatReport {
             self.processes.lines(&mut lines);
         }
         lines
+    }
+}
+
+/// How much the owner's writes give way to reads, for people.
+fn pacing_line(stats: &Stats) -> String {
+    let Stats {
+        pacing,
+        paced_writes,
+        paced_bytes,
+        paced_rate,
+        read_slowdown,
+        ..
+    } = stats;
+    let paced = format!(
+        "{pacing}; {paced_writes} writes paced beside reads, {}",
+        ByteSize(*paced_bytes)
+    );
+    match *paced_rate {
+        0 => format!("{paced}; no reads now"),
+        rate => format!(
+            "{paced}; now at most {} a second, reads take {read_slowdown:.2} times as long",
+            ByteSize(rate)
+        ),
     }
 }
 

@@ -12,12 +12,12 @@
 //! - the kernel's end of file: no progress, an error;
 //! - read errors that go away, and offsets with a special meaning for the kernel.
 //!
-//! It does no I/O, and does not order operations.
+//! It does no I/O, and does not order operations (`queue`).
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::pace::Traffic;
 use super::{Action, Buffer, DiskError, Done, Op, PIECES_MAX, Piece, Sink};
 use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
@@ -77,6 +77,7 @@ pub(super) struct Job {
     sink: Arc<dyn Sink>,
     work: Work,
     kind: Kind,
+    traffic: Traffic,
     begun: Instant,
     owned: Option<AlignedBuf>,
     transient_retries: u32,
@@ -113,6 +114,7 @@ impl Job {
             refuse(op, DiskError::Deadline, answers);
             return None;
         }
+        let traffic = Traffic::of(&op);
         let (kind, work, owned) = match op.action {
             Action::Read { offset, buffer } => {
                 let (transfer, owned) = Transfer::new(offset, buffer);
@@ -129,6 +131,7 @@ impl Job {
             sink: op.sink,
             work,
             kind,
+            traffic,
             begun,
             owned,
             transient_retries: 0,
@@ -219,6 +222,11 @@ impl Job {
             }
             _ => false,
         }
+    }
+
+    /// Its part in the pacing.
+    pub(super) fn traffic(&self) -> Traffic {
+        self.traffic
     }
 
     /// Records its latency, once it is over.
@@ -356,25 +364,13 @@ impl Refusals {
     }
 }
 
-fn is_late(op: &Op, now: Instant) -> bool {
+/// Whether an operation must not be started any more.
+pub(super) fn is_late(op: &Op, now: Instant) -> bool {
     op.deadline.is_some_and(|deadline| deadline <= now)
 }
 
-/// Takes out of a queue the operations that must not be started any more.
-pub(super) fn take_late(queue: &mut VecDeque<Op>) -> VecDeque<Op> {
-    let now = Instant::now();
-    if !queue.iter().any(|op| is_late(op, now)) {
-        return VecDeque::new();
-    }
-    let (late, rest) = std::mem::take(queue)
-        .into_iter()
-        .partition(|op| is_late(op, now));
-    *queue = rest;
-    late
-}
-
 /// Answers the operations that were taken out of queues because they are late.
-pub(super) fn give_up(late: impl Iterator<Item = VecDeque<Op>>) {
+pub(super) fn give_up(late: impl Iterator<Item = Vec<Op>>) {
     let mut answers = Answers::default();
     for op in late.flatten() {
         refuse(op, DiskError::Deadline, &mut answers);
@@ -491,6 +487,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::disk::Purpose;
     use std::sync::Mutex;
     use std::time::Duration;
 
@@ -523,6 +520,7 @@ mod tests {
         Op {
             volume: 0,
             action,
+            purpose: Purpose::Call,
             deadline: None,
             tag: 0,
             sink: Arc::new(Record::default()),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Action, Buffer, Disk, DiskError, Done, Op, Piece, Sink};
+use super::{Action, Buffer, Disk, DiskError, Done, Op, Piece, Purpose, Sink};
 use crate::memory::AlignedBuf;
 use crate::runtime::{Condvar, Instant, Mutex};
 
@@ -57,16 +57,26 @@ pub struct ReadAt {
 /// limit.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Carries out all reads, as many at once as the disk allows; one result each, in order.
+/// Carries out all reads in the background, as many at once as the disk allows; one result each, in
+/// order.
 pub fn read_all(disk: &dyn Disk, reads: &[ReadAt]) -> Vec<Result<AlignedBuf, DiskError>> {
-    read_all_until(disk, reads, None)
+    read_all_for(disk, reads, Purpose::Background, None)
 }
 
-/// As [`read_all`], but returns at the deadline at the latest. Reads not finished by then are
-/// [`DiskError::Deadline`].
+/// As [`read_all`], for a call, and returns at the deadline at the latest. Reads not finished by
+/// then are [`DiskError::Deadline`].
 pub fn read_all_until(
     disk: &dyn Disk,
     reads: &[ReadAt],
+    deadline: Option<Instant>,
+) -> Vec<Result<AlignedBuf, DiskError>> {
+    read_all_for(disk, reads, Purpose::Call, deadline)
+}
+
+fn read_all_for(
+    disk: &dyn Disk,
+    reads: &[ReadAt],
+    purpose: Purpose,
     deadline: Option<Instant>,
 ) -> Vec<Result<AlignedBuf, DiskError>> {
     let mut results: Vec<Result<AlignedBuf, DiskError>> = Vec::with_capacity(reads.len());
@@ -88,7 +98,7 @@ pub fn read_all_until(
             }
         }
     }
-    carry_out_all(disk, actions, deadline, |at, done| {
+    carry_out_all(disk, actions, purpose, deadline, |at, done| {
         results[at] = match (done.result, done.buffer) {
             (Ok(()), Some(memory)) => Ok(memory),
             (Ok(()), None) => Err(DiskError::Shutdown),
@@ -108,7 +118,8 @@ pub struct WriteAt {
     pub memory: AlignedBuf,
 }
 
-/// Carries out all writes, as many at once as the disk allows; one result each, in order.
+/// Carries out all writes of records, as many at once as the disk allows; one result each, in
+/// order.
 pub fn write_all(disk: &dyn Disk, writes: Vec<WriteAt>) -> Vec<Result<(), DiskError>> {
     let mut results = vec![Err(DiskError::Shutdown); writes.len()];
     let actions = writes.into_iter().zip(0..).map(|(write, at)| {
@@ -118,9 +129,15 @@ pub fn write_all(disk: &dyn Disk, writes: Vec<WriteAt>) -> Vec<Result<(), DiskEr
         };
         (at, write.volume, action)
     });
-    carry_out_all(disk, actions.collect(), None, |at, done| {
-        results[at] = done.result;
-    });
+    carry_out_all(
+        disk,
+        actions.collect(),
+        Purpose::Record,
+        None,
+        |at, done| {
+            results[at] = done.result;
+        },
+    );
     results
 }
 
@@ -129,9 +146,15 @@ pub fn sync_all(disk: &dyn Disk, volumes: &[usize]) -> Vec<Result<(), DiskError>
     let mut results = vec![Err(DiskError::Shutdown); volumes.len()];
     let actions = volumes.iter().zip(0..);
     let actions = actions.map(|(volume, at)| (at, *volume, Action::Sync));
-    carry_out_all(disk, actions.collect(), None, |at, done| {
-        results[at] = done.result;
-    });
+    carry_out_all(
+        disk,
+        actions.collect(),
+        Purpose::Record,
+        None,
+        |at, done| {
+            results[at] = done.result;
+        },
+    );
     results
 }
 
@@ -140,6 +163,7 @@ pub fn sync_all(disk: &dyn Disk, volumes: &[usize]) -> Vec<Result<(), DiskError>
 fn carry_out_all(
     disk: &dyn Disk,
     actions: Vec<(usize, usize, Action)>,
+    purpose: Purpose,
     deadline: Option<Instant>,
     mut take: impl FnMut(usize, Done),
 ) {
@@ -149,6 +173,7 @@ fn carry_out_all(
         .map(|(at, volume, action)| Op {
             volume,
             action,
+            purpose,
             deadline,
             tag: at as u64,
             sink: mailbox.clone(),
@@ -175,8 +200,9 @@ fn carry_out_all(
     }
 }
 
-/// A long sequence of reads, several in flight at once, into memory that is allocated once. Results
-/// come in the order in which the reads were started. Dropping it waits for the reads in flight.
+/// A long sequence of reads in the background, several in flight at once, into memory that is
+/// allocated once. Results come in the order in which the reads were started. Dropping it waits for
+/// the reads in flight.
 pub struct ReadAhead<'a> {
     disk: &'a dyn Disk,
     mailbox: Arc<Mailbox>,
@@ -244,6 +270,7 @@ impl<'a> ReadAhead<'a> {
                 offset: read.offset,
                 buffer: Buffer::Borrowed(vec![piece]),
             },
+            purpose: Purpose::Background,
             deadline: None,
             tag,
             sink: self.mailbox.clone(),

@@ -8,8 +8,9 @@
 //!   a bounded number of times. A transfer without progress is a failure ([`DiskError`]). A read
 //!   that fails with `EIO` is tried three times. A failed sync is never retried: the kernel reports
 //!   a lost write once.
-//! - *Depth*: at most `depth` operations of a volume are in the kernel at once. The rest wait in
-//!   order.
+//! - *Depth*: at most `depth` operations of a volume are in the kernel at once. The rest wait.
+//! - *Order*: reads of calls, records and syncs come before writes of puts, and these before work
+//!   in the background ([`Purpose`]). Beside reads the others are paced (`pace`).
 //! - *Deadlines*: an operation that has not been handed to the kernel by its deadline never is. It
 //!   is answered [`DiskError::Deadline`] when its turn comes, or at a call of [`Disk::expire`]. An
 //!   operation in the kernel is always waited for: its buffers belong to the kernel.
@@ -19,6 +20,9 @@
 //! | [`uring`] | moves bytes with one io_uring and one thread a volume |
 //! | [`threads`] | moves bytes with `pread`/`pwrite`, where io_uring is forbidden |
 //! | `job` | the progress of one operation, common to both: resume, retry, give up |
+//! | `queue` | the order of the operations of a volume that wait for the device |
+//! | `pace` | the rate of writes while reads are in progress |
+//! | `pacing` | the pace of a whole store, and its counters |
 //! | [`mailbox`] | waits for answers |
 //! | `witness` | records failures caused by this process, which are no evidence on volumes |
 //! | [`probe`] | chooses between the disks by trying, with a reason in plain text |
@@ -26,7 +30,8 @@
 //! All disks use [`carry_out`] for one operation. A simulated disk uses it with its own system
 //! calls.
 //!
-//! An idle disk sleeps in the kernel: no polling, no timers.
+//! An idle disk sleeps in the kernel: no polling, no timers. A timer runs only while a paced
+//! operation waits for its moment.
 //!
 //! A disk is the only way to the bytes of an open store: pages, descriptors, headers and
 //! superblocks, from the first read of recovery to the last write of a close. So a layer over it
@@ -49,7 +54,10 @@
 
 mod job;
 pub mod mailbox;
+mod pace;
+mod pacing;
 pub mod probe;
+mod queue;
 pub mod threads;
 pub mod uring;
 mod witness;
@@ -64,6 +72,7 @@ use crate::runtime::Instant;
 use crate::system::files::Handle;
 pub(crate) use job::EIO_READS_MAX;
 pub use job::{Step, carry_out};
+pub use pacing::Pacing;
 pub(crate) use witness::Witness;
 
 /// Largest transfer into which neighbouring extents are merged, in bytes. Larger single pages are
@@ -119,12 +128,25 @@ pub enum Action {
     Sync,
 }
 
+/// Who waits for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A call: pages that a get reads or a put writes.
+    Call,
+    /// All who use the store: its own records (superblocks, headers, descriptors), and syncs.
+    Record,
+    /// No call: copies of reclaim, recovery, surveys, writes of unused blocks.
+    Background,
+}
+
 /// One operation on one volume.
 pub struct Op {
     /// Index of the volume in the store.
     pub volume: usize,
     /// The action.
     pub action: Action,
+    /// Who waits for it.
+    pub purpose: Purpose,
     /// Not handed to the kernel after this moment.
     pub deadline: Option<Instant>,
     /// The submitter's own number for the operation, returned with the answer.
@@ -228,7 +250,7 @@ impl From<DiskError> for io::Error {
 
 /// Moves bytes between memory and the volumes of one store.
 pub trait Disk: Send + Sync {
-    /// Takes a batch of operations, in order, without waiting for any of them. After
+    /// Takes a batch of operations without waiting for any of them. After
     /// [`Disk::shutdown`] they are answered [`DiskError::Shutdown`]; on a volume that is not there,
     /// [`DiskError::Os`] with `ENODEV`.
     ///
@@ -298,6 +320,8 @@ pub struct DiskOptions {
     pub depth: u32,
     /// Receives the latency of each operation.
     pub latencies: Arc<DeviceLatencies>,
+    /// Paces writes beside reads. By default nothing is paced.
+    pub pacing: Arc<Pacing>,
 }
 
 impl Buffer {

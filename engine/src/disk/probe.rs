@@ -166,6 +166,7 @@ fn choose(
                 files: options.files.clone(),
                 depth: options.depth,
                 latencies: options.latencies.clone(),
+                pacing: options.pacing.clone(),
             };
             open_uring(same).or_else(|obstacle| {
                 tracing::warn!(%obstacle, "reading and writing with threads instead of io_uring");
@@ -450,6 +451,7 @@ mod tests {
             files: vec![None],
             depth: 1,
             latencies: Arc::default(),
+            pacing: Arc::default(),
         }
     }
 

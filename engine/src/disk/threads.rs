@@ -8,16 +8,19 @@
 //!
 //! Faults defended against: those of the module `job`. A sink that panics ends the process.
 //!
-//! It does not merge or reorder operations, or register memory.
+//! It does not merge operations, or register memory. Their order is that of the module `queue`.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::job::{
     AbortOnPanic, Answers, Job, Refusals, Step, forget_others, give_up, iovecs, join_others,
-    refuse, submit_by_volume, take_late,
+    refuse, submit_by_volume,
 };
+use super::pace::{Ended, Traffic};
+use super::pacing::now;
+use super::queue::{Next, Queue};
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 use crate::fork::Origin;
 use crate::latency::DeviceLatencies;
@@ -47,8 +50,10 @@ struct Lane {
 }
 
 struct Inbox {
-    ops: VecDeque<Op>,
+    queue: Queue,
     open: bool,
+    /// A thread waits for the moment of an operation that is held back.
+    is_timed: bool,
 }
 
 impl Threads {
@@ -68,8 +73,9 @@ impl Threads {
             origin: Origin::here(),
         };
         for (volume, file) in options.files.into_iter().enumerate() {
-            let lane =
-                file.map(|file| Arc::new(Lane::new(volume, file, options.latencies.clone())));
+            let queue = Queue::new(volume, options.pacing.clone());
+            let latencies = options.latencies.clone();
+            let lane = file.map(|file| Arc::new(Lane::new(volume, file, queue, latencies)));
             disk.lanes.push(lane.clone());
             for worker in 0..options.depth.clamp(1, THREADS_MAX) {
                 let Some(lane) = lane.clone() else { break };
@@ -96,7 +102,7 @@ impl Threads {
                 .for_each(|op| refuse(op, DiskError::Shutdown, answers));
         }
         let count = ops.len();
-        inbox.ops.extend(ops);
+        inbox.queue.extend(ops, now());
         drop(inbox);
         (0..count.min(THREADS_MAX as usize)).for_each(|_| {
             lane.filled.notify_one();
@@ -111,7 +117,7 @@ impl Disk for Threads {
 
     fn expire(&self) {
         let lanes = self.lanes.iter().flatten();
-        give_up(lanes.map(|lane| take_late(&mut lane.inbox.lock().ops)));
+        give_up(lanes.map(|lane| lane.inbox.lock().queue.take_late()));
     }
 
     unsafe fn register(&self, _memory: &[Piece]) -> String {
@@ -142,10 +148,16 @@ impl Drop for Threads {
 }
 
 impl Lane {
-    fn new(volume: usize, file: Arc<Handle>, latencies: Arc<DeviceLatencies>) -> Self {
+    fn new(
+        volume: usize,
+        file: Arc<Handle>,
+        queue: Queue,
+        latencies: Arc<DeviceLatencies>,
+    ) -> Self {
         let inbox = Inbox {
-            ops: VecDeque::new(),
+            queue,
             open: true,
+            is_timed: false,
         };
         Self {
             volume,
@@ -158,17 +170,32 @@ impl Lane {
     }
 
     /// The next operation, and whether it may still be started; waits for one. `None` once the lane
-    /// is closed and empty.
-    fn take(&self) -> Option<(Op, bool)> {
+    /// is closed and empty. `ended` are the operations that the thread has finished since.
+    fn take(&self, ended: Ended) -> Option<Result<Op, (Op, DiskError)>> {
         let mut inbox = self.inbox.lock();
+        inbox.queue.end(ended, now());
         loop {
-            if let Some(op) = inbox.ops.pop_front() {
-                return Some((op, inbox.open));
-            }
             if !inbox.open {
-                return None;
+                let op = inbox.queue.pop()?;
+                return Some(Err((op, DiskError::Shutdown)));
             }
-            self.filled.wait(&mut inbox);
+            match inbox.queue.next(now()) {
+                Next::Start(op) => {
+                    // The end of this thread's last operation may let another one start, too.
+                    if !inbox.queue.is_empty() {
+                        self.filled.notify_one();
+                    }
+                    return Some(Ok(op));
+                }
+                Next::Late(op) => return Some(Err((op, DiskError::Deadline))),
+                Next::Held(Some(until)) if !inbox.is_timed => {
+                    inbox.is_timed = true;
+                    let left = Duration::from_nanos(until.saturating_sub(now()));
+                    self.filled.wait_for(&mut inbox, left);
+                    inbox.is_timed = false;
+                }
+                Next::Held(_) | Next::Nothing => self.filled.wait(&mut inbox),
+            }
         }
     }
 }
@@ -176,14 +203,19 @@ impl Lane {
 fn serve(lane: &Lane) {
     let _guard = AbortOnPanic;
     let mut answers = Answers::default();
-    while let Some((op, open)) = lane.take() {
-        if !open {
-            refuse(op, DiskError::Shutdown, &mut answers);
-        } else if let Some(mut job) = Job::admit(op, &mut answers) {
-            let result = job.run(|step| call(&lane.file, step));
-            lane.refusals.record(lane.volume, &job, result);
-            job.record(&lane.latencies);
-            job.answer(result, &mut answers);
+    let mut ended = Ended::default();
+    while let Some(taken) = lane.take(std::mem::take(&mut ended)) {
+        match taken {
+            Err((op, error)) => refuse(op, error, &mut answers),
+            Ok(op) => {
+                ended.add(Traffic::of(&op));
+                if let Some(mut job) = Job::admit(op, &mut answers) {
+                    let result = job.run(|step| call(&lane.file, step));
+                    lane.refusals.record(lane.volume, &job, result);
+                    job.record(&lane.latencies);
+                    job.answer(result, &mut answers);
+                }
+            }
         }
         answers.deliver();
     }

@@ -6,9 +6,9 @@
 //! Invariants:
 //! - A ring is used by its own thread only. All other threads push into the inbox, under its lock.
 //! - `asleep` is read and written under that lock. It is set only when the thread has seen the
-//!   inbox empty and will sleep in the kernel next. So a submitter that finds it set must ring the
-//!   bell. A submitter that finds it clear need not: the thread will check the inbox again before
-//!   it sleeps, or when the next completion frees a place in the ring.
+//!   inbox empty, or all in it held back, and will sleep in the kernel next. So a submitter that
+//!   finds it set must ring the bell. A submitter that finds it clear need not: the thread will
+//!   check the inbox again before it sleeps, or when the next completion frees a place in the ring.
 //! - A closed inbox stays closed, and every closing rings the bell.
 //!
 //! Faults defended against: those of the module `job`; kernels without newer abilities (each is
@@ -16,11 +16,10 @@
 //! and [`Disk::register`] reports so).
 //!
 //! It does not poll (neither SQPOLL nor IOPOLL), split or merge operations, or bound its queues:
-//! callers bound their submissions.
+//! callers bound their submissions. Their order is that of the module `queue`.
 
 mod worker;
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -30,8 +29,10 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 
 use super::job::{
-    Answers, Refusals, forget_others, give_up, join_others, refuse, submit_by_volume, take_late,
+    Answers, Refusals, forget_others, give_up, join_others, refuse, submit_by_volume,
 };
+use super::pacing::now;
+use super::queue::Queue;
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 use crate::fork::Origin;
 use crate::latency::DeviceLatencies;
@@ -102,6 +103,8 @@ pub struct Features {
     setup: Setup,
     fixed_buffers: bool,
     vectored_fixed: bool,
+    /// A thread can wait for completions with a time limit (5.11).
+    timed_waits: bool,
 }
 
 impl Features {
@@ -114,6 +117,7 @@ impl Features {
     pub fn probe() -> Result<Self, io::Error> {
         let (setup, mut ring) = Self::first_setup()?;
         prove(&mut ring)?;
+        let timed_waits = ring.params().is_feature_ext_arg();
         let submitter = ring.submitter();
         let mut known = Probe::new();
         submitter.register_probe(&mut known)?;
@@ -139,6 +143,7 @@ impl Features {
             setup,
             fixed_buffers,
             vectored_fixed: fixed_buffers && vectored,
+            timed_waits,
         })
     }
 
@@ -229,6 +234,7 @@ impl fmt::Display for Features {
             (self.setup.no_sqarray, "no submission array"),
             (self.fixed_buffers, "fixed buffers"),
             (self.vectored_fixed, "vectored fixed buffers"),
+            (!self.timed_waits, "no timed waits, so nothing is paced"),
         ];
         names
             .iter()
@@ -257,7 +263,7 @@ struct Lane {
 }
 
 struct Inbox {
-    ops: VecDeque<Op>,
+    queue: Queue,
     registrations: Vec<Registration>,
     open: bool,
     asleep: bool,
@@ -293,7 +299,12 @@ impl Uring {
                 disk.lanes.push(None);
                 continue;
             };
-            let lane = Arc::new(Lane::new(volume, options.latencies.clone())?);
+            let pacing = match features.timed_waits {
+                true => options.pacing.clone(),
+                false => Arc::default(),
+            };
+            let queue = Queue::new(volume, pacing);
+            let lane = Arc::new(Lane::new(volume, queue, options.latencies.clone())?);
             let (started, outcome) = mpsc::channel();
             let thread = thread::Builder::new()
                 .name(format!("larder-ring-{volume}"))
@@ -321,7 +332,7 @@ impl Uring {
                 .into_iter()
                 .for_each(|op| refuse(op, DiskError::Os(libc::ENODEV), answers));
         };
-        if let Err(ops) = lane.put(ops, |inbox, ops| inbox.ops.extend(ops)) {
+        if let Err(ops) = lane.put(ops, |inbox, ops| inbox.queue.extend(ops, now())) {
             ops.into_iter()
                 .for_each(|op| refuse(op, DiskError::Shutdown, answers));
         }
@@ -354,7 +365,7 @@ impl Disk for Uring {
 
     fn expire(&self) {
         let lanes = self.lanes.iter().flatten();
-        give_up(lanes.map(|lane| take_late(&mut lane.inbox.lock().ops)));
+        give_up(lanes.map(|lane| lane.inbox.lock().queue.take_late()));
     }
 
     unsafe fn register(&self, memory: &[Piece]) -> String {
@@ -415,11 +426,15 @@ impl Drop for Uring {
 }
 
 impl Lane {
-    fn new(volume: usize, latencies: Arc<DeviceLatencies>) -> Result<Self, io::Error> {
+    fn new(
+        volume: usize,
+        queue: Queue,
+        latencies: Arc<DeviceLatencies>,
+    ) -> Result<Self, io::Error> {
         // Blocking, so that the ring's read waits for the bell instead of failing.
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let inbox = Inbox {
-            ops: VecDeque::new(),
+            queue,
             registrations: Vec::new(),
             open: true,
             asleep: false,

@@ -19,7 +19,9 @@ use super::{Counters, DataPath};
 use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
 use crate::disk::mailbox::Mailbox;
-use crate::disk::{Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
+use crate::disk::{
+    Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose,
+};
 use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::runtime::Instant;
@@ -489,6 +491,7 @@ impl<'a> Reads<'a> {
                     offset: first.offset,
                     buffer,
                 },
+                purpose: Purpose::Call,
                 deadline: self.deadline,
                 tag: self.groups.len() as u64,
                 sink: self.mailbox.clone(),

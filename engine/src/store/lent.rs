@@ -15,7 +15,7 @@ use super::{Counters, DataPath};
 use crate::api::{GetStatus, LentPage, MissReason, NamespaceId};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
 use crate::disk::mailbox::Mailbox;
-use crate::disk::{Action, Buffer, Done, Op, Sink};
+use crate::disk::{Action, Buffer, Done, Op, Purpose, Sink};
 use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::runtime::{Instant, Mutex};
@@ -220,6 +220,7 @@ impl Call<'_> {
                             offset: extent.offset,
                             buffer: Buffer::Owned(buffer),
                         },
+                        purpose: Purpose::Call,
                         deadline: self.deadline,
                         tag,
                         sink: sink.clone(),

@@ -20,7 +20,7 @@ use crate::catalog::{
     Putting, ReservationId, SegmentMap,
 };
 use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId, Victim};
-use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Sink};
+use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
 use crate::error::StoreError;
 use crate::hint::Hint;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
@@ -241,6 +241,7 @@ impl Local {
         Op {
             volume,
             action,
+            purpose: Purpose::Record,
             deadline: None,
             tag: id.0,
             sink: Arc::new(CoreSink(self.this.clone())),

@@ -46,7 +46,7 @@ use crate::api::{
 };
 use crate::catalog::{Allocator, Catalog};
 use crate::counts::{Counts, MissCounters};
-use crate::disk::{Disk, Piece};
+use crate::disk::{Disk, Pacing, Piece};
 use crate::error::StoreError;
 use crate::fork::Origin;
 use crate::hint::Hint;
@@ -74,6 +74,7 @@ const DAMAGE_LOGGED_MAX: usize = 10;
 pub(crate) struct DataPath {
     disk: Arc<dyn Disk>,
     device: Arc<DeviceLatencies>,
+    pacing: Arc<Pacing>,
     hangs: Arc<Hangs>,
     /// Reads segment headers again after each read: for handles that hold no lock.
     recheck: Option<Recheck>,
@@ -105,6 +106,7 @@ impl DataPath {
         DataPath {
             disk,
             device: volumes.latencies.clone(),
+            pacing: volumes.pacing.clone(),
             hangs: Arc::new(Hangs::new(volumes.list.len(), hang_limit)),
             recheck: None,
             counters: Counters::default(),
@@ -237,6 +239,7 @@ impl DataPath {
         stats.put_latency = self.counters.puts.summary();
         stats.get_latency = self.counters.gets.summary();
         stats.lookup_latency = self.counters.lookups.summary();
+        self.pacing.count_into(stats);
     }
 }
 

@@ -16,7 +16,7 @@ use super::local::Local;
 use crate::catalog::{Allocator, Extent, Finding};
 use crate::core::{Copied, Descriptors, Move, PageCopy, Victim};
 use crate::disk::mailbox::{Mailbox, ReadAt, read_all};
-use crate::disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece};
+use crate::disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece, Purpose};
 use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::recovery::scan::{Spot, read_window};
@@ -149,6 +149,7 @@ fn write(disk: &dyn Disk, pages: &[Moving]) -> Vec<(usize, bool)> {
                     offset: group[0].to.offset,
                     buffer: Buffer::Borrowed(pieces),
                 },
+                purpose: Purpose::Background,
                 deadline: None,
                 tag,
                 sink: mailbox.clone(),

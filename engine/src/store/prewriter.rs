@@ -28,7 +28,7 @@ use larder_format::BLOCK_BYTES;
 use super::local::Local;
 use crate::core::{Core, Lent};
 use crate::disk::mailbox::Mailbox;
-use crate::disk::{Action, Buffer, Op};
+use crate::disk::{Action, Buffer, Op, Purpose};
 use crate::error::StoreError;
 use crate::memory::AlignedBuf;
 use crate::system::files::{self, Handle};
@@ -139,6 +139,7 @@ impl Work {
                 offset,
                 buffer: Buffer::Owned(zeros),
             },
+            purpose: Purpose::Background,
             deadline: None,
             tag: 0,
             sink: mailbox.clone(),

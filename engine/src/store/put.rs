@@ -30,7 +30,7 @@ use crate::api::{
 };
 use crate::catalog::{Ask, Catalog, Extent, Grant, Landed, NamespaceShape, Putting, ReservationId};
 use crate::disk::mailbox::Mailbox;
-use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece};
+use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
 use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::runtime::Instant;
@@ -467,6 +467,7 @@ impl Call<'_> {
                     offset: stretch.extent.offset,
                     buffer: Buffer::Borrowed(stretch.pieces),
                 },
+                purpose: Purpose::Call,
                 deadline: None,
                 tag: tag(number, group),
                 sink: self.windows.mailbox.clone(),

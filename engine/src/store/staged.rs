@@ -30,7 +30,9 @@ use super::hang::Hangs;
 use super::{Counters, DataPath};
 use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
 use crate::catalog::{Catalog, Extent, Finding, Pinned};
-use crate::disk::{Action, Buffer, Disk, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Sink};
+use crate::disk::{
+    Action, Buffer, Disk, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose, Sink,
+};
 use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use crate::share::area::{Area, Look, SlotId};
 use crate::share::staging::{Served, Slot};
@@ -429,6 +431,7 @@ impl Fills {
                     offset: group.extent.offset,
                     buffer: Buffer::Borrowed(group.pieces),
                 },
+                purpose: Purpose::Call,
                 deadline: call.get.deadline,
                 tag,
                 sink: filling.clone(),

@@ -9,7 +9,7 @@ use super::{Access, Found, Volume, encode, is_volume_of};
 use crate::api::OpenOptions;
 use crate::disk::mailbox::{WriteAt, sync_all, write_all};
 use crate::disk::probe::open_disk;
-use crate::disk::{Disk, DiskError, DiskOptions};
+use crate::disk::{Disk, DiskError, DiskOptions, Pacing};
 use crate::error::StoreError;
 use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
@@ -22,6 +22,8 @@ pub struct Volumes {
     pub list: Vec<Option<Volume>>,
     /// The latencies of their devices.
     pub(crate) latencies: Arc<DeviceLatencies>,
+    /// The pacing of their disk.
+    pub(crate) pacing: Arc<Pacing>,
 }
 
 /// Why a file in a volume's place is not that volume.
@@ -176,6 +178,7 @@ impl Volumes {
         let volumes = Volumes {
             list,
             latencies: Arc::default(),
+            pacing: Arc::default(),
         };
         // The owner sends its client the paths of all volumes, under any name. If a volume is
         // missing and may be, an unused name may be its name.
@@ -195,11 +198,15 @@ impl Volumes {
     /// # Errors
     /// When there is no such disk, or a superblock cannot be used any more.
     pub(crate) fn open_disk(&mut self, options: &OpenOptions) -> Result<Arc<dyn Disk>, StoreError> {
+        if options.pacing {
+            self.pacing = Arc::new(Pacing::local());
+        }
         let file = |volume: &Option<Volume>| volume.as_ref().map(|volume| volume.file.clone());
         let disk_options = DiskOptions {
             files: self.list.iter().map(file).collect(),
             depth: options.depth.max(1),
             latencies: self.latencies.clone(),
+            pacing: self.pacing.clone(),
         };
         let mut disk = open_disk(disk_options, options.disk)?;
         if let Some(wrapper) = &options.disk_wrapper {

@@ -71,5 +71,6 @@ pub(crate) fn volumes(
             .map(|known| known.map(volume).transpose())
             .collect::<Result<_, StoreError>>()?,
         latencies: Arc::new(DeviceLatencies::default()),
+        pacing: Arc::default(),
     })
 }

@@ -23,11 +23,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use io_uring::types::{Fixed, FsyncFlags};
+use io_uring::types::{Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{CompletionQueue, EnterFlags, IoUring, SubmissionQueue, Submitter, opcode, squeue};
 
 use super::{FIXED_BUFFERS_MAX, Features, Lane};
 use crate::disk::job::{AbortOnPanic, Answers, Job, Step, refuse};
+use crate::disk::pace::{Ended, Nanos, Traffic};
+use crate::disk::pacing::now;
+use crate::disk::queue::Next;
 use crate::disk::{DiskError, Op, Piece};
 use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
@@ -118,6 +121,10 @@ struct Worker<'r> {
     answers: Answers,
     /// Operations just taken from the inbox; kept for its capacity.
     taken: Vec<Op>,
+    /// Operations that have ended since the inbox was last locked.
+    ended: Ended,
+    /// When the first operation that is held back may start.
+    held_until: Option<Nanos>,
     /// Whether the inbox was open at the last check.
     open: bool,
     bell_armed: bool,
@@ -148,6 +155,8 @@ impl<'r> Worker<'r> {
             fixed: FixedBuffers::default(),
             answers: Answers::default(),
             taken: Vec::with_capacity(depth),
+            ended: Ended::default(),
+            held_until: None,
             open: true,
             bell_armed: false,
             bell_count,
@@ -173,22 +182,42 @@ impl<'r> Worker<'r> {
     }
 
     /// Takes operations from the inbox while there is room, and queues them for the kernel. Leaves
-    /// the inbox marked `asleep` if it is empty, there is room for more, and the thread will sleep
-    /// next.
+    /// the inbox marked `asleep` if none in it may start, there is room for more, and the thread
+    /// will sleep next.
     fn fill(&mut self) {
         let may_sleep = self.answers.is_empty();
+        let mut late = Vec::new();
+        let now = now();
         let mut inbox = self.lane.inbox.lock();
         self.open = inbox.open;
-        let room = if self.open {
-            self.free.len()
+        inbox.queue.end(mem::take(&mut self.ended), now);
+        self.held_until = None;
+        let mut is_room_left = true;
+        if self.open {
+            loop {
+                is_room_left = self.taken.len() < self.free.len();
+                if !is_room_left {
+                    break;
+                }
+                match inbox.queue.next(now) {
+                    Next::Start(op) => self.taken.push(op),
+                    Next::Late(op) => late.push(op),
+                    Next::Held(until) => {
+                        self.held_until = until;
+                        break;
+                    }
+                    Next::Nothing => break,
+                }
+            }
         } else {
-            usize::MAX
-        };
-        let count = inbox.ops.len().min(room);
-        self.taken.extend(inbox.ops.drain(..count));
+            self.taken.extend(inbox.queue.drain());
+        }
         let registrations = mem::take(&mut inbox.registrations);
-        inbox.asleep = may_sleep && inbox.ops.is_empty() && count < room;
+        inbox.asleep = may_sleep && late.is_empty() && is_room_left;
         drop(inbox);
+        for op in late {
+            refuse(op, DiskError::Deadline, &mut self.answers);
+        }
 
         for registration in registrations {
             let registered = self.fixed.add(&self.submitter, registration.buffer);
@@ -208,7 +237,9 @@ impl<'r> Worker<'r> {
         if !self.open {
             return refuse(op, DiskError::Shutdown, &mut self.answers);
         }
+        let traffic = Traffic::of(&op);
         let Some(job) = Job::admit(op, &mut self.answers) else {
+            self.ended.add(traffic);
             return;
         };
         if let Some(place) = self.free.pop() {
@@ -299,13 +330,22 @@ impl<'r> Worker<'r> {
         );
     }
 
-    /// Submits the queued entries and waits for at least `want` completions.
+    /// Submits the queued entries and waits for at least `want` completions, or until an operation
+    /// that is held back may start.
     fn enter(&mut self, want: usize) {
         self.submissions.sync();
         if want == 0 && self.submissions.is_empty() {
             return;
         }
-        if let Err(error) = self.submitter.submit_and_wait(want) {
+        let entered = match self.held_until.filter(|_| want > 0) {
+            None => self.submitter.submit_and_wait(want),
+            Some(until) => {
+                let left = Timespec::from(Duration::from_nanos(until.saturating_sub(now())));
+                let limit = SubmitArgs::new().timespec(&left);
+                self.submitter.submit_with_args(want, &limit)
+            }
+        };
+        if let Err(error) = entered {
             self.after_refusal(&error);
         }
         self.submissions.sync();
@@ -316,7 +356,7 @@ impl<'r> Worker<'r> {
     /// a little, so that a long refusal does not use up a core. Processes finished operations,
     /// because they may hold resources that the kernel lacks.
     fn after_refusal(&mut self, error: &io::Error) {
-        if error.raw_os_error() == Some(libc::EINTR) {
+        if matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME)) {
             return;
         }
         if !mem::replace(&mut self.refused, true) {
@@ -362,6 +402,7 @@ impl<'r> Worker<'r> {
     fn finish(&mut self, place: usize, result: Result<(), DiskError>) {
         if let Some(job) = self.jobs[place].take() {
             self.free.push(place);
+            self.ended.add(job.traffic());
             self.lane.refusals.record(self.lane.volume, &job, result);
             job.record(&self.lane.latencies);
             job.answer(result, &mut self.answers);

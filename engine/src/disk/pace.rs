@@ -1,0 +1,465 @@
+//! Reads first: the rate of writes while reads are in progress.
+//!
+//! A read in flight, or one that ended just now, is a *claim* on the volume's device. While there
+//! is a claim, writes of puts and all background operations are *paced*: they get a rate, and few
+//! of their bytes are in flight at once. Without a claim only their bytes in flight are bounded, so
+//! that a first read finds a short queue.
+//!
+//! The rate follows the slow-down of reads: the time that the device takes for their bytes, divided
+//! by the time that it takes while nothing paced is in flight. Above [`SLOWDOWN`] the rate falls in
+//! proportion, below it rises in steps. It never falls below [`FLOOR`] of the device's measured
+//! write speed. In short regular intervals of a claim nothing paced is started ([`REST`]): reads
+//! measure their speed alone then.
+//!
+//! Claims and slow-downs are in [`Words`] that processes share. All words are hints. A process that
+//! forges them, or stops in the middle, slows the writes of others to the floor at worst. A claim
+//! ends by itself after [`CLAIM`].
+//!
+//! Owns: the account of one volume in one process ([`Pace`]). It reads no clock and does no I/O:
+//! its caller passes the time, in nanoseconds of the system's monotonic clock.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A moment or a duration, in nanoseconds.
+pub(crate) type Nanos = u64;
+
+pub(super) const MS: Nanos = 1_000_000;
+
+/// How long a claim lasts after a read began or ended.
+pub(crate) const CLAIM: Nanos = 50 * MS;
+
+/// The slow-down of reads at which the rate of writes stays the same.
+const SLOWDOWN: f64 = 1.22;
+
+/// The lowest rate, and the rate at the beginning of a claim, as parts of the device's write speed.
+const FLOOR: f64 = 0.1;
+const FIRST: f64 = 0.25;
+
+/// A rise of the rate, as a part of the write speed, and the strength and limit of a fall.
+const RISE: f64 = 0.02;
+const FALL: f64 = 0.5;
+const FALL_MIN: f64 = 0.7;
+
+/// While there is a claim, nothing paced is started for this long, at this interval. All processes
+/// rest at the same time, because they have the same clock.
+const REST: Nanos = 15 * MS;
+const REST_EVERY: Nanos = 500 * MS;
+
+/// The write speed that is assumed before one was measured, in bytes per second.
+const SPEED_MIN: f64 = (128 << 20) as f64;
+
+/// Most paced bytes in flight beside a claim: the larger of this and of what the rate gives in this
+/// time. One operation is always possible.
+const BESIDE_BYTES_MIN: u64 = 2 << 20;
+const BESIDE_TIME: Nanos = 50 * MS;
+
+/// Most paced bytes in flight without a claim: the larger of this and of what the device writes in
+/// this time.
+const FREE_BYTES_MIN: u64 = 8 << 20;
+const FREE_TIME: Nanos = 16 * MS;
+
+/// Unused rate is kept for this long: a wake-up may be late by as much.
+const CREDIT: Nanos = MS;
+
+/// Device time after which a slow-down, or a write speed, counts as measured.
+const SAMPLE: Nanos = 10 * MS;
+const SPEED_SAMPLE: Nanos = 50 * MS;
+
+/// The part of the time before that stays in the next slow-down: single ones depend on how many
+/// writes came before the first read of a batch.
+const STAYS: f64 = 0.85;
+
+/// The part of the measured times alone that stays at each read.
+const KEPT: f64 = 1.0 - 1.0 / 128.0;
+
+/// Slow-downs are published in units of `1 / SCALE`, up to the maximum.
+const SCALE: f64 = 1024.0;
+const SLOWDOWN_MAX: f64 = 64.0;
+
+/// Classes of reads by size (a power of four each, from 16 KiB on) and by number in flight (a power
+/// of two each).
+const SIZES: usize = 6;
+const COUNTS: usize = 6;
+
+/// What processes tell each other about one volume: in a cache line of its own, valid with any
+/// content.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub(crate) struct Words {
+    /// When a read last began or ended.
+    claimed_at: AtomicU64,
+    /// The slow-down of reads, below the low half of the moment of its publication.
+    slowdown: AtomicU64,
+    /// Numbers of paced operations begun and ended, and when the last one began or ended.
+    begun: AtomicU64,
+    ended: AtomicU64,
+    paced_at: AtomicU64,
+}
+
+impl Words {
+    /// The end of the present claim. Moments that no read can have written make no claim.
+    fn claim_end(&self, now: Nanos) -> Option<Nanos> {
+        let claimed_at = self.claimed_at.load(Relaxed);
+        let is_live = claimed_at != 0 && claimed_at.abs_diff(now) < CLAIM;
+        is_live.then(|| claimed_at.saturating_add(CLAIM))
+    }
+
+    /// Whether there is a claim.
+    pub(super) fn is_claimed(&self, now: Nanos) -> bool {
+        self.claim_end(now).is_some()
+    }
+
+    /// The last published slow-down of reads; 0 before the first.
+    pub(super) fn slowdown(&self) -> f64 {
+        f64::from(self.slowdown.load(Relaxed) as u32) / SCALE
+    }
+
+    fn publish(&self, slowdown: f64, now: Nanos) {
+        let scaled = (slowdown.clamp(0.0, SLOWDOWN_MAX) * SCALE) as u64;
+        self.slowdown.store((now << 32) | scaled, Relaxed);
+    }
+
+    /// The number of paced operations begun so far, if none is in flight.
+    fn unpaced(&self, now: Nanos) -> Option<u64> {
+        let (begun, ended) = (self.begun.load(Relaxed), self.ended.load(Relaxed));
+        if begun != ended && self.paced_at.load(Relaxed).abs_diff(now) > 20 * CLAIM {
+            // Operations of a killed process, which nobody ended.
+            self.ended.store(begun, Relaxed);
+        }
+        (begun == ended).then_some(begun)
+    }
+
+    fn is_written(&self, now: Nanos) -> bool {
+        self.paced_at.load(Relaxed).abs_diff(now) < CLAIM
+    }
+}
+
+/// The part of an operation in the pacing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Traffic {
+    /// A read that a call waits for, of so many bytes. Claims the device.
+    Read(u64),
+    /// A write of a put, or an operation in the background. Paced.
+    Paced(u64),
+    /// Neither: small, or waited for by everything else.
+    Free,
+}
+
+impl Traffic {
+    /// Its bytes, if they are accounted for.
+    pub(super) fn bytes(self) -> u64 {
+        match self {
+            Traffic::Read(bytes) | Traffic::Paced(bytes) => bytes,
+            Traffic::Free => 0,
+        }
+    }
+}
+
+/// Whether a paced operation may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Now,
+    /// To be asked again at this moment.
+    At(Nanos),
+    /// To be asked again when a paced operation has ended.
+    AfterAnother,
+}
+
+/// The account of one volume in one process.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    reads: Reads,
+    writes: Writes,
+}
+
+impl Pace {
+    /// Whether a paced operation of so many bytes may start now.
+    pub(crate) fn turn(&mut self, words: &Words, bytes: u64, now: Nanos) -> Turn {
+        self.writes.turn(words, bytes, now)
+    }
+
+    /// An operation is handed to the device.
+    pub(crate) fn begin(&mut self, words: &Words, traffic: Traffic, now: Nanos) {
+        match traffic {
+            Traffic::Read(bytes) => self.reads.begin(words, bytes, now),
+            Traffic::Paced(bytes) => self.writes.begin(words, bytes, now),
+            Traffic::Free => {}
+        }
+    }
+
+    /// Operations have ended. Those that were seen at once are passed at once.
+    pub(crate) fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
+        if ended.reads > 0 {
+            self.reads.end(words, ended, now);
+        }
+        if ended.paced > 0 {
+            self.writes.end(words, ended, now);
+        }
+    }
+
+    /// The rate of paced operations beside a claim, in bytes per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.writes.rate
+    }
+
+    /// Whether paced operations are beside a claim now.
+    pub(crate) fn is_beside(&self) -> bool {
+        self.writes.is_beside
+    }
+}
+
+/// Operations that ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ended {
+    reads: u64,
+    read_bytes: u64,
+    paced: u64,
+    paced_bytes: u64,
+}
+
+impl Ended {
+    pub(crate) fn add(&mut self, traffic: Traffic) {
+        match traffic {
+            Traffic::Read(bytes) => {
+                self.reads += 1;
+                self.read_bytes += bytes;
+            }
+            Traffic::Paced(bytes) => {
+                self.paced += 1;
+                self.paced_bytes += bytes;
+            }
+            Traffic::Free => {}
+        }
+    }
+}
+
+/// Time and bytes; older ones count less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Measured {
+    time: f64,
+    bytes: f64,
+}
+
+impl Measured {
+    fn add(&mut self, time: Nanos, bytes: u64) {
+        self.time = self.time * KEPT + time as f64;
+        self.bytes = self.bytes * KEPT + bytes as f64;
+    }
+
+    /// The time for some bytes, if any were measured.
+    fn time_for(&self, bytes: u64) -> Option<f64> {
+        (self.bytes > 0.0).then(|| self.time / self.bytes * bytes as f64)
+    }
+}
+
+/// The reads of calls: what the device takes for them, alone and beside paced operations.
+#[derive(Debug, Default)]
+struct Reads {
+    count: u64,
+    bytes: u64,
+    /// When the device began with the next of them to end: at the end of the one before, or when it
+    /// became busy.
+    since: Nanos,
+    /// The number of paced operations begun by then, if none was in flight.
+    unpaced: Option<u64>,
+    alone: [[Measured; COUNTS]; SIZES],
+    /// Device time of late, and the time expected for the same reads.
+    took: f64,
+    expected: f64,
+    /// The device time since a slow-down was last published.
+    fresh: Nanos,
+}
+
+impl Reads {
+    fn begin(&mut self, words: &Words, bytes: u64, now: Nanos) {
+        words.claimed_at.store(now, Relaxed);
+        if self.count == 0 {
+            self.since = now;
+            self.unpaced = words.unpaced(now);
+        }
+        self.count += 1;
+        self.bytes += bytes;
+    }
+
+    fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
+        words.claimed_at.store(now, Relaxed);
+        let took = now.saturating_sub(self.since);
+        let alone =
+            &mut self.alone[size_class(self.bytes / self.count.max(1))][count_class(self.count)];
+        if self.unpaced.is_some() && words.unpaced(now) == self.unpaced {
+            alone.add(took, ended.read_bytes);
+        }
+        if words.is_written(now)
+            && !is_rest(now)
+            && let Some(expected) = alone.time_for(ended.read_bytes)
+        {
+            self.took += took as f64;
+            self.fresh += took;
+            self.expected += expected;
+        }
+        if self.fresh >= SAMPLE && self.expected > 0.0 {
+            self.publish(words, now);
+        }
+        self.count = self.count.saturating_sub(ended.reads);
+        self.bytes = self.bytes.saturating_sub(ended.read_bytes);
+        self.since = now;
+        self.unpaced = words.unpaced(now);
+    }
+
+    fn publish(&mut self, words: &Words, now: Nanos) {
+        words.publish(self.took / self.expected, now);
+        self.took *= STAYS;
+        self.expected *= STAYS;
+        self.fresh = 0;
+    }
+}
+
+/// The paced operations: their rate, and their bytes in flight.
+#[derive(Debug, Default)]
+struct Writes {
+    in_flight: u64,
+    speed: Speed,
+    is_beside: bool,
+    rate: f64,
+    /// Bytes that may start now; negative after an operation that was larger.
+    credit: f64,
+    credited_at: Nanos,
+    /// The rate has held something back since it last changed.
+    is_held: bool,
+    /// The published slow-down that the rate has followed last.
+    followed: u64,
+}
+
+impl Writes {
+    fn turn(&mut self, words: &Words, bytes: u64, now: Nanos) -> Turn {
+        let claim_end = words.claim_end(now);
+        let most = match claim_end {
+            Some(_) => BESIDE_BYTES_MIN.max((self.rate * seconds(BESIDE_TIME)) as u64),
+            None => FREE_BYTES_MIN.max((self.speed.get() * seconds(FREE_TIME)) as u64),
+        };
+        let begins = claim_end.is_some() && !self.is_beside;
+        self.is_beside = claim_end.is_some();
+        if begins {
+            self.begin_claim(words, now);
+        }
+        if self.in_flight > 0 && self.in_flight.saturating_add(bytes) > most {
+            return Turn::AfterAnother;
+        }
+        let Some(claim_end) = claim_end else {
+            return Turn::Now;
+        };
+        self.follow(words);
+        self.credit(now);
+        let at = if is_rest(now) {
+            now - now % REST_EVERY + REST
+        } else if self.credit < 0.0 {
+            self.is_held = true;
+            now + ((-self.credit / self.rate * 1e9) as Nanos).max(1)
+        } else {
+            return Turn::Now;
+        };
+        Turn::At(at.min(claim_end))
+    }
+
+    fn begin_claim(&mut self, words: &Words, now: Nanos) {
+        let first = self.speed.get() * FIRST;
+        self.rate = if self.rate > 0.0 {
+            self.rate.min(first)
+        } else {
+            first
+        };
+        (self.credit, self.credited_at) = (0.0, now);
+        self.followed = words.slowdown.load(Relaxed);
+    }
+
+    /// Adapts the rate to a slow-down that was published since the last time. A rate that holds
+    /// nothing back does not rise.
+    fn follow(&mut self, words: &Words) {
+        let published = words.slowdown.load(Relaxed);
+        if published != std::mem::replace(&mut self.followed, published) {
+            let is_held = std::mem::take(&mut self.is_held);
+            let over = words.slowdown() - SLOWDOWN;
+            if over > 0.0 {
+                self.rate *= (1.0 - over * FALL).max(FALL_MIN);
+            } else if is_held {
+                let speed = self.speed.get().max(self.rate);
+                self.rate += speed * RISE * (-over / (SLOWDOWN - 1.0)).min(1.0);
+            }
+        }
+        self.rate = self.rate.max(self.speed.get() * FLOOR);
+    }
+
+    fn credit(&mut self, now: Nanos) {
+        let passed = now.saturating_sub(self.credited_at);
+        let most = self.rate * seconds(CREDIT);
+        self.credit = (self.credit + self.rate * seconds(passed)).min(most);
+        self.credited_at = now;
+    }
+
+    fn begin(&mut self, words: &Words, bytes: u64, now: Nanos) {
+        if self.is_beside {
+            self.credit -= bytes as f64;
+        }
+        if self.in_flight == 0 {
+            self.speed.since = now;
+        }
+        self.in_flight += bytes;
+        words.begun.fetch_add(1, Relaxed);
+        words.paced_at.store(now, Relaxed);
+    }
+
+    fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
+        self.in_flight = self.in_flight.saturating_sub(ended.paced_bytes);
+        self.speed.add(ended.paced_bytes, self.is_beside, now);
+        words.ended.fetch_add(ended.paced, Relaxed);
+        words.paced_at.store(now, Relaxed);
+    }
+}
+
+/// The write speed of the device: the highest of late. Forgotten slowly, and only without a claim:
+/// beside reads it shows the pacing.
+#[derive(Debug, Default)]
+struct Speed {
+    highest: f64,
+    since: Nanos,
+    time: Nanos,
+    bytes: u64,
+}
+
+impl Speed {
+    fn get(&self) -> f64 {
+        self.highest.max(SPEED_MIN)
+    }
+
+    fn add(&mut self, bytes: u64, is_beside: bool, now: Nanos) {
+        self.time += now.saturating_sub(self.since);
+        self.bytes += bytes;
+        self.since = now;
+        if self.time >= SPEED_SAMPLE {
+            let speed = self.bytes as f64 / seconds(self.time);
+            let kept = if is_beside { 1.0 } else { 0.95 };
+            self.highest = speed.max(self.highest * kept);
+            (self.time, self.bytes) = (0, 0);
+        }
+    }
+}
+
+fn is_rest(now: Nanos) -> bool {
+    now % REST_EVERY < REST
+}
+
+fn seconds(time: Nanos) -> f64 {
+    time as f64 / 1e9
+}
+
+fn size_class(bytes: u64) -> usize {
+    let powers = (bytes >> 14).max(1).ilog2() as usize;
+    powers.div_ceil(2).min(SIZES - 1)
+}
+
+fn count_class(count: u64) -> usize {
+    (count.max(1).ilog2() as usize).min(COUNTS - 1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,295 @@
+//! The operations of one volume that wait for the device, and their order.
+//!
+//! Owns: three lines of operations, and the pace of the volume.
+//!
+//! | line | operations | order |
+//! |---|---|---|
+//! | first | reads of calls, records of the store, syncs | as submitted |
+//! | puts | writes of calls | after the first line, at the pace of the volume |
+//! | background | reads and writes that no call waits for | the same, after puts |
+//!
+//! Invariants: an operation is in one line; each line keeps the order of submission; a put that was
+//! submitted more than [`STEP_BACK`] after an operation in the background comes after it, so that
+//! none is starved.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::job::is_late;
+use super::pace::{Ended, MS, Nanos, Pace, Traffic, Turn};
+use super::pacing::Pacing;
+use super::{Action, Op, Purpose};
+use crate::runtime::Instant;
+
+/// How much later a put may be submitted and still come before an operation in the background.
+const STEP_BACK: Nanos = 20 * MS;
+
+/// See the module.
+pub(super) struct Queue {
+    first: VecDeque<Op>,
+    puts: VecDeque<Waiting>,
+    background: VecDeque<Waiting>,
+    pace: Pace,
+    pacing: Arc<Pacing>,
+    volume: usize,
+}
+
+struct Waiting {
+    op: Op,
+    since: Nanos,
+}
+
+/// The next operation of a queue.
+pub(super) enum Next {
+    /// To be started. It counts as begun until [`Queue::end`].
+    Start(Op),
+    /// Not to be started any more: its deadline has passed.
+    Late(Op),
+    /// What is left waits: until this moment, or until another operation has ended.
+    Held(Option<Nanos>),
+    /// There is none.
+    Nothing,
+}
+
+impl Queue {
+    pub(super) fn new(volume: usize, pacing: Arc<Pacing>) -> Queue {
+        Queue {
+            first: VecDeque::new(),
+            puts: VecDeque::new(),
+            background: VecDeque::new(),
+            pace: Pace::default(),
+            pacing,
+            volume,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.puts.is_empty() && self.background.is_empty()
+    }
+
+    /// Takes in operations that are submitted now.
+    pub(super) fn extend(&mut self, ops: Vec<Op>, now: Nanos) {
+        let since = now;
+        for op in ops {
+            match (op.purpose, &op.action) {
+                (Purpose::Background, Action::Read { .. } | Action::Write { .. }) => {
+                    self.background.push_back(Waiting { op, since });
+                }
+                (Purpose::Call, Action::Write { .. }) => self.puts.push_back(Waiting { op, since }),
+                _ => self.first.push_back(op),
+            }
+        }
+    }
+
+    /// The operation whose turn it is.
+    pub(super) fn next(&mut self, now: Nanos) -> Next {
+        if let Some(op) = self.first.pop_front() {
+            return self.start(op, now);
+        }
+        let since = |line: &VecDeque<Waiting>| line.front().map(|waiting| waiting.since);
+        let is_put = match (since(&self.puts), since(&self.background)) {
+            (Some(put), Some(other)) => put <= other.saturating_add(STEP_BACK),
+            (put, _) => put.is_some(),
+        };
+        let line = match is_put {
+            true => &mut self.puts,
+            false => &mut self.background,
+        };
+        let Some(waiting) = line.front() else {
+            return Next::Nothing;
+        };
+        if let Some(words) = self.pacing.words(self.volume) {
+            let bytes = Traffic::of(&waiting.op).bytes();
+            match self.pace.turn(words, bytes, now) {
+                Turn::Now => {}
+                Turn::At(moment) => return Next::Held(Some(moment)),
+                Turn::AfterAnother => return Next::Held(None),
+            }
+        }
+        match line.pop_front() {
+            Some(Waiting { op, since }) => {
+                let waited = now.saturating_sub(since);
+                self.pacing.note(self.volume, &self.pace, &op, waited);
+                self.start(op, now)
+            }
+            None => Next::Nothing,
+        }
+    }
+
+    fn start(&mut self, op: Op, now: Nanos) -> Next {
+        if is_late(&op, Instant::now()) {
+            return Next::Late(op);
+        }
+        if let Some(words) = self.pacing.words(self.volume) {
+            self.pace.begin(words, Traffic::of(&op), now);
+        }
+        Next::Start(op)
+    }
+
+    /// Operations that were started have ended.
+    pub(super) fn end(&mut self, ended: Ended, now: Nanos) {
+        if let Some(words) = self.pacing.words(self.volume) {
+            self.pace.end(words, ended, now);
+        }
+    }
+
+    /// Takes out all operations that must not be started any more.
+    pub(super) fn take_late(&mut self) -> Vec<Op> {
+        let now = Instant::now();
+        let mut late = Vec::from(take_if(&mut self.first, |op| is_late(op, now)));
+        for line in [&mut self.puts, &mut self.background] {
+            let over = take_if(line, |waiting| is_late(&waiting.op, now));
+            late.extend(over.into_iter().map(|waiting| waiting.op));
+        }
+        late
+    }
+
+    /// Takes one operation out, whatever its turn.
+    pub(super) fn pop(&mut self) -> Option<Op> {
+        if let Some(op) = self.first.pop_front() {
+            return Some(op);
+        }
+        let put = self.puts.pop_front();
+        Some(put.or_else(|| self.background.pop_front())?.op)
+    }
+
+    /// Takes out all operations.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Op> {
+        let waiting = self.puts.drain(..).chain(self.background.drain(..));
+        self.first
+            .drain(..)
+            .chain(waiting.map(|waiting| waiting.op))
+    }
+}
+
+/// Takes out some elements; the others stay in order.
+fn take_if<T>(line: &mut VecDeque<T>, is_taken: impl Fn(&T) -> bool) -> VecDeque<T> {
+    if !line.iter().any(&is_taken) {
+        return VecDeque::new();
+    }
+    let (taken, rest) = std::mem::take(line).into_iter().partition(is_taken);
+    *line = rest;
+    taken
+}
+
+impl Traffic {
+    /// The part of an operation.
+    pub(super) fn of(op: &Op) -> Traffic {
+        match (op.purpose, &op.action) {
+            (_, Action::Sync) | (Purpose::Record, _) => Traffic::Free,
+            (Purpose::Call, Action::Read { buffer, .. }) => Traffic::Read(buffer.len() as u64),
+            (Purpose::Call, Action::Write { buffer, .. })
+            | (Purpose::Background, Action::Read { buffer, .. } | Action::Write { buffer, .. }) => {
+                Traffic::Paced(buffer.len() as u64)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::mailbox::Mailbox;
+    use crate::disk::{Buffer, Piece};
+
+    const BYTES: usize = 1 << 20;
+    const BEGIN: Nanos = 1_000_000 * MS;
+
+    fn op(tag: u64, purpose: Purpose, action: fn(Buffer) -> Action) -> Op {
+        let piece = Piece {
+            ptr: std::ptr::without_provenance_mut(4096),
+            len: BYTES,
+        };
+        Op {
+            volume: 0,
+            action: action(Buffer::Borrowed(vec![piece])),
+            purpose,
+            deadline: None,
+            tag,
+            sink: Arc::new(Mailbox::default()),
+        }
+    }
+
+    fn read(buffer: Buffer) -> Action {
+        Action::Read { offset: 0, buffer }
+    }
+
+    fn write(buffer: Buffer) -> Action {
+        Action::Write { offset: 0, buffer }
+    }
+
+    fn sync(_: Buffer) -> Action {
+        Action::Sync
+    }
+
+    /// The tags of the operations that may start now, in order. None of them ends.
+    fn started(queue: &mut Queue, now: Nanos) -> Vec<u64> {
+        let mut tags = Vec::new();
+        while let Next::Start(op) = queue.next(now) {
+            tags.push(op.tag);
+        }
+        tags
+    }
+
+    #[test]
+    fn reads_records_and_syncs_come_before_puts_and_these_before_the_background() {
+        let mut queue = Queue::new(0, Arc::default());
+        let ops = vec![
+            op(0, Purpose::Background, write),
+            op(1, Purpose::Background, read),
+            op(2, Purpose::Call, write),
+            op(3, Purpose::Call, write),
+            op(4, Purpose::Call, read),
+            op(5, Purpose::Background, sync),
+            op(6, Purpose::Record, write),
+        ];
+        queue.extend(ops, BEGIN);
+        assert_eq!(started(&mut queue, BEGIN), [4, 5, 6, 2, 3, 0, 1]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn the_background_is_passed_by_puts_for_a_limited_time() {
+        let mut queue = Queue::new(0, Arc::default());
+        queue.extend(vec![op(0, Purpose::Background, write)], BEGIN);
+        queue.extend(vec![op(1, Purpose::Call, write)], BEGIN + STEP_BACK);
+        queue.extend(vec![op(2, Purpose::Call, write)], BEGIN + STEP_BACK + 1);
+        assert_eq!(started(&mut queue, BEGIN + STEP_BACK + 1), [1, 0, 2]);
+    }
+
+    #[test]
+    fn reads_of_calls_hold_writes_back_and_reads_in_the_background_do_not() {
+        for (purpose, is_held) in [(Purpose::Call, true), (Purpose::Background, false)] {
+            let mut queue = Queue::new(0, Arc::new(Pacing::local()));
+            queue.extend(vec![op(0, purpose, read)], BEGIN);
+            assert_eq!(started(&mut queue, BEGIN), [0]);
+            let writes = (1..=6).map(|tag| op(tag, Purpose::Call, write));
+            queue.extend(writes.collect(), BEGIN);
+            let count = started(&mut queue, BEGIN).len();
+            assert_eq!(count < 6, is_held, "{count} writes beside {purpose:?}");
+            assert_eq!(queue.is_empty(), !is_held);
+        }
+    }
+
+    #[test]
+    fn operations_past_their_deadline_are_taken_out_of_every_line() {
+        let mut queue = Queue::new(0, Arc::default());
+        let late = Instant::now();
+        let ops = [read, write, read].into_iter().zip([
+            Purpose::Call,
+            Purpose::Call,
+            Purpose::Background,
+        ]);
+        let ops = ops.zip(0..).flat_map(|((action, purpose), tag)| {
+            let late = Op {
+                deadline: Some(late),
+                ..op(tag, purpose, action)
+            };
+            [late, op(tag + 10, purpose, action)]
+        });
+        queue.extend(ops.collect(), BEGIN);
+        let tags: Vec<u64> = queue.take_late().iter().map(|op| op.tag).collect();
+        assert_eq!(tags, [0, 1, 2]);
+        assert_eq!(started(&mut queue, BEGIN), [10, 11, 12]);
+    }
+}
